@@ -1,0 +1,134 @@
+"""Element types and the one promotion rule.
+
+Promotion (`promote`): bool < unsigned/signed integers < floats. Two integers of the same
+signedness give the wider; signed with unsigned gives the narrowest signed type that holds both
+(uint64 with a signed type gives float64, as NumPy does); a float with anything not float keeps the
+float; two floats give the wider, float16 with bfloat16 gives float32. A Python scalar never widens
+a tensor of its own kind: `int8 + 1` is int8, `int8 + 1.0` is the default float (float32).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type. `kind` is one of 'b' (bool), 'u', 'i', 'f'; `bits` its width."""
+
+    name: str
+    kind: str
+    bits: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element in memory (bool takes one byte)."""
+        return max(1, self.bits // 8)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    @property
+    def is_int(self) -> bool:
+        return self.kind in "iu"
+
+    @property
+    def is_signed(self) -> bool:
+        return self.kind in "if"
+
+    @property
+    def min(self) -> int | float:
+        """Smallest value; -inf for floats."""
+        if self.kind == "f":
+            return -float("inf")
+        return -(1 << (self.bits - 1)) if self.kind == "i" else 0
+
+    @property
+    def max(self) -> int | float:
+        """Largest value; inf for floats."""
+        if self.kind == "f":
+            return float("inf")
+        if self.kind == "b":
+            return 1
+        return (1 << (self.bits - 1)) - 1 if self.kind == "i" else (1 << self.bits) - 1
+
+    def __repr__(self) -> str:
+        return f"dtypes.{self.name}"
+
+
+class dtypes:
+    """The element types by name. `index` is the 64-bit integer of index arithmetic and never stored."""
+
+    bool = DType("bool", "b", 1)
+    int8, int16, int32, int64 = (DType(f"int{b}", "i", b) for b in (8, 16, 32, 64))
+    uint8, uint16, uint32, uint64 = (DType(f"uint{b}", "u", b) for b in (8, 16, 32, 64))
+    float16, float32, float64 = (DType(f"float{b}", "f", b) for b in (16, 32, 64))
+    bfloat16 = DType("bfloat16", "f", 16)
+    index = DType("index", "i", 64)
+    void = DType("void", "v", 0)
+
+    default_float = float32
+    default_int = int32
+
+
+STORABLE: tuple[DType, ...] = (
+    dtypes.bool, dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64,
+    dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64,
+    dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64,
+)
+BY_NAME: dict[str, DType] = {d.name: d for d in (*STORABLE, dtypes.index, dtypes.void)}
+
+
+def to_dtype(value: object) -> DType:
+    """The DType for a DType, a name ('float32') or a NumPy dtype. Raises TypeError for anything else."""
+    if isinstance(value, DType):
+        return value
+    if isinstance(value, str) and value in BY_NAME:
+        return BY_NAME[value]
+    try:
+        name = np.dtype(value).name  # type: ignore[call-overload]
+    except TypeError:
+        name = ""
+    if name in BY_NAME:
+        return BY_NAME[name]
+    raise TypeError(f"{value!r} is not a dtype svod knows; use one of {', '.join(d.name for d in STORABLE)}")
+
+
+def to_numpy(dtype: DType) -> np.dtype:
+    """The NumPy dtype that holds `dtype`. bfloat16 has none: it travels as the uint16 of its bits."""
+    if dtype == dtypes.bfloat16:
+        return np.dtype(np.uint16)
+    return np.dtype("int64" if dtype == dtypes.index else dtype.name)
+
+
+def promote(a: DType, b: DType) -> DType:
+    """The common type of two operands; the rule is in the module's docstring."""
+    if a == b:
+        return a
+    if a.is_float or b.is_float:
+        if not (a.is_float and b.is_float):
+            return a if a.is_float else b
+        if a.bits == b.bits:
+            return dtypes.float32
+        return a if a.bits > b.bits else b
+    if a.kind == "b" or b.kind == "b":
+        return b if a.kind == "b" else a
+    if a.kind == b.kind:
+        return a if a.bits > b.bits else b
+    signed, unsigned = (a, b) if a.kind == "i" else (b, a)
+    if signed.bits > unsigned.bits:
+        return signed
+    return dtypes.float64 if unsigned.bits == 64 else BY_NAME[f"int{unsigned.bits * 2}"]
+
+
+def accumulator(dtype: DType) -> DType:
+    """The type sums and products of `dtype` are accumulated in: float32 for 16-bit floats, 32 bits for narrow integers."""
+    if dtype.is_float:
+        return dtypes.float32 if dtype.bits < 32 else dtype
+    if dtype.kind == "b":
+        return dtypes.int32
+    if dtype.bits < 32:
+        return dtypes.int32 if dtype.kind == "i" else dtypes.uint32
+    return dtype

@@ -1,0 +1,42 @@
+"""What a target can do: data only. `svod.compile.host` fills it in for the machine at hand."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from svod.core.dtype import DType
+
+
+@dataclass(frozen=True)
+class Target:
+    """Capabilities that opts, heuristics and lowering ask for, and the readable key the database uses.
+
+    Sizes are bytes; caches are per core except `l3`, which is shared. `threads` is what svod may use:
+    min(affinity, cgroup quota, SVOD_THREADS)."""
+
+    arch: str                       # "x86_64", "aarch64", "nvptx64"
+    cpu: str                        # LLVM's CPU name, e.g. "znver5"
+    features: tuple[str, ...]       # LLVM features that code generation asks for, sorted, e.g. ("avx2", "avx512f", "fma")
+    vector_bytes: int               # widest vector register: 64 for AVX-512, 32 for AVX2, 16 for SSE and NEON
+    vector_registers: int           # 32 for AVX-512 and NEON, 16 for AVX2 and SSE
+    l1: int
+    l2: int
+    l3: int
+    threads: int
+    has_fma: bool = True
+    has_masked_memory: bool = True  # masked vector loads and stores are single instructions
+    has_local: bool = False         # workgroups
+    has_shared: bool = False        # memory of a workgroup
+    shared_bytes: int = 0
+    device: str = "CPU"
+
+    def lanes(self, dtype: DType) -> int:
+        """Elements of `dtype` in one vector register."""
+        return max(1, self.vector_bytes // dtype.itemsize)
+
+    @property
+    def key(self) -> str:
+        """The readable identity under which winners are stored, e.g. `x86_64/znver5/avx512f,bf16/l1 48k/l2 1m/l3 32m/t2`."""
+        def size(n: int) -> str:
+            return f"{n >> 20}m" if n and n % (1 << 20) == 0 else f"{n >> 10}k"
+        return (f"{self.arch}/{self.cpu}/{','.join(self.features)}/l1 {size(self.l1)}/l2 {size(self.l2)}"
+                f"/l3 {size(self.l3)}/t{self.threads}")

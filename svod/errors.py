@@ -1,0 +1,45 @@
+"""Every error svod raises on purpose. A message says what was asked, what was found, and what to do."""
+
+
+class SvodError(Exception):
+    """Root of svod's errors."""
+
+
+class ShapeError(SvodError, ValueError):
+    """Operands whose shapes do not fit the operation; the message names the operation and the shapes."""
+
+
+class ConfigError(SvodError, ValueError):
+    """An option or environment variable with a value svod cannot use."""
+
+
+class KernelOptError(SvodError):
+    """An opt that does not apply to a kernel state; the state is unchanged."""
+
+
+class CompileError(SvodError):
+    """A kernel that could not be lowered or compiled."""
+
+
+class LaunchError(SvodError):
+    """A program that could not be launched with the given buffers and variables."""
+
+
+class ScheduleError(SvodError):
+    """A graph that cannot be cut into kernels or ordered."""
+
+
+class DeviceError(SvodError):
+    """A device or target that is missing or cannot do what was asked."""
+
+
+class TuneError(SvodError):
+    """A search that could not be started or carried on."""
+
+
+class DatabaseError(SvodError):
+    """A tuning database that cannot be read or written."""
+
+
+class UnsupportedError(SvodError, NotImplementedError):
+    """Something svod knows about and does not do."""
