@@ -9,6 +9,14 @@ class ShapeError(SvodError, ValueError):
     """Operands whose shapes do not fit the operation; the message names the operation and the shapes."""
 
 
+class DTypeError(SvodError, TypeError):
+    """Operands whose element types do not fit the operation, or a value that does not fit its element type."""
+
+
+class TensorIndexError(SvodError, IndexError):
+    """An index that is out of range, or of a kind that cannot index a tensor."""
+
+
 class ConfigError(SvodError, ValueError):
     """An option or environment variable with a value svod cannot use."""
 

@@ -1,0 +1,436 @@
+"""The graph level: shapes of nodes and the constructors Tensor operations build with (docs/ir.md, section 1).
+
+`shape_of(u)` is the shape of a graph node, a tuple of ints, worked out from its sources and remembered on the node. All
+validation lives there, so that a node built by hand is checked by the same rules as one built by a constructor. A
+constructor normalises its argument (negative axes, a -1 in a shape), drops what changes nothing (a reshape to the same
+shape, a permutation of a permutation) and returns a valid node or raises ShapeError with the operation and the shapes.
+
+Nodes without elements do not survive: a constructor whose result has an extent 0 returns a zero CONST expanded to that
+shape, and one that consumes such a node (a reduction, PAD, GATHER) returns the constant it comes to. So a graph whose
+outputs have elements holds no node without elements.
+"""
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from svod.core.dtype import DType, dtypes
+from svod.core.uop import ALU, COMPARISONS, Ops, UOp
+from svod.errors import DTypeError, ShapeError
+
+Shape = tuple[int, ...]
+Pair = tuple[int, int]
+Scalar = bool | int | float
+
+# combiners with one value and one result; the ARG pair takes (value, index) and is read by GEP
+REDUCERS = frozenset({"ADD", "MUL", "MAX", "MIN"})
+ARG_REDUCERS = frozenset({"ARGMAX", "ARGMIN"})
+
+_SCALAR_OPS = frozenset({Ops.CONST, Ops.DEFINE_VAR, Ops.BIND})
+_SAME_SHAPE_OPS = frozenset({Ops.CONTIGUOUS, Ops.COPY, Ops.DETACH, Ops.CAST, Ops.BITCAST})
+_unique_ids = itertools.count()
+
+
+# -- shapes -------------------------------------------------------------------------------------
+def shape_of(u: UOp) -> Shape:
+    """The shape of a graph node. Raises ShapeError for a malformed node and for one that has no shape (SINK, DEVICE, …)."""
+    cache = u._cache
+    if cache is not None:
+        shape: Shape | None = cache.get("shape")
+        if shape is not None:
+            return shape
+    if u.op not in _INFER or not any(map(_has_no_shape_yet, u.src)):
+        return u.cached("shape", _infer)  # type: ignore[no-any-return]
+    # without recursion: graphs built in a loop are deeper than Python's stack
+    for node in u.toposort(gate=_has_no_shape_yet):
+        if node.op in _INFER:
+            node.cached("shape", _infer)
+    return u.cached("shape", _infer)  # type: ignore[no-any-return]
+
+
+def size_of(u: UOp) -> int:
+    """Number of elements of a graph node."""
+    return math.prod(shape_of(u))
+
+
+def _has_no_shape_yet(u: UOp) -> bool:
+    return u._cache is None or "shape" not in u._cache
+
+
+def _infer(u: UOp) -> Shape:
+    rule = _INFER.get(u.op)
+    if rule is None:
+        raise ShapeError(f"{u.op.value} has no shape: it is not a value of the graph level")
+    return rule(u)
+
+
+def _buffer_shape(u: UOp) -> Shape:
+    return (u.arg,)
+
+
+def _scalar_shape(u: UOp) -> Shape:
+    return ()
+
+
+def _first_shape(u: UOp) -> Shape:
+    if u.op is Ops.BITCAST and u.dtype.itemsize != u.src[0].dtype.itemsize:
+        raise DTypeError(f"BITCAST from {u.src[0].dtype.name} to {u.dtype.name}: elements of {u.src[0].dtype.itemsize} and "
+                         f"{u.dtype.itemsize} bytes; only equal sizes can be reinterpreted")
+    return shape_of(u.src[0])
+
+
+def _alu_shape(u: UOp) -> Shape:
+    first = shape_of(u.src[0])
+    for s in u.src[1:]:
+        if shape_of(s) != first:
+            raise ShapeError(f"{u.op.value} of shapes {_shapes(u.src)}: the operands of an elementwise node have one shape; "
+                             "expand them first")
+    return first
+
+
+def _assign_shape(u: UOp) -> Shape:
+    target, value = u.src
+    if shape_of(target) != shape_of(value) or target.dtype != value.dtype:
+        raise ShapeError(f"ASSIGN of {value.dtype.name}{list(shape_of(value))} to {target.dtype.name}{list(shape_of(target))}: "
+                         "shape and dtype must agree")
+    return shape_of(target)
+
+
+def _reshape_shape(u: UOp) -> Shape:
+    old = shape_of(u.src[0])
+    if any(n < 0 for n in u.arg) or math.prod(old) != math.prod(u.arg):
+        raise ShapeError(f"RESHAPE of {old} to {u.arg}: {math.prod(old)} elements do not make {math.prod(u.arg)}")
+    return tuple(u.arg)
+
+
+def _permute_shape(u: UOp) -> Shape:
+    old = shape_of(u.src[0])
+    if sorted(u.arg) != list(range(len(old))):
+        raise ShapeError(f"PERMUTE of {old} by {u.arg}: name each of the {len(old)} axes once")
+    return tuple(old[a] for a in u.arg)
+
+
+def _expand_shape(u: UOp) -> Shape:
+    old = shape_of(u.src[0])
+    if len(old) != len(u.arg) or any(o not in (1, n) for o, n in zip(old, u.arg, strict=False)):
+        raise ShapeError(f"EXPAND of {old} to {u.arg}: only axes of extent 1 are repeated, and the number of axes stays")
+    return tuple(u.arg)
+
+
+def _pad_shape(u: UOp) -> Shape:
+    old, pads = shape_of(u.src[0]), u.arg[0]
+    if len(old) != len(pads) or any(lo < 0 or hi < 0 for lo, hi in pads):
+        raise ShapeError(f"PAD of {old} by {pads}: one pair (before, after) of non-negative ints per axis")
+    return tuple(n + lo + hi for n, (lo, hi) in zip(old, pads, strict=True))
+
+
+def _shrink_shape(u: UOp) -> Shape:
+    old = shape_of(u.src[0])
+    if len(old) != len(u.arg) or any(not 0 <= b <= e <= n for n, (b, e) in zip(old, u.arg, strict=True)):
+        raise ShapeError(f"SHRINK of {old} to {u.arg}: one pair 0 <= begin <= end <= extent per axis")
+    return tuple(e - b for b, e in u.arg)
+
+
+def _flip_shape(u: UOp) -> Shape:
+    old = shape_of(u.src[0])
+    if len(set(u.arg)) != len(u.arg) or any(not 0 <= a < len(old) for a in u.arg):
+        raise ShapeError(f"FLIP of {old} along {u.arg}: distinct axes below {len(old)}")
+    return old
+
+
+def _window_shape(u: UOp) -> Shape:
+    old = shape_of(u.src[0])
+    new, seen = list(old), set()
+    for axis, size, stride, dilation in u.arg:
+        if not 0 <= axis < len(old) or axis in seen or size < 1 or stride < 1 or dilation < 1:
+            raise ShapeError(f"WINDOW of {old} by {u.arg}: each entry is (axis, size, stride, dilation) with a distinct axis and "
+                             "positive numbers")
+        span = dilation * (size - 1) + 1
+        if span > old[axis]:
+            raise ShapeError(f"WINDOW of {old}: a window of {size} with dilation {dilation} spans {span} and does not fit axis {axis} "
+                             f"of extent {old[axis]}")
+        seen.add(axis)
+        new[axis] = (old[axis] - span) // stride + 1
+    return (*new, *(size for _, size, _, _ in u.arg))
+
+
+def _gather_shape(u: UOp) -> Shape:
+    x, index, axis = shape_of(u.src[0]), shape_of(u.src[1]), u.arg
+    if not 0 <= axis < len(x):
+        raise ShapeError(f"GATHER along axis {axis} of {x}: there is no such axis")
+    if not u.src[1].dtype.is_int:
+        raise DTypeError(f"GATHER from {x} with an index {index} of {u.src[1].dtype.name}: the index must have an integer dtype")
+    return x[:axis] + index + x[axis + 1:]
+
+
+def _reduce_shape(u: UOp) -> Shape:
+    combiner, axes = u.arg
+    shape = shape_of(u.src[0])
+    wanted = 2 if combiner in ARG_REDUCERS else 1
+    if combiner not in REDUCERS | ARG_REDUCERS or len(u.src) != wanted or any(shape_of(s) != shape for s in u.src):
+        raise ShapeError(f"REDUCE_AXIS {combiner} of shapes {_shapes(u.src)}: it takes {wanted} operand(s) of one shape")
+    if any(not 0 <= a < len(shape) for a in axes) or sorted(set(axes)) != list(axes):
+        raise ShapeError(f"REDUCE_AXIS {combiner} of {shape} over {axes}: distinct axes below {len(shape)}, in ascending order")
+    return tuple(1 if a in axes else n for a, n in enumerate(shape))
+
+
+_INFER: dict[Ops, Callable[[UOp], Shape]] = {
+    Ops.BUFFER: _buffer_shape, Ops.IOTA: _buffer_shape,
+    Ops.RESHAPE: _reshape_shape, Ops.PERMUTE: _permute_shape, Ops.EXPAND: _expand_shape, Ops.PAD: _pad_shape,
+    Ops.SHRINK: _shrink_shape, Ops.FLIP: _flip_shape, Ops.WINDOW: _window_shape, Ops.GATHER: _gather_shape,
+    Ops.REDUCE_AXIS: _reduce_shape, Ops.GEP: _first_shape, Ops.ASSIGN: _assign_shape,
+    **dict.fromkeys(_SCALAR_OPS, _scalar_shape),
+    **dict.fromkeys(_SAME_SHAPE_OPS, _first_shape),
+    **dict.fromkeys(ALU, _alu_shape),
+}
+
+
+def _shapes(nodes: Sequence[UOp]) -> str:
+    return " and ".join(str(shape_of(s)) for s in nodes)
+
+
+def _made(u: UOp) -> UOp:
+    """`u`, checked; in its place a constant of the same shape if it has no elements."""
+    shape = shape_of(u)
+    return u if 0 not in shape else full(shape, 0, u.dtype)
+
+
+def _axis(name: str, axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise ShapeError(f"{name}: axis {axis} of a tensor with {rank} axes; use {-rank} … {rank - 1}")
+    return axis % rank
+
+
+def normalize_axes(name: str, axes: int | Sequence[int] | None, rank: int) -> Shape:
+    """Axes as a sorted tuple of non-negative ints; None is all of them. Raises ShapeError naming `name` for one that is out
+    of range or given twice."""
+    if axes is None:
+        return tuple(range(rank))
+    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    found = sorted(_axis(name, a, rank) for a in given)
+    if len(set(found)) != len(found):
+        raise ShapeError(f"{name}: axes {given} of a tensor with {rank} axes name an axis twice")
+    return tuple(found)
+
+
+# -- sources ------------------------------------------------------------------------------------
+def buffer(dtype: DType, size: int, device: str = "CPU") -> UOp:
+    """A new BUFFER, different from every other: storage of `size` elements. Shape `(size,)`."""
+    unique = UOp(Ops.UNIQUE, dtypes.void, (), next(_unique_ids))
+    return UOp(Ops.BUFFER, dtype, (unique, UOp(Ops.DEVICE, dtypes.void, (), device)), size)
+
+
+def full(shape: Sequence[int], value: Scalar, dtype: DType) -> UOp:
+    """A constant of `shape`: nothing is stored."""
+    shape = tuple(shape)
+    return expand(reshape(UOp.const(dtype, value), (1,) * len(shape)), shape)
+
+
+def iota(n: int, dtype: DType = dtypes.int32) -> UOp:
+    """0, 1, … n-1. Shape `(n,)`."""
+    return full((0,), 0, dtype) if n == 0 else UOp(Ops.IOTA, dtype, (), n)
+
+
+# -- movement -----------------------------------------------------------------------------------
+def reshape(x: UOp, shape: Sequence[int]) -> UOp:
+    """Row-major reinterpretation; one entry may be -1 and is worked out."""
+    new, old = tuple(shape), shape_of(x)
+    if -1 in new:
+        known = math.prod(n for n in new if n != -1)
+        if new.count(-1) > 1 or known == 0 or math.prod(old) % known:
+            raise ShapeError(f"RESHAPE of {old} to {new}: cannot work out the -1")
+        new = tuple(math.prod(old) // known if n == -1 else n for n in new)
+    if new == old:
+        return x
+    result = _made(UOp(Ops.RESHAPE, x.dtype, (x,), new))
+    if x.op is Ops.RESHAPE and result.op is Ops.RESHAPE:
+        return reshape(x.src[0], new)
+    return result
+
+
+def permute(x: UOp, axes: Sequence[int]) -> UOp:
+    """Axis i of the result is axis `axes[i]` of x."""
+    rank = len(shape_of(x))
+    order = tuple(_axis("PERMUTE", a, rank) for a in axes)
+    result = _made(UOp(Ops.PERMUTE, x.dtype, (x,), order))
+    if x.op is Ops.PERMUTE:
+        return permute(x.src[0], tuple(x.arg[a] for a in order))
+    return x if order == tuple(range(rank)) else result
+
+
+def expand(x: UOp, shape: Sequence[int]) -> UOp:
+    """Repeat axes of extent 1; the number of axes stays."""
+    new = tuple(shape)
+    if new == shape_of(x):
+        return x
+    result = UOp(Ops.EXPAND, x.dtype, (x,), new)
+    shape_of(result)
+    if 0 in new:
+        # built by hand: full() comes here, too
+        zero = UOp.const(x.dtype, 0)
+        return UOp(Ops.EXPAND, x.dtype, (reshape(zero, (1,) * len(new)),), new)
+    return expand(x.src[0], new) if x.op is Ops.EXPAND else result
+
+
+def broadcast(x: UOp, shape: Sequence[int], name: str = "EXPAND") -> UOp:
+    """x to `shape` by NumPy's rule: missing leading axes are added, axes of extent 1 repeated. Errors name `name`."""
+    new, old = tuple(shape), shape_of(x)
+    if new == old:
+        return x
+    missing = len(new) - len(old)
+    if missing < 0 or any(o not in (1, n) for o, n in zip(old, new[missing:], strict=True)):
+        raise ShapeError(f"{name}: shape {old} does not broadcast to {new}")
+    return expand(reshape(x, (1,) * missing + old), new)
+
+
+def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
+    """The common shape by NumPy's broadcasting rule; ShapeError naming `name` and all shapes where there is none."""
+    rank = max((len(s) for s in shapes), default=0)
+    result = [1] * rank
+    for shape in shapes:
+        for i, n in enumerate(shape, rank - len(shape)):
+            if n != 1:
+                if result[i] not in (1, n):
+                    raise ShapeError(f"{name} of shapes {' and '.join(map(str, shapes))}: axis {i - rank} has extents {result[i]} and {n}, "
+                                     "which do not broadcast")
+                result[i] = n
+    return tuple(result)
+
+
+def pad(x: UOp, pads: Sequence[Pair], fill: Scalar = 0) -> UOp:
+    """`(before, after)` elements of `fill` around each axis."""
+    pairs = tuple((lo, hi) for lo, hi in pads)
+    const = UOp.const(x.dtype, fill)
+    result = UOp(Ops.PAD, x.dtype, (x,), (pairs, const.arg))
+    shape = shape_of(result)
+    if 0 in shape_of(x):
+        return full(shape, const.arg, x.dtype)
+    return x if not any(lo or hi for lo, hi in pairs) else result
+
+
+def shrink(x: UOp, bounds: Sequence[Pair]) -> UOp:
+    """The part `begin <= i < end` of each axis."""
+    pairs, old = tuple((b, e) for b, e in bounds), shape_of(x)
+    if pairs == tuple((0, n) for n in old):
+        return x
+    result = _made(UOp(Ops.SHRINK, x.dtype, (x,), pairs))
+    if x.op is Ops.SHRINK and result.op is Ops.SHRINK:
+        return shrink(x.src[0], tuple((b0 + b, b0 + e) for (b0, _), (b, e) in zip(x.arg, pairs, strict=True)))
+    return result
+
+
+def flip(x: UOp, axes: int | Sequence[int]) -> UOp:
+    """Reverse the given axes."""
+    shape = shape_of(x)
+    order = tuple(a for a in normalize_axes("FLIP", axes, len(shape)) if shape[a] > 1)
+    return _made(UOp(Ops.FLIP, x.dtype, (x,), order)) if order else x
+
+
+def window(x: UOp, windows: Sequence[tuple[int, int, int, int]]) -> UOp:
+    """Sliding windows `(axis, size, stride, dilation)`: one axis of `size` per entry is appended; see docs/ir.md."""
+    rank = len(shape_of(x))
+    entries = tuple((_axis("WINDOW", a, rank), size, stride, dilation) for a, size, stride, dilation in windows)
+    return _made(UOp(Ops.WINDOW, x.dtype, (x,), entries)) if entries else x
+
+
+def gather(x: UOp, index: UOp, axis: int) -> UOp:
+    """`numpy.take(x, index, axis)`; an index outside `[0, n)` reads 0."""
+    axis = _axis("GATHER", axis, len(shape_of(x)))
+    result = UOp(Ops.GATHER, x.dtype, (x, index), axis)
+    shape = shape_of(result)
+    return full(shape, 0, x.dtype) if 0 in shape_of(x) or 0 in shape else result
+
+
+# -- computation --------------------------------------------------------------------------------
+def alu(op: Ops, *operands: UOp) -> UOp:
+    """An elementwise node over operands of one shape and, but for the condition of a WHERE, one dtype. Comparisons give bool.
+
+    Raises ShapeError and DTypeError."""
+    values = operands[1:] if op is Ops.WHERE else operands
+    if any(v.dtype != values[0].dtype for v in values):
+        raise DTypeError(f"{op.value} of dtypes {' and '.join(o.dtype.name for o in operands)}: cast the operands to one dtype first")
+    if op is Ops.WHERE and operands[0].dtype != dtypes.bool:
+        raise DTypeError(f"WHERE with a condition of {operands[0].dtype.name}: the condition must be bool")
+    return _made(UOp(op, dtypes.bool if op in COMPARISONS else values[0].dtype, operands))
+
+
+def cast(x: UOp, dtype: DType) -> UOp:
+    """Convert elements; x itself where it has that dtype."""
+    if dtype == x.dtype:
+        return x
+    return _made(UOp(Ops.CAST, dtype, (x,)))
+
+
+def bitcast(x: UOp, dtype: DType) -> UOp:
+    """Reinterpret the bits of elements of the same size."""
+    return x if dtype == x.dtype else _made(UOp(Ops.BITCAST, dtype, (x,)))
+
+
+def identity_of(combiner: str, dtype: DType) -> Scalar:
+    """The neutral element of ADD, MUL, MAX or MIN in `dtype`: what a reduction of no elements gives."""
+    if combiner == "ADD":
+        return 0
+    if combiner == "MUL":
+        return 1
+    return dtype.min if combiner == "MAX" else dtype.max
+
+
+def reduce_axis(x: UOp, combiner: str, axes: Sequence[int]) -> UOp:
+    """Reduce `axes` by ADD, MUL, MAX or MIN; they stay with extent 1. The result has x's dtype."""
+    order = normalize_axes(f"REDUCE_AXIS {combiner}", tuple(axes), len(shape_of(x)))
+    if not order:
+        return x
+    result = UOp(Ops.REDUCE_AXIS, x.dtype, (x,), (combiner, order))
+    shape = shape_of(result)
+    if 0 in shape_of(x):
+        return full(shape, identity_of(combiner, x.dtype), x.dtype)
+    return result
+
+
+def arg_reduce(value: UOp, index: UOp, combiner: str, axes: Sequence[int]) -> UOp:
+    """ARGMAX or ARGMIN over pairs (value, index): the index of the first extreme value. NaN counts as the extreme.
+
+    The axes stay with extent 1; the result has the index's dtype. Raises ShapeError where there is nothing to choose from."""
+    shape = shape_of(value)
+    order = normalize_axes(f"REDUCE_AXIS {combiner}", tuple(axes), len(shape))
+    result = UOp(Ops.REDUCE_AXIS, value.dtype, (value, index), (combiner, order))
+    if 0 in shape_of(result):
+        return full(shape_of(result), 0, index.dtype)
+    if 0 in shape:
+        raise ShapeError(f"{combiner} of {shape} over axes {order}: there is no element to choose")
+    return UOp(Ops.GEP, index.dtype, (result,), 1)
+
+
+# -- storage ------------------------------------------------------------------------------------
+def contiguous(x: UOp) -> UOp:
+    """A buffer of its own with x's elements in row-major order."""
+    return x if x.op is Ops.CONTIGUOUS or 0 in shape_of(x) else UOp(Ops.CONTIGUOUS, x.dtype, (x,))
+
+
+def detach(x: UOp) -> UOp:
+    """Identity."""
+    return UOp(Ops.DETACH, x.dtype, (x,))
+
+
+def copy(x: UOp, device: str) -> UOp:
+    """x on another device."""
+    return UOp(Ops.COPY, x.dtype, (x, UOp(Ops.DEVICE, dtypes.void, (), device)))
+
+
+def assign(target: UOp, value: UOp) -> UOp:
+    """Write `value` into the buffer under `target`; the node is the new content. A read of the buffer that does not go
+    through this node, in the same schedule, is of the old content."""
+    return _made(UOp(Ops.ASSIGN, target.dtype, (target, value)))
+
+
+def sink(*outputs: UOp) -> UOp:
+    """The roots of one schedule."""
+    return UOp(Ops.SINK, dtypes.void, outputs)
+
+
+def base_of(u: UOp) -> UOp:
+    """What lies under the RESHAPEs and DETACHes of u: the BUFFER of a realised tensor, or the node that computes it."""
+    while u.op is Ops.RESHAPE or u.op is Ops.DETACH:
+        u = u.src[0]
+    return u
