@@ -45,6 +45,10 @@ class TuneError(SvodError):
     """A search that could not be started or carried on."""
 
 
+class FormatError(SvodError, ValueError):
+    """Data from a file, a database or another process that does not have the form svod writes."""
+
+
 class DatabaseError(SvodError):
     """A tuning database that cannot be read or written."""
 
