@@ -1,0 +1,358 @@
+"""Every option of svod, declared once; the only module that reads the environment.
+
+An option is a field of one of four frozen dataclasses. Its declaration (`_option`) holds the environment variable, the default,
+what is accepted, the help text, and whether the value is part of a key (of a compiled kernel in a cache). The table in
+docs/configuration.md is made from these declarations by `write_docs`.
+
+A variable that is unset or empty means the default. A value that cannot be used raises `ConfigError` naming the variable, the
+value and what is accepted; the same checks hold for values given in Python, there the field is named.
+"""
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from svod.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+log = logging.getLogger("svod.config")
+
+NONE = ":none:"  # as a database or a cache directory: there is none
+
+T = TypeVar("T")
+Chain = tuple[tuple[Any, ...], ...]
+
+
+# -- what an option accepts ---------------------------------------------------------------------------------------------
+
+class Accept(NamedTuple):
+    """How the text of an option becomes a value. `parse` raises ValueError for text, `check` says whether a value may stand."""
+
+    description: str
+    parse: Callable[[str], Any]
+    check: Callable[[Any], bool]
+
+
+def _is_int(v: Any) -> bool:
+    return isinstance(v, int) and not isinstance(v, bool)
+
+
+def _is_number(v: Any) -> bool:
+    return (_is_int(v) or isinstance(v, float)) and v == v and v != float("inf")
+
+
+def _integer(low: int, *, none: bool = False) -> Accept:
+    return Accept(f"an integer ≥ {low}", int, lambda v: (none and v is None) or (_is_int(v) and v >= low))
+
+
+def _number(low: float, unit: str) -> Accept:
+    return Accept(f"a number of {unit} ≥ {low:g}", float, lambda v: _is_number(v) and v >= low)
+
+
+_WORDS = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
+
+
+def _parse_switch(text: str) -> bool:
+    if text.lower() not in _WORDS:
+        raise ValueError(text)
+    return _WORDS[text.lower()]
+
+
+_SWITCH = Accept("0 or 1 (also true/false, yes/no, on/off)", _parse_switch, lambda v: isinstance(v, bool))
+_TEXT = Accept("text", str, lambda v: v is None or isinstance(v, str))
+_PATH = Accept("a path", str, lambda v: v is None or isinstance(v, (str, os.PathLike)))
+_PATH_OR_NONE = Accept(f"a directory, or {NONE}", lambda t: NONE if t == "0" else t, lambda v: v is None or isinstance(v, (str, os.PathLike)))
+_DATABASES = Accept(f"paths joined as in PATH, or {NONE}", str, lambda v: v is None or isinstance(v, str))
+
+
+def _choice(*names: str) -> Accept:
+    def parse(text: str) -> str:
+        if text.lower() not in names:
+            raise ValueError(text)
+        return text.lower()
+    return Accept("one of " + ", ".join(names), parse, lambda v: v in names)
+
+
+def _parse_strict(text: str) -> str:
+    if text.lower() in ("0", "no", "off", "false"):
+        return ""
+    if text.lower() != "reference":
+        raise ValueError(text)
+    return "reference"
+
+
+_STRICT = Accept("reference, or 0", _parse_strict, lambda v: v in ("", "reference"))
+
+
+# -- declaring and reading options --------------------------------------------------------------------------------------
+
+class Option(NamedTuple):
+    """The declaration of one option, as the docs table shows it."""
+
+    variable: str | None
+    accept: Accept
+    help: str
+    in_key: bool
+
+
+def _option(variable: str | None, default: Any, accept: Accept, help: str, *, key: bool = False, default_env: Any = MISSING) -> Any:
+    """A dataclass field that carries its declaration. `default_env`: the value without the variable, where it is not `default`."""
+    metadata = {"option": Option(variable, accept, help, key)}
+    if default_env is not MISSING:
+        metadata["default_env"] = default_env
+    return field(default=default, metadata=metadata)
+
+
+def _read_variable(name: str, accept: Accept, default: Any) -> Any:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = accept.parse(text)
+    except ValueError:
+        value = None
+    if value is None or not accept.check(value):
+        raise ConfigError(f"{name}={text!r} is not usable; accepted: {accept.description} (unset: {_show(default)})")
+    return value
+
+
+def _show(value: Any) -> str:
+    return "not set" if value is None or value == "" else str(int(value)) if isinstance(value, bool) else f"{value}"
+
+
+class _Config:
+    """What the four configurations share: checks, reading the environment, the key."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            option: Option | None = f.metadata.get("option")
+            value = getattr(self, f.name)
+            if option is not None and not option.accept.check(value):
+                raise ConfigError(f"{type(self).__name__}({f.name}={value!r}) is not usable; accepted: {option.accept.description}")
+
+    @classmethod
+    def _env_values(cls) -> dict[str, Any]:
+        values = {}
+        for f in fields(cls):  # type: ignore[arg-type]
+            option: Option | None = f.metadata.get("option")
+            if option is not None and option.variable is not None:
+                values[f.name] = _read_variable(option.variable, option.accept, f.metadata.get("default_env", f.default))
+        return values
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """The configuration the environment asks for. Raises ConfigError for a variable with an unusable value."""
+        return cls(**cls._env_values())
+
+    def cache_key(self) -> tuple[tuple[str, Any], ...]:
+        """(name, value) of the options that a compiled kernel depends on, in order of declaration; hashable."""
+        return tuple((f.name, getattr(self, f.name)) for f in fields(self)  # type: ignore[arg-type]
+                     if (o := f.metadata.get("option")) is not None and o.in_key)
+
+
+# -- the options --------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class OptimizerConfig(_Config):
+    """How one kernel is optimised when no search does it, and which opts are allowed at all."""
+
+    noopt: bool = _option("SVOD_NOOPT", False, _SWITCH, "run every kernel as it is, without any opt; wins over BEAM and the database", key=True)
+    nolocals: bool = _option("NOLOCALS", False, _SWITCH, "no workgroup dimensions (GPU)", key=True)
+    tc: int = _option("TC", 1, _integer(0), "matrix and dot instructions: 0 never, 1 where they apply", key=True)
+    tc_opt: int = _option("TC_OPT", 2, _integer(0), "how far TC goes: 0 exact fits, 1 also casts, 2 also padded extents", key=True)
+
+
+@dataclass(frozen=True)
+class BeamConfig(_Config):
+    """The BEAM search of one kernel. `width` 0 means that nothing is searched. Times are in the unit that the help text names."""
+
+    width: int = _option("BEAM", 4, _integer(0), "beam width; 0: no search", default_env=0)
+    upcast_max: int = _option("BEAM_UPCAST_MAX", 256, _integer(1), "most values side by side in registers, vector lanes divided out")
+    local_max: int = _option("BEAM_LOCAL_MAX", 1024, _integer(1), "most work items in a workgroup")
+    uops_max: int = _option("BEAM_UOPS_MAX", 3000, _integer(0), "longest LINEAR of a candidate; 0: no limit")
+    runs: int = _option("BEAM_RUNS", 3, _integer(1), "timed runs of a candidate that passed the first sample")
+    min_progress: float = _option("BEAM_MIN_PROGRESS", 0.01, _number(0, "µs"), "a round that gains less counts as no gain, in µs")
+    timeout_sec: float = _option("BEAM_TIMEOUT_SEC", 10.0, _number(0.001, "seconds"), "longest compilation of one candidate, in seconds")
+    budget: float = _option("BEAM_BUDGET", 60.0, _number(0, "seconds"), "search time of a process at prepare time, all kernels, in seconds")
+    kernel_budget: float = _option("BEAM_KERNEL_BUDGET", 40.0, _number(0, "seconds"), "search time of one kernel, in seconds")
+    patience: int = _option("BEAM_PATIENCE", 2, _integer(1), "rounds without a gain before a search stops")
+    round_size: int = _option("BEAM_ROUND_SIZE", 24, _integer(1), "candidates a round takes for each place in the beam")
+    padto: bool = _option("BEAM_PADTO", False, _SWITCH, "PADTO(axis, 32) in the reference grid")
+    actions: str = _option("BEAM_ACTIONS", "default", _choice("default", "reference"), "the grid of single opts that is proposed")
+    strict: str = _option("BEAM_STRICT", "", _STRICT, "reference: the grid, order and stop rule of the reference systems")
+    executor: str = _option("BEAM_EXECUTOR", "local", _choice("local", "ray", "inline"), "who compiles and times candidates")
+    workers: int = _option("BEAM_WORKERS", 0, _integer(0), "child processes of the local executor; 0: one per usable core")
+    seed: int = _option("BEAM_SEED", 0, _integer(0), "seed of everything random in a search")
+    ignore_cache: bool = _option("IGNORE_BEAM_CACHE", False, _SWITCH, "search as if the tuning database were empty; results are still recorded")
+    debug: int = _option("BEAM_DEBUG", 0, _integer(0), "1: log each round; 2: log each candidate")
+    log_surpass_max: bool = _option("BEAM_LOG_SURPASS_MAX", False, _SWITCH, "log candidates dropped by a limit, with the reason")
+
+
+@dataclass(frozen=True)
+class BenchConfig(_Config):
+    """How things are timed when it counts: the confirmation of a search, and svod-bench."""
+
+    rounds: int = _option("SVOD_BENCH_ROUNDS", 15, _integer(3), "least interleaved rounds of a comparison")
+    seconds: float = _option("SVOD_BENCH_SECONDS", 3.0, _number(0, "seconds"), "most seconds of a comparison")
+    precision: float = _option("SVOD_BENCH_PRECISION", 0.01, _number(0, "parts of 1"),
+                               "stop when the 95 % interval of the paired ratio is this narrow")
+    min_sample: float = _option("SVOD_BENCH_MIN_SAMPLE", 200.0, _number(0, "µs"), "least length of one sample; shorter kernels are repeated, in µs")
+
+
+@dataclass(frozen=True)
+class PrepareConfig(_Config):
+    """How a graph becomes an execution plan.
+
+    `beam` None: kernels that the database does not know get the heuristic. A width of 0 or `optimizer.noopt` make it None.
+    `constants`: the buffers of realized tensors that no one assigns to are weights: "auto" recognises them, "none" treats every
+    buffer as changing. `opts` gives chains by kernel key, or by a prefix of it; they go before everything else.
+    """
+
+    beam: BeamConfig | None = None
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    device: str | None = _option("SVOD_DEVICE", None, _TEXT, "the default device; not set: CPU", key=True)
+    threads: int | None = _option("SVOD_THREADS", None, _integer(1, none=True),
+                                  "most cores a kernel may use; not set: the affinity mask and the cgroup quota decide", key=True)
+    db: str | None = _option("SVOD_TUNE_DB", None, _DATABASES,
+                             "tuning databases; the first is written, all are read; not set: the user's data directory")
+    lock: str | None = _option("SVOD_LOCK", None, _PATH, "a lock file: nothing else is consulted, searched or written")
+    constants: str = _option("SVOD_CONSTANTS", "auto", _choice("auto", "none"), "which buffers count as weights of a plan", key=True)
+    memory_planner: bool = _option("SVOD_MEMORY_PLANNER", True, _SWITCH, "share memory between buffers that do not live at the same time")
+    disable_schedule_cache: bool = _option("SVOD_DISABLE_SCHEDULE_CACHE", False, _SWITCH, "schedule every graph anew")
+    opt_cache_max: int = _option("SVOD_OPT_CACHE_MAX", 4096, _integer(0), "compiled kernels kept in memory; 0: none")
+    object_cache: str | None = _option("SVOD_OBJECT_CACHE", None, _PATH_OR_NONE,
+                                       f"directory of compiled objects; {NONE} or 0: no such cache; not set: the user's cache directory")
+    capture: str | None = _option("SVOD_CAPTURE", None, _PATH, "append the kernels of every prepare to files in this directory; nothing is searched")
+    opts: Mapping[str, Chain] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beam is not None and not isinstance(self.beam, BeamConfig):
+            raise ConfigError(f"PrepareConfig(beam={self.beam!r}) is not usable; accepted: BeamConfig(width=…), or None for no search")
+        if self.beam is not None and (self.beam.width == 0 or self.optimizer.noopt or self.capture is not None):
+            object.__setattr__(self, "beam", None)
+
+    @property
+    def noopt(self) -> bool:
+        return self.optimizer.noopt
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """The configuration the environment asks for: BEAM, unless SVOD_NOOPT or SVOD_CAPTURE say that nothing is searched."""
+        return cls(beam=BeamConfig.from_env(), optimizer=OptimizerConfig.from_env(), **cls._env_values())
+
+    def cache_key(self) -> tuple[tuple[str, Any], ...]:
+        return super().cache_key() + self.optimizer.cache_key()
+
+
+CONFIGS: tuple[type[_Config], ...] = (PrepareConfig, OptimizerConfig, BeamConfig, BenchConfig)
+
+
+def default_threads() -> int | None:
+    """SVOD_THREADS, where nobody has a PrepareConfig at hand. None: not limited."""
+    value: int | None = _read_variable("SVOD_THREADS", _integer(1, none=True), None)
+    return value
+
+
+def child_environment(**changes: str | None) -> dict[str, str]:
+    """The environment for a child process: this one with `changes` applied; None removes a variable."""
+    env = dict(os.environ)
+    for name, value in changes.items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    return env
+
+
+# -- directories --------------------------------------------------------------------------------------------------------
+
+LOCAL_DIR = Path(".svod")  # used where the user's own directories cannot be written
+_said: set[str] = set()
+
+
+def log_once(logger: logging.Logger, level: int, message: str) -> None:
+    """Log `message` the first time it comes up in this process."""
+    if message not in _said:
+        _said.add(message)
+        logger.log(level, "%s", message)
+
+
+def is_writable(path: Path) -> bool:
+    """Whether `path` can be written as a directory: it can, or it does not exist and its nearest existing parent can. Creates nothing."""
+    for p in (path, *path.parents):
+        if p.exists():
+            return p.is_dir() and os.access(p, os.W_OK | os.X_OK)
+    return False
+
+
+def _resolve_dir(wanted: Path, what: str) -> Path:
+    if is_writable(wanted):
+        return wanted
+    fallback = Path.cwd() / LOCAL_DIR
+    log_once(log, logging.WARNING, f"{wanted} cannot be written; the {what} goes to {fallback}")
+    return fallback
+
+
+def user_data_dir() -> Path:
+    """Where the platform wants the user's data of svod. It may be missing or read-only."""
+    import platformdirs  # 5 ms that a process with SVOD_TUNE_DB set does not need
+
+    return Path(platformdirs.user_data_dir("svod", appauthor=False))
+
+
+def data_dir() -> Path:
+    """The directory of the tuning database: the user's data directory, or ./.svod where that cannot be written (said once)."""
+    return _resolve_dir(user_data_dir(), "tuning database")
+
+
+def object_cache_dir(object_cache: str | os.PathLike[str] | None) -> Path | None:
+    """The directory of compiled objects for `PrepareConfig.object_cache`; None: no such cache."""
+    if object_cache is not None:
+        return None if os.fspath(object_cache) == NONE else Path(object_cache)
+    import platformdirs
+
+    return _resolve_dir(Path(platformdirs.user_cache_dir("svod", appauthor=False)) / "objects", "cache of compiled objects")
+
+
+# -- documentation ------------------------------------------------------------------------------------------------------
+
+def options_table() -> str:
+    """The table of all options, in Markdown, one section per dataclass."""
+    out: list[str] = []
+    for config in CONFIGS:
+        out += [f"## {config.__name__}", "", "| variable | field | default | accepted | in key | meaning |", "| --- | --- | --- | --- | --- | --- |"]
+        for f in fields(config):  # type: ignore[arg-type]
+            option: Option | None = f.metadata.get("option")
+            if option is None:
+                continue
+            default = _show(f.default)
+            if "default_env" in f.metadata:
+                default = f"{_show(f.metadata['default_env'])} ({default} in Python)"
+            out.append(f"| {f'`{option.variable}`' if option.variable else ''} | `{f.name}` | {default} | {option.accept.description} "
+                       f"| {'yes' if option.in_key else ''} | {option.help} |")
+        out.append("")
+    return "\n".join(out)
+
+
+BEGIN_MARK, END_MARK = "<!-- options: begin -->", "<!-- options: end -->"
+
+
+def update_docs(page: str) -> str:
+    """`page` with the text between the two marks replaced by the current table."""
+    head, rest = page.split(BEGIN_MARK)
+    tail = rest.split(END_MARK)[1]
+    return f"{head}{BEGIN_MARK}\n\n{options_table()}\n{END_MARK}{tail}"
+
+
+def write_docs(path: str | os.PathLike[str]) -> None:
+    """Bring the table in docs/configuration.md up to date."""
+    Path(path).write_text(update_docs(Path(path).read_text(encoding="utf-8")), encoding="utf-8")

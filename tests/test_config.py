@@ -1,0 +1,145 @@
+"""Options: defaults, the environment, bad values, keys, directories, and the generated table."""
+from __future__ import annotations
+
+import ast
+import logging
+import os
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import svod.config as config
+from svod.config import BeamConfig, BenchConfig, OptimizerConfig, PrepareConfig
+from svod.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent
+VARIABLES = sorted(o.variable for c in config.CONFIGS for f in fields(c)  # type: ignore[arg-type]
+                   if (o := f.metadata.get("option")) and o.variable)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    beam = BeamConfig.from_env()
+    assert (beam.width, beam.upcast_max, beam.local_max, beam.uops_max, beam.runs) == (0, 256, 1024, 3000, 3)
+    assert (beam.min_progress, beam.timeout_sec, beam.budget, beam.padto, beam.strict) == (0.01, 10.0, 60.0, False, "")
+    prepare = PrepareConfig.from_env()
+    assert prepare == PrepareConfig() and prepare.beam is None and prepare.opt_cache_max == 4096 and not prepare.noopt
+    assert BeamConfig().width == 4, "a BeamConfig written in Python searches"
+    assert BenchConfig.from_env() == BenchConfig() and OptimizerConfig.from_env() == OptimizerConfig()
+
+
+def test_variables_are_declared_once_and_all_of_the_design_are_there() -> None:
+    assert len(VARIABLES) == len(set(VARIABLES))
+    wanted = """BEAM BEAM_UPCAST_MAX BEAM_LOCAL_MAX BEAM_UOPS_MAX BEAM_RUNS BEAM_MIN_PROGRESS BEAM_TIMEOUT_SEC BEAM_PADTO BEAM_STRICT BEAM_DEBUG
+        BEAM_LOG_SURPASS_MAX BEAM_BUDGET IGNORE_BEAM_CACHE NOLOCALS TC TC_OPT SVOD_NOOPT SVOD_THREADS SVOD_DEVICE SVOD_TUNE_DB SVOD_LOCK
+        SVOD_MEMORY_PLANNER SVOD_DISABLE_SCHEDULE_CACHE SVOD_OPT_CACHE_MAX SVOD_OBJECT_CACHE SVOD_CAPTURE""".split()
+    assert not set(wanted) - set(VARIABLES)
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("BEAM", "abc"), ("BEAM", "-1"), ("BEAM", "2.5"), ("BEAM_RUNS", "0"), ("BEAM_MIN_PROGRESS", "nan"), ("BEAM_MIN_PROGRESS", "-0.1"),
+    ("BEAM_TIMEOUT_SEC", "0"), ("BEAM_TIMEOUT_SEC", "inf"), ("BEAM_PADTO", "maybe"), ("BEAM_STRICT", "1"), ("BEAM_ACTIONS", "all"),
+    ("SVOD_THREADS", "0"), ("SVOD_THREADS", "two"), ("IGNORE_BEAM_CACHE", "2"), ("SVOD_NOOPT", "x"), ("TC", "-1"), ("SVOD_CONSTANTS", "yes"),
+])
+def test_a_bad_value_names_variable_value_and_what_is_accepted(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError) as e:
+        PrepareConfig.from_env()
+    assert name in str(e.value) and text in str(e.value) and "accepted:" in str(e.value)
+
+
+def test_bad_values_in_python_name_the_field() -> None:
+    with pytest.raises(ConfigError, match=r"BeamConfig\(width=-2\)"):
+        BeamConfig(width=-2)
+    with pytest.raises(ConfigError, match=r"threads=True"):
+        PrepareConfig(threads=True)
+    with pytest.raises(ConfigError, match=r"BeamConfig\(width=…\)"):
+        PrepareConfig(beam=4)  # type: ignore[arg-type]
+
+
+def test_what_means_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEAM", "4")
+    assert PrepareConfig.from_env().beam == BeamConfig(width=4)
+    monkeypatch.setenv("SVOD_NOOPT", "1")
+    assert PrepareConfig.from_env().beam is None, "SVOD_NOOPT wins over BEAM"
+    monkeypatch.setenv("SVOD_NOOPT", "0")
+    assert PrepareConfig.from_env().beam is not None
+    monkeypatch.setenv("SVOD_CAPTURE", "somewhere")
+    assert PrepareConfig.from_env().beam is None, "nothing is searched while capturing"
+    monkeypatch.delenv("SVOD_CAPTURE")
+    monkeypatch.setenv("BEAM", "0")
+    assert PrepareConfig.from_env().beam is None
+    assert PrepareConfig(beam=BeamConfig(width=0)).beam is None
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", False), ("1", True), ("false", False), ("Yes", True), ("", False), (" ", False)])
+def test_switches(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
+    monkeypatch.setenv("IGNORE_BEAM_CACHE", text)
+    assert BeamConfig.from_env().ignore_cache is value
+
+
+def test_strict_and_object_cache_spellings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEAM_STRICT", "reference")
+    monkeypatch.setenv("SVOD_OBJECT_CACHE", "0")
+    assert BeamConfig.from_env().strict == "reference"
+    assert config.object_cache_dir(PrepareConfig.from_env().object_cache) is None
+    assert config.object_cache_dir("here") == Path("here")
+
+
+def test_cache_key_holds_what_is_declared_so() -> None:
+    base = PrepareConfig()
+    assert base.cache_key() == PrepareConfig(beam=BeamConfig(width=8), db="x", opt_cache_max=1).cache_key()
+    assert base.cache_key() != PrepareConfig(threads=3).cache_key()
+    assert base.cache_key() != PrepareConfig(optimizer=OptimizerConfig(noopt=True)).cache_key()
+    hash(base.cache_key())
+
+
+def test_child_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEAM", "4")
+    env = config.child_environment(BEAM=None, SVOD_CAPTURE="d")
+    assert "BEAM" not in env and env["SVOD_CAPTURE"] == "d" and os.environ["BEAM"] == "4"
+
+
+def test_data_dir_falls_back_and_says_so_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocked = tmp_path / "file"
+    blocked.write_text("")  # a file where the directory should be: not writable even for root
+    monkeypatch.setattr(config, "user_data_dir", lambda: blocked / "svod")
+    monkeypatch.setattr(config, "_said", set())
+    with caplog.at_level(logging.WARNING, "svod"):
+        assert config.data_dir() == tmp_path / ".svod" == config.data_dir()
+    assert len([r for r in caplog.records if "cannot be written" in r.message]) == 1
+    assert not (tmp_path / ".svod").exists(), "resolving creates nothing"
+    monkeypatch.setattr(config, "user_data_dir", lambda: tmp_path / "a" / "b")
+    assert config.data_dir() == tmp_path / "a" / "b"
+
+
+
+
+def test_nothing_else_reads_the_environment() -> None:
+    for path in (ROOT / "svod").rglob("*.py"):
+        if path.name == "config.py" and path.parent.name == "svod":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "getenvb") \
+                and isinstance(node.value, ast.Name) and node.value.id == "os"
+            takes = isinstance(node, ast.ImportFrom) and node.module == "os" and any("env" in a.name for a in node.names)
+            assert not reads and not takes, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} reads the environment; declare it in svod/config.py"
+
+
+def test_imports_nothing_heavy() -> None:
+    tree = ast.parse((ROOT / "svod" / "config.py").read_text(encoding="utf-8"))
+    imported = {a.name.split(".")[0] for n in tree.body if isinstance(n, ast.Import) for a in n.names}
+    imported |= {(n.module or "").split(".")[0] for n in tree.body if isinstance(n, ast.ImportFrom)}
+    assert imported <= {"__future__", "collections", "dataclasses", "logging", "os", "pathlib", "svod", "typing"}
+
+
+def test_the_table_in_the_docs_is_current() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == config.update_docs(page), "run: python -c \"from svod.config import write_docs; write_docs('docs/configuration.md')\""
