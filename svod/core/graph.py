@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+from svod.core.combiner import get_combiner
 from svod.core.dtype import DType, dtypes
 from svod.core.uop import ALU, COMPARISONS, Ops, UOp
 from svod.errors import DTypeError, ShapeError
@@ -22,10 +23,6 @@ from svod.errors import DTypeError, ShapeError
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
 Scalar = bool | int | float
-
-# combiners with one value and one result; the ARG pair takes (value, index) and is read by GEP
-REDUCERS = frozenset({"ADD", "MUL", "MAX", "MIN"})
-ARG_REDUCERS = frozenset({"ARGMAX", "ARGMIN"})
 
 _SCALAR_OPS = frozenset({Ops.CONST, Ops.DEFINE_VAR, Ops.BIND})
 _SAME_SHAPE_OPS = frozenset({Ops.CONTIGUOUS, Ops.COPY, Ops.DETACH, Ops.CAST, Ops.BITCAST})
@@ -167,8 +164,8 @@ def _gather_shape(u: UOp) -> Shape:
 def _reduce_shape(u: UOp) -> Shape:
     combiner, axes = u.arg
     shape = shape_of(u.src[0])
-    wanted = 2 if combiner in ARG_REDUCERS else 1
-    if combiner not in REDUCERS | ARG_REDUCERS or len(u.src) != wanted or any(shape_of(s) != shape for s in u.src):
+    wanted = get_combiner(combiner).components
+    if len(u.src) != wanted or any(shape_of(s) != shape for s in u.src):
         raise ShapeError(f"REDUCE_AXIS {combiner} of shapes {_shapes(u.src)}: it takes {wanted} operand(s) of one shape")
     if any(not 0 <= a < len(shape) for a in axes) or sorted(set(axes)) != list(axes):
         raise ShapeError(f"REDUCE_AXIS {combiner} of {shape} over {axes}: distinct axes below {len(shape)}, in ascending order")
@@ -367,24 +364,17 @@ def bitcast(x: UOp, dtype: DType) -> UOp:
     return x if dtype == x.dtype else _made(UOp(Ops.BITCAST, dtype, (x,)))
 
 
-def identity_of(combiner: str, dtype: DType) -> Scalar:
-    """The neutral element of ADD, MUL, MAX or MIN in `dtype`: what a reduction of no elements gives."""
-    if combiner == "ADD":
-        return 0
-    if combiner == "MUL":
-        return 1
-    return dtype.min if combiner == "MAX" else dtype.max
-
-
 def reduce_axis(x: UOp, combiner: str, axes: Sequence[int]) -> UOp:
-    """Reduce `axes` by ADD, MUL, MAX or MIN; they stay with extent 1. The result has x's dtype."""
+    """Reduce `axes` by a combiner of one component (`svod.core.combiner`); they stay with extent 1. The result has x's dtype.
+
+    No elements give the combiner's identity."""
     order = normalize_axes(f"REDUCE_AXIS {combiner}", tuple(axes), len(shape_of(x)))
     if not order:
         return x
     result = UOp(Ops.REDUCE_AXIS, x.dtype, (x,), (combiner, order))
     shape = shape_of(result)
     if 0 in shape_of(x):
-        return full(shape, identity_of(combiner, x.dtype), x.dtype)
+        return full(shape, get_combiner(combiner).identity(x.dtype)[0], x.dtype)
     return result
 
 

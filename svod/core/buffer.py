@@ -1,0 +1,123 @@
+"""Storage of BUFFER nodes: CPU memory held by a flat NumPy array, allocated when first asked for.
+
+A Buffer belongs to one BUFFER UOp and lives as long as somebody holds that UOp: the registry is weak, and a tensor, a
+plan or a graph that still needs the content holds the node. Memory that svod allocates begins at a multiple of 64 bytes,
+a cache line and the widest vector register; memory taken over from NumPy begins where it begins (`alignment`).
+"""
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from svod.core import graph
+from svod.core.dtype import DType, to_numpy
+from svod.core.uop import Ops, UOp
+from svod.errors import DeviceError
+
+ALIGNMENT = 64
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def aligned_empty(size: int, dtype: DType) -> Array:
+    """An uninitialised flat array of `size` elements whose first byte lies at a multiple of 64."""
+    kind = to_numpy(dtype)
+    raw = np.empty(size * kind.itemsize + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start:start + size * kind.itemsize].view(kind)
+
+
+class Buffer:
+    """`size` elements of `dtype` on one device. bfloat16 is held as the uint16 of its bits."""
+
+    __slots__ = ("__weakref__", "_array", "device", "dtype", "read_only", "size")
+
+    def __init__(self, dtype: DType, size: int, device: str = "CPU", array: Array | None = None) -> None:
+        """Storage over `array` (flat, C-contiguous, of the right type and size; shared, not copied), or none yet.
+
+        Raises DeviceError for an array that does not fit and for a device without NumPy memory."""
+        if device != "CPU":
+            raise DeviceError(f"a buffer on {device}: NumPy memory is on the device 'CPU' only")
+        self.dtype, self.size, self.device = dtype, size, device
+        self.read_only = False
+        self._array: Array | None = None
+        if array is not None:
+            self.bind(array)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_allocated(self) -> bool:
+        return self._array is not None
+
+    @property
+    def array(self) -> Array:
+        """The flat array that is the memory; allocated now (uninitialised, 64-byte aligned) if there is none."""
+        if self._array is None:
+            self._array = aligned_empty(self.size, self.dtype)
+        return self._array
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return int(self.array.ctypes.data)
+
+    @property
+    def alignment(self) -> int:
+        """The largest power of two up to 64 that divides the address."""
+        return min(ALIGNMENT, self.address & -self.address or ALIGNMENT)
+
+    def bind(self, array: Array) -> None:
+        """Make `array` the memory: a user's array, or a piece of an arena. A read-only array makes the buffer read-only."""
+        kind = to_numpy(self.dtype)
+        if array.dtype != kind or array.shape != (self.size,) or not array.flags.c_contiguous:
+            layout = "" if array.flags.c_contiguous else ", not contiguous"
+            raise DeviceError(f"memory for {self.size} elements of {kind}: got {array.dtype} of shape {array.shape}{layout}; "
+                              "pass a flat contiguous array of that type and size")
+        self._array = array
+        self.read_only = not array.flags.writeable
+
+    def __repr__(self) -> str:
+        state = "read-only" if self.read_only else "allocated" if self.is_allocated else "not allocated"
+        return f"<Buffer {self.device} {self.dtype.name}[{self.size}] {state}>"
+
+
+_buffers: weakref.WeakKeyDictionary[UOp, Buffer] = weakref.WeakKeyDictionary()
+
+
+def buffer_of(node: UOp) -> Buffer:
+    """The storage of a BUFFER node, made (not allocated) when first asked for."""
+    found = _buffers.get(node)
+    if found is None:
+        if node.op is not Ops.BUFFER:
+            raise DeviceError(f"{node.op.value} has no storage of its own: only a BUFFER does")
+        found = _buffers.setdefault(node, Buffer(node.dtype, node.arg, node.src[1].arg))
+    return found
+
+
+def buffer_from_numpy(array: Array, dtype: DType) -> UOp:
+    """A new BUFFER node over `array`'s elements in row-major order, as `dtype`.
+
+    Shares the memory of a C-contiguous array of that type (and then sees later writes to it); copies any other. bfloat16
+    takes the uint16 of its bits."""
+    flat = np.ascontiguousarray(array, dtype=to_numpy(dtype)).reshape(-1)
+    node = graph.buffer(dtype, flat.size)
+    _buffers[node] = Buffer(dtype, flat.size, array=flat)
+    return node
+
+
+def float32_to_bfloat16_bits(values: Array) -> Array:
+    """The uint16 bits of float32 values rounded to bfloat16, to nearest even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
+
+
+def bfloat16_bits_to_float32(bits: Array) -> Array:
+    """The float32 values of bfloat16 bits; exact."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
