@@ -1,7 +1,18 @@
-"""A kernel: its AST, the names of its stages and axes, and its key. The grammar is in docs/ir.md, section 2."""
+"""A kernel: its AST, the names of its stages and axes, and the table of its accesses. Grammar: docs/ir.md, section 2.
+
+The AST is never rewritten by opts. Which stages are recomputed in place is the only choice of a state that changes what a
+stage's value looks like, so `Kernel.resolve(inlined)` substitutes those stages once per choice and analyses every access
+(affine coefficient per range, constant, what is not affine); lowering and features read only these tables.
+"""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from svod.core.dtype import DType, dtypes
+from svod.core.uop import ALU, Ops, UOp
+from svod.errors import CompileError
 
 
 @dataclass(frozen=True)
@@ -16,3 +27,333 @@ class Param:
     constant: bool = False
     vmin: int | None = None
     vmax: int | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One RANGE of the AST: `o` axes span a stage's value, `r` axes are reduced."""
+
+    index: int
+    name: str
+    stage: int
+    kind: str
+    extent: int
+    node: UOp = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the AST in topological order: a STAGE, or an output STORE (`is_output`)."""
+
+    index: int
+    name: str                     # "out", "t1", … for STOREs; "s0", "s1", … for the others
+    node: UOp = field(repr=False)
+    value: UOp = field(repr=False)
+    outs: tuple[int, ...]         # axis indices of the value, outermost first
+    reds: tuple[int, ...]         # axis indices of its REDUCEs
+    is_output: bool
+    dtype: DType
+
+    @property
+    def has_reduce(self) -> bool:
+        return bool(self.reds)
+
+
+def own_reduces(value: UOp) -> list[UOp]:
+    """The REDUCE nodes of a stage's value, not entering other stages."""
+    return [u for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.REDUCE]
+
+
+def reduce_parts(reduce: UOp) -> tuple[tuple[UOp, ...], tuple[UOp, ...]]:
+    """(values, ranges) of a REDUCE node."""
+    n = reduce.arg[1]
+    return reduce.src[:n], reduce.src[n:]
+
+
+class Kernel:
+    """An analysed kernel AST. `ast` must be canonical (svod.core.canonical): its key is the kernel's identity."""
+
+    def __init__(self, ast: UOp):
+        if ast.op is not Ops.SINK or not ast.src or any(s.op is not Ops.STORE for s in ast.src):
+            raise CompileError(f"a kernel is a SINK of STOREs, found {ast!r}; build it with svod.core.schedule.create_schedule")
+        self.ast = ast
+        self.key: str = ast.key.hex()
+        nodes = ast.toposort()
+        stages = [u for u in nodes if u.op is Ops.STAGE]
+        self.params: tuple[UOp, ...] = tuple(sorted((u for u in nodes if u.op is Ops.PARAM), key=lambda u: u.arg.slot))
+        if [p.arg.slot for p in self.params] != list(range(len(self.params))):
+            raise CompileError(f"kernel parameters must fill slots 0…n-1, found {[p.arg.slot for p in self.params]}")
+        self.outs: tuple[int, ...] = tuple(s.src[0].src[0].arg.slot for s in ast.src)
+        self.axes: list[Axis] = []
+        self.stages: list[Stage] = []
+        self.axis_of: dict[UOp, int] = {}
+        named = [(f"s{i}", u) for i, u in enumerate(stages)]
+        named += [("out" if i == 0 else f"t{i}", u) for i, u in enumerate(ast.src)]
+        for name, node in named:
+            self._add_stage(name, node)
+        self.stage_of: dict[UOp, int] = {s.node: s.index for s in self.stages}
+        self.output: int = len(stages)
+        self._resolved: dict[frozenset[int], tuple[ResolvedStage | None, ...]] = {}
+
+    def _add_stage(self, name: str, node: UOp) -> None:
+        is_output = node.op is Ops.STORE
+        value, ranges = (node.src[1], node.src[2:]) if is_output else (node.src[0], node.src[1:])
+        prefix = "" if name == "out" else name + "."
+        index = len(self.stages)
+        reds: tuple[UOp, ...] = ()
+        for r in own_reduces(value):
+            found = reduce_parts(r)[1]
+            if reds and found != reds:
+                raise CompileError(f"stage {name} has REDUCEs over different ranges; each set needs a STAGE of its own")
+            reds = found
+        ids: dict[str, list[int]] = {"o": [], "r": []}
+        for kind, group in (("o", ranges), ("r", reds)):
+            for i, r in enumerate(group):
+                if r in self.axis_of:
+                    raise CompileError(f"range {r!r} belongs to two stages; give each stage ranges of its own")
+                if r.src[0].op is not Ops.CONST:
+                    raise CompileError(f"range {r!r} of stage {name} has no constant extent")
+                axis = Axis(len(self.axes), f"{prefix}{kind}{i}", index, kind, r.src[0].arg, r)
+                self.axis_of[r] = axis.index
+                self.axes.append(axis)
+                ids[kind].append(axis.index)
+        self.stages.append(Stage(index, name, node, value, tuple(ids["o"]), tuple(ids["r"]), is_output, value.dtype))
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage the stages its value reads directly."""
+        result = []
+        for s in self.stages:
+            found = {u.src[0] for u in s.value.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE}
+            result.append(tuple(sorted(self.stage_of[u] for u in found)))
+        return tuple(result)
+
+    @cached_property
+    def axis_by_name(self) -> dict[str, Axis]:
+        return {a.name: a for a in self.axes}
+
+    def stage_named(self, name: str) -> Stage | None:
+        return next((s for s in self.stages if s.name == name), None)
+
+    @cached_property
+    def written(self) -> frozenset[int]:
+        """Slots that are both written and read: their loads must keep their order with the stores."""
+        outs = set(self.outs)
+        return frozenset(u.src[0].src[0].arg.slot for u in self.ast.toposort() if u.op is Ops.LOAD and u.src[0].src[0].arg.slot in outs)
+
+    def resolve(self, inlined: frozenset[int]) -> tuple[ResolvedStage | None, ...]:
+        """Per stage its value with the `inlined` stages substituted and all accesses analysed; None for inlined ones."""
+        found = self._resolved.get(inlined)
+        if found is None:
+            found = self._resolved[inlined] = tuple(None if s.index in inlined else resolve_stage(self, s, inlined) for s in self.stages)
+        return found
+
+    def __repr__(self) -> str:
+        shape = "×".join(str(self.axes[a].extent) for a in self.stages[self.output].outs)
+        return f"<Kernel {self.key[:12]} {len(self.stages)} stages, output {shape or 'scalar'}>"
+
+
+# -- resolved stages ------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Σ coef·axis + const + Σ coef·atom: an index expression over the local axes of one stage. Atoms are node numbers."""
+
+    coefs: tuple[tuple[int, int], ...]   # (local axis, coefficient), coefficient ≠ 0
+    const: int
+    atoms: tuple[tuple[int, int], ...]   # (node, coefficient)
+
+    def coef(self, axis: int) -> int:
+        return next((c for a, c in self.coefs if a == axis), 0)
+
+
+@dataclass(slots=True)
+class Node:
+    """One operation of a resolved stage. `deps`: the local axes its value depends on."""
+
+    kind: str                      # const, axis, alu, cast, bitcast, load, read (of a stage), reduce (its result)
+    op: str
+    dtype: DType
+    src: tuple[int, ...]
+    arg: object
+    deps: tuple[int, ...]
+    linear: Linear | None = None   # load: the flat index
+    dims: tuple[Linear, ...] = ()  # read: one per axis of the stage read
+    gate: int = -1                 # load: node of the gate
+    alt: int = -1
+
+
+@dataclass(slots=True)
+class Reduction:
+    """One REDUCE of a resolved stage: the nodes of its values and its combiner."""
+
+    combiner: str
+    values: tuple[int, ...]
+    dtypes: tuple[DType, ...]
+
+
+@dataclass(slots=True)
+class ResolvedStage:
+    """A stage ready to be emitted. Local axes are the stage's outs followed by its reds."""
+
+    stage: Stage
+    axes: tuple[int, ...]
+    nodes: list[Node]
+    reductions: list[Reduction]
+    value: int                      # node of the value (after the reductions)
+    store: Linear | None            # STOREs: the flat index written
+    store_slot: int
+    reads: tuple[int, ...]          # stages read, in topological order
+    in_reduce: frozenset[int]       # stages read below a REDUCE
+    lanes_bytes: int = 4            # widest value type, bytes
+
+
+class _Resolver:
+    """Builds the node list of one stage."""
+
+    def __init__(self, kernel: Kernel, stage: Stage, inlined: frozenset[int]):
+        self.kernel, self.stage, self.inlined = kernel, stage, inlined
+        self.axes = stage.outs + stage.reds
+        self.local = {kernel.axes[a].node: i for i, a in enumerate(self.axes)}
+        self.nodes: list[Node] = []
+        self.made: dict[UOp, int] = {}
+        self.unique: dict[tuple[object, ...], int] = {}
+        self.reductions: list[Reduction] = []
+        self.linears: dict[UOp, Linear] = {}
+
+    def expand(self, value: UOp) -> UOp:
+        """`value` with every read of an inlined stage replaced by that stage's value at the coordinates read."""
+        done: dict[UOp, UOp] = {}
+        for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
+            if u.op is Ops.STAGE:
+                done[u] = u
+                continue
+            src = tuple(done[s] for s in u.src)
+            if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE and self.kernel.stage_of[u.src[0]] in self.inlined:
+                stage = u.src[0]
+                inner = stage.src[0].substitute(dict(zip(stage.src[1:], src[1:], strict=True)))
+                done[u] = self.expand(inner)
+            else:
+                done[u] = u if src == u.src else u.replace(src=src)
+        return done[value]
+
+    def add(self, node: Node) -> int:
+        key = (node.kind, node.op, node.dtype.name, node.src, repr(node.arg), node.linear, node.dims, node.gate, node.alt)
+        if (found := self.unique.get(key)) is not None:
+            return found
+        self.nodes.append(node)
+        self.unique[key] = len(self.nodes) - 1
+        return len(self.nodes) - 1
+
+    def deps(self, nodes: Iterable[int], linears: Iterable[Linear] = ()) -> tuple[int, ...]:
+        found: set[int] = set()
+        for n in nodes:
+            found.update(self.nodes[n].deps)
+        for lin in linears:
+            found.update(a for a, _ in lin.coefs)
+            for n, _ in lin.atoms:
+                found.update(self.nodes[n].deps)
+        return tuple(sorted(found))
+
+    def linear(self, u: UOp) -> Linear:
+        """`u`, an index expression, as Σ coef·axis + const + Σ coef·atom."""
+        if (found := self.linears.get(u)) is not None:
+            return found
+        coefs: dict[int, int] = {}
+        atoms: dict[int, int] = {}
+        const = 0
+        todo = [(u, 1)]
+        while todo:
+            e, k = todo.pop()
+            if e.op is Ops.CONST:
+                const += k * e.arg
+            elif e.op is Ops.RANGE:
+                axis = self.local[e]
+                coefs[axis] = coefs.get(axis, 0) + k
+            elif e.op is Ops.ADD:
+                todo += [(e.src[0], k), (e.src[1], k)]
+            elif e.op is Ops.SUB:
+                todo += [(e.src[0], k), (e.src[1], -k)]
+            elif e.op is Ops.NEG:
+                todo.append((e.src[0], -k))
+            elif e.op is Ops.MUL and e.src[1].op is Ops.CONST:
+                todo.append((e.src[0], k * e.src[1].arg))
+            elif e.op is Ops.MUL and e.src[0].op is Ops.CONST:
+                todo.append((e.src[1], k * e.src[0].arg))
+            else:
+                n = self.node(e)
+                atoms[n] = atoms.get(n, 0) + k
+        lin = Linear(tuple(sorted((a, c) for a, c in coefs.items() if c)), const, tuple(sorted((n, c) for n, c in atoms.items() if c)))
+        self.linears[u] = lin
+        return lin
+
+    def node(self, root: UOp) -> int:
+        """The node number of an (expanded) expression."""
+        for u in root.toposort(gate=lambda n: n not in self.made and n.op not in (Ops.LOAD, Ops.INDEX, Ops.RANGE, Ops.REDUCE)):
+            if u not in self.made:
+                self.made[u] = self._make(u)
+        return self.made[root]
+
+    def _make(self, u: UOp) -> int:
+        if u.op is Ops.CONST:
+            return self.add(Node("const", "CONST", u.dtype, (), u.arg, ()))
+        if u.op is Ops.RANGE:
+            if u not in self.local:
+                raise CompileError(f"stage {self.stage.name} reads range {u!r}, which belongs to another stage")
+            return self.add(Node("axis", "RANGE", u.dtype, (), self.local[u], (self.local[u],)))
+        if u.op in ALU:
+            src = tuple(self.made[s] for s in u.src)
+            return self.add(Node("alu", u.op.value, u.dtype, src, None, self.deps(src)))
+        if u.op in (Ops.CAST, Ops.BITCAST):
+            src = (self.made[u.src[0]],)
+            return self.add(Node(u.op.value.lower(), u.op.value, u.dtype, src, None, self.deps(src)))
+        if u.op is Ops.LOAD:
+            param, flat = u.src[0].src
+            lin = self.linear(flat)
+            alt, gate = (self.node(u.src[1]), self.node(u.src[2])) if len(u.src) == 3 else (-1, -1)
+            deps = self.deps([n for n in (alt, gate) if n >= 0], [lin])
+            return self.add(Node("load", "LOAD", u.dtype, (), param.arg.slot, deps, linear=lin, gate=gate, alt=alt))
+        if u.op is Ops.INDEX:
+            dims = tuple(self.linear(e) for e in u.src[1:])
+            return self.add(Node("read", "INDEX", u.dtype, (), self.kernel.stage_of[u.src[0]], self.deps((), dims), dims=dims))
+        if u.op is Ops.REDUCE:
+            values, _ = reduce_parts(u)
+            ids = tuple(self.node(v) for v in values)
+            types = tuple(v.dtype for v in values)
+            number = len(self.reductions)
+            self.reductions.append(Reduction(u.arg[0], ids, types))
+            outs = tuple(range(len(self.stage.outs)))
+            return self.add(Node("reduce", "REDUCE", u.dtype, (), (number, 0), outs))
+        if u.op is Ops.GEP:
+            number, _ = self.nodes[self.made[u.src[0]]].arg  # type: ignore[misc]
+            return self.add(Node("reduce", "REDUCE", u.dtype, (), (number, u.arg), tuple(range(len(self.stage.outs)))))
+        raise CompileError(f"{u.op.value} cannot stand in a kernel's value; see docs/ir.md")
+
+
+def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> ResolvedStage:
+    """The stage's value with `inlined` stages substituted, as nodes with analysed accesses."""
+    r = _Resolver(kernel, stage, inlined)
+    value = r.node(r.expand(stage.value))
+    store, slot = None, -1
+    if stage.is_output:
+        param, flat = stage.node.src[0].src
+        store, slot = r.linear(r.expand(flat)), param.arg.slot
+    below: set[int] = set()
+    todo = [v for red in r.reductions for v in red.values]
+    while todo:
+        n = todo.pop()
+        if n not in below:
+            below.add(n)
+            todo += node_sources(r.nodes[n])
+    reads = sorted({n.arg for n in r.nodes if n.kind == "read"})  # type: ignore[type-var]
+    inside = frozenset(r.nodes[n].arg for n in below if r.nodes[n].kind == "read")
+    widest = max([n.dtype.itemsize for n in r.nodes if n.dtype != dtypes.index and n.kind != "const" and n.dtype.kind != "b"], default=1)
+    return ResolvedStage(stage, r.axes, r.nodes, r.reductions, value, store, slot, tuple(reads), inside, widest)  # type: ignore[arg-type]
+
+
+def node_sources(n: Node) -> list[int]:
+    """The nodes a node needs: operands, gate and alternative, and the atoms of its index expressions."""
+    found = list(n.src) + [x for x in (n.gate, n.alt) if x >= 0]
+    for lin in ((n.linear,) if n.linear else ()) + n.dims:
+        found += [a for a, _ in lin.atoms]
+    return found

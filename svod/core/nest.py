@@ -1,0 +1,225 @@
+"""Where the stages of a state live, which loops surround them, and which axis is the vector.
+
+A *point* is (stage, depth): inside the first `depth` loops of that stage's order. A stage that is not at the root is emitted
+at a point of another stage's nest, its *path* is the points it stands in, outermost first. All of this is derived from the
+state; lowering, features and the legality of STAGE read it.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from svod.core.kernel import Linear, ResolvedStage
+from svod.core.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Scheduler
+from svod.errors import KernelOptError
+
+Path = tuple[tuple[int, int], ...]
+
+
+class Plan(NamedTuple):
+    """The placement of every stage of a state."""
+
+    resolved: tuple[ResolvedStage | None, ...]
+    paths: tuple[Path | None, ...]                     # per stage; () at the root, None when inlined
+    children: dict[tuple[int, int], tuple[int, ...]]   # point → stages emitted there, in topological order
+    roots: tuple[int, ...]                             # stages that are phases, in order
+    readers: tuple[tuple[int, ...], ...]               # per stage: the stages that read it
+
+
+def plan(state: Scheduler) -> Plan:
+    """Place every stage. Raises KernelOptError when a placement is not around all readers of its stage."""
+    if state._plan is None:
+        state._plan = _plan(state)
+    found: Plan = state._plan
+    return found
+
+
+def _plan(state: Scheduler) -> Plan:
+    kernel = state.kernel
+    resolved = kernel.resolve(state.inlined)
+    n = len(kernel.stages)
+    readers: list[list[int]] = [[] for _ in range(n)]
+    for r in resolved:
+        if r is not None:
+            for s in r.reads:
+                readers[s].append(r.stage.index)
+    paths: list[Path | None] = [None] * n
+    axis_deps: dict[int, frozenset[int]] = {}   # axis of a placed stage → loop rows outside that its base depends on
+    children: dict[tuple[int, int], list[int]] = {}
+    roots = []
+    for s in range(n - 1, -1, -1):
+        if state.place[s] == INLINE:
+            continue
+        if state.place[s] == ROOT:
+            paths[s] = ()
+            roots.append(s)
+            continue
+        if not readers[s]:
+            continue   # its readers were inlined into something that does not need it
+        stage = kernel.stages[s]
+        deps: set[int] = set()
+        common: Path | None = None
+        for q in readers[s]:
+            r = resolved[q]
+            assert r is not None
+            path_q = paths[q]
+            assert path_q is not None
+            order = state.order[q]
+            rows_of = [frozenset(x for x in state.axis_rows[a] if state.rows[x].role == LOOP) | axis_deps.get(a, frozenset()) for a in r.axes]
+            needed: set[int] = set()
+            for node in r.nodes:
+                if node.kind == "read" and node.arg == s:
+                    for i, lin in enumerate(node.dims):
+                        used = _axes_of(r, lin)
+                        found = frozenset().union(*(rows_of[a] for a in used))
+                        needed |= found
+                        axis = stage.outs[i]
+                        axis_deps[axis] = axis_deps.get(axis, frozenset()) | found
+            deps |= needed
+            depth = max((i + 1 for i, row in enumerate(order) if row in needed), default=0)
+            if s not in r.in_reduce:
+                depth = min(depth, first_reduce(state, q))
+            point = (*path_q, (q, depth))
+            common = point if common is None else _common(common, point)
+        assert common is not None
+        place = state.place[s]
+        if place == AUTO:
+            t, depth = common[-1]
+            outer = common[:-1]
+            while True:
+                while depth and state.order[t][depth - 1] not in deps:
+                    depth -= 1
+                if depth or not outer:
+                    break
+                t, depth = outer[-1]
+                outer = outer[:-1]
+            path = (*outer, (t, depth))
+        else:
+            assert isinstance(place, int)
+            t = state.stage_of_row(place)
+            path_t = paths[t]
+            if path_t is None or place not in state.order[t]:
+                raise KernelOptError(f"stage {stage.name} cannot live at {state.rows[place].name}: that is not a loop of this state")
+            path = (*path_t, (t, state.order[t].index(place) + 1))
+            # readers that do not depend on the innermost loops stand there all the same
+            if not _encloses(path, _widen(state, common, t)):
+                raise KernelOptError(f"stage {stage.name} is also read outside the loop {state.rows[place].name}; "
+                                     f"stage it at a loop that holds all its readers")
+        paths[s] = path
+        children.setdefault(path[-1], []).append(s)
+    return Plan(resolved, tuple(paths), {k: tuple(sorted(v)) for k, v in children.items()}, tuple(reversed(roots)),
+                tuple(tuple(r) for r in readers))
+
+
+def _axes_of(r: ResolvedStage, lin: Linear) -> set[int]:
+    used = {a for a, _ in lin.coefs}
+    for node, _ in lin.atoms:
+        used.update(r.nodes[node].deps)
+    return used
+
+
+def first_reduce(state: Scheduler, stage: int) -> int:
+    """How many loops of the stage stand outside its first reduce loop."""
+    order = state.order[stage]
+    for i, row in enumerate(order):
+        if state.kernel.axes[state.rows[row].axis].kind == "r":
+            return i
+    return len(order)
+
+
+def _common(a: Path, b: Path) -> Path:
+    """The deepest point around both."""
+    out: list[tuple[int, int]] = []
+    for (s, d), (t, e) in zip(a, b, strict=False):
+        if s != t:
+            break
+        out.append((s, min(d, e)))
+        if d != e:
+            break
+    return tuple(out)
+
+
+def _encloses(outer: Path, inner: Path) -> bool:
+    k = len(outer) - 1
+    return len(inner) > k and inner[:k] == outer[:k] and inner[k][0] == outer[k][0] and outer[k][1] <= inner[k][1]
+
+
+def _widen(state: Scheduler, common: Path, t: int) -> Path:
+    """`common` with its last point moved to the innermost loop its stage may reach, when that is stage `t`'s nest."""
+    s, depth = common[-1]
+    if s != t:
+        return common
+    limit = first_reduce(state, s)
+    return (*common[:-1], (s, max(depth, limit)))
+
+
+# -- extents --------------------------------------------------------------------------------------
+
+class Piece(NamedTuple):
+    """A row as it is emitted: its extent cut to what is needed, the stride that follows."""
+
+    row: int
+    role: str
+    extent: int
+    stride: int
+
+
+def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[Piece, ...]:
+    """The rows of an axis (outermost first) over `extent` positions: inner amounts are kept while they fit, the outermost row takes
+    the rest, rounded up."""
+    out: list[Piece] = []
+    rest, stride = extent, 1
+    for i in range(len(rows) - 1, -1, -1):
+        row = state.rows[rows[i]]
+        e = rest if i == 0 else min(row.extent, rest)
+        out.append(Piece(rows[i], row.role, e, stride))
+        stride *= e
+        rest = -(-rest // e)
+    out.reverse()
+    return tuple(out)
+
+
+# -- lanes ----------------------------------------------------------------------------------------
+
+def lane_row(state: Scheduler, r: ResolvedStage) -> int:
+    """The row that is the vector of a stage with axis rows: LANES' choice, else the upcast row that makes most accesses unit-stride."""
+    s = r.stage.index
+    if state.lanes[s] >= 0:
+        return state.lanes[s]
+    best, best_score = -1, 0.0
+    for local, axis in enumerate(r.axes):
+        for row in state.axis_rows[axis]:
+            piece = state.rows[row]
+            if piece.role != UPCAST or piece.extent < 2:
+                continue
+            score = _lane_score(r, local, piece.stride) * (1.0 + 1e-3 * min(piece.extent, 64))
+            if axis in r.stage.reds:
+                score *= 0.9   # lanes on a reduce axis are combined across at the end
+            if piece.extent < 4:
+                score *= 0.25
+            if score > best_score:
+                best, best_score = row, score
+    return best
+
+
+def _lane_score(r: ResolvedStage, local: int, stride: int) -> float:
+    """How well the accesses of a stage suit `local` as the vector axis: unit stride 1, the same for all lanes 0.3, else -0.5 each;
+    what stands below a REDUCE runs more often and counts four times."""
+    total = 0.0
+    for node in r.nodes:
+        if node.kind == "load":
+            lin = node.linear
+            assert lin is not None
+            c = lin.coef(local) * stride
+            irregular = any(local in r.nodes[a].deps for a, _ in lin.atoms)
+            value = -0.5 if irregular else 1.0 if c == 1 else 0.3 if c == 0 else -0.5
+        elif node.kind == "read":
+            value = 0.8 if any(lin.coef(local) for lin in node.dims) else 0.3   # scratch is laid out as it is read
+        else:
+            continue
+        total += value * (4.0 if r.reductions else 1.0)
+    if r.store is not None:
+        c = r.store.coef(local) * stride
+        total += 1.0 if c == 1 else 0.0 if c == 0 else -0.5
+    elif not r.reductions:
+        total += 1.0
+    return total + (1.0 if local < len(r.stage.outs) else 0.0)

@@ -1,0 +1,165 @@
+"""A kernel's state during search: an immutable value.
+
+The axis table is append-only: a row comes from the AST (every axis of every stage) or from a split, and keeps its name for
+ever, with extent 1 when it is used up. Loop order, placement of stages and hints are fields of their own. `apply_opt` gives
+a new state and never touches the AST. What each opt does is in svod/core/opts.py.
+"""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from svod.core.kernel import Kernel
+from svod.core.target import Target
+from svod.errors import KernelOptError
+
+# where a stage lives
+INLINE = "inline"   # recomputed by its readers
+AUTO = "auto"       # at the innermost loop that holds all its readers and does not repeat it
+ROOT = "root"       # a phase of its own, its result a temporary
+Placement = str | int  # or a row id: inside that loop
+
+LOOP, UPCAST, UNROLL = "loop", "upcast", "unroll"
+
+
+class Opt(NamedTuple):
+    """One opt: what, on which named axis or stage, how much. As JSON: [op, axis, arg]."""
+
+    op: str
+    axis: str
+    arg: Any = None
+
+    @staticmethod
+    def from_json(data: Any) -> Opt:
+        """Validate [op, axis, arg]; lists inside become tuples. Raises KernelOptError."""
+        if not isinstance(data, (list, tuple)) or len(data) not in (2, 3) or not all(isinstance(x, str) for x in data[:2]):
+            raise KernelOptError(f"an opt is [op, axis, arg], found {data!r}")
+        arg = data[2] if len(data) == 3 else None
+        return Opt(data[0], data[1], tuple(arg) if isinstance(arg, list) else arg)
+
+    def to_json(self) -> list[Any]:
+        return [self.op, self.axis, list(self.arg) if isinstance(self.arg, tuple) else self.arg]
+
+    def __str__(self) -> str:
+        if self.arg is None:
+            return f"{self.op}({self.axis})"
+        arg = ",".join(map(str, self.arg)) if isinstance(self.arg, tuple) else self.arg
+        return f"{self.op}({self.axis}, {arg})"
+
+
+class Row(NamedTuple):
+    """A row of the axis table. The axis' coordinate is the sum of stride·position over its rows."""
+
+    name: str
+    axis: int
+    extent: int
+    stride: int
+    role: str
+
+
+class Scheduler:
+    """A state. Fields are read-only; equal states have equal `digest`."""
+
+    __slots__ = ("_digest", "_features", "_plan", "applied_opts", "axis_rows", "kernel", "lanes", "order", "pads", "place", "rows",
+                 "split_reduce", "stream", "target", "thread")
+
+    kernel: Kernel
+    target: Target
+    rows: tuple[Row, ...]
+    axis_rows: tuple[tuple[int, ...], ...]   # per axis: its rows, outermost first
+    order: tuple[tuple[int, ...], ...]       # per stage: its loop rows, outermost first
+    place: tuple[Placement, ...]             # per stage
+    lanes: tuple[int, ...]                   # per stage: the row that LANES chose, or -1
+    pads: tuple[int, ...]                    # per axis: padded extent, or 0
+    thread: tuple[int, int] | None           # (row, cores) of the output stage's parallel loop
+    split_reduce: tuple[int, int] | None     # (axis, parts): partials per core and a combining phase
+    stream: bool                             # the output is stored past the caches
+    applied_opts: tuple[Opt, ...]
+
+    def __init__(self, kernel: Kernel, target: Target):
+        self.kernel, self.target = kernel, target
+        self.rows = tuple(Row(a.name, a.index, a.extent, 1, LOOP) for a in kernel.axes)
+        self.axis_rows = tuple((a.index,) for a in kernel.axes)
+        self.order = tuple(s.outs + s.reds for s in kernel.stages)
+        self.place = tuple(ROOT if s.is_output else AUTO if s.has_reduce else INLINE for s in kernel.stages)
+        self.lanes = (-1,) * len(kernel.stages)
+        self.pads = (0,) * len(kernel.axes)
+        self.thread = self.split_reduce = None
+        self.stream = False
+        self.applied_opts = ()
+        self._digest = self._features = self._plan = None
+
+    def copy(self, **changes: Any) -> Scheduler:
+        """This state with some fields replaced."""
+        new = object.__new__(Scheduler)
+        for name in ("kernel", "target", "rows", "axis_rows", "order", "place", "lanes", "pads", "thread", "split_reduce", "stream",
+                     "applied_opts"):
+            setattr(new, name, changes[name] if name in changes else getattr(self, name))
+        new._digest = new._features = new._plan = None
+        return new
+
+    # -- opts -----------------------------------------------------------------------------------
+    def apply_opt(self, opt: Opt) -> Scheduler:
+        """The state after `opt`. Raises KernelOptError with the reason when it does not apply."""
+        from svod.core.opts import OPTS
+        rule = OPTS.get(opt.op)
+        if rule is None:
+            raise KernelOptError(f"{opt.op} is not an opt; svod has {', '.join(sorted(OPTS))}")
+        new = rule(self, opt.axis, opt.arg)
+        new.applied_opts = (*self.applied_opts, opt)
+        return new
+
+    def apply_opts(self, opts: Iterable[Opt]) -> Scheduler:
+        """All of a chain, in order."""
+        state = self
+        for opt in opts:
+            state = state.apply_opt(opt)
+        return state
+
+    # -- looking up -----------------------------------------------------------------------------
+    def row_id(self, name: str) -> int:
+        """The row called `name`. Raises KernelOptError."""
+        for i, r in enumerate(self.rows):
+            if r.name == name:
+                return i
+        raise KernelOptError(f"no axis {name!r} in this state; axes are {', '.join(r.name for r in self.rows)}")
+
+    def stage_id(self, name: str) -> int:
+        """The stage called `name` ("out", "s0", …). Raises KernelOptError."""
+        for s in self.kernel.stages:
+            if s.name == name:
+                return s.index
+        raise KernelOptError(f"no stage {name!r}; stages are {', '.join(s.name for s in self.kernel.stages)}")
+
+    def stage_of_row(self, row: int) -> int:
+        return self.kernel.axes[self.rows[row].axis].stage
+
+    def axis_extent(self, axis: int) -> int:
+        """The axis' extent, padding included."""
+        return self.pads[axis] or self.kernel.axes[axis].extent
+
+    @property
+    def inlined(self) -> frozenset[int]:
+        return frozenset(i for i, p in enumerate(self.place) if p == INLINE)
+
+    # -- identity -------------------------------------------------------------------------------
+    @property
+    def digest(self) -> bytes:
+        """Identity of the state (16 bytes): axis table, orders, placements, hints; not names, not the chain's text."""
+        if self._digest is None:
+            rows = self.rows
+            table = tuple(tuple((rows[r].stride, rows[r].extent, rows[r].role) for r in ids if rows[r].extent > 1) for ids in self.axis_rows)
+
+            def ident(row: int) -> tuple[int, int]:
+                return rows[row].axis, rows[row].stride
+            order = tuple(tuple(ident(r) for r in ids if rows[r].extent > 1) for ids in self.order)
+            place = tuple(ident(p) if isinstance(p, int) else p for p in self.place)
+            lanes = tuple(ident(r) if r >= 0 else None for r in self.lanes)
+            thread = (ident(self.thread[0]), self.thread[1]) if self.thread else None
+            content = (table, order, place, lanes, self.pads, thread, self.split_reduce, self.stream)
+            self._digest = hashlib.blake2b(repr(content).encode(), digest_size=16).digest()
+        return self._digest
+
+    def __repr__(self) -> str:
+        return f"<Scheduler {self.kernel.key[:12]} [{' '.join(map(str, self.applied_opts))}]>"
