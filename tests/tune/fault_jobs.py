@@ -1,0 +1,193 @@
+"""Jobs that do what candidates do at their worst. Run in worker processes by the tests of child and executors."""
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from typing import Any
+
+
+def echo(item: Any, state: Any) -> Any:
+    return item
+
+
+def add_state(item: int, state: dict[str, int]) -> dict[str, int]:
+    state["count"] += 1
+    return {"sum": item + state["base"], "count": state["count"], "pid": os.getpid()}
+
+
+def add_state_setup(payload: int) -> dict[str, int]:
+    if payload == -1:
+        raise ValueError("setup refuses")
+    if payload == -2:
+        os.abort()
+    return {"base": payload, "count": 0}
+
+
+def fault(item: str, state: Any) -> Any:
+    """Do what `item` names."""
+    return FAULTS[item]()
+
+
+def fault_or_add(item: str | int, state: dict[str, int]) -> Any:
+    return FAULTS[item]() if isinstance(item, str) else add_state(item, state)
+
+
+fault_or_add_setup = add_state_setup
+
+
+def facts(item: None, state: Any) -> dict[str, Any]:
+    """What the process is: for tests of limits and isolation."""
+    import resource
+    import signal
+    return {"pid": os.getpid(), "ppid": os.getppid(), "modules": [m for m in ("numpy", "llvmlite.binding") if m in sys.modules],
+            "main": getattr(sys.modules["__main__"], "__file__", None), "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
+            "sigint_ignored": signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "stdin": os.read(0, 10), "nice": os.nice(0),
+            "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []}
+
+
+def sleep(item: float, state: Any) -> float:
+    time.sleep(item)
+    return item
+
+
+def _interval(item: float, state: Any) -> tuple[float, float]:
+    begin = time.monotonic()
+    time.sleep(item)
+    return begin, time.monotonic()
+
+
+interval = _interval
+
+
+def step(item: float, state: Any) -> str:
+    """Spin in native code inside a step of `item` seconds."""
+    from svod.tune.child import step_limit
+    with step_limit(60.0):
+        pass
+    with step_limit(item):
+        FAULTS["spin native"]()
+    return "not reached"
+
+
+def short_step(item: float, state: Any) -> str:
+    from svod.tune.child import step_limit
+    with step_limit(item):
+        pass
+    time.sleep(2 * item)
+    return "done"
+
+
+def _spin_python() -> None:
+    while True:
+        pass
+
+
+def _spin_native() -> None:
+    """An endless loop in machine code, called without releasing the GIL."""
+    import llvmlite.binding as llvm
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = llvm.parse_assembly("""
+        define void @spin() {
+        entry:
+          br label %loop
+        loop:
+          call void asm sideeffect "", ""()
+          br label %loop
+        }""")
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    with llvm.create_mcjit_compiler(module, machine) as engine:
+        engine.finalize_object()
+        ctypes.PYFUNCTYPE(None)(engine.get_function_address("spin"))()
+
+
+def _stack_overflow() -> None:
+    compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    libc = ctypes.CDLL(None)
+
+    @compare
+    def again(a: Any, b: Any) -> int:
+        libc.qsort(ctypes.create_string_buffer(b"ba"), 2, 1, again)
+        return 0
+    sys.setrecursionlimit(1 << 30)
+    libc.qsort(ctypes.create_string_buffer(b"ba"), 2, 1, again)
+
+
+def _memory_hog() -> None:
+    kept = []
+    while True:
+        kept.append(bytearray(b"x" * (64 << 20)))
+
+
+def _recurse() -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    return nested
+
+
+def _bad_text() -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+    raise Unprintable
+
+
+def _print_forever() -> None:
+    while True:
+        print("x" * 100_000, flush=True)
+
+
+def _close_everything() -> None:
+    os.closerange(3, 1000)
+    time.sleep(60)
+
+
+def _write_garbage() -> None:
+    """Overwrite the worker's answer, as a kernel that scribbles over memory might."""
+    for fd in range(3, 50):
+        try:
+            os.write(fd, b"\xff" * 64)
+        except OSError:
+            continue
+    time.sleep(60)
+
+
+def _message_then_abort() -> None:
+    os.write(2, b"LLVM ERROR: Cannot select intrinsic %llvm.exp\n")
+    os.abort()
+
+
+def _raise(e: BaseException) -> None:
+    raise e
+
+
+FAULTS: dict[str, Any] = {
+    "raise": lambda: _raise(ValueError("no such tile")),
+    "raise exit": lambda: sys.exit(3),
+    "raise interrupt": lambda: _raise(KeyboardInterrupt()),
+    "raise unprintable": _bad_text,
+    "raise memory": lambda: _raise(MemoryError()),
+    "unpicklable": lambda: (lambda: None),
+    "object": lambda: object(),
+    "numpy": lambda: __import__("numpy").float64(1.0),
+    "nested": _recurse,
+    "large": lambda: b"\x07" * (20 << 20),
+    "too large": lambda: b"x" * ((256 << 20) + 1),
+    "print": lambda: print("candidate says hello"),
+    "read stdin": lambda: sys.stdin.read(),
+    "segfault": lambda: ctypes.string_at(0),
+    "abort": _message_then_abort,
+    "stack overflow": _stack_overflow,
+    "exit": lambda: os._exit(7),
+    "exit 0": lambda: os._exit(0),
+    "memory": _memory_hog,
+    "garbage": _write_garbage,
+    "close": _close_everything,
+    "sleep": lambda: time.sleep(60),
+    "spin python": _spin_python,
+    "spin native": _spin_native,
+    "print forever": _print_forever,
+}
