@@ -1,0 +1,156 @@
+"""LLVM IR text → object bytes → callable addresses.
+
+Objects are position-independent ELF for a fixed triple per architecture, whatever system runs the compiler: they
+name no outside symbol, so the same bytes load anywhere, and a worker compiles for the target it is told, never for its own host.
+
+llvmlite holds one lock around LLVM: calls from several threads are safe and take turns. LLVM's state is per call (a
+context of its own) or per `LoadedProgram`, so a process forked from a forkserver that has loaded LLVM may use it.
+"""
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from svod.compile.host import llvm_features
+from svod.core.target import Target
+from svod.errors import CompileError, LaunchError
+
+CODEGEN_REVISION = 1
+"""Raised when the code for the same LINEAR changes (renderer, passes, attributes): older objects are not used again."""
+
+COMPILER = f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_version_info))}"
+"""Who compiled: recorded beside measurements and part of an object's key."""
+
+TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
+BASE_CPU = {"x86_64": "x86-64", "aarch64": "generic"}
+SEARCH_OPT, FINAL_OPT = 2, 3
+"""Effort of LLVM's code generator (0-3) while searching and for finalists."""
+
+PHASE_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+@lru_cache(maxsize=1)
+def _initialize() -> None:
+    """Registers every architecture LLVM was built with: a worker compiles for others than its own."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+def _new_machine(arch: str, features: str, opt: int) -> Any:
+    _initialize()
+    if arch not in TRIPLES:
+        raise CompileError(f"no code generator for {arch!r}; there are {', '.join(TRIPLES)}")
+    of = llvm.Target.from_triple(TRIPLES[arch])
+    return of.create_target_machine(cpu=BASE_CPU[arch], features=features, opt=opt, reloc="pic", codemodel="small")
+
+
+@lru_cache(maxsize=32)
+def _machine(arch: str, features: tuple[str, ...], opt: int) -> Any:
+    return _new_machine(arch, ",".join("+" + f for f in features), opt)
+
+
+def _optimize(module: Any, machine: Any) -> None:
+    """LLVM's O2 without what LINEAR has decided already: no vectorisers, no unrolling."""
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_unrolling = False
+    options.loop_interleaving = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+
+
+def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
+    """The ELF object of a module. `passes`: run the slim O2 pipeline first (finalists); without it code is within about 5 % at half
+    the time (the search).
+
+    Raises CompileError when LLVM refuses the module, or when the object needs a symbol from outside."""
+    machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT)
+    context = llvm.create_context()
+    try:
+        module = llvm.parse_assembly(ir, context)
+    except RuntimeError as error:
+        raise CompileError(f"LLVM does not accept the module: {error}") from error
+    try:
+        module.triple = TRIPLES[target.arch]
+        module.data_layout = str(_data_layout(target.arch))
+        if passes:
+            _optimize(module, machine)
+        code = machine.emit_object(module)
+    except RuntimeError as error:
+        raise CompileError(f"LLVM could not compile for {target.key}: {error}") from error
+    finally:
+        module.close()
+    outside = undefined_symbols(code)
+    if outside:
+        raise CompileError(f"the object calls {', '.join(outside)}; code for {target.key} must not need a library")
+    return bytes(code)
+
+
+@lru_cache(maxsize=8)
+def _data_layout(arch: str) -> str:
+    return str(_machine(arch, (), SEARCH_OPT).target_data)
+
+
+def undefined_symbols(code: bytes) -> tuple[str, ...]:
+    """The names a 64-bit little-endian ELF object expects from outside. Raises CompileError when `code` is not one."""
+    if code[:6] != b"\x7fELF\x02\x01":
+        raise CompileError("not a 64-bit little-endian ELF object")
+    sections_at, = struct.unpack_from("<Q", code, 40)
+    entry_size, count = struct.unpack_from("<HH", code, 58)
+    # per section header: name, type, flags, address, offset, size, link, info, alignment, entry size
+    headers = [struct.unpack_from("<IIQQQQIIQQ", code, sections_at + k * entry_size) for k in range(count)]
+    names: list[str] = []
+    for header in headers:
+        if header[1] != 2:  # SHT_SYMTAB
+            continue
+        strings = headers[header[6]][4]
+        for at in range(header[4] + 24, header[4] + header[5], 24):  # the first symbol is empty
+            name, _, _, section = struct.unpack_from("<IBBH", code, at)
+            if section == 0 and name:
+                start = strings + name
+                names.append(code[start:code.index(b"\0", start)].decode())
+    return tuple(sorted(names))
+
+
+class LoadedProgram:
+    """An object in executable memory. `addresses`: those of `symbols`, in order, valid until `close()`.
+
+    Each has an engine of its own, so that closing one frees its memory and touches no other."""
+
+    def __init__(self, code: bytes, symbols: Sequence[str], arch: str = "x86_64") -> None:
+        self._context = llvm.create_context()
+        # MCJIT wants a module to start from, and owns the machine it is given
+        empty = llvm.parse_assembly(f'target triple = "{TRIPLES[arch]}"', self._context)
+        self._engine = llvm.create_mcjit_compiler(empty, _new_machine(arch, "", 0))
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+        self.addresses: tuple[int, ...] = tuple(self._engine.get_function_address(name) for name in symbols)
+
+    def close(self) -> None:
+        """Free the code; the addresses must not be called any more. Closing twice is allowed."""
+        self.addresses = ()
+        self._engine.close()
+
+    def __enter__(self) -> LoadedProgram:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def call_phase(address: int, args: Sequence[int], variables: Sequence[int], scratch: int, begin: int, end: int) -> None:
+    """Run one phase in the calling thread: `args` are addresses (parameters, then temporaries), `scratch` an address aligned to 64 or 0.
+
+    For tests and for screening in a child; a wrong pointer ends the process."""
+    if begin < 0:
+        raise LaunchError(f"a phase runs iterations from 0 on, not from {begin}")
+    pointers = (ctypes.c_void_p * max(1, len(args)))(*args)
+    values = (ctypes.c_int64 * max(1, len(variables)))(*variables)
+    PHASE_FUNCTION(address)(ctypes.addressof(pointers), ctypes.addressof(values), scratch, begin, end)
