@@ -37,8 +37,6 @@ _SYSCALLS = {"x86_64": (202, 203, 204), "aarch64": (98, 122, 123)}
 
 def private_memory(length: int) -> mmap.mmap:
     """`length` zero bytes, page-aligned, that a forked child gets a copy of (an anonymous mmap of Python's is shared by default)."""
-    if sys.platform == "win32":
-        return mmap.mmap(-1, length)
     return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
@@ -212,7 +210,8 @@ def worker_cores(count: int) -> list[int]:
     current = _current_core()
     own = current if current in allowed else allowed[0]
     seen = {_physical_core(own)}
-    distinct, siblings = [], []
+    distinct: list[int] = []
+    siblings: list[int] = []
     for core in allowed:
         if core == own:
             continue
@@ -244,9 +243,6 @@ def _address(function: object) -> int:
 
 def _system_functions() -> dict[int, int]:
     """What the runtime needs of the operating system, by offset in the pool."""
-    if sys.platform == "win32":
-        kernel = ctypes.WinDLL("kernel32")
-        return {rt.CFG_YIELD: _address(kernel.SwitchToThread), rt.CFG_SLEEP: _address(kernel.Sleep), rt.CFG_NAP: 1}
     libc = _libc()
     functions = {rt.CFG_YIELD: _address(libc.sched_yield), rt.CFG_SLEEP: _address(libc.usleep), rt.CFG_NAP: NAP_MICROSECONDS}
     numbers = _SYSCALLS.get(platform.machine())

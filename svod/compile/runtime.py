@@ -27,15 +27,13 @@ Before and after, for a plan of two launches, the second one on two cores:
 from __future__ import annotations
 
 import ctypes
-import platform
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from svod.compile.codegen import LoadedProgram, compile_object
-from svod.core.target import Target
+from svod.compile.host import host_target
 
 # Layout of the pool, in bytes. Words written by different sides have cache lines of their own.
 TICKET, PENDING, LOCK, SLEEPERS, JOB, CONFIG, CORES, WORKERS = 0, 64, 128, 192, 256, 320, 448, 640
@@ -270,7 +268,7 @@ read:
   %syscall = load ptr, ptr %p.syscall, align 8
   %getaffinity = load i64, ptr %p.getaffinity, align 8
   %setaffinity = load i64, ptr %p.setaffinity, align 8
-  call void @llvm.memset.p0.i64(ptr %mask, i8 0, i64 {CORES_BYTES}, i1 false)
+  store [{CORES_BYTES // 8} x i64] zeroinitializer, ptr %mask, align 8
   %n = call i64 (i64, ...) %syscall(i64 %getaffinity, i64 0, i64 {CORES_BYTES}, ptr %mask)
   %got = icmp sgt i64 %n, 0
   br i1 %got, label %words, label %end
@@ -299,7 +297,6 @@ move:
 end:
   ret void
 }}
-declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
 ; Share a launch out over the workers; the pool's lock is held by the caller.
 define internal void @launch(ptr %pool, ptr %rec, ptr %scratch) nounwind noinline {{
@@ -527,23 +524,16 @@ class Runtime:
     stop: Callable[[int, int], None]            # (address of the pool, number of threads with the caller)
     spin: Callable[[int, int], None]            # (address of the pool, turns)
     run_group: int                              # address, to be used as the entry of a launch
-    code: Any                                   # keeps the machine code alive
-
-
-def host_target() -> Target:
-    """A target that names the host's architecture and asks for no feature: the runtime needs none."""
-    arch = {"AMD64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}.get(platform.machine(), platform.machine())
-    return Target(arch=arch, cpu="", features=(), vector_bytes=16, vector_registers=16, l1=0, l2=0, l3=0, threads=1)
+    code: LoadedProgram                                # keeps the machine code alive
 
 
 @cache
 def _load() -> Runtime:
     target = host_target()
     loaded = LoadedProgram(compile_object(runtime_ir(target.arch), target, True), SYMBOLS)
-    address = loaded.addresses
+    worker, run_plan, run_group, stop, spin = loaded.addresses
     one, two = ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
-    return Runtime(one(address["svod_run_plan"]), two(address["svod_worker"]), two(address["svod_stop"]), two(address["svod_spin"]),
-                   address["svod_run_group"], loaded)
+    return Runtime(one(run_plan), two(worker), two(stop), two(spin), run_group, loaded)
 
 
 _load_lock = threading.Lock()

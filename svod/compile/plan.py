@@ -1,0 +1,437 @@
+"""ExecutionPlan: prepared kernels and their buffers as launch records, run by one native call.
+
+    kernels  [k0: phases (a, b), k1: phase (c)]        buffers  [x (input), w (constant), t (intermediate), y (output)]
+
+    words    header | records a, b, c | launches | args k0, args k1 | vars k0, vars k1
+
+The plan owns one block of 64-bit words that the native runtime reads (layout: `runtime.py`). Binding another address or setting a variable writes
+into that block; nothing is compiled, and `execute` is one call. Kernels that say they share a level run at the same time where they
+are single-core: they become one launch whose iterations are the kernels.
+"""
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from svod.compile import runtime as rt
+from svod.compile.codegen import LoadedProgram
+from svod.compile.planner import Arena as Placement
+from svod.compile.planner import PlannerMode, plan_memory
+from svod.compile.pool import Arena, Pool, fit_launch
+from svod.compile.program import ProgramSpec
+from svod.errors import LaunchError
+
+BufferKind = Literal["input", "output", "constant", "intermediate"]
+_HEADER, _LAUNCH = rt.PLAN_BYTES // 8, rt.LAUNCH_BYTES // 8     # in words
+
+
+@dataclass(frozen=True)
+class PlanBuffer:
+    """A buffer of the plan: `array` is its memory, C-contiguous. Intermediates have none (the memory planner places them); an input may
+    have none and then must be bound before the first run."""
+
+    nbytes: int
+    kind: BufferKind
+    array: np.ndarray[Any, Any] | None = None
+
+
+@dataclass(frozen=True)
+class PreparedKernel:
+    """A compiled program, what it is applied to, and what people want to know about it."""
+
+    spec: ProgramSpec
+    loaded: LoadedProgram               # addresses by phase
+    buffers: tuple[int, ...]            # per slot of spec.params: index into the plan's buffers
+    name: str = ""
+    key: str = ""                       # kernel key of the tuning database
+    opts: tuple[Any, ...] = ()          # the chain, as plain data
+    opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending
+    why: str = ""
+    origin: str = ""                    # module path or file:line
+    estimate: Any = None                # flops and bytes of one run
+    level: int | None = None            # kernels of one level are independent; None: a level of its own
+
+    @property
+    def single_core(self) -> bool:
+        return all(phase.threads <= 1 for phase in self.spec.phases)
+
+
+class ExecutionPlan:
+    """Run with `execute`. One run at a time: concurrent calls wait for each other, as the plan owns its intermediates. Two plans
+    may run at the same time. Raises LaunchError for buffers, variables and symbols that do not fit the programs."""
+
+    def __init__(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], outputs: Sequence[int] = (), *,
+                 threads: int | None = None, planner: PlannerMode = "arena") -> None:
+        self.kernels = tuple(kernels)
+        self.buffers = tuple(buffers)
+        self.lock = threading.RLock()       # hold it to bind and execute as one step
+        self.outputs = tuple(self._output(i) for i in outputs)
+        self._failure: str | None = None    # why the plan refuses to run
+        self._running = False
+        self._native = rt.runtime()
+        self._run = self._native.run_plan
+        self._arrays: dict[int, np.ndarray[Any, Any]] = {}      # bound later; kept alive here
+        _check(self.kernels, self.buffers)
+        wanted = max((phase.threads for k in self.kernels for phase in k.spec.phases), default=1)
+        if any(len(g) > 1 for g in _levels(self.kernels)):
+            wanted = max(wanted, threads or os.cpu_count() or 1)
+        self.threads = max(1, wanted if threads is None else min(wanted, threads))
+        self._pool = Pool.get(self.threads)
+        self._scratch_bytes = max((phase.scratch_bytes for k in self.kernels for phase in k.spec.phases), default=0)
+        if self.threads > 1:
+            self._pool.prepare(self._scratch_bytes)
+        self.memory_bytes = 0               # of intermediates and temporaries
+        self._addresses = self._allocate(planner)
+        self._lay_out()
+        self.prepare_seconds = self._run_once_phases()
+        _plans.add(self)
+
+    @classmethod
+    def of_kernel(cls, spec: ProgramSpec, loaded: LoadedProgram, arrays: Sequence[np.ndarray[Any, Any]], *, threads: int | None = None,
+                  constants: Sequence[int] = ()) -> ExecutionPlan:
+        """A plan of one kernel over `arrays`, one per slot: what benchmarks and checks run."""
+        kinds: list[BufferKind] = ["output" if slot in spec.outs else "constant" if slot in constants else "input"
+                                   for slot in range(len(arrays))]
+        buffers = [PlanBuffer(array.nbytes, kind, array) for array, kind in zip(arrays, kinds, strict=True)]
+        return cls([PreparedKernel(spec, loaded, tuple(range(len(arrays))), spec.name)], buffers, spec.outs, threads=threads)
+
+    # What is run.
+
+    def execute(self, **variables: int) -> None:
+        """Run all kernels once. Variables keep their value until it is given anew."""
+        with self.lock:
+            if variables:
+                self.set_variables(variables)
+            self._enter(self._launches, self._launch_count, 1)
+
+    def repeat(self, times: int) -> None:
+        """Run all kernels `times` times in one native call: what a timer calls when one run is too short to be seen."""
+        with self.lock:
+            self._enter(self._launches, self._launch_count, times)
+
+    def repeat_kernel(self, kernel: int, times: int) -> None:
+        """Run the phases of one kernel `times` times, without those that run once."""
+        with self.lock:
+            first, count = self._spans[kernel]
+            once = sum(phase.once for phase in self.kernels[kernel].spec.phases)
+            self._enter(self._base + 8 * (first + once * _LAUNCH), count - once, times)
+
+    def profile(self, runs: int = 5) -> list[float]:
+        """Seconds of each kernel, run in order and timed one by one; the least of `runs` runs of the plan. Each
+        includes about half a microsecond of the call."""
+        best = [float("inf")] * len(self.kernels)
+        with self.lock:
+            for _ in range(runs):
+                for i in range(len(best)):
+                    start = time.perf_counter()
+                    self.repeat_kernel(i, 1)
+                    best[i] = min(best[i], time.perf_counter() - start)
+        return best
+
+    def _enter(self, records: int, count: int, repeats: int) -> None:
+        if self._failure is not None or self._unbound or self._unset:
+            self._refuse()
+        words = self._words
+        words[0] = records
+        words[1] = count
+        words[4] = repeats
+        if self.threads > 1 and not self._pool.ready:
+            self._pool.prepare(self._scratch_bytes)
+        if self._scratch_bytes:
+            words[3] = self._pool.caller_scratch(self._scratch_bytes)
+        self._running = True
+        try:
+            self._run(self._base)
+        finally:
+            # An exception here is a signal that arrived during the run; native code runs to its end.
+            self._running = False
+
+    def _refuse(self) -> None:
+        if self._failure is not None:
+            raise LaunchError(f"this plan cannot be run any more: {self._failure}; prepare it again")
+        if self._unbound:
+            raise LaunchError(f"inputs {sorted(self._unbound)} of the plan have no memory; bind them before the first run")
+        raise LaunchError(f"variables {', '.join(sorted(self._unset))} have no value; pass them to execute()")
+
+    def poison(self, reason: str) -> None:
+        """Make the plan refuse to run: its buffers are in a state that no run would leave."""
+        self._failure = reason
+
+    # What it is applied to.
+
+    def bind(self, buffer: int, address: int) -> None:
+        """Use the memory at `address` for an input or output. The caller answers for its size and keeps it alive; `bind_array` does both."""
+        with self.lock:
+            words = self._words
+            try:
+                positions = self._bindable[buffer]
+            except KeyError:
+                raise LaunchError(f"buffer {buffer} cannot be bound: the plan's inputs and outputs are {sorted(self._bindable)}") from None
+            for position in positions:
+                words[position] = address
+            if self._unbound:
+                self._unbound.discard(buffer)
+
+    def bind_array(self, buffer: int, array: np.ndarray[Any, Any]) -> None:
+        """Use `array` for an input or output: C-contiguous, of at least the buffer's bytes. Raises LaunchError."""
+        with self.lock:
+            _check_array(buffer, array, self.buffers[buffer].nbytes, any(buffer in _written(k) for k in self.kernels))
+            self.bind(buffer, _address_of(array))
+            self._arrays[buffer] = array
+
+    def set_variables(self, values: Mapping[str, int]) -> None:
+        """Set variables of the kernels; they keep their value. Raises LaunchError for an unknown name."""
+        with self.lock:
+            unknown = sorted(set(values) - set(self._variables))
+            if unknown:
+                known = ", ".join(sorted(self._variables)) or "none"
+                raise LaunchError(f"variables {', '.join(unknown)} were given; the plan has {known}")
+            for name, value in values.items():
+                for position in self._variables[name]:
+                    self._words[position] = value
+                self._unset.discard(name)
+
+    def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
+        """Let a phase compute iterations begin ≤ i < end only, for timing a slice. Raises LaunchError outside 0 … extent."""
+        spec = self.kernels[kernel].spec.phases[phase]
+        if not 0 <= begin <= end <= spec.extent:
+            raise LaunchError(f"iterations {begin} to {end} of {spec.symbol} were asked for; it has 0 to {spec.extent}")
+        with self.lock:
+            first, _ = self._spans[kernel]
+            for position in (first + phase * _LAUNCH, *self._copies.get(first + phase * _LAUNCH, ())):
+                threads, chunks = fit_launch(end - begin, spec.threads, 0, self.threads)
+                self._words[position + 3] = begin
+                self._words[position + 4] = end
+                self._words[position + 5] = threads
+                self._words[position + 6] = chunks
+
+    # Building the block of words.
+
+    def _output(self, index: int) -> np.ndarray[Any, Any]:
+        array = self.buffers[index].array
+        if array is None:
+            raise LaunchError(f"buffer {index} is an output of the plan and has no memory")
+        return array
+
+    def _allocate(self, planner: PlannerMode) -> list[int]:
+        """Address of every buffer (0: unbound), then of every temporary in order of kernel and number."""
+        sizes: dict[int, int] = {}
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        end = len(self.buffers)
+        owned: set[int] = set()
+        for level, group in enumerate(_levels(self.kernels)):
+            for i in group:
+                kernel = self.kernels[i]
+                for index in kernel.buffers:
+                    if self.buffers[index].kind == "intermediate":
+                        sizes[index] = self.buffers[index].nbytes
+                        first.setdefault(index, level)
+                        last[index] = level
+                once = any(phase.once for phase in kernel.spec.phases)
+                for size in kernel.spec.temps:
+                    sizes[end], first[end], last[end] = size, level, level
+                    if once:            # what a once phase left there must survive every run
+                        owned.add(end)
+                    end += 1
+        for index in owned:
+            first[index], last[index] = 0, len(self.kernels)
+        placement: Placement = plan_memory(sizes, first, last, planner)
+        self.memory_bytes = placement.total
+        self._memory = Arena(placement.total, 0) if placement.total else None
+        base = self._memory.address if self._memory is not None else 0
+        addresses = [_address_of(b.array) if b.array is not None else 0 for b in self.buffers] + [0] * (end - len(self.buffers))
+        for index, offset in placement.offsets.items():
+            addresses[index] = base + offset
+        return addresses
+
+    def _lay_out(self) -> None:
+        kernels = self.kernels
+        records = sum(len(k.spec.phases) for k in kernels)
+        groups = _levels(kernels)
+        # Launches: the records once more in order of level, some of them behind a group record each.
+        parallel = [[i for i in group if kernels[i].single_core] if self.threads > 1 else [] for group in groups]
+        parallel = [p if len(p) > 1 else [] for p in parallel]
+        inner = sum(len(p) for p in parallel)
+        args_at = _HEADER + _LAUNCH * (2 * records + inner + len(groups))
+        vars_at = args_at + sum(len(k.spec.params) + len(k.spec.temps) for k in kernels)
+        block = np.zeros(vars_at + sum(len(k.spec.variables) for k in kernels) + 8, np.int64)
+        skip = -_address_of(block) % 64 // 8
+        self._block = block[skip:]
+        self._base = base = _address_of(self._block)
+        self._words = words = self._block.data
+        words[2] = self._pool.address if self.threads > 1 else 0
+
+        positions: list[list[int]] = [[] for _ in self.buffers]
+        self._variables: dict[str, list[int]] = {}
+        self._spans: list[tuple[int, int]] = []                 # per kernel: first word and number of its records
+        position, temporary = _HEADER, [0] * len(kernels)
+        number = len(self.buffers)
+        for group in groups:                                    # temporaries are numbered in the order `_allocate` met them
+            for i in group:
+                temporary[i] = number
+                number += len(kernels[i].spec.temps)
+        for i, kernel in enumerate(kernels):
+            spec = kernel.spec
+            self._spans.append((position, len(spec.phases)))
+            for phase, entry in zip(spec.phases, kernel.loaded.addresses, strict=True):
+                threads, chunks = fit_launch(phase.extent, phase.threads, 0, self.threads)
+                words[position] = entry
+                words[position + 1] = base + 8 * args_at
+                words[position + 2] = base + 8 * vars_at
+                words[position + 4] = phase.extent
+                words[position + 5] = threads
+                words[position + 6] = chunks
+                position += _LAUNCH
+            for index in kernel.buffers:
+                words[args_at] = self._addresses[index]
+                positions[index].append(args_at)
+                args_at += 1
+            for n in range(len(spec.temps)):
+                words[args_at] = self._addresses[temporary[i] + n]
+                args_at += 1
+            for name in spec.variables:
+                self._variables.setdefault(name, []).append(vars_at)
+                vars_at += 1
+
+        self._copies: dict[int, list[int]] = {}                 # record → its copies among the launches
+        self._launches = base + 8 * position
+        self._launch_count = 0
+        inner_at = position + _LAUNCH * (records + len(groups))
+        for group, together in zip(groups, parallel, strict=True):
+            for i in group:
+                if i not in together:
+                    position = self._copy_phases(i, position)
+                    self._launch_count = (8 * position + base - self._launches) // rt.LAUNCH_BYTES
+            if together:
+                position = self._group(together, position, inner_at)
+                inner_at += _LAUNCH * len(together)
+                self._launch_count += 1
+        self._unset = set(self._variables)
+        self._bindable = {i: positions[i] for i, b in enumerate(self.buffers) if b.kind in ("input", "output")}
+        self._unbound = {i for i, at in self._bindable.items() if self.buffers[i].array is None and at}
+
+    def _group(self, kernels: list[int], position: int, inner_at: int) -> int:
+        """One launch at `position` whose iterations are kernels: a kernel of several phases is a serial group in itself. The
+        next free position."""
+        words, base = self._words, self._base
+        for n, i in enumerate(kernels):
+            first, _ = self._spans[i]
+            phases = self.kernels[i].spec.phases
+            once = sum(phase.once for phase in phases)
+            record = inner_at + n * _LAUNCH
+            words[record] = self._native.run_group
+            words[record + 1] = base + 8 * (first + once * _LAUNCH)
+            words[record + 4] = len(phases) - once
+            words[record + 5] = words[record + 6] = 1
+        words[position] = self._native.run_group
+        words[position + 1] = base + 8 * inner_at
+        words[position + 4] = len(kernels)
+        words[position + 5], words[position + 6] = fit_launch(len(kernels), self.threads, len(kernels), self.threads)
+        return position + _LAUNCH
+
+    def _copy_phases(self, kernel: int, position: int) -> int:
+        """Copy the records of a kernel, without those of once phases, to `position`. The next free position."""
+        first, _ = self._spans[kernel]
+        for p, phase in enumerate(self.kernels[kernel].spec.phases):
+            if not phase.once:
+                source = first + p * _LAUNCH
+                self._block[position:position + _LAUNCH] = self._block[source:source + _LAUNCH]
+                self._copies.setdefault(source, []).append(position)
+                position += _LAUNCH
+        return position
+
+    def _run_once_phases(self) -> float:
+        """Run the phases that read only constants (weights packed for a kernel). Seconds it took."""
+        start = time.perf_counter()
+        ran = False
+        unbound, self._unbound = self._unbound, set()           # a once phase reads constants only
+        unset, self._unset = self._unset, set()
+        for kernel, (first, _) in zip(self.kernels, self._spans, strict=True):
+            for p, phase in enumerate(kernel.spec.phases):
+                if phase.once:
+                    self._enter(self._base + 8 * (first + p * _LAUNCH), 1, 1)
+                    ran = True
+        self._unbound, self._unset = unbound, unset
+        return time.perf_counter() - start if ran else 0.0
+
+
+def _levels(kernels: Sequence[PreparedKernel]) -> list[list[int]]:
+    """Kernel numbers by level, in order."""
+    keyed = [(("own", i) if k.level is None else ("level", k.level), i) for i, k in enumerate(kernels)]
+    return [[i for _, i in group] for _, group in groupby(keyed, key=lambda item: item[0])]
+
+
+def _written(kernel: PreparedKernel) -> set[int]:
+    return {kernel.buffers[slot] for slot in kernel.spec.outs}
+
+
+def _check(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:
+    last_level = -1
+    written: set[int] = set()
+    for kernel in kernels:
+        spec, name = kernel.spec, kernel.name or kernel.spec.name
+        if kernel.level is not None:
+            if kernel.level < last_level:
+                raise LaunchError(f"kernel {name} of level {kernel.level} comes after one of level {last_level}; order them by level")
+            last_level = kernel.level
+        if len(kernel.buffers) != len(spec.params):
+            raise LaunchError(f"kernel {name} takes {len(spec.params)} buffers and was given {len(kernel.buffers)}")
+        if any(later.once and not phase.once for phase, later in pairwise(spec.phases)):
+            raise LaunchError(f"kernel {name}: phases that run once must come before the others")
+        if len(kernel.loaded.addresses) != len(spec.phases) or 0 in kernel.loaded.addresses:
+            raise LaunchError(f"kernel {name} has {len(spec.phases)} phases; its code has the addresses {kernel.loaded.addresses}")
+        for slot, index in enumerate(kernel.buffers):
+            if not 0 <= index < len(buffers):
+                raise LaunchError(f"kernel {name}, slot {slot}: buffer {index} was asked for; the plan has {len(buffers)}")
+            dtype, size = spec.params[slot]
+            if buffers[index].nbytes < size * dtype.itemsize:
+                raise LaunchError(f"kernel {name}, slot {slot}: {size} elements of {dtype.name} need {size * dtype.itemsize} bytes; buffer "
+                                  f"{index} has {buffers[index].nbytes}")
+        for index in _written(kernel):
+            if buffers[index].kind == "constant":
+                raise LaunchError(f"kernel {name} writes buffer {index}, a constant of the plan")
+            written.add(index)
+    for index, buffer in enumerate(buffers):
+        if buffer.kind not in get_args(BufferKind):
+            raise LaunchError(f"buffer {index}: kind {buffer.kind!r} is not known; use one of {', '.join(get_args(BufferKind))}")
+        if buffer.array is not None:
+            _check_array(index, buffer.array, buffer.nbytes, index in written)
+        elif buffer.kind in ("output", "constant"):
+            raise LaunchError(f"buffer {index} is {buffer.kind} and has no array")
+
+
+def _check_array(index: int, array: np.ndarray[Any, Any], nbytes: int, written: bool) -> None:
+    if not array.flags.c_contiguous:
+        raise LaunchError(f"buffer {index}: the array of shape {array.shape} and strides {array.strides} is not C-contiguous; copy it first")
+    if array.nbytes < nbytes:
+        raise LaunchError(f"buffer {index} needs {nbytes} bytes; the array of shape {array.shape} and type {array.dtype} has {array.nbytes}")
+    if written and not array.flags.writeable:
+        raise LaunchError(f"buffer {index} is written by the plan and its array is read-only")
+
+
+def _address_of(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+_plans: weakref.WeakSet[ExecutionPlan] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for plan in list(_plans):
+        plan.lock = threading.RLock()       # its holder may not exist here
+        if plan._running:
+            plan._running = False
+            plan.poison("the process was forked while it ran in another thread")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

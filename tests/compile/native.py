@@ -1,0 +1,104 @@
+"""Hand-written LINEAR for tests: a builder, and a way to run a phase natively on NumPy arrays."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from svod.compile.codegen import LoadedProgram, call_phase, compile_object
+from svod.compile.host import host_target
+from svod.compile.llvm import render
+from svod.compile.program import PhaseSpec, Program, ProgramSpec
+from svod.core.dtype import DType, dtypes, to_numpy
+from svod.core.target import Target
+
+INDEX, BOOL, VOID = dtypes.index, dtypes.bool, dtypes.void
+
+
+class Code:
+    """LINEAR of one phase; every method appends an instruction and returns its position."""
+
+    def __init__(self) -> None:
+        self.instructions: list[tuple[Any, ...]] = []
+
+    def put(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...] = (), arg: Any = None) -> int:
+        self.instructions.append((op, dtype, lanes, src, arg))
+        return len(self.instructions) - 1
+
+    def arg(self, slot: int, dtype: DType) -> int:
+        return self.put("ARG", dtype, 1, (), slot)
+
+    def const(self, dtype: DType, value: Any, lanes: int = 1) -> int:
+        return self.put("CONST", dtype, lanes, (), value)
+
+    def index(self, value: int) -> int:
+        return self.const(INDEX, value)
+
+    def load(self, ptr: int, idx: int, lanes: int, offset: int = 0, mask: tuple[int, ...] = ()) -> int:
+        return self.put("LOAD", self.instructions[ptr][1], lanes, (ptr, idx, *mask), offset)
+
+    def store(self, ptr: int, idx: int, value: int, offset: int = 0, mask: tuple[int, ...] = (), stream: bool = False) -> int:
+        lanes = self.instructions[value][2]
+        return self.put("STORE", self.instructions[ptr][1], lanes, (ptr, idx, value, *mask), (offset, stream))
+
+    def alu(self, op: str, *src: int) -> int:
+        of = self.instructions[src[-1]]
+        return self.put(op, BOOL if op.startswith("CMP") else of[1], of[2], src)
+
+    def loop(self, start: int, stop: int, step: int, *init: int) -> int:
+        return self.put("LOOP", INDEX, 1, (start, stop, *init), step)
+
+    def carry(self, loop: int, j: int) -> int:
+        of = self.instructions[self.instructions[loop][3][2 + j]]
+        return self.put("CARRY", of[1], of[2], (loop,), j)
+
+    def end(self, loop: int, *following: int) -> int:
+        return self.put("ENDLOOP", VOID, 1, (loop, *following))
+
+    def result(self, loop: int, j: int) -> int:
+        of = self.instructions[self.instructions[loop][3][2 + j]]
+        return self.put("RESULT", of[1], of[2], (loop,), j)
+
+
+def program(code: Code, arrays: Sequence[np.ndarray[Any, Any]], variables: tuple[str, ...] = (), scratch: int = 0) -> Program:
+    """A program of one phase named `phase` over `arrays` (element types are the test's own business)."""
+    spec = ProgramSpec("test", tuple((dtypes.uint8, a.nbytes) for a in arrays), (0,), (), (PhaseSpec("phase", 1, 1, scratch),), variables)
+    return Program(spec, (tuple(code.instructions),))
+
+
+def aligned(nbytes: int, alignment: int = 64) -> np.ndarray[Any, Any]:
+    """Zeroed bytes at an address that is a multiple of `alignment`."""
+    raw = np.zeros(nbytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start:start + nbytes]
+
+
+def run(code: Code, arrays: Sequence[np.ndarray[Any, Any]], begin: int = 0, end: int = 1, variables: dict[str, int] | None = None,
+        scratch: int = 0, target: Target | None = None, passes: bool = False) -> None:
+    """Compile and run the phase in place on `arrays`, its arguments by slot."""
+    values = variables or {}
+    target = target or host_target()
+    built = program(code, arrays, tuple(values), scratch)
+    private = aligned(max(64, scratch))
+    with LoadedProgram(compile_object(render(built, target), target, passes), ("phase",)) as loaded:
+        call_phase(loaded.addresses[0], [a.ctypes.data for a in arrays], list(values.values()), private.ctypes.data, begin, end)
+
+
+def apply(op: str, dtype: DType, operands: Sequence[np.ndarray[Any, Any]], lanes: int, of: Sequence[DType] | None = None,
+          constants: dict[int, Any] | None = None, target: Target | None = None, put: Any = None) -> np.ndarray[Any, Any]:
+    """One elementwise instruction over whole arrays (their length a multiple of `lanes`): operand k has dtype `of[k]`, or is a constant."""
+    of = of or [dtype] * len(operands)
+    n = len(operands[0])
+    out = np.zeros(n, to_numpy(dtype))
+    code = Code()
+    pointers = [code.arg(0, dtype), *(code.arg(1 + k, t) for k, t in enumerate(of))]
+    start, stop = code.put("BEGIN", INDEX, 1), code.put("END_", INDEX, 1)
+    loop = code.loop(start, stop, lanes)
+    known = constants or {}
+    values = [code.const(of[k], known[k], lanes) if k in known else code.load(pointers[1 + k], loop, lanes) for k in range(len(operands))]
+    result = put(code, values) if put else code.put(op, dtype, lanes, tuple(values))
+    code.store(pointers[0], loop, result)
+    code.end(loop)
+    run(code, [out, *operands], 0, n, target=target)
+    return out

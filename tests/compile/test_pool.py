@@ -1,0 +1,155 @@
+"""The pool computes every iteration exactly once, whatever runs beside it."""
+import os
+import threading
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from svod.compile import runtime as rt
+from svod.compile.pool import Pool, fit_launch, worker_cores
+from svod.errors import LaunchError
+from tests.compile import native
+
+
+def pointers(*arrays):
+    return np.array([a.__array_interface__["data"][0] for a in arrays], np.int64)
+
+
+def record(name, args, extent, threads, chunks=0):
+    return (native.address(name), args.ctypes.data, 0, 0, extent, threads, chunks)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("extent", [0, 1, 2, 13, 97, 1009])
+def test_every_iteration_once(extent, threads):
+    x = np.zeros(1010, np.int64)
+    args = pointers(x)
+    Pool.get(threads).run([record("count", args, extent, threads)], repeats=50)
+    assert (x[:extent] == 50).all() and (x[extent:] == 0).all()
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 5, 97])
+def test_begin_and_chunks(chunks):
+    x = np.zeros(120, np.int64)
+    args = pointers(x)
+    Pool.get(2).run([(native.address("count"), args.ctypes.data, 0, 11, 108, 2, chunks)])
+    assert (x[11:108] == 1).all() and x.sum() == 97
+
+
+def test_ten_thousand_dispatches():
+    x = np.zeros(8, np.int64)
+    args = pointers(x)
+    Pool.get(3).run([record("count", args, 8, 3, 8)] * 10, repeats=1000)
+    assert (x == 10_000).all()
+
+
+def test_single_thread_makes_no_threads():
+    pool = Pool(1)
+    x = np.zeros(5, np.int64)
+    args = pointers(x)
+    before = threading.active_count()
+    pool.run([record("count", args, 5, 4)])
+    assert threading.active_count() == before and (x == 1).all()
+
+
+def test_concurrent_callers():
+    pool = Pool.get(3)
+    arrays = [np.zeros(57, np.int64) for _ in range(4)]
+
+    def work(x):
+        args = pointers(x)
+        for _ in range(100):
+            pool.run([record("count", args, 57, 3)] * 3, repeats=7)
+
+    callers = [threading.Thread(target=work, args=(x,)) for x in arrays]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    for x in arrays:
+        assert (x == 2100).all()
+
+
+def test_after_idle_periods():
+    pool = Pool.get(2)
+    x = np.zeros(31, np.int64)
+    args = pointers(x)
+    for pause in (0, 2e-5, 4e-5, 6e-5, 1e-4, 1e-3, 1e-2) * 10:
+        time.sleep(pause)
+        pool.run([record("count", args, 31, 2)])
+    assert (x == 70).all()
+
+
+def test_stop_and_start_again():
+    pool = Pool(3)
+    x = np.zeros(100, np.int64)
+    args = pointers(x)
+    for round_ in range(1, 4):
+        pool.run([record("count", args, 100, 3)], repeats=10)
+        assert (x == 10 * round_).all()
+        pool.stop()
+        pool.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_fork():
+    pool = Pool.get(3)
+    x = np.zeros(100, np.int64)
+    args = pointers(x)
+    pool.run([record("count", args, 100, 3)], repeats=10)
+    child = os.fork()
+    if child == 0:
+        pool.run([record("count", args, 100, 3)], scratch_bytes=4096, repeats=10)
+        os._exit(0 if (x == 20).all() and len(pool._workers) == pool.threads - 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    pool.run([record("count", args, 100, 3)], repeats=10)
+    assert (x == 20).all()
+
+
+def test_workers_have_scratch_of_their_own():
+    pool = Pool.get(3)
+    x = np.zeros(3000, np.int64)
+    args = pointers(x)
+    for size in (64, 100_000, 5 << 20):
+        seen: set[int] = set()
+        for _ in range(200):
+            pool.run([record("touch", args, 3000, 3, 300)], scratch_bytes=size)
+            seen |= set(x.tolist())
+        assert all(address % 64 == 0 for address in seen)
+        ordered = sorted(seen)
+        assert all(b - a >= size for a, b in pairwise(ordered))
+        pool.run([record("scratch", args, 3000, 3)], scratch_bytes=size, repeats=20)
+        assert (x == np.arange(3000)).all()
+
+
+def test_affinity_of_the_caller_is_kept():
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("the system has no affinity masks")
+    before = os.sched_getaffinity(0)
+    x = np.zeros(100, np.int64)
+    args = pointers(x)
+    pool = Pool.get(2)
+    for _ in range(20):
+        time.sleep(1e-3)
+        pool.run([record("count", args, 100, 2)], repeats=3)
+    assert os.sched_getaffinity(0) == before
+    assert len(worker_cores(len(before) - 1)) == len(before) - 1
+    assert worker_cores(len(before)) == []
+
+
+def test_fit_launch():
+    assert fit_launch(0, 4, 0, 8) == (1, 1)
+    assert fit_launch(1, 4, 0, 8) == (1, 1)
+    assert fit_launch(3, 4, 0, 8) == (3, 3)
+    assert fit_launch(100, 4, 0, 8) == (4, 16)
+    assert fit_launch(100, 4, 0, 2) == (2, 8)
+    assert fit_launch(10**9, 4, 10**8, 8) == (4, rt.MAX_CHUNKS)
+
+
+def test_bad_sizes():
+    with pytest.raises(LaunchError, match="0 threads"):
+        Pool(0)
+    with pytest.raises(LaunchError, match="5000 threads"):
+        Pool.get(5000)
