@@ -2,8 +2,8 @@
 
     python experiments/dispatch.py [--threads N]
 
-Kernels do next to nothing (eight increments), so all time is dispatch. "Forced" launches keep the caller busy for a few microseconds, so that the
-workers must take part; the time of the work is subtracted. Prints microseconds: least, median, 99th percentile.
+Kernels do next to nothing (eight increments, a cache line each), so all time is dispatch. "Forced" launches have work for
+about 12 µs on one core, so that the workers take part. Prints microseconds: least, median, 99th percentile.
 """
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ head:
   br i1 %go, label %turn, label %done
 turn:
   %t = phi i64 [ 0, %head ], [ %t.next, %turn ]
-  %p = getelementptr i64, ptr %x, i64 %i
+  %line = shl i64 %i, 3
+  %p = getelementptr i64, ptr %x, i64 %line
   %v = load volatile i64, ptr %p
   %w = add i64 %v, 1
   store volatile i64 %w, ptr %p

@@ -4,9 +4,9 @@
 
     words    header | records a, b, c | launches | args k0, args k1 | vars k0, vars k1
 
-The plan owns one block of 64-bit words that the native runtime reads (layout: `runtime.py`). Binding another address or setting a variable writes
-into that block; nothing is compiled, and `execute` is one call. Kernels that say they share a level run at the same time where they
-are single-core: they become one launch whose iterations are the kernels.
+The plan owns one block of 64-bit words that the native runtime reads (layout: `runtime.py`). Binding another address or setting a
+variable writes into that block; nothing is compiled, and `execute` is one call. Kernels that say they share a level run at the same
+time where they are single-core: they become one launch whose iterations are the kernels.
 """
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class ExecutionPlan:
     # What it is applied to.
 
     def bind(self, buffer: int, address: int) -> None:
-        """Use the memory at `address` for an input or output. The caller answers for its size and keeps it alive; `bind_array` does both."""
+        """Use the memory at `address` for an input or output. The caller answers for its size and keeps it alive (`bind_array` does)."""
         with self.lock:
             words = self._words
             try:
@@ -410,12 +410,13 @@ def _check(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> 
 
 
 def _check_array(index: int, array: np.ndarray[Any, Any], nbytes: int, written: bool) -> None:
+    what = f"the array of shape {array.shape} and type {array.dtype}"
     if not array.flags.c_contiguous:
-        raise LaunchError(f"buffer {index}: the array of shape {array.shape} and strides {array.strides} is not C-contiguous; copy it first")
+        raise LaunchError(f"buffer {index}: {what} has strides {array.strides} and is not C-contiguous; copy it first")
     if array.nbytes < nbytes:
-        raise LaunchError(f"buffer {index} needs {nbytes} bytes; the array of shape {array.shape} and type {array.dtype} has {array.nbytes}")
+        raise LaunchError(f"buffer {index} needs {nbytes} bytes; {what} has {array.nbytes}")
     if written and not array.flags.writeable:
-        raise LaunchError(f"buffer {index} is written by the plan and its array is read-only")
+        raise LaunchError(f"buffer {index} is written by the plan; {what} is read-only")
 
 
 def _address_of(array: np.ndarray[Any, Any]) -> int:

@@ -10,14 +10,14 @@ from svod.compile.pool import Pool
 from svod.compile.program import PhaseSpec, ProgramSpec
 from svod.core.dtype import dtypes
 from svod.errors import LaunchError
-from tests.compile import native
+from tests.compile import loop_kernels
 
 N = 97
 
 
 def kernel(name, buffers, **more):
     options = {k: more.pop(k) for k in ("threads", "scratch", "variables") if k in more}
-    return PreparedKernel(native.spec(name, N, slots=len(buffers), **options), native.loaded(name), buffers, name, **more)
+    return PreparedKernel(loop_kernels.spec(name, N, slots=len(buffers), **options), loop_kernels.loaded(name), buffers, name, **more)
 
 
 def array(value=0, n=N):
@@ -82,15 +82,15 @@ def test_kernel_of_several_phases_with_a_temporary():
         out, x, other = array(), array(4), array()
         buffers = [PlanBuffer(8 * N, "output", out), PlanBuffer(8 * N, "input", x), PlanBuffer(8 * N, "output", other)]
         spec = two_phases(threads, False)
-        kernels = [PreparedKernel(spec, native.loaded("affine", "count"), (0, 1), level=0),
-                   PreparedKernel(spec, native.loaded("affine", "count"), (2, 1), level=0)]
+        kernels = [PreparedKernel(spec, loop_kernels.loaded("affine", "count"), (0, 1), level=0),
+                   PreparedKernel(spec, loop_kernels.loaded("affine", "count"), (2, 1), level=0)]
         plan = ExecutionPlan(kernels, buffers, [0], threads=2)
         plan.repeat(3)
         assert (out == 14).all() and (other == 14).all()
         assert plan.memory_bytes >= 2 * 8 * N
 
         # A once phase runs while the plan is made and never again.
-        plan = ExecutionPlan.of_kernel(two_phases(threads, True), native.loaded("affine", "count"), [out, x], threads=2, constants=[1])
+        plan = ExecutionPlan.of_kernel(two_phases(threads, True), loop_kernels.loaded("affine", "count"), [out, x], threads=2, constants=[1])
         assert (out == 13).all() and plan.prepare_seconds > 0
         plan.execute()
         plan.execute()
@@ -115,7 +115,7 @@ def test_variables():
 def test_slices():
     for threads in (1, 2):
         x = array()
-        plan = ExecutionPlan.of_kernel(native.spec("count", N, threads), native.loaded("count"), [x], threads=2)
+        plan = ExecutionPlan.of_kernel(loop_kernels.spec("count", N, threads), loop_kernels.loaded("count"), [x], threads=2)
         plan.set_range(0, 0, 10, 41)
         plan.execute()
         plan.repeat_kernel(0, 2)
@@ -130,7 +130,7 @@ def test_slices():
 def test_scratch_of_the_caller_and_of_workers():
     for threads in (1, 3):
         x = array()
-        plan = ExecutionPlan.of_kernel(native.spec("scratch", N, threads, scratch=4096), native.loaded("scratch"), [x], threads=3)
+        plan = ExecutionPlan.of_kernel(loop_kernels.spec("scratch", N, threads, scratch=4096), loop_kernels.loaded("scratch"), [x], threads=3)
         plan.repeat(20)
         assert (x == np.arange(N)).all()
 
@@ -192,7 +192,7 @@ def test_refusals():
     read_only.flags.writeable = False
     out, bound = PlanBuffer(8 * N, "output", y), PlanBuffer(8 * N, "input", x)
     with pytest.raises(LaunchError, match="takes 2 buffers and was given 1"):
-        ExecutionPlan([PreparedKernel(native.spec("affine", N, slots=2), native.loaded("affine"), (0,))], [out])
+        ExecutionPlan([PreparedKernel(loop_kernels.spec("affine", N, slots=2), loop_kernels.loaded("affine"), (0,))], [out])
     with pytest.raises(LaunchError, match="776 bytes; buffer 1 has 80"):
         ExecutionPlan([kernel("affine", (0, 1))], [out, PlanBuffer(80, "input", x)])
     with pytest.raises(LaunchError, match="buffer 7 was asked for; the plan has 2"):
@@ -208,7 +208,7 @@ def test_refusals():
     with pytest.raises(LaunchError, match="order them by level"):
         ExecutionPlan([kernel("affine", (0, 1), level=1), kernel("affine", (0, 1), level=0)], [out, bound])
     phases = (PhaseSpec("a", N, 1, 0), PhaseSpec("b", N, 1, 0, True))
-    late = PreparedKernel(ProgramSpec("p", ((dtypes.int64, N),), (0,), (), phases), native.loaded("count", "touch"), (0,))
+    late = PreparedKernel(ProgramSpec("p", ((dtypes.int64, N),), (0,), (), phases), loop_kernels.loaded("count", "touch"), (0,))
     with pytest.raises(LaunchError, match="must come before"):
         ExecutionPlan([late], [out])
     plan = ExecutionPlan([kernel("affine", (0, 1))], [out, PlanBuffer(8 * N, "input")])

@@ -10,7 +10,7 @@ import pytest
 from svod.compile import runtime as rt
 from svod.compile.pool import Pool, fit_launch, worker_cores
 from svod.errors import LaunchError
-from tests.compile import native
+from tests.compile import loop_kernels
 
 
 def pointers(*arrays):
@@ -18,7 +18,7 @@ def pointers(*arrays):
 
 
 def record(name, args, extent, threads, chunks=0):
-    return (native.address(name), args.ctypes.data, 0, 0, extent, threads, chunks)
+    return (loop_kernels.address(name), args.ctypes.data, 0, 0, extent, threads, chunks)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
@@ -34,7 +34,7 @@ def test_every_iteration_once(extent, threads):
 def test_begin_and_chunks(chunks):
     x = np.zeros(120, np.int64)
     args = pointers(x)
-    Pool.get(2).run([(native.address("count"), args.ctypes.data, 0, 11, 108, 2, chunks)])
+    Pool.get(2).run([(loop_kernels.address("count"), args.ctypes.data, 0, 11, 108, 2, chunks)])
     assert (x[11:108] == 1).all() and x.sum() == 97
 
 
