@@ -67,7 +67,7 @@ def _parse_switch(text: str) -> bool:
 _SWITCH = Accept("0 or 1 (also true/false, yes/no, on/off)", _parse_switch, lambda v: isinstance(v, bool))
 _TEXT = Accept("text", str, lambda v: v is None or isinstance(v, str))
 _PATH = Accept("a path", str, lambda v: v is None or isinstance(v, (str, os.PathLike)))
-_PATH_OR_NONE = Accept(f"a directory, or {NONE}", lambda t: NONE if t == "0" else t, lambda v: v is None or isinstance(v, (str, os.PathLike)))
+_PATH_OR_NONE = Accept(f"a directory, or {NONE}", lambda t: NONE if t == "0" else t, _PATH.check)
 _DATABASES = Accept(f"paths joined as in PATH, or {NONE}", str, lambda v: v is None or isinstance(v, str))
 
 
@@ -164,7 +164,7 @@ class _Config:
 class OptimizerConfig(_Config):
     """How one kernel is optimised when no search does it, and which opts are allowed at all."""
 
-    noopt: bool = _option("SVOD_NOOPT", False, _SWITCH, "run every kernel as it is, without any opt; wins over BEAM and the database", key=True)
+    noopt: bool = _option("SVOD_NOOPT", False, _SWITCH, "run every kernel without any opt; wins over BEAM and the database", key=True)
     nolocals: bool = _option("NOLOCALS", False, _SWITCH, "no workgroup dimensions (GPU)", key=True)
     tc: int = _option("TC", 1, _integer(0), "matrix and dot instructions: 0 never, 1 where they apply", key=True)
     tc_opt: int = _option("TC_OPT", 2, _integer(0), "how far TC goes: 0 exact fits, 1 also casts, 2 also padded extents", key=True)
@@ -191,7 +191,7 @@ class BeamConfig(_Config):
     executor: str = _option("BEAM_EXECUTOR", "local", _choice("local", "ray", "inline"), "who compiles and times candidates")
     workers: int = _option("BEAM_WORKERS", 0, _integer(0), "child processes of the local executor; 0: one per usable core")
     seed: int = _option("BEAM_SEED", 0, _integer(0), "seed of everything random in a search")
-    ignore_cache: bool = _option("IGNORE_BEAM_CACHE", False, _SWITCH, "search as if the tuning database were empty; results are still recorded")
+    ignore_cache: bool = _option("IGNORE_BEAM_CACHE", False, _SWITCH, "search as if the tuning database were empty; still record")
     debug: int = _option("BEAM_DEBUG", 0, _integer(0), "1: log each round; 2: log each candidate")
     log_surpass_max: bool = _option("BEAM_LOG_SURPASS_MAX", False, _SWITCH, "log candidates dropped by a limit, with the reason")
 
@@ -204,7 +204,7 @@ class BenchConfig(_Config):
     seconds: float = _option("SVOD_BENCH_SECONDS", 3.0, _number(0, "seconds"), "most seconds of a comparison")
     precision: float = _option("SVOD_BENCH_PRECISION", 0.01, _number(0, "parts of 1"),
                                "stop when the 95 % interval of the paired ratio is this narrow")
-    min_sample: float = _option("SVOD_BENCH_MIN_SAMPLE", 200.0, _number(0, "µs"), "least length of one sample; shorter kernels are repeated, in µs")
+    min_sample: float = _option("SVOD_BENCH_MIN_SAMPLE", 200.0, _number(0, "µs"), "shortest sample, in µs; shorter kernels are repeated")
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,8 @@ class PrepareConfig(_Config):
     opt_cache_max: int = _option("SVOD_OPT_CACHE_MAX", 4096, _integer(0), "compiled kernels kept in memory; 0: none")
     object_cache: str | None = _option("SVOD_OBJECT_CACHE", None, _PATH_OR_NONE,
                                        f"directory of compiled objects; {NONE} or 0: no such cache; not set: the user's cache directory")
-    capture: str | None = _option("SVOD_CAPTURE", None, _PATH, "append the kernels of every prepare to files in this directory; nothing is searched")
+    capture: str | None = _option("SVOD_CAPTURE", None, _PATH,
+                                  "append the kernels of every prepare to files in this directory; nothing is searched")
     opts: Mapping[str, Chain] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -329,7 +330,8 @@ def options_table() -> str:
     """The table of all options, in Markdown, one section per dataclass."""
     out: list[str] = []
     for config in CONFIGS:
-        out += [f"## {config.__name__}", "", "| variable | field | default | accepted | in key | meaning |", "| --- | --- | --- | --- | --- | --- |"]
+        out += [f"## {config.__name__}", "", "| variable | field | default | accepted | in key | meaning |",
+                "| --- | --- | --- | --- | --- | --- |"]
         for f in fields(config):  # type: ignore[arg-type]
             option: Option | None = f.metadata.get("option")
             if option is None:

@@ -1,0 +1,136 @@
+"""Opening SQLite files so that many processes can use them at once, and telling network file systems apart."""
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from svod.tune.db import schema
+
+BUSY_SECONDS = 30.0
+OPEN_ATTEMPTS = 8
+
+#: File systems where WAL's shared memory does not work between machines, by the kernel's names.
+NETWORK_FILE_SYSTEMS = frozenset({
+    "nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "ncpfs", "afs", "9p", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
+    "orangefs", "pvfs2", "panfs", "wekafs", "gfs2", "ocfs2", "coda", "davfs",
+    "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.davfs2", "fuse.s3fs",
+    "fuse.rclone", "fuse.gcsfuse", "fuse.juicefs", "virtiofs"})
+
+
+def file_system_type(path: Path, mounts: str) -> str:
+    """The type of the file system that `path` lies on, from the text of /proc/self/mountinfo; "" if it names none."""
+    best, kind = -1, ""
+    real = os.path.realpath(path)
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        columns, rest = left.split(), right.split()
+        if len(columns) < 5 or not rest:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), columns[4])  # spaces are written as \040
+        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= best:
+            best, kind = len(point), rest[0]
+    return kind
+
+
+def on_network(path: Path) -> bool:
+    """Whether `path` lies on a network file system. Known on Linux only; elsewhere the answer is no."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return file_system_type(path, mounts) in NETWORK_FILE_SYSTEMS
+
+
+def host_name() -> str:
+    """This host's name, fit for a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname()) or "host"
+
+
+def open_for_writing(path: Path, *, wal: bool) -> sqlite3.Connection:
+    """The database at `path`, made or upgraded where needed. Raises sqlite3.Error, OSError, NewerSchema, ForeignDatabase.
+
+    Opening for the first time is retried: switching to WAL needs the file alone, and does not wait for the busy timeout."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for attempt in range(OPEN_ATTEMPTS):
+        conn = _connect(str(path))
+        try:
+            version = schema.read_version(conn)  # before anything is written: a foreign file stays as it is
+            if version < schema.SCHEMA_VERSION:
+                conn.execute(f"PRAGMA journal_mode = {'WAL' if wal else 'DELETE'}")
+                schema.upgrade(conn)
+            conn.execute("PRAGMA synchronous = NORMAL" if wal else "PRAGMA synchronous = FULL")
+            return conn
+        except sqlite3.OperationalError as e:
+            conn.close()
+            if "locked" not in str(e) or attempt == OPEN_ATTEMPTS - 1:
+                raise
+            time.sleep(0.02 * 2 ** attempt)
+        except BaseException:
+            conn.close()
+            raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection | None:
+    """The database at `path`, read-only; None where there is none or it is empty. Raises as `open_for_writing`.
+
+    Where even the directory cannot be written, WAL's side files cannot be made: then the file is taken as unchanging."""
+    if not path.exists() or path.stat().st_size == 0:
+        return None
+    uri = path.resolve().as_uri() + "?mode=ro"
+    try:
+        conn = _connect(uri)
+        version = schema.read_version(conn)
+    except sqlite3.OperationalError:
+        if os.access(path.parent, os.W_OK) or not os.access(path, os.R_OK):
+            raise
+        conn = _connect(uri + "&immutable=1")
+        version = schema.read_version(conn)
+    if version == 0:
+        conn.close()
+        return None
+    if version < schema.SCHEMA_VERSION:
+        return _upgraded_copy(conn)
+    return conn
+
+
+def open_in_memory() -> sqlite3.Connection:
+    """An empty database that ends with the process."""
+    conn = _connect(":memory:")
+    schema.upgrade(conn)
+    return conn
+
+
+def _upgraded_copy(conn: sqlite3.Connection) -> sqlite3.Connection:
+    """An older database that is only read: a copy in memory, upgraded there."""
+    copy = _connect(":memory:")
+    conn.backup(copy)
+    conn.close()
+    schema.upgrade(copy)
+    return copy
+
+
+def _connect(name: str) -> sqlite3.Connection:
+    # isolation_level None: transactions are begun by hand, IMMEDIATE; a deferred one fails at once under contention, whatever the timeout
+    conn = sqlite3.connect(name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=name.startswith("file:"))
+    conn.row_factory = sqlite3.Row
+    return conn
+
+
+@contextmanager
+def write_transaction(conn: sqlite3.Connection) -> Iterator[None]:
+    """BEGIN IMMEDIATE … COMMIT; on any error ROLLBACK, and what was stored before is as it was."""
+    conn.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        conn.execute("COMMIT")
+    except BaseException:
+        if conn.in_transaction:
+            conn.execute("ROLLBACK")
+        raise

@@ -1,0 +1,189 @@
+"""Where records are read from: databases, JSON Lines files, and memory, in the order of SVOD_TUNE_DB.
+
+A spec is a list of paths joined by `os.pathsep`. An entry is a database file, a directory (its `tuning.db` and everything else of ours in
+it) or a `.jsonl` file. The first is written, all are read: rank 0 (own) for the first, 1 (team) for the others, 2 for the records that ship
+with svod. `:none:` turns all of them off.
+
+On a network file system WAL does not work between machines, so each host writes `NAME.HOST.db` beside `NAME.db`, and reads all of them.
+"""
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from svod import config
+from svod.errors import DatabaseError
+from svod.tune.db import files
+from svod.tune.db.records import Measurement, Record, RecordError, Verdict
+from svod.tune.db.schema import SHIPPED, TEAM, ForeignDatabase, NewerSchema
+from svod.tune.db.transfer import Skipped, read_records
+
+FILE_NAME = "tuning.db"
+
+Deciding = tuple[list[tuple[Measurement, int]], list[Verdict]]  # measurements with their layer rank, verdicts
+
+
+class Plan(NamedTuple):
+    """What a spec means: the file to write (None: memory only), whether by WAL, the files to read with their rank, and what was wrong."""
+
+    write: Path | None
+    wal: bool
+    read: tuple[tuple[Path, int], ...]
+    problem: str | None = None
+
+
+def shipped_files() -> tuple[Path, ...]:
+    """The records that ship with svod: package data where svod is installed, tune_db/ in a checkout."""
+    package = Path(__file__).resolve().parents[2]
+    for directory in (package / "shipped_db", package.parent / "tune_db"):
+        if directory.is_dir():
+            return tuple(sorted(directory.glob("*.jsonl")))
+    return ()
+
+
+def resolve(spec: str | None) -> Plan:
+    """What a spec, as SVOD_TUNE_DB has it, means here. Opens and creates nothing."""
+    if spec is not None and spec.strip() == config.NONE:
+        return Plan(None, False, ())
+    shipped = tuple((p, SHIPPED) for p in shipped_files())
+    if spec is None or not spec.strip(os.pathsep + " "):
+        directory = config.data_dir()
+        usual = config.user_data_dir() / FILE_NAME
+        # where the usual file cannot be written, what is in it counts all the same
+        unwritable = ((usual, TEAM),) if usual.parent != directory and usual.exists() else ()
+        return _resolve_first(directory / FILE_NAME, unwritable + shipped)
+    entries = [Path(os.path.abspath(os.path.expanduser(e))) for e in spec.split(os.pathsep) if e.strip()]
+    first = entries[0]
+    rest = tuple((f, TEAM) for e in entries[1:] for f in _files_of(e))
+    if first.suffix == ".jsonl":
+        return Plan(None, False, ((first, TEAM), *rest, *shipped),
+                    f"{first} is the first of SVOD_TUNE_DB, the one that is written, and must be a database; put a .db file before it")
+    if first.is_dir() or not first.suffix:
+        others = tuple((f, TEAM) for f in _files_of(first) if f.name != FILE_NAME)
+        return _resolve_first(first / FILE_NAME, others + rest + shipped)
+    return _resolve_first(first, rest + shipped)
+
+
+def _resolve_first(path: Path, read: tuple[tuple[Path, int], ...]) -> Plan:
+    if not files.on_network(path):
+        return Plan(path, True, read)
+    mine = path.with_name(f"{path.stem}.{files.host_name()}{path.suffix}")
+    family = sorted({path, *path.parent.glob(f"{path.stem}.*{path.suffix}")} - {mine})
+    others = tuple((p, TEAM) for p in family if p.exists())
+    known = {p for p, _ in others}
+    return Plan(mine, False, others + tuple((p, rank) for p, rank in read if p not in known and p != mine))
+
+
+def _files_of(entry: Path) -> list[Path]:
+    if entry.is_dir():
+        return sorted(p for p in entry.iterdir() if p.suffix in (".db", ".jsonl") and p.is_file())
+    return [entry]
+
+
+class Layer(Protocol):
+    """Something that records can be read from. `name` is for people."""
+
+    name: str
+
+    def deciding(self, kernel: str, target: str) -> Deciding:
+        """What may decide about (kernel, target): confirmed and wrong measurements, and all verdicts."""
+        ...
+
+    def select(self, record: type[Record], kernel: str | None, target: str | None) -> Iterable[tuple[Record, int]]:
+        """Records of one kind, with their rank, optionally of one kernel and one target (where the kind has one)."""
+        ...
+
+    def version(self) -> int:
+        """Changes when another process has changed the content."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SqliteLayer:
+    """A database, through one connection. Rows that do not hold what they should are skipped and told to `report`."""
+
+    def __init__(self, conn: sqlite3.Connection, name: str, rank: int, report: list[Skipped]) -> None:
+        self.conn, self.name, self.rank, self.report = conn, name, rank, report
+
+    def deciding(self, kernel: str, target: str) -> Deciding:
+        rows = self.conn.execute("SELECT * FROM measurements WHERE kernel = ? AND target = ? AND (step = 'confirm' OR status = 'wrong')",
+                                 (kernel, target))
+        measurements = [(r, rank) for r, rank in self._records(Measurement, rows) if isinstance(r, Measurement)]
+        rows = self.conn.execute("SELECT * FROM verdicts WHERE kernel = ? AND target = ?", (kernel, target))
+        return measurements, [r for r, _ in self._records(Verdict, rows) if isinstance(r, Verdict)]
+
+    def select(self, record: type[Record], kernel: str | None, target: str | None) -> Iterator[tuple[Record, int]]:
+        where = {n: v for n, v in (("kernel", kernel), ("target", target)) if v is not None and n in record.checks}
+        clause = " WHERE " + " AND ".join(f"{n} = :{n}" for n in where) if where else ""
+        return self._records(record, self.conn.execute(f"SELECT * FROM {record.table}{clause}", where))
+
+    def _records(self, record: type[Record], rows: Iterable[sqlite3.Row]) -> Iterator[tuple[Record, int]]:
+        for row in rows:
+            try:
+                found = record.from_row(row)  # type: ignore[arg-type]  # a Row is a mapping in all but name
+            except (RecordError, IndexError) as e:  # IndexError: a column is missing
+                self.report.append(Skipped(f"{self.name}:{record.table}:{row['id']}", str(e)))
+            else:
+                yield found, min(self.rank + int(row["layer"]), SHIPPED)
+
+    def version(self) -> int:
+        return int(self.conn.execute("PRAGMA data_version").fetchone()[0])
+
+    def close(self) -> None:
+        self.conn.close()
+
+
+class JsonlLayer:
+    """A .jsonl file: read when it is first asked for a target that its header names."""
+
+    def __init__(self, path: Path, rank: int, report: list[Skipped]) -> None:
+        self.path, self.name, self.rank, self.report = path, str(path), rank, report
+        self._by_target: dict[str | None, list[Record]] = {}
+
+    def _load(self, target: str | None) -> list[Record]:
+        if target not in self._by_target:
+            records: list[Record] = []
+            skipped: list[Skipped] = []
+            try:
+                if None in self._by_target:
+                    records = self._by_target[None]
+                else:
+                    records, skipped = read_records(self.path, target)
+            except (OSError, DatabaseError) as e:
+                skipped = [Skipped(self.name, str(e))]
+            self.report.extend(s for s in skipped if s not in self.report)
+            self._by_target[target] = records
+        return self._by_target[target]
+
+    def deciding(self, kernel: str, target: str) -> Deciding:
+        records = self._load(target)
+        return ([(r, self.rank) for r in records if isinstance(r, Measurement) and r.kernel == kernel and r.target == target
+                 and (r.step == "confirm" or r.status == "wrong")],
+                [r for r in records if isinstance(r, Verdict) and r.kernel == kernel and r.target == target])
+
+    def select(self, record: type[Record], kernel: str | None, target: str | None) -> Iterator[tuple[Record, int]]:
+        for r in self._load(target):
+            if type(r) is record and kernel in (None, getattr(r, "kernel", kernel)) and target in (None, getattr(r, "target", target)):
+                yield r, self.rank
+
+    def version(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._by_target.clear()
+
+
+def open_layer(path: Path, rank: int, report: list[Skipped]) -> Layer | None:
+    """The layer at `path`, for reading; None where there is nothing. What cannot be read is told to `report`."""
+    try:
+        if path.suffix == ".jsonl":
+            return JsonlLayer(path, rank, report) if path.exists() else None
+        conn = files.open_for_reading(path)
+    except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
+        report.append(Skipped(str(path), f"cannot be read: {e}"))
+        return None
+    return None if conn is None else SqliteLayer(conn, str(path), rank, report)

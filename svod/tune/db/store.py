@@ -1,0 +1,504 @@
+"""`TuningDB`: what the rest of svod sees of the tuning database.
+
+Guarantees
+* Records are only added, never changed; adding one twice is adding it once. `record` stores all of its records or none.
+* Many processes and threads may use one database at once; a writer waits up to 30 s for its turn. A handle survives a fork: the child
+  opens connections of its own.
+* A database that cannot be opened, read or written never stops a search or a `prepare`: what can be read is read, what is found is
+  kept in memory (and offered to the file again on `close`), the reason is in `problem` and logged once. What was stored stays stored.
+* Reading validates: a record that is not what it should be is skipped, listed in `skipped`, and logged once per file.
+* Looking up never creates a file, and never imports sqlite-utils; that happens when tables are made.
+
+Only the process that drives a search writes. Workers never open the database.
+"""
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import socket
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from svod import config
+from svod.errors import DatabaseError
+from svod.tune.db import claims, files, layers, transfer
+from svod.tune.db.records import RECORDS, Measurement, Origin, Record, RecordError, Search, Verdict
+from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema
+from svod.tune.db.transfer import Skipped
+from svod.tune.db.why import Explanation, explain
+from svod.tune.db.winners import Winner, rank_winners
+
+if TYPE_CHECKING:
+    from typing import Self
+
+log = logging.getLogger("svod.tune.db")
+
+R = TypeVar("R", bound=Record)
+
+_abandoned: list[Any] = []  # connections inherited by a fork: closing them would drop the parent's locks
+
+#: Which of several measurements of one LINEAR says most about it, first to last.
+_TELLING = {("wrong", ""): 0, ("ok", "confirm"): 1, ("ok", "race"): 2, ("ok", "screen"): 3, ("slow", ""): 4, ("crash", ""): 5,
+            ("timeout", ""): 6, ("error", ""): 7}
+
+
+class Merged(NamedTuple):
+    """What a merge or an import did: records that were new, records that were known, and what was skipped."""
+
+    added: int
+    known: int
+    skipped: list[Skipped]
+
+
+class Collected(NamedTuple):
+    """What `gc` removed."""
+
+    measurements: int
+    claims: int
+
+
+def whoami() -> str:
+    """user@host, for the columns that say who."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        user = str(os.getuid()) if hasattr(os, "getuid") else "user"
+    return f"{user}@{socket.gethostname()}"
+
+
+class TuningDB:
+    """An open tuning database: the file that is written and all layers that are read. Use `TuningDB.open`; a context manager."""
+
+    def __init__(self, plan: layers.Plan, *, fresh: bool, read_only: bool) -> None:
+        self.plan, self.fresh, self.read_only = plan, fresh, read_only
+        self.problem: str | None = None
+        self.skipped: list[Skipped] = []
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._own: layers.SqliteLayer | None = None
+        self._memory: layers.SqliteLayer | None = None
+        self._read: list[layers.Layer] | None = None
+        self._unwritable: str | None = "" if plan.write is None or read_only else None  # why nothing is written; "": nothing was asked for
+        self._searches: dict[str, Search] = {}
+        self._heartbeat = claims.Heartbeat()
+        self._memo: dict[tuple[str, str], list[Winner]] = {}
+        self._memo_version: tuple[int, ...] = ()
+        self._told = 0
+        if plan.problem is not None:
+            self._trouble(plan.problem)
+        self._open_own()
+
+    @classmethod
+    def open(cls, spec: str | os.PathLike[str] | None = None, fresh: bool = False, read_only: bool = False) -> TuningDB:
+        """The database that `spec` names (`PrepareConfig.db`, SVOD_TUNE_DB; None: the user's data directory; `:none:`: memory only).
+
+        `fresh`: nothing that was there before is read; what is found is recorded. `read_only`: nothing is written to files.
+        Never raises for a database that is missing, damaged, foreign, newer, or locked away: see `problem`."""
+        return cls(layers.resolve(None if spec is None else os.fspath(spec)), fresh=fresh, read_only=read_only)
+
+    # -- opening ------------------------------------------------------------------------------------------------------------
+    @property
+    def path(self) -> Path | None:
+        """The file that is written, whether it exists yet or not; None: memory only."""
+        return None if self._unwritable is not None else self.plan.write
+
+    def _trouble(self, text: str) -> None:
+        if self.problem is None:
+            self.problem = text
+        config.log_once(log, logging.WARNING, f"tuning database: {text}")
+
+    def _open_own(self) -> None:
+        """Open the written file if it exists, for writing where that is possible, else for reading."""
+        path = self.plan.write
+        if path is None or self._own is not None or self._unwritable:
+            return
+        try:
+            if not path.exists() or path.stat().st_size == 0:
+                return
+            conn = files.open_for_reading(path) if self.read_only else files.open_for_writing(path, wal=self.plan.wal)
+        except (NewerSchema, ForeignDatabase) as e:
+            self._give_up(f"{path} cannot be used: {e}. It was left as it is; what is found is kept in memory only")
+            return
+        except (sqlite3.Error, OSError) as e:
+            if not isinstance(e, (sqlite3.OperationalError, OSError)):  # "file is not a database", "malformed"
+                self._give_up(f"{path} cannot be used: {e}. It was left as it is; move it away to start a new one")
+                return
+            try:
+                conn = files.open_for_reading(path)
+            except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as again:
+                self._give_up(f"{path} cannot be opened: {again}. What is found is kept in memory only")
+                return
+            self._unwritable = self._unwritable or f"{path} cannot be written: {e}"
+        if conn is not None:
+            self._own = layers.SqliteLayer(conn, str(path), OWN, self.skipped)
+
+    def _give_up(self, text: str) -> None:
+        self._unwritable = text
+        self._trouble(text)
+
+    def _after_fork(self) -> None:
+        if self._pid == os.getpid():
+            return
+        _abandoned.append((self._own, self._read, self._lock))
+        self._pid, self._own, self._read, self._lock = os.getpid(), None, None, threading.RLock()
+        self._heartbeat = claims.Heartbeat()
+        self._memo.clear()
+        self._open_own()
+
+    def _memory_layer(self) -> layers.SqliteLayer:
+        if self._memory is None:
+            self._memory = layers.SqliteLayer(files.open_in_memory(), ":memory:", OWN, self.skipped)
+        return self._memory
+
+    def _layers(self) -> list[layers.Layer]:
+        """All layers in order of trust. Files that appeared since are opened."""
+        self._after_fork()
+        if self.fresh:
+            return [self._memory_layer()]
+        if self._own is None:
+            self._open_own()
+        if self._read is None:
+            opened = (layers.open_layer(path, rank, self.skipped) for path, rank in self.plan.read)
+            self._read = [layer for layer in opened if layer is not None]
+        return [layer for layer in (self._own, self._memory) if layer is not None] + self._read
+
+    def _each(self, ask: Callable[[layers.Layer], Any]) -> list[Any]:
+        """`ask` of every layer; one that turns out to be damaged is dropped and reported."""
+        answers = []
+        for layer in self._layers():
+            try:
+                answers.append(ask(layer))
+            except sqlite3.Error as e:
+                self.skipped.append(Skipped(layer.name, f"cannot be read: {e}"))
+                if layer is self._own:
+                    self._own = None
+                    self._give_up(f"{layer.name} cannot be read: {e}. It was left as it is; what is found is kept in memory only")
+                elif self._read is not None and layer in self._read:
+                    self._read.remove(layer)
+        self._tell_skipped()
+        return answers
+
+    def _tell_skipped(self) -> None:
+        new, self._told = self.skipped[self._told:], len(self.skipped)
+        for s in new:
+            place = s.where.rpartition(":")[0] or s.where
+            config.log_once(log, logging.WARNING, f"tuning database: records of {place} were skipped, the first: {s.reason} ({s.where})")
+
+    # -- looking up ---------------------------------------------------------------------------------------------------------
+    def ranking(self, kernel: str, target: str) -> list[Winner]:
+        """All chains that may be used for this kernel and target, best first (`winners.py` has the rules); the others serve as seeds."""
+        with self._lock:
+            version = tuple(self._each(lambda layer: layer.version()))
+            if version != self._memo_version:
+                self._memo.clear()
+                self._memo_version = version
+            found = self._memo.get((kernel, target))
+            if found is None:
+                ranks: dict[str, int] = {}
+                measurements: list[Measurement] = []
+                verdicts: list[Verdict] = []
+                for some, others in self._each(lambda layer: layer.deciding(kernel, target)):
+                    for m, rank in some:
+                        ranks[m.id] = min(rank, ranks.get(m.id, SHIPPED))
+                        measurements.append(m)
+                    verdicts.extend(others)
+                found = self._memo[kernel, target] = rank_winners(measurements, verdicts, ranks) if measurements else []
+            return found
+
+    def winner(self, kernel: str, target: str) -> Winner | None:
+        """The chain to use, or None: nothing confirmed and verified is known. Where today's LINEAR digest is not `Winner.linear` the chain
+        is only a seed."""
+        order = self.ranking(kernel, target)
+        return order[0] if order else None
+
+    def known_digests(self, kernel: str, target: str, codegen: int | None = None, compiler: str | None = None,
+                      protocol: int | None = None) -> dict[str, Measurement]:
+        """By LINEAR digest the most telling measurement there is, optionally only those of one code generator, compiler or timing
+        protocol: what need not be compiled or timed again. Candidates whose worker was lost are not known."""
+        best: dict[str, tuple[tuple[int, float, str], Measurement]] = {}
+        for m, _ in self.select(Measurement, kernel, target):
+            if not m.linear or m.status == "lost" or (codegen is not None and m.codegen != codegen) \
+                    or (compiler is not None and m.compiler != compiler) or (protocol is not None and m.protocol != protocol):
+                continue
+            rank = (_TELLING[m.status, m.step if m.status == "ok" else ""], -m.taken_at, m.id)
+            if m.linear not in best or rank < best[m.linear][0]:
+                best[m.linear] = rank, m
+        return {linear: m for linear, (_, m) in best.items()}
+
+    def select(self, record: type[R], kernel: str | None = None, target: str | None = None) -> list[tuple[R, int]]:
+        """All records of one kind with the rank of the nearest layer that holds them, in the order of their digests."""
+        with self._lock:
+            found: dict[str, tuple[R, int]] = {}
+            for some in self._each(lambda layer: list(layer.select(record, kernel, target))):
+                for r, rank in some:
+                    if r.id not in found or rank < found[r.id][1]:
+                        found[r.id] = r, rank
+            return [found[i] for i in sorted(found)]
+
+    # -- writing ------------------------------------------------------------------------------------------------------------
+    def _sink(self) -> layers.SqliteLayer:
+        """What is written now: the file, made if need be, else memory."""
+        self._after_fork()
+        if self._unwritable is None and self._own is None:
+            assert self.plan.write is not None, "a plan without a file is unwritable"
+            try:
+                conn = files.open_for_writing(self.plan.write, wal=self.plan.wal)
+            except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
+                self._give_up(f"{self.plan.write} cannot be written: {e}. What is found is kept in memory only")
+            else:
+                self._own = layers.SqliteLayer(conn, str(self.plan.write), OWN, self.skipped)
+        if self._unwritable is not None or self._own is None:
+            if self._unwritable:
+                self._trouble(self._unwritable)
+            return self._memory_layer()
+        return self._own
+
+    def _write(self, work: Callable[[sqlite3.Connection], Any], *, must: bool = False) -> Any:
+        """`work` in a transaction on the file; where that fails, on memory from now on. `must`: raises DatabaseError instead."""
+        with self._lock:
+            self._memo.clear()
+            sink = self._sink()
+            if sink is not self._memory:
+                try:
+                    with files.write_transaction(sink.conn):
+                        answer = work(sink.conn)
+                except (sqlite3.Error, OSError) as e:
+                    text = f"{sink.name} cannot be written: {e}. What was stored is still there; what is found now is kept in memory"
+                    if must:
+                        raise DatabaseError(f"{sink.name} cannot be written: {e}; nothing was changed") from e
+                    self._give_up(text)
+                    sink = self._memory_layer()
+                else:
+                    if self.fresh:
+                        with files.write_transaction(self._memory_layer().conn):
+                            work(self._memory_layer().conn)
+                    return answer
+            if must:
+                raise DatabaseError(self._unwritable or "there is no database to write to: it is :none:, or was opened read-only")
+            with files.write_transaction(sink.conn):
+                return work(sink.conn)
+
+    def record(self, records: Iterable[Record], *, layer: int = OWN, must: bool = False) -> int:
+        """Store records, all or none; returns how many were new (or known from a farther layer). Nothing is ever overwritten.
+        `layer` says whose they are (OWN, TEAM).
+
+
+        Where the file cannot be written they are kept in memory (`problem` says why), or, with `must`, DatabaseError is raised."""
+        by_type: dict[type[Record], list[dict[str, Any]]] = {}
+        for r in records:
+            by_type.setdefault(type(r), []).append({**r.to_row(), "layer": layer})
+        if not by_type:
+            return 0
+
+        def insert(conn: sqlite3.Connection) -> int:
+            added = 0
+            for kind, rows in by_type.items():
+                added += conn.executemany(INSERT[kind], rows).rowcount
+            return added
+        return int(self._write(insert, must=must))
+
+    def begin_search(self, kernel: str, target: str, *, strategy: str = "beam", executor: str = "",
+                     config: Mapping[str, Any] | None = None, svod: str = "") -> str:
+        """Announce a search in `searches`; returns its id, which its measurements and verdicts carry."""
+        search = Search(uuid.uuid4().hex, kernel, target, strategy=strategy, executor=executor, config=config or {}, svod=svod,
+                        by=whoami(), started_at=time.time())
+        self._searches[search.search] = search
+        self.record([search])
+        return search.search
+
+    def end_search(self, search: str, outcome: str, result: Mapping[str, Any] | None = None) -> None:
+        """Say how a search ended: "finished", "budget", "interrupted", "failed"…, with counts and times. Raises DatabaseError for a search
+        that this handle did not begin."""
+        begun = self._searches.pop(search, None)
+        if begun is None:
+            raise DatabaseError(f"search {search!r} was not begun with this database handle, or has ended")
+        self.record([replace(begun, ended_at=time.time(), outcome=outcome, result=result or {})])
+
+    def retract(self, kernel: str, target: str | None, linear: str | None, reason: str) -> int:
+        """Write `retracted` verdicts for the chains of a kernel that may win (optionally on one target, or one LINEAR): none of them is
+        used again under the same code generator, whatever is merged later. Returns how many LINEARs. Raises DatabaseError where nothing
+        can be written."""
+        newest: dict[tuple[str, str], Measurement] = {}
+        for m, _ in self.select(Measurement, kernel, target):
+            at = (m.target, m.linear)
+            if m.linear and linear in (None, m.linear) and (m.step == "confirm" or linear) \
+                    and (at not in newest or m.codegen > newest[at].codegen):
+                newest[at] = m
+        verdicts = [Verdict(m.kernel, m.target, m.linear, "retracted", m.codegen, compiler=m.compiler, by=whoami(),
+                            method="svod-db retract", reason=reason, taken_at=time.time()) for m in newest.values()]
+        if verdicts:
+            self.record(verdicts, must=True)
+        return len(verdicts)
+
+    def why(self, kernel: str, target: str, linear: str = "", structure: str = "") -> Explanation:
+        """Why (kernel, target) has a winner or none: the nearest record and the first field that differs; see `why.explain`."""
+        return explain(self, kernel, target, linear, structure)
+
+    # -- claims -------------------------------------------------------------------------------------------------------------
+    def claim(self, kernel: str, target: str) -> claims.Claim | None:
+        """The right to search (kernel, target), renewed until `release`; None: a live process holds it (`holder` says which)."""
+        token = self._write(lambda conn: claims.take(conn, kernel, target, time.time()))
+        if token is None:
+            return None
+        with self._lock:
+            shared = self._own is not None and self._unwritable is None
+        claim = claims.Claim(self, kernel, target, token if shared else None)
+        if shared:
+            self._heartbeat.add(claim)
+        return claim
+
+    def renew_claim(self, claim: claims.Claim) -> bool:
+        """The heartbeat of a claim; False where it is no longer this process's."""
+        with self._lock:
+            if self._own is None or self._unwritable is not None:
+                return True  # nobody can be told, nobody else can know
+            with files.write_transaction(self._own.conn):
+                done = self._own.conn.execute("UPDATE claims SET heartbeat = ? WHERE kernel = ? AND target = ? AND token = ?",
+                                              (time.time(), claim.kernel, claim.target, claim.token))
+                return done.rowcount == 1
+
+    def release_claim(self, claim: claims.Claim) -> None:
+        self._heartbeat.remove(claim)
+        if claim.token is not None:
+            self._write(lambda conn: conn.execute("DELETE FROM claims WHERE kernel = ? AND target = ? AND token = ?",
+                                                  (claim.kernel, claim.target, claim.token)))
+
+    def holder(self, kernel: str, target: str) -> claims.Holder | None:
+        """Who searches (kernel, target) right now, or None."""
+        with self._lock:
+            self._after_fork()
+            self._open_own()
+            if self._own is None:
+                return None
+            row = self._own.conn.execute("SELECT * FROM claims WHERE kernel = ? AND target = ?", (kernel, target)).fetchone()
+            holder = None if row is None else claims.holder_of(row)
+            return None if holder is None or claims.is_void(holder, time.time()) else holder
+
+    # -- moving records between databases -----------------------------------------------------------------------------------
+    def export(self, path: Path, kernels: Iterable[str] | None = None, *, winners_only: bool = False) -> int:
+        """Write records to a .jsonl file: of all kernels or of those given; with `winners_only` only what decides about the winners (their
+        measurements, and all verdicts). Returns how many. Raises OSError. Claims are never exported."""
+        wanted = None if kernels is None else set(kernels)
+        chosen: list[Record] = []
+        measurements = [m for m, _ in self.select(Measurement) if wanted is None or m.kernel in wanted]
+        if winners_only:
+            pairs = sorted({(m.kernel, m.target) for m in measurements})
+            keep = {w.measurement for k, t in pairs if (w := self.winner(k, t)) is not None}
+            measurements = [m for m in measurements if m.id in keep]
+        chosen.extend(measurements)
+        targets = {m.target for m in measurements}
+        for record in RECORDS:
+            if record is Measurement or (winners_only and record is Search):
+                continue
+            for r, _ in self.select(record):
+                if wanted is not None and getattr(r, "kernel", None) is not None and getattr(r, "kernel") not in wanted:  # noqa: B009
+                    continue
+                if record.kind == "target" and getattr(r, "target") not in targets:  # noqa: B009
+                    continue
+                chosen.append(r)
+        return transfer.write_records(path, chosen)
+
+    def import_file(self, path: Path) -> Merged:
+        """Add the records of a .jsonl file, as the team's. Raises DatabaseError for a file that is none of ours, or cannot be read, or
+        where nothing can be stored."""
+        try:
+            records, skipped = transfer.read_records(path)
+        except OSError as e:
+            raise DatabaseError(f"{path} cannot be read: {e.strerror or e}") from e
+        added = self.record(records, layer=TEAM, must=True)
+        return Merged(added, len(records) - added, skipped)
+
+    def merge(self, path: Path) -> Merged:
+        """Add the records of another database file, as the team's. Raises DatabaseError where it is none, or cannot be read or stored."""
+        if self.plan.write is not None and path.exists() and self.plan.write.exists() and path.samefile(self.plan.write):
+            raise DatabaseError(f"{path} is the database that is merged into; name another one")
+        try:
+            conn = files.open_for_reading(path)
+            if conn is None:
+                raise DatabaseError(f"{path} does not exist or is empty")
+            records: list[Record] = []
+            skipped: list[Skipped] = []
+            for record in RECORDS:
+                for row in conn.execute(f"SELECT * FROM {record.table}"):
+                    try:
+                        records.append(record.from_foreign_row(row))
+                    except RecordError as e:
+                        skipped.append(Skipped(f"{path}:{record.table}:{row['id']}", str(e)))
+            conn.close()
+        except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
+            raise DatabaseError(f"{path} cannot be merged: {e}") from e
+        added = self.record(records, layer=TEAM, must=True)
+        return Merged(added, len(records) - added, skipped)
+
+    def gc(self, older_than: float) -> Collected:
+        """Remove void claims, and measurements that can decide nothing any more: only screened or raced, more than `older_than` seconds
+        ago, of kernels that have a winner. Verdicts and confirmed measurements stay for ever. Raises DatabaseError."""
+        settled = [(m.kernel, m.target) for m, _ in self.select(Measurement) if m.step == "confirm"]
+        settled = sorted({pair for pair in settled if self.winner(*pair) is not None})
+        horizon = time.time() - older_than
+
+        def collect(conn: sqlite3.Connection) -> Collected:
+            gone = 0
+            for kernel, target in settled:
+                gone += conn.execute("DELETE FROM measurements WHERE kernel = ? AND target = ? AND step != 'confirm' AND status != 'wrong' "
+                                     "AND taken_at < ?", (kernel, target, horizon)).rowcount
+            void = [h for h in map(claims.holder_of, conn.execute("SELECT * FROM claims").fetchall()) if claims.is_void(h, time.time())]
+            for h in void:
+                conn.execute("DELETE FROM claims WHERE kernel = ? AND target = ? AND token = ?", (h.kernel, h.target, h.token))
+            return Collected(gone, len(void))
+        collected: Collected = self._write(collect, must=True)
+        assert self._own is not None, "_write(must=True) wrote to the file"
+        try:
+            self._own.conn.execute("VACUUM")
+        except sqlite3.Error as e:
+            raise DatabaseError(f"{self._own.name}: records were removed, but the file could not be made smaller: {e}") from e
+        return collected
+
+    # -- closing ------------------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Close all connections. What had to be kept in memory is offered to the file once more; if that fails, it is said."""
+        with self._lock:
+            self._heartbeat.stop()
+            self._after_fork()
+            if self._memory is not None and self.plan.write is not None and not self.read_only and self._unwritable is not None:
+                self._flush_memory(self._memory, self.plan.write)
+            for layer in (self._own, self._memory, *(self._read or ())):
+                if layer is not None:
+                    layer.close()
+            self._own, self._memory, self._read = None, None, []
+
+    def _flush_memory(self, memory: layers.SqliteLayer, path: Path) -> None:
+        kept = [(r, rank) for kind in RECORDS for r, rank in memory.select(kind, None, None)]
+        if not kept:
+            return
+        try:
+            conn = files.open_for_writing(path, wal=self.plan.wal)
+            try:
+                with files.write_transaction(conn):
+                    for r, rank in kept:
+                        conn.execute(INSERT[type(r)], {**r.to_row(), "layer": rank})
+            finally:
+                conn.close()
+        except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
+            log.warning("tuning database: %s still cannot be written (%s); %d records of this run are lost", path, e, len(kept))
+        else:
+            log.warning("tuning database: %s can be written again; the %d records kept in memory were stored", path, len(kept))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def origins_of(db: TuningDB, kernel: str) -> list[str]:
+    """Where in models a kernel comes from."""
+    return sorted({o.origin for o, _ in db.select(Origin, kernel)})

@@ -1,0 +1,87 @@
+"""The file that records travel in: JSON Lines.
+
+The first line is a header, `{"format": "svod-tune-db", "version": 1, "targets": [...]}`; every further line is one record as
+`records.py` writes it. A record that is malformed, altered or of an unknown kind is skipped and reported with its line; a file of a newer
+version is refused as a whole. The file is data: nothing in it is executed, unpickled, or trusted to apply.
+"""
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from svod.errors import DatabaseError
+from svod.tune.db.records import Record, RecordError, canonical, parse_json, record_from_json
+
+FORMAT = "svod-tune-db"
+FORMAT_VERSION = 1
+
+
+class Skipped(NamedTuple):
+    """A record that was not read, and why. `where` is file:line or file:table:id."""
+
+    where: str
+    reason: str
+
+
+def write_records(path: Path, records: Iterable[Record]) -> int:
+    """Write the records to `path`, all or nothing, in a stable order (a diff shows what changed). Returns how many.
+
+    Raises OSError; then what was at `path` before is still there."""
+    records = list(records)
+    lines = sorted({(r.kind, r.id): canonical(r.to_json()) for r in records}.items())
+    targets = sorted({t for r in records if isinstance(t := getattr(r, "target", None), str)})
+    header = canonical({"format": FORMAT, "version": FORMAT_VERSION, "targets": targets})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as f:
+            f.writelines(line + "\n" for line in (header, *(text for _, text in lines)))
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp made it private; this file is made to be handed on
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return len(lines)
+
+
+def read_header(line: str, path: Path) -> frozenset[str]:
+    """The targets a file has records for. Raises DatabaseError for what is no such file, or one of a newer version."""
+    try:
+        header = parse_json(line, "the first line")
+    except RecordError as e:
+        raise DatabaseError(f"{path} is not a file of svod's tuning records: {e}") from e
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise DatabaseError(f'{path} is not a file of svod\'s tuning records: its first line is no {{"format": "{FORMAT}", …}}')
+    version, targets = header.get("version"), header.get("targets", [])
+    if not isinstance(version, int) or version < 1 or not isinstance(targets, list):
+        raise DatabaseError(f"{path} is not a file of svod's tuning records: its header is malformed")
+    if version > FORMAT_VERSION:
+        raise DatabaseError(f"{path} has format version {version}, this svod reads up to {FORMAT_VERSION}; update svod")
+    return frozenset(t for t in targets if isinstance(t, str))
+
+
+def read_records(path: Path, only_target: str | None = None) -> tuple[list[Record], list[Skipped]]:
+    """The records of a file and what was skipped. With `only_target` a file without records for that target is not read beyond its header.
+
+    Raises DatabaseError for a file that is none of ours or newer, OSError where it cannot be read."""
+    records: list[Record] = []
+    skipped: list[Skipped] = []
+    # a line that is not UTF-8 is malformed, the others are not
+    with open(path, encoding="utf-8", errors="surrogateescape") as f:
+        targets = read_header(f.readline(), path)
+        if only_target is not None and only_target not in targets:
+            return records, skipped
+        for number, line in enumerate(f, 2):
+            if not line.strip():
+                continue
+            try:
+                line.encode()  # refuses what the surrogates stand for
+                records.append(record_from_json(parse_json(line, "the line")))
+            except (RecordError, UnicodeEncodeError) as e:
+                skipped.append(Skipped(f"{path}:{number}", str(e)))
+    return records, skipped

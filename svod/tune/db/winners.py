@@ -1,0 +1,124 @@
+"""From evidence to a decision: which chain is used for a kernel on a target.
+
+`derive_winner` is a pure function of three sets, so that the order in which records arrived, the machine they came from and the number
+of times they were merged do not matter. The rules, first to last:
+
+1. Only *confirmed* measurements count: timed against the heuristic in the same run, status ok, with a ratio and its interval that fit
+   each other and the times. An absolute time is never compared with anything.
+2. A LINEAR needs a `verified` verdict of the measurement's code generator revision.
+3. A `wrong` or `retracted` verdict, or a measurement that ended in `wrong`, beats any time: it bars all measurements of that LINEAR up to
+   its own code generator revision. It holds across layers and for ever; only a later revision, verified anew, is free of it.
+4. A ratio whose whole interval is above 1 is slower than the heuristic: not used.
+5. The nearest layer (own, team, shipped), then the newest code generator revision.
+6. Several measurements of one LINEAR in one layer and revision count as their upper median, so one lucky (or forged) time among
+   honest ones decides nothing.
+7. The lowest *upper end* of the ratio's interval: the speed-up that is sure, not the one that was seen once.
+8. Within 1 % of that the shortest chain wins, then the first in text, then the first LINEAR digest.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from svod.tune.db.records import Chain, Measurement, Verdict
+
+TIE = 1.01          # upper ends this close are a tie
+MIN_RATIO = 1e-3    # nothing is 1,000 times faster than the heuristic: a smaller ratio is a mistake or a forgery
+SLACK = 2.0         # a paired ratio and the ratio of the representative times may differ by this factor, for drift
+
+
+class Winner(NamedTuple):
+    """The decision for (kernel, target), and what it rests on.
+
+    `ratio` is tuned ÷ heuristic in the run that confirmed it (below 1: faster), `time` and `baseline` are seconds in that run. `layer` is
+    0 own, 1 team, 2 shipped. The chain is verified for `linear` under `codegen`: where today's LINEAR has another digest, it is a seed."""
+
+    kernel: str
+    target: str
+    chain: Chain
+    linear: str
+    codegen: int
+    compiler: str
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    time: float | None
+    baseline: float | None
+    layer: int
+    measurement: str
+    search: str
+
+    @property
+    def speedup(self) -> float:
+        return 1.0 / self.ratio
+
+
+def rejection(m: Measurement) -> str | None:
+    """Why a measurement cannot decide anything by itself, rule 1 and 4; None: it can."""
+    if m.status != "ok":
+        return f"status {m.status}" + (f": {m.reason}" if m.reason else "")
+    if m.step != "confirm":
+        return f"not confirmed, only timed in the {m.step}"
+    if m.ratio is None or m.ratio_low is None or m.ratio_high is None or not m.linear:
+        return "confirmed without a ratio to the heuristic"
+    if not 0.0 < m.ratio_low <= m.ratio <= m.ratio_high:
+        return "its ratio lies outside of its own interval"
+    if m.ratio < MIN_RATIO:
+        return f"a ratio of {m.ratio:.3g} to the heuristic is not plausible"
+    if m.time is None or m.baseline is None or m.time <= 0.0 or m.baseline <= 0.0:
+        return "confirmed without its time or the heuristic's"
+    if not m.ratio / SLACK <= m.time / m.baseline <= m.ratio * SLACK:
+        return f"its ratio {m.ratio:.3g} does not fit its times, {m.time:.3g} s and {m.baseline:.3g} s"
+    if m.ratio_low > 1.0:
+        return "slower than the heuristic"
+    return None
+
+
+def barred_revisions(measurements: Iterable[Measurement], verdicts: Iterable[Verdict]) -> dict[str, int]:
+    """Per LINEAR digest the last code generator revision under which it may not be used, rule 3."""
+    barred: dict[str, int] = {}
+    for v in verdicts:
+        if v.verdict != "verified" and v.codegen > barred.get(v.linear, -1):
+            barred[v.linear] = v.codegen
+    for m in measurements:
+        if m.status == "wrong" and m.linear and m.codegen > barred.get(m.linear, -1):
+            barred[m.linear] = m.codegen
+    return barred
+
+
+def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict], layer_ranks: Mapping[str, int]) -> list[Winner]:
+    """All chains that may be used for one (kernel, target), best first: `derive_winner` is the first. The others are seeds.
+
+    `layer_ranks` gives the layer of each measurement by its id; one that is not in it counts as shipped."""
+    measurements, verdicts = list(measurements), list(verdicts)
+    barred = barred_revisions(measurements, verdicts)
+    verified = {(v.linear, v.codegen) for v in verdicts if v.verdict == "verified"}
+    groups: dict[tuple[int, int, str], dict[str, Measurement]] = {}
+    for m in measurements:
+        if (m.linear, m.codegen) in verified and m.codegen > barred.get(m.linear, -1) and rejection(m) is None:
+            groups.setdefault((layer_ranks.get(m.id, 2), -m.codegen, m.linear), {})[m.id] = m
+
+    pools: dict[tuple[int, int], list[tuple[float, tuple[int, str, str], Winner]]] = {}
+    for (layer, age, linear), group in groups.items():
+        ranked = sorted(group.values(), key=lambda m: (m.ratio_high, m.id))
+        middle = ranked[len(ranked) // 2]
+        shown = min(ranked, key=lambda m: (len(m.chain), m.chain_text))
+        assert middle.ratio is not None and middle.ratio_low is not None and middle.ratio_high is not None, "rejection() saw to it"
+        winner = Winner(middle.kernel, middle.target, shown.chain, linear, middle.codegen, middle.compiler, middle.ratio, middle.ratio_low,
+                        middle.ratio_high, middle.time, middle.baseline, layer, middle.id, middle.search)
+        pools.setdefault((layer, age), []).append((middle.ratio_high, (len(shown.chain), shown.chain_text, linear), winner))
+
+    order: list[Winner] = []
+    for _, pool in sorted(pools.items()):
+        while pool:
+            bound = min(high for high, _, _ in pool) * TIE
+            best = min((c for c in pool if c[0] <= bound), key=lambda c: c[1])
+            pool.remove(best)
+            order.append(best[2])
+    return order
+
+
+def derive_winner(measurements: Iterable[Measurement], verdicts: Iterable[Verdict], layer_ranks: Mapping[str, int]) -> Winner | None:
+    """The chain to use for one (kernel, target), or None: use the heuristic. The rules are in the module's docstring."""
+    order = rank_winners(measurements, verdicts, layer_ranks)
+    return order[0] if order else None
