@@ -86,7 +86,9 @@ def constant(dtype: DType, value: bool | int | float) -> Array:
 
 
 def cast(x: Array, source: DType, dtype: DType) -> Array:
-    """CAST in held form: float → integer truncates toward zero, integers wrap, anything → bool is `!= 0`."""
+    """CAST in held form: float → integer truncates toward zero, integers wrap, anything → bool is `!= 0`.
+
+    An integer becomes a 16-bit float by way of float32, as in machine code."""
     if dtype.kind == "b":
         return np.asarray(x != 0)
     if not dtype.is_float:
@@ -94,9 +96,9 @@ def cast(x: Array, source: DType, dtype: DType) -> Array:
         if source.is_float and dtype.bits < 64:
             x = np.asarray(x).astype(np.int64)
         return np.asarray(x).astype(held_dtype(dtype), copy=False)
-    if dtype.bits == 16 and not source.is_float:
-        x = np.asarray(x).astype(np.float64)
-    return round_to(np.asarray(x), dtype) if np.asarray(x).dtype.kind == "f" else np.asarray(x).astype(held_dtype(dtype))
+    if not source.is_float:
+        x = np.asarray(x).astype(held_dtype(dtype))
+    return round_to(np.asarray(x), dtype)
 
 
 def bitcast(x: Array, source: DType, dtype: DType) -> Array:
