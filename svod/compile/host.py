@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
+from svod.config import default_threads
 from svod.core.target import Target
 from svod.errors import DeviceError
 
@@ -201,12 +202,12 @@ def _target(cpus: tuple[int, ...], limit: int | None) -> Target:
 
 
 def host_target(threads: int | None = None) -> Target:
-    """This machine as a target. `threads` caps the threads (SVOD_THREADS, read by the configuration); affinity and cgroup quota always do.
+    """This machine as a target. `threads` caps the threads, None: SVOD_THREADS does; affinity and cgroup quota always do.
 
     Cached per affinity mask and cap. Raises DeviceError on an architecture without a code generator."""
     if threads is not None and threads < 1:
         raise DeviceError(f"threads must be at least 1, got {threads}")
-    return _target(affinity(), threads)
+    return _target(affinity(), default_threads() if threads is None else threads)
 
 
 def host_facts(root: Path = Path("/")) -> dict[str, str]:

@@ -10,7 +10,7 @@ No operation may become a call of a library function, trap, or have undefined be
 * 16-bit floats are computed in float32 and rounded after every instruction, to nearest even. float32 has more than twice
   their precision, so +, -, *, / and sqrt are correctly rounded. float64 → 16 bits goes through float32 rounded to odd, which
   avoids rounding twice.
-  Where the target has an instruction for float32 → bfloat16 it is used: it flushes subnormals to zero;
+  float32 → bfloat16 is integer arithmetic on every target: the x86 instruction flushes subnormals to zero;
 * floats are never reassociated; a multiplication and an addition are fused only where LINEAR says MULACC.
 """
 from __future__ import annotations
@@ -47,10 +47,9 @@ def widen(w: Writer, dtype: DType, lanes: int, operand: str) -> str:
 def narrow(w: Writer, dtype: DType, lanes: int, operand: str) -> str:
     """float32 rounded to a 16-bit float, to nearest even: the right-hand side that gives its bits."""
     bits, wide = register_type(dtype.name, lanes), register_type("float32", lanes)
-    if dtype.name == "float16" or "bf16" in w.target.features:
-        name = "half" if dtype.name == "float16" else "bfloat"
-        small = name if lanes == 1 else f"<{lanes} x {name}>"
-        return f"bitcast {small} {w.temp(f'fptrunc {wide} {operand} to {small}')} to {bits}"
+    if dtype.name == "float16":
+        half = "half" if lanes == 1 else f"<{lanes} x half>"
+        return f"bitcast {half} {w.temp(f'fptrunc {wide} {operand} to {half}')} to {bits}"
     # add half of the last place, and one more where the result would be odd; a NaN keeps its sign and gets its quiet bit
     u32, word = dtypes.uint32, register_type("uint32", lanes)
     raw = w.temp(f"bitcast {wide} {operand} to {word}")

@@ -5,15 +5,30 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from svod.compile.codegen import LoadedProgram, call_phase, compile_object
-from svod.compile.host import host_target
+from svod.compile.host import host_target, make_target
 from svod.compile.llvm import render
 from svod.compile.program import PhaseSpec, Program, ProgramSpec
 from svod.core.dtype import DType, dtypes, to_numpy
 from svod.core.target import Target
 
 INDEX, BOOL, VOID = dtypes.index, dtypes.bool, dtypes.void
+CACHES = (32 << 10, 1 << 20, 0)
+BASELINE = make_target("x86_64", "x86-64-v2", ("sse4",), CACHES, 1)
+AVX2 = make_target("x86_64", "haswell", ("avx2", "f16c", "fma", "sse4"), CACHES, 1)
+AVX512 = make_target("x86_64", "skylake-avx512", ("avx2", "avx512f", "f16c", "fma", "sse4"), CACHES, 1)  # with hardware gathers
+
+
+def runnable_targets() -> dict[str, Target]:
+    """The host, and the x86 targets above whose code the host can run."""
+    host = host_target()
+    others = {"baseline": BASELINE, "avx2": AVX2, "avx512": AVX512}
+    return {"host": host} | {n: t for n, t in others.items() if t.arch == host.arch and set(t.features) <= set(host.features)}
+
+
+TARGETS = pytest.mark.parametrize("target", [pytest.param(t, id=n) for n, t in runnable_targets().items()])
 
 
 class Code:
