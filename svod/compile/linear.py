@@ -4,9 +4,9 @@
     format_linear(program)                   text for people, indented by loop
     interpret(program, args, variables)      runs every phase with NumPy over the given flat arrays, in place
 
-The interpreter is the emulated device: lowering is tested on it without LLVM, and machine code against it. Every access that is not masked
-off is checked against its buffer; scratch and temporaries start as NaN (floats) or 0xA5 bytes, scratch anew for every slice of a phase, so that
-code which reads what it never wrote, or what another slice left behind, gives visibly wrong numbers.
+The interpreter is the emulated device: lowering is tested on it without LLVM, and machine code against it. Every access that is
+not masked off is checked against its buffer; scratch and temporaries start as NaN (floats) or 0xA5 bytes, scratch anew for every
+slice of a phase, so that code which reads what it never wrote, or what another slice left behind, gives visibly wrong numbers.
 """
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ class _PhaseCheck:
         self.require((found, width) == (dtype, lanes), f"{what} %{s} is {found.name}x{width}, needed is {dtype.name}x{lanes}")
 
     def run(self) -> None:
-        for self.at, (op, dtype, lanes, src, arg) in enumerate(self.code):
+        for at, (op, dtype, lanes, src, arg) in enumerate(self.code):
+            self.at = at
             self.require(isinstance(dtype, DType) and isinstance(lanes, int) and lanes >= 1, "needs a dtype and at least one lane")
             for s in src:
                 self.require(isinstance(s, int) and 0 <= s < self.at, f"operand %{s} is not an earlier instruction")
@@ -221,24 +222,29 @@ class _PhaseCheck:
                 self.operand(s, *self.kind(first), "next value")
             self.ends[src[0]] = src[1:]
             return
-        self.require((src[0] in self.open) if op == "CARRY" else (src[0] in self.ends), f"stands {'outside' if op == 'CARRY' else 'in'} its loop")
+        if op == "CARRY":
+            self.require(src[0] in self.open, "stands outside its loop")
+        else:
+            self.require(src[0] in self.ends, "stands in its loop")
         self.require(isinstance(arg, int) and 0 <= arg < len(init), f"the loop carries {len(init)} values")
         self.require(self.kind(init[arg]) == (dtype, lanes), f"the carried value %{init[arg]} has another type")
 
 
 # -- interpretation ---------------------------------------------------------------------------------
-def interpret(program: Program, args: Sequence[Array], variables: Mapping[str, int] | None = None, slices: Slices | int | None = None) -> None:
+def interpret(program: Program, args: Sequence[Array], variables: Mapping[str, int] | None = None,
+              slices: Slices | int | None = None) -> None:
     """Runs the phases in order over `args`: flat arrays in memory form by slot, outputs written in place.
 
-    `slices`: what parts of each phase run, in which order: None, everything at once; a number, that many equal parts, last part first (what is
-    right does not depend on the order); or, per phase, (begin, end) pairs. Every part gets newly poisoned scratch, as from another worker.
-    Raises LaunchError for arguments or variables that do not fit, CompileError for an access out of bounds."""
+    `slices`: what parts of each phase run, in which order: None, everything at once; a number, that many equal parts, last part
+    first (what is right does not depend on the order); or, per phase, (begin, end) pairs. Every part gets newly poisoned scratch, as
+    from another worker. Raises LaunchError for arguments or variables that do not fit, CompileError for an access out of bounds."""
     spec = program.spec
     if len(args) != len(spec.params):
         raise LaunchError(f"{spec.name} takes {len(spec.params)} arguments, got {len(args)}")
     for slot, (array, (dtype, size)) in enumerate(zip(args, spec.params, strict=True)):
         if array.dtype != to_numpy(dtype) or array.ndim != 1 or array.size < size or not array.flags.c_contiguous:
-            raise LaunchError(f"argument {slot} of {spec.name} is a flat array of {size} {to_numpy(dtype)}, got {array.shape} of {array.dtype}")
+            raise LaunchError(f"argument {slot} of {spec.name} is a flat array of {size} {to_numpy(dtype)}, "
+                              f"got {array.shape} of {array.dtype}")
     missing = [name for name in spec.variables if name not in (variables or {})]
     if missing:
         raise LaunchError(f"{spec.name} needs the variables {missing}")
@@ -337,7 +343,8 @@ class _Phase:
 
         def run() -> None:
             carried[head] = [regs[s] for s in init]
-            for regs[head] in range(regs[start], regs[stop], stride):
+            for position in range(regs[start], regs[stop], stride):
+                regs[head] = position
                 for step in body:
                     step()
                 carried[head] = [regs[s] for s in following]
@@ -383,7 +390,7 @@ class _Phase:
 
     def compute(self, i: int) -> Step:
         """An instruction that makes a value of other values."""
-        op, dtype, lanes, src, arg = self.code[i]
+        op, _, _, src, _ = self.code[i]
         regs = self.regs
         if self.is_index(i) and op in _INDEX_FUNCTIONS and all(map(self.is_index, src)):
             function = _INDEX_FUNCTIONS[op]
@@ -395,14 +402,13 @@ class _Phase:
             return index_n
         vector = self.vector_function(i)
         scalar = [self.is_index(s) for s in src]
-        if self.is_index(i):
-            def unboxed() -> None:
-                regs[i] = int(vector(*[np.array([regs[s]], np.int64) if boxed else regs[s] for s, boxed in zip(src, scalar, strict=True)])[0])
-            return unboxed
-        if any(scalar):
-            def boxed_step() -> None:
-                regs[i] = vector(*[np.array([regs[s]], np.int64) if boxed else regs[s] for s, boxed in zip(src, scalar, strict=True)])
-            return boxed_step
+        if self.is_index(i) or any(scalar):
+            unbox = self.is_index(i)
+
+            def boxed() -> None:
+                result = vector(*[np.array([regs[s]], np.int64) if box else regs[s] for s, box in zip(src, scalar, strict=True)])
+                regs[i] = int(result[0]) if unbox else result
+            return boxed
         if len(src) == 1:
             x = src[0]
             def unary() -> None: regs[i] = vector(regs[x])

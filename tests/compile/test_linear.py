@@ -101,7 +101,8 @@ def test_loop_with_a_step() -> None:
 def test_strided_indexed_shuffled() -> None:
     x = np.arange(32, dtype=np.int32)
     p = program([
-        ("ARG", I32, 1, (), 0), ("ARG", I32, 1, (), 1), const(2), ("VCONST", IDX, 4, (), (7, 0, 5, 5)), ("VCONST", IDX, 4, (), (9, 1, 3, 2)),
+        ("ARG", I32, 1, (), 0), ("ARG", I32, 1, (), 1), const(2),
+        ("VCONST", IDX, 4, (), (7, 0, 5, 5)), ("VCONST", IDX, 4, (), (9, 1, 3, 2)),
         ("VCONST", BOOL, 4, (), (True, False, True, False)), const(-1, I32, 4),
         ("LOADS", I32, 4, (1, 2), (1, 5)),                  # 3 8 13 18
         ("GATHER", I32, 4, (1, 3, 5, 6), 10),               # 17 -1 15 -1
