@@ -1,0 +1,171 @@
+"""BEAM: the best few of all states measured so far, and everything one change away from them.
+
+One round, as this file sees it:
+
+    propose   every member that is new in the beam × (actions + mutations)  → queue, by the digest of the state
+              the most promising of the queue by predicted time, and a fifth at random
+    racers    the best 2 × width of what was screened, and the best of each protected sketch family
+    keep      the best `width` of all raced states whose outputs are right,
+              at most half of them from one family; a sketch family keeps one place for two rounds
+
+A state reached by two chains is one candidate and keeps the shorter chain. Proposals that a round has no room for stay queued.
+With `BEAM_STRICT=reference` the rules are those of the reference systems: single actions only, all of them measured, the beam
+taken from the latest round.
+"""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from svod.config import BeamConfig
+from svod.errors import KernelOptError
+from svod.tune.actions import default_actions, lanes_of, mutations, reference_actions
+from svod.tune.candidate import Candidate, Origin, Status, chain_order
+
+RANDOM_SHARE = 0.2
+SKETCH_ROUNDS = 2          # rounds in which a sketch family keeps a place
+
+
+class Beam:
+    """The default strategy. `base` is the untouched state, `ceilings` what `predicted_seconds` takes."""
+
+    def __init__(self, base: Any, config: BeamConfig, ceilings: Any) -> None:
+        self.base, self.config, self.ceilings = base, config, ceilings
+        self.width = config.width
+        self.strict = config.strict == "reference"
+        self.lanes = lanes_of(base.kernel, base.target)
+        self.random = random.Random(config.seed)
+        self.members: list[Candidate] = []
+        self.seen: dict[bytes, Candidate] = {}
+        self.queue: dict[bytes, Candidate] = {}
+        self.sketch_families: dict[Any, int] = {}     # family → first round in which it need not be kept
+        self.round = 0
+
+    @property
+    def queued(self) -> int:
+        return len(self.queue)
+
+    # -- propose ----------------------------------------------------------------------------------------------------------
+    def offer(self, state: Any, origin: Origin) -> Candidate | None:
+        """The candidate for `state` if it is new; a known one may get a shorter chain."""
+        known = self.seen.get(state.digest)
+        if known is not None:
+            if chain_order(state.applied_opts) < chain_order(known.chain):
+                known.state, known.chain = state, state.applied_opts
+            return None
+        candidate = Candidate(state, state.applied_opts, origin)
+        self.seen[state.digest] = candidate
+        return candidate
+
+    def seed(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        fresh = []
+        for c in candidates:
+            if c.digest not in self.seen:
+                self.seen[c.digest] = c
+                fresh.append(c)
+            if c.origin is Origin.SKETCH:
+                self.sketch_families.setdefault(c.state.family, self.round + SKETCH_ROUNDS + 1)
+        return fresh
+
+    def actions(self, state: Any) -> Iterable[Any]:
+        if self.strict or self.config.actions == "reference":
+            return reference_actions(state, padto=self.config.padto)
+        return default_actions(state, self.lanes)
+
+    def expand(self, member: Candidate) -> None:
+        """Queue everything one action or mutation away from `member`, once."""
+        member.expanded = True
+        apply = member.state.apply_opt
+        for opt in self.actions(member.state):
+            try:
+                state = apply(opt)
+            except KernelOptError:
+                continue
+            self.enqueue(state, Origin.ACTION)
+        if not self.strict:
+            for state in mutations(self.base, member.chain, self.lanes):
+                self.enqueue(state, Origin.MUTATION)
+
+    def enqueue(self, state: Any, origin: Origin) -> None:
+        candidate = self.offer(state, origin)
+        if candidate is not None:
+            candidate.predicted = state.features().predicted_seconds(self.ceilings)
+            self.queue[candidate.digest] = candidate
+
+    def propose(self) -> list[Candidate]:
+        self.round += 1
+        for member in self.members:
+            if not member.expanded:
+                self.expand(member)
+        room = len(self.queue) if self.strict else self.config.round_size * self.width
+        chosen = list(self.queue.values())
+        if len(chosen) > room:
+            ranked = sorted(chosen, key=lambda c: (c.predicted, *chain_order(c.chain)))
+            best = room - int(room * RANDOM_SHARE)
+            chosen = ranked[:best] + self.random.sample(ranked[best:], room - best)
+        for c in chosen:
+            del self.queue[c.digest]
+            c.round = self.round
+        return chosen
+
+    def requeue(self, candidates: Sequence[Candidate]) -> None:
+        """Put back what a round had no time for."""
+        for c in candidates:
+            self.queue[c.digest] = c
+
+    # -- keep -------------------------------------------------------------------------------------------------------------
+    def protected(self) -> set[Any]:
+        return {family for family, end in self.sketch_families.items() if self.round < end}
+
+    def racers(self, screened: Sequence[Candidate]) -> list[Candidate]:
+        ranked = sorted(screened, key=lambda c: (c.seconds, *chain_order(c.chain)))
+        chosen = ranked[:2 * self.width]
+        missing = self.protected() - {c.state.family for c in (*chosen, *self.members)}
+        for c in ranked[2 * self.width:]:
+            if c.state.family in missing:
+                missing.discard(c.state.family)
+                chosen.append(c)
+        return chosen
+
+    def select(self, pool: Sequence[Candidate]) -> list[Candidate]:
+        """The beam that `pool` gives, best first: caps per family and kept places applied."""
+        ranked = sorted(pool, key=lambda c: c.order)
+        if self.strict:
+            latest = [c for c in ranked if c.round == self.round]
+            return (latest or ranked)[:self.width]
+        cap = -(-self.width // 2)
+        kept: list[Candidate] = []
+        taken: dict[Any, int] = {}
+
+        def take(c: Candidate) -> None:
+            kept.append(c)
+            taken[c.state.family] = taken.get(c.state.family, 0) + 1
+
+        if ranked:
+            take(ranked[0])
+        for family in self.protected():
+            if family not in taken:
+                best = next((c for c in ranked if c.state.family == family), None)
+                if best is not None:
+                    take(best)
+        # places kept for sketches never push out the best, and the best sketches come first where there are too many
+        kept = kept[:1] + sorted(kept[1:], key=lambda c: c.order)[:self.width - 1]
+        taken = {}
+        for c in kept:
+            taken[c.state.family] = taken.get(c.state.family, 0) + 1
+        for c in ranked:
+            if len(kept) >= self.width:
+                break
+            if c not in kept and taken.get(c.state.family, 0) < cap:
+                take(c)
+        return sorted(kept, key=lambda c: c.order)
+
+    def keep(self, pool: Sequence[Candidate], verify: Callable[[Sequence[Candidate]], None]) -> None:
+        while True:
+            chosen = self.select([c for c in pool if c.status in (Status.RACED, Status.VERIFIED)])
+            unsure = [c for c in chosen if c.status is Status.RACED]
+            if not unsure:
+                self.members = chosen
+                return
+            verify(unsure)

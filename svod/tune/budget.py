@@ -1,0 +1,109 @@
+"""The model's budget over its kernels: whose round comes next, and when to stop.
+
+Kernels advance in interleaved rounds. The first one times the heuristic; after two warm-up rounds each, the next round goes
+to the kernel with the largest
+
+    calls × (time − what it can still be expected to reach)
+
+and may take that kernel's share of what is left, so that a short budget reaches every kernel.
+
+What a kernel can still reach is no less than its roofline bound, and no less than its own trend: gains that shrink by a
+constant factor q from round to round (the ratio of the last two, at most 0.8) sum to gain·q/(1−q).
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+WARM_UP_ROUNDS = 2        # the heuristic's, and one of proposals
+MAX_TREND = 0.8
+MIN_ROUND = 1.5           # seconds: less than this does not pay for its race
+
+MODEL_SECONDS = 600.0     # svod-tune, a whole model
+KERNEL_SECONDS = 40.0     # one kernel
+PROCESS_SECONDS = 60.0    # BEAM= at run time, all kernels of a process
+
+
+class Budgeted(Protocol):
+    """A kernel's search, as the budget sees it. Times in seconds of one call."""
+
+    @property
+    def calls(self) -> float: ...
+    @property
+    def history(self) -> Sequence[float]:
+        """The best time after each round; infinite while nothing has been measured."""
+    @property
+    def bound(self) -> float: ...
+    @property
+    def spent(self) -> float:
+        """Wall seconds of search so far."""
+    @property
+    def finished(self) -> bool: ...
+
+
+S = TypeVar("S", bound=Budgeted)
+
+
+def expected_seconds(history: Sequence[float], bound: float) -> float:
+    """What a kernel with these best times per round can be expected to reach, in seconds; never below `bound`."""
+    if len(history) < 3 or history[-2] == float("inf") or history[-3] == float("inf"):
+        return bound
+    gain, before = history[-2] - history[-1], history[-3] - history[-2]
+    if gain <= 0:
+        # one flat round after a gain halves the hope, two flat rounds end it
+        gain = before / 2
+        if gain <= 0:
+            return history[-1]
+    q = min(MAX_TREND, gain / before if before > 0 else MAX_TREND)
+    return max(bound, history[-1] - gain * q / (1 - q))
+
+
+def expected_gain(kernel: Budgeted) -> float:
+    """Seconds of model time that more rounds of this kernel may save."""
+    if not kernel.history or kernel.history[-1] == float("inf"):
+        return float("inf")
+    return kernel.calls * max(0.0, kernel.history[-1] - expected_seconds(kernel.history, kernel.bound))
+
+
+@dataclass
+class ModelBudget:
+    """Wall seconds for all kernels of a model, and for each of them. `clock` gives seconds."""
+
+    total: float = MODEL_SECONDS
+    per_kernel: float = KERNEL_SECONDS
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    @property
+    def elapsed(self) -> float:
+        return self.clock() - self.started
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.total - self.elapsed)
+
+    def next(self, kernels: Sequence[S]) -> S | None:
+        """The kernel whose round comes next, or None when the budget is spent or every search has finished.
+
+        Warm-up rounds go round robin in the order given, which should be by share of the run time."""
+        if self.left <= 0:
+            return None
+        open_kernels = [k for k in kernels if not k.finished and k.spent < self.per_kernel]
+        for warm in range(WARM_UP_ROUNDS):
+            for k in open_kernels:
+                if len(k.history) <= warm:
+                    return k
+        return max(open_kernels, key=expected_gain, default=None)
+
+    def deadline(self, kernel: S, kernels: Sequence[S]) -> float:
+        """The clock's time at which the next round of this kernel has to wind up: its share, by expected gain, of what is left."""
+        limit = min(self.left, max(0.0, self.per_kernel - kernel.spent))
+        gains = [expected_gain(k) for k in kernels if not k.finished]
+        total, own = sum(gains), expected_gain(kernel)
+        if 0 < total < float("inf"):
+            limit = min(limit, max(MIN_ROUND, self.left * own / total))
+        return self.clock() + limit

@@ -1,0 +1,380 @@
+"""The search of one kernel, round by round: what every strategy shares.
+
+    step 1      the heuristic alone: lower, build, time, verify. It is the baseline, the first incumbent, and what a search
+                that finds nothing better returns.
+    step n      propose → limits → lower → filter → build → screen → race → verify → keep
+    finish()    the finalists, the heuristic and a stored winner, compiled with passes, at full size
+
+Filters of a round, in this order: accumulators in vector registers over BEAM_UPCAST_MAX; `len(LINEAR) ≥ BEAM_UOPS_MAX`; more than
+1000 times the work of the leanest candidate of the whole round (exactly 1000 times may stay, unknown work is exempt); a LINEAR
+digest that this search or the database has seen. Building and screening go in small chunks, so that a better incumbent cuts
+the rest of the round shorter and a spent budget ends it: what was not built goes back to the queue.
+
+A search stops after two rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), at 1.05 × the roofline
+bound, when there is nothing left to try, or when its budget is spent. `BEAM_STRICT=reference`: after one round without a gain
+above BEAM_MIN_PROGRESS.
+
+A KeyboardInterrupt leaves `step` at once; everything measured in earlier rounds is kept, `result()` gives the best of it.
+"""
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from svod.config import BeamConfig
+from svod.tune.candidate import FAILED, Candidate, Origin, Status, chain_order, chain_text
+from svod.tune.events import (BaselineTimed, CandidateDropped, Improved, KernelFinished, KernelStarted, Listener, RoundFinished,
+                              nobody)
+from svod.tune.laboratory import Confirmed, Failure, Laboratory
+from svod.tune.strategy import make_strategy
+
+log = logging.getLogger("svod.tune")
+
+MAX_WORK_RATIO = 1000          # over the round's leanest candidate; exactly this much may stay
+RELATIVE_PROGRESS = 0.005
+BOUND_REACHED = 1.05           # times the roofline bound
+CHUNK = 24                     # candidates built and screened before the incumbent and the budget are looked at again
+FINALISTS = 3
+COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a search found for one kernel. Times are seconds of one call; infinite where nothing was measured."""
+
+    chain: tuple[Any, ...]
+    source: str                    # 'beam', 'database' or 'heuristic': who proposed the chain
+    seconds: float
+    heuristic_seconds: float
+    verified: bool
+    confirmed: bool                # timed at full size against the heuristic, with passes
+    why: str                       # what ended the search
+    linear: str                    # digest of the winner's LINEAR, without passes' influence: LINEAR has none
+    speedup: tuple[float, float, float]   # heuristic over winner: lower end, middle, upper end of the 95 % interval
+    winner: Candidate | None
+    baseline: Candidate | None
+
+
+@dataclass
+class Counts:
+    """Totals of one search."""
+
+    proposed: int = 0
+    limited: int = 0
+    duplicate: int = 0
+    built: int = 0
+    timed: int = 0                 # new LINEAR, compiled, ran, has a sample
+    wrong: int = 0
+    failed: int = 0
+
+
+@dataclass
+class KernelSearch:
+    """The search of one kernel. `base` is its untouched state, `heuristic` the heuristic's; `seeds` are more first states.
+
+    `known` holds the LINEAR digests that the database has measurements of; seeds are exempt, they need a score of this run.
+    `record` is given every candidate that reached an end in a round, after the round. `calls` weighs this kernel in the model."""
+
+    key: str
+    name: str
+    base: Any
+    heuristic: Any
+    config: BeamConfig
+    lab: Laboratory
+    ceilings: Any
+    seeds: Sequence[tuple[Any, Origin]] = ()
+    known: Collection[str] = ()
+    bound: float = 0.0
+    calls: float = 1.0
+    strategy_name: str = "beam"
+    listener: Listener = nobody
+    record: Callable[[Sequence[Candidate]], None] | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    history: list[float] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    spent: float = 0.0
+    finished: bool = False
+    why: str = ""
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.strategy = make_strategy(self.strategy_name, self.base, self.config, self.ceilings)
+        self.strict = self.config.strict == "reference"
+        self.digests: set[str] = set()
+        self.pool: list[Candidate] = []            # screened or better; the strategy chooses from the raced ones
+        self.compile_seconds: list[float] = []
+        self.flat = 0
+        self.incumbent: Candidate | None = None
+        self.baseline = Candidate(self.heuristic, self.heuristic.applied_opts, Origin.HEURISTIC)
+        self.stored = [Candidate(s, s.applied_opts, o) for s, o in self.seeds if o is Origin.DATABASE]
+        self.first = [Candidate(s, s.applied_opts, o) for s, o in self.seeds if o is not Origin.DATABASE]
+
+    @property
+    def best(self) -> float:
+        return self.incumbent.score if self.incumbent else float("inf")
+
+    @property
+    def compile_deadline(self) -> float:
+        """Seconds one candidate may compile."""
+        floor = COMPILE_FACTOR * statistics.median(self.compile_seconds) if self.compile_seconds else self.config.timeout_sec
+        return min(self.config.timeout_sec, max(COMPILE_FLOOR, floor))
+
+    # -- steps ------------------------------------------------------------------------------------------------------------
+    def step(self, deadline: float = float("inf")) -> None:
+        """One round; `deadline` on `clock` is when it has to wind up. Raises what the laboratory may raise."""
+        if self.finished:
+            return
+        started = self.clock()
+        try:
+            if not self.history:
+                self._time_baseline()
+            else:
+                self._round(deadline)
+        finally:
+            self.spent += self.clock() - started
+
+    def stop(self, why: str) -> None:
+        """End the search; `result()` is what it found."""
+        self.finished, self.why = True, self.why or why
+
+    def _time_baseline(self) -> None:
+        self.listener(KernelStarted(self.key, self.name, len(self.seeds), self.bound))
+        self.strategy.seed([self.baseline])
+        self._prepare([self.baseline], exempt=True)
+        self._build_and_screen([self.baseline])
+        if self.baseline.status is Status.SCREENED:
+            self.baseline.score = self.baseline.seconds
+            self.baseline.status = Status.RACED
+            self._verify([self.baseline])
+        if self.baseline.status is Status.VERIFIED:
+            self._set_incumbent(self.baseline)
+            self.listener(BaselineTimed(self.key, self.baseline.score))
+        self.history.append(self.best)
+        self._report([self.baseline])
+
+    def _round(self, deadline: float) -> None:
+        started, before = self.clock(), self.best
+        seeds = self.strategy.seed([*self.stored, Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED), *self.first]) \
+            if len(self.history) == 1 else []
+        batch = [*seeds, *self.strategy.propose()]
+        if not batch:
+            self.stop("nothing left to try")
+            return
+        self.counts.proposed += len(batch)
+        candidates = self._prepare(batch, exempt=False)
+        left = self._build_in_chunks(candidates, deadline)
+        self.strategy.requeue(left)
+        noisy = self._race(candidates)
+        self._report([c for c in batch if c.status is not Status.QUEUED])
+        self.history.append(self.best)
+        self._announce(batch, noisy, started)
+        self._judge_progress(before)
+
+    def _announce(self, batch: Sequence[Candidate], noisy: bool, started: float) -> None:
+        self.listener(RoundFinished(
+            self.key, len(self.history) - 1, len(batch), sum(c.linear != "" and c.size > 0 for c in batch),
+            sum(bool(c.samples) for c in batch), sum(c.status is Status.WRONG for c in batch),
+            sum(c.status in FAILED for c in batch), self.strategy.queued, self.best,
+            chain_text(self.incumbent.chain) if self.incumbent else "", self.clock() - started, noisy))
+
+    def _judge_progress(self, before: float) -> None:
+        least = self.config.min_progress * 1e-6
+        if not self.strict and self.best < float("inf"):
+            least = max(least, self.best * max(RELATIVE_PROGRESS, self.noise))
+        self.flat = 0 if before - self.best > least or (before == float("inf") and self.best < before) else self.flat + 1
+        if self.best <= BOUND_REACHED * self.bound:
+            self.stop("at the roofline bound")
+        elif self.flat >= (1 if self.strict else self.config.patience):
+            self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")
+
+    # -- the parts of a round ---------------------------------------------------------------------------------------------
+    def _prepare(self, batch: Sequence[Candidate], *, exempt: bool) -> list[Candidate]:
+        """Limits, lowering and the filters that follow it; the candidates worth building. `exempt`: no digest is known yet."""
+        within = []
+        for c in batch:
+            registers = c.state.features().accumulators
+            if registers > self.config.upcast_max:
+                c.fail(Status.LIMIT, f"{registers:g} vector registers of accumulators; BEAM_UPCAST_MAX is {self.config.upcast_max}")
+            else:
+                within.append(c)
+        lowered = []
+        for c, answer in zip(within, self.lab.lower(within), strict=True):
+            if isinstance(answer, Failure):
+                c.fail(answer.status, answer.reason)
+                continue
+            c.linear, c.size, c.work, c.status = answer.digest, answer.size, answer.work, Status.LOWERED
+            if self.config.uops_max and c.size >= self.config.uops_max:
+                c.fail(Status.LIMIT, f"{c.size} instructions; BEAM_UOPS_MAX is {self.config.uops_max}")
+            else:
+                lowered.append(c)
+        kept = self._drop_bloated(lowered)
+        fresh = []
+        for c in kept:
+            seeded = exempt or c.origin not in (Origin.ACTION, Origin.MUTATION)
+            if c.linear in self.digests or (c.linear in self.known and not seeded):
+                c.fail(Status.DUPLICATE, "this LINEAR was measured before")
+            else:
+                self.digests.add(c.linear)
+                fresh.append(c)
+        for c in batch:
+            self.counts.limited += c.status is Status.LIMIT
+            self.counts.duplicate += c.status is Status.DUPLICATE
+            if c.status is Status.LIMIT and self.config.log_surpass_max:
+                log.info("%s: %s dropped: %s", self.name, chain_text(c.chain), c.reason)
+        return fresh
+
+    def _drop_bloated(self, lowered: Sequence[Candidate]) -> list[Candidate]:
+        leanest = min((c.work for c in lowered if c.work is not None), default=None)
+        kept = []
+        for c in lowered:
+            if leanest is not None and c.work is not None and c.work > MAX_WORK_RATIO * leanest:
+                c.fail(Status.LIMIT, f"{c.work:g} operations, more than {MAX_WORK_RATIO} times the round's leanest ({leanest:g})")
+            else:
+                kept.append(c)
+        return kept
+
+    def _build_in_chunks(self, candidates: Sequence[Candidate], deadline: float) -> list[Candidate]:
+        """Build and screen; the candidates that the deadline left no time for, as they were before lowering."""
+        ordered = sorted(candidates, key=lambda c: c.origin in (Origin.ACTION, Origin.MUTATION))   # seeds first
+        for start in range(0, len(ordered), CHUNK):
+            if start and self.clock() >= deadline:
+                left = ordered[start:]
+                for c in left:
+                    self.digests.discard(c.linear)
+                    c.status = Status.QUEUED
+                return left
+            self._build_and_screen(ordered[start:start + CHUNK])
+        return []
+
+    def _build_and_screen(self, candidates: Sequence[Candidate]) -> None:
+        built = []
+        for c, answer in zip(candidates, self.lab.build(candidates, passes=False, deadline=self.compile_deadline), strict=True):
+            if isinstance(answer, Failure):
+                self._drop(c, answer)
+            else:
+                c.built, c.status = answer, Status.BUILT
+                self.compile_seconds.append(answer.seconds)
+                self.counts.built += 1
+                built.append(c)
+        limit = self.incumbent.seconds if self.incumbent else None
+        for c, timing in zip(built, self.lab.screen(built, limit), strict=True):
+            if isinstance(timing, Failure):
+                self._drop(c, timing)
+                continue
+            c.samples, c.seconds = timing.samples, timing.seconds
+            self.counts.timed += 1
+            if timing.cut:
+                c.fail(Status.SLOW, "more than the limit over the incumbent")
+            else:
+                c.status = Status.SCREENED
+                self.pool.append(c)
+
+    def _drop(self, c: Candidate, failure: Failure) -> None:
+        c.fail(failure.status, failure.reason)
+        self.counts.failed += 1
+        self.listener(CandidateDropped(self.key, str(c.status), c.reason, chain_text(c.chain)))
+
+    def _race(self, fresh: Sequence[Candidate]) -> bool:
+        """Race the best of what was screened against the incumbent, then let the strategy keep. Whether the race was noisy."""
+        noisy = False
+        racers = self.strategy.racers([c for c in self.pool if c.status is Status.SCREENED])
+        if self.incumbent is None and racers:
+            first = racers.pop(0)
+            first.score, first.status = first.seconds, Status.RACED
+            self.strategy.keep(self.pool, self._verify)
+            self._choose_incumbent()
+        if self.incumbent is not None and racers:
+            field_ = [self.incumbent, *racers]
+            race = self.lab.race(field_)
+            noisy, self.noise = race.noisy, race.noise
+            for c, ratio in zip(field_[1:], race.ratios[1:], strict=True):
+                if isinstance(ratio, Failure):
+                    self._drop(c, ratio)
+                else:
+                    c.score, c.status, c.noisy = self.incumbent.score * ratio, Status.RACED, race.noisy
+        self.strategy.keep(self.pool, self._verify)
+        self._choose_incumbent()
+        return noisy
+
+    def _choose_incumbent(self) -> None:
+        best = min((c for c in self.pool if c.status is Status.VERIFIED), key=lambda c: c.order, default=None)
+        if best is not None and best is not self.incumbent:
+            self._set_incumbent(best)
+
+    def _set_incumbent(self, c: Candidate) -> None:
+        if self.incumbent is not None:
+            self.listener(Improved(self.key, c.score, self.incumbent.score, chain_text(c.chain)))
+        self.incumbent = c
+
+    def _verify(self, candidates: Sequence[Candidate]) -> None:
+        for c, verdict in zip(candidates, self.lab.verify(candidates), strict=True):
+            c.known["how"] = verdict.how
+            if verdict.right:
+                c.status = Status.VERIFIED
+            else:
+                wrong = verdict.right is False
+                self._drop(c, Failure(Status.WRONG if wrong else Status.ERROR, verdict.reason))
+                self.counts.wrong += wrong
+        self.pool = [c for c in self.pool if c.status not in FAILED]
+
+    def _report(self, candidates: Sequence[Candidate]) -> None:
+        if self.record is not None:
+            self.record(candidates)
+
+    # -- the end ----------------------------------------------------------------------------------------------------------
+    def finish(self) -> Finding:
+        """Confirm the finalists and say what was found. Falls back to `result()` where confirmation fails altogether."""
+        self.stop("budget spent")
+        verified = sorted((c for c in self.pool if c.status is Status.VERIFIED and c is not self.baseline), key=lambda c: c.order)
+        finalists = verified[:FINALISTS] + [c for c in self.stored if c.status is Status.VERIFIED and c not in verified[:FINALISTS]]
+        baseline = self.baseline if self.baseline.status is Status.VERIFIED else None
+        field_ = [*([baseline] if baseline else []), *finalists]
+        built = []
+        for c, answer in zip(field_, self.lab.build(field_, passes=True, deadline=self.config.timeout_sec), strict=True):
+            if isinstance(answer, Failure):
+                log.info("%s: %s does not compile with passes: %s", self.name, chain_text(c.chain), answer.reason)
+            else:
+                c.built = answer
+                built.append(c)
+        # what the passes made is another binary: it is judged again before it can win
+        right = [c for c, v in zip(built, self.lab.verify(built), strict=True) if v.right]
+        timed = [(c, t) for c, t in zip(right, self.lab.confirm(right) if right else [], strict=True) if isinstance(t, Confirmed)]
+        if not timed:
+            return self.result()
+        return self._decide(timed, baseline)
+
+    def _decide(self, timed: Sequence[tuple[Candidate, Confirmed]], baseline: Candidate | None) -> Finding:
+        """The fastest, or the shorter chain among those whose intervals overlap its own; the baseline unless it is beaten."""
+        for c, t in timed:
+            c.score, c.known["confirmed"] = t.seconds, t
+        fastest, best = min(timed, key=lambda e: (e[1].ratio, *chain_order(e[0].chain)))
+        level = [(c, t) for c, t in timed if t.low <= best.high]
+        winner, time_ = min(level, key=lambda e: (*chain_order(e[0].chain), e[1].ratio))
+        if winner is not fastest:
+            log.debug("%s: %s is level with %s and shorter", self.name, chain_text(winner.chain), chain_text(fastest.chain))
+        reference = next((t for c, t in timed if c is baseline), None)
+        speedup = (1 / time_.high, 1 / time_.ratio, 1 / time_.low) if reference is not None else (1.0, 1.0, 1.0)
+        return self._found(winner, time_.seconds, reference.seconds if reference else float("inf"), True, speedup)
+
+    def result(self) -> Finding:
+        """The best verified so far, unconfirmed; the heuristic's chain where nothing was verified."""
+        if self.incumbent is None:
+            tried = "; ".join(dict.fromkeys(c.reason for c in [self.baseline] if c.reason)) or "nothing was measured"
+            why = f"every candidate failed, the heuristic is used unverified ({tried})"
+            return Finding(self.baseline.chain, "heuristic", float("inf"), float("inf"), False, False, why, self.baseline.linear,
+                           (1.0, 1.0, 1.0), None, None)
+        base = self.baseline.score if self.baseline.status is Status.VERIFIED else float("inf")
+        ratio = base / self.incumbent.score if base < float("inf") else 1.0
+        return self._found(self.incumbent, self.incumbent.score, base, False, (ratio, ratio, ratio))
+
+    def _found(self, winner: Candidate, seconds: float, heuristic: float, confirmed: bool,
+               speedup: tuple[float, float, float]) -> Finding:
+        source = "heuristic" if winner is self.baseline else "database" if winner.origin is Origin.DATABASE else "beam"
+        self.listener(KernelFinished(self.key, seconds, heuristic, chain_text(winner.chain), self.why, True))
+        baseline = self.baseline if self.baseline.status is Status.VERIFIED else None
+        return Finding(winner.chain, source, seconds, heuristic, True, confirmed, self.why, winner.linear, speedup, winner, baseline)
