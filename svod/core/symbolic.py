@@ -464,8 +464,7 @@ def simplify(u: UOp, mapping: Mapping[UOp, UOp] | None = None) -> UOp:
             done[n] = logical_not(done[n.src[0]])
         elif op is Ops.NEG and _is_index(n):
             done[n] = scale(done[n.src[0]], -1)
-        elif op in _REBUILD and (_is_index(n.src[0]) or n.dtype == dtypes.bool and n.src[0].dtype == dtypes.bool
-                                 and op in (Ops.AND, Ops.OR)):
+        elif op in _REBUILD and (_is_index(n.src[0]) or (op in (Ops.AND, Ops.OR) and n.dtype == dtypes.bool)):
             done[n] = _REBUILD[op](done[n.src[0]], done[n.src[1]])
         elif n.dtype == dtypes.bool:
             src = tuple(done[s] for s in n.src)
