@@ -1,0 +1,87 @@
+"""How busy the machine was while something was timed.
+
+A batch of measurements is bracketed by `watch_machine()`: what happened between its two readings is a `MachineLoad`, which
+is stored with the batch and says whether the batch can be trusted.
+"""
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+STEAL_LIMIT = 0.02              # share of the machine's time taken by other virtual machines
+FOREIGN_LIMIT = 0.02            # share of the machine's time used by other processes
+SWITCHES_PER_SECOND = 50.0      # involuntary context switches of this process
+TICKS_SEEN = 3                  # /proc/stat counts ticks of 10 ms: fewer than this are not told from none
+
+
+@dataclass(frozen=True)
+class MachineLoad:
+    """What happened during `seconds` of wall time. `steal` and `foreign` are shares (0 … 1) of all cores' time."""
+
+    seconds: float = 0.0
+    steal: float = 0.0
+    foreign: float = 0.0
+    involuntary_switches: int = 0
+    load_average: float = 0.0
+
+    @property
+    def busy(self) -> str | None:
+        """Why times taken meanwhile cannot be trusted; None when they can."""
+        if self.steal > STEAL_LIMIT:
+            return f"{100 * self.steal:.0f} % of the machine's time was stolen by other virtual machines"
+        if self.foreign > FOREIGN_LIMIT:
+            return f"other processes used {100 * self.foreign:.0f} % of the machine"
+        if self.involuntary_switches > 5 + SWITCHES_PER_SECOND * self.seconds:
+            return f"the process lost its core {self.involuntary_switches} times in {self.seconds:.2f} s"
+        return None
+
+
+@dataclass(frozen=True)
+class MachineState:
+    """One reading of the counters: seconds since some start, each summed over the cores where it says so."""
+
+    wall: float
+    steal: float                # all cores
+    used: float                 # all cores, all processes
+    own: float                  # this process and its ended children
+    involuntary_switches: int
+    load_average: float
+    cores: int
+    tick: float                 # resolution of steal and used, seconds
+
+    def since(self, before: MachineState) -> MachineLoad:
+        """The load between `before` and this reading."""
+        wall = self.wall - before.wall
+        capacity = max(wall * self.cores, 1e-9)
+        least = TICKS_SEEN * self.tick
+        steal, foreign = self.steal - before.steal, self.used - before.used - (self.own - before.own)
+        return MachineLoad(wall, steal / capacity if steal >= least else 0.0, foreign / capacity if foreign >= least else 0.0,
+                           self.involuntary_switches - before.involuntary_switches, self.load_average)
+
+
+Watch = Callable[[], Callable[[], MachineLoad]]
+"""Called when a batch begins; what it returns is called when the batch ends."""
+
+
+def read_machine(stat: Path = Path("/proc/stat")) -> MachineState:
+    """Read the counters now. Where the system has no /proc/stat, steal and foreign use read as none."""
+    tick = 1.0 / os.sysconf("SC_CLK_TCK")
+    usage, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    own = usage.ru_utime + usage.ru_stime + ended.ru_utime + ended.ru_stime
+    try:
+        # cpu user nice system idle iowait irq softirq steal …: proc(5)
+        fields = [int(f) * tick for f in stat.read_text().split("\n", 1)[0].split()[1:9]]
+        used, steal = sum(fields[:3]) + sum(fields[5:7]), fields[7]
+    except (OSError, ValueError, IndexError):
+        used, steal = own, 0.0
+    return MachineState(time.perf_counter(), steal, used, own, usage.ru_nivcsw, os.getloadavg()[0], os.cpu_count() or 1, tick)
+
+
+def watch_machine() -> Callable[[], MachineLoad]:
+    """Begin to watch; the returned function reads the counters again and says what happened in between."""
+    before = read_machine()
+    return lambda: read_machine().since(before)

@@ -1,0 +1,198 @@
+"""Comparing contestants: interleaved rounds, so that whatever slows the machine down slows all of them alike.
+
+    round 1:  b  a  c        each a sample (timer.take_sample), in random order
+    round 2:  a  c  b
+    …
+    score(a) = median over rounds of log(t(a, round) / median of the round)
+
+`race` ranks; `confirm` goes on until the ratio of each contestant to the first is known to ±1 %, or its time is spent. The formulas are
+in docs/measuring.md.
+"""
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from svod.bench.load import MachineLoad, Watch, watch_machine
+from svod.bench.timer import MIN_SAMPLE_SECONDS, Clock, Contestant, calibrate, take_sample
+
+ANCHOR_TOLERANCE = 0.05
+ANCHOR_SAMPLES = 3
+VOID_REPEATS = 3                # a void batch is repeated at most this often
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Race:
+    """`rounds[r][i]`: seconds per run of contestant i in round r. `scores[i]`: see the module; 0 is the middle of the field, -0.1 is
+    10 % faster. `noisy`: why the order may be wrong, None for a good race. `anchor`: seconds of the anchor at both ends of the
+    last batch."""
+
+    rounds: tuple[tuple[float, ...], ...]
+    scores: tuple[float, ...]
+    anchor: tuple[float, float]
+    batches: int
+    noisy: str | None
+    load: MachineLoad
+
+    @property
+    def ranking(self) -> list[int]:
+        """Indices, fastest first; equal scores keep their order."""
+        return sorted(range(len(self.scores)), key=self.scores.__getitem__)
+
+    def seconds(self, i: int) -> float:
+        """Median seconds per run of contestant i."""
+        return statistics.median(r[i] for r in self.rounds)
+
+
+def race(contestants: Sequence[Contestant], rounds: int = 6, *, anchor: int = 0, rng: random.Random, clock: Clock = time.perf_counter,
+         watch: Watch = watch_machine, min_sample: float = MIN_SAMPLE_SECONDS) -> Race:
+    """Time all contestants in `rounds` interleaved rounds of random order.
+
+    Contestant `anchor` (the incumbent) is timed before the first and after the last round as well. If it moved by more than 5 %, or the
+    machine was busy, the batch is void and repeated. After three repetitions the race is marked noisy and its scores are taken over
+    the rounds of all batches, which one disturbance spoils less than any single batch. Raises ValueError without contestants."""
+    if not contestants or rounds < 1:
+        raise ValueError(f"a race of {len(contestants)} contestants over {rounds} rounds was asked for; it takes one of each at least")
+    calibrated = [calibrate(c, None, clock, min_sample) for c in contestants]
+    every: list[tuple[float, ...]] = []
+    for batch in range(1, VOID_REPEATS + 2):
+        seen = watch()
+        start = _anchor_time(contestants[anchor], calibrated[anchor], clock)
+        taken = [_round(contestants, calibrated, rng, clock) for _ in range(rounds)]
+        end = _anchor_time(contestants[anchor], calibrated[anchor], clock)
+        load = seen()
+        every += taken
+        reason = _disturbance(contestants[anchor], start, end, load)
+        if reason is None:
+            return Race(tuple(taken), scores(taken), (start, end), batch, None, load)
+    return Race(tuple(every), scores(every), (start, end), batch, reason, load)
+
+
+def scores(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Per contestant the median over rounds of log(t / median of the round)."""
+    logs = []
+    for times in rounds:
+        middle = statistics.median(times)
+        logs.append([math.log(t / middle) for t in times])
+    return tuple(statistics.median(column) for column in zip(*logs, strict=True))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A paired ratio of times: its median over rounds and the interval that holds the true median with 95 % confidence."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the interval on the scale of logarithms: 0.01 is ±1 %."""
+        return 0.5 * math.log(self.high / self.low) if self.low > 0.0 else math.inf
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """Outcome of `confirm`. `ratios[i]`: contestant i's time over that of contestant 0."""
+
+    rounds: tuple[tuple[float, ...], ...]
+    ratios: tuple[Ratio, ...]
+    reached: bool               # all intervals are within the precision that was asked for
+    noisy: str | None
+    load: MachineLoad
+
+    def seconds(self, i: int) -> float:
+        """Median seconds per run of contestant i."""
+        return statistics.median(r[i] for r in self.rounds)
+
+    def ratio(self, i: int, j: int) -> Ratio:
+        """Time of contestant i over that of contestant j, paired by round."""
+        return paired_ratio([r[i] for r in self.rounds], [r[j] for r in self.rounds])
+
+    def choose(self, lengths: Sequence[int]) -> int:
+        """The contestant to keep: the fastest, or, among those whose paired ratio to the fastest may be 1, the one with the shortest
+        chain (`lengths`); then the faster, then the earlier."""
+        count = len(self.ratios)
+        fastest = min(range(count), key=lambda i: (self.ratios[i].median, i))
+        tied = [i for i in range(count) if i == fastest or self.ratio(i, fastest).low <= 1.0]
+        return min(tied, key=lambda i: (lengths[i], self.ratios[i].median, i))
+
+
+def confirm(contestants: Sequence[Contestant], *, min_rounds: int = 15, precision: float = 0.01, budget_seconds: float = 3.0,
+            rng: random.Random, clock: Clock = time.perf_counter, watch: Watch = watch_machine,
+            min_sample: float = MIN_SAMPLE_SECONDS) -> Confirmation:
+    """Interleaved rounds, at least `min_rounds`, until each contestant's ratio to contestant 0 is known to ±`precision` with 95 %
+    confidence or `budget_seconds` are spent. Contestant 0 (the heuristic, or the incumbent) is the anchor: if it moved by more than
+    5 % from the first to the last three rounds, or the machine was busy, the result is marked noisy. Raises ValueError
+    without contestants."""
+    if not contestants:
+        raise ValueError("a confirmation without contestants was asked for")
+    calibrated = [calibrate(c, None, clock, min_sample) for c in contestants]
+    begin, seen = clock(), watch()
+    rounds: list[tuple[float, ...]] = []
+    reached = False
+    while len(rounds) < min_rounds or (not reached and clock() - begin < budget_seconds):
+        rounds.append(_round(contestants, calibrated, rng, clock))
+        if len(rounds) >= min_rounds:
+            reached = all(r.half_width <= precision for r in _ratios(rounds))
+    load = seen()
+    start, end = (min(r[0] for r in part) for part in (rounds[:ANCHOR_SAMPLES], rounds[-ANCHOR_SAMPLES:]))
+    return Confirmation(tuple(rounds), _ratios(rounds), reached, _disturbance(contestants[0], start, end, load), load)
+
+
+def paired_ratio(times: Sequence[float], base: Sequence[float]) -> Ratio:
+    """Median of times[r] / base[r] over rounds, with the distribution-free 95 % interval of the median.
+
+    The interval is [x(k), x(n+1-k)] of the sorted ratios with the largest k for which 2·P(B < k) ≤ 5 %, B binomial (n, ½): the sign test
+    turned round (Conover, Practical Nonparametric Statistics, 3.2). Below six rounds there is none and the interval is unbounded."""
+    ratios = sorted(t / b for t, b in zip(times, base, strict=True))
+    k = _sign_rank(len(ratios))
+    if k == 0:
+        return Ratio(statistics.median(ratios), 0.0, math.inf)
+    return Ratio(statistics.median(ratios), ratios[k - 1], ratios[-k])
+
+
+@lru_cache(maxsize=4096)
+def _sign_rank(n: int) -> int:
+    """The largest k with 2·P(B < k) ≤ 1 - CONFIDENCE for B binomial (n, ½); 0 when there is none. Exact, in integers."""
+    limit = math.floor((1.0 - CONFIDENCE) / 2.0 * 2**n * (1 + 1e-12)) if n < 1000 else None
+    if limit is None:           # normal approximation, far within one rank at this size
+        return max(0, math.floor((n - 1.959964 * math.sqrt(n)) / 2.0))
+    total, k = 0, 0
+    while k <= n:
+        total += math.comb(n, k)
+        if total > limit:
+            break
+        k += 1
+    return k
+
+
+def _ratios(rounds: Sequence[Sequence[float]]) -> tuple[Ratio, ...]:
+    base = [r[0] for r in rounds]
+    return tuple(Ratio(1.0, 1.0, 1.0) if i == 0 else paired_ratio([r[i] for r in rounds], base) for i in range(len(rounds[0])))
+
+
+def _round(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, float]], rng: random.Random,
+           clock: Clock) -> tuple[float, ...]:
+    order = list(range(len(contestants)))
+    rng.shuffle(order)
+    times = [0.0] * len(order)
+    for i in order:
+        times[i] = take_sample(contestants[i], *calibrated[i], clock)
+    return tuple(times)
+
+
+def _anchor_time(contestant: Contestant, calibrated: tuple[int, float], clock: Clock) -> float:
+    return min(take_sample(contestant, *calibrated, clock) for _ in range(ANCHOR_SAMPLES))
+
+
+def _disturbance(anchor: Contestant, start: float, end: float, load: MachineLoad) -> str | None:
+    if abs(end / start - 1.0) > ANCHOR_TOLERANCE:
+        return f"{anchor.name or 'the anchor'} took {1e6 * start:.2f} µs before and {1e6 * end:.2f} µs after"
+    return load.busy
