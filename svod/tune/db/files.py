@@ -61,8 +61,9 @@ def open_for_writing(path: Path, *, wal: bool) -> sqlite3.Connection:
         conn = _connect(str(path))
         try:
             version = schema.read_version(conn)  # before anything is written: a foreign file stays as it is
-            if version < schema.SCHEMA_VERSION:
+            if (conn.execute("PRAGMA journal_mode").fetchone()[0] == "wal") != wal:  # new, or moved between file systems
                 conn.execute(f"PRAGMA journal_mode = {'WAL' if wal else 'DELETE'}")
+            if version < schema.SCHEMA_VERSION:
                 schema.upgrade(conn)
             conn.execute("PRAGMA synchronous = NORMAL" if wal else "PRAGMA synchronous = FULL")
             return conn
@@ -85,19 +86,26 @@ def open_for_reading(path: Path) -> sqlite3.Connection | None:
         return None
     uri = path.resolve().as_uri() + "?mode=ro"
     try:
-        conn = _connect(uri)
-        version = schema.read_version(conn)
+        conn, version = _open_uri(uri)
     except sqlite3.OperationalError:
         if os.access(path.parent, os.W_OK) or not os.access(path, os.R_OK):
             raise
-        conn = _connect(uri + "&immutable=1")
-        version = schema.read_version(conn)
+        conn, version = _open_uri(uri + "&immutable=1")
     if version == 0:
         conn.close()
         return None
     if version < schema.SCHEMA_VERSION:
         return _upgraded_copy(conn)
     return conn
+
+
+def _open_uri(uri: str) -> tuple[sqlite3.Connection, int]:
+    conn = _connect(uri)
+    try:
+        return conn, schema.read_version(conn)
+    except BaseException:
+        conn.close()
+        raise
 
 
 def open_in_memory() -> sqlite3.Connection:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from svod import config
 from svod.errors import DatabaseError
 from svod.tune.db import claims, files, layers, transfer
-from svod.tune.db.records import RECORDS, Measurement, Origin, Record, RecordError, Search, Verdict
+from svod.tune.db.records import RECORDS, Kernel, Measurement, Origin, Record, RecordError, Search, TargetFacts, Verdict
 from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema
 from svod.tune.db.transfer import Skipped
 from svod.tune.db.why import Explanation, explain
@@ -92,7 +92,7 @@ class TuningDB:
         self._memo: dict[tuple[str, str], list[Winner]] = {}
         self._memo_version: tuple[int, ...] = ()
         self._told = 0
-        if plan.problem is not None:
+        if plan.problem is not None and not read_only:
             self._trouble(plan.problem)
         self._open_own()
 
@@ -384,26 +384,25 @@ class TuningDB:
 
     # -- moving records between databases -----------------------------------------------------------------------------------
     def export(self, path: Path, kernels: Iterable[str] | None = None, *, winners_only: bool = False) -> int:
-        """Write records to a .jsonl file: of all kernels or of those given; with `winners_only` only what decides about the winners (their
-        measurements, and all verdicts). Returns how many. Raises OSError. Claims are never exported."""
-        wanted = None if kernels is None else set(kernels)
-        chosen: list[Record] = []
-        measurements = [m for m, _ in self.select(Measurement) if wanted is None or m.kernel in wanted]
+        """Write records to a .jsonl file: of all kernels or of those given; with `winners_only` only what decides about the winners: their
+        measurements and verifications, and everything that was found wrong or retracted. Returns how many. Raises OSError. Claims are
+        never exported."""
+        asked = None if kernels is None else set(kernels)
+        measurements = [m for m, _ in self.select(Measurement) if asked is None or m.kernel in asked]
         if winners_only:
             pairs = sorted({(m.kernel, m.target) for m in measurements})
             keep = {w.measurement for k, t in pairs if (w := self.winner(k, t)) is not None}
             measurements = [m for m in measurements if m.id in keep]
-        chosen.extend(measurements)
+        kept = {(m.kernel, m.target, m.linear) for m in measurements}
         targets = {m.target for m in measurements}
-        for record in RECORDS:
-            if record is Measurement or (winners_only and record is Search):
-                continue
-            for r, _ in self.select(record):
-                if wanted is not None and getattr(r, "kernel", None) is not None and getattr(r, "kernel") not in wanted:  # noqa: B009
-                    continue
-                if record.kind == "target" and getattr(r, "target") not in targets:  # noqa: B009
-                    continue
-                chosen.append(r)
+        chosen: list[Record] = [*measurements, *(t for t, _ in self.select(TargetFacts) if t.target in targets)]
+        described: list[Kernel | Origin] = [*(k for k, _ in self.select(Kernel)), *(o for o, _ in self.select(Origin))]
+        names = {m.kernel for m in measurements} if winners_only else asked
+        chosen += [r for r in described if names is None or r.kernel in names]
+        chosen += [v for v, _ in self.select(Verdict) if (asked is None or v.kernel in asked) and
+                   (not winners_only or v.verdict != "verified" or (v.kernel, v.target, v.linear) in kept)]
+        if not winners_only:
+            chosen += [s for s, _ in self.select(Search) if asked is None or s.kernel in asked]
         return transfer.write_records(path, chosen)
 
     def import_file(self, path: Path) -> Merged:

@@ -1,0 +1,317 @@
+"""The commands of svod-db. Every one works on the database that --db or SVOD_TUNE_DB names, else on the user's."""
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from svod import config
+from svod.cli.tables import chain_words, print_table, seconds
+from svod.errors import DatabaseError
+from svod.tune.db import LAYER_NAMES, Kernel, Measurement, Merged, RecordError, Search, Skipped, TargetFacts, TuningDB, Verdict, origins_of
+from svod.tune.db.records import parse_json
+
+SHOWN_KEY = 12          # characters of a key in a table
+SCRIPT_SECONDS = 600.0  # longest run of a script that `why` runs
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--db", "spec", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
+@click.version_option(package_name="svod", message="svod %(version)s")
+@click.pass_context
+def cli(context: click.Context, spec: str | None) -> None:
+    """Look at the tuning database, move records between machines, retract them."""
+    logging.getLogger("svod").addHandler(logging.NullHandler())  # what it would say, the commands say themselves
+    context.obj = spec if spec is not None else config.PrepareConfig.from_env().db
+
+
+def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
+    db = TuningDB.open(context.obj, read_only=read_only)
+    context.call_on_close(db.close)
+    if db.problem is not None:
+        raise DatabaseError(db.problem)
+    return db
+
+
+def _resolve_kernel(db: TuningDB, text: str) -> str:
+    """The key of the one kernel whose key starts with `text`, or whose name is or contains it."""
+    names: dict[str, set[str]] = {m.kernel: set() for m, _ in db.select(Measurement)}
+    for k, _ in db.select(Kernel):
+        names.setdefault(k.kernel, set()).add(k.name)
+    for matches in ([k for k in names if k == text], [k for k in names if k.startswith(text)],
+                    [k for k, n in names.items() if text in n], [k for k, n in names.items() if any(text in x for x in n)]):
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            shown = ", ".join(sorted(f"{k[:SHOWN_KEY]} ({', '.join(sorted(names[k])) or 'no name'})" for k in matches)[:8])
+            raise DatabaseError(f"{text!r} means {len(matches)} kernels: {shown}{' …' if len(matches) > 8 else ''}; give more of the key")
+    raise DatabaseError(f"no kernel in the database has a key that starts with {text!r} or a name that contains it; "
+                        f"`svod-db list` shows the {len(names)} there are")
+
+
+def _report(skipped: list[Skipped]) -> None:
+    for s in skipped[:10]:
+        click.echo(f"skipped {s.where}: {s.reason}", err=True)
+    if len(skipped) > 10:
+        click.echo(f"skipped {len(skipped) - 10} more", err=True)
+
+
+class Row(NamedTuple):
+    """One kernel on one target, as `list` and `show` have it."""
+
+    kernel: str
+    name: str
+    target: str
+    chain: list[Any] | None
+    speedup: float | None
+    time: float | None
+    layer: str
+    measurements: int
+
+
+def _rows(db: TuningDB, kernel: str | None = None) -> list[Row]:
+    names = {k.kernel: k.name for k, _ in sorted(db.select(Kernel, kernel), key=lambda x: x[0].ast_version)}
+    counts = Counter((m.kernel, m.target) for m, _ in db.select(Measurement, kernel))
+    rows = []
+    for (key, target), count in sorted(counts.items(), key=lambda c: (names.get(c[0][0], ""), c[0])):
+        w = db.winner(key, target)
+        rows.append(Row(key, names.get(key, ""), target, None if w is None else json.loads(json.dumps(w.chain)),
+                        None if w is None else w.speedup, None if w is None else w.time, "" if w is None else LAYER_NAMES[w.layer], count))
+    return rows
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+@cli.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
+@click.pass_context
+def list_kernels(context: click.Context, as_json: bool) -> None:
+    """All kernels and the chains that are used for them."""
+    db = _open(context)
+    rows = _rows(db)
+    if as_json:
+        _print_json([r._asdict() for r in rows])
+    elif not rows:
+        click.echo(f"no kernels in {db.path or db.plan.write or 'memory'}; tune something: svod-tune SCRIPT --beam 8", err=True)
+    else:
+        print_table(("kernel", "name", "target", "time", "speed-up", "layer", "records", "opts"),
+                    [(r.kernel[:SHOWN_KEY], r.name, r.target, seconds(r.time), "" if r.speedup is None else f"{r.speedup:.2f}x", r.layer,
+                      str(r.measurements), "no winner" if r.chain is None else chain_words(r.chain)) for r in rows],
+                    right=frozenset({"time", "speed-up", "records"}), fold=frozenset({"opts", "target"}))
+    _report(db.skipped)
+
+
+@cli.command()
+@click.argument("kernel")
+@click.option("--json", "as_json", is_flag=True, help="All records as one JSON object.")
+@click.pass_context
+def show(context: click.Context, kernel: str, as_json: bool) -> None:
+    """Everything that is known about KERNEL: a key, the beginning of one, or a name."""
+    db = _open(context)
+    key = _resolve_kernel(db, kernel)
+    descriptions = [k for k, _ in db.select(Kernel, key)]
+    measurements = [m for m, _ in db.select(Measurement, key)]
+    verdicts = [v for v, _ in db.select(Verdict, key)]
+    searches = [s for s, _ in db.select(Search, key)]
+    if as_json:
+        _print_json({"kernel": key, "winners": [r._asdict() for r in _rows(db, key)], "origins": origins_of(db, key),
+                     **{name: [r.to_json() for r in some] for name, some in (("descriptions", descriptions), ("measurements", measurements),
+                                                                             ("verdicts", verdicts), ("searches", searches))}})
+        return
+    newest = max(descriptions, key=lambda k: k.ast_version, default=None)
+    click.echo(f"kernel    {key}")
+    if newest is not None:
+        click.echo(f"name      {newest.name}\nwork      {newest.flops:.4g} flop, {newest.bytes:.4g} bytes")
+    for origin in origins_of(db, key):
+        click.echo(f"from      {origin}")
+    for target in sorted({m.target for m in measurements}):
+        mine = [m for m in measurements if m.target == target]
+        told = {(v.linear, v.codegen): v.verdict for v in sorted(verdicts, key=lambda v: v.verdict != "verified") if v.target == target}
+        click.echo(f"\ntarget    {target}\nrecords   " + ", ".join(f"{n} {s}" for s, n in sorted(Counter(m.status for m in mine).items())))
+        winner = db.winner(key, target)
+        click.echo("used      " + (db.why(key, target).text if winner is None else
+                                   f"{chain_words(winner.chain)}  ({winner.speedup:.2f}x the heuristic)"))
+        holder = db.holder(key, target)
+        if holder is not None:
+            click.echo(f"searched  right now by process {holder.pid} on {holder.host}")
+        best = sorted((m for m in mine if m.status == "ok"), key=lambda m: (m.step != "confirm", m.ratio or 9.0, m.time or 9.0, m.id))[:20]
+        if best:
+            print_table(("step", "time", "of heuristic", "verdict", "code generator", "noisy", "opts"),
+                        [(m.step, seconds(m.time), "" if m.ratio is None else f"{m.ratio:.3f}", told.get((m.linear, m.codegen), ""),
+                          str(m.codegen), "yes" if m.noisy else "", chain_words(m.chain)) for m in best],
+                        right=frozenset({"time", "of heuristic", "code generator"}), fold=frozenset({"opts"}))
+    for s in sorted(searches, key=lambda s: s.started_at):
+        if s.ended_at is not None:
+            click.echo(f"searched  {time.strftime('%Y-%m-%d %H:%M', time.localtime(s.started_at))} by {s.by or 'unknown'}: {s.strategy}, "
+                       f"{s.executor or 'unknown'} workers, {s.ended_at - s.started_at:.0f} s, {s.outcome}")
+    _report(db.skipped)
+
+
+@cli.command()
+@click.argument("what", metavar="SCRIPT|KERNEL")
+@click.option("--target", help="A target key; default: every target in the records, or the one the script was prepared for.")
+@click.pass_context
+def why(context: click.Context, what: str, target: str | None) -> None:
+    """Why kernels have the chains they have, or none: the nearest record and the first field that differs.
+
+    A SCRIPT is run (its kernels are captured, nothing is searched or recorded)."""
+    db = _open(context)
+    if what.endswith(".py") or Path(what).is_file():
+        wanted = _captured_kernels(Path(what))
+    else:
+        key = _resolve_kernel(db, what)
+        wanted = [Captured(key, t, "", "") for t in ([target] if target else sorted({m.target for m, _ in db.select(Measurement, key)}))]
+    names = {k.kernel: k.name for k, _ in db.select(Kernel)}
+    for c in wanted:
+        found = db.why(c.kernel, target or c.target, structure=c.structure)
+        click.echo(f"{c.kernel[:SHOWN_KEY]} {c.name or names.get(c.kernel, '')}\n    {target or c.target}\n    {found.text}")
+        if found.field and found.stored and found.field != "verdict":
+            click.echo(f"    first difference: {found.field}; asked: {found.asked or 'nothing'}; in the record: {found.stored}")
+    _report(db.skipped)
+
+
+class Captured(NamedTuple):
+    """A kernel that a script prepared."""
+
+    kernel: str
+    target: str
+    name: str
+    structure: str
+
+
+def _captured_kernels(script: Path) -> list[Captured]:
+    """Run a script with SVOD_CAPTURE set and read what it prepared: the objects with a "kernel" and a "target" in the capture's .jsonl
+    files."""
+    if not script.is_file():
+        raise DatabaseError(f"{script} does not exist")
+    with tempfile.TemporaryDirectory(prefix="svod-why-") as directory:
+        env = config.child_environment(SVOD_CAPTURE=directory)
+        try:
+            done = subprocess.run([sys.executable, str(script)], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.PIPE, timeout=SCRIPT_SECONDS, check=False)
+            last = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
+            failure = "" if done.returncode == 0 else f"it ended with status {done.returncode}: {last}"
+        except subprocess.TimeoutExpired:
+            failure = f"it did not end within {SCRIPT_SECONDS:.0f} s"
+        found: dict[tuple[str, str], Captured] = {}
+        for path in sorted(Path(directory).rglob("*.jsonl")):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    data = parse_json(line, "a line")
+                except RecordError:
+                    continue  # the last line of a process that was killed while writing
+                if isinstance(data, dict) and isinstance(data.get("kernel"), str) and isinstance(data.get("target"), str):
+                    c = Captured(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")))
+                    found[c.kernel, c.target] = c
+    if not found:
+        raise DatabaseError(f"{script} prepared no kernel" + (f"; {failure}" if failure else ""))
+    if failure:
+        click.echo(f"{script}: {failure}; these are the kernels up to there", err=True)
+    return list(found.values())
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_context
+def stats(context: click.Context, as_json: bool) -> None:
+    """How much there is, and where."""
+    db = _open(context)
+    measurements = [m for m, _ in db.select(Measurement)]
+    pairs = {(m.kernel, m.target) for m in measurements}
+    winners = [w for k, t in sorted(pairs) if (w := db.winner(k, t)) is not None]
+    path = db.plan.write
+    facts: dict[str, Any] = {
+        "written": str(path or "memory"), "bytes": path.stat().st_size if path is not None and path.exists() else 0,
+        "read": [str(p) for p, _ in db.plan.read], "kernels": len({k for k, _ in pairs}), "targets": sorted({t for _, t in pairs}),
+        "target_descriptions": len(db.select(TargetFacts)), "winners": len(winners),
+        "winners_by_layer": dict(Counter(LAYER_NAMES[w.layer] for w in winners)), "measurements": len(measurements),
+        "measurements_by_status": dict(Counter(m.status for m in measurements)),
+        "verdicts": dict(Counter(v.verdict for v, _ in db.select(Verdict))), "searches": len({s.search for s, _ in db.select(Search)}),
+        "skipped": len(db.skipped)}
+    if as_json:
+        _print_json(facts)
+        return
+    for name, value in facts.items():
+        shown = ", ".join(f"{n} {k}" for k, n in sorted(value.items())) if isinstance(value, dict) else \
+            "; ".join(value) if isinstance(value, list) else str(value)
+        click.echo(f"{name.replace('_', ' '):24}{shown or '-'}")
+    _report(db.skipped)
+
+
+@cli.command()
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .jsonl file to write.")
+@click.option("--winners", is_flag=True, help="Only what decides about the winners: small enough to check in.")
+@click.option("--kernel", "kernels", multiple=True, help="Only this kernel; may be repeated.")
+@click.pass_context
+def export(context: click.Context, output: Path, winners: bool, kernels: tuple[str, ...]) -> None:
+    """Write records to a JSON Lines file that `import` reads on any machine."""
+    db = _open(context)
+    wanted = [_resolve_kernel(db, k) for k in kernels] if kernels else None
+    count = db.export(output, wanted, winners_only=winners)
+    click.echo(f"{count} records written to {output}")
+    _report(db.skipped)
+
+
+def _say_merged(source: Path, merged: Merged) -> None:
+    skipped = f", {len(merged.skipped)} skipped" if merged.skipped else ""
+    click.echo(f"{source}: {merged.added} new records, {merged.known} known{skipped}")
+    _report(merged.skipped)
+
+
+@cli.command("import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE...")
+@click.pass_context
+def import_files(context: click.Context, files: tuple[Path, ...]) -> None:
+    """Add the records of JSON Lines files. Records that are malformed are reported and skipped."""
+    db = _open(context, read_only=False)
+    for path in files:
+        _say_merged(path, db.import_file(path))
+
+
+@cli.command()
+@click.argument("others", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="OTHER.db...")
+@click.pass_context
+def merge(context: click.Context, others: tuple[Path, ...]) -> None:
+    """Add the records of other databases to this one. Merging twice, or in another order, gives the same database."""
+    db = _open(context, read_only=False)
+    for path in others:
+        _say_merged(path, db.merge(path))
+
+
+@cli.command()
+@click.argument("kernel")
+@click.option("--target", help="Only on this target; default: on all.")
+@click.option("--linear", help="Only this LINEAR digest; default: every chain that was confirmed.")
+@click.option("--reason", default="", help="Why, for those who look later.")
+@click.pass_context
+def retract(context: click.Context, kernel: str, target: str | None, linear: str | None, reason: str) -> None:
+    """Never use the chains recorded for KERNEL again (until the code generator changes), whatever is merged later."""
+    db = _open(context, read_only=False)
+    key = _resolve_kernel(db, kernel)
+    count = db.retract(key, target, linear, reason)
+    if not count:
+        raise DatabaseError(f"nothing to retract: {key[:SHOWN_KEY]} has no confirmed chain" + (f" on {target}" if target else "")
+                            + (f" with LINEAR {linear}" if linear else ""))
+    click.echo(f"{count} chains of {key[:SHOWN_KEY]} retracted")
+
+
+@cli.command()
+@click.option("--older-than", "days", type=click.FloatRange(min=0), default=90.0, show_default=True, help="Age in days.")
+@click.pass_context
+def gc(context: click.Context, days: float) -> None:
+    """Remove void claims, and old measurements that can decide nothing any more; make the file smaller."""
+    db = _open(context, read_only=False)
+    if db.plan.write is None or not db.plan.write.exists():
+        raise DatabaseError(f"there is no database at {db.plan.write or config.NONE}")
+    collected = db.gc(days * 86400.0)
+    click.echo(f"{collected.measurements} measurements and {collected.claims} void claims removed")
