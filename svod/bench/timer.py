@@ -24,11 +24,12 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Contestant:
-    """Something to time. `run(n)` runs it n times back to back (`ExecutionPlan.repeat`); one call of `run(1)` stands for `unit` runs."""
+    """Something to time. `run(n)` runs it n times back to back (`ExecutionPlan.repeat`); one call of `run(1)` stands for `unit` runs, less
+    than 1 where it is a slice."""
 
     run: Callable[[int], None]
     name: str = ""
-    unit: int = 1
+    unit: float = 1
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,305 @@
+"""What runs inside worker children: lowering and compiling, timing and verifying one kernel's candidates.
+
+A job is called as `function(item, context)`; the context is made from the setup payload and kept by the process, a few kernels at a
+time, so that jobs of different names and kernels may alternate without making inputs anew. Items and results are plain data
+(svod.tune.jobs): chains as JSON, machine code as bytes. No arrays travel: inputs are drawn from a seed.
+
+    compile child    lower_candidate(chain) → Lowered            compile_candidate((chain, passes)) → Built
+    bench child      screen_candidate, sample_candidate, race_candidates, verify_candidate, confirm_candidates
+"""
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from svod.bench.race import confirm, race
+from svod.bench.timer import PROTOCOL_REVISION, Contestant, Samples, Screening, deadline, sample_again, screen_one
+from svod.compile.codegen import LoadedProgram, compile_object
+from svod.compile.llvm import render
+from svod.compile.lower import lower
+from svod.compile.plan import ExecutionPlan
+from svod.compile.program import Program
+from svod.core.kernel import Kernel
+from svod.core.scheduler import Opt, Scheduler
+from svod.core.serialize import data_to_ast
+from svod.core.target import Target
+from svod.tune.child import step_limit
+from svod.tune.laboratory import Built, Confirmed, Lowered, Race, Screened, Verdict
+from svod.tune.slices import full_run, least_part, part_of_run
+from svod.tune.verify import Baseline, GuardedBuffers, InputSet, Reference, make_inputs, verify
+
+CONTEXTS = 6                 # kernels a worker remembers
+PROGRAMS = 256               # lowered programs a compile child keeps between lowering and compiling
+LOADED = 64                  # programs a bench child keeps in executable memory
+VERIFY_RUN_SECONDS = 5.0     # one run of a program that is verified
+# what is timed reads values that no operation turns into NaN, infinity or denormals
+TIMING_INPUTS = InputSet("timing", "reals", 0.5, 1.5, 17)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The payload of every job's setup: a kernel as data and the target it is built for."""
+
+    ast: Any
+    target: Target
+
+
+class Context:
+    """One kernel in a worker."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.kernel = Kernel(data_to_ast(setup.ast))
+        self.target = setup.target
+        self.base = Scheduler(self.kernel, self.target)
+        self.programs: OrderedDict[str, Program] = OrderedDict()
+        self.loaded: OrderedDict[tuple[str, bool], Runner] = OrderedDict()
+        self.baselines: dict[tuple[str, bool], Baseline] = {}
+        self._buffers: GuardedBuffers | None = None
+        self._reference: Reference | None = None
+        self._fresh = False              # the buffers hold the timing inputs
+
+    # -- compiling --------------------------------------------------------------------------------------------------------
+    def program(self, chain: Sequence[Any]) -> Program:
+        key = repr(chain)
+        found = self.programs.get(key)
+        if found is None:
+            found = lower(self.base.apply_opts(Opt.from_json(o) for o in chain))
+            self.programs[key] = found
+            if len(self.programs) > PROGRAMS:
+                self.programs.popitem(last=False)
+        return found
+
+    # -- running ----------------------------------------------------------------------------------------------------------
+    @property
+    def buffers(self) -> GuardedBuffers:
+        if self._buffers is None:
+            self._buffers = GuardedBuffers(self.kernel)
+        return self._buffers
+
+    @property
+    def reference(self) -> Reference:
+        if self._reference is None:
+            self._reference = Reference(self.kernel)
+        return self._reference
+
+    def ready_for_timing(self) -> None:
+        """The buffers hold the timing inputs; written again where a verification or an in-place kernel has changed them."""
+        if not self._fresh or self.kernel.written:
+            self.buffers.fill(make_inputs(self.kernel, TIMING_INPUTS))
+            self._fresh = True
+
+    def changed(self) -> None:
+        self._fresh = False
+
+    def load(self, built: Built) -> Runner:
+        key = (built.digest, built.passes)
+        found = self.loaded.get(key)
+        if found is None:
+            self.ready_for_timing()      # phases that run once read the constants now
+            found = self.loaded[key] = Runner(self, built)
+            if len(self.loaded) > LOADED:
+                self.loaded.popitem(last=False)[1].close()
+        else:
+            self.loaded.move_to_end(key)
+        return found
+
+    def close(self) -> None:
+        for runner in self.loaded.values():
+            runner.close()
+        self.loaded.clear()
+
+
+class Runner:
+    """A program in executable memory over the context's buffers."""
+
+    def __init__(self, context: Context, built: Built) -> None:
+        self.context, self.spec = context, built.spec
+        self.code = LoadedProgram(built.object, built.symbols, context.target.arch)
+        self.plan = self.make_plan()
+
+    def make_plan(self) -> ExecutionPlan:
+        constants = [p.arg.slot for p in self.context.kernel.params if p.arg.constant]
+        return ExecutionPlan.of_kernel(self.spec, self.code, self.context.buffers.arrays, threads=self.context.target.threads,
+                                       constants=constants)
+
+    @property
+    def runs_once(self) -> bool:
+        return any(p.once for p in self.spec.phases)
+
+    def contestant(self, part: float, name: str = "") -> Contestant:
+        """The whole kernel, or the slice of it that `part` says."""
+        if part >= 1.0:
+            full_run(self.plan, self.spec)
+            return Contestant(self.plan.repeat, name)
+        return Contestant(self.plan.repeat, name, part_of_run(self.plan, self.spec, part))
+
+    def close(self) -> None:
+        self.code.close()
+
+
+_contexts: OrderedDict[Any, Context] = OrderedDict()
+
+
+def _context(setup: Setup) -> Context:
+    key = repr((setup.ast, setup.target))
+    found = _contexts.get(key)
+    if found is None:
+        found = _contexts[key] = Context(setup)
+        if len(_contexts) > CONTEXTS:
+            _contexts.popitem(last=False)[1].close()
+    else:
+        _contexts.move_to_end(key)
+    return found
+
+
+lower_candidate_setup = compile_candidate_setup = screen_candidate_setup = sample_candidate_setup = _context
+race_candidates_setup = verify_candidate_setup = confirm_candidates_setup = _context
+
+
+# -- compile children ---------------------------------------------------------------------------------------------------------
+def lower_candidate(chain: Sequence[Any], context: Context) -> Lowered:
+    """Lower one chain; its program is kept for `compile_candidate`."""
+    program = context.program(chain)
+    return Lowered(program.digest, program.size, executed_operations(program))
+
+
+def compile_candidate(item: tuple[Sequence[Any], bool], context: Context) -> Built:
+    """Machine code for a chain; `passes`: with LLVM's pass pipeline."""
+    chain, passes = item
+    program = context.program(chain)
+    started = time.perf_counter()
+    code = compile_object(render(program, context.target), context.target, passes)
+    symbols = tuple(p.symbol for p in program.spec.phases)
+    return Built(code, symbols, program.spec, program.digest, time.perf_counter() - started, passes)
+
+
+def executed_operations(program: Program) -> float | None:
+    """Lane operations that one run of a program executes; None where a loop's length is not known from LINEAR."""
+    total = 0.0
+    for phase, code in zip(program.spec.phases, program.code, strict=True):
+        known: dict[int, float] = {}          # values of index constants and of the bounds of the phase
+        times, stack = 1.0, []
+        for i, (op, _, lanes, src, arg) in enumerate(code):
+            if op == "CONST":
+                known[i] = arg
+            elif op == "BEGIN":
+                known[i] = 0
+            elif op == "END_":
+                known[i] = phase.extent
+            elif op == "MIN":
+                bounds = [known[s] for s in src if s in known]
+                if bounds:
+                    known[i] = min(bounds)     # an upper bound is enough for a loop's end
+            elif op == "LOOP":
+                if src[0] not in known or src[1] not in known:
+                    return None
+                stack.append(times)
+                times *= max(0, math.ceil((known[src[1]] - known[src[0]]) / arg))
+            elif op == "ENDLOOP":
+                times = stack.pop()
+            else:
+                total += times * lanes
+    return total
+
+
+# -- bench children -----------------------------------------------------------------------------------------------------------
+def screen_candidate(item: tuple[Built, float | None, bool], context: Context) -> tuple[Screened, int]:
+    """(one run under the kill deadline and one sample, repeats of that sample) of a candidate. Item: the candidate, the incumbent's
+    seconds or None, whether slices may be used.
+
+    Ends the process (outcome `timeout`, kind "step") when the first run takes longer than its deadline."""
+    built, incumbent, shrink = item
+    runner = context.load(built)
+    context.ready_for_timing()
+    part = least_part(context.kernel, runner.spec, context.target, incumbent, runner.plan) if shrink else 1.0
+    contestant = runner.contestant(part)
+    first = True
+
+    def limited(times: int) -> None:
+        nonlocal first
+        if first:
+            first = False
+            with step_limit(deadline(None if incumbent is None else incumbent * part)):
+                contestant.run(times)
+        else:
+            contestant.run(times)
+
+    found = screen_one(Contestant(limited, unit=contestant.unit), incumbent)
+    samples = found.samples.seconds or (found.first,)
+    return Screened(samples, found.verdict != "ok", part), found.samples.repeats
+
+
+def sample_candidate(item: tuple[Built, Screened, int, int], context: Context) -> Screened:
+    """More samples of a candidate that was screened. Item: candidate, its screening, repeats of its sample, samples in all."""
+    built, screened, repeats, runs = item
+    runner = context.load(built)
+    context.ready_for_timing()
+    before = Screening("ok", screened.seconds, screened.seconds, Samples(screened.samples, repeats))
+    found = sample_again(runner.contestant(screened.part), before, runs)
+    return Screened(found.samples.seconds, False, screened.part)
+
+
+def race_candidates(item: tuple[Sequence[tuple[Built, float]], int, int], context: Context) -> Race:
+    """Interleaved rounds over candidates, each with the part it is timed on; the first is the anchor. Item: candidates, rounds, seed."""
+    entries, rounds, seed = item
+    runners = [context.load(built) for built, _ in entries]
+    context.ready_for_timing()
+    contestants = [r.contestant(part) for r, (_, part) in zip(runners, entries, strict=True)]
+    found = race(contestants, rounds, anchor=0, rng=random.Random(seed))
+    ratios = tuple(math.exp(s - found.scores[0]) for s in found.scores)
+    # the spread of the anchor's own times, as the standard error of a median of `rounds` of them
+    logs = [math.log(r[0] / found.seconds(0)) for r in found.rounds]
+    spread = math.sqrt(sum(x * x for x in logs) / len(logs))
+    return Race(ratios, found.seconds(0), 1.25 * spread / math.sqrt(len(logs)), found.noisy is not None)
+
+
+def verify_candidate(item: tuple[Built, Built | None, bool], context: Context) -> Verdict:
+    """Compare a candidate's outputs with the reference. Item: the candidate; a verified baseline, or None; whether this one may serve
+    as the baseline of others."""
+    built, baseline, keep = item
+    reference = context.reference
+    key = (baseline.digest, baseline.passes) if baseline is not None and not reference.full else None
+    if key is not None and key not in context.baselines and baseline is not None:
+        right, how, reason = _verify(context, baseline, None, True)
+        if not right:
+            return Verdict(None, how, f"the baseline is wrong: {reason}")
+    kept = context.baselines.get(key) if key is not None else None
+    right, how, reason = _verify(context, built, kept, keep and not reference.full)
+    return Verdict(right, how, reason)
+
+
+def _verify(context: Context, built: Built, baseline: Baseline | None, keep: bool) -> tuple[bool, str, str]:
+    runner = context.load(built)
+    full_run(runner.plan, runner.spec)
+    context.changed()
+    outputs = Baseline([])
+
+    def run(arrays: Sequence[Any]) -> None:
+        with step_limit(VERIFY_RUN_SECONDS):
+            # constants are read when a plan is made, so a plan that keeps something of them is made anew
+            plan = runner.make_plan() if runner.runs_once else runner.plan
+            plan.execute()
+
+    right, how, reason = verify(context.reference, run, context.buffers, baseline, outputs if keep else None)
+    if right and keep:
+        context.baselines[built.digest, built.passes] = outputs
+    return right, how, reason
+
+
+def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int], context: Context) -> list[Confirmed]:
+    """Time finalists at full size. Item: candidates, least rounds, precision, most seconds, seed."""
+    entries, rounds, precision, seconds, seed = item
+    runners = [context.load(built) for built in entries]
+    context.ready_for_timing()
+    found = confirm([r.contestant(1.0) for r in runners], min_rounds=rounds, precision=precision, budget_seconds=seconds,
+                    rng=random.Random(seed))
+    return [Confirmed(found.seconds(i), r.low, r.median, r.high, tuple(times[i] for times in found.rounds))
+            for i, r in enumerate(found.ratios)]
+
+
+PROTOCOL = PROTOCOL_REVISION

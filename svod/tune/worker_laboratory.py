@@ -1,0 +1,112 @@
+"""The laboratory of a real search: the jobs of `svod.tune.work` on an executor's workers."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from svod.bench.timer import deadline as run_deadline
+from svod.config import BeamConfig, BenchConfig
+from svod.core.kernel import Kernel
+from svod.core.serialize import ast_to_data
+from svod.core.target import Target
+from svod.tune.candidate import Candidate, Status
+from svod.tune.executor import Executor
+from svod.tune.jobs import Outcome
+from svod.tune.laboratory import Built, Confirmed, Failure, Lowered, Race, Screened, Verdict
+from svod.tune.work import Setup
+
+JOB = "svod.tune.work:"
+LOWER_SECONDS = 5.0           # one lowering
+LOAD_SECONDS = 5.0            # allowed on top of a timed run: linking, inputs, samples; the run itself has its own limit inside
+VERIFY_SECONDS = 60.0
+RACE_SECONDS = 60.0
+CONFIRM_EXTRA = 30.0
+_STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEOUT, "lost": Status.LOST}
+
+
+def _failure(outcome: Outcome) -> Failure:
+    return Failure(_STATUS[outcome.status], outcome.describe())
+
+
+def _chain(candidate: Candidate) -> list[Any]:
+    return [o.to_json() for o in candidate.chain]
+
+
+class WorkerLaboratory:
+    """Does what a search of one kernel decides (`svod.tune.laboratory.Laboratory`), on an executor that others may share.
+
+    `shrink`: time slices of long kernels while screening and racing."""
+
+    def __init__(self, kernel: Kernel, target: Target, executor: Executor, config: BeamConfig, bench: BenchConfig | None = None, *,
+                 shrink: bool = True) -> None:
+        self.executor, self.config, self.bench, self.shrink = executor, config, bench or BenchConfig(), shrink
+        self.setup = Setup(ast_to_data(kernel.ast), target)
+        self.parts: dict[str, float] = {}       # LINEAR digest → the part of the kernel it is timed on
+        self.baseline: Built | None = None
+        self.races = 0
+
+    def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
+        items = [_chain(c) for c in candidates]
+        outcomes = self.executor.run(JOB + "lower_candidate", items, kind="compile", deadline=LOWER_SECONDS, setup=self.setup)
+        return [o.value if o.ok else _failure(o) for o in outcomes]
+
+    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
+        items = [(_chain(c), passes) for c in candidates]
+        outcomes = self.executor.run(JOB + "compile_candidate", items, kind="compile", deadline=deadline, setup=self.setup)
+        return [o.value if o.ok else _failure(o) for o in outcomes]
+
+    def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
+        items = [(c.built, incumbent, self.shrink) for c in candidates]
+        limit = run_deadline(incumbent) + LOAD_SECONDS
+        outcomes = self.executor.run(JOB + "screen_candidate", items, kind="bench", deadline=limit, setup=self.setup)
+        found: list[Screened | Failure] = [o.value[0] if o.ok else _failure(o) for o in outcomes]
+        repeats = [o.value[1] if o.ok else 0 for o in outcomes]
+        for c, f in zip(candidates, found, strict=True):
+            if isinstance(f, Screened):
+                self.parts[c.linear] = f.part
+        alive = sorted((f.seconds, i) for i, f in enumerate(found) if isinstance(f, Screened) and not f.cut)
+        half = [i for _, i in alive[:(len(alive) + 1) // 2]]
+        if self.config.runs > 1 and half:
+            items_ = [(candidates[i].built, found[i], repeats[i], self.config.runs) for i in half]
+            more = self.executor.run(JOB + "sample_candidate", items_, kind="bench", deadline=limit, setup=self.setup)
+            for i, o in zip(half, more, strict=True):
+                found[i] = o.value if o.ok else _failure(o)
+        return found
+
+    def race(self, candidates: Sequence[Candidate]) -> Race:
+        self.races += 1
+        longest = max(c.seconds * self.parts.get(c.linear, 1.0) for c in candidates)
+        rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
+        item = ([(c.built, self.parts.get(c.linear, 1.0)) for c in candidates], rounds, self.config.seed + self.races)
+        limit = RACE_SECONDS + 100 * longest * len(candidates)
+        outcome = self.executor.run(JOB + "race_candidates", [item], kind="bench", deadline=limit, setup=self.setup)[0]
+        if outcome.ok:
+            race: Race = outcome.value
+            return race
+        # one of them died although it ran before: their screening times decide, with the noise of single minima
+        anchor = candidates[0].seconds
+        return Race(tuple(c.seconds / anchor for c in candidates), anchor, 0.05, True)
+
+    def verify(self, candidates: Sequence[Candidate]) -> list[Verdict]:
+        found = []
+        for c in candidates:
+            item = (c.built, self.baseline, self.baseline is None)
+            outcome = self.executor.run(JOB + "verify_candidate", [item], kind="bench", deadline=VERIFY_SECONDS, setup=self.setup)[0]
+            if outcome.ok:
+                verdict: Verdict = outcome.value
+                if verdict.right and self.baseline is None:
+                    self.baseline = c.built
+            else:
+                # it ran while screening, so a crash or an endless run on other inputs is its own doing
+                wrong = outcome.status in ("crash", "timeout")
+                verdict = Verdict(False if wrong else None, "run on the inputs of verification", outcome.describe())
+            found.append(verdict)
+        return found
+
+    def confirm(self, candidates: Sequence[Candidate]) -> list[Confirmed | Failure]:
+        bench = self.bench
+        item = ([c.built for c in candidates], bench.rounds, bench.precision, bench.seconds, self.config.seed)
+        slowest = max(c.seconds for c in candidates)
+        limit = bench.seconds + CONFIRM_EXTRA + 10 * bench.rounds * slowest * len(candidates)
+        outcome = self.executor.run(JOB + "confirm_candidates", [item], kind="bench", deadline=limit, setup=self.setup)[0]
+        return list(outcome.value) if outcome.ok else [_failure(outcome)] * len(candidates)
