@@ -1,0 +1,191 @@
+"""What every tensor is: a handle on a graph node, and the rules by which operands meet.
+
+The operations are layered in data-flow order, each file one class on top of the one before, so that an operation uses only
+what lies below it: base → creation → movement → elementwise → indexing → reduction → linalg → nn → random → Tensor.
+"""
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, Self, TypeGuard
+
+import numpy as np
+
+from svod.core import graph
+from svod.core.dtype import DType, dtypes, promote, to_dtype
+from svod.core.origin import record_origin
+from svod.core.uop import Ops, UOp
+from svod.errors import DTypeError, ShapeError
+
+Scalar = bool | int | float
+Shape = tuple[int, ...]
+Array = np.ndarray[Any, np.dtype[Any]]
+DTypeLike = DType | str | type | np.dtype[Any]  # a svod dtype, its name, or what numpy.dtype() takes
+
+# every tensor that is alive, by id: realisation swaps computed nodes for buffers in all of them
+_live: weakref.WeakValueDictionary[int, TensorBase] = weakref.WeakValueDictionary()
+
+
+def live_tensors() -> list[TensorBase]:
+    """All tensors that are alive."""
+    return list(_live.values())
+
+
+def as_dtype(value: DTypeLike) -> DType:
+    """The storable DType for a dtype, a name or a NumPy dtype; DTypeError for anything else."""
+    try:
+        found = to_dtype(value)
+    except TypeError as err:
+        raise DTypeError(str(err)) from err
+    if found in (dtypes.index, dtypes.void):
+        raise DTypeError(f"{found.name} is not a dtype a tensor can have")
+    return found
+
+
+def is_scalar(value: object) -> TypeGuard[Scalar]:
+    """A Python scalar: one whose type does not widen a tensor's."""
+    return isinstance(value, (bool, int, float))
+
+
+def scalar_dtype(dtype: DType, value: Scalar) -> DType:
+    """The dtype in which a tensor of `dtype` meets a Python scalar: its own, unless the scalar is of a higher kind."""
+    if isinstance(value, bool) or dtype.is_float:
+        return dtype
+    if isinstance(value, float):
+        return dtypes.default_float
+    return dtypes.default_int if dtype.kind == "b" else dtype
+
+
+def check_scalar(value: Scalar, dtype: DType, name: str) -> Scalar:
+    """`value`, if integers of `dtype` can hold it; DTypeError naming the operation `name` if not."""
+    if dtype.is_int and not dtype.min <= value <= dtype.max:
+        raise DTypeError(f"{name}: {value} does not fit {dtype.name} ({dtype.min} … {dtype.max}); cast the tensor to a wider type first")
+    return value
+
+
+def shape_argument(shape: Sequence[Any]) -> Shape:
+    """A shape passed as `f(2, 3)` or `f((2, 3))`."""
+    flat = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    try:
+        return tuple(n.__index__() for n in flat)
+    except (AttributeError, TypeError) as err:
+        raise ShapeError(f"{tuple(flat)!r} is not a shape: give ints, one by one or as a tuple") from err
+
+
+class TensorBase:
+    """A lazy array: `shape`, `dtype`, and the node that computes it. Nothing runs before it is realised."""
+
+    __slots__ = ("__weakref__", "uop")
+    __array_ufunc__ = None  # NumPy leaves `array + tensor` to the tensor
+    uop: UOp
+
+    @classmethod
+    def from_uop(cls, uop: UOp) -> Self:
+        """The tensor of a graph node. Records where it was made."""
+        tensor = object.__new__(cls)
+        tensor._hold(uop)
+        return tensor
+
+    def _hold(self, uop: UOp) -> None:
+        """Become the tensor of `uop`, registered among the live ones."""
+        self.uop = uop
+        _live[id(self)] = self
+        record_origin(uop)
+
+    # -- facts -----------------------------------------------------------------------------------
+    @property
+    def shape(self) -> Shape:
+        return graph.shape_of(self.uop)
+
+    @property
+    def dtype(self) -> DType:
+        return self.uop.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def dim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> Shape | int:
+        """The shape, or the extent of one axis, as in PyTorch."""
+        return self.shape if dim is None else self.shape[self._axis("size", dim)]
+
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel() * self.dtype.itemsize
+
+    @property
+    def device(self) -> str:
+        """The device of the first buffer the value depends on; "CPU" for one that depends on none."""
+        found = next(self.uop.walk(Ops.DEVICE), None)
+        return found.arg if found is not None else "CPU"
+
+    def _axis(self, name: str, axis: int) -> int:
+        return graph.normalize_axes(name, axis, self.ndim)[0]
+
+    # -- conversions -----------------------------------------------------------------------------
+    def cast(self, dtype: DTypeLike) -> Self:
+        """Convert the elements. float → int truncates toward zero; anything → bool is `!= 0`."""
+        wanted = as_dtype(dtype)
+        if wanted == self.dtype:
+            return self
+        if wanted == dtypes.bool:
+            return self.from_uop(graph.alu(Ops.CMPNE, self.uop, graph.full(self.shape, 0, self.dtype)))
+        return self.from_uop(graph.cast(self.uop, wanted))
+
+    def bitcast(self, dtype: DTypeLike) -> Self:
+        """Reinterpret the bits as another dtype of the same size."""
+        return self.from_uop(graph.bitcast(self.uop, as_dtype(dtype)))
+
+    def _float(self) -> Self:
+        """self as floats: integers become the default float."""
+        return self if self.dtype.is_float else self.cast(dtypes.default_float)
+
+    def _wide_float(self) -> Self:
+        """self in the precision that composite functions are computed in: at least float32."""
+        return self if self.dtype.is_float and self.dtype.bits >= 32 else self.cast(dtypes.float32)
+
+    def _float_dtype(self) -> DType:
+        """The dtype of a float function's result."""
+        return self.dtype if self.dtype.is_float else dtypes.default_float
+
+    def _full_like(self, value: Scalar, dtype: DType | None = None) -> Self:
+        return self.from_uop(graph.full(self.shape, value, dtype or self.dtype))
+
+
+def common_dtype(name: str, *operands: TensorBase | Scalar) -> DType:
+    """The dtype in which tensors and Python scalars meet: tensors by `svod.core.dtype.promote`, then the scalars, which do
+    not widen. Scalars alone have their default types. Raises DTypeError for a scalar that does not fit."""
+    tensors = [o.dtype for o in operands if isinstance(o, TensorBase)]
+    result = tensors[0] if tensors else dtypes.bool
+    for found in tensors[1:]:
+        result = promote(result, found)
+    for o in operands:
+        if not isinstance(o, TensorBase):
+            result = scalar_dtype(result, o)
+    for o in operands:
+        if not isinstance(o, TensorBase):
+            check_scalar(o, result, name)
+    return result
+
+
+def operand_uops(name: str, dtype: DType, *operands: TensorBase | Scalar) -> tuple[UOp, ...]:
+    """The nodes of operands cast to `dtype` and broadcast to their common shape. Errors name the operation `name`."""
+    shapes = [graph.shape_of(o.uop) for o in operands if isinstance(o, TensorBase)]
+    shape = shapes[0] if shapes else ()
+    if any(s != shape for s in shapes):
+        shape = graph.broadcast_shapes(name, *shapes)
+    return tuple([graph.broadcast(o.cast(dtype).uop, shape, name) if isinstance(o, TensorBase) else graph.full(shape, o, dtype)
+                  for o in operands])

@@ -1,0 +1,170 @@
+"""Tensors from data and from nothing.
+
+Python data gets the default types (bool, int32, float32; int64 where an int needs it), a NumPy array keeps its own. A
+C-contiguous array is not copied: the tensor reads its memory when it is realised, and `assign` writes to it, unless the
+array is read-only.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+import numpy as np
+
+from svod.core import graph
+from svod.core.buffer import buffer_from_numpy, float32_to_bfloat16_bits
+from svod.core.dtype import DType, dtypes
+from svod.core.uop import Ops, UOp
+from svod.errors import DTypeError, ShapeError
+from svod.tensor.base import Array, DTypeLike, Scalar, TensorBase, as_dtype, check_scalar, is_scalar, shape_argument
+
+
+class Creation(TensorBase):
+    """Constructors."""
+
+    __slots__ = ()
+
+    def __init__(self, data: Any, dtype: DTypeLike | None = None) -> None:
+        """A tensor of a scalar, nested lists, a NumPy array or anything with `__array__`, or another tensor; its values
+        converted to `dtype` if given. Raises DTypeError and ShapeError for data no tensor can hold."""
+        wanted = None if dtype is None else as_dtype(dtype)
+        if isinstance(data, TensorBase):
+            self._hold(data.uop if wanted is None else data.cast(wanted).uop)
+        elif is_scalar(data) and not isinstance(data, np.generic):
+            self._hold(_scalar_node(data, wanted))
+        elif isinstance(data, (np.ndarray, np.generic)) or hasattr(data, "__array__"):
+            self._hold(_array_node(np.asarray(data), wanted))
+        elif isinstance(data, (list, tuple)):
+            self._hold(_array_node(_array_of_lists(data), wanted))
+        else:
+            raise DTypeError(f"Tensor from {type(data).__name__}: give a number, nested lists, a NumPy array or a Tensor")
+
+    @classmethod
+    def from_numpy(cls, array: Array) -> Self:
+        """The tensor of an array, sharing its memory where that is C-contiguous."""
+        return cls(array)
+
+    @classmethod
+    def full(cls, shape: int | tuple[int, ...], fill_value: Scalar, dtype: DTypeLike | None = None) -> Self:
+        """A constant; of the scalar's default type unless `dtype` is given. Takes no memory."""
+        sizes = (shape,) if isinstance(shape, int) else shape_argument(shape)
+        if any(n < 0 for n in sizes):
+            raise ShapeError(f"full of shape {sizes}: an extent cannot be negative")
+        node = _scalar_node(fill_value, None if dtype is None else as_dtype(dtype))
+        return cls.from_uop(graph.broadcast(node, sizes, "full"))
+
+    @classmethod
+    def zeros(cls, *shape: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
+        """Zeros of `shape`."""
+        return cls.full(shape_argument(shape), 0, dtype)
+
+    @classmethod
+    def ones(cls, *shape: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
+        """Ones of `shape`."""
+        return cls.full(shape_argument(shape), 1, dtype)
+
+    @classmethod
+    def empty(cls, *shape: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
+        """A buffer of its own with undefined content, to be assigned to."""
+        sizes, kind = shape_argument(shape), as_dtype(dtype)
+        if any(n < 0 for n in sizes):
+            raise ShapeError(f"empty of shape {sizes}: an extent cannot be negative")
+        if 0 in sizes:
+            return cls.full(sizes, 0, kind)
+        return cls.from_uop(graph.reshape(graph.buffer(kind, math.prod(sizes)), sizes))
+
+    def full_like(self, fill_value: Scalar, dtype: DTypeLike | None = None) -> Self:
+        """A constant of this shape and, unless given, this dtype."""
+        return self.full(self.shape, fill_value, self.dtype if dtype is None else dtype)
+
+    def zeros_like(self, dtype: DTypeLike | None = None) -> Self:
+        """Zeros of this shape and, unless given, this dtype."""
+        return self.full_like(0, dtype)
+
+    def ones_like(self, dtype: DTypeLike | None = None) -> Self:
+        """Ones of this shape and, unless given, this dtype."""
+        return self.full_like(1, dtype)
+
+    def empty_like(self, dtype: DTypeLike | None = None) -> Self:
+        """An uninitialised buffer of this shape and, unless given, this dtype."""
+        return self.empty(self.shape, dtype=self.dtype if dtype is None else dtype)
+
+    @classmethod
+    def arange(cls, start: int | float, end: int | float | None = None, step: int | float = 1,
+               dtype: DTypeLike | None = None) -> Self:
+        """start, start + step, … below `end` (above it for a negative step); `arange(n)` is 0 … n-1. Computed, not stored."""
+        first, last = (0, start) if end is None else (start, end)
+        if step == 0:
+            raise ShapeError(f"arange from {first} to {last} with step 0: it would never end")
+        n = max(0, math.ceil((last - first) / step))
+        whole = all(isinstance(v, int) for v in (first, last, step))
+        fits = min(first, last) >= -2 ** 31 and max(first, last) < 2 ** 31
+        kind = as_dtype(dtype) if dtype is not None else dtypes.default_float if not whole else dtypes.int32 if fits else dtypes.int64
+        count = cls.from_uop(graph.iota(n, dtypes.int32 if whole and fits else dtypes.int64))
+        # whole numbers are computed as such: float32 has no 2**24 + 1
+        node = count.uop if whole else graph.cast(count.uop, dtypes.float64)
+        for op, value in ((Ops.MUL, step), (Ops.ADD, first)):
+            if value != (1 if op is Ops.MUL else 0):
+                node = graph.alu(op, node, graph.full((n,), value, node.dtype))
+        return cls.from_uop(node).cast(kind)
+
+    @classmethod
+    def linspace(cls, start: int | float, end: int | float, steps: int, dtype: DTypeLike = dtypes.default_float) -> Self:
+        """`steps` evenly spaced values from `start` to `end`, both included."""
+        if steps < 0:
+            raise ShapeError(f"linspace with {steps} steps: the number cannot be negative")
+        if steps == 1:
+            return cls.full((1,), start, dtype)
+        node = graph.cast(graph.iota(steps, dtypes.int32), dtypes.float64)
+        step = (end - start) / max(1, steps - 1)
+        scaled = graph.alu(Ops.MUL, node, graph.full((steps,), step, dtypes.float64))
+        return cls.from_uop(graph.alu(Ops.ADD, scaled, graph.full((steps,), start, dtypes.float64))).cast(dtype)
+
+    @classmethod
+    def eye(cls, n: int, m: int | None = None, dtype: DTypeLike = dtypes.default_float) -> Self:
+        """Ones on the diagonal of an n×m matrix (m defaults to n), zeros elsewhere. Computed, not stored."""
+        return cls.from_uop(graph.alu(Ops.CMPEQ, *coordinates(n, n if m is None else m))).cast(dtype)
+
+
+def coordinates(rows: int, columns: int, diagonal: int = 0) -> tuple[UOp, UOp]:
+    """int32 matrices of each element's row, plus `diagonal`, and of its column."""
+    shape = (rows, columns)
+    row = graph.broadcast(graph.reshape(graph.iota(rows), (rows, 1)), shape)
+    if diagonal:
+        row = graph.alu(Ops.ADD, row, graph.full(shape, diagonal, row.dtype))
+    return row, graph.broadcast(graph.iota(columns), shape)
+
+
+def _scalar_node(value: Scalar, dtype: DType | None) -> UOp:
+    """A constant of shape ()."""
+    if dtype is None:
+        wide = isinstance(value, int) and not -2 ** 31 <= value < 2 ** 31
+        dtype = (dtypes.bool if isinstance(value, bool) else dtypes.default_float if isinstance(value, float)
+                 else dtypes.int64 if wide else dtypes.default_int)
+    if dtype.is_int and isinstance(value, float) and not math.isfinite(value):
+        raise DTypeError(f"Tensor of {value} as {dtype.name}: integers have no such value")
+    return UOp.const(dtype, check_scalar(value, dtype, "Tensor"))
+
+
+def _array_of_lists(data: list[Any] | tuple[Any, ...]) -> Array:
+    """Nested lists as an array of a default dtype."""
+    try:
+        array = np.array(data)
+    except ValueError as err:
+        raise ShapeError(f"Tensor from nested lists: they must be rectangular ({err})") from err
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype == np.int64 and array.size and array.min() >= -2 ** 31 and array.max() < 2 ** 31:
+        return array.astype(np.int32)
+    return array
+
+
+def _array_node(array: Array, dtype: DType | None) -> UOp:
+    """A buffer over the array's memory (a copy where it has to be), in the array's shape."""
+    own = as_dtype(array.dtype)
+    wanted = own if dtype is None else dtype
+    if 0 in array.shape:
+        return graph.full(array.shape, 0, wanted)
+    if wanted == dtypes.bfloat16:
+        array = float32_to_bfloat16_bits(array)
+    return graph.reshape(buffer_from_numpy(array, wanted), array.shape)

@@ -1,0 +1,114 @@
+"""The one place where tensors meet the compiler: which of them have to be computed, and what changes when they have been.
+
+The pipeline itself is `svod.prepare`, above this layer; it is imported when something is first realised. It is to set `uop`
+of each tensor it is given to a RESHAPE of a BUFFER, by `replace_nodes`, so that every tensor that contains a computed node
+reads the buffer from then on.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from svod.core import graph
+from svod.core.buffer import buffer_of
+from svod.core.origin import inherit_origin
+from svod.core.uop import Ops, UOp
+from svod.tensor.base import TensorBase, live_tensors
+
+if TYPE_CHECKING:
+    from svod.tensor.tensor import Tensor
+
+
+def constant_value(node: UOp) -> UOp | None:
+    """The CONST that every element of `node` is; None for a node that is not a constant."""
+    while node.op in (Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.DETACH):
+        node = node.src[0]
+    return node if node.op is Ops.CONST else None
+
+
+def is_realized(tensor: TensorBase) -> bool:
+    """Whether the values are in memory: a reshaped buffer."""
+    return graph.base_of(tensor.uop).op is Ops.BUFFER
+
+
+def realize_tensors(tensors: Iterable[Tensor]) -> None:
+    """Compute every tensor that is neither in memory nor a constant. One schedule for all, in the given order."""
+    pending = _pending(tensors)
+    if pending:
+        from svod import prepare
+        prepare.realize_tensors(pending)
+
+
+def prepare_tensors(tensors: Iterable[Tensor], config: Any) -> Any:
+    """The ExecutionPlan that computes the tensors, as `svod.prepare` makes it; they are its outputs from then on."""
+    from svod import prepare
+    return prepare.prepare_tensors(list(tensors), config)
+
+
+def _pending(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors to compute, each once, and those that would read what an ASSIGN among them overwrites."""
+    found: dict[int, Tensor] = {}
+    for t in tensors:
+        if not is_realized(t) and constant_value(t.uop) is None:
+            found.setdefault(id(t), t)
+    for t in _readers_of_old_content([t.uop for t in found.values()]):
+        found.setdefault(id(t), t)
+    return list(found.values())
+
+
+def _readers_of_old_content(nodes: list[UOp]) -> list[Tensor]:
+    """Live lazy tensors that read, other than through the last ASSIGN, a buffer that computing `nodes` assigns to.
+
+    They were written down before the assignment, so they must see what was there before: they are computed in the same
+    schedule, which orders reads of the old content before the write."""
+    assigns = list(graph.sink(*nodes).walk(Ops.ASSIGN))
+    if not assigns:
+        return []
+    overwritten = {_target_buffer(a) for a in assigns}
+    inner = {graph.base_of(a.src[0]) for a in assigns}
+    last = {a for a in assigns if a not in inner}
+    readers = []
+    for t in live_tensors():
+        if is_realized(t):
+            continue
+        reached = t.uop.toposort(gate=lambda n: n not in last)
+        if t.uop not in last and any(n in overwritten for n in reached):
+            readers.append(t)
+    return readers  # type: ignore[return-value]
+
+
+def _target_buffer(assign: UOp) -> UOp:
+    node = graph.base_of(assign.src[0])
+    while node.op is Ops.ASSIGN:
+        node = graph.base_of(node.src[0])
+    return node
+
+
+def is_assignable(tensor: TensorBase) -> bool:
+    """Whether there is memory under the tensor that may be written: a buffer, reshaped or assigned to, not read-only."""
+    node = graph.base_of(tensor.uop)
+    while node.op is Ops.ASSIGN:
+        node = graph.base_of(node.src[0])
+    return node.op is Ops.BUFFER and not buffer_of(node).read_only
+
+
+def replace_nodes(mapping: dict[UOp, UOp]) -> None:
+    """Put other nodes in the place of some, in every live tensor: a computed value becomes its buffer.
+
+    Each value must have the shape and dtype of its key. Values are not entered."""
+    if not mapping:
+        return
+    tensors = live_tensors()
+    done: dict[UOp, UOp] = {}
+    for u in graph.sink(*{t.uop: None for t in tensors}).toposort(gate=lambda n: n not in mapping):
+        if u in mapping:
+            done[u] = mapping[u]
+        elif u.op is not Ops.SINK:
+            src = tuple([done[s] for s in u.src])
+            if src == u.src:
+                done[u] = u
+            else:
+                done[u] = u.replace(src=src)
+                inherit_origin(done[u], u)
+    for t in tensors:
+        t.uop = done[t.uop]

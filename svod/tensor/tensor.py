@@ -1,0 +1,168 @@
+"""The public lazy Tensor: all operations, and the ways from a graph to numbers."""
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from svod.core import graph
+from svod.core.buffer import bfloat16_bits_to_float32, buffer_of, float32_to_bfloat16_bits
+from svod.core.dtype import dtypes, to_numpy
+from svod.core.origin import origin_of
+from svod.errors import DeviceError, ShapeError
+from svod.tensor.base import Array, DTypeLike, Scalar, live_tensors
+from svod.tensor.elementwise import Operand
+from svod.tensor.random import Random
+from svod.tensor.realize import constant_value, is_assignable, is_realized, prepare_tensors, realize_tensors
+
+
+class Tensor(Random):
+    """A lazy n-dimensional array.
+
+        a, b = Tensor(x), Tensor(w)             # NumPy arrays, not copied where they are contiguous
+        y = (a @ b).relu().softmax(-1)          # nothing runs yet
+        y.numpy()                               # compute
+
+    A tensor is a value: operations never change it, with the one exception of `assign`. Its memory, once computed, is kept for as
+    long as the tensor lives."""
+
+    __slots__ = ()
+
+    # -- numbers ---------------------------------------------------------------------------------
+    @property
+    def is_realized(self) -> builtins.bool:
+        """Whether the values are in memory."""
+        return is_realized(self)
+
+    def realize(self) -> Tensor:
+        """Compute the values now, if they are not in memory; returns self."""
+        realize_tensors([self])
+        return self
+
+    @staticmethod
+    def realize_batch(tensors: Iterable[Tensor]) -> None:
+        """Compute several tensors in one schedule: what they share is computed once."""
+        realize_tensors(tensors)
+
+    def prepare(self, config: Any = None) -> Any:
+        """An ExecutionPlan that computes this tensor, again with each `execute()`; it is the plan's output from then on."""
+        return prepare_tensors([self], config)
+
+    @staticmethod
+    def prepare_batch(tensors: Iterable[Tensor], config: Any = None) -> Any:
+        """`prepare` for several outputs."""
+        return prepare_tensors(tensors, config)
+
+    def _values(self) -> Array:
+        """The values as an array over the tensor's own memory, bfloat16 as its bits."""
+        const = constant_value(self.uop)
+        if const is not None:
+            if self.dtype == dtypes.bfloat16:
+                return float32_to_bfloat16_bits(np.full(self.shape, const.arg, np.float32))
+            return np.full(self.shape, const.arg, to_numpy(self.dtype))
+        self.realize()
+        return buffer_of(graph.base_of(self.uop)).array.reshape(self.shape)
+
+    def numpy(self) -> Array:
+        """The values as an array of its own. bfloat16 comes as float32, which holds it exactly."""
+        values = self._values()
+        return bfloat16_bits_to_float32(values) if self.dtype == dtypes.bfloat16 else values.copy()
+
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: builtins.bool | None = None) -> Array:
+        """For numpy.asarray: a copy, or with copy=False the tensor's memory."""
+        if copy is False and self.dtype != dtypes.bfloat16 and dtype in (None, to_numpy(self.dtype)):
+            return self._values()
+        values = self.numpy()
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def item(self) -> Scalar:
+        """The value of a tensor of one element, as a Python scalar."""
+        if self.numel() != 1:
+            raise ShapeError(f"item() of a tensor of shape {self.shape}: it needs exactly one element")
+        value: Scalar = self.numpy().reshape(()).item()
+        return value
+
+    def tolist(self) -> Any:
+        """The values as nested lists of Python scalars."""
+        return self.numpy().tolist()
+
+    def __bool__(self) -> builtins.bool:
+        if self.numel() != 1:
+            raise ShapeError(f"the truth of a tensor of shape {self.shape} is ambiguous: use any() or all()")
+        return builtins.bool(self.item())
+
+    def __int__(self) -> builtins.int: return builtins.int(self.item())
+    def __float__(self) -> builtins.float: return builtins.float(self.item())
+
+    # -- storage ---------------------------------------------------------------------------------
+    def contiguous(self) -> Tensor:
+        """The same values in a buffer of their own, in row-major order; self if that is what it is."""
+        return self if is_realized(self) else self.from_uop(graph.contiguous(self.uop))
+
+    def clone(self) -> Tensor:
+        """The same values in another buffer."""
+        return self.from_uop(graph.contiguous(self.uop))
+
+    def detach(self) -> Tensor:
+        """A tensor of the same value, sharing memory: there are no gradients to cut off."""
+        return self.from_uop(self.uop)
+
+    def assign(self, value: Operand) -> Tensor:
+        """Write `value` (broadcast, cast to this dtype) into this tensor's memory when it is realised; returns self.
+
+        Tensors that share the memory as a reshape see the new content; lazy tensors written down before keep the old. A tensor
+        without memory of its own, or over a read-only array, gets new memory."""
+        given = self._as_tensor(value).cast(self.dtype)
+        node = graph.broadcast(given.uop, self.shape, "assign")
+        if not is_assignable(self):
+            self._hold(graph.contiguous(node))
+            return self
+        old = graph.base_of(self.uop)
+        new = graph.assign(self.uop, node)
+        sharing = [t for t in live_tensors() if graph.base_of(t.uop) is old]
+        for t in sharing:
+            t._hold(graph.reshape(new, t.shape))
+        return self
+
+    # -- conversions by name (they shadow the builtins inside this class) -------------------------------
+    def to(self, target: DTypeLike) -> Tensor:
+        """Cast to a dtype; or `to("cpu")`, which is where tensors are."""
+        if isinstance(target, str) and target.lower() == "cpu":
+            return self
+        if isinstance(target, str) and target.split(":")[0].lower() in ("cuda", "gpu"):
+            raise DeviceError(f"to({target!r}): tensors live on the CPU")
+        return self.cast(target)
+
+    def type(self, dtype: DTypeLike) -> Tensor:
+        """`cast`."""
+        return self.cast(dtype)
+
+    def astype(self, dtype: DTypeLike) -> Tensor:
+        """`cast`."""
+        return self.cast(dtype)
+
+    def float(self) -> Tensor: return self.cast(dtypes.float32)
+    def double(self) -> Tensor: return self.cast(dtypes.float64)
+    def half(self) -> Tensor: return self.cast(dtypes.float16)
+    def bfloat16(self) -> Tensor: return self.cast(dtypes.bfloat16)
+    def int(self) -> Tensor: return self.cast(dtypes.int32)
+    def long(self) -> Tensor: return self.cast(dtypes.int64)
+    def bool(self) -> Tensor: return self.cast(dtypes.bool)
+
+    def __repr__(self) -> str:
+        if constant_value(self.uop) is not None:
+            state = "constant"
+        elif is_realized(self):
+            state = "realized"
+        else:
+            origin = origin_of(self.uop)
+            state = f"lazy {graph.base_of(self.uop).op.value}" + (f" from {origin}" if origin else "")
+        return f"<Tensor {self.dtype.name}{list(self.shape)} {state}>"
+
+
+def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
+    """x where `condition` holds, y elsewhere: numpy.where and torch.where, with tensors or numbers."""
+    chooser = condition if isinstance(condition, Tensor) else Tensor(condition)
+    return chooser._select(chooser, x, y)
