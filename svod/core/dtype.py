@@ -9,6 +9,7 @@ a tensor of its own kind: `int8 + 1` is int8, `int8 + 1.0` is the default float 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,6 +57,9 @@ class DType:
 
     def __repr__(self) -> str:
         return f"dtypes.{self.name}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return to_dtype, (self.name,)   # element types are singletons, in every process
 
 
 class dtypes:

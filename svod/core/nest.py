@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from svod.core.kernel import Linear, ResolvedStage
+from svod.core.kernel import Linear, ResolvedStage, Stage
 from svod.core.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Scheduler
 from svod.errors import KernelOptError
 
@@ -75,9 +75,12 @@ def _plan(state: Scheduler) -> Plan:
                         axis = stage.outs[i]
                         axis_deps[axis] = axis_deps.get(axis, frozenset()) | found
             deps |= needed
-            depth = max((i + 1 for i, row in enumerate(order) if row in needed), default=0)
-            if s not in r.in_reduce:
-                depth = min(depth, first_reduce(state, q))
+            if is_derived(kernel.stages[q]):
+                depth = 0   # copy loops are not loops of the state: what they read stands before them
+            else:
+                depth = max((i + 1 for i, row in enumerate(order) if row in needed), default=0)
+                if s not in r.in_reduce:
+                    depth = min(depth, first_reduce(state, q))
             point = (*path_q, (q, depth))
             common = point if common is None else _common(common, point)
         assert common is not None
@@ -92,6 +95,11 @@ def _plan(state: Scheduler) -> Plan:
                     break
                 t, depth = outer[-1]
                 outer = outer[:-1]
+            if depth == 0:
+                # needed before any loop of a phase: a phase of its own, not once per core
+                paths[s] = ()
+                roots.append(s)
+                continue
             path = (*outer, (t, depth))
         else:
             assert isinstance(place, int)
@@ -100,8 +108,9 @@ def _plan(state: Scheduler) -> Plan:
             if path_t is None or place not in state.order[t]:
                 raise KernelOptError(f"stage {stage.name} cannot live at {state.rows[place].name}: that is not a loop of this state")
             path = (*path_t, (t, state.order[t].index(place) + 1))
-            # readers that do not depend on the innermost loops stand there all the same
-            if not _encloses(path, _widen(state, common, t)):
+            if len(readers[s]) == 1 and readers[s][0] == t:
+                common = (*common[:-1], (t, max(common[-1][1], len(state.order[t]) if in_reduce_only(resolved[t], s) else first_reduce(state, t))))
+            if not _encloses(path, common):
                 raise KernelOptError(f"stage {stage.name} is also read outside the loop {state.rows[place].name}; "
                                      f"stage it at a loop that holds all its readers")
         paths[s] = path
@@ -143,13 +152,14 @@ def _encloses(outer: Path, inner: Path) -> bool:
     return len(inner) > k and inner[:k] == outer[:k] and inner[k][0] == outer[k][0] and outer[k][1] <= inner[k][1]
 
 
-def _widen(state: Scheduler, common: Path, t: int) -> Path:
-    """`common` with its last point moved to the innermost loop its stage may reach, when that is stage `t`'s nest."""
-    s, depth = common[-1]
-    if s != t:
-        return common
-    limit = first_reduce(state, s)
-    return (*common[:-1], (s, max(depth, limit)))
+def is_derived(stage: Stage) -> bool:
+    """True for stages whose loops are derived from where they are read: copies and elementwise values."""
+    return not stage.is_output and not stage.has_reduce
+
+
+def in_reduce_only(r: ResolvedStage | None, s: int) -> bool:
+    """True when a stage's value reads stage `s` below its REDUCEs."""
+    return r is not None and s in r.in_reduce
 
 
 # -- extents --------------------------------------------------------------------------------------
