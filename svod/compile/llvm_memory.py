@@ -320,13 +320,12 @@ def _gather(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], a
 
 def _scatter(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     _, dtype, lanes, _, _ = w.code[src[2]]
-    offset = arg[0] if isinstance(arg, tuple) else arg
     operand, mem, size = _to_memory(w, dtype, lanes, w.value[src[2]]), memory_type(dtype.name, lanes), dtype.itemsize
     if lanes == 1 or not gathers_in_hardware(w.target, size * 8):
-        _store_lanes(w, dtype, lanes, _lane_addresses(w, src[0], src[1], offset, lanes), operand, src)
+        _store_lanes(w, dtype, lanes, _lane_addresses(w, src[0], src[1], arg, lanes), operand, src)
         return
     mask = _lane_mask(w, src[3], lanes) if len(src) == 4 else "splat (i1 true)"
-    at = _vector_addresses(w, src[0], src[1], offset, lanes)
+    at = _vector_addresses(w, src[0], src[1], arg, lanes)
     name = w.masked("scatter", _element(dtype), lanes)
     w.lines.append(f"  call void {name}({mem} {operand}, <{lanes} x ptr> {at}, i32 {size}, <{lanes} x i1> {mask})")
 

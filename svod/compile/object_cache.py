@@ -1,0 +1,199 @@
+"""Compiled programs on disk: what a second start loads instead of lowering and compiling.
+
+An entry is one file, named by a digest of everything that determines the code (`object_key`): kernel key, opt chain, target,
+code generator. It is found without lowering anything. Layout, little-endian:
+
+    magic "svodobj1" | 16 bytes digest of the rest | u32 length of the JSON | JSON of the ProgramSpec and remarks | object bytes
+
+What the cache promises:
+
+* A wrong entry is never used: the digest covers every byte, and the JSON repeats the key. A damaged one is removed and counts as a miss.
+* Entries appear whole or not at all, whichever processes write at once: they are written beside and renamed.
+* It never fails its caller: a directory that is missing, read-only or full makes entries not stored, said once in the log.
+* It stays below its size: the entries unused for longest go first. Reading one marks it as used.
+"""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import struct
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from svod.compile.program import PhaseSpec, ProgramSpec
+from svod.core.dtype import BY_NAME
+
+log = logging.getLogger("svod.object_cache")
+
+MAGIC = b"svodobj1"
+HEADER = struct.Struct("<8s16sI")
+DEFAULT_MAX_BYTES = 1 << 30
+EVICT_TO = 0.8  # of the limit, so that not every store has to evict
+
+
+def object_key(kernel: str, chain: str, target: str, codegen_revision: int, compiler: str, passes: bool = True) -> str:
+    """The name of an entry: a digest of kernel key, digest of the opt chain, target key, `CODEGEN_REVISION`, `COMPILER`, and whether
+    LLVM's passes ran. 32 hex digits."""
+    text = json.dumps([kernel, chain, target, codegen_revision, compiler, passes], separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def spec_to_json(spec: ProgramSpec) -> dict[str, Any]:
+    """A ProgramSpec as JSON-able data; `spec_from_json` gives an equal one."""
+    return {
+        "name": spec.name,
+        "params": [[dtype.name, size] for dtype, size in spec.params],
+        "outs": list(spec.outs),
+        "temps": list(spec.temps),
+        "phases": [[p.symbol, p.extent, p.threads, p.scratch_bytes, p.once] for p in spec.phases],
+        "variables": list(spec.variables),
+    }
+
+
+def spec_from_json(data: dict[str, Any]) -> ProgramSpec:
+    """The ProgramSpec behind `spec_to_json`. Raises ValueError for data that is not one: it comes from a file."""
+    try:
+        phases = tuple(PhaseSpec(str(symbol), int(extent), int(threads), int(scratch), bool(once))
+                       for symbol, extent, threads, scratch, once in data["phases"])
+        return ProgramSpec(
+            name=str(data["name"]),
+            params=tuple((BY_NAME[dtype], int(size)) for dtype, size in data["params"]),
+            outs=tuple(int(slot) for slot in data["outs"]),
+            temps=tuple(int(size) for size in data["temps"]),
+            phases=phases,
+            variables=tuple(str(name) for name in data["variables"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not the description of a program: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class CachedObject:
+    """An entry: the program's description, its machine code, and what the writer remarked (JSON-able, e.g. the digest of LINEAR)."""
+
+    spec: ProgramSpec
+    code: bytes
+    remarks: dict[str, Any] = field(default_factory=dict)
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=16).digest()
+
+
+def pack(key: str, entry: CachedObject) -> bytes:
+    """The bytes of an entry's file."""
+    meta = json.dumps({"key": key, "spec": spec_to_json(entry.spec), "remarks": entry.remarks}, separators=(",", ":")).encode()
+    length = struct.pack("<I", len(meta))
+    return MAGIC + _digest(length + meta + entry.code) + length + meta + entry.code
+
+
+def unpack(key: str, raw: bytes) -> CachedObject:
+    """The entry in a file's bytes. Raises ValueError when they are damaged, of another format, or of another key."""
+    if len(raw) < HEADER.size:
+        raise ValueError(f"{len(raw)} bytes are too few for an entry")
+    magic, digest, length = HEADER.unpack_from(raw)
+    if magic != MAGIC:
+        raise ValueError(f"begins with {magic!r}, not {MAGIC!r}")
+    if _digest(raw[HEADER.size - 4:]) != digest:
+        raise ValueError("the digest does not fit the content")
+    meta = json.loads(raw[HEADER.size:HEADER.size + length])
+    if not isinstance(meta, dict) or not isinstance(meta.get("spec"), dict) or not isinstance(meta.get("remarks"), dict):
+        raise ValueError("lacks a description of the program")
+    if meta.get("key") != key:
+        raise ValueError(f"belongs to the key {meta.get('key')!r}")
+    return CachedObject(spec_from_json(meta["spec"]), raw[HEADER.size + length:], meta["remarks"])
+
+
+class ObjectCache:
+    """Objects under `directory`, at most `max_bytes` of them; `directory` None: nothing is kept.
+
+    Usable from several threads and processes at once; the guarantees are in the module's docstring."""
+
+    def __init__(self, directory: Path | None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self.directory = directory
+        self.max_bytes = max_bytes
+        self._size: int | None = None  # bytes in the directory as far as this process knows; None: not counted yet
+        self._warned = False
+
+    def path(self, key: str) -> Path | None:
+        """The file of an entry; two levels, because a directory of 100,000 files is slow on some systems."""
+        return None if self.directory is None else self.directory / key[:2] / f"{key}.obj"
+
+    def get(self, key: str) -> CachedObject | None:
+        """The entry, or None. A damaged entry is removed."""
+        path = self.path(key)
+        if path is None:
+            return None
+        try:
+            raw = path.read_bytes()
+        except OSError:
+            return None
+        try:
+            entry = unpack(key, raw)
+        except ValueError as error:
+            log.warning("removing the damaged object %s: %s", path, error)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):  # a read-only cache is used without being kept fresh
+            os.utime(path)
+        return entry
+
+    def put(self, key: str, entry: CachedObject) -> bool:
+        """Store an entry; whether it could be stored."""
+        path = self.path(key)
+        raw = pack(key, entry)
+        if path is None or len(raw) > self.max_bytes:
+            return False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, beside = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(raw)
+                os.replace(beside, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(beside)
+                raise
+        except OSError as error:
+            if not self._warned:
+                log.warning("compiled objects are not kept in %s: %s", self.directory, error)
+                self._warned = True
+            return False
+        self._size = self._measure() if self._size is None else self._size + len(raw)
+        if self._size > self.max_bytes:
+            self.evict()
+        return True
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """(last use, bytes, path) of every file, abandoned temporaries included; files that vanish meanwhile are left out."""
+        found: list[tuple[float, int, Path]] = []
+        if self.directory is None:
+            return found
+        for path in self.directory.glob("??/*"):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+        return found
+
+    def _measure(self) -> int:
+        return sum(size for _, size, _ in self._files())
+
+    def evict(self) -> int:
+        """Remove the entries unused for longest until 80 % of the limit are used; the number of bytes freed."""
+        files = sorted(self._files())
+        total = before = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if total <= self.max_bytes * EVICT_TO:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+                total -= size
+        self._size = total
+        return before - total

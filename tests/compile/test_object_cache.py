@@ -1,0 +1,135 @@
+"""The object cache: round trips, damage of every kind, several writers, limits, and directories that cannot be used."""
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+import stat
+import struct
+from pathlib import Path
+
+import pytest
+
+from svod.compile.object_cache import MAGIC, CachedObject, ObjectCache, object_key, pack, spec_from_json, spec_to_json, unpack
+from svod.compile.program import PhaseSpec, ProgramSpec
+from svod.core.dtype import STORABLE
+
+SPEC = ProgramSpec("gemm", tuple((d, 7 + k) for k, d in enumerate(STORABLE)), (0, 2), (64, 4096),
+                   (PhaseSpec("gemm_0", 16, 2, 65536), PhaseSpec("gemm_1", 1, 1, 0, True)), ("n", "start"))
+ENTRY = CachedObject(SPEC, bytes(range(256)) * 5, {"linear": "ab" * 16})
+KEY = object_key("k" * 32, "c" * 32, "x86_64/znver5/avx2/l1 48k/l2 1m/l3 32m/t2", 1, "llvm 1")
+
+
+def test_a_program_description_survives_json() -> None:
+    assert spec_from_json(json.loads(json.dumps(spec_to_json(SPEC)))) == SPEC
+    for broken in ({}, {**spec_to_json(SPEC), "params": [["float31", 1]]}, {**spec_to_json(SPEC), "phases": [["a", 1]]},
+                   {**spec_to_json(SPEC), "outs": None}):
+        with pytest.raises(ValueError):
+            spec_from_json(broken)
+
+
+def test_every_part_of_the_key_counts() -> None:
+    base = ("kernel", "chain", "target", 1, "llvm 1", True)
+    others = [("kernel2", *base[1:]), (base[0], "chain2", *base[2:]), (*base[:2], "target2", *base[3:]), (*base[:3], 2, *base[4:]),
+              (*base[:4], "llvm 2", True), (*base[:5], False), ("kernelchain", "", *base[2:])]
+    keys = [object_key(*parts) for parts in (base, *others)]
+    assert len(set(keys)) == len(keys)
+    assert object_key(*base) == object_key(*base) and len(keys[0]) == 32
+
+
+def test_round_trip_across_instances(tmp_path: Path) -> None:
+    assert ObjectCache(tmp_path).get(KEY) is None
+    assert ObjectCache(tmp_path).put(KEY, ENTRY)
+    assert ObjectCache(tmp_path).get(KEY) == ENTRY
+    assert ObjectCache(tmp_path).get(object_key("other", "", "", 1, "")) is None
+    assert ObjectCache(tmp_path).put(KEY, CachedObject(SPEC, b"new"))
+    found = ObjectCache(tmp_path).get(KEY)
+    assert found is not None and found.code == b"new" and found.remarks == {}
+
+
+def test_damage_is_a_miss_and_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = ObjectCache(tmp_path)
+    path = cache.path(KEY)
+    assert path is not None
+    whole = pack(KEY, ENTRY)
+    flipped = [whole[:k] + bytes([whole[k] ^ 1]) + whole[k + 1:] for k in (0, 7, 8, 23, 24, 27, 28, 60, len(whole) - 1)]
+    damaged = [b"", whole[:5], whole[:28], whole[:-1], whole + b"x", *flipped, pack("another key", ENTRY)]
+    for raw in damaged:
+        assert cache.put(KEY, ENTRY)
+        path.write_bytes(raw)
+        with caplog.at_level(logging.WARNING, "svod.object_cache"):
+            assert cache.get(KEY) is None
+        assert not path.exists() and "damaged" in caplog.text
+    assert unpack(KEY, whole) == ENTRY
+
+
+def test_a_digest_that_fits_does_not_excuse_wrong_content(tmp_path: Path) -> None:
+    """A file that was written whole, by something else."""
+    spec = spec_to_json(SPEC)
+    for meta in ([], {}, {"key": KEY}, {"key": KEY, "spec": [], "remarks": {}}, {"key": KEY, "spec": spec, "remarks": 1},
+                 {"key": KEY, "spec": {**spec, "phases": [1]}, "remarks": {}}, {"key": "other", "spec": spec, "remarks": {}}):
+        text = json.dumps(meta).encode()
+        payload = struct.pack("<I", len(text)) + text + b"code"
+        with pytest.raises(ValueError):
+            unpack(KEY, MAGIC + hashlib.blake2b(payload, digest_size=16).digest() + payload)
+
+
+def _write_and_read(directory: str, number: int) -> int:
+    cache = ObjectCache(Path(directory))
+    good = 0
+    for k in range(20):
+        entry = CachedObject(SPEC, bytes([number]) * (1000 + 37 * k))
+        assert cache.put(KEY, entry)
+        found = cache.get(KEY)
+        good += found is not None and len(set(found.code)) == 1
+    return good
+
+
+def test_concurrent_writers_never_mix(tmp_path: Path) -> None:
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(lambda n: _write_and_read(str(tmp_path), n), range(4))) == 80
+    context = multiprocessing.get_context("forkserver")
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as processes:
+        assert sum(processes.map(_write_and_read, [str(tmp_path)] * 2, range(2))) == 40
+    assert [p.suffix for p in tmp_path.glob("*/*")] == [".obj"], "no temporary file is left"
+
+
+def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
+    size = len(pack(KEY, CachedObject(SPEC, b"x" * 1000)))
+    cache = ObjectCache(tmp_path, max_bytes=10 * size)
+    keys = [object_key(str(n), "", "", 1, "") for n in range(11)]
+    for n, key in enumerate(keys[:10]):
+        cache.put(key, CachedObject(SPEC, b"x" * 1000))
+        path = cache.path(key)
+        assert path is not None
+        os.utime(path, (n, n))
+    assert cache.get(keys[0]) is not None  # used now
+    assert cache.put(keys[10], CachedObject(SPEC, b"x" * 1000))
+    left = {key for key in keys if cache.get(key) is not None}
+    assert keys[0] in left and keys[10] in left and keys[1] not in left and keys[9] in left
+    assert sum(p.stat().st_size for p in tmp_path.glob("*/*")) <= 10 * size
+    assert not cache.put(keys[1], CachedObject(SPEC, b"x" * 20 * size)), "larger than the whole cache"
+
+
+def test_directories_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nowhere = ObjectCache(None)
+    assert not nowhere.put(KEY, ENTRY) and nowhere.get(KEY) is None and nowhere.evict() == 0
+    file = tmp_path / "file"
+    file.write_text("not a directory")
+    for directory in (file, file / "below"):
+        cache = ObjectCache(directory)
+        with caplog.at_level(logging.WARNING, "svod.object_cache"):
+            assert not cache.put(KEY, ENTRY) and not cache.put(KEY, ENTRY) and cache.get(KEY) is None
+        assert caplog.text.count(f"not kept in {directory}:") == 1
+    readable = ObjectCache(tmp_path / "cache")
+    assert readable.put(KEY, ENTRY)
+    path = readable.path(KEY)
+    assert path is not None
+    path.parent.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        assert ObjectCache(tmp_path / "cache").get(KEY) == ENTRY
+    finally:
+        path.parent.chmod(stat.S_IRWXU)
