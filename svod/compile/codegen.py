@@ -9,6 +9,7 @@ context of its own) or per `LoadedProgram`, so a process forked from a forkserve
 from __future__ import annotations
 
 import ctypes
+import platform
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,7 +18,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from svod.compile.host import llvm_features
+from svod.compile.host import MACHINES, llvm_features
 from svod.core.target import Target
 from svod.errors import CompileError, LaunchError
 
@@ -28,6 +29,7 @@ COMPILER = f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_v
 """Who compiled: recorded beside measurements and part of an object's key."""
 
 TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
+ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine
 BASE_CPU = {"x86_64": "x86-64", "aarch64": "generic"}
 SEARCH_OPT, FINAL_OPT = 1, 2
 """Effort of LLVM's code generator (0-3) while searching and for finalists. On a GEMM tile 1, 2 and 3 give equal speed (250 GFLOP/s of 258),
@@ -99,10 +101,17 @@ def _data_layout(arch: str) -> str:
     return str(_machine(arch, (), SEARCH_OPT).target_data)
 
 
+def _architecture(code: bytes) -> str:
+    """The architecture of an object. Raises CompileError when `code` is not a 64-bit little-endian ELF object of a known one."""
+    arch = ELF_MACHINES.get(int.from_bytes(code[18:20], "little"))
+    if code[:6] != b"\x7fELF\x02\x01" or len(code) < 64 or arch is None:
+        raise CompileError(f"not a 64-bit little-endian ELF object for {' or '.join(TRIPLES)}")
+    return arch
+
+
 def undefined_symbols(code: bytes) -> tuple[str, ...]:
-    """The names a 64-bit little-endian ELF object expects from outside. Raises CompileError when `code` is not one."""
-    if code[:6] != b"\x7fELF\x02\x01":
-        raise CompileError("not a 64-bit little-endian ELF object")
+    """The names an object expects from outside. Raises CompileError when `code` is not an object."""
+    _architecture(code)
     sections_at, = struct.unpack_from("<Q", code, 40)
     entry_size, count = struct.unpack_from("<HH", code, 58)
     # per section header: name, type, flags, address, offset, size, link, info, alignment, entry size
@@ -125,7 +134,11 @@ class LoadedProgram:
 
     Each has an engine of its own, so that closing one frees its memory and touches no other."""
 
-    def __init__(self, code: bytes, symbols: Sequence[str], arch: str = "x86_64") -> None:
+    def __init__(self, code: bytes, symbols: Sequence[str]) -> None:
+        """Raises CompileError when `code` is no object for this machine, or lacks one of `symbols`."""
+        arch = _architecture(code)
+        if arch != MACHINES.get(platform.machine().lower()):
+            raise CompileError(f"the object is for {arch}, this machine is {platform.machine()}: it cannot be loaded here")
         self._context = llvm.create_context()
         # MCJIT wants a module to start from, and owns the machine it is given
         empty = llvm.parse_assembly(f'target triple = "{TRIPLES[arch]}"', self._context)
@@ -133,6 +146,10 @@ class LoadedProgram:
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
         self.addresses: tuple[int, ...] = tuple(self._engine.get_function_address(name) for name in symbols)
+        if 0 in self.addresses:
+            missing = [name for name, address in zip(symbols, self.addresses, strict=True) if not address]
+            self.close()
+            raise CompileError(f"the object does not define {', '.join(missing)}")
 
     def close(self) -> None:
         """Free the code; the addresses must not be called any more. Closing twice is allowed."""

@@ -69,8 +69,9 @@ def test_damage_is_a_miss_and_is_removed(tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_digest_that_fits_does_not_excuse_wrong_content(tmp_path: Path) -> None:
     """A file that was written whole, by something else."""
     spec = spec_to_json(SPEC)
-    for meta in ([], {}, {"key": KEY}, {"key": KEY, "spec": [], "remarks": {}}, {"key": KEY, "spec": spec, "remarks": 1},
-                 {"key": KEY, "spec": {**spec, "phases": [1]}, "remarks": {}}, {"key": "other", "spec": spec, "remarks": {}}):
+    metas: list[object] = [[], {}, {"key": KEY}, {"key": KEY, "spec": [], "remarks": {}}, {"key": KEY, "spec": spec, "remarks": 1},
+                 {"key": KEY, "spec": {**spec, "phases": [1]}, "remarks": {}}, {"key": "other", "spec": spec, "remarks": {}}]
+    for meta in metas:
         text = json.dumps(meta).encode()
         payload = struct.pack("<I", len(text)) + text + b"code"
         with pytest.raises(ValueError):
