@@ -6,9 +6,9 @@ kills it with SIGKILL at the deadline, replaces it, and turns everything that ca
     item ──encode──▶ [child: function(item, state)] ──encode──▶ Outcome("ok", value)
                        │ raises → "error"     │ dies → "crash"     │ still running at the deadline → "timeout"
 
-Inside, the limits are: no core files, a bound on writable memory and on what it writes to files, stdin closed, stdout and stderr in a log of
-which the end becomes the message of a crash. A candidate that hangs or crashes costs itself and 10 ms: the rest of a batch goes on in a fresh
-process, which receives the setup again.
+Inside, the limits are: no core files, a bound on writable memory and on what it writes to files, stdin closed, stdout and
+stderr in a log of which the end becomes the message of a crash. A candidate that hangs or crashes costs itself and 10 ms: the
+rest of a batch goes on in a fresh process, which receives the setup again.
 """
 from __future__ import annotations
 
@@ -207,8 +207,8 @@ def step_limit(seconds: float) -> Iterator[None]:
 class Child:
     """A worker process that is there when needed. Not thread-safe, except `interrupt`.
 
-    `run` never raises for what a candidate does; it raises ServerLost when the fork server is gone (the item may run again) and TuneError when
-    no process can be started at all. Start, setup and waiting are outside the deadline of an item."""
+    `run` never raises for what a candidate does; it raises ServerLost when the fork server is gone (the item may run again) and
+    TuneError when no process can be started at all. Start, setup and waiting are outside the deadline of an item."""
 
     def __init__(self, server: ForkServer | SpawnServer) -> None:
         self._server = server

@@ -12,11 +12,13 @@
 Guarantees, for every carrier but inline where it says so:
 
 * Every item gets exactly one `Outcome`; nothing a candidate does raises here, stops other items, or touches this process.
-* A deadline runs from the start of the item on a ready worker; waiting for a worker, its start, its setup and the machine lock do not count.
+* A deadline runs from the start of the item on a ready worker; waiting for a worker, its start, its setup and the machine lock
+  do not count.
 * If a worker is lost through no fault of the candidate, the item is given to another, at most MAX_ATTEMPTS times, then it is `lost`.
-* Bench items run one at a time on the exclusive bench worker, which holds the machine-wide lock of its device (`machine_lock.py`) while there are
-  any. Where compilers and kernels share cores (`shared_cores`: by default below 8 cores) a phase barrier holds: a bench item starts only when no
-  compile child is running, and no compile item starts while a bench item is running or waiting. Idle children sleep in a read.
+* Bench items run one at a time on the exclusive bench worker, which holds the machine-wide lock of its device
+  (`machine_lock.py`) while there are any. Where compilers and kernels share cores (`shared_cores`: by default below 8 cores) a
+  phase barrier holds: a bench item starts only when no compile child is running, and no compile item starts while a bench item
+  is running or waiting. Idle children sleep in a read.
 * `close` (also at exit and after an exception in a `with`) leaves no process behind; items not finished become `lost`.
 """
 from __future__ import annotations
@@ -116,8 +118,8 @@ class Executor(ABC):
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None, cpus: Sequence[int] = ()) -> Batch:
         """Queue `items` for `job` (see `svod.tune.jobs`), each with `deadline` seconds of its own. Does not wait.
 
-        `setup`: payload of the job's setup, or None. `cpus`: the cores the workers stay on; none: all. Raises FormatError for items that are
-        not plain data, TuneError after `close`."""
+        `setup`: payload of the job's setup, or None. `cpus`: the cores the workers stay on; none: all. Raises FormatError for
+        items that are not plain data, TuneError after `close`."""
 
     @abstractmethod
     def workers(self, kind: Kind) -> int:
@@ -127,10 +129,12 @@ class Executor(ABC):
     def close(self) -> None:
         """End all workers now. Idempotent."""
 
+    @abstractmethod
     def wait_until_ready(self) -> None:
         """Wait until a first item would start at once. Raises TuneError when workers cannot start."""
 
-    def run(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None, cpus: Sequence[int] = ()) -> list[Outcome]:
+    def run(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
+            cpus: Sequence[int] = ()) -> list[Outcome]:
         """`submit`, and the outcomes in the order of the items."""
         return [o for _, o in sorted(self.submit(job, items, kind=kind, deadline=deadline, setup=setup, cpus=cpus), key=lambda x: x[0])]
 
@@ -200,6 +204,9 @@ class InlineExecutor(Executor):
     def workers(self, kind: Kind) -> int:
         return 1
 
+    def wait_until_ready(self) -> None:
+        """There is nothing to wait for."""
+
     def close(self) -> None:
         self.closed = True
         self._state = ("", None)
@@ -255,6 +262,8 @@ class DispatchingExecutor(Executor):
         with self._changed:
             if self.closing:
                 raise TuneError("the executor is closed")
+            if not self.workers(kind):
+                raise TuneError(f"asked for a {kind} job; {self.description} have no worker for that")
             self._queues[kind].extend(_Task(batch, i) for i in range(len(batch)))
             self._changed.notify_all()
         return batch
@@ -295,7 +304,8 @@ class DispatchingExecutor(Executor):
                 outcome = carrier.run(task.batch.call(task.index))
             except WorkerLost as e:
                 outcome = None
-                log.info("worker %s was lost (%s)", carrier.name, e)
+                if not self.closing:
+                    log.info("worker %s was lost (%s)", carrier.name, e)
                 if task.attempts >= MAX_ATTEMPTS:
                     outcome = Outcome("lost", kind="worker", message=f"{task.attempts} workers were lost under it, the last: {e}")
             except Exception as e:  # a carrier's border: an item never goes without an outcome, whatever broke
@@ -417,7 +427,8 @@ class LocalExecutor(DispatchingExecutor):
 def parse_workers(spec: str) -> tuple[str, int | None]:
     """("ray" | "local" | "inline", count or None). Raises ConfigError."""
     name, colon, count = spec.partition(":")
-    valid = name in ("ray", "local") and (not colon or (count.isdecimal() and 0 < int(count) <= 4096)) or spec == "inline"
+    counted = name in ("ray", "local") and (not colon or (count.isdecimal() and 0 < int(count) <= 4096))
+    valid = counted or spec == "inline"
     if not valid:
         raise ConfigError(f"asked for workers {spec!r}; use ray:N, local:N (N processes, at least 1), ray, local or inline")
     return name, int(count) if count else None
@@ -428,9 +439,10 @@ def make_executor(spec: str = "local", address: str | None = None, config: Worke
                   say: Callable[[str], None] = log.warning) -> Executor:
     """The executor that `spec` names ("ray:N", "local:N", "inline"; without N: one worker per core).
 
-    `address` (Ray only): None starts a Ray of our own on this machine; "auto" or "host:port" connects to a cluster. Where an own Ray is missing or not up
-    within `start_deadline` seconds, the local executor takes over and `say` gets one line; a cluster that was asked for by address and
-    cannot be reached is a TuneError. Raises ConfigError for a spec or an address that cannot be used."""
+    `address` (Ray only): None starts a Ray of our own on this machine; "auto" or "host:port" connects to a cluster. Where an
+    own Ray is missing or not up within `start_deadline` seconds, the local executor takes over and `say` gets one line; a
+    cluster that was asked for by address and cannot be reached is a TuneError. Raises ConfigError for a spec or an address that
+    cannot be used."""
     name, count = parse_workers(spec)
     if address is not None and name != "ray":
         raise ConfigError(f"asked for workers {spec!r} at address {address!r}; an address needs ray workers: ray:N or ray")

@@ -2,12 +2,13 @@
 
     searching process ──(requests)──▶ fork server ──fork──▶ child ◀──(socket)──▶ searching process
 
-multiprocessing has a fork server too; svod has its own because that one is a singleton that the user's program may be using, imports the
-user's `__main__` into every child, and starts a resource tracker. Here a script without an `if __name__ == "__main__"` guard is never run twice.
+multiprocessing has a fork server too; svod has its own because that one is a singleton that the user's program may be using,
+imports the user's `__main__` into every child, and starts a resource tracker. Here a script without a guard around its main
+part is never run twice.
 
-Nothing outlives the searching process: the server ends when its request socket closes (so also after SIGKILL), killing its children first; a
-child gets SIGKILL from the kernel when the server dies (Linux), and ends when its own socket closes. Ctrl-C is ignored by both:
-the searching process decides. The server never runs candidates, so it always answers.
+Nothing outlives the searching process: the server ends when its request socket closes (so also after SIGKILL), killing its
+children first; a child gets SIGKILL from the kernel when the server dies (Linux), and ends when its own socket closes. Ctrl-C
+is ignored by both: the searching process decides. The server never runs candidates, so it always answers.
 """
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def read_log(fd: int, limit: int = 2000) -> str:
 class ForkServer:
     """The searching process's end. Thread-safe: any thread may ask for children.
 
-    Starting does not wait; the first request does. Raises TuneError when the server cannot start (with the reason), ServerLost when it is gone."""
+    Starting does not wait; the first request does. Raises TuneError when the server cannot start (with the reason), ServerLost
+    when it is gone."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config

@@ -26,6 +26,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
+from svod.core.dtype import to_dtype  # how a DType is restored, the one function a message may name
 from svod.core.serialize import ast_to_data, data_to_ast
 from svod.errors import FormatError, TuneError
 
@@ -106,7 +107,7 @@ def _is_plain_class(cls: type) -> bool:
 class _Encoder(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         # called for everything but the exact built-in data types
-        if _is_plain_class(obj if isinstance(obj, type) else type(obj)):
+        if obj is to_dtype or _is_plain_class(obj if isinstance(obj, type) else type(obj)):
             return NotImplemented
         what = f"{type(obj).__module__}.{type(obj).__qualname__}"
         raise FormatError(f"{obj!r:.200} of type {what} is not plain data; use numbers, text, bytes, lists, dicts or dataclasses of svod "
@@ -117,7 +118,7 @@ class _Decoder(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "svod" or module.startswith("svod."):
             found = super().find_class(module, name)
-            if isinstance(found, type) and _is_plain_class(found):
+            if found is to_dtype or (isinstance(found, type) and _is_plain_class(found)):
                 return found
         raise FormatError(f"a message names {module}.{name}, which is not plain data")
 

@@ -6,8 +6,8 @@ system releases it when the process dies, however it dies. `flock` on two files 
     svod-bench-CPU.lock   held while timing; its text says who holds it
     svod-bench-CPU.next   held while waiting: who waits first is next, a process that releases and asks again queues behind
 
-The files lie in the machine's common temporary directory, not in a user's runtime directory, because two users share the same cores. They are
-never deleted (that would let two holders lock two different inodes of one name).
+The files lie in the machine's common temporary directory, not in a user's runtime directory, because two users share the same
+cores. They are never deleted (that would let two holders lock two different inodes of one name).
 """
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class MachineLock:
         return self._fd >= 0
 
     def acquire(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until this process may time; says so through logging when that takes longer than ANNOUNCE_AFTER. False when `stop()` became true
-        first. Raises TuneError when the lock file cannot be opened at all."""
+        """Wait until this process may time; says so through logging when that takes longer than ANNOUNCE_AFTER. False when
+        `stop()` became true first. Raises TuneError when the lock file cannot be opened at all."""
         if self.held:
             return True
         started = time.monotonic()
