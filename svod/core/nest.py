@@ -201,11 +201,11 @@ def lane_row(state: Scheduler, r: ResolvedStage) -> int:
             piece = state.rows[row]
             if piece.role != UPCAST or piece.extent < 2:
                 continue
-            score = _lane_score(r, local, piece.stride) * (1.0 + 1e-3 * min(piece.extent, 64))
+            width = max(1, state.target.vector_bytes // r.lanes_bytes)
+            used = piece.extent / (-(-piece.extent // width) * width)   # the share of the lanes that does work
+            score = _lane_score(r, local, piece.stride) * used
             if axis in r.stage.reds:
                 score *= 0.9   # lanes on a reduce axis are combined across at the end
-            if piece.extent < 4:
-                score *= 0.25
             if score > best_score:
                 best, best_score = row, score
     return best

@@ -1,0 +1,493 @@
+"""Sketches: whole chains that only pay in combination, their amounts derived from the target's vector width, registers and caches.
+
+`sketches(state)` lists them, the most promising first; the heuristic is the first one. Everything is read from the accesses: a
+*contraction* is a sum of products whose operands each lack an output axis that the other has, so that a register tile reuses both; other
+reductions put their vectors where memory is contiguous; elementwise stages that are costly and read twice are kept.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from svod.core.kernel import ResolvedStage, node_sources
+from svod.core.nest import is_derived, plan
+from svod.core.scheduler import ROOT, Opt, Scheduler
+from svod.core.uop import TRANSCENDENTAL
+from svod.errors import KernelOptError
+
+_COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", "SQRT"}
+_MIN_PARALLEL = 1 << 15        # operations below which a second core costs more than it brings
+_STAGE_BYTES = 1 << 13         # operands smaller than this are read in place
+
+
+def heuristic(state: Scheduler) -> Scheduler:
+    """The first sketch: what runs when nothing is known about a kernel."""
+    return next(iter(_generate(state)), state)
+
+
+def sketches(state: Scheduler) -> list[Scheduler]:
+    """All sketches that apply, different ones only, the most promising first."""
+    seen: set[bytes] = set()
+    out = []
+    for s in _generate(state):
+        if s.digest not in seen:
+            seen.add(s.digest)
+            out.append(s)
+    return out
+
+
+def _try(state: Scheduler, op: str, axis: str, arg: Any = None) -> Scheduler:
+    """The state after an opt that is worth having where it applies, else the state as it was."""
+    try:
+        return state.apply_opt(Opt(op, axis, arg))
+    except KernelOptError:
+        return state
+
+
+# -- facts ------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class _Operand:
+    """A factor of a contraction: the local axes it depends on, and which of them it can be read along in vectors."""
+
+    node: int
+    axes: frozenset[int]
+    stage: int                  # the stage it is a read of, or -1
+    unit: frozenset[int]        # axes along which it is contiguous as it lies in memory
+    staged_unit: frozenset[int] # axes along which it would be contiguous once staged
+
+
+def _resolved(state: Scheduler, s: int) -> ResolvedStage:
+    """The stage with every stage it reads kept apart, so that operands are seen."""
+    found = state.kernel.resolve(frozenset())[s]
+    assert found is not None
+    return found
+
+
+def _contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> tuple[frozenset[int], frozenset[int]]:
+    """(axes along which a node reads memory with stride 1, axes along which it would once its stage is staged)."""
+    n = r.nodes[node]
+    if n.kind == "load":
+        assert n.linear is not None
+        unit = frozenset(a for a, c in n.linear.coefs if c == 1)
+        return unit, unit
+    if n.kind == "read":
+        inner = _resolved(state, n.arg)  # type: ignore[arg-type]
+        strides: dict[int, set[int]] = {}
+        for m in inner.nodes:
+            if m.kind == "load":
+                assert m.linear is not None
+                for dim in range(len(inner.stage.outs)):
+                    strides.setdefault(dim, set()).add(m.linear.coef(dim))
+        direct, staged = set(), set()
+        for dim, lin in enumerate(n.dims):
+            for a, c in lin.coefs:
+                if abs(c) == 1 and sum(1 for other in n.dims if other.coef(a)) == 1:
+                    staged.add(a)
+                    if strides.get(dim) == {1} and c == 1:
+                        direct.add(a)
+        return frozenset(direct), frozenset(staged)
+    if not n.src:
+        return frozenset(), frozenset()
+    parts = [_contiguous_axes(state, r, s) for s in n.src]
+    return frozenset().union(*(p[0] for p in parts)), frozenset().union(*(p[1] for p in parts))
+
+
+def _operands(state: Scheduler, r: ResolvedStage) -> tuple[_Operand, _Operand] | None:
+    """The factors of a contraction, or None for a stage that is not one."""
+    if len(r.reductions) != 1 or r.reductions[0].combiner != "ADD":
+        return None
+    node = r.nodes[r.reductions[0].values[0]]
+    while node.kind == "cast":
+        node = r.nodes[node.src[0]]
+    if node.kind != "alu" or node.op != "MUL":
+        return None
+    found = []
+    for n in node.src:
+        m = r.nodes[n]
+        while m.kind == "cast":
+            n, m = m.src[0], r.nodes[m.src[0]]
+        unit, staged = _contiguous_axes(state, r, n)
+        found.append(_Operand(n, frozenset(r.nodes[n].deps), m.arg if m.kind == "read" else -1, unit, staged))  # type: ignore[arg-type]
+    a, b = found
+    outs = frozenset(i for i in range(len(r.stage.outs)) if _extent(state, r, i) > 1)
+    if (outs - a.axes) and (outs - b.axes):
+        return a, b
+    return None
+
+
+def _extent(state: Scheduler, r: ResolvedStage, local: int) -> int:
+    return state.kernel.axes[r.axes[local]].extent
+
+
+def _name(state: Scheduler, r: ResolvedStage, local: int) -> str:
+    return state.kernel.axes[r.axes[local]].name
+
+
+def _work(state: Scheduler, r: ResolvedStage) -> int:
+    """Value operations of a stage, roughly: positions × nodes."""
+    total = 1
+    for axis in r.axes:
+        total *= state.kernel.axes[axis].extent
+    return total * max(1, sum(1 for n in r.nodes if n.kind in ("alu", "load", "read")) // 2)
+
+
+def _width(state: Scheduler, r: ResolvedStage) -> int:
+    return max(1, state.target.vector_bytes // r.lanes_bytes)
+
+
+# -- amounts ----------------------------------------------------------------------------------------
+
+def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
+    """Amounts for a vector axis, best first: whole vectors, at most `vectors`, that waste the least; a short axis whole."""
+    if extent <= width:
+        return [extent]
+    options = [v * width for v in range(1, vectors + 1) if v * width <= extent]
+    if extent <= vectors * width:
+        options.append(extent)
+    # an axis like 56 or 28 is better cut evenly into vectors with idle lanes than with a moved-back last tile
+    options += [d for d in range(width + 1, vectors * width) if extent % d == 0 and d not in options and d * 10 >= -(-d // width) * width * 7]
+
+    def waste(n: int) -> float:
+        return -(-extent // n) * -(-n // width) * width / extent
+    return sorted(dict.fromkeys(options), key=lambda n: (round(waste(n), 2), -n))
+
+
+def tile_amounts(extent: int, limit: int) -> list[int]:
+    """Amounts of a register tile up to `limit`, best first: little recomputed, then large."""
+    if extent <= limit:
+        first = [extent]
+    else:
+        first = []
+    options = first + [n for n in range(min(limit, extent), 0, -1)]
+
+    def waste(n: int) -> float:
+        return -(-extent // n) * n / extent
+    return sorted(dict.fromkeys(options), key=lambda n: (waste(n) * (1.0 + 0.6 / n), -n))
+
+
+# -- building ---------------------------------------------------------------------------------------
+
+def _generate(state: Scheduler) -> Iterator[Scheduler]:
+    kernel = state.kernel
+    out = kernel.output
+    r = _resolved(state, out)
+    operands = _operands(state, r)
+    inner = [s.index for s in kernel.stages if not s.is_output and s.has_reduce]
+    if operands is not None:
+        for tiled in _contractions(state, r, operands):
+            yield _finish(tiled, inner)
+        return
+    for rows in ((1, 4) if inner else (1,)):
+        for vectors in (4, 2, 1):
+            done = _vectors(state, r, vectors)
+            if rows > 1:
+                done = _row_tile(done, r, rows)
+            yield _finish(done, inner)
+    yield _finish(state, inner)
+
+
+def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
+    """Keep costly values that are read twice, give the inner reductions their vectors, share the work among cores."""
+    state = _keep_costly(state)
+    for s in inner:
+        r = _resolved(state, s)
+        operands = _operands(state, r)
+        if operands is not None:
+            state = _inner_contraction(state, r, operands)
+        else:
+            state = _vectors(state, r, 4)
+    return _parallel(state)
+
+
+def _keep_costly(state: Scheduler) -> Scheduler:
+    """STAGE elementwise values with costly operations that more than one stage reads, at the innermost loop around all readers."""
+    kernel = state.kernel
+    for s in kernel.stages:
+        if not is_derived(s) or state.place[s.index] != "inline":
+            continue
+        r = _resolved(state, s.index)
+        readers = sum(1 for q in kernel.stages if s.index in kernel.reads[q.index])
+        if readers < 2 or not any(n.kind == "alu" and n.op in _COSTLY for n in r.nodes):
+            continue
+        for row in reversed(state.order[kernel.output]):
+            if state.rows[row].extent > 1:
+                staged = _try(state, "STAGE", s.name, state.rows[row].name)
+                if staged is not state:
+                    state = staged
+                    break
+    return state
+
+
+def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
+    """The local axis along which most accesses are contiguous; below a REDUCE they count four times."""
+    below: set[int] = set()
+    todo = [v for red in r.reductions for v in red.values]
+    while todo:
+        n = todo.pop()
+        if n not in below:
+            below.add(n)
+            todo += node_sources(r.nodes[n])
+    best, best_score = -1, 0.0
+    width = _width(state, r)
+    for a in range(len(r.axes)):
+        e = _extent(state, r, a)
+        if e == 1:
+            continue
+        score = 0.0
+        for i, n in enumerate(r.nodes):
+            if n.kind not in ("load", "read"):
+                continue
+            weight = 4.0 if i in below else 1.0
+            unit, staged = _contiguous_axes(state, r, i)
+            if a in unit:
+                score += weight
+            elif a not in n.deps:
+                score += 0.3 * weight
+            elif a in staged and n.kind == "read" and not state.place[n.arg] == "inline":  # type: ignore[index]
+                score += 0.8 * weight
+            else:
+                score -= 0.5 * weight
+        if r.store is not None and a < len(r.stage.outs):
+            c = r.store.coef(a)
+            score += 1.0 if c == 1 else -0.5
+        elif a < len(r.stage.outs):
+            score += 0.5
+        score *= min(1.0, e / width)
+        if a >= len(r.stage.outs):
+            score *= 0.95
+        if score > best_score:
+            best, best_score = a, score
+    return best
+
+
+def _vectors(state: Scheduler, r: ResolvedStage, vectors: int) -> Scheduler:
+    """Vectors for a stage that is not a contraction."""
+    a = _best_vector_axis(state, r)
+    if a < 0:
+        return state
+    for n in lane_amounts(_extent(state, r, a), _width(state, r), vectors)[:2]:
+        done = _try(state, "UPCAST", _name(state, r, a), n)
+        if done is not state:
+            state = done
+            break
+    if r.reductions and a < len(r.stage.outs):
+        # short inner reduce axes (windows) as straight-line code: neighbouring positions share loads
+        last = len(r.axes) - 1
+        if last >= len(r.stage.outs) and _extent(state, r, last) <= 8:
+            state = _try(state, "UNROLL", _name(state, r, last), 0)
+    return state
+
+
+def _row_tile(state: Scheduler, r: ResolvedStage, rows: int) -> Scheduler:
+    """Several rows side by side, where a row operation has enough of them."""
+    for a in range(len(r.stage.outs)):
+        e = _extent(state, r, a)
+        if e >= 4 * rows and e % rows == 0 and state.rows[state.row_id(_name(state, r, a))].extent == e:
+            return _try(state, "UPCAST", _name(state, r, a), rows)
+    return state
+
+
+def _parallel(state: Scheduler) -> Scheduler:
+    """Share the outermost loop among the cores; a reduction without output loops is cut into parts."""
+    target, kernel = state.target, state.kernel
+    r = _resolved(state, kernel.output)
+    work = sum(_work(state, _resolved(state, s.index)) for s in kernel.stages)
+    if target.threads < 2 or work < _MIN_PARALLEL * target.threads:
+        return state
+    outs = len(r.stage.outs)
+    loops = [row for row in state.order[kernel.output] if state.rows[row].extent > 1]
+    for row in loops:
+        if r.axes.index(state.rows[row].axis) < outs and state.rows[row].extent >= 2 * target.threads:
+            return _try(state, "THREAD", state.rows[row].name, target.threads)
+    for row in loops:
+        if r.axes.index(state.rows[row].axis) < outs and state.rows[row].extent >= target.threads:
+            return _try(state, "THREAD", state.rows[row].name, target.threads)
+    for row in loops:
+        if r.axes.index(state.rows[row].axis) >= outs and state.rows[row].extent >= 4 * target.threads:
+            return _try(state, "THREAD", state.rows[row].name, target.threads)
+    return state
+
+
+# -- contractions -----------------------------------------------------------------------------------
+
+def _tiles(state: Scheduler, r: ResolvedStage, lane: int, tile: int) -> list[tuple[int, int]]:
+    """(lane amount, tile amount) pairs, best first: the most multiply-adds per load that the registers hold."""
+    width = _width(state, r)
+    registers = state.target.vector_registers
+    pairs: list[tuple[float, int, int]] = []
+    for n in lane_amounts(_extent(state, r, lane), width, 4):
+        v = -(-n // width)
+        lanes_used = _extent(state, r, lane) / (-(-_extent(state, r, lane) // n) * v * width)
+        limit = (registers - v - 1) // v
+        for m in tile_amounts(_extent(state, r, tile), max(1, limit))[:3]:
+            useful = _extent(state, r, tile) / (-(-_extent(state, r, tile) // m) * m)
+            fmas, loads = v * m, v + m
+            latency = min(1.0, fmas / 8)   # two multiply-adds a cycle, four cycles each
+            pairs.append((lanes_used * useful * latency * min(1.0, fmas / loads / 1.3), n, m))
+    pairs.sort(key=lambda p: -p[0])
+    return [(n, m) for _, n, m in pairs]
+
+
+def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[_Operand, _Operand]) -> list[tuple[float, int, _Operand, _Operand]]:
+    """(score, vector axis, operand read in vectors, operand broadcast), best first."""
+    width = _width(state, r)
+    found = []
+    for a in range(len(r.stage.outs)):
+        e = _extent(state, r, a)
+        if e == 1:
+            continue
+        for x, y in (operands, operands[::-1]):
+            if a in x.axes and a not in y.axes:
+                use = e / (-(-e // width) * width) if e < 4 * width else 1.0
+                read = 1.0 if a in x.unit else 0.97 if a in x.staged_unit and x.stage >= 0 else 0.3
+                store = 1.0 if r.store is None or r.store.coef(a) == 1 else 0.9
+                found.append((use * read * store, a, x, y))
+    found.sort(key=lambda c: -c[0])
+    return found
+
+
+def _contractions(state: Scheduler, r: ResolvedStage, operands: tuple[_Operand, _Operand]) -> Iterator[Scheduler]:
+    """Register tiles of the output stage: vector axis × tile axis, operands staged where that makes them contiguous or keeps them near."""
+    choices = _lane_choices(state, r, operands)
+    for rank in range(6):
+        for _, lane, x, y in choices[:2]:
+            tiles_of = [t for t in range(len(r.stage.outs)) if t not in x.axes and t != lane and _extent(state, r, t) > 1]
+            tiles_of.sort(key=lambda t: (-min(_extent(state, r, t), 16), -t))
+            if not tiles_of:
+                tiles_of = [t for t in range(len(r.stage.outs)) if t != lane and _extent(state, r, t) > 1][-1:]
+            if not tiles_of:
+                continue
+            pairs = _tiles(state, r, lane, tiles_of[0])
+            if rank < len(pairs):
+                n, m = pairs[rank]
+                yield from _tiled(state, r, lane, tiles_of[0], n, m, x, y, variants=rank == 0 or rank == 1)
+
+
+def _tiled(state: Scheduler, r: ResolvedStage, lane: int, tile: int, n: int, m: int, x: _Operand, y: _Operand, variants: bool) -> Iterator[Scheduler]:
+    lane_name, tile_name = _name(state, r, lane), _name(state, r, tile)
+    s = state
+    if m > 1:
+        s = _try(s, "UPCAST", tile_name, m)
+    s = _try(s, "UPCAST", lane_name, n)
+    if s is state:
+        return
+    lane_in = next((row.name for row in reversed(s.rows) if row.axis == r.axes[lane] and row.role == "upcast"), None)
+    if lane_in is not None and n > 1:
+        s = _try(s, "LANES", lane_in)
+    shared = [a for a in range(len(r.stage.outs)) if a in x.axes and a in y.axes and a not in (lane, tile)]
+    y_only = [a for a in range(len(r.stage.outs)) if a not in x.axes and a not in (lane, tile)]
+    x_only = [a for a in range(len(r.stage.outs)) if a in x.axes and a not in y.axes and a not in (lane, tile)]
+    # the vector operand's loops outside, so that its staged part is used by every iteration of the others
+    outer = [*shared, *x_only, lane, *y_only, tile]
+    outside = _ordered(s, r, outer)
+    inside = _ordered(s, r, [*shared, *y_only, tile, *x_only, lane])
+    for base, inner_operand, first in ((outside, x, True), (inside, y, False)):
+        staged = _stage_operand(base, r, inner_operand, [lane] if first else [tile])
+        staged = _stage_masked(staged, r, y if first else x)
+        yield staged
+        if not variants:
+            return
+        if staged is not base:
+            yield base
+
+
+def _ordered(state: Scheduler, r: ResolvedStage, axes: list[int]) -> Scheduler:
+    names = [_name(state, r, a) for a in axes if _extent(state, r, a) > 1]
+    return _try(state, "ORDER", r.stage.name, tuple(names)) if len(names) > 1 else state
+
+
+def _bytes(state: Scheduler, s: int) -> int:
+    st = state.kernel.stages[s]
+    total = st.dtype.itemsize
+    for a in st.outs:
+        total *= state.kernel.axes[a].extent
+    return total
+
+
+def _constant(state: Scheduler, s: int) -> bool:
+    r = _resolved(state, s)
+    loads = [n for n in r.nodes if n.kind == "load"]
+    return bool(loads) and not r.reads and all(state.kernel.params[n.arg].arg.constant for n in loads)  # type: ignore[index]
+
+
+def _stage_operand(state: Scheduler, r: ResolvedStage, x: _Operand, at: list[int]) -> Scheduler:
+    """STAGE the operand that is read in vectors: constants once at prepare, others at the loop of their own axis."""
+    if x.stage < 0 or not is_derived(state.kernel.stages[x.stage]):
+        return state
+    name = state.kernel.stages[x.stage].name
+    if _bytes(state, x.stage) < _STAGE_BYTES and (at[0] in x.unit):
+        return state
+    if _constant(state, x.stage):
+        return _try(state, "STAGE", name, ROOT)
+    order = state.order[r.stage.index]
+    # the innermost loop the operand depends on, or the loops given
+    wanted = [row for row in order if state.rows[row].axis == r.axes[at[0]] and state.rows[row].extent > 1]
+    if not wanted:
+        wanted = [row for row in order if r.axes.index(state.rows[row].axis) in x.axes and r.axes.index(state.rows[row].axis) < len(r.stage.outs)
+                  and state.rows[row].extent > 1]
+    if not wanted:
+        return _try(state, "STAGE", name, ROOT)
+    return _try(state, "STAGE", name, state.rows[wanted[-1]].name)
+
+
+def _stage_masked(state: Scheduler, r: ResolvedStage, y: _Operand) -> Scheduler:
+    """STAGE the other operand too when reading it in place needs a mask or a conversion: masks die in the copy."""
+    for operand in (y,):
+        if operand.stage < 0 or not is_derived(state.kernel.stages[operand.stage]) or state.place[operand.stage] != "inline":
+            continue
+        inner = _resolved(state, operand.stage)
+        if not any((n.kind == "load" and n.gate >= 0) or n.kind == "cast" or (n.kind == "alu" and n.dtype.is_float) for n in inner.nodes):
+            continue
+        name = state.kernel.stages[operand.stage].name
+        if _bytes(state, operand.stage) <= state.target.l2:
+            return _try(state, "STAGE", name, ROOT)
+        for row in state.order[r.stage.index]:
+            local = r.axes.index(state.rows[row].axis)
+            if local < len(r.stage.outs) and state.rows[row].extent > 1 and local in operand.axes:
+                staged = _try(state, "STAGE", name, state.rows[row].name)
+                if staged is not state:
+                    return staged
+    return state
+
+
+def _inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[_Operand, _Operand]) -> Scheduler:
+    """A contraction inside another nest (attention's scores): its own register tile, and its vector operand staged per outer loop."""
+    choices = _lane_choices(state, r, operands)
+    if not choices:
+        return _vectors(state, r, 4)
+    _, lane, x, _ = choices[0]
+    width = _width(state, r)
+    n = lane_amounts(_extent(state, r, lane), width, 4)[0]
+    v = -(-n // width)
+    done = _try(state, "UPCAST", _name(state, r, lane), n)
+    tiles_of = [t for t in range(len(r.stage.outs)) if t not in x.axes and t != lane and _extent(state, r, t) > 1]
+    if tiles_of:
+        limit = max(1, (state.target.vector_registers - v - 1) // v)
+        m = tile_amounts(_extent(state, r, tiles_of[-1]), limit)[0]
+        if m > 1:
+            done = _try(done, "UPCAST", _name(state, r, tiles_of[-1]), m)
+    if x.stage >= 0 and lane not in x.unit and is_derived(state.kernel.stages[x.stage]):
+        name = state.kernel.stages[x.stage].name
+        for row in state.order[state.kernel.output]:
+            if state.rows[row].extent > 1:
+                staged = _try(done, "STAGE", name, state.rows[row].name)
+                if staged is not done:
+                    return staged
+    return done
+
+
+def placements(state: Scheduler) -> list[str]:
+    """Where the stages of a state live, for people: `s1 at o1`."""
+    found = plan(state)
+    out = []
+    for s, path in enumerate(found.paths):
+        if path:
+            t, depth = path[-1]
+            row = state.order[t][depth - 1] if depth else None
+            where = state.rows[row].name if row is not None else f"the start of {state.kernel.stages[t].name}"
+            out.append(f"{state.kernel.stages[s].name} at {where}")
+        elif path == () and not state.kernel.stages[s].is_output:
+            out.append(f"{state.kernel.stages[s].name} at the root")
+    return out
