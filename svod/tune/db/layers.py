@@ -23,6 +23,10 @@ from svod.tune.db.transfer import Skipped, read_records
 
 FILE_NAME = "tuning.db"
 
+# INDEXED BY: SQLite weighs the index of all measurements the same, and would read hundreds of rows to drop them
+SELECT_DECIDING = ("SELECT * FROM measurements INDEXED BY measurements_deciding "
+                   "WHERE kernel = ? AND target = ? AND (step = 'confirm' OR status = 'wrong')")
+
 Deciding = tuple[list[tuple[Measurement, int]], list[Verdict]]  # measurements with their layer rank, verdicts
 
 
@@ -110,8 +114,7 @@ class SqliteLayer:
         self.conn, self.name, self.rank, self.report = conn, name, rank, report
 
     def deciding(self, kernel: str, target: str) -> Deciding:
-        rows = self.conn.execute("SELECT * FROM measurements WHERE kernel = ? AND target = ? AND (step = 'confirm' OR status = 'wrong')",
-                                 (kernel, target))
+        rows = self.conn.execute(SELECT_DECIDING, (kernel, target))
         measurements = [(r, rank) for r, rank in self._records(Measurement, rows) if isinstance(r, Measurement)]
         rows = self.conn.execute("SELECT * FROM verdicts WHERE kernel = ? AND target = ?", (kernel, target))
         return measurements, [r for r, _ in self._records(Verdict, rows) if isinstance(r, Verdict)]

@@ -136,7 +136,7 @@ class TuningDB:
             except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as again:
                 self._give_up(f"{path} cannot be opened: {again}. What is found is kept in memory only")
                 return
-            self._unwritable = self._unwritable or f"{path} cannot be written: {e}"
+            self._unwritable = self._unwritable or f"{path} cannot be written: {e}. What is found is kept in memory only"
         if conn is not None:
             self._own = layers.SqliteLayer(conn, str(path), OWN, self.skipped)
 

@@ -1,0 +1,36 @@
+"""Records for the tests of the database: a confirmed candidate with its verification, and what it is made of."""
+from __future__ import annotations
+
+from typing import Any
+
+from svod.tune.db import Kernel, Measurement, Record, Verdict
+
+TARGET = "x86_64/znver5/avx2,avx512f/l1 48k/l2 1m/l3 32m/t2"
+OTHER = "x86_64/znver5/avx2,avx512f/l1 48k/l2 1m/l3 32m/t8"
+CHAIN = (("UPCAST", "o0", 8), ("ORDER", "o0", ("o0", "r0")), ("NOLOCALS", None, None))
+
+
+def confirmed(ratio: float = 0.5, linear: str = "aa", kernel: str = "k" * 32, target: str = TARGET, **changes: Any) -> Measurement:
+    """A confirmed measurement: `ratio` of the heuristic's 100 µs, with an interval of ± 0.5 %."""
+    fields: dict[str, Any] = {
+        "chain": CHAIN, "status": "ok", "codegen": 1, "compiler": "LLVM 22.1", "protocol": 1, "step": "confirm", "time": 1e-4 * ratio,
+        "baseline": 1e-4, "ratio": ratio, "ratio_low": ratio * 0.995, "ratio_high": ratio * 1.005, "samples": (1e-4 * ratio,) * 15,
+        "host": {"load": 0.25}, "taken_at": 1.0e9}
+    return Measurement(kernel, target, linear=linear, **{**fields, **changes})
+
+
+def screened(linear: str, kernel: str = "k" * 32, target: str = TARGET, **changes: Any) -> Measurement:
+    """A candidate that was only screened."""
+    fields: dict[str, Any] = {"chain": CHAIN, "status": "ok", "codegen": 1, "compiler": "LLVM 22.1", "protocol": 1, "time": 1e-4,
+                              "samples": (1e-4, 1.1e-4), "taken_at": 1.0e9}
+    return Measurement(kernel, target, linear=linear, **{**fields, **changes})
+
+
+def verdict(what: str = "verified", linear: str = "aa", kernel: str = "k" * 32, target: str = TARGET, codegen: int = 1, **changes: Any) -> Verdict:
+    return Verdict(kernel, target, linear, what, codegen, **changes)
+
+
+def winning(ratio: float = 0.5, linear: str = "aa", kernel: str = "k" * 32, target: str = TARGET, **changes: Any) -> list[Record]:
+    """A confirmed measurement, its verification, and its kernel."""
+    return [confirmed(ratio, linear, kernel, target, **changes), verdict("verified", linear, kernel, target),
+            Kernel(kernel, name="gemm_512", ast={"nodes": [1, 2]}, ast_version=1, structure="s1", flops=2.0, bytes=3.0)]

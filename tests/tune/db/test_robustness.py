@@ -1,0 +1,174 @@
+"""A database that cannot be used never stops anything: it is said once, what can be read is read, and nothing stored is lost."""
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from svod import config
+from svod.errors import DatabaseError
+from svod.tune.db import Measurement, TuningDB, layers
+from tests.tune.db.samples import TARGET, screened, winning
+
+K = "k" * 32
+
+
+@pytest.fixture(autouse=True)
+def quiet_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "shipped_files", lambda: ())
+    monkeypatch.setattr(config, "_said", set())
+
+
+def filled(path: Path) -> Path:
+    with TuningDB.open(path) as db:
+        db.record(winning(0.5, "aa"))
+    return path
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("content", [b"not a database, but long enough to be mistaken for one" * 50, b"xyz", b"SQLite format 3\0" + b"\xff" * 5000])
+def test_not_a_database(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
+    path = tmp_path / "t.db"
+    path.write_bytes(content)
+    with TuningDB.open(path) as db:
+        assert db.winner(K, TARGET) is None and db.problem is not None and str(path) in db.problem
+        db.record(winning())
+        db.record([screened("bb")])
+        assert db.winner(K, TARGET) is not None, "the search goes on in memory"
+        assert (claim := db.claim(K, TARGET)) is not None and claim.renew()
+        claim.release()
+        assert len([w for w in warnings(caplog) if "cannot be used" in w]) == 1, "said once"
+    assert path.read_bytes() == content
+    assert any("records of this run are lost" in w for w in warnings(caplog))
+
+
+def test_newer_schema_goes_on_in_memory(tmp_path: Path) -> None:
+    path = filled(tmp_path / "t.db")
+    conn = sqlite3.connect(path)
+    conn.execute("PRAGMA user_version = 99")
+    conn.close()
+    with TuningDB.open(path) as db:
+        assert db.problem is not None and "99" in db.problem and "update svod" in db.problem
+        db.record(winning())
+        assert db.winner(K, TARGET) is not None
+        with pytest.raises(DatabaseError, match="99"):
+            db.retract(K, None, None, "")
+    conn = sqlite3.connect(path)
+    assert conn.execute("SELECT count(*) FROM measurements").fetchone() == (1,)
+    conn.close()
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with TuningDB.open(tmp_path / "file" / "sub" / "t.db") as db:
+        assert db.winner(K, TARGET) is None
+        db.record(winning())
+        assert db.winner(K, TARGET) is not None and db.problem is not None and "memory" in db.problem
+
+
+def test_a_full_disk_keeps_what_was_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = filled(tmp_path / "t.db")
+    with TuningDB.open(path) as db:
+        assert db._own is not None
+        pages = db._own.conn.execute("PRAGMA page_count").fetchone()[0]
+        db._own.conn.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "database or disk is full"
+        batch = [screened(f"s{i}", host={"note": "x" * 2000}) for i in range(200)]
+        assert db.record(batch) == 200
+        assert db.problem is not None and "full" in db.problem
+        assert (w := db.winner(K, TARGET)) is not None and w.linear == "aa", "what was stored is still read"
+        assert len(db.known_digests(K, TARGET)) == 201, "and what is found now is known in this process"
+        check = sqlite3.connect(path)
+        assert check.execute("SELECT count(*) FROM measurements").fetchone() == (1,), "all of a batch or none"
+        assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        check.close()
+    assert any("can be written again" in w for w in warnings(caplog)), "there is room again at the end: nothing was lost"
+    with TuningDB.open(path) as db:
+        assert len(db.select(Measurement)) == 201
+
+
+def test_a_read_only_file_and_directory(tmp_path: Path) -> None:
+    """As an ordinary user, for root may write anywhere: in a child that gave its rights up."""
+    path = filled(tmp_path / "d" / "t.db")
+    path.chmod(0o444)
+    (tmp_path / "d").chmod(0o555)
+    for p in (tmp_path, *tmp_path.parents):
+        if p.stat().st_uid == os.getuid() and not p.stat().st_mode & 0o005 == 0o005:
+            p.chmod(p.stat().st_mode | 0o055)
+    code = """
+import os, sys
+from svod.tune.db import TuningDB, layers, Measurement
+from tests.tune.db.samples import TARGET, winning, screened
+layers.shipped_files = lambda: ()
+with TuningDB.open(":none:") as warm:  # imports what it needs while everything may be read
+    warm.record([screened("bb")])
+if os.getuid() == 0:
+    os.setgid(65534); os.setuid(65534)
+with TuningDB.open(sys.argv[1]) as db:
+    assert db.winner("k" * 32, TARGET).linear == "aa", "it is read"
+    assert db.problem is None, "reading needs no rights to write"
+    db.record([screened("bb")])
+    assert db.problem and "cannot be written" in db.problem, db.problem
+    assert set(db.known_digests("k" * 32, TARGET)) == {"aa", "bb"}
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cannot be written" in done.stderr and "records of this run are lost" in done.stderr
+    (tmp_path / "d").chmod(0o755)
+    assert sorted(p.name for p in (tmp_path / "d").iterdir()) == ["t.db"]
+
+
+def test_a_damaged_database_is_dropped_when_it_is_found_out(tmp_path: Path) -> None:
+    path = filled(tmp_path / "t.db")
+    size = path.stat().st_size
+    with path.open("r+b") as f:
+        f.seek(4096)
+        f.write(b"\xa5" * (size - 4096))
+    with TuningDB.open(path) as db:
+        assert db.winner(K, TARGET) is None
+        assert db.problem is not None
+        db.record(winning())
+        assert db.winner(K, TARGET) is not None
+
+
+def test_rows_that_are_no_records_are_skipped_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = filled(tmp_path / "t.db")
+    with TuningDB.open(path) as db:
+        db.record(winning(0.4, "bb"))
+    conn = sqlite3.connect(path)
+    conn.execute("UPDATE measurements SET chain = '[[\"UPCAST\", {\"__import__\": \"os\"}]]' WHERE linear = 'bb'")
+    conn.commit()
+    conn.close()
+    with TuningDB.open(path) as db:
+        assert (w := db.winner(K, TARGET)) is not None and w.linear == "aa"
+        assert len(db.skipped) == 1 and "chain" in db.skipped[0].reason
+        assert len([w for w in warnings(caplog) if "skipped" in w]) == 1
+
+
+def test_a_team_layer_that_cannot_be_read_is_reported_and_left_out(tmp_path: Path) -> None:
+    (tmp_path / "bad.db").write_bytes(b"nonsense" * 1000)
+    (tmp_path / "bad.jsonl").write_text("nonsense\n")
+    filled(tmp_path / "good.db")
+    spec = os.pathsep.join(str(tmp_path / n) for n in ("own.db", "bad.db", "bad.jsonl", "good.db"))
+    with TuningDB.open(spec) as db:
+        assert db.winner(K, TARGET) is not None and db.problem is None
+        assert sorted(Path(s.where).name for s in db.skipped) == ["bad.db", "bad.jsonl"]
+
+
+def test_a_lock_that_is_held_is_waited_for(tmp_path: Path) -> None:
+    path = filled(tmp_path / "t.db")
+    code = ("import sqlite3, sys, time; c = sqlite3.connect(sys.argv[1], isolation_level=None); c.execute('BEGIN IMMEDIATE'); print('held', flush=True); "
+            "time.sleep(0.5); c.execute('COMMIT')")
+    holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+    with TuningDB.open(path) as db:
+        assert db.record([screened("bb")]) == 1 and db.problem is None
+    holder.stdout.close()
+    assert holder.wait() == 0

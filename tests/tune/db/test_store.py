@@ -1,0 +1,228 @@
+"""TuningDB: looking up, recording, layers, `--fresh`, several processes."""
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from svod.errors import DatabaseError
+from svod.tune.db import OWN, SHIPPED, TEAM, Kernel, Measurement, Origin, Search, TuningDB, layers, origins_of
+from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
+
+K = "k" * 32
+
+
+@pytest.fixture(autouse=True)
+def nothing_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "shipped_files", lambda: ())
+
+
+@pytest.fixture(params=["file", "memory"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> TuningDB:
+    """The same contract over a file and over memory."""
+    opened = TuningDB.open(tmp_path / "t.db" if request.param == "file" else ":none:")
+    request.addfinalizer(opened.close)
+    return opened
+
+
+def test_what_is_recorded_is_found(db: TuningDB) -> None:
+    assert db.winner(K, TARGET) is None and db.ranking(K, TARGET) == []
+    records = [*winning(0.5, "aa"), *winning(0.7, "bb"), screened("cc")]
+    assert db.record(records) == 6, "the kernel is one record"
+    assert db.record(records) == 0
+    won = db.winner(K, TARGET)
+    assert won is not None and won.chain == confirmed().chain and won.linear == "aa" and won.layer == OWN
+    assert [w.linear for w in db.ranking(K, TARGET)] == ["aa", "bb"]
+    assert db.winner(K, OTHER) is None and db.winner("other", TARGET) is None
+    db.record([verdict("wrong", "aa", reason="row 3")])
+    won = db.winner(K, TARGET)
+    assert won is not None and won.linear == "bb", "an answer that was given is not kept against new evidence"
+    assert db.problem is None and db.skipped == []
+
+
+def test_known_digests_tell_the_most_telling_measurement(db: TuningDB) -> None:
+    db.record([screened("aa"), confirmed(0.5, "aa"), screened("bb", status="lost"), screened("cc", status="timeout"),
+               screened("cc", status="crash"), screened("dd", codegen=2), screened("", status="error"), screened("ee", target=OTHER)])
+    known = db.known_digests(K, TARGET)
+    assert {k: (m.status, m.step) for k, m in known.items()} == \
+        {"aa": ("ok", "confirm"), "cc": ("crash", "screen"), "dd": ("ok", "screen")}
+    assert set(db.known_digests(K, TARGET, codegen=2)) == {"dd"}
+    assert set(db.known_digests(K, TARGET, codegen=1, compiler="LLVM 22.1", protocol=1)) == {"aa", "cc"}
+    assert not db.known_digests(K, TARGET, protocol=2) and not db.known_digests(K, TARGET, compiler="gcc")
+
+
+def test_searches_have_a_beginning_and_an_end(db: TuningDB) -> None:
+    search = db.begin_search(K, TARGET, strategy="beam", executor="local", config={"width": 8})
+    db.record([screened("aa", search=search)])
+    db.end_search(search, "budget", {"candidates": 1})
+    rows = [s for s, _ in db.select(Search, K)]
+    assert len(rows) == 2 and {s.search for s in rows} == {search}
+    end = next(s for s in rows if s.ended_at is not None)
+    assert end.outcome == "budget" and end.ended_at is not None and end.ended_at >= end.started_at and end.by
+    with pytest.raises(DatabaseError, match="not begun"):
+        db.end_search(search, "again")
+
+
+def test_origins_are_a_set(db: TuningDB) -> None:
+    db.record([Origin(K, "b.py:1"), Origin(K, "a.py:2"), Origin(K, "b.py:1"), Origin("x", "c.py:1")])
+    assert origins_of(db, K) == ["a.py:2", "b.py:1"]
+
+
+def test_looking_up_creates_nothing_and_needs_no_sqlite_utils(tmp_path: Path) -> None:
+    code = ("import sys; from svod.tune.db import TuningDB; db = TuningDB.open(sys.argv[1]); assert db.winner('k', 't') is None; "
+            "assert db.holder('k', 't') is None; db.close(); assert 'sqlite_utils' not in sys.modules and 'ray' not in sys.modules")
+    for path in (tmp_path / "sub" / "t.db", tmp_path / "made.db"):
+        if path.name == "made.db":
+            with TuningDB.open(path) as db:
+                db.record(winning())
+        subprocess.run([sys.executable, "-c", code, str(path)], check=True, cwd=Path(__file__).parents[3])
+    assert not (tmp_path / "sub").exists()
+
+
+def test_two_handles_see_each_other(tmp_path: Path) -> None:
+    with TuningDB.open(tmp_path / "t.db") as a, TuningDB.open(tmp_path / "t.db") as b:
+        assert b.winner(K, TARGET) is None
+        a.record(winning(0.5, "aa"))
+        assert (w := b.winner(K, TARGET)) is not None and w.linear == "aa"
+        a.record(winning(0.4, "bb"))
+        assert (w := b.winner(K, TARGET)) is not None and w.linear == "bb"
+
+
+def test_fresh_reads_nothing_from_before_and_records(tmp_path: Path) -> None:
+    with TuningDB.open(tmp_path / "t.db") as db:
+        db.record(winning(0.4, "old"))
+    with TuningDB.open(tmp_path / "t.db", fresh=True) as db:
+        assert db.winner(K, TARGET) is None and db.known_digests(K, TARGET) == {}
+        db.record(winning(0.6, "new"))
+        assert (w := db.winner(K, TARGET)) is not None and w.linear == "new"
+    with TuningDB.open(tmp_path / "t.db") as db:
+        assert [w.linear for w in db.ranking(K, TARGET)] == ["old", "new"]
+
+
+def test_read_only_never_writes_a_file(tmp_path: Path) -> None:
+    with TuningDB.open(tmp_path / "t.db", read_only=True) as db:
+        db.record(winning())
+        assert db.winner(K, TARGET) is not None and db.path is None and db.problem is None
+    assert not (tmp_path / "t.db").exists()
+
+
+def test_none_is_memory_and_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with TuningDB.open(":none:") as db:
+        db.record(winning())
+        assert db.winner(K, TARGET) is not None
+        with pytest.raises(DatabaseError, match=":none:"):
+            db.retract(K, None, None, "")
+    assert not caplog.records and list(tmp_path.iterdir()) == []
+
+
+def test_layers_own_team_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TuningDB.open(tmp_path / "shipped.db") as db:
+        db.record(winning(0.1, "ss"))
+        db.export(tmp_path / "shipped.jsonl")
+    monkeypatch.setattr(layers, "shipped_files", lambda: (tmp_path / "shipped.jsonl",))
+    with TuningDB.open(tmp_path / "team.db") as db:
+        db.record(winning(0.3, "tt"))
+    spec = os.pathsep.join([str(tmp_path / "own.db"), str(tmp_path / "team.db"), str(tmp_path / "missing.db"), str(tmp_path / "missing.jsonl")])
+    with TuningDB.open(spec) as db:
+        assert [(w.linear, w.layer) for w in db.ranking(K, TARGET)] == [("tt", TEAM), ("ss", SHIPPED)]
+        db.record(winning(0.9, "oo"))
+        assert [(w.linear, w.layer) for w in db.ranking(K, TARGET)] == [("oo", OWN), ("tt", TEAM), ("ss", SHIPPED)]
+        assert {m.linear for m, _ in db.select(Measurement, K)} == {"oo", "tt", "ss"}
+        db.record([verdict("wrong", "tt")])
+        assert [w.linear for w in db.ranking(K, TARGET)] == ["oo", "ss"], "a verdict holds across layers"
+    with TuningDB.open(":none:") as db:
+        assert db.winner(K, TARGET) is None, ":none: turns the shipped records off as well"
+
+
+def test_an_export_of_the_shipped_layer_does_not_become_own(tmp_path: Path) -> None:
+    with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
+        a.record(winning(0.5, "aa"))
+        assert b.merge(tmp_path / "a.db").added == 3
+        assert (w := b.winner(K, TARGET)) is not None and w.layer == TEAM
+        b.record(winning(0.5, "aa"))
+        assert (w := b.winner(K, TARGET)) is not None and w.layer == OWN, "found here as well"
+        assert b.merge(tmp_path / "a.db") == (0, 3, [])
+        assert (w := b.winner(K, TARGET)) is not None and w.layer == OWN
+
+
+def test_retracted_does_not_come_back(tmp_path: Path) -> None:
+    with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
+        a.record(winning(0.5, "aa"))
+        b.merge(tmp_path / "a.db")
+        assert b.retract(K, None, None, "crashes in production") == 1
+        assert b.winner(K, TARGET) is None
+        b.merge(tmp_path / "a.db")
+        a.record([confirmed(0.4, "aa", taken_at=2e9)])
+        b.merge(tmp_path / "a.db")
+        assert b.winner(K, TARGET) is None
+        a.merge(tmp_path / "b.db")
+        assert a.winner(K, TARGET) is None, "the retraction travels"
+        assert b.retract("nothing", None, None, "") == 0
+
+
+def test_gc_keeps_what_decides(tmp_path: Path) -> None:
+    with TuningDB.open(tmp_path / "t.db") as db:
+        db.record([*winning(), screened("old"), screened("new", taken_at=4e9), screened("bad", status="wrong"), screened("x", kernel="other")])
+        assert db.gc(3600.0) == (1, 0)
+        assert set(db.known_digests(K, TARGET)) == {"aa", "new", "bad"} and set(db.known_digests("other", TARGET)) == {"x"}
+        assert db.winner(K, TARGET) is not None
+
+
+def test_a_handle_survives_a_fork(tmp_path: Path) -> None:
+    with TuningDB.open(tmp_path / "t.db") as db:
+        db.record(winning(0.5, "aa"))
+        assert db.winner(K, TARGET) is not None
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ok = db.winner(K, TARGET) is not None
+                db.record(winning(0.4, "bb"))
+                os._exit(0 if ok else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert (w := db.winner(K, TARGET)) is not None and w.linear == "bb"
+        assert db.record([screened("after")]) == 1
+
+
+def _write_many(path: str, worker: int, barrier: mp.synchronize.Barrier, answers: mp.Queue[tuple[int, str | None]]) -> None:
+    barrier.wait()
+    with TuningDB.open(path) as db:
+        added = sum(db.record([screened(f"w{worker}.{i}"), screened(f"shared{i}", taken_at=float(i))]) for i in range(200))
+        answers.put((added, db.problem))
+
+
+def test_many_processes_write_at_once(tmp_path: Path) -> None:
+    context = mp.get_context("spawn")
+    barrier, answers = context.Barrier(4), context.Queue()
+    workers = [context.Process(target=_write_many, args=(str(tmp_path / "t.db"), i, barrier, answers)) for i in range(4)]
+    for w in workers:
+        w.start()
+    results = [answers.get(timeout=60) for _ in workers]
+    for w in workers:
+        w.join(timeout=60)
+    assert [p for _, p in results] == [None] * 4, "none is turned away, also while the file is being made"
+    assert sum(a for a, _ in results) == 4 * 200 + 200, "each shared record was new exactly once"
+    with TuningDB.open(tmp_path / "t.db") as db:
+        assert len(db.select(Measurement)) == 1000
+
+
+def test_kernels_of_two_forms_are_both_kept(db: TuningDB) -> None:
+    db.record([Kernel(K, ast=1, ast_version=1), Kernel(K, ast=2, ast_version=2)])
+    assert sorted(k.ast_version for k, _ in db.select(Kernel, K)) == [1, 2]
+
+
+def test_rows_are_plain_sql(tmp_path: Path) -> None:
+    """People will look with sqlite3: names, JSON text, one row per record."""
+    with TuningDB.open(tmp_path / "t.db") as db:
+        db.record(winning())
+    conn = sqlite3.connect(tmp_path / "t.db")
+    row = conn.execute("SELECT chain, status, noisy, layer FROM measurements").fetchone()
+    assert row == ('[["UPCAST","o0",8],["ORDER","o0",["o0","r0"]],["NOLOCALS",null,null]]', "ok", 0, 0)
+    assert conn.execute("SELECT count(*) FROM verdicts WHERE verdict = 'verified'").fetchone() == (1,)
+    conn.close()

@@ -1,0 +1,165 @@
+"""The rule that turns evidence into a winner: each clause, and what must hold whatever the evidence is."""
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from svod.tune.db import OWN, SHIPPED, TEAM, Measurement, Record, Verdict, Winner, derive_winner, rank_winners
+from tests.tune.db.samples import confirmed, verdict
+
+
+def derive(records: Iterable[Record], layers: dict[str, int] | None = None) -> Winner | None:
+    records = list(records)
+    measurements = [r for r in records if isinstance(r, Measurement)]
+    ranks = {m.id: OWN for m in measurements} | (layers or {})
+    return derive_winner(measurements, [r for r in records if isinstance(r, Verdict)], ranks)
+
+
+def test_the_surest_speedup_wins() -> None:
+    a, b = confirmed(0.6, "aa"), confirmed(0.5, "bb")
+    won = derive([a, b, verdict(linear="aa"), verdict(linear="bb")])
+    assert won is not None and won.linear == "bb" and won.speedup == 2.0 and won.measurement == b.id
+    lucky = confirmed(0.45, "cc", ratio_low=0.2, ratio_high=0.9)
+    won = derive([a, b, lucky, *(verdict(linear=x) for x in ("aa", "bb", "cc"))])
+    assert won is not None and won.linear == "bb", "the upper end of the interval counts"
+
+
+def test_nothing_wins_unverified_or_unconfirmed() -> None:
+    assert derive([]) is None
+    assert derive([confirmed()]) is None
+    assert derive([confirmed(), verdict(codegen=2)]) is None, "verified under another code generator"
+    assert derive([confirmed(), verdict(linear="bb")]) is None
+    assert derive([confirmed(step="race"), verdict()]) is None
+    assert derive([confirmed(status="slow"), verdict()]) is None
+    assert derive([confirmed(), verdict()]) is not None
+
+
+def test_slower_than_the_heuristic_is_not_used_but_the_heuristic_itself_is() -> None:
+    assert derive([confirmed(1.2), verdict()]) is None
+    heuristic = confirmed(1.0, "hh", ratio_low=1.0, ratio_high=1.0, chain=())
+    won = derive([confirmed(1.2), verdict(), heuristic, verdict(linear="hh")])
+    assert won is not None and won.linear == "hh" and won.chain == ()
+
+
+@pytest.mark.parametrize("what", ["wrong", "retracted"])
+def test_a_bad_verdict_beats_any_time_up_to_its_revision(what: str) -> None:
+    fast, slow = confirmed(0.1, "ff"), confirmed(0.9, "ss")
+    good = [fast, slow, verdict(linear="ff"), verdict(linear="ss")]
+    won = derive([*good, verdict(what, "ff")])
+    assert won is not None and won.linear == "ss"
+    assert derive([*good, verdict(what, "ff"), verdict("wrong", "ss")]) is None
+    again = confirmed(0.1, "ff", codegen=2)
+    won = derive([*good, verdict(what, "ff"), again, verdict(linear="ff", codegen=2)])
+    assert won is not None and won.linear == "ff" and won.codegen == 2, "a later code generator, verified anew"
+    won = derive([*good, verdict(what, "ff", codegen=2), again, verdict(linear="ff", codegen=2)])
+    assert won is not None and won.linear == "ss"
+
+
+def test_a_measurement_that_ended_wrong_bars_its_linear() -> None:
+    won = derive([confirmed(0.1, "ff"), verdict(linear="ff"), confirmed(0.1, "ff", status="wrong", step="race")])
+    assert won is None
+
+
+def test_layer_then_code_generator_then_ratio() -> None:
+    own, team, shipped = confirmed(0.9, "oo"), confirmed(0.5, "tt", codegen=5), confirmed(0.1, "ss", codegen=9)
+    records = [own, team, shipped, verdict(linear="oo"), verdict(linear="tt", codegen=5), verdict(linear="ss", codegen=9)]
+    ranks = {own.id: OWN, team.id: TEAM, shipped.id: SHIPPED}
+    order = rank_winners([own, team, shipped], [r for r in records if isinstance(r, Verdict)], ranks)
+    assert [(w.linear, w.layer) for w in order] == [("oo", OWN), ("tt", TEAM), ("ss", SHIPPED)]
+    newer = confirmed(0.95, "nn", codegen=2)
+    won = derive([own, newer, verdict(linear="oo"), verdict(linear="nn", codegen=2)])
+    assert won is not None and won.linear == "nn"
+
+
+def test_ties_go_to_the_shortest_chain_then_to_the_text() -> None:
+    long = confirmed(0.500, "aa", chain=[["UPCAST", "o0", 8], ["THREAD", "o0", 2]])
+    short = confirmed(0.504, "bb", chain=[["UPCAST", "o0", 8]])
+    won = derive([long, short, verdict(linear="aa"), verdict(linear="bb")])
+    assert won is not None and won.linear == "bb"
+    other = confirmed(0.504, "cc", chain=[["LANES", "o0", 8]])
+    won = derive([long, short, other, *(verdict(linear=x) for x in ("aa", "bb", "cc"))])
+    assert won is not None and won.linear == "cc"
+
+
+FORGED = [
+    {"ratio": None, "ratio_low": None, "ratio_high": None},                         # only an absolute time
+    {"ratio": 0.6, "ratio_low": 0.59, "ratio_high": 0.61},                          # a ratio that does not fit its times
+    {"ratio": 1e-5, "ratio_low": 1e-5, "ratio_high": 1e-5},                         # fits, and is not plausible
+    {"ratio": 1e-5, "ratio_low": 1e-5, "ratio_high": 1e-6},                         # outside of its own interval
+    {"ratio": 0.01, "ratio_low": 0.01, "ratio_high": 0.01, "baseline": None},
+]
+
+
+@pytest.mark.parametrize("lie", FORGED)
+def test_a_forged_nanosecond_does_not_win(lie: dict[str, float | None]) -> None:
+    honest = confirmed(0.8, "hh")
+    forged = replace(confirmed(0.5, "ff"), time=1e-9, samples=(1e-9,) * 15, **lie)  # type: ignore[arg-type]
+    won = derive([honest, forged, verdict(linear="hh"), verdict(linear="ff")])
+    assert won is not None and won.linear == "hh"
+
+
+def test_one_lie_among_honest_measurements_of_a_chain_decides_nothing() -> None:
+    rival = confirmed(0.7, "rr")
+    honest = [confirmed(0.9, "ll", taken_at=float(i)) for i in range(2)]
+    lie = confirmed(0.002, "ll")
+    won = derive([rival, *honest, lie, verdict(linear="rr"), verdict(linear="ll")])
+    assert won is not None and won.linear == "rr"
+    won = derive([rival, honest[0], lie, verdict(linear="rr"), verdict(linear="ll")])
+    assert won is not None and won.linear == "rr", "of two the worse"
+
+
+def test_a_lie_of_the_team_does_not_displace_what_was_found_here() -> None:
+    lie = confirmed(0.002, "ll")
+    own = confirmed(0.9, "oo")
+    won = derive([lie, own, verdict(linear="ll"), verdict(linear="oo")], {lie.id: TEAM})
+    assert won is not None and won.linear == "oo"
+
+
+MEASUREMENTS = st.builds(
+    lambda ratio, spread, linear, codegen, status, step, chain, at: confirmed(
+        ratio, linear, codegen=codegen, status=status, step=step, chain=[["UPCAST", "o0", n] for n in chain], taken_at=float(at),
+        ratio_low=ratio / spread, ratio_high=ratio * spread),
+    st.sampled_from([0.0001, 0.4, 0.5, 0.502, 0.9, 1.0, 1.1]), st.sampled_from([1.0, 1.01, 1.5]), st.sampled_from(["aa", "bb", "cc", ""]),
+    st.integers(1, 2), st.sampled_from(["ok", "ok", "ok", "wrong", "crash"]), st.sampled_from(["confirm", "confirm", "race"]),
+    st.lists(st.integers(1, 3), max_size=2), st.integers(0, 3))
+VERDICTS = st.builds(lambda what, linear, codegen: verdict(what, linear, codegen=codegen),
+                     st.sampled_from(["verified", "verified", "verified", "wrong", "retracted"]), st.sampled_from(["aa", "bb", "cc"]), st.integers(1, 2))
+EVIDENCE = st.tuples(st.lists(MEASUREMENTS, max_size=8), st.lists(VERDICTS, max_size=8), st.lists(st.integers(0, 2), min_size=8, max_size=8))
+
+
+@settings(deadline=None)
+@given(EVIDENCE, st.integers(0, 1000))
+def test_order_and_repetition_do_not_matter(evidence: tuple[list[Measurement], list[Verdict], list[int]], seed: int) -> None:
+    measurements, verdicts, layers = evidence
+    ranks = {m.id: r for m, r in zip(measurements, layers, strict=False)}
+    first = rank_winners(measurements, verdicts, ranks)
+    rng = random.Random(seed)
+    shuffled = rng.sample(measurements, len(measurements)) + measurements[:3]
+    assert rank_winners(shuffled, rng.sample(verdicts, len(verdicts)) + verdicts[:3], ranks) == first
+    assert derive_winner(iter(measurements), iter(verdicts), ranks) == (first[0] if first else None)
+
+
+@settings(deadline=None)
+@given(EVIDENCE)
+def test_a_winner_is_confirmed_verified_and_not_barred(evidence: tuple[list[Measurement], list[Verdict], list[int]]) -> None:
+    measurements, verdicts, layers = evidence
+    for w in rank_winners(measurements, verdicts, {m.id: r for m, r in zip(measurements, layers, strict=False)}):
+        assert any(v.verdict == "verified" and (v.linear, v.codegen) == (w.linear, w.codegen) for v in verdicts)
+        assert not any(v.verdict != "verified" and v.linear == w.linear and v.codegen >= w.codegen for v in verdicts)
+        assert not any(m.status == "wrong" and m.linear == w.linear and m.codegen >= w.codegen for m in measurements)
+        assert w.ratio >= 1e-3 and w.ratio_low <= 1.0
+
+
+@settings(deadline=None)
+@given(EVIDENCE)
+def test_more_bad_verdicts_never_bring_a_chain_back(evidence: tuple[list[Measurement], list[Verdict], list[int]]) -> None:
+    measurements, verdicts, layers = evidence
+    ranks = {m.id: r for m, r in zip(measurements, layers, strict=False)}
+    before = {(w.linear, w.codegen) for w in rank_winners(measurements, [v for v in verdicts if v.verdict == "verified"], ranks)}
+    after = {(w.linear, w.codegen) for w in rank_winners(measurements, verdicts, ranks)}
+    assert after <= before
