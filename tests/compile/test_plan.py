@@ -90,7 +90,8 @@ def test_kernel_of_several_phases_with_a_temporary():
         assert plan.memory_bytes >= 2 * 8 * N
 
         # A once phase runs while the plan is made and never again.
-        plan = ExecutionPlan.of_kernel(two_phases(threads, True), loop_kernels.loaded("affine", "count"), [out, x], threads=2, constants=[1])
+        code = loop_kernels.loaded("affine", "count")
+        plan = ExecutionPlan.of_kernel(two_phases(threads, True), code, [out, x], threads=2, constants=[1])
         assert (out == 13).all() and plan.prepare_seconds > 0
         plan.execute()
         plan.execute()
@@ -130,7 +131,8 @@ def test_slices():
 def test_scratch_of_the_caller_and_of_workers():
     for threads in (1, 3):
         x = array()
-        plan = ExecutionPlan.of_kernel(loop_kernels.spec("scratch", N, threads, scratch=4096), loop_kernels.loaded("scratch"), [x], threads=3)
+        spec = loop_kernels.spec("scratch", N, threads, scratch=4096)
+        plan = ExecutionPlan.of_kernel(spec, loop_kernels.loaded("scratch"), [x], threads=3)
         plan.repeat(20)
         assert (x == np.arange(N)).all()
 

@@ -1,0 +1,104 @@
+"""Ceilings: the loops do what they claim to, the arithmetic on the figures is right, the cache survives what files suffer."""
+import json
+
+import numpy as np
+import pytest
+
+from svod.bench import ceilings as module
+from svod.bench.ceilings import Ceilings, cached_ceilings, measure_ceilings
+from svod.compile.host import host_target
+from svod.core.dtype import dtypes
+
+
+def sample(**changes):
+    values = {"target": "t", "threads": 4, "quick": False, "flops": {"float32": (100.0, 360.0)}, "dispatch": (1e-8, 1e-7),
+              "bandwidth": {"memory": {"read": (10.0, 20.0), "copy": (8.0, 16.0), "copy_stream": (9.0, 25.0)}}}
+    return Ceilings(**values | changes)
+
+
+def test_figures():
+    c = sample()
+    assert c.flops_per_second(dtypes.float32) == 360.0 and c.flops_per_second(dtypes.float16, 2) == 200.0
+    assert c.flops_per_second(dtypes.float64) == 180.0
+    assert sample(flops={"float32": (1.0, 2.0), "float64": (0.3, 0.6)}).flops_per_second(dtypes.float64, 1) == 0.3
+    assert c.bytes_per_second() == 20.0 and c.bytes_per_second("copy") == 25.0 and c.bytes_per_second("copy", threads=1) == 9.0
+    with pytest.raises(KeyError, match="write from memory"):
+        c.bytes_per_second("write")
+    assert c.bound_seconds(3600, 100, 0, dtypes.float32) == 10.0
+    assert c.bound_seconds(0, 100, 100, dtypes.float32) == 8.0
+    assert c.bound_seconds(0, 100, 0, dtypes.float32) == 5.0
+
+
+def test_quick_measurement_of_this_machine():
+    c = measure_ceilings(host_target(), quick=True)
+    assert c.quick and set(c.flops) == {"float32"} and set(c.bandwidth) == {"memory"}
+    figures = [*c.flops["float32"], *(f for pair in c.bandwidth["memory"].values() for f in pair)]
+    assert all(1e8 < f < 1e15 for f in figures) and all(0 < d < 1e-2 for d in c.dispatch)
+
+
+@pytest.mark.parametrize("dtype", module.FMA_DTYPES)
+def test_fma_loop_counts_what_it_computes(dtype):
+    """x = x/2 + 1 after n turns is 2 + (x0 - 2) / 2^n: the sum over accumulators shows that every one took every turn."""
+    kernels = module._Kernels(host_target())
+    lanes, count = host_target().lanes(dtype), kernels.accumulators
+    start = np.concatenate([np.full(lanes, 0.5), np.full(lanes, 1.0), np.repeat(np.arange(count), lanes)]).astype(dtype.name)
+    for turns in (1, 2, 7):
+        out = np.zeros(3 * lanes, dtype.name)
+        kernels._plan(f"fma_{dtype.name}", [out, start], dtype, 3, 1, turns=turns).execute()
+        np.testing.assert_allclose(out, sum(2 + (x - 2) / 2**turns for x in range(count)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_loops_touch_every_byte(threads):
+    kernels = module._Kernels(host_target())
+    words, source = module._Memory(1 << 16).words, module._Memory(1 << 16).words
+    rng = np.random.default_rng(0)
+    source[:] = rng.integers(-99, 99, source.size)
+    for kind in ("copy", "copy_stream", "write", "write_stream"):
+        words[:] = 0
+        kernels._plan(kind, [words, source], dtypes.int64, 8, threads, bytes=1 << 13, passes=2).execute()
+        assert (words == (source if kind.startswith("copy") else 1)).all(), kind
+    lanes = host_target().vector_bytes // 8
+    words[:] = source
+    kernels._plan("read", [words, source], dtypes.int64, 8, threads, bytes=1 << 13, passes=1).execute()
+    expected = np.bitwise_xor.reduce(source.reshape(8, -1, lanes), axis=1)
+    assert (words.reshape(8, -1, lanes)[:, 0] == expected).all()
+
+
+def test_working_sets_fit_their_level():
+    target = host_target()
+    for threads in (1, target.threads):
+        l1, l2, l3, memory = (module._working_set(target, level, threads) for level in ("l1", "l2", "l3", "memory"))
+        assert 0 < l1 < target.l1 and l1 < l2 < target.l2
+        assert l3 == 0 or (target.l2 < l3 and threads * l3 < target.l3)
+        assert threads * memory >= 2 * target.l3 - 8192 * threads
+
+
+def test_cache(tmp_path, monkeypatch, caplog):
+    target, path = host_target(), tmp_path / "deep" / "ceilings.json"
+    measured = []
+
+    def measure(target, threads=None, *, quick=False):
+        measured.append(quick)
+        return sample(quick=quick)
+
+    monkeypatch.setattr(module, "measure_ceilings", measure)
+    assert cached_ceilings(path, target, quick=True) == cached_ceilings(path, target, quick=True) == sample(quick=True)
+    assert measured == [True]
+    assert cached_ceilings(path, target) == sample()            # a quick record does not answer a full question
+    assert cached_ceilings(path, target, quick=True) == sample()
+    assert measured == [True, False]
+    cached_ceilings(path, target, refresh=True)
+    cached_ceilings(path, target, 1)                            # other threads are another record
+    assert measured == [True, False, False, False] and len(json.loads(path.read_text())) == 2
+
+    for damage in ("{", "[]", json.dumps({key: {"flops": 3} for key in json.loads(path.read_text())})):
+        path.write_text(damage)
+        assert cached_ceilings(path, target) == sample()
+    assert len(measured) == 7
+    assert not [p for p in path.parent.iterdir() if p != path]
+
+    file = tmp_path / "file"
+    file.write_text("")
+    assert cached_ceilings(file / "ceilings.json", target) == sample()
+    assert "cannot be written" in caplog.text
