@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from svod.core.scheduler import Opt, Scheduler
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """Where a candidate stands or why it was dropped. The values are stored: never rename one."""
 
     QUEUED = "queued"          # proposed, not looked at yet
@@ -35,13 +35,12 @@ class Status(str, Enum):
     VERIFIED = "verified"      # raced, and its output is right
     WRONG = "wrong"            # its output is not
 
-    __str__ = str.__str__
 
 
 FAILED = frozenset({Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.LOST, Status.WRONG})
 
 
-class Origin(str, Enum):
+class Origin(StrEnum):
     """Who proposed a candidate."""
 
     UNTOUCHED = "untouched"
@@ -51,7 +50,6 @@ class Origin(str, Enum):
     ACTION = "action"
     MUTATION = "mutation"
 
-    __str__ = str.__str__
 
 
 def chain_text(chain: Sequence[Opt]) -> str:

@@ -103,5 +103,5 @@ class Laboratory(Protocol):
     def verify(self, candidates: Sequence[Candidate]) -> list[Verdict]:
         """Compare the outputs of built candidates with the reference's."""
 
-    def confirm(self, candidates: Sequence[Candidate]) -> list[Confirmed | Failure]:
-        """Time built finalists at full size until their order is certain; the first one is the baseline."""
+    def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
+        """Time built finalists at full size until their order is certain or about `seconds` are spent; the first is the baseline."""

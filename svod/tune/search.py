@@ -27,8 +27,7 @@ from typing import Any
 
 from svod.config import BeamConfig
 from svod.tune.candidate import FAILED, Candidate, Origin, Status, chain_order, chain_text
-from svod.tune.events import (BaselineTimed, CandidateDropped, Improved, KernelFinished, KernelStarted, Listener, RoundFinished,
-                              nobody)
+from svod.tune.events import BaselineTimed, CandidateDropped, Improved, KernelFinished, KernelStarted, Listener, RoundFinished, nobody
 from svod.tune.laboratory import Confirmed, Failure, Laboratory
 from svod.tune.strategy import make_strategy
 
@@ -108,6 +107,8 @@ class KernelSearch:
         self.digests: set[str] = set()
         self.pool: list[Candidate] = []            # screened or better; the strategy chooses from the raced ones
         self.compile_seconds: list[float] = []
+        self.confirmed: list[tuple[Candidate, Confirmed]] = []
+        self.refuted: list[Candidate] = []         # right without passes, wrong with them
         self.flat = 0
         self.incumbent: Candidate | None = None
         self.baseline = Candidate(self.heuristic, self.heuristic.applied_opts, Origin.HEURISTIC)
@@ -327,8 +328,14 @@ class KernelSearch:
             self.record(candidates)
 
     # -- the end ----------------------------------------------------------------------------------------------------------
-    def finish(self) -> Finding:
-        """Confirm the finalists and say what was found. Falls back to `result()` where confirmation fails altogether."""
+    @property
+    def improved(self) -> bool:
+        """Something better than the heuristic was found."""
+        return self.incumbent is not None and self.incumbent is not self.baseline
+
+    def finish(self, seconds: float = 3.0) -> Finding:
+        """Confirm the finalists within about `seconds` and say what was found. Falls back to `result()` where confirmation fails
+        altogether."""
         self.stop("budget spent")
         verified = sorted((c for c in self.pool if c.status is Status.VERIFIED and c is not self.baseline), key=lambda c: c.order)
         finalists = verified[:FINALISTS] + [c for c in self.stored if c.status is Status.VERIFIED and c not in verified[:FINALISTS]]
@@ -342,14 +349,30 @@ class KernelSearch:
                 c.built = answer
                 built.append(c)
         # what the passes made is another binary: it is judged again before it can win
-        right = [c for c, v in zip(built, self.lab.verify(built), strict=True) if v.right]
-        timed = [(c, t) for c, t in zip(right, self.lab.confirm(right) if right else [], strict=True) if isinstance(t, Confirmed)]
-        if not timed:
+        right = []
+        for c, v in zip(built, self.lab.verify(built), strict=True):
+            if v.right:
+                right.append(c)
+            elif v.right is False:
+                c.fail(Status.WRONG, f"with LLVM's passes: {v.reason}")
+                self.refuted.append(c)
+                self._forget(c)
+        answers = self.lab.confirm(right, seconds) if right else []
+        self.confirmed = [(c, t) for c, t in zip(right, answers, strict=True) if isinstance(t, Confirmed)]
+        if not self.confirmed:
             return self.result()
-        return self._decide(timed, baseline)
+        return self._decide(baseline if baseline in right else None)
 
-    def _decide(self, timed: Sequence[tuple[Candidate, Confirmed]], baseline: Candidate | None) -> Finding:
+    def _forget(self, c: Candidate) -> None:
+        """`c` turned out wrong: the best of the others is the incumbent."""
+        self.pool = [x for x in self.pool if x is not c]
+        if self.incumbent is c:
+            self.incumbent = self.baseline if self.baseline.status is Status.VERIFIED else None
+            self._choose_incumbent()
+
+    def _decide(self, baseline: Candidate | None) -> Finding:
         """The fastest, or the shorter chain among those whose intervals overlap its own; the baseline unless it is beaten."""
+        timed = self.confirmed
         for c, t in timed:
             c.score, c.known["confirmed"] = t.seconds, t
         fastest, best = min(timed, key=lambda e: (e[1].ratio, *chain_order(e[0].chain)))

@@ -119,7 +119,7 @@ class Runner:
 
     def __init__(self, context: Context, built: Built) -> None:
         self.context, self.spec = context, built.spec
-        self.code = LoadedProgram(built.object, built.symbols, context.target.arch)
+        self.code = LoadedProgram(built.object, built.symbols)
         self.plan = self.make_plan()
 
     def make_plan(self) -> ExecutionPlan:

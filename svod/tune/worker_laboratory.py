@@ -10,7 +10,7 @@ from svod.core.kernel import Kernel
 from svod.core.serialize import ast_to_data
 from svod.core.target import Target
 from svod.tune.candidate import Candidate, Status
-from svod.tune.executor import Executor
+from svod.tune.executor import Executor, Kind
 from svod.tune.jobs import Outcome
 from svod.tune.laboratory import Built, Confirmed, Failure, Lowered, Race, Screened, Verdict
 from svod.tune.work import Setup
@@ -45,20 +45,32 @@ class WorkerLaboratory:
         self.baseline: Built | None = None
         self.races = 0
 
+    def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float) -> list[Outcome]:
+        """The outcomes in the order of the items. An interrupt leaves nothing queued behind."""
+        batch = self.executor.submit(JOB + job, items, kind=kind, deadline=deadline, setup=self.setup)
+        found: dict[int, Outcome] = {}
+        try:
+            for index, outcome in batch:
+                found[index] = outcome
+        except BaseException:
+            batch.cancel()
+            raise
+        return [found[i] for i in range(len(items))]
+
     def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
         items = [_chain(c) for c in candidates]
-        outcomes = self.executor.run(JOB + "lower_candidate", items, kind="compile", deadline=LOWER_SECONDS, setup=self.setup)
+        outcomes = self._run("lower_candidate", items, "compile", LOWER_SECONDS)
         return [o.value if o.ok else _failure(o) for o in outcomes]
 
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         items = [(_chain(c), passes) for c in candidates]
-        outcomes = self.executor.run(JOB + "compile_candidate", items, kind="compile", deadline=deadline, setup=self.setup)
+        outcomes = self._run("compile_candidate", items, "compile", deadline)
         return [o.value if o.ok else _failure(o) for o in outcomes]
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
         items = [(c.built, incumbent, self.shrink) for c in candidates]
         limit = run_deadline(incumbent) + LOAD_SECONDS
-        outcomes = self.executor.run(JOB + "screen_candidate", items, kind="bench", deadline=limit, setup=self.setup)
+        outcomes = self._run("screen_candidate", items, "bench", limit)
         found: list[Screened | Failure] = [o.value[0] if o.ok else _failure(o) for o in outcomes]
         repeats = [o.value[1] if o.ok else 0 for o in outcomes]
         for c, f in zip(candidates, found, strict=True):
@@ -68,7 +80,7 @@ class WorkerLaboratory:
         half = [i for _, i in alive[:(len(alive) + 1) // 2]]
         if self.config.runs > 1 and half:
             items_ = [(candidates[i].built, found[i], repeats[i], self.config.runs) for i in half]
-            more = self.executor.run(JOB + "sample_candidate", items_, kind="bench", deadline=limit, setup=self.setup)
+            more = self._run("sample_candidate", items_, "bench", limit)
             for i, o in zip(half, more, strict=True):
                 found[i] = o.value if o.ok else _failure(o)
         return found
@@ -79,7 +91,7 @@ class WorkerLaboratory:
         rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
         item = ([(c.built, self.parts.get(c.linear, 1.0)) for c in candidates], rounds, self.config.seed + self.races)
         limit = RACE_SECONDS + 100 * longest * len(candidates)
-        outcome = self.executor.run(JOB + "race_candidates", [item], kind="bench", deadline=limit, setup=self.setup)[0]
+        outcome = self._run("race_candidates", [item], "bench", limit)[0]
         if outcome.ok:
             race: Race = outcome.value
             return race
@@ -91,7 +103,7 @@ class WorkerLaboratory:
         found = []
         for c in candidates:
             item = (c.built, self.baseline, self.baseline is None)
-            outcome = self.executor.run(JOB + "verify_candidate", [item], kind="bench", deadline=VERIFY_SECONDS, setup=self.setup)[0]
+            outcome = self._run("verify_candidate", [item], "bench", VERIFY_SECONDS)[0]
             if outcome.ok:
                 verdict: Verdict = outcome.value
                 if verdict.right and self.baseline is None:
@@ -103,10 +115,10 @@ class WorkerLaboratory:
             found.append(verdict)
         return found
 
-    def confirm(self, candidates: Sequence[Candidate]) -> list[Confirmed | Failure]:
+    def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
         bench = self.bench
-        item = ([c.built for c in candidates], bench.rounds, bench.precision, bench.seconds, self.config.seed)
+        item = ([c.built for c in candidates], bench.rounds, bench.precision, seconds, self.config.seed)
         slowest = max(c.seconds for c in candidates)
-        limit = bench.seconds + CONFIRM_EXTRA + 10 * bench.rounds * slowest * len(candidates)
-        outcome = self.executor.run(JOB + "confirm_candidates", [item], kind="bench", deadline=limit, setup=self.setup)[0]
+        limit = seconds + CONFIRM_EXTRA + 10 * bench.rounds * slowest * len(candidates)
+        outcome = self._run("confirm_candidates", [item], "bench", limit)[0]
         return list(outcome.value) if outcome.ok else [_failure(outcome)] * len(candidates)

@@ -1,0 +1,278 @@
+"""The search of a list of kernels within one budget: what `svod-tune` runs, and `prepare()` with BEAM=.
+
+    session = TuneSession(tasks, executor=…, db=…, config=…, budget=ModelBudget(120.0), ceilings=…, listener=…)
+    results = session.run()          # kernel key → Finding
+
+Kernels advance in interleaved rounds (budget.py). The process that runs a session is the only one that writes the database: after
+each round the measurements of that round, after the confirmation of a kernel its confirmed times and verdicts. A kernel that
+another process is searching is left to it and looked at again at the end.
+
+Ctrl-C (KeyboardInterrupt) ends the search: the round in flight is lost, what was found is confirmed in a few tenths of a second a
+kernel, and `run` returns with `interrupted` set. A second one skips that confirmation.
+"""
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from svod.bench.ceilings import Ceilings
+from svod.bench.timer import PROTOCOL_REVISION
+from svod.compile.codegen import CODEGEN_REVISION, COMPILER
+from svod.config import BeamConfig, BenchConfig
+from svod.core.kernel import Kernel
+from svod.core.scheduler import Opt, Scheduler
+from svod.core.serialize import ast_to_data
+from svod.core.sketch import heuristic, sketches
+from svod.core.target import Target
+from svod.errors import KernelOptError
+from svod.tune.budget import ModelBudget
+from svod.tune.candidate import Candidate, Origin, Status
+from svod.tune.db import Kernel as KernelRecord
+from svod.tune.db import Measurement, TuningDB, Verdict
+from svod.tune.db import Origin as OriginRecord
+from svod.tune.db.store import whoami
+from svod.tune.events import Listener, SessionFinished, SessionStarted, nobody
+from svod.tune.executor import Executor
+from svod.tune.laboratory import Laboratory
+from svod.tune.search import Finding, KernelSearch
+from svod.tune.slices import kernel_bytes, kernel_operations
+from svod.tune.worker_laboratory import WorkerLaboratory
+
+log = logging.getLogger("svod.tune")
+
+STORED_SEEDS = 4              # chains of the database that start a search
+CONFIRM_SHARE = 0.25          # of a session's budget, kept for the confirmations
+CONFIRM_SECONDS = 3.0         # at most, for one kernel
+MIN_CONFIRM_SECONDS = 0.2
+_RECORDED = {Status.SLOW: "slow", Status.SCREENED: "ok", Status.RACED: "ok", Status.VERIFIED: "ok", Status.WRONG: "wrong",
+             Status.ERROR: "error", Status.CRASH: "crash", Status.TIMEOUT: "timeout", Status.LOST: "lost"}
+
+
+@dataclass(frozen=True)
+class KernelTask:
+    """A kernel to tune. `calls`: how often the model runs it; `share`: of the model's time, where known (it orders the warm-up)."""
+
+    kernel: Kernel
+    calls: float = 1.0
+    name: str = ""
+    origins: tuple[str, ...] = ()
+    share: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return self.kernel.key
+
+
+@dataclass
+class SessionResult:
+    """What a session found. `pending`: keys of kernels that another process was searching to the end."""
+
+    findings: dict[str, Finding] = field(default_factory=dict)
+    pending: tuple[str, ...] = ()
+    interrupted: bool = False
+    candidates: int = 0           # with new LINEAR, compiled, run, and a sample
+    seconds: float = 0.0
+    rows: int = 0                 # measurements stored
+
+
+def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None) -> float:
+    """Seconds no schedule of this kernel can be faster than, here; 0 where nothing is known.
+
+    Arithmetic counts against the multiply-add ceiling of the output's type. Buffers count against the bandwidth of the smallest
+    level that holds them all, as kernels are timed warm; where that level was not measured they do not count."""
+    if ceilings is None:
+        return 0.0
+    dtype = kernel.stages[kernel.output].dtype
+    size = kernel_bytes(kernel)
+    seconds = kernel_operations(kernel) / ceilings.flops_per_second(dtype)
+    level = "l1" if size <= target.l1 else "l2" if size <= target.l2 else "l3" if size <= target.l3 else "memory"
+    if level in ceilings.bandwidth:
+        seconds = max(seconds, size / max(ceilings.bytes_per_second("read", level), ceilings.bytes_per_second("copy", level)))
+    return seconds
+
+
+class TuneSession:
+    """One budget, many kernels. `strategy` names an entry of `svod.tune.strategy.STRATEGIES`.
+
+    `laboratory` makes what measures a kernel; the default uses the executor's workers."""
+
+    def __init__(self, tasks: Sequence[KernelTask], target: Target, *, executor: Executor, db: TuningDB, config: BeamConfig,
+                 bench: BenchConfig | None = None, budget: ModelBudget | None = None, ceilings: Ceilings | None = None,
+                 listener: Listener = nobody, strategy: str = "beam", shrink: bool = True,
+                 laboratory: Callable[[Kernel], Laboratory] | None = None) -> None:
+        self.tasks = sorted({t.key: t for t in tasks}.values(), key=lambda t: (-t.share, t.key))
+        self.target, self.executor, self.db, self.config = target, executor, db, config
+        self.bench = bench or BenchConfig()
+        self.budget = budget or ModelBudget(per_kernel=config.kernel_budget)
+        self.ceilings, self.listener, self.strategy = ceilings, listener, strategy
+        self.laboratory = laboratory or (lambda kernel: WorkerLaboratory(kernel, target, executor, config, self.bench, shrink=shrink))
+        self.result = SessionResult()
+        self._claims: dict[str, Any] = {}
+        self._searches: dict[str, str] = {}     # kernel key → id in the database
+        self._tasks_by_key = {t.key: t for t in self.tasks}
+
+    # -- running ----------------------------------------------------------------------------------------------------------
+    def run(self) -> SessionResult:
+        """Search all tasks until they end or the budget does. Raises TuneError when no worker can be started."""
+        started = time.monotonic()
+        self.listener(SessionStarted("", len(self.tasks), self.budget.total, self.executor.description))
+        searches, waiting = self._claim(self.tasks)
+        try:
+            self._search(searches)
+            late, still = self._claim(waiting)
+            self._search(late)
+        except KeyboardInterrupt:
+            self.result.interrupted = True
+            still = [t for t in waiting if t.key not in self._claims]
+            self._wind_up([s for s in searches if s.key not in self.result.findings])
+        finally:
+            for claim in self._claims.values():
+                claim.release()
+        self.result.pending = tuple(t.key for t in still)
+        self.result.seconds = time.monotonic() - started
+        self.listener(SessionFinished("", len(self.result.findings), self.result.candidates, self.result.seconds, self.result.interrupted))
+        return self.result
+
+    def _claim(self, tasks: Sequence[KernelTask]) -> tuple[list[KernelSearch], list[KernelTask]]:
+        """Searches of the tasks this process may search, and the tasks that others are searching."""
+        searches, waiting = [], []
+        for task in tasks:
+            claim = self.db.claim(task.key, self.target.key)
+            if claim is None:
+                waiting.append(task)
+                continue
+            self._claims[task.key] = claim
+            searches.append(self._make(task))
+        return searches, waiting
+
+    def _search(self, searches: Sequence[KernelSearch]) -> None:
+        total = self.budget.total
+        while True:
+            open_ = [s for s in searches if not s.finished]
+            # a share of the budget belongs to the confirmations; it is given back as they get done
+            reserve = min(CONFIRM_SHARE * total, CONFIRM_SECONDS * len([s for s in searches if s.key not in self.result.findings]))
+            chosen = self.budget.next(searches) if self.budget.left > reserve else None
+            if chosen is None:
+                break
+            deadline = min(self.budget.deadline(chosen, open_), self.budget.clock() + self.budget.left - reserve)
+            chosen.step(deadline)
+            if chosen.finished:
+                self._finish(chosen, searches)
+        for s in searches:
+            if s.key not in self.result.findings:
+                self._finish(s, searches)
+
+    def _finish(self, search: KernelSearch, searches: Sequence[KernelSearch]) -> None:
+        open_ = max(1, len([s for s in searches if s.key not in self.result.findings]))
+        seconds = max(MIN_CONFIRM_SECONDS, min(CONFIRM_SECONDS, self.bench.seconds, self.budget.left / open_))
+        self._store(search, search.finish(seconds), "interrupted" if self.result.interrupted else search.why)
+
+    def _wind_up(self, searches: Sequence[KernelSearch]) -> None:
+        """After Ctrl-C: a short confirmation each; a second Ctrl-C leaves the rest unconfirmed."""
+        quick = True
+        for s in searches:
+            s.stop("interrupted")
+            try:
+                finding = s.finish(MIN_CONFIRM_SECONDS) if quick and s.improved else s.result()
+            except KeyboardInterrupt:
+                quick, finding = False, s.result()
+            self._store(s, finding, "interrupted")
+
+    # -- one kernel -------------------------------------------------------------------------------------------------------
+    def _make(self, task: KernelTask) -> KernelSearch:
+        kernel, base = task.kernel, Scheduler(task.kernel, self.target)
+        known: Mapping[str, Measurement] = {}
+        seeds: list[tuple[Scheduler, Origin]] = []
+        if not self.config.ignore_cache:
+            known = self.db.known_digests(task.key, self.target.key, CODEGEN_REVISION, COMPILER, PROTOCOL_REVISION)
+            seeds = self._stored_seeds(base, known)
+        if self.config.strict != "reference":
+            seeds += [(s, Origin.SKETCH) for s in sketches(base)]
+        self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), flops=kernel_operations(kernel),
+                                     bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
+        self._searches[task.key] = self.db.begin_search(task.key, self.target.key, strategy=self.strategy,
+                                                        executor=self.executor.description, config=dataclasses.asdict(self.config))
+        search = KernelSearch(task.key, task.name or task.key[:12], base, heuristic(base), self.config, self.laboratory(kernel),
+                              self.ceilings, seeds=seeds, known=frozenset(known), bound=roofline_bound(kernel, self.target, self.ceilings),
+                              calls=task.calls, strategy_name=self.strategy, listener=self.listener, clock=self.budget.clock)
+        search.record = lambda candidates: self._record_round(search, candidates)
+        return search
+
+    def _stored_seeds(self, base: Scheduler, known: Mapping[str, Measurement]) -> list[tuple[Scheduler, Origin]]:
+        """The chains that did best here before: those that may win, then the fastest raced ones."""
+        chains = [w.chain for w in self.db.ranking(base.kernel.key, self.target.key)]
+        raced = [m for m in known.values() if m.status == "ok" and m.step == "race" and m.ratio is not None]
+        chains += [m.chain for m in sorted(raced, key=lambda m: (m.ratio or 0.0, m.chain_text))]
+        found: dict[bytes, Scheduler] = {}
+        for chain in chains:
+            if len(found) >= STORED_SEEDS:
+                break
+            try:
+                state = base.apply_opts(Opt.from_json(list(o)) for o in chain)
+            except KernelOptError as e:
+                log.info("a stored chain of %s does not apply any more and is skipped: %s", base.kernel.key[:12], e)
+                continue
+            found.setdefault(state.digest, state)
+        return [(s, Origin.DATABASE) for s in found.values()]
+
+    # -- the database -----------------------------------------------------------------------------------------------------
+    def _measurement(self, search: KernelSearch, c: Candidate, step: str, **more: Any) -> Measurement:
+        baseline = search.baseline
+        return Measurement(
+            kernel=search.key, target=self.target.key, chain=tuple(tuple(o.to_json()) for o in c.chain), linear=c.linear,
+            status=_RECORDED[c.status], codegen=CODEGEN_REVISION, compiler=COMPILER, protocol=PROTOCOL_REVISION, step=step,
+            reason=c.reason[:2000], baseline_linear=baseline.linear, search=self._searches[search.key], taken_at=time.time(),
+            host={"load": round(os.getloadavg()[0], 2), "executor": self.executor.description}, **more)
+
+    def _record_round(self, search: KernelSearch, candidates: Sequence[Candidate]) -> None:
+        records: list[Any] = []
+        base = search.baseline.score if search.baseline.status is Status.VERIFIED else None
+        for c in candidates:
+            if c.status not in _RECORDED:
+                continue
+            raced = c.status in (Status.RACED, Status.VERIFIED) and c.score < float("inf")
+            seconds = c.score if raced else c.seconds if c.samples else None
+            ratio = c.score / base if raced and base else None
+            records.append(self._measurement(search, c, "race" if raced else "screen", time=seconds, samples=c.samples,
+                                             anchor=search.best if search.incumbent else None, baseline=base, ratio=ratio, noisy=c.noisy))
+            if c.linear and c.status in (Status.VERIFIED, Status.WRONG):
+                records.append(self._verdict(search, c))
+        self.result.rows += self.db.record(records)
+
+    def _verdict(self, search: KernelSearch, c: Candidate) -> Verdict:
+        wrong = c.status is Status.WRONG
+        return Verdict(search.key, self.target.key, c.linear, "wrong" if wrong else "verified", CODEGEN_REVISION, compiler=COMPILER,
+                       by=whoami(), method=c.known.get("how", ""), reason=c.reason[:2000], search=self._searches[search.key],
+                       taken_at=time.time())
+
+    def _store(self, search: KernelSearch, finding: Finding, outcome: str) -> None:
+        """The end of one kernel: confirmed times with their ratios to the heuristic's, and verdicts."""
+        records: list[Any] = []
+        for c, t in search.confirmed:
+            against = search.baseline.known.get("confirmed")
+            if against is None:
+                continue
+            records.append(self._measurement(search, c, "confirm", time=t.seconds, samples=t.samples, anchor=against.seconds,
+                                             baseline=against.seconds, ratio=t.ratio, ratio_low=t.low, ratio_high=t.high))
+            records.append(self._verdict(search, c))
+        # a candidate that was right without passes and wrong with them is recorded by its own status
+        records += [self._verdict(search, c) for c in search.refuted]
+        self.result.rows += self.db.record(records)
+        counts = dataclasses.asdict(search.counts)
+        self.db.end_search(self._searches.pop(search.key), outcome or finding.why, {
+            **counts, "rounds": len(search.history), "seconds": search.spent, "best": _finite(finding.seconds),
+            "heuristic": _finite(finding.heuristic_seconds), "confirmed": finding.confirmed})
+        self.result.findings[search.key] = finding
+        self.result.candidates += search.counts.timed
+        claim = self._claims.pop(search.key, None)
+        if claim is not None:
+            claim.release()
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if seconds < float("inf") else None
