@@ -112,7 +112,7 @@ def buffer_from_numpy(array: Array, dtype: DType) -> UOp:
 
 def float32_to_bfloat16_bits(values: Array) -> Array:
     """The uint16 bits of float32 values rounded to bfloat16, to nearest even; NaN stays NaN."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    bits = np.asarray(values, np.float32, order="C").view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x40)
     return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
@@ -120,4 +120,4 @@ def float32_to_bfloat16_bits(values: Array) -> Array:
 
 def bfloat16_bits_to_float32(bits: Array) -> Array:
     """The float32 values of bfloat16 bits; exact."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.asarray(bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
