@@ -1,0 +1,202 @@
+"""The handle itself: memory, conversion to numbers, realisation with an interpreter in the compiler's place, assign, repr."""
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import svod
+from svod.core import graph
+from svod.core.buffer import buffer_of
+from svod.core.origin import origin_of, scope
+from svod.core.uop import Ops, UOp
+from svod.errors import DTypeError, ShapeError
+from svod.tensor import Tensor
+from svod.tensor.realize import replace_nodes
+from tests.graph_reference import evaluate_graph
+
+
+class Interpreter(types.ModuleType):
+    """What svod.prepare does to tensors, by the reference interpreter: all reads first, then the writes."""
+
+    def __init__(self) -> None:
+        super().__init__("svod.prepare")
+        self.batches: list[int] = []
+
+    def realize_tensors(self, tensors: list[Tensor]) -> None:
+        self.batches.append(len(tensors))
+        values = [np.array(evaluate_graph(t.uop)) for t in tensors]
+        mapping: dict[UOp, UOp] = {}
+        for t, value in zip(tensors, values, strict=True):
+            base = graph.base_of(t.uop)
+            if base.op is Ops.ASSIGN:
+                target = graph.base_of(base.src[0])
+                while target.op is Ops.ASSIGN:
+                    target = graph.base_of(target.src[0])
+            else:
+                target = graph.buffer(t.dtype, t.numel())
+            buffer_of(target).array[:] = value.ravel()
+            mapping[base] = graph.reshape(target, graph.shape_of(base))
+        replace_nodes(mapping)
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreter]:
+    stand_in = Interpreter()
+    monkeypatch.setattr(svod, "prepare", stand_in, raising=False)
+    yield stand_in
+
+
+def test_contiguous_arrays_are_not_copied() -> None:
+    a = np.arange(6, dtype=np.float32).reshape(2, 3)
+    t = Tensor(a)
+    assert t.is_realized and np.shares_memory(buffer_of(graph.base_of(t.uop)).array, a)
+    a[0, 0] = 7
+    assert t.numpy()[0, 0] == 7
+    assert not np.shares_memory(t.numpy(), a)
+    assert np.shares_memory(np.asarray(t, copy=False), a)
+    transposed = Tensor(a.T)
+    a[0, 0] = 8
+    assert transposed.numpy()[0, 0] == 7
+
+
+def test_realize_computes_once_and_every_holder_sees_the_buffer(interpreter: Interpreter) -> None:
+    x = Tensor([1.0, 2.0, 3.0])
+    y = x * 2
+    z, alias = y + 1, y.reshape(3, 1)
+    assert not y.is_realized
+    y.realize()
+    assert y.is_realized and alias.is_realized
+    assert graph.base_of(z.uop.src[0]).op is Ops.BUFFER
+    np.testing.assert_array_equal(z.numpy(), [3, 5, 7])
+    y.realize()
+    assert interpreter.batches == [1, 1]
+
+
+def test_a_batch_is_one_schedule_and_constants_need_none(interpreter: Interpreter) -> None:
+    x = Tensor([1.0, 2.0])
+    pair = [x + 1, x * 3, Tensor.zeros(2), x]
+    Tensor.realize_batch(pair)
+    assert interpreter.batches == [2]
+    np.testing.assert_array_equal(Tensor.zeros(2, 3).numpy(), np.zeros((2, 3)))
+    assert Tensor.full((2,), 2.5, "bfloat16").numpy().tolist() == [2.5, 2.5]
+    assert Tensor.zeros(0, 2, dtype="bfloat16").numpy().shape == (0, 2)
+    Tensor.realize_batch([])
+    assert interpreter.batches == [2]
+
+
+def test_numbers() -> None:
+    t = Tensor([[1, 2], [3, 4]])
+    assert t.tolist() == [[1, 2], [3, 4]] and t[1, 0].item() == 3
+    assert isinstance(t[0, 0].item(), int) and float(t[0, 1]) == 2.0 and int(t[1, 1]) == 4
+    assert bool(Tensor(1.0)) and not bool(Tensor([False]))
+    assert np.asarray(t + 1).tolist() == [[2, 3], [4, 5]]
+    assert np.asarray(t, dtype=np.float64).dtype == np.float64
+    np.testing.assert_allclose(t.float() / 2, [[0.5, 1], [1.5, 2]])
+    assert Tensor([1.5, -2.25], dtype="bfloat16").numpy().tolist() == [1.5, -2.25]
+    with pytest.raises(ShapeError, match="exactly one"):
+        t.item()
+    with pytest.raises(ShapeError, match="ambiguous"):
+        bool(t)
+
+
+def test_facts() -> None:
+    t = Tensor.zeros(2, 3, dtype="float16")
+    assert (t.shape, t.ndim, t.dim(), t.numel(), t.nbytes, t.size(), t.size(-1)) == ((2, 3), 2, 2, 6, 12, (2, 3), 3)
+    assert t.device == "CPU" and t.to("cpu") is t and t.half() is t
+    assert [f(t).dtype.name for f in (Tensor.float, Tensor.double, Tensor.int, Tensor.long, Tensor.bool, Tensor.bfloat16)] == [
+        "float32", "float64", "int32", "int64", "bool", "bfloat16"]
+    with pytest.raises(DTypeError):
+        t.to("nonsense")
+
+
+def test_tensors_are_hashed_by_identity() -> None:
+    a, b = Tensor([1, 2]), Tensor([1, 2])
+    assert len({a, b}) == 2 and a in {a: 1}
+
+
+def test_the_same_expression_is_the_same_node() -> None:
+    x = Tensor([1.0, 2.0])
+    assert (x + 1).exp().uop is (x + 1).exp().uop
+
+
+def test_repr_says_shape_dtype_and_state() -> None:
+    assert repr(Tensor([[1.0, 2.0]])) == "<Tensor float32[1, 2] realized>"
+    assert repr(Tensor.zeros(3)) == "<Tensor float32[3] constant>"
+    lazy = repr(Tensor([1.0]).exp())
+    assert lazy.startswith("<Tensor float32[1] lazy EXP from ") and "test_tensor.py:" in lazy
+
+
+def test_origins_are_lines_or_module_paths() -> None:
+    x = Tensor([[1.0, 2.0]])
+    y = x.softmax(-1)
+    assert (origin_of(y.uop) or "").endswith("test_tensor.py:" + str(_line_of("y = x.softmax(-1)")))
+    for reduce in y.uop.walk(Ops.REDUCE_AXIS):
+        assert "test_tensor.py" in (origin_of(reduce) or "")
+    with scope("layer1.0"), scope("conv1"):
+        z = x.sigmoid()
+    assert origin_of(z.uop) == "layer1.0.conv1"
+    # the first origin stays, and what lies below keeps its own
+    assert origin_of(x.sigmoid().uop) == "layer1.0.conv1" and origin_of(z.relu().uop) != "layer1.0.conv1"
+
+
+def _line_of(text: str) -> int:
+    with open(__file__, encoding="utf-8") as f:
+        return next(i for i, line in enumerate(f, 1) if line.strip() == text)
+
+
+def test_assign_writes_into_the_memory() -> None:
+    a = np.zeros(4, np.float32)
+    t = Tensor(a)
+    matrix = t.reshape(2, 2)
+    before = t + 1
+    t.assign(t + 5)
+    assert not t.is_realized and not matrix.is_realized
+    np.testing.assert_array_equal(t.numpy(), np.full(4, 5))
+    np.testing.assert_array_equal(a, np.full(4, 5))
+    np.testing.assert_array_equal(matrix.numpy(), np.full((2, 2), 5))
+    # written down before the assignment: the old content
+    np.testing.assert_array_equal(before.numpy(), np.ones(4))
+    t.assign(1).assign(t * 3)
+    np.testing.assert_array_equal(t.numpy(), np.full(4, 3))
+    np.testing.assert_array_equal(a, np.full(4, 3))
+
+
+def test_assign_casts_broadcasts_and_respects_read_only_arrays() -> None:
+    a = np.zeros((2, 3), np.int32)
+    t = Tensor(a).assign(np.array([1.7, 2.0, -1.5]))
+    np.testing.assert_array_equal(t.numpy(), [[1, 2, -1]] * 2)
+    a.flags.writeable = False
+    frozen = Tensor(a)
+    frozen.assign(9)
+    np.testing.assert_array_equal(frozen.numpy(), np.full((2, 3), 9))
+    np.testing.assert_array_equal(a, [[1, 2, -1]] * 2)
+    with pytest.raises(ShapeError, match=r"assign: shape \(4,\)"):
+        t.assign(np.zeros(4))
+    fresh = Tensor.empty(2).assign(3.0)
+    assert fresh.numpy().tolist() == [3, 3]
+
+
+def test_contiguous_and_clone() -> None:
+    t = Tensor([[1, 2], [3, 4]])
+    assert t.contiguous() is t and t.T.contiguous().uop.op is Ops.CONTIGUOUS
+    copy = t.clone()
+    t.assign(0)
+    t.realize()
+    assert copy.tolist() == [[1, 2], [3, 4]] and t.detach().tolist() == [[0, 0], [0, 0]]
+
+
+def test_memory_lives_as_long_as_a_tensor_needs_it() -> None:
+    import gc
+    import weakref
+    t = Tensor([1.0, 2.0])
+    memory = weakref.ref(buffer_of(graph.base_of(t.uop)))
+    y = t + 1
+    del t
+    gc.collect()
+    assert memory() is not None
+    del y
+    gc.collect()
+    assert memory() is None
