@@ -81,6 +81,7 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
     except RuntimeError as error:
         raise CompileError(f"LLVM does not accept the module: {error}") from error
     try:
+        module.verify()  # 0.1 ms; without it LLVM may end the process over a module that only parses
         module.triple = TRIPLES[target.arch]
         module.data_layout = str(_data_layout(target.arch))
         if passes:

@@ -133,8 +133,7 @@ def _render_phase(spec: PhaseSpec, code: tuple[Instr, ...], target: Target, vari
             handlers[op](w, i, dtype, lanes, src, arg)
     except KeyError as missing:
         raise CompileError(f"phase {spec.symbol}: LINEAR instruction {i}, {code[i]!r}: {missing} does not exist here") from missing
-    if w.slot_bytes:
-        w.lines[w.slot_line] = f"  %slot = alloca [{w.slot_bytes} x i8], align 64"
+    w.finish()
     if w.streams and target.arch == "x86_64":
         # non-temporal stores are not ordered with the release by which the pool reports the phase as done
         w.lines.append("  call void @llvm.x86.sse.sfence()")

@@ -99,9 +99,9 @@ def _to_memory(w: Writer, dtype: DType, lanes: int, operand: str) -> str:
     return operand
 
 
-def _pick(w: Writer, mask: str, address: str, size: int) -> str:
-    """`address` where the scalar mask holds, else the slot."""
-    return w.temp(f"select i1 {mask}, ptr {address}, ptr {w.slot(size)}")
+def _pick(w: Writer, mask: str, address: str, mem: str, content: str = "poison") -> str:
+    """`address` where the scalar mask holds, else a slot of the memory type `mem` that holds the constant `content`."""
+    return w.temp(f"select i1 {mask}, ptr {address}, ptr {w.slot(mem, content)}")
 
 
 def _lane_mask(w: Writer, mask: int, lanes: int) -> str:
@@ -133,12 +133,14 @@ def _masked_load(w: Writer, i: int, dtype: DType, lanes: int, address: str, mask
     mem, size = memory_type(dtype.name, lanes), dtype.itemsize
     scalar_mask = w.code[mask][2] == 1
     if scalar_mask and (lanes == 1 or not masks_in_hardware(w.target, size * 8)):
-        loaded = w.temp(f"load {mem}, ptr {_pick(w, w.value[mask], address, lanes * size)}, align {size}")
-        if reverse:
-            loaded = _reverse(w, mem, lanes, loaded)
-        _from_memory(w, i, dtype, lanes, loaded)
-        reg = register_type(dtype.name, lanes)
-        w.value[i] = w.temp(f"select i1 {w.value[mask]}, {reg} {w.value[i]}, {reg} {w.value[alt]}")
+        # a constant alternative waits in the slot: nothing to select after the load, which may then be part of its user
+        constant = w.code[alt][0] == "CONST" and dtype.kind != "b"
+        content = w.value[alt] if constant else "poison"
+        loaded = w.temp(f"load {mem}, ptr {_pick(w, w.value[mask], address, mem, content)}, align {size}")
+        _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded) if reverse else loaded)
+        if not constant:
+            reg = register_type(dtype.name, lanes)
+            w.value[i] = w.temp(f"select i1 {w.value[mask]}, {reg} {w.value[i]}, {reg} {w.value[alt]}")
         return
     bits = f"<{lanes} x i1>"
     lane_mask, other = _lane_mask(w, mask, lanes), _to_memory(w, dtype, lanes, w.value[alt])
@@ -172,7 +174,7 @@ def _masked_store(w: Writer, dtype: DType, lanes: int, address: str, operand: st
     mem, size = memory_type(dtype.name, lanes), dtype.itemsize
     scalar_mask = w.code[mask][2] == 1
     if scalar_mask and (lanes == 1 or not masks_in_hardware(w.target, size * 8)):
-        w.lines.append(f"  store {mem} {operand}, ptr {_pick(w, w.value[mask], address, lanes * size)}, align {size}")
+        w.lines.append(f"  store {mem} {operand}, ptr {_pick(w, w.value[mask], address, mem)}, align {size}")
         return
     lane_mask = _lane_mask(w, mask, lanes)
     if reverse and not scalar_mask:
@@ -232,7 +234,7 @@ def _load_lanes(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], src:
     result = "poison"
     bits = _mask_bits(w, src[2], lanes) if masked else []
     for k in range(lanes):
-        address = _pick(w, bits[k], at[k], size) if masked else at[k]
+        address = _pick(w, bits[k], at[k], elem) if masked else at[k]
         one = w.temp(f"load {elem}, ptr {address}, align {size}")
         result = w.temp(f"insertelement {mem} {result}, {elem} {one}, i64 {k}") if lanes > 1 else one
     _from_memory(w, i, dtype, lanes, result)
@@ -275,7 +277,7 @@ def _store_lanes(w: Writer, dtype: DType, lanes: int, at: list[str], operand: st
     masked = len(src) == 4
     bits = _mask_bits(w, src[3], lanes) if masked else []
     for k in range(lanes):
-        address = _pick(w, bits[k], at[k], size) if masked else at[k]
+        address = _pick(w, bits[k], at[k], elem) if masked else at[k]
         one = w.temp(f"extractelement {mem} {operand}, i64 {k}") if lanes > 1 else operand
         w.lines.append(f"  store {elem} {one}, ptr {address}, align {size}")
 

@@ -111,8 +111,7 @@ class Writer:
         "lines",
         "loops",
         "nonneg",
-        "slot_bytes",
-        "slot_line",
+        "slots",
         "streams",
         "target",
         "temp_base",
@@ -127,8 +126,7 @@ class Writer:
         self.temp_base = temp_base          # position in `args` of temporary 0
         self.declared = declared            # declarations the module needs
         self.lines: list[str] = ["entry:", ""]
-        self.slot_line = 1                  # where the alloca of the dummy slot goes, when there is one
-        self.slot_bytes = 0
+        self.slots: dict[tuple[str, str], str] = {}  # (memory type, content) → private stack slot: see `slot`
         self.value: list[str] = [""] * len(code)
         self.nonneg = bytearray(len(code))  # 1: an index known to be ≥ 0
         self.addresses: dict[tuple[int, int], str] = {}  # (pointer, index) → address, valid in the current scope
@@ -148,10 +146,22 @@ class Writer:
         self.lines.append(f"{name}:")
         self.block = name
 
-    def slot(self, size: int) -> str:
-        """A private stack slot of at least `size` bytes: where an access that is masked off goes instead."""
-        self.slot_bytes = max(self.slot_bytes, size)
-        return "%slot"
+    def slot(self, mem: str, content: str) -> str:
+        """A private stack slot that holds the constant `content` of memory type `mem` (`poison`: anything): where an access that is
+        masked off goes instead."""
+        key = mem, content
+        if key not in self.slots:
+            self.slots[key] = f"%slot{len(self.slots)}"
+        return self.slots[key]
+
+    def finish(self) -> None:
+        """Write the slots that were asked for into the entry block."""
+        text = []
+        for (mem, content), name in self.slots.items():
+            text.append(f"  {name} = alloca {mem}, align 64")
+            if content != "poison":
+                text.append(f"  store {mem} {content}, ptr {name}, align 64")
+        self.lines[1] = "\n".join(text)
 
     def masked(self, kind: str, scalar: str, lanes: int) -> str:
         """The name of a masked memory intrinsic over `lanes` elements of the memory type `scalar`, declared.
