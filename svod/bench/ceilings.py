@@ -7,9 +7,10 @@ Measured by loops compiled for the target, run through the same pool as every ke
     write   eight vector stores a turn; write_stream: past the caches
     copy    a load and a store each; copy_stream: the store past the caches
 
-A figure is the best of several samples: a ceiling is what was reached, disturbances only lower it. Bandwidth counts bytes the kernel asks
-for, so a copy of n bytes counts 2n; what the hardware reads in addition before it overwrites a line is not counted. Numbers are per
-second, in flops and bytes, for one core and for all threads.
+A figure is the lower quartile of several samples' times: disturbances make a sample slower, but on virtual machines single samples of
+memory loops are too fast by up to 2× as well (a C program sees the same), so the least will not do. Bandwidth counts bytes the
+kernel asks for: a copy of n bytes counts 2n; what the hardware reads in addition before it overwrites a line is not counted. Numbers
+are per second, in flops and bytes, for one core and for all threads.
 """
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ STREAMS = {"read": ("read",), "write": ("write", "write_stream"), "copy": ("copy
 @dataclass(frozen=True)
 class Ceilings:
     """`flops[dtype]` and `bandwidth[level][kind]` are (one core, all `threads` threads), per second. Levels: l1, l2, l3, memory; kinds:
-    read, write, write_stream, copy, copy_stream. A quick measurement has float32 and memory reads and copies only. `dispatch`: seconds of a launch
-    that does nothing inside a plan, (one thread, all threads)."""
+    read, write, write_stream, copy, copy_stream. A quick measurement has float32 and memory reads and copies only. `dispatch`: seconds
+    of a launch that does nothing inside a plan, (one thread, all threads)."""
 
     target: str
     threads: int
@@ -94,7 +95,7 @@ def measure_ceilings(target: Target, threads: int | None = None, *, quick: bool 
     count = target.threads if threads is None else threads
     counts = sorted({1, count})
     kernels = _Kernels(target)
-    samples = 3 if quick else 12
+    samples = 5 if quick else 20
     flops = {}
     for dtype in FMA_DTYPES[:1] if quick else FMA_DTYPES:
         flops[dtype.name] = _both([kernels.fma_rate(dtype, n, samples) for n in counts])
@@ -225,7 +226,7 @@ class _Kernels:
         # m = 0.5, c = 1 and different starts: the accumulators converge to 2 and are never the same expression.
         start = np.concatenate([np.full(lanes, 0.5), np.full(lanes, 1.0), np.repeat(np.arange(self.accumulators), lanes)])
         plan = self._plan(f"fma_{dtype.name}", [out, start.astype(to_numpy(dtype))], dtype, extent, threads, turns=turns)
-        return 2.0 * lanes * self.accumulators * turns * extent / _best(plan.repeat, samples)
+        return 2.0 * lanes * self.accumulators * turns * extent / _settled(plan.repeat, samples)
 
     def fill(self, memory: _Memory, threads: int) -> None:
         """Write every page. Pages that were never written are all one page of zeros: reading them would time the first cache."""
@@ -244,26 +245,18 @@ class _Kernels:
         half = memory.words.size // 2
         arrays = [memory.words[half:], memory.words[:half]] if copies else [memory.words, memory.words[:1]]
         plan = self._plan(kind, arrays, dtypes.int64, slices, threads, bytes=slice_bytes, passes=passes)
-        return (2.0 if copies else 1.0) * slice_bytes * slices * passes / _best(plan.repeat, samples)
+        return (2.0 if copies else 1.0) * slice_bytes * slices * passes / _settled(plan.repeat, samples)
 
     def dispatch_cost(self, threads: int) -> float:
         """Seconds of a launch of `threads` threads inside a plan when there is nothing to do."""
-        return _best(self._plan("nothing", [np.zeros(1, np.int64)], dtypes.int64, threads, threads).repeat, 10)
+        return _settled(self._plan("nothing", [np.zeros(1, np.int64)], dtypes.int64, threads, threads).repeat, 10)
 
 
-def _best(run: Callable[[int], None], samples: int) -> float:
-    """Seconds of one call, the least of several samples of at least 2 ms. Goes on for up to three times as many samples while the
-    minimum still falls: the first ones often run before the clock has risen."""
-    contestant = Contestant(run)
-    repeats, best = calibrate(contestant, None, time.perf_counter, SAMPLE_SECONDS)
-    since = 0
-    for _ in range(3 * samples):
-        now = time_calls(contestant, repeats) / repeats
-        since = 0 if now < 0.995 * best else since + 1
-        best = min(best, now)
-        if since >= samples:
-            break
-    return best
+def _settled(run: Callable[[int], None], samples: int) -> float:
+    """Seconds of one call: the lower quartile of `samples` samples of at least 2 ms."""
+    repeats, _ = calibrate(Contestant(run), None, time.perf_counter, SAMPLE_SECONDS)
+    times = sorted(time_calls(Contestant(run), repeats) / repeats for _ in range(samples))
+    return times[samples // 4]
 
 
 _LOOPS = """
