@@ -7,12 +7,15 @@ a new state and never touches the AST. What each opt does is in svod/core/opts.p
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from svod.core.kernel import Kernel
 from svod.core.target import Target
 from svod.errors import KernelOptError
+
+if TYPE_CHECKING:
+    from svod.core.features import Features
 
 # where a stage lives
 INLINE = "inline"   # recomputed by its readers
@@ -160,6 +163,21 @@ class Scheduler:
             content = (table, order, place, lanes, self.pads, thread, self.split_reduce, self.stream)
             self._digest = hashlib.blake2b(repr(content).encode(), digest_size=16).digest()
         return self._digest
+
+    # -- analysis -------------------------------------------------------------------------------
+    def features(self) -> Features:
+        """What the state costs, by analysis alone. Raises KernelOptError when its placements do not go together."""
+        if self._features is None:
+            from svod.core.features import features
+            self._features = features(self)
+        found: Features = self._features
+        return found
+
+    @property
+    def family(self) -> Hashable:
+        """States that tile the same axes at the same levels and stage the same values are of one family."""
+        from svod.core.features import family
+        return family(self)
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.kernel.key[:12]} [{' '.join(map(str, self.applied_opts))}]>"

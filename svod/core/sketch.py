@@ -1,6 +1,6 @@
 """Sketches: whole chains that only pay in combination, their amounts derived from the target's vector width, registers and caches.
 
-`sketches(state)` lists them, the most promising first; the heuristic is the first one. Everything is read from the accesses: a
+`sketches(state)` lists them; the heuristic is the one with the fewest predicted cycles (svod/core/features.py). Everything is read from the accesses: a
 *contraction* is a sum of products whose operands each lack an output axis that the other has, so that a register tile reuses both; other
 reductions put their vectors where memory is contiguous; elementwise stages that are costly and read twice are kept.
 """
@@ -22,12 +22,12 @@ _STAGE_BYTES = 1 << 13         # operands smaller than this are read in place
 
 
 def heuristic(state: Scheduler) -> Scheduler:
-    """The first sketch: what runs when nothing is known about a kernel."""
-    return next(iter(_generate(state)), state)
+    """The sketch that the analysis of states puts first: what runs when nothing is known about a kernel."""
+    return min(sketches(state), key=lambda s: s.features().cycles, default=state)
 
 
 def sketches(state: Scheduler) -> list[Scheduler]:
-    """All sketches that apply, different ones only, the most promising first."""
+    """All sketches that apply, different ones only."""
     seen: set[bytes] = set()
     out = []
     for s in _generate(state):
