@@ -139,13 +139,13 @@ def _extremum(ordered: str, signed: str, unsigned: str, boolean: str) -> Core:
             return f"call {ty} @llvm.{name}.{overload(SCALAR[dtype.name], lanes)}({ty} {a}, {ty} {b})"
         cond = register_type("bool", lanes)
         # `select(c ordered-greater x, c, x)` is one maxps and returns x when x is NaN: enough when c is a number
-        last = w.code[src[1]]
-        if last[0] == "CONST" and not math.isnan(last[4]):
-            a, b = b, a
-        first = w.code[src[0]] if a is x[0] else last
+        first, last = w.code[src[0]], w.code[src[1]]
+        if first[0] == "CARRY" or (last[0] == "CONST" and not math.isnan(last[4])):
+            a, b, first = b, a, last
         picked = f"select {cond} {w.temp(f'fcmp {ordered} {ty} {a}, {b}')}, {ty} {a}, {ty} {b}"
         if first[0] == "CONST" and not math.isnan(first[4]):
             return picked
+        # a NaN in b is kept by the select, one in a is tested for: a should be what is not on a reduction's critical path
         nan = w.temp(f"fcmp uno {ty} {a}, {splat(dtype, 0.0, lanes)}")
         return f"select {cond} {nan}, {ty} {a}, {ty} {w.temp(picked)}"
     return core
