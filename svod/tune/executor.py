@@ -214,12 +214,13 @@ class InlineExecutor(Executor):
 
 # -- the dispatcher that local and Ray share --------------------------------------------------------
 class Carrier(Protocol):
-    """Runs one item at a time, wherever. Each is driven by a thread of its own."""
+    """Runs items one after the other, wherever. Each is driven by a thread of its own."""
 
     name: str
     kind: Kind
+    chunk: int      # most items handed over at once; above 1 where a round trip is dear
 
-    def run(self, call: Call) -> Outcome:
+    def run(self, calls: Sequence[Call]) -> list[Outcome]:
         """Start to end. Raises WorkerLost when the infrastructure failed, TuneError when there can be no worker at all."""
 
     def idle(self) -> None:
@@ -280,43 +281,57 @@ class DispatchingExecutor(Executor):
             return not self._active["bench"] and not self._queues["bench"]
         return not self._active["compile"]
 
-    def _take(self, kind: Kind) -> _Task | None:
-        """The next item for a carrier of `kind`; None when closing."""
+    def _take(self, carrier: Carrier) -> list[_Task]:
+        """The next items for a carrier: one, or up to its chunk while there is enough for all. Empty when closing."""
+        kind = carrier.kind
+        taken: list[_Task] = []
         with self._changed:
             while not self.closing:
-                if self._may_start(kind):
-                    task = self._queues[kind].popleft()
-                    if not task.batch.cancelled:
-                        self._active[kind] += 1
-                        return task
-                    task.batch.deliver(task.index, Outcome("lost", kind="cancelled"))
-                    self._changed.notify_all()      # the last of a kind may have been what the others waited for
-                else:
+                if not self._may_start(kind):
                     self._changed.wait()
-        return None
+                    continue
+                waiting = self._queues[kind]
+                for _ in range(max(1, min(carrier.chunk, len(waiting) // (2 * self.workers(kind))))):
+                    task = waiting.popleft()
+                    if task.batch.cancelled:
+                        task.batch.deliver(task.index, Outcome("lost", kind="cancelled"))
+                    else:
+                        taken.append(task)
+                        if task.attempts:
+                            break       # it lost a worker once: alone, so that it does not take others along
+                if taken:
+                    self._active[kind] += 1
+                    return taken
+                self._changed.notify_all()      # the last of a kind may have been what the others waited for
+        return []
 
     def _drive(self, carrier: Carrier) -> None:
         """A carrier's thread."""
-        while (task := self._take(carrier.kind)) is not None:
-            task.attempts += 1
-            outcome: Outcome | None
+        while tasks := self._take(carrier):
+            for task in tasks:
+                task.attempts += 1
+            outcomes: list[Outcome]
+            retry: list[_Task] = []
             try:
-                outcome = carrier.run(task.batch.call(task.index))
+                outcomes = carrier.run([t.batch.call(t.index) for t in tasks])
             except WorkerLost as e:
-                outcome = None
                 if not self.closing:
                     log.info("worker %s was lost (%s)", carrier.name, e)
-                if task.attempts >= MAX_ATTEMPTS:
-                    outcome = Outcome("lost", kind="worker", message=f"{task.attempts} workers were lost under it, the last: {e}")
+                    retry = [t for t in tasks if t.attempts < MAX_ATTEMPTS]
+                    tasks = [t for t in tasks if t.attempts >= MAX_ATTEMPTS]
+                outcomes = [Outcome("lost", kind="worker", message=f"{t.attempts} workers lost under it, the last: {e}") for t in tasks]
             except Exception as e:  # a carrier's border: an item never goes without an outcome, whatever broke
-                outcome = Outcome("lost", kind="worker", message=f"{type(e).__name__}: {e}")
-            if self.closing and (outcome is None or outcome.status == "crash"):
-                outcome = Outcome("lost", kind="closed")        # it was killed by close(), not by itself
-            if outcome is not None:
+                outcomes = [Outcome("lost", kind="worker", message=f"{type(e).__name__}: {e}")] * len(tasks)
+            for task, outcome in zip(tasks, outcomes, strict=True):
+                if self.closing and outcome.status in ("crash", "lost"):
+                    outcome = Outcome("lost", kind="closed")        # it was killed by close(), not by itself
                 task.batch.deliver(task.index, dataclasses.replace(outcome, worker=carrier.name, attempts=task.attempts))
             with self._changed:
-                if outcome is None:
-                    self._queues[carrier.kind].appendleft(task)
+                if self.closing:
+                    for task in retry:
+                        task.batch.deliver(task.index, Outcome("lost", kind="closed"))
+                else:
+                    self._queues[carrier.kind].extendleft(reversed(retry))
                 last = not self._queues[carrier.kind]
             if last:
                 carrier.idle()
@@ -348,6 +363,8 @@ class DispatchingExecutor(Executor):
 
 # -- local -----------------------------------------------------------------------------------------
 class _LocalCarrier:
+    chunk = 1
+
     def __init__(self, owner: LocalExecutor, kind: Kind, name: str) -> None:
         self.kind: Kind = kind
         self.name = name
@@ -356,14 +373,14 @@ class _LocalCarrier:
         self._server: ForkServer | SpawnServer | None = None
         self._lock = MachineLock(owner.device) if kind == "bench" else None
 
-    def run(self, call: Call) -> Outcome:
+    def run(self, calls: Sequence[Call]) -> list[Outcome]:
         if self._lock is not None and not self._lock.acquire(lambda: self._owner.closing):
-            return Outcome("lost", kind="closed")
+            raise WorkerLost("closing")
         try:
             if self._child is None:
                 self._server = self._owner.server()
                 self._child = Child(self._server)
-            return self._child.run(call)
+            return [self._child.run(call) for call in calls]
         except ServerLost as e:
             self._drop_child()
             self._owner.replace_server(self._server)

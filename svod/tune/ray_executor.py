@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -36,6 +36,7 @@ OBJECT_STORE = 80 << 20     # bytes; Ray's minimum is 78,643,200. Lazily mapped,
 SESSION_PREFIX = "svod-ray-"
 MAX_TEMP = 40               # characters of a temporary directory below which Ray's socket paths stay under the system's 107
 OUTER_GRACE = 15.0          # seconds beyond all inner deadlines after which an actor is given up
+CHUNK = 4                   # compile items of one call: a round trip costs about a millisecond of two processes
 LOCK_SLICE = 1.0            # seconds of one wait for the machine lock inside an actor
 MAX_START_FAILURES = 3      # actors of one carrier that died in a row before a first answer
 NODE_POLL = 1.0             # seconds between looks at the cluster's nodes
@@ -207,20 +208,22 @@ class _RayCarrier:
     def __init__(self, owner: RayExecutor, kind: Kind, name: str) -> None:
         self.kind: Kind = kind
         self.name = name
+        self.chunk = CHUNK if kind == "compile" else 1
+        self._starting = threading.Lock()       # its own thread, and `wait_until_ready`
         self._owner = owner
         self._ray = owner.ray
         self._actor: Any = None
         self._failures = 0
         self._locked = False
 
-    def run(self, call: Call) -> Outcome:
+    def run(self, calls: Sequence[Call]) -> list[Outcome]:
         ray = self._ray
         try:
             actor = self.start()
             if self.kind == "bench" and not self._locked:
                 self._await_lock(actor)
-            patience = call.deadline + (self._owner.config.setup_deadline if call.setup else 0.0) + OUTER_GRACE
-            outcome: Outcome = ray.get(actor.run.remote(call), timeout=patience)
+            patience = OUTER_GRACE + sum(c.deadline + (self._owner.config.setup_deadline if c.setup else 0.0) for c in calls)
+            outcomes: list[Outcome] = ray.get(actor.run.remote(list(calls)), timeout=patience)
         except ray.exceptions.GetTimeoutError as e:
             self._drop()
             raise WorkerLost("the worker did not answer long after every deadline") from e
@@ -230,14 +233,17 @@ class _RayCarrier:
         except ray.exceptions.RayError as e:
             self._drop()
             raise WorkerLost(_first_line(e)) from e
-        if outcome.status == "lost":
-            raise WorkerLost(outcome.message)
-        return outcome
+        for outcome in outcomes:
+            if outcome.status == "lost":
+                raise WorkerLost(outcome.message)
+        return outcomes
 
     def start(self) -> Any:
         """The actor, after it said who it is. Raises WorkerLost, or TuneError when there is no sense in another attempt."""
-        if self._actor is not None:
-            return self._actor
+        with self._starting:
+            return self._actor if self._actor is not None else self._start()
+
+    def _start(self) -> Any:
         if self._failures >= MAX_START_FAILURES:
             raise TuneError(f"{self._failures} workers in a row could not be started")
         ray = self._ray
@@ -254,7 +260,10 @@ class _RayCarrier:
             self._drop()
             raise WorkerLost(_first_line(e)) from e
         self._failures = 0
-        different = mismatch(identity(), theirs)
+        ours = identity()
+        if self._owner.embedded:
+            del ours["svod source"]     # the same files; they can only differ by an edit since this process began
+        different = mismatch(ours, theirs)
         if different:
             self._failures = MAX_START_FAILURES
             self._drop()
@@ -368,15 +377,16 @@ class RayExecutor(DispatchingExecutor):
         here = self.ray.get_runtime_context().get_node_id()
         return {**fixed, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
 
+    @property
+    def embedded(self) -> bool:
+        """Whether Ray runs on this machine alone, started by this executor."""
+        return self._embedded is not None
+
     def wait_until_ready(self) -> None:
         try:
-            self.run_probe()
+            self._lead.start()
         except WorkerLost as e:
             raise TuneError(f"no Ray worker could be started: {e}") from e
-
-    def run_probe(self) -> None:
-        """Start the first compile worker and hear who it is. Only before the first submit: the carrier has its own thread."""
-        self._lead.start()
 
     def _shut_down(self) -> None:
         self._stop_watching.set()

@@ -42,8 +42,11 @@ class RayWorker:
         if self._lock is not None:
             self._lock.release()
 
-    def run(self, call: Call) -> Outcome:
-        """One item; `lost` when this machine could not run it."""
+    def run(self, calls: list[Call]) -> list[Outcome]:
+        """Items one after the other; an outcome `lost` where this machine could not run it."""
+        return [self._run(call) for call in calls]
+
+    def _run(self, call: Call) -> Outcome:
         try:
             return self._child.run(call)
         except ServerLost as e:
