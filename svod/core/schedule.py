@@ -1,0 +1,313 @@
+"""A graph as kernels in the order they can run: `create_schedule`.
+
+    SINK(outputs)  →  normalise  →  cut (which nodes get a buffer)  →  per kernel: rangeify, split and merge ranges, canonical form
+                   →  order: reads after the writes they need, ASSIGNs after the reads of what they overwrite
+
+Every buffer has *versions*: version 0 is what it holds when the schedule starts, each ASSIGN makes the next. A kernel reads one version
+and must run before the ASSIGN that ends it. Where that is impossible (a swap of two buffers) the old content is copied first.
+"""
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from threading import Lock
+
+from svod.core.axes import merge_ranges, split_ranges
+from svod.core.canonical import canonicalize
+from svod.core.cut import Cut, is_contraction, is_reduction
+from svod.core.dtype import DType, dtypes
+from svod.core.graph import shape_of, size_of
+from svod.core.normalize import Normalized, normalize
+from svod.core.origin import origin_of
+from svod.core.rangeify import Output, rangeify, reads_memory
+from svod.core.uop import MOVEMENT, Ops, UOp
+from svod.errors import ScheduleError
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One kernel of a schedule. `ast`: canonical SINK. `args`: a BUFFER per slot, outputs first. `deps`: positions in
+    `Schedule.calls` that must have run. `origin`: module path or file:line, "" if unknown. `why`: the rule that made it a kernel."""
+
+    ast: UOp
+    args: tuple[UOp, ...]
+    name_hint: str
+    origin: str
+    deps: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`calls` in an order that can be executed; `outputs`: for each source of the SINK the BUFFER that holds its value, flat and
+    in row-major order, when all calls have run."""
+
+    calls: tuple[KernelCall, ...]
+    outputs: tuple[UOp, ...]
+
+
+Version = tuple[UOp, int]
+
+
+@dataclass
+class _Pending:
+    """A kernel before it is ordered. `reads` and `writes` are (buffer, version); `args` has the same pairs by slot."""
+
+    ast: UOp
+    args: list[Version]
+    outs: int
+    name_hint: str
+    origin: str
+    why: str
+    snapshots: dict[Version, UOp] = field(default_factory=dict)
+
+    @property
+    def writes(self) -> list[Version]:
+        return self.args[:self.outs]
+
+    @property
+    def reads(self) -> list[Version]:
+        return [self.snapshot(a) for a in self.args[self.outs:]]
+
+    def snapshot(self, v: Version) -> Version:
+        return (self.snapshots[v], 0) if v in self.snapshots else v
+
+
+_ASTS: OrderedDict[tuple[UOp, UOp, frozenset[UOp]], tuple[UOp, tuple[UOp, ...]]] = OrderedDict()
+_ASTS_LIMIT = 4096
+_ASTS_LOCK = Lock()
+
+
+def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset()) -> tuple[UOp, tuple[UOp, ...]]:
+    """(canonical AST, BUFFERs by slot) of the kernel that stores the graph node `value` into `target`, a view of a BUFFER.
+
+    All passes from rangeify to the canonical form. Equal arguments give a remembered result: the layers of a model repeat."""
+    ident = (value, target, constants)
+    with _ASTS_LOCK:
+        found = _ASTS.get(ident)
+        if found is not None:
+            _ASTS.move_to_end(ident)
+            return found
+    ast, buffers = rangeify([Output(value, target)], constants)
+    ast, slots = canonicalize(merge_ranges(split_ranges(ast)))
+    result = ast, tuple(buffers[s] for s in slots)
+    with _ASTS_LOCK:
+        _ASTS[ident] = result
+        while len(_ASTS) > _ASTS_LIMIT:
+            _ASTS.popitem(last=False)
+    return result
+
+
+def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset()) -> Schedule:
+    """The kernels that compute the sources of `sink`, a SINK of graph nodes. BUFFERs in `constants` are weights of the plan.
+
+    New BUFFERs are numbered from 0 (LUNIQUE), so equal graphs give equal schedules. Raises ScheduleError."""
+    if sink.op is not Ops.SINK:
+        raise ScheduleError(f"a schedule is made of a SINK of graph nodes, found {sink!r}; wrap the outputs in svod.core.graph.sink")
+    return _Builder(normalize(sink), constants).run()
+
+
+class _Builder:
+    def __init__(self, graph: Normalized, constants: frozenset[UOp]):
+        self.graph, self.constants = graph, constants
+        self.device = next((u.src[1] for u in graph.sink.walk(Ops.BUFFER)), UOp(Ops.DEVICE, dtypes.void, (), "CPU"))
+        self.lunique = 0
+        self.buffer_of: dict[UOp, UOp] = {}        # realised node → its new buffer
+        self.version_of: dict[UOp, Version] = {}   # ASSIGN → what it leaves
+        self.pending: list[_Pending] = []
+
+    def new_buffer(self, dtype: DType, size: int) -> UOp:
+        unique = UOp(Ops.LUNIQUE, dtypes.void, (), self.lunique)
+        self.lunique += 1
+        return UOp(Ops.BUFFER, dtype, (unique, self.device), size)
+
+    def run(self) -> Schedule:
+        roots = Cut(self.graph.sink, self.graph.roots).run()
+        versions: dict[UOp, int] = {}
+        for u in roots:
+            if u.op is Ops.ASSIGN:
+                storage = storage_of(u)
+                versions[storage] = versions.get(storage, 0) + 1
+                self.version_of[u] = storage, versions[storage]
+            elif not is_constant(u) or u in self.graph.outputs:
+                self.buffer_of[u] = self.new_buffer(u.dtype, size_of(u))
+        for u, why in roots.items():
+            if u.op is Ops.ASSIGN:
+                self.add_assign(u, why)
+            elif u in self.buffer_of:
+                self.add_kernel(u, u.src[0] if u.op is Ops.COPY else u, (self.buffer_of[u], 0), why)
+        outputs = tuple(self.output(u) for u in self.graph.outputs)
+        return Schedule(tuple(self.order()), outputs)
+
+    def output(self, u: UOp) -> UOp:
+        if u.op is Ops.BUFFER:
+            return u
+        if u.op is Ops.ASSIGN:
+            return storage_of(u)
+        return self.buffer_of[u] if u in self.buffer_of else self.new_buffer(u.dtype, 0)
+
+    # -- kernels ----------------------------------------------------------------------------
+    def kernel_graph(self, value: UOp, root: UOp) -> tuple[UOp, dict[UOp, Version]]:
+        """`value` with everything that has a buffer replaced by a stand-in BUFFER, numbered by first appearance, so that equal
+        layers are equal graphs; and what each stand-in is."""
+        stand_ins: dict[Version, UOp] = {}
+
+        def leaf(v: Version) -> UOp:
+            if v not in stand_ins:
+                unique = UOp(Ops.LUNIQUE, dtypes.void, (), len(stand_ins))
+                stand_ins[v] = UOp(Ops.BUFFER, v[0].dtype, (unique, self.device), v[0].arg)
+            return stand_ins[v]
+
+        def ends(n: UOp) -> bool:
+            return n.op is Ops.BUFFER or n.op is Ops.ASSIGN or (n is not root and n in self.buffer_of and not is_constant(n))
+
+        done: dict[UOp, UOp] = {}
+        for n in value.toposort(gate=lambda n: not ends(n)):
+            if n.op is Ops.BUFFER:
+                done[n] = leaf((n, 0))
+            elif n.op is Ops.ASSIGN:
+                done[n] = view_of(n, leaf(self.version_of[n]))
+            elif ends(n):
+                done[n] = reshaped(leaf((self.buffer_of[n], 0)), shape_of(n))
+            else:
+                src = tuple([done[s] for s in n.src])
+                done[n] = n if src == n.src else n.replace(src=src)
+        return done[value], {b: v for v, b in stand_ins.items()}
+
+    def add_kernel(self, root: UOp, value: UOp, out: Version, why: str, view: UOp | None = None) -> None:
+        """The kernel that stores `value` into the buffer of `out`, through `view` (an ASSIGN's target) if given."""
+        graph, versions = self.kernel_graph(value, root)
+        unique = UOp(Ops.LUNIQUE, dtypes.void, (), "out")
+        stand_in = UOp(Ops.BUFFER, out[0].dtype, (unique, self.device), out[0].arg)
+        target = reshaped(stand_in, shape_of(value)) if view is None else view_of(view, stand_in)
+        constants = frozenset(b for b, (buffer, version) in versions.items() if version == 0 and buffer in self.constants)
+        ast, buffers = kernel_ast(graph, target, constants)
+        args = [out if b is stand_in else versions[b] for b in buffers]
+        self.pending.append(_Pending(ast, args, 1, name_of(graph), origin_of(root) or origin_of(value) or "", why))
+
+    def add_assign(self, u: UOp, why: str) -> None:
+        storage, version = self.version_of[u]
+        _, versions = self.kernel_graph(u.src[1], u)
+        if all(buffer is not storage for buffer, _ in versions.values()):
+            self.add_kernel(u, u.src[1], (storage, version), why, view=u)
+            return
+        # the value reads the buffer it is written to: compute it first, then copy
+        temporary = self.new_buffer(u.dtype, size_of(u))
+        self.add_kernel(u, u.src[1], (temporary, 0), "the value of an ASSIGN that reads the buffer it writes")
+        self.add_kernel(u, reshaped(temporary, shape_of(u)), (storage, version), why, view=u)
+
+    # -- order ------------------------------------------------------------------------------
+    def order(self) -> list[KernelCall]:
+        while True:
+            deps = self.dependencies()
+            sequence: list[int] = []
+            placed: set[int] = set()
+            waiting = list(range(len(self.pending)))
+            while waiting:
+                ready = [i for i in waiting if deps[i] <= placed]
+                if not ready:
+                    break
+                # one at a time keeps the graph's order wherever it is possible
+                sequence.append(ready[0])
+                placed.add(ready[0])
+                waiting.remove(ready[0])
+            if not waiting:
+                break
+            self.take_snapshot(waiting, deps)
+        position = {k: i for i, k in enumerate(sequence)}
+        calls = []
+        for k in sequence:
+            p = self.pending[k]
+            args = (*(v[0] for v in p.writes), *(v[0] for v in p.reads))
+            calls.append(KernelCall(p.ast, args, p.name_hint, p.origin, tuple(sorted(position[d] for d in deps[k])), p.why))
+        return calls
+
+    def dependencies(self) -> list[set[int]]:
+        """For each pending kernel those that have to run before it."""
+        writer: dict[Version, int] = {v: i for i, p in enumerate(self.pending) for v in p.writes}
+        deps: list[set[int]] = [set() for _ in self.pending]
+        for i, p in enumerate(self.pending):
+            for v in p.reads:
+                if v in writer:
+                    deps[i].add(writer[v])
+                following = writer.get((v[0], v[1] + 1))
+                if following is not None and following != i:
+                    deps[following].add(i)
+            for buffer, version in p.writes:
+                if (buffer, version - 1) in writer:
+                    deps[i].add(writer[buffer, version - 1])
+        return deps
+
+    def take_snapshot(self, stuck: list[int], deps: list[set[int]]) -> None:
+        """Copy a version of a buffer that a stuck kernel reads and another stuck kernel overwrites."""
+        writer = {v: i for i in stuck for v in self.pending[i].writes}
+        for i in stuck:
+            p = self.pending[i]
+            for v in p.reads:
+                if writer.get((v[0], v[1] + 1), i) == i:
+                    continue
+                copy = self.new_buffer(v[0].dtype, v[0].arg)
+                stand_in = [UOp(Ops.BUFFER, v[0].dtype, (UOp(Ops.LUNIQUE, dtypes.void, (), n), self.device), v[0].arg) for n in (0, "out")]
+                ast, buffers = kernel_ast(stand_in[0], stand_in[1])
+                self.pending.append(_Pending(ast, [(copy, 0) if b is stand_in[1] else v for b in buffers], 1, "copy", p.origin,
+                                             "the old content of a buffer that is assigned before this is read"))
+                for other in stuck:
+                    if v in self.pending[other].args[self.pending[other].outs:]:
+                        self.pending[other].snapshots[v] = copy
+                return
+        raise ScheduleError("the graph has a cycle through its ASSIGNs that no copy can break; assign the buffers one after another")
+
+
+def is_constant(u: UOp) -> bool:
+    """Whether a realised node is better computed again by every kernel that reads it: a constant under movement."""
+    while u.op in MOVEMENT:
+        u = u.src[0]
+    return u.op is Ops.CONST
+
+
+def storage_of(assign: UOp) -> UOp:
+    """The BUFFER an ASSIGN writes."""
+    node = assign
+    while node.op is not Ops.BUFFER:
+        node = node.src[0]
+    return node
+
+
+def view_of(assign: UOp, buffer: UOp) -> UOp:
+    """The view an ASSIGN writes through, with `buffer` in the place of its storage."""
+    chain = []
+    node = assign.src[0]
+    while node.op is not Ops.BUFFER:
+        if node.op in MOVEMENT:
+            chain.append(node)
+        node = node.src[0]
+    result = buffer
+    for m in reversed(chain):
+        result = m.replace(src=(result,))
+    return result
+
+
+def reshaped(u: UOp, shape: tuple[int, ...]) -> UOp:
+    """u in another shape."""
+    return u if shape_of(u) == shape else UOp(Ops.RESHAPE, u.dtype, (u,), shape)
+
+
+def name_of(value: UOp) -> str:
+    """What a kernel does, in a word: attention, conv, gemm, softmax, rows, reduce, gather, elementwise, copy, fill."""
+    nodes = value.toposort(gate=lambda n: n.op is not Ops.BUFFER)
+    contractions = [u for u in nodes if u.op is Ops.REDUCE_AXIS and is_contraction(u)]
+    if len(contractions) > 1:
+        return "attention"
+    if contractions:
+        return "conv" if any(u.op is Ops.WINDOW for u in nodes) else "gemm"
+    reductions = [u for u in nodes if is_reduction(u)]
+    if reductions:
+        if any(u.op is Ops.WINDOW for u in nodes):
+            return "pool"
+        exponential = any(u.op in (Ops.EXP, Ops.EXP2) for u in nodes)
+        return "softmax" if exponential and len(reductions) == 2 else "rows" if len(reductions) > 1 else "reduce"
+    if any(u.op is Ops.GATHER for u in nodes):
+        return "gather"
+    if not reads_memory(value):
+        return "fill"
+    return "elementwise" if any(u.op not in (*MOVEMENT, Ops.BUFFER) for u in nodes) else "copy"
