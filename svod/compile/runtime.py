@@ -27,13 +27,15 @@ Before and after, for a plan of two launches, the second one on two cores:
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
-from svod.compile.codegen import LoadedProgram, compile_object
+from svod.compile.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, compile_object
 from svod.compile.host import host_target
+from svod.compile.object_cache import CachedObject, ObjectCache, object_key
+from svod.compile.program import ProgramSpec
 
 # Layout of the pool, in bytes. Words written by different sides have cache lines of their own.
 TICKET, PENDING, LOCK, SLEEPERS, JOB, CONFIG, CORES, WORKERS = 0, 64, 128, 192, 256, 320, 448, 640
@@ -524,29 +526,39 @@ class Runtime:
     stop: Callable[[int, int], None]            # (address of the pool, number of threads with the caller)
     spin: Callable[[int, int], None]            # (address of the pool, turns)
     run_group: int                              # address, to be used as the entry of a launch
-    code: LoadedProgram                                # keeps the machine code alive
-
-
-@cache
-def _load() -> Runtime:
-    target = host_target()
-    loaded = LoadedProgram(compile_object(runtime_ir(target.arch), target, True), SYMBOLS)
-    worker, run_plan, run_group, stop, spin = loaded.addresses
-    one, two = ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
-    return Runtime(one(run_plan), two(worker), two(stop), two(spin), run_group, loaded)
+    code: LoadedProgram                         # keeps the machine code alive
 
 
 _load_lock = threading.Lock()
+_loaded: Runtime | None = None
 
 
-def runtime() -> Runtime:
-    """The runtime of this process, compiled on first use and never freed (workers live inside it)."""
+def runtime(cache: ObjectCache | None = None) -> Runtime:
+    """The runtime of this process, made on first use and never freed, as workers live inside it. `cache`: where the first
+    call looks for its machine code, and keeps it."""
+    global _loaded
     with _load_lock:
-        return _load()
+        if _loaded is None:
+            code = LoadedProgram(_object(cache or ObjectCache(None)), SYMBOLS)
+            worker, run_plan, run_group, stop, spin = code.addresses
+            one, two = ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+            _loaded = Runtime(one(run_plan), two(worker), two(stop), two(spin), run_group, code)
+        return _loaded
+
+
+def _object(cache: ObjectCache) -> bytes:
+    """The runtime's object, from the cache or compiled."""
+    target = host_target()
+    ir = runtime_ir(target.arch)
+    key = object_key(hashlib.blake2b(ir.encode(), digest_size=16).hexdigest(), "runtime", target.key, CODEGEN_REVISION, COMPILER)
+    entry = cache.get(key)
+    if entry is None:
+        entry = CachedObject(ProgramSpec("runtime", (), (), (), ()), compile_object(ir, target, True))
+        cache.put(key, entry)
+    return entry.code
 
 
 def after_fork_in_child() -> None:
     """The thread that held the lock may not exist here."""
     global _load_lock
     _load_lock = threading.Lock()
-
