@@ -43,14 +43,19 @@ def test_a_deep_graph_needs_no_recursion() -> None:
 
 @pytest.mark.parametrize(("make", "match"), [
     (lambda x: graph.reshape(x, (5,)), r"RESHAPE of \(2, 3\) to \(5,\)"), (lambda x: graph.reshape(x, (4, -1)), "work out"),
-    (lambda x: graph.permute(x, (0,)), "PERMUTE"), (lambda x: graph.permute(x, (0, 2)), "axis 2"), (lambda x: graph.expand(x, (2, 6)), "EXPAND"),
-    (lambda x: graph.expand(x, (1, 2, 3)), "EXPAND"), (lambda x: graph.pad(x, ((0, -1), (0, 0))), "PAD"), (lambda x: graph.pad(x, ((0, 1),)), "PAD"),
+    (lambda x: graph.permute(x, (0,)), "PERMUTE"), (lambda x: graph.permute(x, (0, 2)), "axis 2"), (lambda x: graph.expand(x, (2, 6)),
+    "EXPAND"),
+    (lambda x: graph.expand(x, (1, 2, 3)), "EXPAND"), (lambda x: graph.pad(x, ((0, -1), (0, 0))), "PAD"),
+    (lambda x: graph.pad(x, ((0, 1),)), "PAD"),
     (lambda x: graph.shrink(x, ((1, 0), (0, 3))), "SHRINK"), (lambda x: graph.flip(x, (0, 0)), "twice"),
-    (lambda x: graph.window(x, ((1, 4, 1, 1),)), "does not fit axis 1"), (lambda x: graph.window(x, ((1, 2, 1, 1), (1, 2, 1, 1))), "distinct"),
-    (lambda x: graph.window(x, ((1, 2, 0, 1),)), "positive"), (lambda x: graph.alu(Ops.ADD, x, data(2, 1)), r"ADD of shapes \(2, 3\) and \(2, 1\)"),
+    (lambda x: graph.window(x, ((1, 4, 1, 1),)), "does not fit axis 1"), (lambda x: graph.window(x, ((1, 2, 1, 1), (1, 2, 1, 1))),
+    "distinct"),
+    (lambda x: graph.window(x, ((1, 2, 0, 1),)), "positive"), (lambda x: graph.alu(Ops.ADD, x, data(2, 1)),
+    r"ADD of shapes \(2, 3\) and \(2, 1\)"),
     (lambda x: graph.gather(x, graph.iota(2), 2), "axis 2"), (lambda x: graph.assign(x, data(3, 2)), "ASSIGN"),
     (lambda x: shape_of(UOp(Ops.REDUCE_AXIS, x.dtype, (x, x), ("ADD", (0,)))), "takes 1 operand"),
-    (lambda x: shape_of(UOp(Ops.REDUCE_AXIS, x.dtype, (x,), ("ADD", (1, 0)))), "ascending"), (lambda x: shape_of(graph.sink(x)), "SINK has no shape"),
+    (lambda x: shape_of(UOp(Ops.REDUCE_AXIS, x.dtype, (x,), ("ADD", (1, 0)))), "ascending"), (lambda x: shape_of(graph.sink(x)),
+    "SINK has no shape"),
     (lambda x: graph.broadcast_shapes("add", (2, 3), (3, 2)), r"add of shapes \(2, 3\) and \(3, 2\)"),
 ])
 def test_malformed_nodes_are_refused_by_name(make: Callable[[UOp], object], match: str) -> None:
@@ -59,7 +64,8 @@ def test_malformed_nodes_are_refused_by_name(make: Callable[[UOp], object], matc
 
 
 @pytest.mark.parametrize("make", [
-    lambda x: graph.alu(Ops.ADD, x, graph.cast(x, dtypes.int32)), lambda x: graph.alu(Ops.WHERE, x, x, x), lambda x: graph.bitcast(x, dtypes.int8),
+    lambda x: graph.alu(Ops.ADD, x, graph.cast(x, dtypes.int32)), lambda x: graph.alu(Ops.WHERE, x, x, x),
+    lambda x: graph.bitcast(x, dtypes.int8),
     lambda x: graph.gather(x, x, 0)])
 def test_dtypes_must_fit(make: Callable[[UOp], object]) -> None:
     with pytest.raises(DTypeError):
@@ -80,7 +86,8 @@ def test_constructors_drop_what_changes_nothing() -> None:
 def test_nodes_without_elements_are_constants() -> None:
     x = data(2, 3)
     none = graph.shrink(x, ((0, 0), (0, 3)))
-    for node in (none, graph.alu(Ops.ADD, none, none), graph.permute(none, (1, 0)), graph.reshape(none, (3, 0)), graph.cast(none, dtypes.int8),
+    for node in (none, graph.alu(Ops.ADD, none, none), graph.permute(none, (1, 0)), graph.reshape(none, (3, 0)),
+                 graph.cast(none, dtypes.int8),
                  graph.reduce_axis(none, "MAX", (0,)), graph.pad(none, ((1, 1), (0, 0)), 5), graph.gather(none, graph.iota(2), 0),
                  graph.expand(data(1, 3), (0, 3)), graph.contiguous(none)):
         assert not list(node.walk(Ops.BUFFER))

@@ -16,6 +16,8 @@ from tests.graph_reference import evaluate_graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+Cases = tuple[tuple[Callable[[], object], str], ...]  # calls, and the message each is to raise
+
 EVALUATORS: dict[str, Callable[[Tensor], Array]] = {
     "reference": lambda t: evaluate_graph(t.uop),
     "compiled": lambda t: t.numpy(),

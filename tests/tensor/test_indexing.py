@@ -70,7 +70,7 @@ def test_take(shape: tuple[int, ...], index_shape: tuple[int, ...], dtype: str, 
     a = make(shape, dtype, seed)
     index = np.random.default_rng(seed).integers(0 if kind == "uint8" else -n, n, index_shape).astype(kind)
     check(Tensor(a).take(Tensor(index), axis), np.take(a, index, axis))
-    before = (slice(None),) * (axis % len(shape))
+    before: tuple[Any, ...] = (slice(None),) * (axis % len(shape))
     check(Tensor(a)[(*before, Tensor(index))], a[(*before, index)])
     check(Tensor(a).take(Tensor(index)), np.take(a, index))
 
@@ -121,7 +121,8 @@ def test_one_hot() -> None:
 
 def test_errors_of_indexing() -> None:
     t = Tensor.zeros(2, 3)
-    for index, match in (((0, 0, 0), "3 indices"), (5, "out of range"), ((..., ...), "one '...'"), ("a", "cannot index"), (True, "cannot index"),
+    for index, match in (((0, 0, 0), "3 indices"), (5, "out of range"), ((..., ...), "one '...'"), ("a", "cannot index"),
+                         (True, "cannot index"),
                          (slice(None, None, 0), "slice")):
         with pytest.raises(TensorIndexError, match=match):
             t[index]

@@ -1,6 +1,8 @@
 """Views, joins, splits and creation against NumPy."""
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from svod.errors import DTypeError, ShapeError, UnsupportedError
 from svod.tensor import Tensor
-from tests.tensor.checking import check
+from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes, views
 
 few = settings(max_examples=25, deadline=None)
@@ -55,7 +57,8 @@ def test_edges(x: tuple[Tensor, Array], data: st.DataObject) -> None:
     check(t.pad(pads, value=fill), expected)
     check(t.pad([n for pair in reversed(pads) for n in pair], value=fill), expected)
     check(t.pad(pads).pad([(-lo, -hi) for lo, hi in pads]), a)
-    bounds = [tuple(sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n))))) for n in a.shape]
+    pairs = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in a.shape]
+    bounds = [(b, e) for b, e in pairs]
     check(t.shrink(bounds), a[tuple(slice(b, e) for b, e in bounds)])
     if a.ndim >= 2:
         k = data.draw(st.integers(-2, 2))
@@ -133,13 +136,18 @@ def test_data_keeps_or_gets_its_dtype() -> None:
 
 def test_errors_of_movement() -> None:
     t = Tensor.zeros(2, 3)
-    for act, match in ((lambda: t.reshape(4, 2), r"RESHAPE of \(2, 3\) to \(4, 2\)"), (lambda: t.reshape(-1, -1), "work out the -1"),
-                       (lambda: t.permute(0, 0), r"PERMUTE of \(2, 3\)"), (lambda: t.expand(4, 3), r"\(2, 3\) does not broadcast to \(4, 3\)"),
-                       (lambda: t.shrink([(0, 5), None]), "SHRINK"), (lambda: t.unsqueeze(4), "unsqueeze"), (lambda: t.flip(2), "FLIP"),
-                       (lambda: Tensor.cat([t, Tensor.zeros(3, 2)]), r"cat of shapes \(2, 3\) and \(3, 2\)"), (lambda: Tensor.cat([]), "cat of no"),
-                       (lambda: Tensor.stack([t, t.T]), "stack of shapes"), (lambda: t.split([1, 2]), "add up to 2"),
-                       (lambda: t.pad((1, 2, 3)), "pad of"), (lambda: Tensor.zeros("ab"), "not a shape"), (lambda: Tensor([[1], [1, 2]]), "rectangular"),
-                       (lambda: Tensor.arange(0, 4, 0), "step 0"), (lambda: Tensor.full((-1,), 0), "negative")):
+    nonsense: Any = "ab"
+    cases: Cases = ((lambda: t.reshape(4, 2), r"RESHAPE of \(2, 3\) to \(4, 2\)"), (lambda: t.reshape(-1, -1), "work out the -1"),
+             (lambda: t.permute(0, 0), r"PERMUTE of \(2, 3\)"),
+             (lambda: t.expand(4, 3), r"\(2, 3\) does not broadcast to \(4, 3\)"),
+             (lambda: t.shrink([(0, 5), None]), "SHRINK"), (lambda: t.unsqueeze(4), "unsqueeze"), (lambda: t.flip(2), "FLIP"),
+             (lambda: Tensor.cat([t, Tensor.zeros(3, 2)]), r"cat of shapes \(2, 3\) and \(3, 2\)"),
+             (lambda: Tensor.cat([]), "cat of no"),
+             (lambda: Tensor.stack([t, t.T]), "stack of shapes"), (lambda: t.split([1, 2]), "add up to 2"),
+             (lambda: t.pad((1, 2, 3)), "pad of"), (lambda: t.reshape(nonsense), "not a shape"),
+             (lambda: Tensor([[1], [1, 2]]), "rectangular"),
+             (lambda: Tensor.arange(0, 4, 0), "step 0"), (lambda: Tensor.full((-1,), 0), "negative"))
+    for act, match in cases:
         with pytest.raises(ShapeError, match=match):
             act()
     with pytest.raises(UnsupportedError, match="reflect"):
