@@ -13,8 +13,7 @@ fuses everything below it greedily, by fixed rules that know no target:
   elementwise work behind a GEMM stays with the GEMM, and a layer norm is one kernel and the GEMM that reads it another.
 
 The walk goes from the outputs to the leaves and tracks, for each node, *which* ranges its coordinates depend on, not how. A
-node that breaks a rule names the node to realise; the walk is repeated with that node forced until nothing breaks a rule: a few
-rounds, because a round finds all it can.
+node that breaks a rule names the node to realise, which may lie above; the walk goes back there and on from it.
 """
 from __future__ import annotations
 
@@ -29,6 +28,7 @@ from svod.core.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
 ROW_LIMIT = 1 << 16       # elements of a row that a kernel may read again
 CHEAP_COST = 4            # operations of a value that several kernels compute again
 CHEAP_BUFFERS = 3         # buffers such a value may read
+MAX_WALKS = 3             # walks to find shared values that have become cheap
 MAX_READS = 8             # places of one kernel that compute the same elementwise value in place
 
 _SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
@@ -218,81 +218,107 @@ class Cut:
         for u in self.order:
             for s in dict.fromkeys(u.src):
                 self.consumers.setdefault(s, []).append(u)
-        self.why: dict[UOp, str] = dict(roots)
+        self.hard: dict[UOp, str] = dict(roots)
 
     def run(self) -> dict[UOp, str]:
         """The nodes that get a buffer, with the reason, in topological order."""
-        while True:
-            found = self.walk()
-            fresh = {u: why for u, why in found.items() if u not in self.why}
-            if not fresh:
-                return {u: self.why[u] for u in self.order if u in self.why}
-            self.why.update(fresh)
+        for _ in range(MAX_WALKS):
+            self.walk()
+            # shared values were judged before what lies below them was: once more from the sources up
+            settled = {u: why for u, why in self.why.items() if u not in self.shared}
+            for u in sorted(self.shared, key=self.position.__getitem__):
+                if self.expensive(u, settled):
+                    settled[u] = self.why[u]
+            if len(settled) == len(self.why):
+                break
+            self.hard = settled
+        return {u: self.why[u] for u in self.order if u in self.why}
 
     # -- one walk -----------------------------------------------------------------------------
-    def walk(self) -> dict[UOp, str]:
-        """One walk with the nodes of `why` forced: the nodes that must be realised as well."""
-        self.uses: dict[UOp, dict[Use, None]] = {}
+    def walk(self) -> None:
+        """One walk with the nodes of `hard` forced; leaves all realised nodes in `why`, those that are only expensive to share
+        also in `shared`. Where a rule asks for a node above to be realised, the walk goes back to that node."""
+        self.why: dict[UOp, str] = dict(self.hard)
+        self.shared: set[UOp] = set()
+        self.uses: dict[UOp, dict[Use, int]] = {}     # how many readers hand down the same use
+        self.given: dict[UOp, list[tuple[UOp, Use]]] = {}
         self.extents: list[int] = []
-        self.found: dict[UOp, str] = {}
-        self.shared: list[UOp] = []
         self.contraction_of: dict[UOp, UOp] = {}      # kernel → its contraction
-        self.exempt: dict[UOp, UOp] = {}              # reductions of an attention region → the kernel
-        self.stops = frozenset(self.why)
-        for u in reversed(self.order):
+        self.exempt: dict[UOp, tuple[UOp, UOp]] = {}  # reductions of an attention region → kernel, and the contraction that reads them
+        i = len(self.order) - 1
+        while i >= 0:
+            u = self.order[i]
             if u in self.why:
                 self.open_kernel(u)
-            elif u in self.uses:
-                self.visit(u, list(self.uses[u]))
-        # values that several kernels read: from the sources up, so that one that is realised makes those above it cheap
-        for u in sorted(self.shared, key=self.position.__getitem__):
-            reason = self.expensive(u, self.found)
-            if reason:
-                self.found[u] = f"read by several kernels and {reason}"
-        return self.found
+            elif self.uses.get(u):
+                problem = self.visit(u, list(self.uses[u]))
+                if problem is not None:
+                    target, why = problem
+                    self.why[target] = why
+                    for k in range(i, self.position[target] + 1):
+                        self.undo(self.order[k])
+                    i = self.position[target]
+                    continue
+            i -= 1
+
+    def undo(self, u: UOp) -> None:
+        """Take back what a visit of u did."""
+        for s, use in self.given.pop(u, ()):
+            count = self.uses[s]
+            count[use] -= 1
+            if not count[use]:
+                del count[use]
+        self.shared.discard(u)
+        self.contraction_of = {k: c for k, c in self.contraction_of.items() if c is not u}
+        self.exempt = {r: e for r, e in self.exempt.items() if e[1] is not u}
 
     def open_kernel(self, u: UOp) -> None:
         shape = shape_of(u)
         place = tuple((self.new_range(n), 0) if n != 1 else (NONE, 0) for n in shape)
-        active = ids_of(place)
-        use = Use(u, place, active, NONE, (), None, None)
+        use = Use(u, place, ids_of(place), NONE, (), None, None)
         if u.op is Ops.ASSIGN or u.op is Ops.COPY:
-            self.want(u.src[-1] if u.op is Ops.ASSIGN else u.src[0], use)
+            self.want(u, u.src[-1] if u.op is Ops.ASSIGN else u.src[0], use)
         else:
+            if u.op is Ops.REDUCE_AXIS and is_contraction(u):
+                self.claim(u, u)
             self.descend(u, use)
+
+    def claim(self, kernel: UOp, contraction: UOp) -> None:
+        """The kernel has its contraction, and with it the reductions of an attention that ends in it."""
+        self.contraction_of[kernel] = contraction
+        for r in attention_region(contraction, frozenset(self.why)):
+            self.exempt[r] = kernel, contraction
 
     def new_range(self, extent: int) -> Ids:
         self.extents.append(extent)
         return frozenset((len(self.extents) - 1,))
 
-    def want(self, u: UOp, use: Use) -> None:
+    def want(self, reader: UOp, u: UOp, use: Use) -> None:
         if u.op is not Ops.CONST and u.op is not Ops.BUFFER:
-            self.uses.setdefault(u, {})[use] = None
+            uses = self.uses.setdefault(u, {})
+            uses[use] = uses.get(use, 0) + 1
+            self.given.setdefault(reader, []).append((u, use))
 
-    def visit(self, u: UOp, uses: list[Use]) -> None:
-        kernels = {use.kernel for use in uses}
-        if u.op in MOVEMENT or u.op is Ops.IOTA:
-            for use in uses:
-                self.descend(u, use)
-            return
+    def visit(self, u: UOp, uses: list[Use]) -> tuple[UOp, str] | None:
+        """Hand the uses of u to its sources; or the node to realise first (u or one above), and why."""
         problem: tuple[UOp, str] | None = None
         if is_reduction(u):
-            problem = self.check_reduction(u, uses, kernels)
-        elif len({use.place for use in uses if use.kernel is uses[0].kernel}) > MAX_READS and reads_memory(u):
-            problem = u, f"read at more than {MAX_READS} places of one kernel"
-        elif len(kernels) > 1 and self.expensive(u, {}):
-            # decided at the end of the walk, when it is known what below it gets a buffer anyway
-            self.shared.append(u)
-            self.open_kernel(u)
-            return
+            problem = self.check_reduction(u, uses)
+        elif u.op not in MOVEMENT and u.op is not Ops.IOTA:
+            kernels = {use.kernel for use in uses}
+            if len({use.place for use in uses if use.kernel is uses[0].kernel}) > MAX_READS and reads_memory(u):
+                problem = u, f"read at more than {MAX_READS} places of one kernel"
+            elif len(kernels) > 1:
+                reason = self.expensive(u, self.why)
+                if reason:
+                    self.why[u] = f"read by several kernels and {reason}"
+                    self.shared.add(u)
+                    self.open_kernel(u)
+                    return None
         if problem is None:
             for use in uses:
                 self.descend(u, use)
-            return
-        target, why = problem
-        self.found.setdefault(target, why)
-        # what lies below is judged as if u were realised; the next walk has the node that really is
-        self.open_kernel(u)
+        return problem
 
     def descend(self, u: UOp, use: Use) -> None:
         """Hand one use of u to its sources."""
@@ -303,7 +329,7 @@ class Cut:
             if u.op is Ops.EXPAND and repeats(u):
                 dropped = [i for (ids, _), n, m in zip(use.place, shape_of(u), shape_of(u.src[0]), strict=True) if n != m for i in ids]
                 entries = (*entries, *((i, below) for i in dropped))
-            self.want(u.src[0], use._replace(place=move_place(u, use.place), entries=entries, barrier=barrier))
+            self.want(u, u.src[0], use._replace(place=move_place(u, use.place), entries=entries, barrier=barrier))
         elif is_reduction(u):
             reduce = u.src[0] if u.op is Ops.GEP else u
             shape = shape_of(reduce.src[0])
@@ -318,24 +344,24 @@ class Cut:
             below_use = use._replace(place=tuple(place), active=used | own, rows=(use.rows & used) | own,
                                      reduced=compute_node(reduce.src[0]))
             for s in reduce.src:
-                self.want(s, below_use)
+                self.want(u, s, below_use)
         elif u.op is Ops.GATHER:
             x, index = u.src
             end = u.arg + len(shape_of(index))
             ids = ids_of(use.place[u.arg:end])
-            self.want(x, use._replace(place=(*use.place[:u.arg], (ids, ("gather", index)), *use.place[end:]), barrier=compute_node(x)))
-            self.want(index, use._replace(place=use.place[u.arg:end], barrier=compute_node(index)))
+            self.want(u, x, use._replace(place=(*use.place[:u.arg], (ids, ("gather", index)), *use.place[end:]), barrier=compute_node(x)))
+            self.want(u, index, use._replace(place=use.place[u.arg:end], barrier=compute_node(index)))
         else:
             for s in u.src:
-                self.want(s, use)
+                self.want(u, s, use)
 
     # -- rules --------------------------------------------------------------------------------
-    def check_reduction(self, u: UOp, uses: list[Use], kernels: set[UOp]) -> tuple[UOp, str] | None:
+    def check_reduction(self, u: UOp, uses: list[Use]) -> tuple[UOp, str] | None:
         """The node to realise, and why, if the reduction u cannot stay in the kernel that reads it."""
-        if len(kernels) > 1:
-            return self.lift(u), "a reduction read by several kernels"
         kernel = uses[0].kernel
-        if self.exempt.get(u) is kernel:
+        if any(use.kernel is not kernel for use in uses):
+            return self.lift(u), "a reduction read by several kernels"
+        if u in self.exempt and self.exempt[u][0] is kernel:
             return None
         barriers = [use.barrier for use in uses if use.barrier is not None]
         if barriers:
@@ -362,9 +388,7 @@ class Cut:
         if contraction:
             if kernel in self.contraction_of:
                 return self.lift(u), "a second contraction in one kernel"
-            self.contraction_of[kernel] = u
-            for r in attention_region(u, self.stops):
-                self.exempt.setdefault(r, kernel)
+            self.claim(kernel, u)
         return None
 
     def repeated(self, u: UOp, use: Use, used: Ids, contraction: bool) -> UOp | None:
@@ -407,17 +431,17 @@ class Cut:
 
     def holds_reduction(self, u: UOp) -> bool:
         """Whether u's value, computed in the kernel that reads it, would hold a reduction."""
-        return any(is_reduction(n) for n in self.cone(u, {}))
+        return any(is_reduction(n) for n in self.cone(u, self.why) if n not in self.why)
 
-    def cone(self, u: UOp, more: dict[UOp, str]) -> list[UOp]:
-        """The nodes down to buffers, realised nodes (also those in `more`) and reductions."""
-        return u.toposort(gate=lambda n: n is u or not (n.op is Ops.BUFFER or n in self.why or n in more or is_reduction(n)))
+    def cone(self, u: UOp, realised: dict[UOp, str]) -> list[UOp]:
+        """The nodes down to buffers, realised nodes and reductions."""
+        return u.toposort(gate=lambda n: not (n.op is Ops.BUFFER or (n in realised and n is not u) or is_reduction(n)))
 
-    def expensive(self, u: UOp, more: dict[UOp, str]) -> str:
+    def expensive(self, u: UOp, realised: dict[UOp, str]) -> str:
         """Why several kernels should not each compute u; empty if they should."""
         cost, buffers = 0, 0
-        for n in self.cone(u, more):
-            if n.op is Ops.BUFFER or (n is not u and (n in self.why or n in more)):
+        for n in self.cone(u, realised):
+            if n.op is Ops.BUFFER or (n is not u and n in realised):
                 buffers += 1
             elif is_reduction(n):
                 return "holds a reduction"
