@@ -3,9 +3,9 @@
     python experiments/polynomials.py            # every table, as Python source, with its error in bits
     python experiments/polynomials.py EXP        # those whose name contains EXP
 
-A fit is `target(x) ≈ sum of c[j] * x**powers[j]` on an interval, and its error is measured times `weight(x)`, so that the result's relative (or
-absolute) error is what is levelled. The first coefficients are rounded to the working type one after the other, the rest being fitted
-again around them, because they carry the result's last bits. The rational functions (TANH, ERF of float32) are fitted by
+A fit is `target(x) ≈ sum of c[j] * x**powers[j]` on an interval, and its error is measured times `weight(x)`, so that the result's
+relative (or absolute) error is what is levelled. The first coefficients are rounded to the working type one after the other, the rest
+being fitted again around them, because they carry the result's last bits. The rational functions (TANH, ERF of float32) are fitted by
 reweighted linear least squares in float64, which is ample for 24 bits.
 
 No library of special functions is needed: exp and ln are `decimal`'s own, the rest are Taylor series.
@@ -188,11 +188,12 @@ def polynomial_fits() -> list[Fit]:
         # log(1 - erf(1 + u)) = q(u) up to 1 + u = 6; the error counts as it enters erf
         Fit("ERFC_64", D(0), D(5), lambda u: (1 - erf(1 + u)).ln(), lambda u: 1 - erf(1 + u), range(18), 53),
         # for POW of float32 inside float64: log2(1 + f) = f q(f) and 2^r = 1 + r q(r) to about 36 and 31 bits
-        Fit("POW_LOG2_32", 1 / root - 1, root - 1, lambda f: log1p(f) * inverse_ln2 / f, lambda f: f / (log1p(f) * inverse_ln2), range(14), 53),
+        Fit("POW_LOG2_32", 1 / root - 1, root - 1, lambda f: log1p(f) * inverse_ln2 / f, lambda f: f / (log1p(f) * inverse_ln2),
+            range(14), 53),
         Fit("POW_EXP2_32", D("-1.0001"), D("1.0001"), lambda r: ((r * LN2).exp() - 1) / r, lambda r: r / (r * LN2).exp(), range(9), 53),
         # for POW of float64: atanh(s) = s (1 + z (1/3 + z q(z))), z = s²
-        Fit("POW_ATANH_64", D("1e-12"), D("0.02944"), lambda z: (((1 + z.sqrt()) / (1 - z.sqrt())).ln() / 2 / z.sqrt() - 1 - z / 3) / (z * z),
-            lambda z: z * z, range(7), 53),
+        Fit("POW_ATANH_64", D("1e-12"), D("0.02944"),
+            lambda z: (((1 + z.sqrt()) / (1 - z.sqrt())).ln() / 2 / z.sqrt() - 1 - z / 3) / (z * z), lambda z: z * z, range(7), 53),
     ]
     return fits
 
@@ -228,12 +229,27 @@ def show(name: str, coefficients: Sequence[float], error: float, bits: int) -> N
     print(f"# {name}: error 2^{np.log2(error):.1f}\n_{name} = ({', '.join(short)},)")
 
 
+def parts(x: D, count: int, bits: int) -> list[float]:
+    """x as a sum of numbers of the working type, each rounded toward zero, so that all have its sign."""
+    found: list[float] = []
+    for _ in range(count):
+        part = rounded(x, bits)
+        if abs(D(part)) > abs(x):
+            part = float(np.nextafter(np.float32(part), np.float32(0))) if bits == 24 else float(np.nextafter(part, 0.0))
+        found.append(part)
+        x -= D(part)
+    return found
+
+
 def main(wanted: str) -> None:
+    if "PI_2" in wanted or not wanted:
+        print(f"_PI_2 = {tuple(parts(PI / 2, 3, 53))}")
     for fit in polynomial_fits():
         if wanted in fit.name:
             coefficients, error = fit.run()
             show(fit.name, coefficients, error, fit.bits)
-    for name, function, lead, limit, n, m in (("TANH_32", tanh, 1.0, 9.02, 6, 3), ("ERF_32", erf, float(2 / PI.sqrt()), 3.93, 6, 5)):
+    erf_slope = float(2 / PI.sqrt())
+    for name, function, lead, limit, n, m in (("TANH_32", tanh, 1.0, 9.03125, 6, 3), ("ERF_32", erf, erf_slope, 3.9375, 6, 5)):
         if wanted in name:
             p, q, error = rational(function, lead, limit, n, m)
             show(name + "_P", p, error, 24)

@@ -7,10 +7,11 @@ infinities, NaN, overflow and denormal arguments and results, and within `MAX_UL
 result; tested over all 16-bit floats and by dense sampling of the others). float16 and bfloat16 are computed in float32 and rounded.
 MULACC must be fused. SIN and COS hold their bound for |x| ≤ `SIN_DOMAIN`; beyond it the result is some number in [-1, 1].
 
-The polynomials were fitted by experiments/polynomials.py, which also prints the tables below. Methods: two-step scaling by powers of two whose
-exponents are read from the bits of `x + 1.5·2^23` (rounding and integer conversion in one addition); Cody and Waite's argument reduction (Software
-Manual for the Elementary Functions, 1980) with fused multiplications; log by its expansion around 1, and through atanh in float64; double-double
-arithmetic (Dekker 1971) for POW of float64.
+The polynomials were fitted by experiments/polynomials.py, which also prints the tables below. Methods: two-step scaling by powers
+of two whose exponents are read from the bits of `x + 1.5·2^23` (rounding and integer conversion in one addition); Cody and Waite's
+argument reduction (Software Manual for the Elementary Functions, 1980) with fused multiplications; log by its expansion around 1, and
+through atanh in float64; one rational function each for TANH and ERF of float32; double-double arithmetic (Dekker 1971) for POW of
+float64.
 """
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ MAX_ULP: dict[Ops, dict[DType, float]] = {
     Ops.EXP: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2}, Ops.EXP2: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2},
     Ops.LOG: {F16: 0.6, BF16: 0.6, F32: 1, F64: 1}, Ops.LOG2: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2},
     Ops.SIN: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2}, Ops.COS: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2},
-    Ops.TANH: {F16: 0.6, BF16: 0.6, F32: 4, F64: 3}, Ops.ERF: {F16: 0.6, BF16: 0.6, F32: 4, F64: 3},
+    Ops.TANH: {F16: 0.6, BF16: 0.6, F32: 5.5, F64: 2}, Ops.ERF: {F16: 0.6, BF16: 0.6, F32: 5.5, F64: 2},
     Ops.POW: {F16: 0.6, BF16: 0.6, F32: 1, F64: 2},
 }
 SIN_DOMAIN: dict[DType, float] = {F16: 65504.0, BF16: 2.0**40, F32: 2.0**40, F64: 2.0**30}
@@ -128,16 +129,16 @@ _POW_ATANH_64 = (
     0.06598164884166363
 )
 # TANH_32_P: error 2^-27.1
-_TANH_32_P = _single(1.0, 0.13084921, 0.0031049352, 1.1163455e-05, -2.0255783e-08, 5.289161e-11, -8.508856e-14)
+_TANH_32_P = _single(1.0, 0.13084447, 0.003104403, 1.115784e-05, -2.0232672e-08, 5.277833e-11, -8.479219e-14)
 # TANH_32_Q: error 2^-27.1
-_TANH_32_Q = _single(1.0, 0.4641825, 0.024499185, 0.00025475066)
+_TANH_32_Q = _single(1.0, 0.46417776, 0.02449707, 0.0002546729)
 # ERF_32_P: error 2^-28.9
-_ERF_32_P = _single(1.1283792, 0.18524323, 0.054246474, 0.003841559, 0.00037633954, 4.595369e-06, -1.2736162e-08)
+_ERF_32_P = _single(1.1283792, 0.18525334, 0.054254632, 0.0038428453, 0.00037664606, 4.603458e-06, -1.2779642e-08)
 # ERF_32_Q: error 2^-28.9
-_ERF_32_Q = _single(1.0, 0.49750093, 0.11390793, 0.015434342, 0.0013015685, 6.2268526e-05)
+_ERF_32_Q = _single(1.0, 0.4975099, 0.11391814, 0.015438001, 0.0013022394, 6.2344574e-05)
 
-# constants as sums of parts, each of the type's precision
-_PI_2 = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33)
+# constants as sums of parts, each of the type's precision; the parts of π/2 are all positive, which keeps the sign of sin(-0.0)
+_PI_2 = (1.5707963267948966, 6.123233995736765e-17, 1.082856673921914e-32)
 _THIRD = (0.3333333333333333, 1.850371707708594e-17)
 _LN2 = {F32: _single(0.6931472, -1.9046542e-09), F64: (0.6931471805599453, 2.3190468138462996e-17)}
 _INV_LN2 = {F32: _single(1.442695, 1.925963e-08), F64: (1.4426950408889634, 2.0355273740931033e-17)}
@@ -294,7 +295,7 @@ def _sine(v: _Vector, x: int, quarter: int) -> int:
     r = angle
     for part in _PI_2 if v.double else _PI_2[:2]:
         r = wide.fma(n, wide.c(-part), r)
-    r = v.clamp(v.b.cast(v.dtype, r), -0.8, 0.8)
+    r = v.clamp(v.b.cast(v.dtype, r), -0.8125, 0.8125)
     turns = wide.bits(t)
     if quarter:
         turns = wide.integer("ADD", turns, wide.w(quarter))
@@ -325,7 +326,7 @@ def _rational(v: _Vector, x: int, limit: float, p: Sequence[float], q: Sequence[
 
 def _tanh(v: _Vector, x: int) -> int:
     if not v.double:
-        return _rational(v, x, 9.02, _TANH_32_P, _TANH_32_Q)
+        return _rational(v, x, 9.03125, _TANH_32_P, _TANH_32_Q)
     a = v.absolute(x)
     z = v.mul(a, a)
     near = v.fma(v.mul(a, z), v.polynomial(z, _TANH_64), a)
@@ -335,7 +336,7 @@ def _tanh(v: _Vector, x: int) -> int:
 
 def _erf(v: _Vector, x: int) -> int:
     if not v.double:
-        return _rational(v, x, 3.93, _ERF_32_P, _ERF_32_Q)
+        return _rational(v, x, 3.9375, _ERF_32_P, _ERF_32_Q)
     a = v.absolute(x)
     z = v.mul(a, a)
     # 2/sqrt(pi) - 1, so that the last operation adds a small part to a
