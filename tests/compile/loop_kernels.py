@@ -1,4 +1,5 @@
 """Small native kernels over int64 arrays for tests of pool and plan, from LLVM IR text (signature: svod/compile/program.py)."""
+import threading
 from functools import cache
 
 from svod.compile.codegen import LoadedProgram, compile_object
@@ -48,11 +49,17 @@ def _code() -> bytes:
     ]), host_target())
 
 
-@cache
+_lock = threading.Lock()
+_loaded: dict[tuple[str, ...], LoadedProgram] = {}
+
+
 def loaded(*names: str) -> LoadedProgram:
     """count: a0[i] += 1. affine: a0[i] = a1[i] * 3 + 1. sum: a0[i] = a1[i] + a2[i]. addvar: a0[i] = a1[i] + vars[0].
     scratch: a0[i] = what it wrote to scratch and read again, i. touch: a0[i] = address of scratch."""
-    return LoadedProgram(_code(), names)
+    with _lock:             # a program made twice by two threads would lose its code with the one that is dropped
+        if names not in _loaded:
+            _loaded[names] = LoadedProgram(_code(), names)
+        return _loaded[names]
 
 
 def address(name: str) -> int:
