@@ -91,7 +91,7 @@ def thread_amounts(extent: int, threads: int) -> tuple[int, ...]:
 def lanes_of(kernel: Any, target: Any) -> int:
     """Elements in one vector of what the kernel computes: of the widest element type stored, at least 32 bits wide."""
     widest = max(max(4, s.dtype.itemsize) for s in kernel.stages if s.is_output)
-    return max(1, int(target.vector_bytes) // widest)
+    return max(1, int(target.vector_bytes // widest))
 
 
 def loop_rows(state: Any) -> list[tuple[Row, str, int]]:
@@ -172,8 +172,8 @@ _WHOLE_LISTED = frozenset((op, axis) for op, axis, n in REFERENCE_GRID if n == W
 def reference_actions(state: Any, *, padto: bool = False) -> Iterator[Opt]:
     """The reference systems' 193 actions (200 with `padto`), each position read as the k-th live row of its kind.
 
-    UNROLL and GROUP* count the live reduce rows of the output stage, everything else all its live rows, output loops first. An explicit amount equal
-    to the extent is skipped where the grid also lists the whole axis. A position beyond the state's rank is no action. The
+    UNROLL and GROUP* count the live reduce rows of the output stage, everything else all its live rows, output loops first. An
+    explicit amount equal to the extent is skipped where the grid also lists the whole axis. A position beyond the state's rank is no action. The
     tensor-core entries exist for targets with such instructions; the CPU's Scheduler refuses them."""
     axes = state.kernel.axes
     rank = {("o", LOOP): 0, ("o", UPCAST): 1, ("r", LOOP): 2, ("r", UPCAST): 3, ("r", UNROLL): 4}

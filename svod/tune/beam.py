@@ -90,8 +90,12 @@ class Beam:
     def enqueue(self, state: Any, origin: Origin) -> None:
         candidate = self.offer(state, origin)
         if candidate is not None:
-            candidate.predicted = state.features().predicted_seconds(self.ceilings)
-            self.queue[candidate.digest] = candidate
+            try:
+                candidate.predicted = state.features().predicted_seconds(self.ceilings)
+            except KernelOptError as e:     # opts that are each legal and do not go together
+                candidate.fail(Status.ERROR, str(e))
+            else:
+                self.queue[candidate.digest] = candidate
 
     def propose(self) -> list[Candidate]:
         self.round += 1

@@ -36,7 +36,6 @@ class Status(StrEnum):
     WRONG = "wrong"            # its output is not
 
 
-
 FAILED = frozenset({Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.LOST, Status.WRONG})
 
 
@@ -49,7 +48,6 @@ class Origin(StrEnum):
     SKETCH = "sketch"
     ACTION = "action"
     MUTATION = "mutation"
-
 
 
 def chain_text(chain: Sequence[Opt]) -> str:

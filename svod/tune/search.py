@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from svod.config import BeamConfig
+from svod.errors import KernelOptError
 from svod.tune.candidate import FAILED, Candidate, Origin, Status, chain_order, chain_text
 from svod.tune.events import BaselineTimed, CandidateDropped, Improved, KernelFinished, KernelStarted, Listener, RoundFinished, nobody
 from svod.tune.laboratory import Confirmed, Failure, Laboratory
@@ -146,14 +147,14 @@ class KernelSearch:
     def _time_baseline(self) -> None:
         self.listener(KernelStarted(self.key, self.name, len(self.seeds), self.bound))
         self.strategy.seed([self.baseline])
-        self._prepare([self.baseline], exempt=True)
-        self._build_and_screen([self.baseline])
+        self._build_and_screen(self._prepare([self.baseline], exempt=True))
         if self.baseline.status is Status.SCREENED:
             self.baseline.score = self.baseline.seconds
             self.baseline.status = Status.RACED
             self._verify([self.baseline])
         if self.baseline.status is Status.VERIFIED:
             self._set_incumbent(self.baseline)
+            self.strategy.keep(self.pool, self._verify)
             self.listener(BaselineTimed(self.key, self.baseline.score))
         self.history.append(self.best)
         self._report([self.baseline])
@@ -195,12 +196,17 @@ class KernelSearch:
 
     # -- the parts of a round ---------------------------------------------------------------------------------------------
     def _prepare(self, batch: Sequence[Candidate], *, exempt: bool) -> list[Candidate]:
-        """Limits, lowering and the filters that follow it; the candidates worth building. `exempt`: no digest is known yet."""
+        """Limits, lowering and the filters that follow it; the candidates worth building. `exempt`: for the heuristic, which runs
+        when all else fails, there are no limits."""
         within = []
         for c in batch:
-            registers = c.state.features().accumulators
-            if registers > self.config.upcast_max:
-                c.fail(Status.LIMIT, f"{registers:g} vector registers of accumulators; BEAM_UPCAST_MAX is {self.config.upcast_max}")
+            try:
+                registers = c.state.features().accumulators
+            except KernelOptError as e:
+                c.fail(Status.ERROR, str(e))
+                continue
+            if registers > self.config.upcast_max and not exempt:
+                c.fail(Status.LIMIT, f"{registers} vector registers of accumulators; BEAM_UPCAST_MAX is {self.config.upcast_max}")
             else:
                 within.append(c)
         lowered = []
@@ -209,7 +215,7 @@ class KernelSearch:
                 c.fail(answer.status, answer.reason)
                 continue
             c.linear, c.size, c.work, c.status = answer.digest, answer.size, answer.work, Status.LOWERED
-            if self.config.uops_max and c.size >= self.config.uops_max:
+            if self.config.uops_max and c.size >= self.config.uops_max and not exempt:
                 c.fail(Status.LIMIT, f"{c.size} instructions; BEAM_UOPS_MAX is {self.config.uops_max}")
             else:
                 lowered.append(c)

@@ -1,0 +1,86 @@
+"""A laboratory without hardware: times, failures and wrong outputs come from a table over the states' digests.
+
+A state that the table does not hold gets a time made from its digest, so that a whole search can be replayed: the same seed gives
+the same trace. Everything that is asked for is recorded, and asking twice for what must be done once is an error."""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from svod.tune.candidate import Candidate, Status
+from svod.tune.laboratory import Built, Confirmed, Failure, Lowered, Race, Screened, Verdict
+
+
+def made_up_seconds(c: Candidate) -> float:
+    """Between 0.2 and 2 ms, from the state's digest."""
+    return 1e-3 * random.Random(c.digest).uniform(0.2, 2.0)
+
+
+@dataclass
+class ReplayedLaboratory:
+    """`seconds(c)` is the true time. The other tables are asked by candidate and give None for "nothing special"."""
+
+    seconds: Callable[[Candidate], float] = made_up_seconds
+    lowering: Callable[[Candidate], Failure | Lowered | None] = lambda c: None
+    building: Callable[[Candidate], Failure | None] = lambda c: None
+    running: Callable[[Candidate], Failure | None] = lambda c: None
+    wrong: Callable[[Candidate], bool] = lambda c: False
+    clock: Callable[[float], None] = lambda seconds: None        # told how long each build and each timing takes
+    noise: float = 0.0
+    width: float = 0.001                                         # relative half-width of confirmed intervals
+    built: list[str] = field(default_factory=list)
+    trace: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    deadlines: list[float] = field(default_factory=list)
+
+    def note(self, what: str, candidates: Sequence[Candidate]) -> None:
+        self.trace.append((what, tuple(c.digest.hex() for c in candidates)))
+
+    def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
+        self.note("lower", candidates)
+        return [self.lowering(c) or Lowered(c.digest.hex(), 100, 1e6) for c in candidates]
+
+    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
+        self.note("build", candidates)
+        self.deadlines.append(deadline)
+        found: list[Built | Failure] = []
+        for c in candidates:
+            if not passes:
+                assert c.linear not in self.built, f"{c.chain} is compiled a second time"
+                self.built.append(c.linear)
+            self.clock(0.05)
+            found.append(self.building(c) or Built(b"", (), None, c.linear, 0.05, passes))
+        return found
+
+    def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
+        self.note("screen", candidates)
+        found: list[Screened | Failure] = []
+        for c in candidates:
+            t = self.seconds(c)
+            cut = incumbent is not None and t > 1.5 * incumbent
+            found.append(self.running(c) or Screened((t,), cut))
+        return found
+
+    def race(self, candidates: Sequence[Candidate]) -> Race:
+        self.note("race", candidates)
+        first = self.seconds(candidates[0])
+        return Race(tuple(self.seconds(c) / first for c in candidates), first, self.noise)
+
+    def verify(self, candidates: Sequence[Candidate]) -> list[Verdict]:
+        self.note("verify", candidates)
+        return [Verdict(not self.wrong(c), "the table", "the table says so" if self.wrong(c) else "") for c in candidates]
+
+    def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
+        self.note("confirm", candidates)
+        first = self.seconds(candidates[0])
+        ratios = [self.seconds(c) / first for c in candidates]
+        return [Confirmed(self.seconds(c), r * (1 - self.width), r, r * (1 + self.width)) for c, r in zip(candidates, ratios, strict=True)]
+
+    def done(self, what: str) -> list[str]:
+        """All digests of one step, in order."""
+        return [d for step, digests in self.trace for d in digests if step == what]
+
+
+def is_failure(status: Status) -> Callable[[Any], Failure]:
+    return lambda c: Failure(status, f"the table says {status}")
