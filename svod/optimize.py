@@ -1,0 +1,191 @@
+"""One kernel: which opt chain it gets, and its code. What happens between a schedule and a plan, per distinct kernel.
+
+    explicit chain (PrepareConfig.opts) → SVOD_NOOPT: none → tuning database → BEAM search → heuristic
+
+Code is kept per process and on disk, looked up by (kernel key, chain, target, code generator): a second start lowers and compiles nothing.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from svod.compile.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, compile_object
+from svod.compile.llvm import render
+from svod.compile.lower import lower
+from svod.compile.object_cache import CachedObject, ObjectCache, object_key
+from svod.compile.program import ProgramSpec
+from svod.config import PrepareConfig, object_cache_dir
+from svod.core.kernel import Kernel
+from svod.core.scheduler import Opt, Scheduler
+from svod.core.sketch import heuristic
+from svod.core.target import Target
+from svod.errors import KernelOptError
+from svod.tune.db import TuningDB
+
+log = logging.getLogger("svod.optimize")
+
+Chain = tuple[Opt, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chain a kernel runs with, where it is from (database, beam, heuristic, explicit, none, pending), and why that one."""
+
+    chain: Chain
+    source: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's code, ready to run."""
+
+    spec: ProgramSpec
+    loaded: LoadedProgram
+    linear: str               # digest of the LINEAR
+    chain: Chain
+    source: str
+    why: str
+    estimate: Any = None
+
+
+class Compiler:
+    """Kernel + chain → code, each once per process (single flight) and once per object cache."""
+
+    def __init__(self, target: Target, cache: ObjectCache, limit: int):
+        self.target, self.cache, self.limit = target, cache, limit
+        self._made: OrderedDict[str, Compiled] = OrderedDict()
+        self._locks: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def _key(self, kernel: Kernel, what: str) -> str:
+        return object_key(kernel.key, what, self.target.key, CODEGEN_REVISION, COMPILER)
+
+    def compile(self, kernel: Kernel, choice: Choice) -> Compiled:
+        """The code of a kernel under a chain. Raises KernelOptError for a chain that does not apply, CompileError."""
+        chain = chain_digest(choice.chain)
+        key = self._key(kernel, chain)
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            with self._lock:
+                found = self._made.get(key)
+                if found is not None:
+                    self._made.move_to_end(key)
+            if found is None:
+                found = self._compile(kernel, choice, key)
+                with self._lock:
+                    self._made[key] = found
+                    while len(self._made) > self.limit:
+                        self._made.popitem(last=False)   # plans that still use it keep its code alive
+        return replace(found, source=choice.source, why=choice.why)
+
+    def _compile(self, kernel: Kernel, choice: Choice, key: str) -> Compiled:
+        entry = self.cache.get(key)
+        if entry is None or "linear" not in entry.remarks:
+            program = lower(Scheduler(kernel, self.target).apply_opts(choice.chain))
+            code = compile_object(render(program, self.target), self.target, passes=True)
+            entry = CachedObject(program.spec, code, {"linear": program.digest})
+            self.cache.put(key, entry)
+        loaded = LoadedProgram(entry.code, [p.symbol for p in entry.spec.phases])
+        return Compiled(entry.spec, loaded, entry.remarks["linear"], choice.chain, choice.source, choice.why)
+
+    def heuristic(self, kernel: Kernel) -> Chain:
+        """The heuristic's chain, remembered beside the objects: finding it costs more than loading one."""
+        key = self._key(kernel, "heuristic")
+        entry = self.cache.get(key)
+        if entry is not None:
+            try:
+                return tuple(Opt.from_json(o) for o in entry.remarks["chain"])
+            except (KeyError, KernelOptError):
+                log.info("the remembered heuristic of %s cannot be read and is found anew", kernel.key[:12])
+        chain = heuristic(Scheduler(kernel, self.target)).applied_opts
+        empty = ProgramSpec("heuristic", (), (), (), ())
+        self.cache.put(key, CachedObject(empty, b"", {"chain": [o.to_json() for o in chain]}))
+        return chain
+
+    def linear_of(self, kernel: Kernel, chain: Chain) -> str:
+        """Digest of the LINEAR that a chain gives today, from the object cache where it is known."""
+        entry = self.cache.get(self._key(kernel, chain_digest(chain)))
+        if entry is not None and isinstance(entry.remarks.get("linear"), str):
+            return str(entry.remarks["linear"])
+        return lower(Scheduler(kernel, self.target).apply_opts(chain)).digest
+
+
+def chain_digest(chain: Iterable[Opt]) -> str:
+    text = json.dumps([o.to_json() for o in chain], separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+_compilers: dict[tuple[Any, ...], Compiler] = {}
+_compilers_lock = threading.Lock()
+
+
+def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
+    """The process's Compiler for a target and an object cache."""
+    directory = object_cache_dir(config.object_cache)
+    key = (target, directory, config.opt_cache_max)
+    with _compilers_lock:
+        found = _compilers.get(key)
+        if found is None:
+            found = _compilers[key] = Compiler(target, ObjectCache(directory), config.opt_cache_max)
+    return found
+
+
+def explicit_chain(kernel: Kernel, config: PrepareConfig) -> Chain | None:
+    """The chain that PrepareConfig.opts gives for a kernel, by the longest prefix of its key."""
+    matches = [k for k in config.opts if kernel.key.startswith(k)]
+    if not matches:
+        return None
+    return tuple(Opt.from_json(list(o)) for o in config.opts[max(matches, key=len)])
+
+
+def choose(kernel: Kernel, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> Choice:
+    """The chain without a search. Raises KernelOptError when an explicit chain does not apply."""
+    chain = explicit_chain(kernel, config)
+    if chain is not None:
+        return Choice(chain, "explicit", "given by PrepareConfig.opts")
+    if config.noopt:
+        return Choice((), "none", "SVOD_NOOPT: no opts")
+    if db is not None:
+        found = _from_database(kernel, compiler, db)
+        if isinstance(found, Choice):
+            return found
+        return Choice(compiler.heuristic(kernel), "heuristic", found)
+    return Choice(compiler.heuristic(kernel), "heuristic", "the tuning database is not consulted")
+
+
+def _from_database(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Choice | str:
+    """The winner the database has for this kernel and target, or why there is none that may be used."""
+    winner = db.winner(kernel.key, compiler.target.key)
+    if winner is None:
+        return f"the tuning database has no winner for kernel {kernel.key[:12]} on {compiler.target.key}"
+    try:
+        chain = tuple(Opt.from_json(list(o)) for o in winner.chain)
+        linear = compiler.linear_of(kernel, chain)
+    except KernelOptError as e:
+        return f"the stored chain does not apply any more: {e}"
+    if linear != winner.linear:
+        return f"the stored chain gives other code since it was verified (code generator {winner.codegen}, now {CODEGEN_REVISION}); tune again"
+    return Choice(chain, "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed")
+
+
+def compile_all(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], compiler: Compiler) -> dict[str, Compiled]:
+    """Code for every kernel. A chain from the database or a search that fails to compile falls back to the heuristic, and says so."""
+    out = {}
+    for key, kernel in kernels.items():
+        choice = choices[key]
+        try:
+            out[key] = compiler.compile(kernel, choice)
+        except KernelOptError as e:
+            if choice.source == "explicit":
+                raise
+            log.warning("kernel %s: the chain from the %s does not apply (%s); using the heuristic", key[:12], choice.source, e)
+            out[key] = compiler.compile(kernel, Choice(compiler.heuristic(kernel), "heuristic", f"the {choice.source}'s chain failed: {e}"))
+    return out

@@ -1,0 +1,107 @@
+"""A plan before its kernels are compiled: which kernels, applied to which buffers, in which order. Plain data.
+
+`prepare` makes it from a schedule, `build_plan` turns it into an ExecutionPlan with any choice of opt chains, a capture file holds it so that
+`svod-tune` can time the whole plan without the model.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from svod.compile.plan import BufferKind, ExecutionPlan, PlanBuffer, PreparedKernel
+from svod.compile.planner import PlannerMode
+from svod.core.buffer import aligned_empty
+from svod.core.dtype import DType
+from svod.core.kernel import Kernel
+from svod.optimize import Compiled
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """`size` elements of `dtype`."""
+
+    dtype: DType
+    size: int
+    kind: BufferKind
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel of the plan: `kernel` is its key, `args` a buffer number per slot. Calls of one `level` are independent."""
+
+    kernel: str
+    args: tuple[int, ...]
+    name: str
+    origin: str
+    why: str
+    level: int
+
+
+@dataclass(frozen=True)
+class Outline:
+    """`calls` in an order that can run, by level; `outputs` are buffer numbers in the order of the tensors asked for."""
+
+    calls: tuple[Call, ...]
+    buffers: tuple[BufferSpec, ...]
+    outputs: tuple[int, ...]
+    kernels: Mapping[str, Kernel]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often one run calls each kernel, by key."""
+        out: dict[str, int] = {}
+        for c in self.calls:
+            out[c.kernel] = out.get(c.kernel, 0) + 1
+        return out
+
+
+def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Sequence[np.ndarray[Any, Any] | None], *,
+               threads: int | None = None, planner: PlannerMode = "arena") -> ExecutionPlan:
+    """The plan that runs `outline` with the given code per kernel key. `arrays`: memory per buffer; None for intermediates and for
+    inputs that are bound later."""
+    buffers = [PlanBuffer(b.nbytes, b.kind, a) for b, a in zip(outline.buffers, arrays, strict=True)]
+    kernels = []
+    for c in outline.calls:
+        code = compiled[c.kernel]
+        kernels.append(PreparedKernel(code.spec, code.loaded, c.args, c.name, c.kernel, tuple(o.to_json() for o in code.chain), code.source,
+                                      code.why, c.origin, code.estimate, c.level))
+    return ExecutionPlan(kernels, buffers, outline.outputs, threads=threads, planner=planner)
+
+
+def synthetic_arrays(outline: Outline, seed: int = 0) -> list[np.ndarray[Any, Any] | None]:
+    """Memory for every buffer that the planner does not place, filled with small values that keep models finite: for timing a captured plan.
+
+    Integers that kernels gather with stay inside their bounds."""
+    rng = np.random.default_rng(seed)
+    bounds: dict[int, tuple[int, int]] = {}
+    for c in outline.calls:
+        for p, arg in zip(outline.kernels[c.kernel].params, c.args, strict=True):
+            if p.arg.vmax is not None:
+                low, high = bounds.get(arg, (p.arg.vmin or 0, p.arg.vmax))
+                bounds[arg] = max(low, p.arg.vmin or 0), min(high, p.arg.vmax)
+    arrays: list[np.ndarray[Any, Any] | None] = []
+    for i, b in enumerate(outline.buffers):
+        if b.kind == "intermediate":
+            arrays.append(None)
+            continue
+        a = aligned_empty(b.size, b.dtype)
+        if b.kind == "output":
+            a.view(np.uint8)[:] = 0
+        elif b.dtype.is_float and b.dtype.bits >= 32:
+            a[:] = rng.standard_normal(b.size, dtype=np.float32) * 0.05
+        elif b.dtype.name == "float16":
+            a[:] = (rng.standard_normal(b.size, dtype=np.float32) * 0.05).astype(np.float16)
+        elif b.dtype.name == "bfloat16":
+            a[:] = ((rng.standard_normal(b.size, dtype=np.float32) * 0.05).view(np.uint32) >> 16).astype(np.uint16)
+        else:
+            low, high = bounds.get(i, (0, 1))
+            a[:] = rng.integers(low, high + 1, b.size)
+        arrays.append(a)
+    return arrays
