@@ -13,9 +13,12 @@ from svod.compile.linear import interpret, validate
 from svod.compile.math import MAX_ULP, SIN_DOMAIN, expand
 from svod.compile.program import PhaseSpec, Program, ProgramSpec
 from svod.core.dtype import DType, dtypes, to_numpy
+from svod.core.target import Target
 from svod.core.uop import Ops
-from svod.core.values import Array, apply_alu, bitcast, cast, constant, hold
+from svod.core.values import Array, apply_alu, bitcast, cast, constant, hold, unhold
 from svod.errors import UnsupportedError
+from tests.compile.native import Code, runnable_targets
+from tests.compile.native import run as native_run
 
 F32, F64 = dtypes.float32, dtypes.float64
 FLOATS = (dtypes.float16, dtypes.bfloat16, F32, F64)
@@ -273,3 +276,29 @@ def test_integers_are_refused() -> None:
     b = Direct()
     with pytest.raises(UnsupportedError, match="EXP of int32"):
         expand(b, Ops.EXP, dtypes.int32, 1, b.put(np.ones(1, np.int32), dtypes.int32, 1))
+
+
+@pytest.mark.parametrize("target", [pytest.param(t, id=n) for n, t in runnable_targets().items() if t.has_fma])
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
+def test_machine_code_computes_the_same_bits(dtype: DType, target: Target) -> None:
+    """All functions in one phase on the targets this machine can run; NaNs compare as NaNs."""
+    ops, count, lanes = (*UNARY, Ops.POW), 512, 8
+    draw = np.random.default_rng(5)
+    x = np.concatenate([cast(draw.standard_normal(count - 40) * 20, F64, dtype), cast(np.array([*SPECIAL, 2.5, 0.1])[:40], F64, dtype)])
+    y = cast(draw.standard_normal(x.size) * 3, F64, dtype)
+    x, y = x[:x.size - x.size % lanes], y[:x.size - x.size % lanes]
+    b = Builder()
+    pointers = [b.pure("ARG", dtype, 1, (), s) for s in range(len(ops) + 2)]
+    loop, _ = b.open(b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ()), lanes)
+    operands = [b.load("LOAD", dtype, lanes, (p, loop), 0) for p in pointers[-2:]]
+    for op, pointer in zip(ops, pointers, strict=False):
+        result = expand(b, op, dtype, lanes, *operands[:2 if op is Ops.POW else 1])
+        b.store("STORE", dtype, lanes, (pointer, loop, result), (0, False))
+    b.close(loop)
+    code = Code()
+    code.instructions = list(b.finish())
+    outs = [np.zeros(x.size, to_numpy(dtype)) for _ in ops]
+    native_run(code, [*outs, unhold(x, dtype), unhold(y, dtype)], 0, x.size, target=target)
+    for op, out in zip(ops, outs, strict=True):
+        want = run(op, dtype, *((x, y) if op is Ops.POW else (x,)))
+        np.testing.assert_array_equal(hold(out, dtype), want, err_msg=op.value)
