@@ -1,7 +1,7 @@
 """`check(tensor, expected)`: every numeric test of the front end ends here.
 
-The values come from the active evaluator: the NumPy interpreter of graphs, or the compiler. `conftest.py` runs each module once
-with each that exists.
+The values come from the active evaluator: the NumPy interpreter of graphs, the schedule's kernels run by the reference evaluator of
+kernel ASTs, or the compiler. `conftest.py` runs each module once with each that exists.
 """
 from __future__ import annotations
 
@@ -10,16 +10,37 @@ from typing import Any
 
 import numpy as np
 
+from svod.core import graph
+from svod.core.buffer import bfloat16_bits_to_float32, buffer_of
 from svod.core.dtype import dtypes, to_numpy
+from svod.core.evaluate import evaluate as evaluate_kernel
+from svod.core.schedule import create_schedule
+from svod.core.uop import UOp
 from svod.tensor import Tensor
+from svod.tensor.realize import constant_value
 from tests.graph_reference import evaluate_graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+def run_schedule(tensor: Tensor) -> Array:
+    """The tensor's values by its schedule: every kernel through `svod.core.evaluate`, no machine code."""
+    if constant_value(tensor.uop) is not None or tensor.is_realized:
+        return tensor.numpy()
+    schedule = create_schedule(graph.sink(tensor.uop))
+    memory: dict[UOp, Array] = {}
+    for call in schedule.calls:
+        args = [memory[b] if b in memory else buffer_of(b).array for b in call.args]
+        for b, content in zip(call.args, evaluate_kernel(call.ast, args), strict=False):
+            memory[b] = content
+    flat = memory[schedule.outputs[0]].reshape(tensor.shape)
+    return bfloat16_bits_to_float32(flat) if tensor.dtype == dtypes.bfloat16 else flat
+
 
 Cases = tuple[tuple[Callable[[], object], str], ...]  # calls, and the message each is to raise
 
 EVALUATORS: dict[str, Callable[[Tensor], Array]] = {
     "reference": lambda t: evaluate_graph(t.uop),
+    "scheduled": run_schedule,
     "compiled": lambda t: t.numpy(),
 }
 active = "reference"

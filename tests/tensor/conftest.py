@@ -8,7 +8,7 @@ import pytest
 
 from tests.tensor import checking
 
-AVAILABLE = ["reference"] + (["compiled"] if importlib.util.find_spec("svod.prepare") else [])
+AVAILABLE = ["reference", "scheduled"] + (["compiled"] if importlib.util.find_spec("svod.prepare") else [])
 
 
 @pytest.fixture(scope="module", autouse=True, params=AVAILABLE)
