@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -272,6 +273,34 @@ def child_environment(**changes: str | None) -> dict[str, str]:
         else:
             env[name] = value
     return env
+
+
+@contextmanager
+def changed_environment(**values: str) -> Iterator[None]:
+    """For libraries that are configured by the environment, and the processes they start meanwhile: variables have these values inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def default_environment(**defaults: str) -> Iterator[None]:
+    """As `changed_environment`, for the variables that the user has not set."""
+    with changed_environment(**{name: value for name, value in defaults.items() if name not in os.environ}):
+        yield
+
+
+def set_default_environment(**defaults: str) -> None:
+    """As `default_environment`, for the rest of the process."""
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
 
 
 # -- directories --------------------------------------------------------------------------------------------------------

@@ -20,10 +20,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from svod import config
 from svod.errors import ConfigError, TuneError
 from svod.tune.child import Call
 from svod.tune.executor import DispatchingExecutor, Kind, WorkerLost, usable_cores
@@ -79,23 +80,9 @@ class _QuietStreams:
                 setattr(sys, name, self._before[name])
 
 
-@contextlib.contextmanager
-def _environment(**changes: str) -> Iterator[None]:
-    """Environment variables for processes that Ray starts meanwhile; a variable the user has set stays."""
-    added = [k for k in changes if k not in os.environ]
-    os.environ.update({k: changes[k] for k in added})
-    try:
-        yield
-    finally:
-        for k in added:
-            os.environ.pop(k, None)
-
-
 def _import_ray() -> Any:
     # read by Ray when it is imported; without it every start warns
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_COLOR_PREFIX", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    config.set_default_environment(RAY_AUTH_MODE="token", RAY_COLOR_PREFIX="0", RAY_USAGE_STATS_ENABLED="0")
     try:
         import ray
     except ImportError as e:
@@ -153,7 +140,8 @@ class _EmbeddedRay:
         self._given_up = False
         self._error: BaseException | None = None
         self._environment = contextlib.ExitStack()
-        self._environment.enter_context(_environment(RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1"))
+        self._environment.enter_context(config.default_environment(RAY_AUTH_TOKEN=secrets.token_hex(32),
+                                                                   RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1"))
         self._up = threading.Event()
         self._over = threading.Event()
         # In a thread: init has no timeout, and outside the main thread it leaves the program's SIGTERM handler alone. The thread stays to
@@ -178,21 +166,17 @@ class _EmbeddedRay:
         self._directory.remove()
 
     def _start(self, workers: int) -> None:
-        paths = os.pathsep.join([*package_roots()[:1], *filter(None, [os.environ.get("PYTHONPATH")])])
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = paths        # for Ray's workers, which import svod from where this process has it
+        # for Ray's workers, which import svod from where this process has it
+        paths = os.pathsep.join([*package_roots()[:1], *filter(None, [config.child_environment().get("PYTHONPATH")])])
         try:
-            self._ray.init(address="local", num_cpus=workers, include_dashboard=False, object_store_memory=OBJECT_STORE,
-                           log_to_driver=False, logging_level=logging.ERROR, _temp_dir=self._directory.path,
-                           _node_ip_address="127.0.0.1",
-                           _system_config={"worker_niceness": 0, "enable_metrics_collection": False, "prestart_worker_first_driver": False})
+            with config.changed_environment(PYTHONPATH=paths):
+                self._ray.init(address="local", num_cpus=workers, include_dashboard=False, object_store_memory=OBJECT_STORE,
+                               log_to_driver=False, logging_level=logging.ERROR, _temp_dir=self._directory.path,
+                               _node_ip_address="127.0.0.1",
+                               _system_config={"worker_niceness": 0, "enable_metrics_collection": False,
+                                               "prestart_worker_first_driver": False})
         except BaseException as e:  # handed to the thread that waits
             self._error = e
-        finally:
-            if before is None:
-                os.environ.pop("PYTHONPATH", None)
-            else:
-                os.environ["PYTHONPATH"] = before
 
     def close(self) -> None:
         """Stop Ray and remove its session. Waits until it is gone."""

@@ -26,7 +26,8 @@ def screened(linear: str, kernel: str = "k" * 32, target: str = TARGET, **change
     return Measurement(kernel, target, linear=linear, **{**fields, **changes})
 
 
-def verdict(what: str = "verified", linear: str = "aa", kernel: str = "k" * 32, target: str = TARGET, codegen: int = 1, **changes: Any) -> Verdict:
+def verdict(what: str = "verified", linear: str = "aa", kernel: str = "k" * 32, target: str = TARGET, codegen: int = 1,
+            **changes: Any) -> Verdict:
     return Verdict(kernel, target, linear, what, codegen, **changes)
 
 

@@ -85,7 +85,8 @@ def test_the_heartbeat_renews(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_claim_of_a_dead_process_is_void_at_once(path: Path) -> None:
-    code = "import os, sys; from svod.tune.db import TuningDB; db = TuningDB.open(sys.argv[1]); assert db.claim(sys.argv[2], sys.argv[3]); os._exit(0)"
+    code = ("import os, sys; from svod.tune.db import TuningDB; db = TuningDB.open(sys.argv[1]); assert db.claim(*sys.argv[2:]); "
+            "os._exit(0)")
     subprocess.run([sys.executable, "-c", code, str(path), K, TARGET], check=True, cwd=ROOT)
     conn = sqlite3.connect(path)
     assert conn.execute("SELECT count(*) FROM claims").fetchone() == (1,)
@@ -108,8 +109,8 @@ def test_of_many_processes_exactly_one_gets_the_claim(path: Path) -> None:
         db.record(winning())
     code = ("import sys; from svod.tune.db import TuningDB; db = TuningDB.open(sys.argv[1]); sys.stdin.readline(); "
             "print(sum(db.claim(f'k{i}', 't') is not None for i in range(40)), flush=True); sys.stdin.readline()")
-    children = [subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-                for _ in range(3)]
+    children = [subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                 cwd=ROOT) for _ in range(3)]
     for c in children:
         assert c.stdin is not None
         c.stdin.write("\n")

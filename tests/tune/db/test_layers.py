@@ -27,7 +27,8 @@ def test_file_system_types() -> None:
     assert file_system_type(Path("/home/me/my data/x.db"), MOUNTS) == "fuse.sshfs"
     assert file_system_type(Path("/home2/x.db"), MOUNTS) == "xfs"
     assert file_system_type(Path("/x"), "") == ""
-    assert {"nfs4", "fuse.sshfs", "lustre", "cifs"} <= files.NETWORK_FILE_SYSTEMS and not {"ext4", "tmpfs", "overlay"} & files.NETWORK_FILE_SYSTEMS
+    assert {"nfs4", "fuse.sshfs", "lustre", "cifs"} <= files.NETWORK_FILE_SYSTEMS
+    assert not {"ext4", "tmpfs", "overlay"} & files.NETWORK_FILE_SYSTEMS
 
 
 def test_on_a_network_file_system_each_host_writes_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +62,8 @@ def test_resolving_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     plan = layers.resolve(os.pathsep.join([str(tmp_path / "x.db"), "", str(d)]))
     assert plan.read == ((d / "a.db", TEAM), (d / "b.jsonl", TEAM), (d / "tuning.db", TEAM), shipped)
     plan = layers.resolve(str(tmp_path / "x.jsonl"))
-    assert plan.write is None and plan.read[0] == (tmp_path / "x.jsonl", TEAM) and plan.problem is not None and "must be a database" in plan.problem
+    assert plan.write is None and plan.read[0] == (tmp_path / "x.jsonl", TEAM)
+    assert plan.problem is not None and "must be a database" in plan.problem
     monkeypatch.chdir(tmp_path)
     assert layers.resolve("x.db").write == tmp_path / "x.db", "fixed at once: the process may change its directory"
 

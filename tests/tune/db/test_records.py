@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svod.tune.db.records import (BY_KIND, Kernel, Measurement, Origin, Record, RecordError, Search, TargetFacts, Verdict, canonical,
-                                  check_chain, parse_json, record_from_json)
+from svod.tune.db import Kernel, Measurement, Origin, Record, RecordError, Search, TargetFacts, Verdict
+from svod.tune.db.records import BY_KIND, canonical, check_chain, parse_json, record_from_json
 from tests.tune.db.samples import CHAIN, TARGET, confirmed, verdict
 
 RECORDS: list[Record] = [
-    confirmed(), verdict("wrong", reason="row 3: 1.5 instead of 1.25"), Kernel("k1", ast=[1, {"a": None}], flops=1, bytes=2.5), Origin("k1", "model.py:3"),
+    confirmed(), verdict("wrong", reason="row 3: 1.5 instead of 1.25"), Kernel("k1", ast=[1, {"a": None}], flops=1, bytes=2.5),
+    Origin("k1", "model.py:3"),
     TargetFacts(TARGET, {"model": "EPYC", "cores": 2}), Search("s1", "k1", TARGET, config={"width": 8}, started_at=1.5, ended_at=2)]
 
 
@@ -32,7 +33,8 @@ def test_the_digest_is_frozen() -> None:
 
 
 @pytest.mark.parametrize("change", [
-    {"kernel": "other"}, {"target": "other"}, {"linear": "bb"}, {"codegen": 2}, {"compiler": "LLVM 23"}, {"protocol": 2}, {"status": "slow"},
+    {"kernel": "other"}, {"target": "other"}, {"linear": "bb"}, {"codegen": 2}, {"compiler": "LLVM 23"}, {"protocol": 2},
+    {"status": "slow"},
     {"reason": "x"}, {"time": 2e-5}, {"samples": (1.0,)}, {"ratio": 0.4999}, {"noisy": True}, {"search": "s"}, {"taken_at": 2.0},
     {"host": {"load": 1}}, {"chain": ()}], ids=lambda c: next(iter(c)))
 def test_every_field_is_in_the_digest(change: dict[str, Any]) -> None:
@@ -48,7 +50,8 @@ def test_numbers_that_are_equal_are_one_record() -> None:
 @pytest.mark.parametrize(("field", "value"), [
     ("time", float("nan")), ("time", float("inf")), ("time", -1.0), ("time", "1"), ("codegen", -1), ("codegen", 1.0), ("codegen", True),
     ("status", "fast"), ("step", None), ("kernel", ""), ("kernel", 3), ("samples", "abc"), ("samples", [None]), ("chain", "UPCAST"),
-    ("chain", [["UPCAST", "o0", 1.5]]), ("chain", [[]]), ("chain", [[3]]), ("chain", [["UPCAST", "o0", {"a": 1}]]), ("noisy", 3), ("noisy", "no"),
+    ("chain", [["UPCAST", "o0", 1.5]]), ("chain", [[]]), ("chain", [[3]]), ("chain", [["UPCAST", "o0", {"a": 1}]]), ("noisy", 3),
+    ("noisy", "no"),
     ("host", []), ("host", {"x": float("nan")}), ("target", None)])
 def test_a_field_that_does_not_fit_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(RecordError, match=field):
@@ -66,7 +69,7 @@ def test_altered_incomplete_and_unknown_records_are_refused() -> None:
     for bad in ([], None, {}, {"kind": "pickle"}, {"kind": ["measurement"]}):
         with pytest.raises(RecordError):
             record_from_json(bad)
-    with pytest.raises(RecordError, match="wrong, |one of"):
+    with pytest.raises(RecordError, match="verdict should be one of"):
         Verdict("k", TARGET, "l", "fine", 1)
 
 

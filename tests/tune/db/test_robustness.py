@@ -34,7 +34,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("content", [b"not a database, but long enough to be mistaken for one" * 50, b"xyz", b"SQLite format 3\0" + b"\xff" * 5000])
+@pytest.mark.parametrize("content", [b"not a database, but as long as one" * 99, b"xyz", b"SQLite format 3\0" + b"\xff" * 5000])
 def test_not_a_database(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
     path = tmp_path / "t.db"
     path.write_bytes(content)
@@ -43,7 +43,8 @@ def test_not_a_database(tmp_path: Path, caplog: pytest.LogCaptureFixture, conten
         db.record(winning())
         db.record([screened("bb")])
         assert db.winner(K, TARGET) is not None, "the search goes on in memory"
-        assert (claim := db.claim(K, TARGET)) is not None and claim.renew()
+        claim = db.claim(K, TARGET)
+        assert claim is not None and claim.renew()
         claim.release()
         assert len([w for w in warnings(caplog) if "cannot be used" in w]) == 1, "said once"
     assert path.read_bytes() == content
@@ -100,7 +101,7 @@ def test_a_read_only_file_and_directory(tmp_path: Path) -> None:
     path.chmod(0o444)
     (tmp_path / "d").chmod(0o555)
     for p in (tmp_path, *tmp_path.parents):
-        if p.stat().st_uid == os.getuid() and not p.stat().st_mode & 0o005 == 0o005:
+        if p.stat().st_uid == os.getuid() and p.stat().st_mode & 0o005 != 0o005:
             p.chmod(p.stat().st_mode | 0o055)
     code = """
 import os, sys
@@ -118,7 +119,8 @@ with TuningDB.open(sys.argv[1]) as db:
     assert db.problem and "cannot be written" in db.problem, db.problem
     assert set(db.known_digests("k" * 32, TARGET)) == {"aa", "bb"}
 """
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False,
+                          cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stderr
     assert "cannot be written" in done.stderr and "records of this run are lost" in done.stderr
     (tmp_path / "d").chmod(0o755)
@@ -164,8 +166,8 @@ def test_a_team_layer_that_cannot_be_read_is_reported_and_left_out(tmp_path: Pat
 
 def test_a_lock_that_is_held_is_waited_for(tmp_path: Path) -> None:
     path = filled(tmp_path / "t.db")
-    code = ("import sqlite3, sys, time; c = sqlite3.connect(sys.argv[1], isolation_level=None); c.execute('BEGIN IMMEDIATE'); print('held', flush=True); "
-            "time.sleep(0.5); c.execute('COMMIT')")
+    code = ("import sqlite3, sys, time; c = sqlite3.connect(sys.argv[1], isolation_level=None); c.execute('BEGIN IMMEDIATE'); "
+            "print('held', flush=True); time.sleep(0.5); c.execute('COMMIT')")
     holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
     with TuningDB.open(path) as db:

@@ -127,7 +127,7 @@ def test_layers_own_team_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(layers, "shipped_files", lambda: (tmp_path / "shipped.jsonl",))
     with TuningDB.open(tmp_path / "team.db") as db:
         db.record(winning(0.3, "tt"))
-    spec = os.pathsep.join([str(tmp_path / "own.db"), str(tmp_path / "team.db"), str(tmp_path / "missing.db"), str(tmp_path / "missing.jsonl")])
+    spec = os.pathsep.join(str(tmp_path / name) for name in ("own.db", "team.db", "missing.db", "missing.jsonl"))
     with TuningDB.open(spec) as db:
         assert [(w.linear, w.layer) for w in db.ranking(K, TARGET)] == [("tt", TEAM), ("ss", SHIPPED)]
         db.record(winning(0.9, "oo"))
@@ -167,7 +167,8 @@ def test_retracted_does_not_come_back(tmp_path: Path) -> None:
 
 def test_gc_keeps_what_decides(tmp_path: Path) -> None:
     with TuningDB.open(tmp_path / "t.db") as db:
-        db.record([*winning(), screened("old"), screened("new", taken_at=4e9), screened("bad", status="wrong"), screened("x", kernel="other")])
+        db.record([*winning(), screened("old"), screened("new", taken_at=4e9), screened("bad", status="wrong"),
+                   screened("x", kernel="other")])
         assert db.gc(3600.0) == (1, 0)
         assert set(db.known_digests(K, TARGET)) == {"aa", "new", "bad"} and set(db.known_digests("other", TARGET)) == {"x"}
         assert db.winner(K, TARGET) is not None

@@ -57,7 +57,8 @@ def test_malformed_records_are_skipped_with_their_line(tmp_path: Path) -> None:
     assert "altered" in skipped[3].reason
 
 
-@pytest.mark.parametrize("text", ["", "[]\n", "{}\n", '{"format":"other","version":1}\n', '{"format":"svod-tune-db","version":"1"}\n', "\x80\x04\n"])
+@pytest.mark.parametrize("text", [
+    "", "[]\n", "{}\n", '{"format":"other","version":1}\n', '{"format":"svod-tune-db","version":"1"}\n', "\x80\x04\n"])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.jsonl").write_text(text)
     with TuningDB.open(tmp_path / "t.db") as db, pytest.raises(DatabaseError, match="not a file of svod's tuning records"):
@@ -68,7 +69,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
 def test_a_newer_format_is_refused_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"format":"svod-tune-db","version":2}\n')
     with TuningDB.open(":none:") as db:
-        with pytest.raises(DatabaseError, match="version 2.*update svod"):
+        with pytest.raises(DatabaseError, match=r"version 2.*update svod"):
             db.import_file(tmp_path / "a.jsonl")
         with pytest.raises(DatabaseError, match="cannot be read"):
             db.import_file(tmp_path / "missing.jsonl")
@@ -88,8 +89,8 @@ def test_a_file_for_another_target_is_not_read_beyond_its_header(tmp_path: Path)
 
 def test_an_export_of_winners_is_small_and_decides_the_same(tmp_path: Path) -> None:
     with TuningDB.open(tmp_path / "t.db") as db:
-        db.record([*winning(0.5, "aa"), *winning(0.4, "bb"), verdict("wrong", "bb"), *winning(0.7, "cc"), *(screened(f"s{i}") for i in range(50)),
-                   *winning(0.5, "aa", kernel="x" * 32)])
+        db.record([*winning(0.5, "aa"), *winning(0.4, "bb"), verdict("wrong", "bb"), *winning(0.7, "cc"),
+                   *(screened(f"s{i}") for i in range(50)), *winning(0.5, "aa", kernel="x" * 32)])
         db.begin_search(K, TARGET)
         count = db.export(tmp_path / "w.jsonl", winners_only=True)
         assert count == 2 + 3 + 2, "two winners with their verifications, one bad verdict, two kernels"

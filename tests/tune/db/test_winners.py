@@ -128,8 +128,10 @@ MEASUREMENTS = st.builds(
     st.integers(1, 2), st.sampled_from(["ok", "ok", "ok", "wrong", "crash"]), st.sampled_from(["confirm", "confirm", "race"]),
     st.lists(st.integers(1, 3), max_size=2), st.integers(0, 3))
 VERDICTS = st.builds(lambda what, linear, codegen: verdict(what, linear, codegen=codegen),
-                     st.sampled_from(["verified", "verified", "verified", "wrong", "retracted"]), st.sampled_from(["aa", "bb", "cc"]), st.integers(1, 2))
-EVIDENCE = st.tuples(st.lists(MEASUREMENTS, max_size=8), st.lists(VERDICTS, max_size=8), st.lists(st.integers(0, 2), min_size=8, max_size=8))
+                     st.sampled_from(["verified", "verified", "verified", "wrong", "retracted"]), st.sampled_from(["aa", "bb", "cc"]),
+                     st.integers(1, 2))
+EVIDENCE = st.tuples(st.lists(MEASUREMENTS, max_size=8), st.lists(VERDICTS, max_size=8),
+                     st.lists(st.integers(0, 2), min_size=8, max_size=8))
 
 
 @settings(deadline=None)

@@ -1,0 +1,169 @@
+"""svod-db: each command, bad input, and what happens without the extra."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from svod import cli as guard
+from svod.cli.db_commands import cli
+from svod.cli.tables import chain_words, seconds
+from svod.tune.db import Origin, TuningDB, layers
+from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
+
+ROOT = Path(__file__).parents[2]
+GEMM, CONV = "a1" * 16, "b2" * 16
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A database with two kernels, one of them on two targets."""
+    monkeypatch.setattr(layers, "shipped_files", lambda: ())
+    with TuningDB.open(tmp_path / "t.db") as db:
+        db.record([*winning(0.5, "aa", GEMM), *winning(0.8, "bb", CONV), *winning(0.9, "cc", CONV, OTHER),
+                   screened("dd", CONV, status="timeout"),
+                   Origin(GEMM, "model.py:7")])
+    return tmp_path / "t.db"
+
+
+def run(path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["--db", str(path), *arguments])
+
+
+def main(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The console script in a process of its own: what a user sees."""
+    return subprocess.run([sys.executable, "-m", "svod.cli.db", *arguments], capture_output=True, text=True, cwd=ROOT, check=False,
+                          env={**os.environ, **env})
+
+
+def test_list(path: Path) -> None:
+    lines = [line.split("\t") for line in run(path, "list").output.splitlines()]
+    assert lines[0] == ["kernel", "name", "target", "time", "speed-up", "layer", "records", "opts"]
+    assert [(x[0], x[2], x[3], x[4], x[6]) for x in lines[1:]] == [
+        (GEMM[:12], TARGET, "50 µs", "2.00x", "1"), (CONV[:12], TARGET, "80 µs", "1.25x", "2"), (CONV[:12], OTHER, "90 µs", "1.11x", "1")]
+    assert lines[1][7] == "UPCAST(o0, 8) ORDER(o0, [o0 r0]) NOLOCALS()"
+    data = json.loads(run(path, "list", "--json").output)
+    assert [d["kernel"] for d in data] == [GEMM, CONV, CONV] and data[0]["chain"][0] == ["UPCAST", "o0", 8]
+    empty = run(path.with_name("none.db"), "list")
+    assert empty.exit_code == 0 and "svod-tune SCRIPT" in empty.output and not path.with_name("none.db").exists()
+
+
+def test_show(path: Path) -> None:
+    out = run(path, "show", GEMM[:6]).output
+    for piece in (GEMM, "gemm_512", "model.py:7", TARGET, "1 ok", "2.00x the heuristic", "verified"):
+        assert piece in out
+    data = json.loads(run(path, "show", CONV, "--json").output)
+    assert len(data["measurements"]) == 3 and {w["target"] for w in data["winners"]} == {TARGET, OTHER}
+
+
+def test_why(path: Path) -> None:
+    out = run(path, "why", CONV[:8], "--target", TARGET.replace("t2", "t4")).output
+    assert "another target" in out and "first difference: threads; asked: 4; in the record: 8" in out
+    assert run(path, "why", GEMM).output.count("the database has a winner") == 1
+
+
+def test_why_of_a_script(path: Path, tmp_path: Path) -> None:
+    script = tmp_path / "model.py"
+    script.write_text("import json, os, sys\n"
+                      f"rows = [{{'kernel': '{GEMM}', 'target': '{TARGET}', 'name': 'gemm'}}, {{'kernel': 'new', 'target': '{TARGET}'}}]\n"
+                      "with open(os.environ['SVOD_CAPTURE'] + '/1.jsonl', 'w') as f:\n"
+                      "    f.write('\\n'.join(map(json.dumps, rows)) + '\\n{\"cut off')\n"
+                      "sys.exit('it broke')\n")
+    out = run(path, "why", str(script)).output
+    assert "the database has a winner" in out and "new" in out and "not known" in out and "ended with status 1: it broke" in out
+    script.write_text("pass")
+    done = main("--db", str(path), "why", str(script))
+    assert done.returncode == 2 and done.stderr.strip() == f"svod-db: {script} prepared no kernel"
+
+
+def test_stats(path: Path) -> None:
+    data = json.loads(run(path, "stats", "--json").output)
+    assert (data["kernels"], data["winners"], data["measurements"], data["verdicts"]) == (2, 3, 4, {"verified": 3})
+    assert data["winners_by_layer"] == {"own": 3} and data["bytes"] > 0
+    assert "1 timeout" in run(path, "stats").output
+
+
+def test_export_import_merge_retract_gc(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    assert "written to" in run(path, "export", "-o", str(out), "--winners", "--kernel", GEMM[:5]).output
+    other = tmp_path / "o.db"
+    assert ": 4 new records, 0 known" in run(other, "import", str(out)).output, "measurement, verdict, kernel, origin"
+    assert ": 0 new records, 4 known" in run(other, "import", str(out)).output
+    with out.open("a", encoding="utf-8") as f:
+        f.write("{}\n")
+    result = run(other, "import", str(out))
+    assert result.exit_code == 0 and "1 skipped" in result.output and "unknown kind" in result.output
+    assert "new records" in run(other, "merge", str(path)).output
+    result = run(other, "retract", GEMM, "--reason", "slow in production")
+    assert result.exit_code == 0 and "1 chains" in result.output
+    assert "slow in production" in run(other, "why", GEMM).output
+    assert "0 void claims removed" in run(other, "gc", "--older-than", "0").output
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["show", "zz"], "no kernel in the database"),
+    (["show", "gemm"], "means 2 kernels"),
+    (["show"], "Missing argument"),
+    (["merge", "missing.db"], "does not exist"),
+    (["merge"], "Missing argument"),
+    (["import", "README-not-there"], "does not exist"),
+    (["export"], "Missing option"),
+    (["gc", "--older-than", "-1"], "-1"),
+    (["retract", GEMM, "--target", "other"], "nothing to retract"),
+    (["polish"], "No such command"),
+    (["list", "--colour"], "No such option"),
+    (["why", "nothing.py"], "does not exist"),
+    (["export", "-o", "/proc/nothing/x.jsonl"], "/proc/nothing"),
+])
+def test_bad_input_is_one_line_and_status_2(path: Path, arguments: list[str], message: str) -> None:
+    done = main("--db", str(path), *arguments)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if message in line]) == 1
+
+
+@pytest.mark.parametrize("command", ["list", "stats", "gc", "retract x"])
+def test_a_database_that_is_none(tmp_path: Path, command: str) -> None:
+    bad = tmp_path / "bad.db"
+    bad.write_text("text " * 1000)
+    done = main("--db", str(bad), *command.split())
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "not a database" in done.stderr
+    assert bad.read_text() == "text " * 1000
+
+
+def test_bad_environment_is_answered(path: Path) -> None:
+    done = main("list", SVOD_THREADS="many")
+    assert done.returncode == 2
+    assert done.stderr.strip() == "svod-db: SVOD_THREADS='many' is not usable; accepted: an integer ≥ 1 (unset: not set)"
+    done = main("list", SVOD_TUNE_DB=str(path))
+    assert done.returncode == 0 and GEMM[:12] in done.stdout
+
+
+def test_without_the_extra_it_says_what_to_paste() -> None:
+    code = "from svod.cli import run_command; run_command('svod-db', 'svod.cli.db_commands', needs=('no_such_module', 'click'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2 and "pip install 'svod[tune]'" in done.stderr and "no_such_module" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "click" not in guard.missing_modules(("click", "rich"))
+
+
+def test_rich_tables_do_not_take_records_for_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from svod.cli.tables import print_table
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    print_table(("a", "b"), [("[bold]x[/]", "1"), ("y" * 5, "22")], right=frozenset({"b"}), fold=frozenset({"a"}))
+    assert "[bold]x[/]" in capsys.readouterr().out
+
+
+def test_words() -> None:
+    assert [seconds(x) for x in (None, 2.0, 1.234e-3, 5e-5, 1e-9)] == ["", "2 s", "1.23 ms", "50 µs", "1 ns"]
+    assert chain_words([]) == "as it is" and chain_words([["SWAP", "o0", "o1"]]) == "SWAP(o0, o1)"
+
+
+def test_verdicts_of_wrong_are_shown(path: Path) -> None:
+    with TuningDB.open(path) as db:
+        db.record([verdict("wrong", "aa", GEMM, reason="row 3")])
+    assert "found wrong: row 3" in run(path, "show", GEMM).output
