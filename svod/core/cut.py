@@ -18,7 +18,7 @@ node that breaks a rule names the node to realise, which may lie above; the walk
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from svod.core.graph import Shape, shape_of, size_of
@@ -118,13 +118,19 @@ def is_contraction(u: UOp) -> bool:
     return result
 
 
-def attention_region(u: UOp, stops: frozenset[UOp]) -> frozenset[UOp]:
-    """For a contraction whose operand is a row reduction's elementwise successor over another contraction (softmax of scores):
-    the reductions between them and the other contraction. Empty where the pattern is not met. `stops` have buffers."""
+def attention_region(u: UOp, stops: frozenset[UOp], consumers: Mapping[UOp, Sequence[UOp]]) -> frozenset[UOp]:
+    """For a contraction one of whose operands is the softmax of another contraction's result: the reductions between them and
+    the other contraction. Empty where the pattern is not met, or something outside reads what lies between. `stops` have buffers."""
     factors = factors_of(u)
     row = math.prod(reduce_extents(u))
     if factors is None or row > ROW_LIMIT:
         return frozenset()
+    above = {u}
+    todo = [u.src[0]]
+    while todo:
+        n = todo.pop()
+        above.add(n)
+        todo += [s for s in n.src if n.op is Ops.CAST]
     for factor in factors:
         inner: list[UOp] = []
         rows: list[UOp] = []
@@ -132,22 +138,20 @@ def attention_region(u: UOp, stops: frozenset[UOp]) -> frozenset[UOp]:
         todo = [factor]
         while todo:
             n = todo.pop()
-            if n in seen or n in stops or not reads_memory(n):
+            if n in seen or n in stops or n.op is Ops.BUFFER or not reads_memory(n):
                 continue
             seen.add(n)
-            if n.op in (Ops.WINDOW, Ops.PAD, Ops.GATHER):
-                inner = []
-                break
-            if n.op is Ops.REDUCE_AXIS and is_contraction(n):
+            if n.op in (Ops.WINDOW, Ops.PAD, Ops.GATHER) or (n.op is Ops.REDUCE_AXIS and is_contraction(n)):
                 inner.append(n)
                 if len(inner) > 1:
                     break
                 continue
-            if n.op is Ops.REDUCE_AXIS and is_reduction(n):
+            if is_reduction(n):
                 rows.append(n)
-            if n.op is not Ops.BUFFER:
-                todo += n.src
-        if len(inner) == 1 and rows and all(math.prod(reduce_extents(r)) == row for r in rows):
+            todo += n.src
+        if (len(inner) == 1 and inner[0].op is Ops.REDUCE_AXIS and rows and all(math.prod(reduce_extents(r)) == row for r in rows)
+                and any(n.op in (Ops.EXP, Ops.EXP2) for n in seen)
+                and all(c in seen or c in above for n in (*rows, *inner) for c in consumers.get(n, ()))):
             return frozenset((*inner, *rows))
     return frozenset()
 
@@ -286,7 +290,7 @@ class Cut:
     def claim(self, kernel: UOp, contraction: UOp) -> None:
         """The kernel has its contraction, and with it the reductions of an attention that ends in it."""
         self.contraction_of[kernel] = contraction
-        for r in attention_region(contraction, frozenset(self.why)):
+        for r in attention_region(contraction, frozenset(self.why), self.consumers):
             self.exempt[r] = kernel, contraction
 
     def new_range(self, extent: int) -> Ids:
@@ -316,9 +320,14 @@ class Cut:
                     self.open_kernel(u)
                     return None
         if problem is None:
-            for use in uses:
+            # a reduction is computed once, whoever reads it
+            for use in [self.common_use(uses)] if is_reduction(u) else uses:
                 self.descend(u, use)
         return problem
+
+    def common_use(self, uses: list[Use]) -> Use:
+        """One use for all of a reduction's, as far as what lies below it is concerned."""
+        return uses[0]._replace(rows=NONE.union(*(use.rows for use in uses)))
 
     def descend(self, u: UOp, use: Use) -> None:
         """Hand one use of u to its sources."""
@@ -341,7 +350,7 @@ class Cut:
                     own |= place[a][0]
             # computed once for each element of its own: what else its reader runs over does not matter below
             used = ids_of(use.place)
-            below_use = use._replace(place=tuple(place), active=used | own, rows=(use.rows & used) | own,
+            below_use = use._replace(place=tuple(place), active=used | own, rows=(use.rows & used) | own, entries=(),
                                      reduced=compute_node(reduce.src[0]))
             for s in reduce.src:
                 self.want(u, s, below_use)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from svod.core import symbolic as sy
@@ -251,7 +252,7 @@ class Rangeifier:
             if replaced is ast:
                 break
             ast = replaced
-        return ast
+        return bound_indices(ast)
 
     def place(self, u: UOp) -> None:
         """Decide where u is computed, all its reads known, and hand reads to its sources."""
@@ -376,7 +377,7 @@ class Rangeifier:
         if u.op in MOVEMENT:
             return made[0]
         if u.op in ELEMENTWISE:
-            return outside(r, UOp(u.op, u.dtype, tuple(made)))
+            return outside(r, elementwise(u, made))
         return self.reduction(u, r, made)
 
     def fill_in(self, r: Read, made: list[UOp], inside: Valid | None, fill: UOp) -> UOp:
@@ -418,11 +419,55 @@ class Rangeifier:
         return UOp(Ops.GEP, u.dtype, (node,), component) if u.op is Ops.GEP else node
 
 
+_ON_INDEX = {Ops.ADD: sy.add, Ops.SUB: sy.sub, Ops.MUL: sy.mul, Ops.CMPLT: sy.less, Ops.CMPLE: sy.less_equal}
+
+
+def elementwise(u: UOp, made: list[UOp]) -> UOp:
+    """The node u over the expressions `made`. Integers that come from IOTA stay index arithmetic while they cannot overflow, so that
+    a causal mask is a gate over ranges: CAST(i) ≤ CAST(j) → i ≤ j."""
+    rule = _ON_INDEX.get(u.op)
+    if rule is not None and made[0].dtype.is_int and any(m.op is Ops.CAST for m in made):
+        operands = [as_index(m) for m in made]
+        if None not in operands:
+            a, b = (o for o in operands if o is not None)
+            result = rule(a, b)
+            if result.dtype == dtypes.bool:
+                return result
+            lo, hi = sy.bounds(result)
+            if u.dtype.min <= lo and hi <= u.dtype.max:
+                return UOp.const(u.dtype, result.arg) if result.op is Ops.CONST else result.cast(u.dtype)
+    return UOp(u.op, u.dtype, tuple(made))
+
+
+def as_index(value: UOp) -> UOp | None:
+    """The index expression that an integer value is; None if it is none."""
+    if value.op is Ops.CONST:
+        return sy.const(int(value.arg))
+    if value.op is not Ops.CAST or value.src[0].dtype != dtypes.index:
+        return None
+    lo, hi = sy.bounds(value.src[0])
+    return value.src[0] if value.dtype.min <= lo and hi <= value.dtype.max else None
+
+
 def reduce_extents(u: UOp) -> Shape:
     """Extents of the reduced axes of a REDUCE_AXIS (or of the GEP of one), those of 1 left out."""
     reduce = u.src[0] if u.op is Ops.GEP else u
     shape = shape_of(reduce.src[0])
     return tuple(shape[a] for a in reduce.arg[1] if shape[a] != 1)
+
+
+def bound_indices(ast: UOp) -> UOp:
+    """`ast` with bounds on the PARAMs that hold indices of GATHERs: from the gates 0 ≤ CAST(value) < n they stand under."""
+    found: dict[UOp, int] = {}
+    for u in ast.walk(Ops.CMPLT):
+        index, limit = u.src
+        if index.op is Ops.CAST and index.dtype == dtypes.index and limit.op is Ops.CONST:
+            for load in index.src[0].walk(Ops.LOAD):
+                param = load.src[0].src[0]
+                if param.dtype.is_int:
+                    found[param] = min(int(limit.arg), found.get(param, int(limit.arg)))
+    bounded = {p: p.replace(arg=replace(p.arg, vmin=0, vmax=n - 1)) for p, n in found.items()}
+    return ast.substitute(bounded) if bounded else ast
 
 
 def pad_valid(u: UOp, coords: Coords) -> Valid | None:
