@@ -37,6 +37,7 @@ log = logging.getLogger("svod.tune")
 MAX_WORK_RATIO = 1000          # over the round's leanest candidate; exactly this much may stay
 RELATIVE_PROGRESS = 0.005
 BOUND_REACHED = 1.05           # times the roofline bound
+BOUND_REFUTED = 0.95           # a time below this many bounds says that the bound is wrong
 CHUNK = 24                     # candidates built and screened before the incumbent and the budget are looked at again
 FINALISTS = 3
 COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
@@ -189,6 +190,10 @@ class KernelSearch:
         if not self.strict and self.best < float("inf"):
             least = max(least, self.best * max(RELATIVE_PROGRESS, self.noise))
         self.flat = 0 if before - self.best > least or (before == float("inf") and self.best < before) else self.flat + 1
+        if self.best < BOUND_REFUTED * self.bound:
+            # the ceilings were measured while the machine was busy: such a bound must not end anything
+            log.info("%s: %.3g s is below the roofline bound of %.3g s, which is ignored from now on", self.name, self.best, self.bound)
+            self.bound = 0.0
         if self.best <= BOUND_REACHED * self.bound:
             self.stop("at the roofline bound")
         elif self.flat >= (1 if self.strict else self.config.patience):
