@@ -10,7 +10,6 @@ import socket
 import sqlite3
 import threading
 import uuid
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -126,6 +125,5 @@ class Heartbeat:
             with self.lock:
                 claims = list(self.claims)
             for claim in claims:
-                with suppress(sqlite3.Error):  # a heartbeat that is missed is what the silence of 30 s allows for
-                    if not claim.renew():
-                        self.remove(claim)
+                if not claim.renew():
+                    self.remove(claim)

@@ -89,6 +89,7 @@ class TuningDB:
         self._unwritable: str | None = "" if plan.write is None or read_only else None  # why nothing is written; "": nothing was asked for
         self._searches: dict[str, Search] = {}
         self._heartbeat = claims.Heartbeat()
+        self._held: set[tuple[str, str]] = set()  # claims that hold within this process only
         self._memo: dict[tuple[str, str], list[Winner]] = {}
         self._memo_version: tuple[int, ...] = ()
         self._told = 0
@@ -344,32 +345,55 @@ class TuningDB:
 
     # -- claims -------------------------------------------------------------------------------------------------------------
     def claim(self, kernel: str, target: str) -> claims.Claim | None:
-        """The right to search (kernel, target), renewed until `release`; None: a live process holds it (`holder` says which)."""
-        token = self._write(lambda conn: claims.take(conn, kernel, target, time.time()))
-        if token is None:
-            return None
+        """The right to search (kernel, target), renewed until `release`; None: a live process holds it (`holder` says which), or this one.
+
+        Where the file cannot be written the claim holds within this process only, and the search goes on all the same."""
         with self._lock:
-            shared = self._own is not None and self._unwritable is None
-        claim = claims.Claim(self, kernel, target, token if shared else None)
-        if shared:
-            self._heartbeat.add(claim)
-        return claim
+            sink = self._sink()
+            if sink is not self._memory:
+                try:
+                    with files.write_transaction(sink.conn):
+                        token = claims.take(sink.conn, kernel, target, time.time())
+                except sqlite3.Error as e:
+                    self._give_up(f"{sink.name} cannot be written: {e}. What is found now is kept in memory")
+                else:
+                    if token is None:
+                        return None
+                    claim = claims.Claim(self, kernel, target, token)
+                    self._heartbeat.add(claim)
+                    return claim
+            if (kernel, target) in self._held:
+                return None
+            self._held.add((kernel, target))
+            return claims.Claim(self, kernel, target, None)
 
     def renew_claim(self, claim: claims.Claim) -> bool:
-        """The heartbeat of a claim; False where it is no longer this process's."""
+        """The heartbeat of a claim; False where it is no longer this process's. One that cannot be written is tried at the next beat."""
         with self._lock:
             if self._own is None or self._unwritable is not None:
                 return True  # nobody can be told, nobody else can know
-            with files.write_transaction(self._own.conn):
-                done = self._own.conn.execute("UPDATE claims SET heartbeat = ? WHERE kernel = ? AND target = ? AND token = ?",
-                                              (time.time(), claim.kernel, claim.target, claim.token))
-                return done.rowcount == 1
+            try:
+                with files.write_transaction(self._own.conn):
+                    done = self._own.conn.execute("UPDATE claims SET heartbeat = ? WHERE kernel = ? AND target = ? AND token = ?",
+                                                  (time.time(), claim.kernel, claim.target, claim.token))
+            except sqlite3.Error as e:
+                log.debug("claim on %s not renewed: %s", claim.kernel, e)
+                return True
+            return done.rowcount == 1
 
     def release_claim(self, claim: claims.Claim) -> None:
+        """Give a claim back. Where that cannot be written it becomes void by its silence."""
         self._heartbeat.remove(claim)
-        if claim.token is not None:
-            self._write(lambda conn: conn.execute("DELETE FROM claims WHERE kernel = ? AND target = ? AND token = ?",
-                                                  (claim.kernel, claim.target, claim.token)))
+        with self._lock:
+            if claim.token is None:
+                self._held.discard((claim.kernel, claim.target))
+            elif self._own is not None and self._unwritable is None:
+                try:
+                    with files.write_transaction(self._own.conn):
+                        self._own.conn.execute("DELETE FROM claims WHERE kernel = ? AND target = ? AND token = ?",
+                                               (claim.kernel, claim.target, claim.token))
+                except sqlite3.Error as e:
+                    log.debug("claim on %s not released: %s", claim.kernel, e)
 
     def holder(self, kernel: str, target: str) -> claims.Holder | None:
         """Who searches (kernel, target) right now, or None."""
@@ -378,7 +402,11 @@ class TuningDB:
             self._open_own()
             if self._own is None:
                 return None
-            row = self._own.conn.execute("SELECT * FROM claims WHERE kernel = ? AND target = ?", (kernel, target)).fetchone()
+            try:
+                row = self._own.conn.execute("SELECT * FROM claims WHERE kernel = ? AND target = ?", (kernel, target)).fetchone()
+            except sqlite3.Error as e:
+                log.debug("claims of %s cannot be read: %s", self._own.name, e)
+                return None
             holder = None if row is None else claims.holder_of(row)
             return None if holder is None or claims.is_void(holder, time.time()) else holder
 

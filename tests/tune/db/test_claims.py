@@ -61,6 +61,14 @@ def test_a_silent_claim_is_void_and_its_owner_learns_it(path: Path) -> None:
         assert b.holder(K, TARGET) is not None, "releasing a lost claim does not touch the new one"
 
 
+def test_without_a_file_a_claim_holds_within_the_process() -> None:
+    with TuningDB.open(":none:") as db:
+        claim = db.claim(K, TARGET)
+        assert claim is not None and db.claim(K, TARGET) is None and claim.renew()
+        claim.release()
+        assert (db.claim(K, TARGET) or pytest.fail("it was released")).renew()
+
+
 def test_a_clock_from_the_future_does_not_block(path: Path) -> None:
     with TuningDB.open(path) as a, TuningDB.open(path) as b:
         assert a.claim(K, TARGET) is not None

@@ -66,7 +66,8 @@ def test_altered_incomplete_and_unknown_records_are_refused() -> None:
         record_from_json({k: v for k, v in data.items() if k != "ratio"})
     with pytest.raises(RecordError, match="unknown os"):
         record_from_json({**data, "os": "rm"})
-    for bad in ([], None, {}, {"kind": "pickle"}, {"kind": ["measurement"]}):
+    bads: list[Any] = [[], None, {}, {"kind": "pickle"}, {"kind": ["measurement"]}]
+    for bad in bads:
         with pytest.raises(RecordError):
             record_from_json(bad)
     with pytest.raises(RecordError, match="verdict should be one of"):

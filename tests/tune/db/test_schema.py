@@ -55,9 +55,10 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     conn.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     conn.close()
     before = path.read_bytes()
-    for opened in (lambda: open_for_writing(path, wal=True), lambda: open_for_reading(path)):
-        with pytest.raises(NewerSchema, match=f"version {SCHEMA_VERSION + 1}.*update svod"):
-            opened()
+    with pytest.raises(NewerSchema, match=f"version {SCHEMA_VERSION + 1}.*update svod"):
+        open_for_writing(path, wal=True)
+    with pytest.raises(NewerSchema, match=f"version {SCHEMA_VERSION + 1}.*update svod"):
+        open_for_reading(path)
     assert path.read_bytes() == before
 
 

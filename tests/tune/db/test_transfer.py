@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from svod.errors import DatabaseError
-from svod.tune.db import SHIPPED, TEAM, Measurement, Record, TuningDB, derive_winner, layers
+from svod.tune.db import SHIPPED, TEAM, Measurement, Record, Skipped, TuningDB, derive_winner, layers
 from svod.tune.db.records import RECORDS
 from svod.tune.db.transfer import read_records, write_records
 from tests.tune.db.make_version import CONTENT
@@ -79,7 +79,7 @@ def test_a_file_for_another_target_is_not_read_beyond_its_header(tmp_path: Path)
     write_records(tmp_path / "a.jsonl", winning())
     with open(tmp_path / "a.jsonl", "a", encoding="utf-8") as f:
         f.write("damaged\n")
-    skipped: list[layers.Skipped] = []
+    skipped: list[Skipped] = []
     layer = layers.JsonlLayer(tmp_path / "a.jsonl", SHIPPED, skipped)
     assert layer.deciding(K, OTHER) == ([], []) and skipped == []
     measurements, verdicts = layer.deciding(K, TARGET)
