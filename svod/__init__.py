@@ -1,0 +1,40 @@
+"""svod: an autotuning compiler for tensor programs, centred on BEAM search.
+
+    from svod import Tensor
+    y = (Tensor(a) @ Tensor(b)).relu().softmax(-1)     # nothing runs yet
+    y.numpy()                                          # realize
+
+Names are imported when they are first used, so that `import svod` stays cheap.
+"""
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Tensor": "svod.tensor", "where": "svod.tensor", "scope": "svod.core.origin", "dtypes": "svod.core.dtype",
+    "jit": "svod.jit", "ExecutionPlan": "svod.compile.plan",
+    "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
+    "SvodError": "svod.errors",
+}
+__all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "dtypes", "jit", "scope",
+           "where"]
+
+if TYPE_CHECKING:
+    from svod.compile.plan import ExecutionPlan
+    from svod.config import BeamConfig, BenchConfig, OptimizerConfig, PrepareConfig
+    from svod.core.dtype import dtypes
+    from svod.core.origin import scope
+    from svod.errors import SvodError
+    from svod.jit import jit
+    from svod.tensor import Tensor, where
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'svod' has no attribute {name!r}")
+    value = getattr(import_module(_WHERE[name]), name)
+    globals()[name] = value   # also over the submodule of the same name (svod.jit)
+    return value

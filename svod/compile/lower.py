@@ -173,7 +173,8 @@ class _Lowering:
     def run(self) -> Program:
         phases: list[PhaseSpec] = []
         code: list[tuple[Instr, ...]] = []
-        for s in self.plan.roots:
+        # what reads only constants comes first: it runs once, at prepare
+        for s in sorted(self.plan.roots, key=lambda s: not self._once(s)):
             r = self.plan.resolved[s]
             assert r is not None
             stage = r.stage
@@ -189,6 +190,21 @@ class _Lowering:
                 code.append(instructions)
         params = tuple((p.dtype, p.arg.size) for p in self.kernel.params)
         return Program(ProgramSpec("kernel", params, self.kernel.outs, tuple(self.temps), tuple(phases)), tuple(code))
+
+    def _once(self, s: int) -> bool:
+        """True for a root stage that reads nothing but constants of the plan."""
+        r = self.plan.resolved[s]
+        assert r is not None
+        if r.stage.is_output:
+            return False
+        loads = [n for n in r.nodes if n.kind == "load"]
+        return bool(loads or r.reads) and all(self.kernel.params[n.arg].arg.constant for n in loads) \
+            and all(self.plan.paths[q] != () or self._once(q) for q in r.reads) and all(self._constant(q) for q in r.reads)
+
+    def _constant(self, s: int) -> bool:
+        r = self.plan.resolved[s]
+        assert r is not None
+        return all(self.kernel.params[n.arg].arg.constant for n in r.nodes if n.kind == "load") and all(self._constant(q) for q in r.reads)  # type: ignore[index,arg-type]
 
     def new_temp(self, nbytes: int) -> int:
         self.temps.append(nbytes)
@@ -359,7 +375,7 @@ class _Phase:
         index, layout = temp
         pointer = self.b.pure("TEMP", r.stage.dtype, 1, (), index)
         nest = self._root_nest(r)
-        once = self._only_constants(r.stage.index)
+        once = self.low._once(r.stage.index)
         threads = self.state.target.threads if once else self.low.threads
         return self._launch(nest, lambda n, v: self._store_layout(n, v, pointer, layout, [({}, 0)] * len(layout.extents)), threads, once)
 
@@ -399,14 +415,6 @@ class _Phase:
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
         threads = self.low.threads if total >= 1 << 14 else 1
         return self._launch(nest, lambda n, v: self._store_linear(n, v, pointer, store, self.state.stream), threads, False)
-
-    def _only_constants(self, s: int) -> bool:
-        """True when a stage reads nothing but constants of the plan."""
-        r = self.low.plan.resolved[s]
-        assert r is not None
-        loads = [n for n in r.nodes if n.kind == "load"]
-        return bool(loads or r.reads) and all(self.kernel.params[n.arg].arg.constant for n in loads) \
-            and all(self._only_constants(q) for q in r.reads)  # type: ignore[index]
 
     def _width(self, r: ResolvedStage) -> int:
         return max(1, self.state.target.vector_bytes // r.lanes_bytes)

@@ -85,6 +85,12 @@ def _plan(state: Scheduler) -> Plan:
             common = point if common is None else _common(common, point)
         assert common is not None
         place = state.place[s]
+        if not common:
+            if place != AUTO:
+                raise KernelOptError(f"stage {stage.name} is read by more than one phase; it can only live at the root")
+            paths[s] = ()
+            roots.append(s)
+            continue
         if place == AUTO:
             t, depth = common[-1]
             outer = common[:-1]

@@ -219,8 +219,8 @@ class UOp:
             assert isinstance(first, UOp), "WHERE needs a UOp in one branch to know its dtype"
             src = (self, first._other(a), first._other(b))
             return UOp(op, first.dtype, src)
-        src = (self, *(self._other(o) for o in others))
-        return UOp(op, dtypes.bool if op in COMPARISONS else self.dtype, src)
+        operands: tuple[UOp, ...] = (self, *(self._other(o) for o in others))
+        return UOp(op, dtypes.bool if op in COMPARISONS else self.dtype, operands)
 
     def cast(self, dtype: DType) -> UOp:
         return self if dtype == self.dtype else UOp(Ops.CAST, dtype, (self,))

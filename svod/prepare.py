@@ -1,0 +1,208 @@
+"""From tensors to an execution plan: the pipeline of docs/layout.md, composed.
+
+    graph → create_schedule → outline (kernels, buffers, order) → a chain and code per distinct kernel → ExecutionPlan
+"""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from svod.compile.host import host_target
+from svod.compile.plan import BufferKind, ExecutionPlan
+from svod.config import PrepareConfig
+from svod.core import graph
+from svod.core.buffer import buffer_of
+from svod.core.kernel import Kernel
+from svod.core.schedule import Schedule, create_schedule
+from svod.core.target import Target
+from svod.core.uop import Ops, UOp
+from svod.errors import ScheduleError, UnsupportedError
+from svod.optimize import Choice, Compiled, Compiler, choose, compile_all, compiler_for
+from svod.outline import BufferSpec, Call, Outline, build_plan
+from svod.tensor.realize import replace_nodes
+from svod.tune.db import TuningDB
+
+if TYPE_CHECKING:
+    from svod.tensor.tensor import Tensor
+
+Array = np.ndarray[Any, Any]
+
+_kernels: dict[UOp, Kernel] = {}
+_databases: dict[str | None, TuningDB] = {}
+_lock = threading.Lock()
+
+
+# -- what tensors call ------------------------------------------------------------------------------
+
+def realize_tensors(tensors: Sequence[Tensor]) -> None:
+    """Compute the tensors now: each becomes a reshaped BUFFER, in every live tensor that contains it. Raises SvodError."""
+    prepared = prepare_graph([t.uop for t in tensors], PrepareConfig.from_env())
+    prepared.plan.execute()
+    prepared.attach(tensors)
+
+
+def prepare_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None) -> ExecutionPlan:
+    """The plan that computes the tensors; they are its outputs from then on, and every `execute()` writes them anew.
+
+    Raises ScheduleError when nothing is given."""
+    if not tensors:
+        raise ScheduleError("prepare needs at least one tensor")
+    prepared = prepare_graph([t.uop for t in tensors], config if config is not None else PrepareConfig.from_env())
+    prepared.attach(tensors)
+    return prepared.plan
+
+
+# -- the pipeline -----------------------------------------------------------------------------------
+
+class Prepared:
+    """A plan and what its buffers are."""
+
+    def __init__(self, plan: ExecutionPlan, outline: Outline, nodes: tuple[UOp, ...], numbers: Mapping[UOp, int]):
+        self.plan, self.outline = plan, outline
+        self.nodes = nodes               # the BUFFER of each buffer number; those the plan made are real ones, kept alive here
+        self.numbers = numbers           # BUFFER of the graph → buffer number
+
+    def attach(self, tensors: Sequence[Tensor]) -> None:
+        """Make the tensors the plan's outputs."""
+        done = {}
+        for t, i in zip(tensors, self.outline.outputs, strict=True):
+            base = graph.base_of(t.uop)
+            if base.op is not Ops.BUFFER:
+                done[base] = graph.reshape(self.nodes[i], graph.shape_of(base))
+        replace_nodes(done)
+
+
+def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: frozenset[UOp] = frozenset(),
+                  inputs: frozenset[UOp] = frozenset()) -> Prepared:
+    """Prepare a plan for graph nodes. BUFFERs in `constants` are weights of the plan; those in `inputs` are bound before each run."""
+    schedule = create_schedule(graph.sink(*outputs), constants)
+    target = host_target(config.threads)
+    outline, buffers, numbers = make_outline(schedule, constants)
+    compiled = compile_outline(outline, target, config)
+    nodes = []
+    arrays: list[Array | None] = []
+    for u, spec in zip(buffers, outline.buffers, strict=True):
+        if spec.kind == "intermediate":
+            nodes.append(u)
+            arrays.append(None)
+            continue
+        real = graph.buffer(spec.dtype, spec.size) if u.src[0].op is Ops.LUNIQUE else u
+        nodes.append(real)
+        arrays.append(None if u in inputs else buffer_of(real).array)
+    plan = build_plan(outline, compiled, arrays, planner="arena" if config.memory_planner else "disabled")
+    plan.keep = nodes  # type: ignore[attr-defined]  # the plan's addresses are valid while its buffers live
+    if config.capture is not None and outline.calls:
+        from svod import capture
+        seconds: dict[str, float] = {}
+        if all(a is not None for a, s in zip(arrays, outline.buffers, strict=True) if s.kind != "intermediate"):
+            for call, t in zip(outline.calls, plan.profile(2), strict=True):
+                seconds[call.kernel] = min(t, seconds.get(call.kernel, t))
+        capture.append(config.capture, outline, seconds)
+    return Prepared(plan, outline, tuple(nodes), numbers)
+
+
+def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline, list[UOp], dict[UOp, int]]:
+    """The outline of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER."""
+    numbers: dict[UOp, int] = {}
+    kernels: dict[str, Kernel] = {}
+    levels: list[int] = []
+    for call in schedule.calls:
+        levels.append(1 + max((levels[d] for d in call.deps), default=-1))
+    order = sorted(range(len(levels)), key=lambda i: (levels[i], i))
+    outputs = set(schedule.outputs)
+    written: set[UOp] = set()
+    calls = []
+    for i in order:
+        call = schedule.calls[i]
+        kernel = kernel_of(call.ast)
+        kernels[kernel.key] = kernel
+        for a in call.args:
+            numbers.setdefault(a, len(numbers))
+        written.update(call.args[s] for s in kernel.outs)
+        calls.append(Call(kernel.key, tuple(numbers[a] for a in call.args), call.name_hint, call.origin, call.why, levels[i]))
+    for u in schedule.outputs:
+        numbers.setdefault(u, len(numbers))
+
+    def kind(u: UOp) -> BufferKind:
+        if u in outputs or (u in written and u.src[0].op is not Ops.LUNIQUE):
+            return "output"
+        if u.src[0].op is Ops.LUNIQUE:
+            return "intermediate"
+        return "constant" if u in constants else "input"
+    specs = tuple(BufferSpec(u.dtype, u.arg, kind(u)) for u in numbers)
+    return Outline(tuple(calls), specs, tuple(numbers[u] for u in schedule.outputs), kernels), list(numbers), numbers
+
+
+def kernel_of(ast: UOp) -> Kernel:
+    """The analysed kernel of a canonical AST, remembered."""
+    with _lock:
+        found = _kernels.get(ast)
+    if found is None:
+        found = Kernel(ast)
+        with _lock:
+            if len(_kernels) >= 4096:
+                _kernels.pop(next(iter(_kernels)))
+            found = _kernels.setdefault(ast, found)
+    return found
+
+
+def database(config: PrepareConfig) -> TuningDB:
+    """The process's handle on the tuning database that a configuration names."""
+    with _lock:
+        found = _databases.get(config.db)
+        if found is None:
+            found = _databases[config.db] = TuningDB.open(config.db)
+        return found
+
+
+def compile_outline(outline: Outline, target: Target, config: PrepareConfig) -> dict[str, Compiled]:
+    """A chain and code for every kernel; unknown ones are searched first when the configuration says so."""
+    if config.lock is not None:
+        raise UnsupportedError(f"PrepareConfig(lock={config.lock!r}): lock files cannot be read yet; unset SVOD_LOCK")
+    if not outline.calls:
+        return {}
+    compiler = compiler_for(target, config)
+    db = None if config.noopt or config.capture is not None else database(config)
+    choices = choose_all(outline, compiler, config, db)
+    if config.beam is not None and db is not None:
+        unknown = {k: v for k, v in outline.kernels.items()
+                   if choices[k].source == "heuristic" or (config.beam.ignore_cache and choices[k].source == "database")}
+        if unknown:
+            from svod.search import search_at_prepare
+            choices.update(search_at_prepare(outline, unknown, compiler, config, db))
+    compiled = compile_all(outline.kernels, choices, compiler)
+    return compiled
+
+
+def choose_all(outline: Outline, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> dict[str, Choice]:
+    """A chain for every kernel, without a search."""
+    return {key: choose(kernel, compiler, config, db) for key, kernel in outline.kernels.items()}
+
+
+def sources_of(plan: ExecutionPlan) -> dict[str, int]:
+    """How many kernels of a plan run with a chain of each source: {'database': 21, 'heuristic': 2}."""
+    out: dict[str, int] = {}
+    for k in plan.kernels:
+        out[k.opts_source] = out.get(k.opts_source, 0) + 1
+    return out
+
+
+def measure(plan: ExecutionPlan, seconds: float = 0.5) -> float:
+    """Median seconds of one execution, over at least five and about `seconds` of them."""
+    plan.execute()
+    times = []
+    end = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        plan.execute()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def buffers_under(nodes: Iterable[UOp]) -> set[UOp]:
+    """The BUFFERs that graph nodes read."""
+    return {u for n in nodes for u in n.toposort() if u.op is Ops.BUFFER}
