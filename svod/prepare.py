@@ -194,7 +194,7 @@ def sources_of(plan: ExecutionPlan) -> dict[str, int]:
 def measure(plan: ExecutionPlan, seconds: float = 0.5) -> float:
     """Median seconds of one execution, over at least five and about `seconds` of them."""
     plan.execute()
-    times = []
+    times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 5 or time.perf_counter() < end:
         start = time.perf_counter()

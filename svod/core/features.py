@@ -1,8 +1,8 @@
 """What a state costs, read from its tables without lowering it: the search ranks its proposals by this.
 
 Per stage: how often its body runs, the vector instructions of one run (values that an inner loop does not change are counted at
-the loop they stand in), the registers it needs, and the bytes that cross each cache level when the innermost loops whose data fit keep it. The
-time is the slowest of these, stages added up. It ranks; it does not promise.
+the loop they stand in), the registers it needs, and the bytes that cross each cache level when the innermost loops whose data fit keep
+it. The time is the slowest of these, stages added up. It ranks; it does not promise.
 """
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _once(state: Scheduler, resolved: tuple[ResolvedStage | None, ...], s: int) 
     if r is None or r.stage.is_output or state.place[s] != ROOT:
         return False
     loads = [n for n in r.nodes if n.kind == "load"]
-    return bool(loads) and not r.reads and all(state.kernel.params[n.arg].arg.constant for n in loads)  # type: ignore[index]
+    return bool(loads) and not r.reads and all(state.kernel.params[n.arg].arg.constant for n in loads)
 
 
 def _iterations(own: list[tuple[Piece, ...]], order: list[int]) -> int:
@@ -204,17 +204,17 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
         for i, (a, _) in enumerate(loops):
             if a in deps:
                 k = i + 1
-        n = prefix[k]
+        times = prefix[k]
         for a in deps:
-            n *= expanded[a]
-        return n
+            times *= expanded[a]
+        return times
 
     loads = alu = fmas = 0.0
     accesses: list[tuple[tuple[int, ...], Linear | None, int, int]] = []
     skip = set()
     for red in r.reductions:
-        n = r.nodes[red.values[0]]
-        if red.combiner == "ADD" and n.kind == "alu" and n.op == "MUL":
+        product = r.nodes[red.values[0]]
+        if red.combiner == "ADD" and product.kind == "alu" and product.op == "MUL":
             skip.add(red.values[0])
         fmas += body * tile
         alu += body * tile * (1 if len(red.values) == 1 else 6)
@@ -230,7 +230,7 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
             if n.gate >= 0:
                 alu += 3 * count
             loads += count
-            size = state.kernel.params[n.arg].arg.size if n.kind == "load" else 1 << 62  # type: ignore[index]
+            size = state.kernel.params[n.arg].arg.size if n.kind == "load" else 1 << 62
             accesses.append((n.deps, n.linear, n.dtype.itemsize, size))
         elif n.kind in ("alu", "cast"):
             count = runs(n.deps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from svod.core.dtype import DType, dtypes
 from svod.core.uop import ALU, Ops, UOp
@@ -175,7 +176,7 @@ class Node:
     op: str
     dtype: DType
     src: tuple[int, ...]
-    arg: object
+    arg: Any
     deps: tuple[int, ...]
     linear: Linear | None = None   # load: the flat index
     dims: tuple[Linear, ...] = ()  # read: one per axis of the stage read
@@ -325,7 +326,7 @@ class _Resolver:
             outs = tuple(range(len(self.stage.outs)))
             return self.add(Node("reduce", "REDUCE", u.dtype, (), (number, 0), outs))
         if u.op is Ops.GEP:
-            number, _ = self.nodes[self.made[u.src[0]]].arg  # type: ignore[misc]
+            number, _ = self.nodes[self.made[u.src[0]]].arg
             return self.add(Node("reduce", "REDUCE", u.dtype, (), (number, u.arg), tuple(range(len(self.stage.outs)))))
         raise CompileError(f"{u.op.value} cannot stand in a kernel's value; see docs/ir.md")
 
@@ -345,10 +346,10 @@ def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> Reso
         if n not in below:
             below.add(n)
             todo += node_sources(r.nodes[n])
-    reads = sorted({n.arg for n in r.nodes if n.kind == "read"})  # type: ignore[type-var]
+    reads = sorted({n.arg for n in r.nodes if n.kind == "read"})
     inside = frozenset(r.nodes[n].arg for n in below if r.nodes[n].kind == "read")
     widest = max([n.dtype.itemsize for n in r.nodes if n.dtype != dtypes.index and n.kind != "const" and n.dtype.kind != "b"], default=1)
-    return ResolvedStage(stage, r.axes, r.nodes, r.reductions, value, store, slot, tuple(reads), inside, widest)  # type: ignore[arg-type]
+    return ResolvedStage(stage, r.axes, r.nodes, r.reductions, value, store, slot, tuple(reads), inside, widest)
 
 
 def node_sources(n: Node) -> list[int]:

@@ -29,8 +29,7 @@ def plan(state: Scheduler) -> Plan:
     """Place every stage. Raises KernelOptError when a placement is not around all readers of its stage."""
     if state._plan is None:
         state._plan = _plan(state)
-    found: Plan = state._plan
-    return found
+    return state._plan
 
 
 def _plan(state: Scheduler) -> Plan:
@@ -64,7 +63,8 @@ def _plan(state: Scheduler) -> Plan:
             path_q = paths[q]
             assert path_q is not None
             order = state.order[q]
-            rows_of = [frozenset(x for x in state.axis_rows[a] if state.rows[x].role == LOOP) | axis_deps.get(a, frozenset()) for a in r.axes]
+            rows_of = [frozenset(x for x in state.axis_rows[a] if state.rows[x].role == LOOP) | axis_deps.get(a, frozenset())
+                       for a in r.axes]
             needed: set[int] = set()
             for node in r.nodes:
                 if node.kind == "read" and node.arg == s:
@@ -115,7 +115,8 @@ def _plan(state: Scheduler) -> Plan:
                 raise KernelOptError(f"stage {stage.name} cannot live at {state.rows[place].name}: that is not a loop of this state")
             path = (*path_t, (t, state.order[t].index(place) + 1))
             if len(readers[s]) == 1 and readers[s][0] == t:
-                common = (*common[:-1], (t, max(common[-1][1], len(state.order[t]) if in_reduce_only(resolved[t], s) else first_reduce(state, t))))
+                reach = len(state.order[t]) if read_in_reduce(resolved[t], s) else first_reduce(state, t)
+                common = (*common[:-1], (t, max(common[-1][1], reach)))
             if not _encloses(path, common):
                 raise KernelOptError(f"stage {stage.name} is also read outside the loop {state.rows[place].name}; "
                                      f"stage it at a loop that holds all its readers")
@@ -163,7 +164,7 @@ def is_derived(stage: Stage) -> bool:
     return not stage.is_output and not stage.has_reduce
 
 
-def in_reduce_only(r: ResolvedStage | None, s: int) -> bool:
+def read_in_reduce(r: ResolvedStage | None, s: int) -> bool:
     """True when a stage's value reads stage `s` below its REDUCEs."""
     return r is not None and s in r.in_reduce
 

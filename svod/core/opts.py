@@ -42,7 +42,8 @@ def _amount(state: Scheduler, row: int, arg: Any, what: str) -> int:
     if n > r.extent:
         raise KernelOptError(f"{what}({r.name}, {arg}): the axis has {r.extent} positions; PADTO rounds it up")
     if r.extent % n and state.axis_rows[r.axis][0] != row:
-        raise KernelOptError(f"{what}({r.name}, {arg}): only the outermost part of an axis may be split with a remainder, {r.extent} % {n} ≠ 0")
+        raise KernelOptError(f"{what}({r.name}, {arg}): only the outermost part of an axis may be split with a remainder, "
+                             f"{r.extent} % {n} ≠ 0")
     return n
 
 
@@ -81,7 +82,8 @@ def _check_registers(state: Scheduler, stage: int, what: str) -> None:
     lanes = max(1, state.target.vector_bytes // 4)
     vectors = -(-total // lanes) if total >= lanes else total
     if vectors > 2 * state.target.vector_registers:
-        raise KernelOptError(f"{what}: {total} values side by side need {vectors} vector registers, the target has {state.target.vector_registers}")
+        raise KernelOptError(f"{what}: {total} values side by side need {vectors} vector registers; the target has "
+                             f"{state.target.vector_registers}, and twice that is the limit")
 
 
 def _is_reduce(state: Scheduler, row: int) -> bool:

@@ -16,6 +16,7 @@ from svod.errors import KernelOptError
 
 if TYPE_CHECKING:
     from svod.core.features import Features
+    from svod.core.nest import Plan
 
 # where a stage lives
 INLINE = "inline"   # recomputed by its readers
@@ -79,6 +80,9 @@ class Scheduler:
     split_reduce: tuple[int, int] | None     # (axis, parts): partials per core and a combining phase
     stream: bool                             # the output is stored past the caches
     applied_opts: tuple[Opt, ...]
+    _digest: bytes | None
+    _features: Features | None
+    _plan: Plan | None
 
     def __init__(self, kernel: Kernel, target: Target):
         self.kernel, self.target = kernel, target
@@ -152,7 +156,8 @@ class Scheduler:
         """Identity of the state (16 bytes): axis table, orders, placements, hints; not names, not the chain's text."""
         if self._digest is None:
             rows = self.rows
-            table = tuple(tuple((rows[r].stride, rows[r].extent, rows[r].role) for r in ids if rows[r].extent > 1) for ids in self.axis_rows)
+            table = tuple(tuple((rows[r].stride, rows[r].extent, rows[r].role) for r in ids if rows[r].extent > 1)
+                          for ids in self.axis_rows)
 
             def ident(row: int) -> tuple[int, int]:
                 return rows[row].axis, rows[row].stride
@@ -170,8 +175,7 @@ class Scheduler:
         if self._features is None:
             from svod.core.features import features
             self._features = features(self)
-        found: Features = self._features
-        return found
+        return self._features
 
     @property
     def family(self) -> Hashable:

@@ -1,7 +1,7 @@
 """Sketches: whole chains that only pay in combination, their amounts derived from the target's vector width, registers and caches.
 
-`sketches(state)` lists them; the heuristic is the one with the fewest predicted cycles (svod/core/features.py). Everything is read from the accesses: a
-*contraction* is a sum of products whose operands each lack an output axis that the other has, so that a register tile reuses both; other
+`sketches(state)` lists them; the heuristic is the one with the fewest predicted cycles (svod/core/features.py). Everything is read
+from the accesses: a *contraction* is a sum of products whose operands each lack an output axis that the other has, so that a register tile reuses both; other
 reductions put their vectors where memory is contiguous; elementwise stages that are costly and read twice are kept.
 """
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> tuple[fro
         unit = frozenset(a for a, c in n.linear.coefs if c == 1)
         return unit, unit
     if n.kind == "read":
-        inner = _resolved(state, n.arg)  # type: ignore[arg-type]
+        inner = _resolved(state, n.arg)
         strides: dict[int, set[int]] = {}
         for m in inner.nodes:
             if m.kind == "load":
@@ -109,7 +109,7 @@ def _operands(state: Scheduler, r: ResolvedStage) -> tuple[_Operand, _Operand] |
         while m.kind == "cast":
             n, m = m.src[0], r.nodes[m.src[0]]
         unit, staged = _contiguous_axes(state, r, n)
-        found.append(_Operand(n, frozenset(r.nodes[n].deps), m.arg if m.kind == "read" else -1, unit, staged))  # type: ignore[arg-type]
+        found.append(_Operand(n, frozenset(r.nodes[n].deps), m.arg if m.kind == "read" else -1, unit, staged))
     a, b = found
     outs = frozenset(i for i in range(len(r.stage.outs)) if _extent(state, r, i) > 1)
     if (outs - a.axes) and (outs - b.axes):
@@ -156,11 +156,7 @@ def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
 
 def tile_amounts(extent: int, limit: int) -> list[int]:
     """Amounts of a register tile up to `limit`, best first: little recomputed, then large."""
-    if extent <= limit:
-        first = [extent]
-    else:
-        first = []
-    options = first + [n for n in range(min(limit, extent), 0, -1)]
+    options = list(range(min(limit, extent), 0, -1))
 
     def waste(n: int) -> float:
         return -(-extent // n) * n / extent
@@ -194,10 +190,7 @@ def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
     for s in inner:
         r = _resolved(state, s)
         operands = _operands(state, r)
-        if operands is not None:
-            state = _inner_contraction(state, r, operands)
-        else:
-            state = _vectors(state, r, 4)
+        state = _inner_contraction(state, r, operands) if operands is not None else _vectors(state, r, 4)
     return _parallel(state)
 
 
@@ -225,10 +218,10 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
     below: set[int] = set()
     todo = [v for red in r.reductions for v in red.values]
     while todo:
-        n = todo.pop()
-        if n not in below:
-            below.add(n)
-            todo += node_sources(r.nodes[n])
+        v = todo.pop()
+        if v not in below:
+            below.add(v)
+            todo += node_sources(r.nodes[v])
     best, best_score = -1, 0.0
     width = _width(state, r)
     for a in range(len(r.axes)):
@@ -245,7 +238,7 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
                 score += weight
             elif a not in n.deps:
                 score += 0.3 * weight
-            elif a in staged and n.kind == "read" and not state.place[n.arg] == "inline":  # type: ignore[index]
+            elif a in staged and n.kind == "read" and state.place[n.arg] != "inline":
                 score += 0.8 * weight
             else:
                 score -= 0.5 * weight
@@ -349,7 +342,7 @@ def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[_Operand, 
 
 
 def _contractions(state: Scheduler, r: ResolvedStage, operands: tuple[_Operand, _Operand]) -> Iterator[Scheduler]:
-    """Register tiles of the output stage: vector axis × tile axis, operands staged where that makes them contiguous or keeps them near."""
+    """Register tiles of the output stage: vector axis × tile axis, operands staged where that makes them contiguous or near."""
     choices = _lane_choices(state, r, operands)
     for rank in range(6):
         for _, lane, x, y in choices[:2]:
@@ -365,7 +358,8 @@ def _contractions(state: Scheduler, r: ResolvedStage, operands: tuple[_Operand, 
                 yield from _tiled(state, r, lane, tiles_of[0], n, m, x, y, variants=rank == 0 or rank == 1)
 
 
-def _tiled(state: Scheduler, r: ResolvedStage, lane: int, tile: int, n: int, m: int, x: _Operand, y: _Operand, variants: bool) -> Iterator[Scheduler]:
+def _tiled(state: Scheduler, r: ResolvedStage, lane: int, tile: int, n: int, m: int, x: _Operand, y: _Operand,
+           variants: bool) -> Iterator[Scheduler]:
     lane_name, tile_name = _name(state, r, lane), _name(state, r, tile)
     s = state
     if m > 1:
@@ -409,7 +403,7 @@ def _bytes(state: Scheduler, s: int) -> int:
 def _constant(state: Scheduler, s: int) -> bool:
     r = _resolved(state, s)
     loads = [n for n in r.nodes if n.kind == "load"]
-    return bool(loads) and not r.reads and all(state.kernel.params[n.arg].arg.constant for n in loads)  # type: ignore[index]
+    return bool(loads) and not r.reads and all(state.kernel.params[n.arg].arg.constant for n in loads)
 
 
 def _stage_operand(state: Scheduler, r: ResolvedStage, x: _Operand, at: list[int]) -> Scheduler:

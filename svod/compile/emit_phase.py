@@ -1,0 +1,356 @@
+"""One phase: its outermost loops become begin…end, the stages that live in its nest are computed at their points."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from svod.compile.emit_reduce import Reductions, Sink
+from svod.compile.nests import COPY_LANES, NO_POINT, SLACK, Layout, Lin, Nest, Staged, add_lins, is_exact, sum_lins
+from svod.compile.program import Instr
+from svod.core.dtype import dtypes
+from svod.core.kernel import Linear, Node, Reduction, ResolvedStage, Stage
+from svod.core.nest import Piece, fit, lane_row
+from svod.core.scheduler import LOOP, UNROLL, UPCAST
+
+MIN_ITERATIONS = 64             # a phase offers at least this many iterations per core, so that cores and slices have something to share
+MAX_TILE_VECTORS = 4            # vectors side by side in derived copy loops
+
+
+class Spec(NamedTuple):
+    """What a phase's launch needs, before its symbol is known."""
+
+    extent: int
+    threads: int
+    scratch: int
+    once: bool
+
+
+Emitted = tuple[Spec, tuple[Instr, ...]]
+
+
+class Phase(Reductions):
+    """Emits one phase."""
+
+    # -- kinds of phases -------------------------------------------------------------------------------
+    def emit_output(self, r: ResolvedStage) -> Emitted:
+        assert r.store is not None
+        nest = self._root_nest(r)
+        store, slot = r.store, r.store_slot
+        pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
+        return self._launch(nest, lambda n, v: self._store_linear(n, v, pointer, store, self.state.stream), self.low.threads, False)
+
+    def emit_temp(self, r: ResolvedStage, temp: tuple[int, Layout]) -> Emitted:
+        index, layout = temp
+        pointer = self.b.pure("TEMP", r.stage.dtype, 1, (), index)
+        nest = self._root_nest(r)
+        once = self.low.once(r.stage.index)
+        threads = self.state.target.threads if once else self.low.threads
+        return self._launch(nest, lambda n, v: self._store_layout(n, v, pointer, layout, [({}, 0)] * len(layout.extents)), threads, once)
+
+    def emit_partial(self, r: ResolvedStage, axis: int, chunk: int, count: int, temps: list[list[int]], flat: Linear,
+                     total: int) -> Emitted:
+        nest = self._root_nest(r)
+        self.partial = (r.axes.index(axis), chunk, count)
+        pointers = [[self.b.pure("TEMP", d, 1, (), t) for t, d in zip(group, red.dtypes, strict=True)]
+                    for group, red in zip(temps, r.reductions, strict=True)]
+
+        def sink(n: Nest, _: int) -> None:
+            for k, group in enumerate(pointers):
+                for c, pointer in enumerate(group):
+                    self._store_linear(n, n.results[k, c], pointer, flat, False, extra={self.part: total})
+        return self._launch(nest, sink, self.low.threads, False, values=False)
+
+    def emit_combine(self, r: ResolvedStage, count: int, temps: list[list[int]], strides: list[int], total: int) -> Emitted:
+        assert r.store is not None
+        nodes = list(r.nodes)
+        reductions = []
+        part = len(r.stage.outs)
+        flat = Linear((*((i, s) for i, s in enumerate(strides)), (part, total)), 0, ())
+        for red, group in zip(r.reductions, temps, strict=True):
+            values = []
+            for t, d in zip(group, red.dtypes, strict=True):
+                nodes.append(Node("temp", "LOAD", d, (), t, tuple(range(part + 1)), linear=flat))
+                values.append(len(nodes) - 1)
+            reductions.append(Reduction(red.combiner, tuple(values), red.dtypes))
+        combined = ResolvedStage(r.stage, (*r.stage.outs, -1), nodes, reductions, r.value, r.store, r.store_slot,
+                                 r.reads, frozenset(), r.lanes_bytes)
+        extents = [self.kernel.axes[a].extent for a in r.stage.outs]
+        order = tuple(range(part))
+        lane = next((i for i in reversed(order) if r.store.coef(i) == 1), part - 1)
+        width = self._width(r)
+        pieces = self._derived_pieces(extents, (*(i for i in order if i != lane), *((lane,) if lane >= 0 else ())), width)
+        pieces.append((Piece(-1, UNROLL if count <= 8 else LOOP, count, 1),))
+        nest = Nest(combined, pieces, [*extents, count], [({}, 0)] * (part + 1), lane, COPY_LANES, width)
+        store, slot = r.store, r.store_slot
+        pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
+        threads = self.low.threads if total >= 1 << 14 else 1
+        return self._launch(nest, lambda n, v: self._store_linear(n, v, pointer, store, self.state.stream), threads, False)
+
+    def _width(self, r: ResolvedStage) -> int:
+        return max(1, self.state.target.vector_bytes // r.lanes_bytes)
+
+    # -- nests -----------------------------------------------------------------------------------------
+    def _root_nest(self, r: ResolvedStage) -> Nest:
+        s = r.stage.index
+        width = self._width(r)
+        if s in self.low.derived:
+            layout = self.low.temp_of[s][1]
+            extents = list(layout.extents)
+            return Nest(r, self._derived_pieces(extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0), extents,
+                         [({}, 0)] * len(extents), self.low.lane[s], COPY_LANES, width)
+        extents = [self.state.axis_extent(a) for a in r.axes]
+        pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)]
+        return Nest(r, pieces, extents, [({}, 0)] * len(extents), self.low.lane[s], lane_row(self.state, r), width)
+
+    def _derived_pieces(self, extents: list[int], order: tuple[int, ...], width: int, tile: int = 0) -> list[tuple[Piece, ...]]:
+        """Loops of a copy: the innermost dim in vectors, a few of them side by side, the others as loops."""
+        pieces: list[tuple[Piece, ...]] = [(Piece(-1, LOOP, e, 1),) for e in extents]
+        if not order:
+            return pieces
+        inner = order[-1]
+        e = extents[inner]
+        n = tile or next((k * width for k in (MAX_TILE_VECTORS, 2, 1) if e % (k * width) == 0), min(e, width))
+        pieces[inner] = (Piece(-1, LOOP, -(-e // n), n), Piece(COPY_LANES, UPCAST, n, 1))
+        vectors = -(-n // width)
+        if len(order) > 1 and vectors < MAX_TILE_VECTORS and n == e:
+            outer = order[-2]
+            k = next((k for k in (8, 4, 2) if extents[outer] % k == 0 and k * vectors <= 8), 1)
+            if k > 1:
+                pieces[outer] = (Piece(-1, LOOP, extents[outer] // k, k), Piece(-3, UPCAST, k, 1))
+        return pieces
+
+    def _loops(self, nest: Nest) -> list[tuple[int, Piece, int]]:
+        """(local axis, piece, depth in the state's order) of a stage's loops, outermost first."""
+        r = nest.r
+        if r.stage.index in self.low.derived or (r.axes and r.axes[-1] == -1):
+            order = self.low.orders.get(r.stage.index, tuple(range(len(r.stage.outs))))
+            out = [(a, nest.pieces[a][0], NO_POINT) for a in order]
+            return out + [(a, nest.pieces[a][0], NO_POINT) for a in range(len(r.stage.outs), len(r.axes)) if nest.pieces[a][0].role == LOOP]
+        local = {axis: i for i, axis in enumerate(r.axes)}
+        out = []
+        for depth, row in enumerate(self.state.order[r.stage.index]):
+            a = local[self.state.rows[row].axis]
+            out.append((a, next(p for p in nest.pieces[a] if p.row == row), depth))
+        return out
+
+    # -- launching ---------------------------------------------------------------------------------------
+    def _launch(self, nest: Nest, sink: Sink, threads: int, once: bool, values: bool = True) -> Emitted:
+        """The phase's outermost loops become begin…end, the rest is emitted inside."""
+        b = self.b
+        s = nest.r.stage.index
+        loops = self._loops(nest)
+        begin, end = b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ())
+        outs = len(nest.r.stage.outs)
+        prefix, extent = 0, 1
+        if self.partial is None:
+            while prefix < len(loops):
+                a, piece, depth = loops[prefix]
+                if a >= outs or (prefix and extent >= MIN_ITERATIONS * threads):
+                    break
+                if prefix and prefix == len(loops) - 1 and extent >= 4 * threads:
+                    break   # the innermost loop stays a loop
+                extent *= piece.extent
+                prefix += 1
+                if (s, depth + 1) in self.low.plan.children:
+                    break
+        else:
+            extent = self.partial[2]
+        i, _ = b.open(begin, end, 1)
+        self.nests[s] = nest
+        if self.partial is not None:
+            self.part = i
+        values_of: list[int] = []
+        rest = i
+        for k in range(prefix - 1, -1, -1):
+            e = loops[k][1].extent
+            if k == 0:
+                values_of.append(rest)
+            else:
+                values_of.append(b.alu("MOD", dtypes.index, 1, rest, b.index(e)))
+                rest = b.alu("IDIV", dtypes.index, 1, rest, b.index(e))
+        values_of.reverse()
+        for (a, piece, depth), v in zip(loops[:prefix], values_of, strict=True):
+            if piece.extent > 1:
+                self._open_row(nest, a, ({b.mul(v, piece.stride): 1}, 0))
+            else:
+                self._open_row(nest, a, ({}, 0))
+            self._children(s, depth + 1)
+        self._walk(nest, loops, prefix, sink, values)
+        b.close(i)
+        code = b.finish()
+        return Spec(extent, min(threads, extent) if threads > 1 else 1, self.scratch, once), code
+
+    def _walk(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, sink: Sink, values: bool) -> None:
+        """Open the output loops from number k, then reduce, then store."""
+        outs = len(nest.r.stage.outs)
+        if not nest.r.reductions:
+            if k < len(loops):
+                a, piece, _ = loops[k]
+                self._loop(nest, a, piece, lambda: self._inside(nest, loops, k, sink, values))
+                return
+            self._body(nest, sink)
+            return
+        if k < len(loops) and loops[k][0] < outs:
+            a, piece, _ = loops[k]
+            self._loop(nest, a, piece, lambda: self._inside(nest, loops, k, sink, values))
+            return
+        inner = [j for j in range(k, len(loops)) if loops[j][0] < outs and loops[j][1].extent > 1]
+        if inner:
+            self._reduce_in_scratch(nest, loops, k, inner[-1] + 1, sink, values)
+            return
+        accs = self._reduce(nest, loops, k, self._identities(nest))
+        self._epilogue(nest, accs, sink, values)
+
+    def _inside(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, sink: Sink, values: bool) -> None:
+        """The body of output loop number k."""
+        self._children(nest.r.stage.index, loops[k][2] + 1)
+        self._walk(nest, loops, k + 1, sink, values)
+
+    def _loop(self, nest: Nest, a: int, piece: Piece, body: Callable[[], Any]) -> None:
+        """One output loop around `body`."""
+        b = self.b
+        if piece.extent == 1:
+            self._open_row(nest, a, ({}, 0))
+            body()
+            self._close_row(nest, a)
+            return
+        stop = b.index(piece.extent * piece.stride)
+        pieces = nest.pieces[a]
+        if pieces[0].row != piece.row and not is_exact(pieces, nest.bounds[a]):
+            # an inner loop of an axis that its amounts do not divide: no iterations wholly beyond the end
+            terms, const = sum_lins(nest.opened[a])
+            left = b.alu("SUB", dtypes.index, 1, b.index(nest.bounds[a] - const), self._ssa((terms, 0)))
+            stop = b.alu("MIN", dtypes.index, 1, stop, left)
+        loop, _ = b.open(b.index(0), stop, piece.stride)
+        self._open_row(nest, a, ({loop: 1}, 0))
+        body()
+        self._close_row(nest, a)
+        b.close(loop)
+        nest.memo.clear()
+
+    def _children(self, s: int, depth: int) -> None:
+        """Emit the stages that live at a point."""
+        for child in self.low.plan.children.get((s, depth), ()):
+            self._emit_stage(child)
+
+    # -- what readers need ----------------------------------------------------------------------------
+    def _hull(self, s: int, dim: int) -> tuple[Lin, int]:
+        """(start, extent) of what the readers of stage `s` need of its dim, under the loops opened so far."""
+        axis = self.kernel.stages[s].outs[dim]
+        full = self.kernel.axes[axis].extent
+        start: Lin | None = None
+        lo = hi = 0
+        for q in self.low.plan.readers[s]:
+            r = self.low.plan.resolved[q]
+            if r is None or self.low.plan.paths[q] is None:
+                continue
+            for node in r.nodes:
+                if node.kind != "read" or node.arg != s:
+                    continue
+                lin = node.dims[dim]
+                if lin.atoms:
+                    return ({}, 0), full
+                base: Lin = ({}, lin.const)
+                low = high = 0
+                for a, c in lin.coefs:
+                    first, span = self._extent_of(q, a)
+                    base = add_lins(base, first, c)
+                    if c > 0:
+                        high += c * (span - 1)
+                    else:
+                        low += c * (span - 1)
+                if start is None:
+                    start, lo, hi = base, low, high
+                elif start[0] == base[0]:
+                    delta = base[1] - start[1]
+                    lo, hi = min(lo, low + delta), max(hi, high + delta)
+                else:
+                    return ({}, 0), full
+        assert start is not None
+        extent = hi - lo + 1
+        if axis not in self.low.unsafe and extent >= full:
+            return ({}, 0), full
+        return (start[0], start[1] + lo), extent
+
+    def _extent_of(self, q: int, a: int) -> tuple[Lin, int]:
+        """(start, positions) of local axis `a` of stage `q`, whose loops may or may not be open."""
+        nest = self.nests.get(q)
+        if nest is not None:
+            pieces = nest.pieces[a]
+            opened = len(nest.opened[a])
+            loops = [p for p in pieces if p.role == LOOP]
+            left = [p for p in pieces if p.role != LOOP] + loops[opened:]
+            span = min(1 + sum(p.stride * (p.extent - 1) for p in left), nest.bounds[a]) if nest.r.axes[a] not in self.low.unsafe \
+                else 1 + sum(p.stride * (p.extent - 1) for p in left)
+            return self._axis(nest, a), span
+        r = self.low.plan.resolved[q]
+        assert r is not None
+        if a < len(r.stage.outs):
+            if self.low.plan.paths[q] == ():
+                return ({}, 0), self.state.axis_extent(r.axes[a])
+            return self._hull(q, a)
+        extent = self.state.axis_extent(r.axes[a])
+        return ({}, 0), extent
+
+    # -- staged values -----------------------------------------------------------------------------------
+    def _emit_stage(self, s: int) -> None:
+        """Compute what the readers need of stage `s` at this point."""
+        b = self.b
+        r = self.low.plan.resolved[s]
+        assert r is not None
+        stage: Stage = r.stage
+        hulls = [self._hull(s, i) for i in range(len(stage.outs))]
+        extents = [e for _, e in hulls]
+        base: list[Lin] = [h for h, _ in hulls]
+        width = self._width(r)
+        guarded = any(a in self.low.unsafe for a in stage.outs)
+        reds = [self.state.axis_extent(a) for a in stage.reds]
+        red_base: list[Lin] = [({}, 0)] * len(reds)
+        scalar = all(e == 1 for e in extents)
+        layout = self.low.layout(s, tuple(extents))
+        if layout.tiled >= 0 and (base[layout.tiled][0] or base[layout.tiled][1]):
+            self.low.tiles[s] = (-1, 1)   # tiles are whole only when the box starts at 0
+            layout = self.low.layout(s, tuple(extents))
+        if s in self.low.derived:
+            pieces = self._derived_pieces(extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0)
+            nest = Nest(r, pieces, extents, base, layout.order[-1] if layout.order else -1, COPY_LANES, width)
+        else:
+            pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, extents + reds, strict=True)]
+            nest = Nest(r, pieces, extents + reds, base + red_base, self.low.lane[s], lane_row(self.state, r), width)
+        outer = self.nests.get(s)
+        self.nests[s] = nest
+        self._children(s, 0)
+        if scalar:
+            got: list[int] = []
+            self._walk(nest, self._loops(nest), 0, lambda n, v: got.append(v), True)
+            self.env[s] = Staged(got[0], -1, None, tuple(base), b.level, False)
+        else:
+            offset = self._area(s, layout.size * stage.dtype.itemsize + SLACK)
+            pointer = b.pure("SCRATCH", stage.dtype, 1, (), offset)
+            self._walk(nest, self._loops(nest), 0, lambda n, v: self._store_layout(n, v, pointer, layout, base), True)
+            self.env[s] = Staged(-1, pointer, layout, tuple(base), b.level, guarded)
+        if outer is None:
+            del self.nests[s]
+        else:
+            self.nests[s] = outer
+        for n in self.nests.values():
+            n.memo.clear()
+
+    def _area(self, s: int, nbytes: int) -> int:
+        """Scratch of a stage: one area, grown when a longer part of the nest needs more."""
+        found = self.areas.get(s)
+        if found is not None and found[1] >= nbytes:
+            return found[0]
+        offset = self.scratch
+        self.scratch += -(-nbytes // 64) * 64
+        self.areas[s] = (offset, nbytes)
+        return offset
+
+    def _body(self, nest: Nest, sink: Sink) -> None:
+        """A stage without reduction: every position's value to the sink."""
+        nest.memo.clear()
+        chunks = self._lane_chunks(nest)
+        for _, offsets in self._positions(nest, (UPCAST,), range(len(nest.r.stage.outs))):
+            for chunk in chunks:
+                if self._set_position(nest, offsets, chunk):
+                    sink(nest, self._eval(nest, nest.r.value))

@@ -1,0 +1,382 @@
+"""Reductions of a stage: accumulators carried through the reduce loops, partial results, remainders, accumulators in scratch.
+
+    for r in K: acc += f(r)    →    LOOP r (acc) … ENDLOOP (acc + f(r));  RESULT
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from svod.compile.emit_values import Values
+from svod.compile.nests import SLACK, Chunk, Nest, Terms
+from svod.core.combiner import get_combiner
+from svod.core.dtype import DType, dtypes
+from svod.core.kernel import Reduction
+from svod.core.nest import Piece
+from svod.core.scheduler import UNROLL, UPCAST
+from svod.core.uop import Ops
+from svod.errors import KernelOptError
+
+Sink = Callable[["Nest", int], None]
+
+
+class Reductions(Values):
+    """The part of a phase that reduces."""
+
+    def _children(self, s: int, depth: int) -> None:
+        """Emit the stages that live at a point."""
+        raise NotImplementedError
+
+    def _out_positions(self, nest: Nest) -> list[tuple[dict[int, int], Chunk]]:
+        """Positions of the register tile, vectors of an output axis included."""
+        outs = len(nest.r.stage.outs)
+        chunks = self._lane_chunks(nest) if 0 <= nest.lane < outs else (Chunk(0, 1, 1),)
+        return [(offsets, c) for _, offsets in self._positions(nest, (UPCAST,), range(outs)) for c in chunks]
+
+    def _partial_positions(self, nest: Nest) -> list[tuple[tuple[Any, ...], dict[int, int], Chunk]]:
+        """Partial results per position of the tile: upcast rows of reduce axes, vectors among them."""
+        outs = len(nest.r.stage.outs)
+        chunks = self._lane_chunks(nest) if nest.lane >= outs else (Chunk(0, 1, 1),)
+        found = self._positions(nest, (UPCAST,), range(outs, len(nest.pieces)))
+        return [((*index, c.offset), offsets, c) for index, offsets in found for c in chunks]
+
+    def _identities(self, nest: Nest) -> list[int]:
+        b = self.b
+        out = []
+        nest.partial = {key: (i, c.width) for i, (key, _, c) in enumerate(self._partial_positions(nest))}
+        reduce_lane = nest.lane >= len(nest.r.stage.outs)
+        for _, oc in self._out_positions(nest):
+            for _, _, pc in self._partial_positions(nest):
+                width = pc.width if reduce_lane else oc.width
+                for red in nest.r.reductions:
+                    values = get_combiner(red.combiner).identity(*red.dtypes)
+                    out += [b.const(d, width, v) for d, v in zip(red.dtypes, values, strict=True)]
+        return out
+
+    def _reduce(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, accs: list[int]) -> list[int]:
+        """Open the reduce loops from number k with the accumulators carried; returns the results."""
+        b = self.b
+        while k < len(loops) and loops[k][0] < len(nest.r.stage.outs):
+            self._open_row(nest, loops[k][0], ({}, 0))   # an output loop of extent 1
+            self._children(nest.r.stage.index, loops[k][2] + 1)
+            accs = self._reduce(nest, loops, k + 1, accs)
+            self._close_row(nest, loops[k][0])
+            return accs
+        if k == len(loops):
+            return self._accumulate(nest, accs)
+        a, _, depth = loops[k]
+        row = loops[k][1].row
+        pieces = nest.pieces[a]
+        at = next(i for i, p in enumerate(pieces) if p.row == row)
+        piece = pieces[at]
+
+        def inside(values: list[int]) -> list[int]:
+            self._children(nest.r.stage.index, depth + 1)
+            return self._reduce(nest, loops, k + 1, values)
+
+        def looped(start: int, stop: int, values: list[int]) -> list[int]:
+            loop, carried = b.open(start, stop, piece.stride, tuple(values))
+            self._open_row(nest, a, ({loop: 1}, 0))
+            following = inside(carried)
+            self._close_row(nest, a)
+            out = b.close(loop, tuple(following))
+            nest.memo.clear()
+            return out
+
+        split = self.partial is not None and self.partial[0] == a and at == 0
+        inner = 1
+        for p in pieces[at + 1:]:
+            inner *= p.extent
+        extent = self._left(nest, a, at)
+        step = piece.stride
+        whole, rest = divmod(extent, step)
+        if split:
+            assert self.partial is not None
+            chunk, count = self.partial[1], self.partial[2]
+            origin = b.mul(self.part, chunk)
+            stop = b.alu("MIN", dtypes.index, 1, b.add(origin, b.index(chunk)), b.index(whole * step))
+            accs = looped(origin, stop, accs)
+            if rest:
+                last = b.alu("CMPEQ", dtypes.bool, 1, self.part, b.index(count - 1))
+                start = b.alu("WHERE", dtypes.index, 1, last, b.index(0), b.index(1))
+                loop, carried = b.open(start, b.index(1), 1, tuple(accs))
+                following = self._remainder(nest, a, at, whole * step, rest, lambda: inside(carried))
+                accs = b.close(loop, tuple(following))
+                nest.memo.clear()
+            return accs
+        if whole > 1:
+            accs = looped(b.index(0), b.index(whole * step), accs)
+        elif whole == 1:
+            self._open_row(nest, a, ({}, 0))
+            accs = inside(accs)
+            self._close_row(nest, a)
+        if rest:
+            values = accs
+            accs = self._remainder(nest, a, at, whole * step, rest, lambda: inside(values))
+        return accs
+
+    def _left(self, nest: Nest, a: int, at: int) -> int:
+        """Positions of a reduce axis that the rows from number `at` must cover."""
+        pieces = nest.pieces[a]
+        if all(p.extent == 1 for p in pieces[:at]):
+            return nest.bounds[a]
+        extent = 1
+        for p in pieces[at:]:
+            extent *= p.extent
+        return extent
+
+    def _remainder(self, nest: Nest, a: int, at: int, start: int, rest: int, body: Callable[[], list[int]]) -> list[int]:
+        """The last, shorter iteration of a reduce loop: the rows inside it are cut to the `rest` positions that are left."""
+        pieces, bound = nest.pieces[a], nest.bounds[a]
+        cut = []
+        left, stride = rest, 1
+        for p in reversed(pieces[at + 1:]):
+            e = min(p.extent, left)
+            cut.append(Piece(p.row, p.role, e, stride))
+            stride *= e
+            left = -(-left // e)
+        cut.reverse()
+        nest.pieces[a] = (*(p._replace(extent=1) for p in pieces[:at + 1]), *cut)
+        nest.bounds[a] = rest
+        lane_stride = nest.lane_stride
+        if nest.lane == a:
+            nest.lane_stride = next((p.stride for p in cut if p.row == nest.lane_row), lane_stride)
+        self._open_row(nest, a, ({}, start))
+        out = body()
+        self._close_row(nest, a)
+        nest.pieces[a], nest.bounds[a], nest.lane_stride = pieces, bound, lane_stride
+        return out
+
+    def _accumulate(self, nest: Nest, accs: list[int]) -> list[int]:
+        """All expanded positions of one innermost iteration into the accumulators, reduction-major."""
+        b = self.b
+        outs = len(nest.r.stage.outs)
+        nest.memo.clear()
+        accs = list(accs)
+        tile = self._out_positions(nest)
+        partial = nest.partial
+        present = self._partial_positions(nest)
+        reduce_lane = nest.lane >= outs
+        components = sum(len(red.values) for red in nest.r.reductions)
+        masks: dict[Chunk, int] = {}
+        reds = range(outs, len(nest.pieces))
+        for _, unrolled in self._positions(nest, (UNROLL,), reds):
+            for index, offsets, pc in present:
+                more = dict(unrolled)
+                for a, o in offsets.items():
+                    more[a] = more.get(a, 0) + o
+                slot = partial[index]
+                full = slot[1]
+                for t, (toff, oc) in enumerate(tile):
+                    chunk = Chunk(pc.offset, full, pc.active) if reduce_lane else oc
+                    if not self._set_position(nest, toff, chunk, more):
+                        continue
+                    at = (t * len(partial) + slot[0]) * components
+                    guard = self._guard(nest, reds)
+                    if reduce_lane and nest.chunk.active < nest.chunk.width:
+                        mask = masks.get(nest.chunk)
+                        if mask is None:
+                            mask = masks[nest.chunk] = self._prefix_mask(nest.chunk)
+                        guard = mask if guard < 0 else b.alu("AND", dtypes.bool, nest.chunk.width, mask, guard)
+                    for red in nest.r.reductions:
+                        n = len(red.values)
+                        accs[at:at + n] = self._combine_value(nest, red, accs[at:at + n], guard, chunk.width)
+                        at += n
+        return accs
+
+    def _combine_value(self, nest: Nest, red: Reduction, acc: list[int], guard: int, width: int) -> list[int]:
+        b = self.b
+        combiner = get_combiner(red.combiner)
+        if red.combiner == "ADD" and guard < 0 and red.dtypes[0].is_float:
+            node = nest.r.nodes[red.values[0]]
+            if node.kind == "alu" and node.op == "MUL":
+                x, y = self._eval(nest, node.src[0]), self._eval(nest, node.src[1])
+                return [b.alu("MULACC", red.dtypes[0], width, x, y, acc[0])]
+        values = [self._eval(nest, v) for v in red.values]
+        if guard >= 0:
+            neutral = combiner.identity(*red.dtypes)
+            values = [b.alu("WHERE", d, width, guard, v, b.const(d, width, n)) for d, v, n in zip(red.dtypes, values, neutral, strict=True)]
+        return list(combiner.combine(tuple(acc), tuple(values), self._alu_for(red.dtypes, width), nan=red.dtypes[0].is_float))
+
+    def _alu_for(self, types: tuple[DType, ...], width: int) -> Callable[..., int]:
+        b = self.b
+
+        def alu(op: Ops, *args: int) -> int:
+            dtype = dtypes.bool if op in (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE) else b.dtype[args[-1]]
+            return b.alu(op.value, dtype, width, *args)
+        return alu
+
+    def _epilogue(self, nest: Nest, accs: list[int], sink: Sink, values: bool) -> None:
+        """Combine the partial results of each position and store the stage's value."""
+        nest.memo.clear()
+        tile = self._out_positions(nest)
+        partial = nest.partial
+        reduce_lane = nest.lane >= len(nest.r.stage.outs)
+        components = sum(len(red.values) for red in nest.r.reductions)
+        lane = nest.lane
+        for t, (offsets, oc) in enumerate(tile):
+            at = t * len(partial) * components
+            done: dict[tuple[int, int], int] = {}
+            first = 0
+            for k, red in enumerate(nest.r.reductions):
+                n = len(red.values)
+                parts = [accs[at + p * components + first:at + p * components + first + n] for p in range(len(partial))]
+                for c, v in enumerate(self._combine_all(red, parts, reduce_lane)):
+                    done[k, c] = v
+                first += n
+            if reduce_lane:
+                nest.lane = -1
+            ok = self._set_position(nest, offsets, oc)
+            if ok:
+                nest.results = done
+                sink(nest, self._eval(nest, nest.r.value) if values else -1)
+            nest.lane = lane
+
+    def _combine_all(self, red: Reduction, parts: list[list[int]], reduce_lane: bool) -> list[int]:
+        """A tree over partial results, then across the lanes of those that are vectors on a reduce axis."""
+        b = self.b
+        combiner = get_combiner(red.combiner)
+        nan = red.dtypes[0].is_float
+        if len(parts) == 1 and b.lanes[parts[0][0]] == 1:
+            return parts[0]
+        by_width: dict[int, list[list[int]]] = {}
+        for p in parts:
+            by_width.setdefault(b.lanes[p[0]], []).append(p)
+        scalars: list[list[int]] = []
+        for width, group in by_width.items():
+            alu = self._alu_for(red.dtypes, width)
+            while len(group) > 1:
+                group = [list(combiner.combine(tuple(group[i]), tuple(group[i + 1]), alu, nan=nan)) if i + 1 < len(group) else group[i]
+                         for i in range(0, len(group), 2)]
+            value = group[0]
+            if reduce_lane:
+                w = width
+                while w > 2:
+                    half = w // 2
+                    low = [b.pure("SHUFFLE", b.dtype[v], half, (v, v), tuple(range(half))) for v in value]
+                    high = [b.pure("SHUFFLE", b.dtype[v], half, (v, v), tuple(range(half, w))) for v in value]
+                    value = list(combiner.combine(tuple(low), tuple(high), self._alu_for(red.dtypes, half), nan=nan))
+                    w = half
+                if w == 2:
+                    low = [b.pure("EXTRACT", b.dtype[v], 1, (v,), 0) for v in value]
+                    high = [b.pure("EXTRACT", b.dtype[v], 1, (v,), 1) for v in value]
+                    value = list(combiner.combine(tuple(low), tuple(high), self._alu_for(red.dtypes, 1), nan=nan))
+            scalars.append(value)
+        while len(scalars) > 1:
+            a, c = scalars.pop(), scalars.pop()
+            scalars.append(list(combiner.combine(tuple(c), tuple(a), self._alu_for(red.dtypes, b.lanes[a[0]]), nan=nan)))
+        return scalars[0]
+
+    def _reduce_in_scratch(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, end: int, sink: Sink, values: bool) -> None:
+        """Output loops inside reduce loops: the accumulators of all their iterations live in scratch.
+
+            for k0: for n: acc += …      acc[…] = 0;  for k0: for n: acc[n] += …;  for n: store acc[n]
+        """
+        b = self.b
+        outs = len(nest.r.stage.outs)
+        inner = [loop for loop in loops[k:end] if loop[0] < outs]
+        identities = self._identities(nest)
+        # one slot of scratch per accumulator, over the iterations of the inner loops
+        counts = [piece.extent for _, piece, _ in inner]
+        total = 1
+        for n in counts:
+            total *= n
+        offsets = []
+        for v in identities:
+            nbytes = b.dtype[v].itemsize * b.lanes[v]
+            offsets.append((self.scratch, nbytes))
+            self.scratch += -(-(nbytes * total + SLACK) // 64) * 64
+        iteration: dict[int, int] = {}
+
+        def slot(number: int, dtype: DType, lanes: int) -> tuple[int, int]:
+            pointer = b.pure("SCRATCH", dtype, 1, (), offsets[number][0])
+            terms: Terms = {}
+            scale = 1
+            for j in range(len(inner) - 1, -1, -1):
+                if j in iteration:
+                    terms[iteration[j]] = scale
+                scale *= inner[j][1].extent
+            return pointer, self._ssa(({v: c * lanes for v, c in terms.items()}, 0))
+
+        def over_outputs(j: int, body: Callable[[], None]) -> None:
+            if j == len(inner):
+                body()
+                return
+            a, piece, depth = inner[j]
+
+            def go() -> None:
+                self._children(nest.r.stage.index, depth + 1)
+                over_outputs(j + 1, body)
+            self._counted(nest, a, piece, iteration, j, go)
+
+        def write(accs: list[int]) -> None:
+            for i, v in enumerate(accs):
+                pointer, at = slot(i, b.dtype[v], b.lanes[v])
+                b.store("STORE", b.dtype[v], b.lanes[v], (pointer, at, v), (0, False))
+
+        def read() -> list[int]:
+            out = []
+            for i, v in enumerate(identities):
+                pointer, at = slot(i, b.dtype[v], b.lanes[v])
+                out.append(b.load("LOAD", b.dtype[v], b.lanes[v], (pointer, at), 0, ordered=True))
+            return out
+
+        def main(j: int) -> None:
+            if j == end:
+                write(self._reduce(nest, loops, end, read()))
+                return
+            a, piece, depth = loops[j]
+            if a < outs:
+                number = inner.index(loops[j])
+
+                def go() -> None:
+                    self._children(nest.r.stage.index, depth + 1)
+                    main(j + 1)
+                self._counted(nest, a, piece, iteration, number, go)
+                return
+            if self.partial is not None:
+                raise KernelOptError("a reduction cut over cores keeps its output loops outside the reduce loops")
+            pieces = nest.pieces[a]
+            at = next(i for i, p in enumerate(pieces) if p.row == piece.row)
+            whole, rest = divmod(self._left(nest, a, at), pieces[at].stride)
+
+            def once() -> None:
+                self._children(nest.r.stage.index, depth + 1)
+                main(j + 1)
+            if whole:
+                self._counted_reduce(nest, a, pieces[at], whole, once)
+            if rest:
+                def tail() -> list[int]:
+                    once()
+                    return []
+                self._remainder(nest, a, at, whole * pieces[at].stride, rest, tail)
+
+        over_outputs(0, lambda: write(identities))
+        main(k)
+        over_outputs(0, lambda: self._epilogue(nest, read(), sink, values))
+
+    def _counted(self, nest: Nest, a: int, piece: Piece, iteration: dict[int, int], number: int, body: Callable[[], None]) -> None:
+        """An output loop that counts iterations by one, for accumulators in scratch."""
+        b = self.b
+        if piece.extent == 1:
+            self._open_row(nest, a, ({}, 0))
+            body()
+            self._close_row(nest, a)
+            return
+        loop, _ = b.open(b.index(0), b.index(piece.extent), 1)
+        iteration[number] = loop
+        self._open_row(nest, a, ({b.mul(loop, piece.stride): 1}, 0))
+        body()
+        self._close_row(nest, a)
+        del iteration[number]
+        b.close(loop)
+        nest.memo.clear()
+
+    def _counted_reduce(self, nest: Nest, a: int, piece: Piece, whole: int, body: Callable[[], None]) -> None:
+        b = self.b
+        loop, _ = b.open(b.index(0), b.index(whole * piece.stride), piece.stride)
+        self._open_row(nest, a, ({loop: 1}, 0))
+        body()
+        self._close_row(nest, a)
+        b.close(loop)
+        nest.memo.clear()

@@ -1,0 +1,389 @@
+"""Values and memory of one position: nodes become instructions, addresses (pointer, index at its loop level, constant).
+
+    y[o0] = x[2*o0 + 3] at o0 = i + 16   →   LOAD x, MUL(i, 2) [35]
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from svod.compile import math
+from svod.compile.builder import Builder
+from svod.compile.nests import Chunk, Layout, Lin, Nest, Staged, Terms, add_lins, chunks_of, is_exact, sum_lins
+from svod.core.dtype import DType, dtypes
+from svod.core.kernel import Linear, Node
+from svod.core.scheduler import LOOP
+from svod.core.uop import TRANSCENDENTAL
+
+if TYPE_CHECKING:
+    from svod.compile.lower import Lowering
+
+_TRANSCENDENTAL = {op.value: op for op in TRANSCENDENTAL}
+
+
+class Values:
+    """The part of a phase that evaluates nodes, loads and stores."""
+
+    def __init__(self, low: Lowering):
+        self.low = low
+        self.state = low.state
+        self.kernel = low.kernel
+        self.b = Builder()
+        self.scratch = 0
+        self.areas: dict[int, tuple[int, int]] = {}     # stage → (offset, bytes) of its scratch
+        self.env: dict[int, Staged] = {}
+        self.nests: dict[int, Nest] = {}               # stages whose loops are open
+        self.partial: tuple[int, int, int] | None = None   # split reduction: local axis, chunk, number of parts
+        self.part = -1
+
+    def _open_row(self, nest: Nest, a: int, value: Lin) -> None:
+        nest.opened[a].append(value)
+        nest.linear.clear()
+        nest.memo.clear()
+
+    def _close_row(self, nest: Nest, a: int) -> None:
+        nest.opened[a].pop()
+        nest.linear.clear()
+        nest.memo.clear()
+
+    # -- values of axes ----------------------------------------------------------------------------------
+    def _axis(self, nest: Nest, a: int) -> Lin:
+        """Where local axis `a` starts under the loops opened so far; expanded positions are added to it as constants."""
+        found = nest.linear.get(a)
+        if found is None:
+            terms, const = sum_lins(nest.opened[a])
+            pieces = nest.pieces[a]
+            reduce = a >= len(nest.r.stage.outs)
+            if terms and not reduce and nest.r.axes[a] not in self.low.unsafe and not is_exact(pieces, nest.bounds[a]):
+                n = len(nest.opened[a])
+                loops = [p for p in pieces if p.role == LOOP]
+                left = [p for p in pieces if p.role != LOOP] + loops[n:]
+                span = 1 + sum(p.stride * (p.extent - 1) for p in left)
+                last = nest.bounds[a] - span
+                shifted = self.b.alu("MIN", dtypes.index, 1, self._ssa((terms, const)), self.b.index(max(0, last)))
+                terms, const = {shifted: 1}, 0
+            base_terms, base_const = nest.base[a]
+            found = nest.linear[a] = add_lins((terms, const), (base_terms, base_const), 1)
+        return found
+
+    def _ssa(self, lin: Lin) -> int:
+        """The value of Σ coefficient·value + constant, summed from the outermost loop inwards."""
+        b = self.b
+        terms, const = lin
+        level = b.level_of
+        total = -1
+        for v, c in sorted(terms.items(), key=lambda t: (level[t[0]], t[0])):
+            term = b.mul(v, c) if c != 1 else v
+            total = term if total < 0 else b.add(total, term)
+        if total < 0:
+            return b.index(const)
+        return b.add(total, b.index(const)) if const else total
+
+    # -- positions ---------------------------------------------------------------------------------------
+    def _positions(self, nest: Nest, kinds: tuple[str, ...], axes: range) -> list[tuple[tuple[int, ...], dict[int, int]]]:
+        """The expanded positions of the given rows of the given local axes, the vector row excluded: (index per row, offset per axis)."""
+        rows = []
+        for a in axes:
+            for p in nest.pieces[a]:
+                if p.role in kinds and not (a == nest.lane and p.row == nest.lane_row):
+                    rows.append((a, p))
+        out = []
+        for index in product(*(range(p.extent) for _, p in rows)):
+            offsets: dict[int, int] = {}
+            for i, (a, p) in zip(index, rows, strict=True):
+                offsets[a] = offsets.get(a, 0) + i * p.stride
+            out.append((index, offsets))
+        return out
+
+    def _lane_chunks(self, nest: Nest) -> tuple[Chunk, ...]:
+        if nest.lane < 0:
+            return (Chunk(0, 1, 1),)
+        return chunks_of(next(p.extent for p in nest.pieces[nest.lane] if p.row == nest.lane_row), nest.width)
+
+    def _set_position(self, nest: Nest, offsets: dict[int, int], chunk: Chunk, more: dict[int, int] | None = None) -> bool:
+        """Make a position current; False when it lies wholly beyond an axis that is expanded without a loop."""
+        off = nest.offsets
+        for a in range(len(off)):
+            off[a] = 0
+        for a, o in offsets.items():
+            off[a] += o
+        if more:
+            for a, o in more.items():
+                off[a] += o
+        active = chunk.active
+        if nest.lane >= 0:
+            off[nest.lane] += chunk.offset * nest.lane_stride
+            room = nest.bounds[nest.lane] - off[nest.lane]
+            if active > 1 and (active - 1) * nest.lane_stride >= room:
+                active = -(-room // nest.lane_stride)
+        nest.chunk = chunk if active == chunk.active else Chunk(chunk.offset, chunk.width, active)
+        return active > 0 and all(o < e for o, e in zip(off, nest.bounds, strict=True))
+
+    # -- values --------------------------------------------------------------------------------------------
+    def _eval(self, nest: Nest, n: int) -> int:
+        """The value of a node at the current position: a scalar where no lane depends on it, else a vector."""
+        node = nest.r.nodes[n]
+        off = nest.offsets
+        deps = node.deps
+        if nest.lane in deps:
+            key: Any = (n, nest.chunk.width, nest.chunk.active, *[off[d] for d in deps])
+        else:
+            key = (n, *[off[d] for d in deps])
+        found = nest.memo.get(key)
+        if found is None:
+            found = nest.memo[key] = _EVAL[node.kind](self, nest, node)
+        return found
+
+    def _eval_const(self, nest: Nest, node: Node) -> int:
+        return self.b.const(node.dtype, 1, node.arg)
+
+    def _eval_axis(self, nest: Nest, node: Node) -> int:
+        return self._coordinate(nest, node.arg)
+
+    def _coordinate(self, nest: Nest, a: int) -> int:
+        """The value of local axis `a` at the current position: a vector on the vector axis."""
+        b = self.b
+        terms, const = self._axis(nest, a)
+        value = self._ssa((terms, const + nest.offsets[a]))
+        if a != nest.lane:
+            return value
+        w = nest.chunk.width
+        return b.alu("ADD", dtypes.index, w, b.splat(value, w), b.vconst(dtypes.index, tuple(i * nest.lane_stride for i in range(w))))
+
+    def _eval_alu(self, nest: Nest, node: Node) -> int:
+        b = self.b
+        args = [self._eval(nest, s) for s in node.src]
+        lanes = max(b.lanes[a] for a in args)
+        op = node.op
+        if op in _TRANSCENDENTAL:
+            return math.expand(b, _TRANSCENDENTAL[op], node.dtype, lanes, *[b.splat(a, lanes) for a in args])
+        if op == "RECIPROCAL":
+            return b.alu("FDIV", node.dtype, lanes, b.const(node.dtype, lanes, 1), args[0])
+        return b.alu(op, node.dtype, lanes, *args)
+
+    def _eval_cast(self, nest: Nest, node: Node) -> int:
+        return self.b.cast(node.dtype, self._eval(nest, node.src[0]))
+
+    def _eval_bitcast(self, nest: Nest, node: Node) -> int:
+        return self.b.bitcast(node.dtype, self._eval(nest, node.src[0]))
+
+    def _eval_reduce(self, nest: Nest, node: Node) -> int:
+        return nest.results[node.arg]
+
+    def _eval_temp(self, nest: Nest, node: Node) -> int:
+        assert node.linear is not None
+        pointer = self.b.pure("TEMP", node.dtype, 1, (), node.arg)
+        return self._load(nest, node.dtype, pointer, node.linear, -1, -1, 0, False)
+
+    def _eval_load(self, nest: Nest, node: Node) -> int:
+        b = self.b
+        slot: int = node.arg
+        assert node.linear is not None
+        pointer = b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
+        gate = self._eval(nest, node.gate) if node.gate >= 0 else -1
+        alt = self._eval(nest, node.alt) if node.gate >= 0 else b.const(node.dtype, 1, 0)
+        if gate >= 0 and b.known(gate) is not None:
+            if not b.known(gate):
+                return alt
+            gate = -1
+        guard = self._guard(nest, node.deps)
+        if guard >= 0:
+            gate = guard if gate < 0 else b.alu("AND", dtypes.bool, max(b.lanes[gate], b.lanes[guard]), gate, guard)
+        return self._load(nest, node.dtype, pointer, node.linear, gate, alt, 0, slot in self.kernel.written)
+
+    def _guard(self, nest: Nest, axes: Any) -> int:
+        """The condition that the given local axes are inside their extents, or -1 where that is certain."""
+        unsafe = self.low.unsafe
+        result = -1
+        for a in axes:
+            limit = unsafe.get(nest.r.axes[a])
+            if limit is None:
+                continue
+            b = self.b
+            value = self._coordinate(nest, a)
+            lanes = b.lanes[value]
+            inside = b.alu("CMPLT", dtypes.bool, lanes, value, b.const(dtypes.index, lanes, limit))
+            result = inside if result < 0 else b.alu("AND", dtypes.bool, max(lanes, b.lanes[result]), result, inside)
+        if result >= 0 and self.b.known(result) is True:
+            return -1
+        return result
+
+    def _eval_read(self, nest: Nest, node: Node) -> int:
+        s: int = node.arg
+        staged = self._staged(s)
+        if staged.layout is None:
+            return staged.scalar
+        cached = nest.linear.get((s, node.dims))
+        if cached is None:
+            cached = nest.linear[s, node.dims] = self._relative(nest, staged, node.dims)
+        linear, base = cached
+        gate = alt = -1
+        if staged.floor == 0 and staged.guarded and s in self.low.temp_of:
+            gate, alt = self._guard(nest, node.deps), self.b.const(node.dtype, 1, 0)
+        return self._load(nest, node.dtype, staged.pointer, linear, gate, alt, staged.floor, False, base, slack=True)
+
+    def _relative(self, nest: Nest, staged: Staged, dims: tuple[Linear, ...]) -> tuple[Linear, Lin]:
+        """Coordinates in a staged value → (element number over local axes, start)."""
+        layout = staged.layout
+        assert layout is not None
+        coefs: dict[int, int] = {}
+        atoms: dict[int, int] = {}
+        start: Lin = ({}, 0)
+        for i, lin in enumerate(dims):
+            stride = layout.strides[i]
+            here: Lin = ({}, lin.const)
+            for a, c in lin.coefs:
+                here = add_lins(here, self._axis(nest, a), c)
+                coefs[a] = coefs.get(a, 0) + c * stride
+            here = add_lins(here, staged.base[i], -1)
+            if i == layout.tiled:
+                # whole tiles: every coefficient is a multiple of the tile, expanded positions lie inside one
+                here = ({v: c * layout.outer // layout.tile for v, c in here[0].items()},
+                        here[1] // layout.tile * layout.outer + here[1] % layout.tile)
+                start = add_lins(start, here, 1)
+            else:
+                start = add_lins(start, here, stride)
+            for n, c in lin.atoms:
+                atoms[n] = atoms.get(n, 0) + c * stride
+        linear = Linear(tuple(sorted((a, c) for a, c in coefs.items() if c)), 0, tuple(sorted((n, c) for n, c in atoms.items() if c)))
+        return linear, start
+
+    def _load(self, nest: Nest, dtype: DType, pointer: int, linear: Linear, gate: int, alt: int, floor: int, ordered: bool,
+              base: Lin | None = None, slack: bool = False) -> int:
+        """Load at the current position. `slack`: memory behind the area may be read, so partial vectors need no mask."""
+        b = self.b
+        start, const, lane, vector = self._address(nest, linear, base)
+        w = nest.chunk.width
+        gate_lanes = b.lanes[gate] if gate >= 0 else 1
+        lanes = w if (lane or vector >= 0 or gate_lanes > 1) else 1
+        if lanes > 1 and nest.chunk.active < w and not (slack and vector < 0):
+            mask = self._prefix_mask(nest.chunk)
+            gate = mask if gate < 0 else b.alu("AND", dtypes.bool, w, mask, gate)
+            if alt < 0:
+                alt = b.const(dtype, 1, 0)
+        extra: tuple[int, ...] = ()
+        if gate >= 0:
+            extra = (b.splat(gate, lanes), b.splat(alt, lanes))
+        if vector >= 0:
+            index = b.alu("ADD", dtypes.index, lanes, b.splat(start, lanes), vector)
+            return b.load("GATHER", dtype, lanes, (pointer, index, *extra), const, floor, ordered)
+        if lanes == 1 or lane == 1:
+            return b.load("LOAD", dtype, lanes, (pointer, start, *extra), const, floor, ordered)
+        return b.load("LOADS", dtype, lanes, (pointer, start, *extra), (const, lane), floor, ordered)
+
+    def _address(self, nest: Nest, linear: Linear, base: Lin | None) -> tuple[int, int, int, int]:
+        """(index value, constant, elements from lane to lane, vector index or -1) of an access at the current position.
+
+        `base` given: the start of the local axes is already in it (staged values)."""
+        b = self.b
+        off = nest.offsets
+        const = linear.const
+        key = (linear, base is None)
+        found = nest.linear.get(key)
+        if found is None:
+            if base is None:
+                lin: Lin = ({}, 0)
+                for a, c in linear.coefs:
+                    lin = add_lins(lin, self._axis(nest, a), c)
+            else:
+                lin = base
+            found = nest.linear[key] = (self._ssa((lin[0], 0)), lin[1])
+        start, shift = found
+        const += shift
+        lane = 0
+        for a, c in linear.coefs:
+            const += c * off[a]
+            if a == nest.lane:
+                lane = c * nest.lane_stride
+        vector = -1
+        for n, c in linear.atoms:
+            value = self._eval(nest, n)
+            known = b.known(value)
+            if known is not None:
+                const += c * known
+            elif b.lanes[value] == 1:
+                start = b.add(start, b.mul(value, c))
+            else:
+                w = b.lanes[value]
+                term = b.alu("MUL", dtypes.index, w, value, b.const(dtypes.index, w, c)) if c != 1 else value
+                vector = term if vector < 0 else b.alu("ADD", dtypes.index, w, vector, term)
+        if vector >= 0 and lane:
+            w = b.lanes[vector]
+            vector = b.alu("ADD", dtypes.index, w, vector, b.vconst(dtypes.index, tuple(i * lane for i in range(w))))
+            lane = 0
+        return start, const, lane, vector
+
+    def _prefix_mask(self, chunk: Chunk) -> int:
+        return self.b.vconst(dtypes.bool, tuple(i < chunk.active for i in range(chunk.width)))
+
+    def _staged(self, s: int) -> Staged:
+        found = self.env.get(s)
+        if found is None:
+            index, layout = self.low.temp_of[s]
+            pointer = self.b.pure("TEMP", self.kernel.stages[s].dtype, 1, (), index)
+            guarded = any(a in self.low.unsafe for a in self.kernel.stages[s].outs)
+            found = self.env[s] = Staged(-1, pointer, layout, (({}, 0),) * len(layout.extents), 0, guarded)
+        return found
+
+    # -- stores --------------------------------------------------------------------------------------------
+    def _store_linear(self, nest: Nest, value: int, pointer: int, linear: Linear, stream: bool, extra: Terms | None = None) -> None:
+        """Store to a flat index over the local axes."""
+        b = self.b
+        start, const, lane, vector = self._address(nest, linear, None)
+        for v, c in (extra or {}).items():
+            start = b.add(start, b.mul(v, c))
+        self._store(nest, value, pointer, start, const, lane, vector, stream)
+
+    def _store_layout(self, nest: Nest, value: int, pointer: int, layout: Layout, base: list[Lin]) -> None:
+        """Store into a staged area."""
+        lin: Lin = ({}, 0)
+        const = lane = 0
+        for i in range(len(layout.extents)):
+            terms, c = add_lins(self._axis(nest, i), base[i], -1)
+            if i == layout.tiled:
+                lin = add_lins(lin, ({v: k * layout.outer // layout.tile for v, k in terms.items()}, 0), 1)
+                position = c + nest.offsets[i]
+                const += position // layout.tile * layout.outer + position % layout.tile
+            else:
+                lin = add_lins(lin, (terms, c), layout.strides[i])
+                const += layout.strides[i] * nest.offsets[i]
+            if i == nest.lane:
+                lane = layout.strides[i] * nest.lane_stride
+        start = self._ssa((lin[0], 0))
+        self._store(nest, value, pointer, start, const + lin[1], lane, -1, False)
+
+    def _store(self, nest: Nest, value: int, pointer: int, start: int, const: int, lane: int, vector: int, stream: bool) -> None:
+        b = self.b
+        w = nest.chunk.width if nest.lane >= 0 else 1
+        outs = range(len(nest.r.stage.outs))
+        guard = self._guard(nest, outs) if pointer_is_output(b, pointer) else -1
+        lanes = w if (lane or vector >= 0) else 1
+        dtype = b.dtype[pointer]
+        mask = guard
+        if lanes > 1 and nest.chunk.active < w:
+            prefix = self._prefix_mask(nest.chunk)
+            mask = prefix if mask < 0 else b.alu("AND", dtypes.bool, w, prefix, mask)
+        known = b.known(mask) if mask >= 0 else True
+        if known is False:
+            return
+        extra = () if known is True else (b.splat(mask, lanes),)
+        if vector >= 0:
+            index = b.alu("ADD", dtypes.index, lanes, b.splat(start, lanes), vector)
+            b.store("SCATTER", dtype, lanes, (pointer, index, b.splat(value, lanes), *extra), const)
+        elif lanes == 1 or lane == 1:
+            b.store("STORE", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, stream and lanes > 1 and not extra))
+        else:
+            b.store("STORES", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, lane))
+
+
+def pointer_is_output(b: Builder, pointer: int) -> bool:
+    """Scratch has room for positions beyond an extent; arguments and temporaries have not."""
+    return b.op[pointer] != "SCRATCH"
+
+
+_EVAL: dict[str, Callable[[Values, Nest, Node], int]] = {
+    "const": Values._eval_const, "axis": Values._eval_axis, "alu": Values._eval_alu, "cast": Values._eval_cast,
+    "bitcast": Values._eval_bitcast, "load": Values._eval_load, "read": Values._eval_read, "reduce": Values._eval_reduce,
+    "temp": Values._eval_temp,
+}

@@ -1,0 +1,132 @@
+"""What a phase is emitted with: linear forms over index values, layouts of staged values, and a stage's nest while it is open."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from svod.core.kernel import ResolvedStage
+from svod.core.nest import Piece
+from svod.core.scheduler import LOOP
+
+Terms = dict[int, int]          # index value → coefficient
+Lin = tuple[Terms, int]         # Σ coefficient·value + constant
+
+COPY_LANES = -2                 # the row number of the vector in derived loops
+NO_POINT = -2                   # depth of a derived loop: no stage lives there
+SLACK = 128                     # bytes behind each scratch area: a partial vector may be read past its end
+
+
+def sum_lins(values: list[Lin]) -> Lin:
+    total: Lin = ({}, 0)
+    for v in values:
+        total = add_lins(total, v, 1)
+    return total
+
+
+def add_lins(a: Lin, b: Lin, k: int) -> Lin:
+    """a + k·b; terms that cancel vanish."""
+    terms = dict(a[0])
+    for v, c in b[0].items():
+        n = terms.get(v, 0) + k * c
+        if n:
+            terms[v] = n
+        else:
+            terms.pop(v, None)
+    return terms, a[1] + k * b[1]
+
+
+class Layout(NamedTuple):
+    """How a staged value lies in memory. Element (p0, p1, …) stands at Σ stride·p; the tiled dim at (p // tile)·outer + p % tile."""
+
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    order: tuple[int, ...]         # dims, outermost first
+    tiled: int                     # the dim cut into tiles, or -1
+    tile: int
+    outer: int
+    size: int                      # elements
+
+
+class Staged(NamedTuple):
+    """A stage's value for its readers: in memory (`layout`) or, for a single element, a scalar."""
+
+    scalar: int
+    pointer: int
+    layout: Layout | None
+    base: tuple[Lin, ...]
+    floor: int                     # loads stay at or below this level
+    guarded: bool                  # positions beyond the extent may be asked for: read under a gate
+
+
+def is_exact(pieces: tuple[Piece, ...], extent: int) -> bool:
+    total = 1
+    for p in pieces:
+        total *= p.extent
+    return total == extent
+
+
+def block_of(pieces: tuple[Piece, ...]) -> int:
+    """Positions that the expanded rows of an axis cover."""
+    return 1 + sum(p.stride * (p.extent - 1) for p in pieces if p.role != LOOP)
+
+
+def is_contiguous(pieces: tuple[Piece, ...]) -> bool:
+    """True when the expanded rows are the innermost ones, so that a tile is one block of positions."""
+    seen = False
+    for p in reversed(pieces):
+        if p.extent == 1:
+            continue
+        if p.role == LOOP:
+            seen = True
+        elif seen:
+            return False
+    return True
+
+
+class Chunk(NamedTuple):
+    """A part of the vector axis: `offset` of its first lane in positions of the row, vector `width`, lanes in use."""
+
+    offset: int
+    width: int
+    active: int
+
+
+def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
+    """The row of `extent` positions as vectors of at most `width` lanes, the last one narrower or masked."""
+    out = []
+    at = 0
+    while extent - at >= width:
+        out.append(Chunk(at, width, width))
+        at += width
+    rest = extent - at
+    if rest:
+        w = 1
+        while w < rest:
+            w *= 2
+        out.append(Chunk(at, w, rest))
+    return tuple(out)
+
+
+class Nest:
+    """One stage while it is emitted: its loops, the values of its axes, the current vector chunk."""
+
+    __slots__ = ("base", "bounds", "chunk", "lane", "lane_row", "lane_stride", "linear", "memo", "offsets", "opened", "partial", "pieces",
+                 "r", "results", "width")
+
+    def __init__(self, r: ResolvedStage, pieces: list[tuple[Piece, ...]], bounds: list[int], base: list[Lin], lane: int, lane_row: int,
+                 width: int):
+        self.r = r
+        self.pieces = pieces            # per local axis
+        self.bounds = bounds            # per local axis: positions it spans here
+        self.base = base                # per local axis: where it starts
+        self.opened: list[list[Lin]] = [[] for _ in pieces]   # per local axis: values of the rows opened so far
+        piece = next((p for p in pieces[lane] if p.row == lane_row), None) if lane >= 0 else None
+        self.lane = lane if piece is not None and piece.extent > 1 else -1   # the local axis that is the vector
+        self.lane_row = lane_row
+        self.lane_stride = piece.stride if piece is not None else 1
+        self.width = width
+        self.offsets: list[int] = [0] * len(pieces)
+        self.chunk = Chunk(0, 1, 1)
+        self.memo: dict[Any, int] = {}
+        self.linear: dict[Any, Any] = {}
+        self.results: dict[tuple[int, int], int] = {}   # (reduction, component) → value, while a position is stored
+        self.partial: dict[tuple[int, ...], tuple[int, int]] = {}   # partial position → (number, vector width)
