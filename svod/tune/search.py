@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +77,7 @@ class Counts:
 class KernelSearch:
     """The search of one kernel. `base` is its untouched state, `heuristic` the heuristic's; `seeds` are more first states.
 
-    `known` holds the LINEAR digests that the database has measurements of; seeds are exempt, they need a score of this run.
+    `known` holds the LINEAR digests that the database has measurements of; its own seeds are exempt, they need a score of this run.
     `record` is given every candidate that reached an end in a round, after the round. `calls` weighs this kernel in the model."""
 
     key: str
@@ -111,6 +111,7 @@ class KernelSearch:
         self.compile_seconds: list[float] = []
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
         self.refuted: list[Candidate] = []         # right without passes, wrong with them
+        self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
         self.incumbent: Candidate | None = None
         self.baseline = Candidate(self.heuristic, self.heuristic.applied_opts, Origin.HEURISTIC)
@@ -162,6 +163,7 @@ class KernelSearch:
 
     def _round(self, deadline: float) -> None:
         started, before = self.clock(), self.best
+        self.judged.clear()
         seeds = self.strategy.seed([*self.stored, Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED), *self.first]) \
             if len(self.history) == 1 else []
         batch = [*seeds, *self.strategy.propose()]
@@ -173,7 +175,8 @@ class KernelSearch:
         left = self._build_in_chunks(candidates, deadline)
         self.strategy.requeue(left)
         noisy = self._race(candidates)
-        self._report([c for c in batch if c.status is not Status.QUEUED])
+        # candidates of earlier rounds may have been raced or judged in this one
+        self._report(dict.fromkeys([*(c for c in batch if c.status is not Status.QUEUED), *self.judged]))
         self.history.append(self.best)
         self._announce(batch, noisy, started)
         self._judge_progress(before)
@@ -227,7 +230,7 @@ class KernelSearch:
         kept = self._drop_bloated(lowered)
         fresh = []
         for c in kept:
-            seeded = exempt or c.origin not in (Origin.ACTION, Origin.MUTATION)
+            seeded = exempt or c.origin is Origin.DATABASE      # these need a score of this run
             if c.linear in self.digests or (c.linear in self.known and not seeded):
                 c.fail(Status.DUPLICATE, "this LINEAR was measured before")
             else:
@@ -309,6 +312,7 @@ class KernelSearch:
                     self._drop(c, ratio)
                 else:
                     c.score, c.status, c.noisy = self.incumbent.score * ratio, Status.RACED, race.noisy
+                    self.judged.append(c)
         self.strategy.keep(self.pool, self._verify)
         self._choose_incumbent()
         return noisy
@@ -326,6 +330,7 @@ class KernelSearch:
     def _verify(self, candidates: Sequence[Candidate]) -> None:
         for c, verdict in zip(candidates, self.lab.verify(candidates), strict=True):
             c.known["how"] = verdict.how
+            self.judged.append(c)
             if verdict.right:
                 c.status = Status.VERIFIED
             else:
@@ -334,9 +339,9 @@ class KernelSearch:
                 self.counts.wrong += wrong
         self.pool = [c for c in self.pool if c.status not in FAILED]
 
-    def _report(self, candidates: Sequence[Candidate]) -> None:
+    def _report(self, candidates: Iterable[Candidate]) -> None:
         if self.record is not None:
-            self.record(candidates)
+            self.record(list(candidates))
 
     # -- the end ----------------------------------------------------------------------------------------------------------
     @property

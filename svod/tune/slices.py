@@ -16,6 +16,7 @@ import time
 
 from svod.compile.plan import ExecutionPlan
 from svod.compile.program import ProgramSpec
+from svod.core.dtype import dtypes
 from svod.core.kernel import Kernel
 from svod.core.target import Target
 from svod.core.uop import ALU, Ops
@@ -44,7 +45,7 @@ def kernel_operations(kernel: Kernel) -> float:
     for stage in kernel.stages:
         times = math.prod(kernel.axes[a].extent for a in stage.outs + stage.reds)
         nodes = stage.value.toposort(gate=lambda n: n.op is not Ops.STAGE)
-        total += times * sum(n.op in ALU or n.op is Ops.REDUCE for n in nodes)
+        total += times * sum((n.op in ALU or n.op is Ops.REDUCE) and n.dtype != dtypes.index for n in nodes)
     return total
 
 

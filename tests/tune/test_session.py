@@ -1,0 +1,204 @@
+"""Sessions: kernels, budget, database, interruption. Replayed laboratories, except for the last test, which searches for real."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from svod.compile.host import host_target
+from svod.config import BeamConfig, BenchConfig
+from svod.core.kernel import Kernel
+from svod.core.scheduler import Opt, Scheduler
+from svod.tune.budget import ModelBudget
+from svod.tune.candidate import Candidate, Status
+from svod.tune.db import Measurement, TuningDB, Verdict
+from svod.tune.events import Improved, KernelFinished, SearchEvent, SessionFinished, SessionStarted
+from svod.tune.executor import Executor, InlineExecutor, LocalExecutor
+from svod.tune.laboratory import Failure
+from svod.tune.session import KernelTask, SessionResult, TuneSession, roofline_bound
+from tests.tune.replay import ReplayedLaboratory, is_failure
+from tests.tune.search_kernels import TARGET, elementwise, gemm, row_reduce
+
+GEMM, SUM, RELU = gemm(48, 64, 40), row_reduce(100, 64), elementwise(1000)
+
+
+@pytest.fixture
+def db() -> Iterator[TuningDB]:
+    with TuningDB.open(":none:") as found:
+        yield found
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    with InlineExecutor() as found:
+        yield found
+
+
+def make_session(db: TuningDB, executor: Executor, *kernels: Kernel, labs: dict[str, ReplayedLaboratory] | None = None,
+                 events: list[SearchEvent] | None = None, budget: ModelBudget | None = None, **options: Any) -> TuneSession:
+    made: dict[str, ReplayedLaboratory] = {} if labs is None else labs
+    heard: list[SearchEvent] = [] if events is None else events
+    config = BeamConfig(width=2, **{"round_size": 6, **options})
+    return TuneSession([KernelTask(k, name=f"kernel {i}") for i, k in enumerate(kernels)], TARGET, executor=executor, db=db, config=config,
+                       budget=budget, listener=heard.append, laboratory=lambda k: made.setdefault(k.key, ReplayedLaboratory()))
+
+
+def test_every_kernel_is_searched_confirmed_and_remembered(db: TuningDB, executor: Executor) -> None:
+    events: list[SearchEvent] = []
+    result = make_session(db, executor, GEMM, SUM, RELU, events=events).run()
+    assert set(result.findings) == {GEMM.key, SUM.key, RELU.key}
+    for key, found in result.findings.items():
+        assert found.verified and found.confirmed
+        assert found.seconds <= found.heuristic_seconds
+        winner = db.winner(key, TARGET.key)
+        assert winner is not None
+        assert winner.linear == found.linear
+        assert [Opt.from_json(list(o)) for o in winner.chain] == list(found.chain)
+        assert winner.ratio == pytest.approx(1 / found.speedup[1])
+    assert isinstance(events[0], SessionStarted) and isinstance(events[-1], SessionFinished)
+    assert sum(isinstance(e, KernelFinished) for e in events) == 3
+    assert result.candidates > 20
+    assert not result.interrupted and not result.pending
+
+
+def test_evidence_is_stored_for_every_candidate_that_was_built(db: TuningDB, executor: Executor) -> None:
+    labs: dict[str, ReplayedLaboratory] = {}
+    result = make_session(db, executor, GEMM, labs=labs).run()
+    rows = [m for m, _ in db.select(Measurement, GEMM.key)]
+    assert result.rows >= len(rows)
+    assert {m.linear for m in rows} == set(labs[GEMM.key].built)
+    assert {m.step for m in rows} == {"screen", "race", "confirm"}
+    assert all(m.ratio is not None for m in rows if m.step != "screen" and m.status == "ok")
+    verified = {v.linear for v, _ in db.select(Verdict, GEMM.key) if v.verdict == "verified"}
+    assert {m.linear for m in rows if m.step == "confirm"} <= verified
+
+
+def test_a_heuristic_that_nothing_beats_is_a_result_too(db: TuningDB, executor: Executor) -> None:
+    result = make_session(db, executor, RELU, labs={RELU.key: ReplayedLaboratory(seconds=lambda c: 1e-3)}).run()
+    found = result.findings[RELU.key]
+    winner = db.winner(RELU.key, TARGET.key)
+    assert winner is not None
+    assert winner.ratio == 1.0
+    assert found.speedup[1] == 1.0
+
+
+def test_a_wrong_candidate_is_recorded_as_wrong(db: TuningDB, executor: Executor) -> None:
+    def wrong(c: Candidate) -> bool:
+        return c.digest[0] % 2 == 1 and bool(c.chain)
+
+    make_session(db, executor, GEMM, labs={GEMM.key: ReplayedLaboratory(wrong=wrong)}).run()
+    verdicts = [v for v, _ in db.select(Verdict, GEMM.key) if v.verdict == "wrong"]
+    assert verdicts
+    assert all(v.reason for v in verdicts)
+    assert any(m.status == "wrong" for m, _ in db.select(Measurement, GEMM.key))
+
+
+@pytest.mark.parametrize(("step", "status"), [("building", Status.ERROR), ("building", Status.TIMEOUT), ("running", Status.CRASH)])
+def test_failures_are_recorded_with_their_reason(db: TuningDB, executor: Executor, step: str, status: Status) -> None:
+    failing = is_failure(status)
+
+    def some(c: Candidate) -> Failure | None:
+        return failing(c) if c.digest[0] % 3 == 1 else None
+    make_session(db, executor, GEMM, labs={GEMM.key: ReplayedLaboratory(**{step: some})}).run()
+    rows = [m for m, _ in db.select(Measurement, GEMM.key) if m.status == str(status)]
+    assert rows
+    assert all("the table says" in m.reason for m in rows)
+
+
+def test_a_second_session_compiles_nothing_that_was_measured(db: TuningDB, executor: Executor) -> None:
+    first: dict[str, ReplayedLaboratory] = {}
+    found = make_session(db, executor, GEMM, labs=first).run().findings[GEMM.key]
+    second: dict[str, ReplayedLaboratory] = {}
+    again = make_session(db, executor, GEMM, labs=second, seed=9).run().findings[GEMM.key]
+    common = set(first[GEMM.key].built) & set(second[GEMM.key].built)
+    assert len(common) < 0.2 * len(first[GEMM.key].built), "seeds are timed anew, nothing else"
+    assert again.seconds <= found.seconds
+
+
+def test_ignore_cache_searches_as_if_nothing_were_known(db: TuningDB, executor: Executor) -> None:
+    first: dict[str, ReplayedLaboratory] = {}
+    make_session(db, executor, GEMM, labs=first).run()
+    second: dict[str, ReplayedLaboratory] = {}
+    make_session(db, executor, GEMM, labs=second, ignore_cache=True).run()
+    assert first[GEMM.key].trace == second[GEMM.key].trace
+
+
+def test_a_kernel_that_another_process_searches_is_left_to_it(tmp_path: Any, executor: Executor) -> None:
+    with TuningDB.open(tmp_path / "tune.db") as mine, TuningDB.open(tmp_path / "tune.db") as theirs:
+        claim = theirs.claim(GEMM.key, TARGET.key)
+        assert claim is not None
+        result = make_session(mine, executor, GEMM, SUM).run()
+        assert result.pending == (GEMM.key,)
+        assert set(result.findings) == {SUM.key}
+        claim.release()
+        assert set(make_session(mine, executor, GEMM).run().findings) == {GEMM.key}
+
+
+def test_an_interrupt_keeps_what_was_found_and_confirms_it(db: TuningDB, executor: Executor) -> None:
+    lab = ReplayedLaboratory()
+    calls = 0
+
+    def interrupt_later(c: Candidate) -> Failure | None:
+        nonlocal calls
+        calls += 1
+        if calls == 30:
+            raise KeyboardInterrupt
+        return None
+    lab.running = interrupt_later
+    result = make_session(db, executor, GEMM, SUM, labs={GEMM.key: lab}).run()
+    assert result.interrupted
+    assert set(result.findings) == {GEMM.key, SUM.key}
+    assert result.findings[GEMM.key].verified
+    assert db.claim(GEMM.key, TARGET.key) is not None, "claims are given back"
+
+
+def test_the_budget_is_kept_and_every_kernel_has_an_answer(db: TuningDB, executor: Executor) -> None:
+    now = [0.0]
+    labs: dict[str, ReplayedLaboratory] = {}
+    for k in (GEMM, SUM, RELU):
+        labs[k.key] = ReplayedLaboratory(clock=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    budget = ModelBudget(8.0, 40.0, lambda: now[0])
+    result = make_session(db, executor, GEMM, SUM, RELU, labs=labs, budget=budget).run()
+    assert set(result.findings) == {GEMM.key, SUM.key, RELU.key}
+    assert all(f.verified for f in result.findings.values())
+    assert now[0] <= 8.0 + 3 * 4 * 0.05 + 0.1
+
+
+def test_the_roofline_bound_of_a_contraction() -> None:
+    class Ceilings:
+        bandwidth = {"l2": {}}       # noqa: RUF012
+
+        def flops_per_second(self, dtype: Any, threads: int | None = None) -> float:
+            return 1e9
+
+        def bytes_per_second(self, kind: str, level: str) -> float:
+            return 1e6 if kind == "read" else 2e6
+    small = roofline_bound(GEMM, TARGET, Ceilings())  # type: ignore[arg-type]
+    assert small == pytest.approx(2 * 48 * 64 * 40 / 1e9)       # it lies in the first level, whose bandwidth is not known
+    large = gemm(128, 128, 16)
+    assert roofline_bound(large, TARGET, Ceilings()) == pytest.approx(4 * (128 * 128 + 2 * 128 * 16) / 2e6)  # type: ignore[arg-type]
+    assert roofline_bound(GEMM, TARGET, None) == 0.0
+
+
+# -- for real -----------------------------------------------------------------------------------------------------------------
+def search_for_real(executor: Executor, kernel: Kernel, seconds: float) -> tuple[SessionResult, list[SearchEvent]]:
+    events: list[SearchEvent] = []
+    with executor, TuningDB.open(":none:") as db:
+        session = TuneSession([KernelTask(kernel)], host_target(), executor=executor, db=db, config=BeamConfig(width=2, round_size=8),
+                              bench=BenchConfig(seconds=0.3), budget=ModelBudget(seconds), listener=events.append)
+        result = session.run()
+        found = result.findings[kernel.key]
+        winner = db.winner(kernel.key, host_target().key)
+        assert winner is None or winner.linear == found.linear
+    return result, events
+
+
+@pytest.mark.parametrize("kernel", [gemm(61, 67, 33), row_reduce(50, 300)], ids=["gemm", "sum"])
+def test_a_search_with_local_workers(kernel: Kernel) -> None:
+    result, events = search_for_real(LocalExecutor(1), kernel, 4.0)
+    found = result.findings[kernel.key]
+    assert found.verified
+    assert result.candidates > 5
+    Scheduler(kernel, host_target()).apply_opts(found.chain)
+    assert all(e.seconds <= e.before for e in events if isinstance(e, Improved))
