@@ -35,6 +35,20 @@ def _merge_reductions(outer: UOp, inner: UOp) -> UOp | None:
     return UOp(Ops.REDUCE_AXIS, outer.dtype, inner.src, (outer.arg[0], axes))
 
 
+def _merge_reductions_reshaped(outer: UOp, inner: UOp, between: UOp) -> UOp | None:
+    """As `_merge_reductions`, where the axes of extent 1 that the inner one left were dropped in between."""
+    kept = [a for a, n in enumerate(shape_of(inner)) if n != 1]
+    named = [a for a, n in enumerate(between.arg) if n != 1]
+    if [shape_of(inner)[a] for a in kept] != [between.arg[a] for a in named]:
+        return None
+    place = dict(zip(named, kept, strict=True))
+    axes = tuple(sorted(place[a] for a in outer.arg[1] if a in place))
+    if not axes:
+        return None
+    merged = _merge_reductions(UOp(Ops.REDUCE_AXIS, outer.dtype, (inner,), (outer.arg[0], axes)), inner)
+    return None if merged is None else reshape(merged, shape_of(outer))
+
+
 def _reshape_again(outer: UOp, inner: UOp) -> UOp:
     return reshape(inner.src[0], outer.arg)
 
@@ -67,7 +81,11 @@ RULES = PatternMatcher([
     (_under(Ops.PERMUTE), _permute_again),
     (_under(Ops.SHRINK), _shrink_again),
 ])
-MERGE_REDUCTIONS = PatternMatcher([(Pattern(Ops.REDUCE_AXIS, (Pattern(Ops.REDUCE_AXIS, name="inner"),), name="outer"), _merge_reductions)])
+_INNER = Pattern(Ops.REDUCE_AXIS, name="inner")
+MERGE_REDUCTIONS = PatternMatcher([
+    (Pattern(Ops.REDUCE_AXIS, (_INNER,), name="outer"), _merge_reductions),
+    (Pattern(Ops.REDUCE_AXIS, (Pattern(Ops.RESHAPE, (_INNER,), name="between"),), name="outer"), _merge_reductions_reshaped),
+])
 
 
 def normalize(sink: UOp) -> Normalized:
@@ -82,7 +100,7 @@ def normalize(sink: UOp) -> Normalized:
     for u in simplified.toposort():
         src = tuple([done[s] for s in u.src])
         node = u if src == u.src else u.replace(src=src)
-        if u.op is Ops.REDUCE_AXIS and u.src[0].op is Ops.REDUCE_AXIS and readers[u.src[0]] == 1:
+        if u.op is Ops.REDUCE_AXIS and readers[u.src[0]] == 1 and (u.src[0].op is not Ops.RESHAPE or readers[u.src[0].src[0]] == 1):
             node = MERGE_REDUCTIONS.rewrite(node) or node
         if node.op is Ops.CONTIGUOUS:
             node = node.src[0]

@@ -9,7 +9,7 @@ and must run before the ASSIGN that ends it. Where that is impossible (a swap of
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 
 from svod.core.axes import merge_ranges, split_ranges
@@ -187,10 +187,19 @@ class _Builder:
 
     def add_assign(self, u: UOp, why: str) -> None:
         storage, version = self.version_of[u]
-        _, versions = self.kernel_graph(u.src[1], u)
-        if all(buffer is not storage for buffer, _ in versions.values()):
-            self.add_kernel(u, u.src[1], (storage, version), why, view=u)
+        self.add_kernel(u, u.src[1], (storage, version), why, view=u)
+        kernel = self.pending[-1]
+        old = [slot for slot, (buffer, _) in enumerate(kernel.args) if slot and buffer is storage]
+        if not old:
             return
+        if len(old) == 1 and kernel.args[old[0]] == (storage, version - 1):
+            in_place = merge_slots(kernel.ast, old[0])
+            if in_place is not None:
+                rest = [a for i, a in enumerate(kernel.args) if i != old[0]]
+                kernel.ast, slots = canonicalize(in_place)
+                kernel.args = [rest[s] for s in slots]
+                return
+        self.pending.pop()
         # the value reads the buffer it is written to: compute it first, then copy
         temporary = self.new_buffer(u.dtype, size_of(u))
         self.add_kernel(u, u.src[1], (temporary, 0), "the value of an ASSIGN that reads the buffer it writes")
@@ -256,6 +265,22 @@ class _Builder:
                         self.pending[other].snapshots[v] = copy
                 return
         raise ScheduleError("the graph has a cycle through its ASSIGNs that no copy can break; assign the buffers one after another")
+
+
+def merge_slots(ast: UOp, slot: int) -> UOp | None:
+    """`ast`, which has one STORE, with the PARAM of `slot` replaced by the one that is stored to, so that it works in place; None
+    unless every element is read only by the iteration that writes it."""
+    store, = ast.src
+    target = store.src[0]
+    nodes = ast.toposort()
+    loads = {u for u in nodes if u.op is Ops.LOAD and u.src[0].src[0].arg.slot == slot}
+    direct = store.src[1].toposort(gate=lambda n: n.op not in (Ops.STAGE, Ops.REDUCE))
+    if not loads <= set(direct) or any(len(u.src) > 1 or u.src[0].src[1] is not target.src[1] for u in loads):
+        return None
+    old = next(iter(loads)).src[0].src[0]
+    # what the two PARAMs say of the same buffer, with the slots above `slot` moved down
+    moved = {u: u.replace(arg=replace(u.arg, slot=u.arg.slot - 1)) for u in nodes if u.op is Ops.PARAM and u.arg.slot > slot}
+    return ast.substitute({**moved, old: target.src[0]})
 
 
 def is_constant(u: UOp) -> bool:

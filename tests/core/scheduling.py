@@ -1,0 +1,28 @@
+"""Runs a schedule with the kernel evaluator: what the scheduling tests compare with the graph interpreter."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from svod.core.dtype import to_numpy
+from svod.core.evaluate import evaluate
+from svod.core.schedule import Schedule
+from svod.core.uop import UOp
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def run_schedule(schedule: Schedule, buffers: Mapping[UOp, Array]) -> dict[UOp, Array]:
+    """The contents of all buffers after the schedule ran. `buffers`: flat contents at its start."""
+    memory = {b: np.array(a).ravel() for b, a in buffers.items()}
+    for call in schedule.calls:
+        for b in call.args:
+            memory.setdefault(b, np.zeros(b.arg, to_numpy(b.dtype)))
+        stores = [memory[b] for b in call.args]
+        for store, content in zip(call.ast.src, evaluate(call.ast, stores), strict=True):
+            memory[call.args[store.src[0].src[0].arg.slot]] = content
+    for b in schedule.outputs:
+        memory.setdefault(b, np.zeros(b.arg, to_numpy(b.dtype)))
+    return memory
