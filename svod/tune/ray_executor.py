@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -42,6 +43,10 @@ LOCK_SLICE = 1.0            # seconds of one wait for the machine lock inside an
 MAX_START_FAILURES = 3      # actors of one carrier that died in a row before a first answer
 NODE_POLL = 1.0             # seconds between looks at the cluster's nodes
 PENDING_NOTICE = 10.0       # seconds an actor waits for a place before it is said
+
+
+# One token for every Ray this process starts: Ray's core reads it once and keeps it.
+TOKEN = secrets.token_hex(32)
 
 
 class RayUnavailable(Exception):
@@ -81,8 +86,10 @@ class _QuietStreams:
 
 
 def _import_ray() -> Any:
-    # read by Ray when it is imported; without it every start warns
-    config.set_default_environment(RAY_AUTH_MODE="token", RAY_COLOR_PREFIX="0", RAY_USAGE_STATS_ENABLED="0")
+    if "ray" not in sys.modules:
+        # Read once, at import; Ray refuses a server in another mode. Where the program has imported Ray, ray.init chooses the mode
+        config.set_default_environment(RAY_AUTH_MODE="token")
+    config.set_default_environment(RAY_COLOR_PREFIX="0", RAY_USAGE_STATS_ENABLED="0")
     try:
         import ray
     except ImportError as e:
@@ -140,7 +147,7 @@ class _EmbeddedRay:
         self._given_up = False
         self._error: BaseException | None = None
         self._environment = contextlib.ExitStack()
-        self._environment.enter_context(config.default_environment(RAY_AUTH_TOKEN=secrets.token_hex(32),
+        self._environment.enter_context(config.default_environment(RAY_AUTH_TOKEN=TOKEN,
                                                                    RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1"))
         self._up = threading.Event()
         self._over = threading.Event()
@@ -163,13 +170,15 @@ class _EmbeddedRay:
             self._over.wait()
         with contextlib.suppress(Exception):    # whatever is left of a Ray that failed; its processes end with this thread
             self._ray.shutdown()
+        self._environment.close()
         self._directory.remove()
 
     def _start(self, workers: int) -> None:
         # for Ray's workers, which import svod from where this process has it
         paths = os.pathsep.join([*package_roots()[:1], *filter(None, [config.child_environment().get("PYTHONPATH")])])
         try:
-            with config.changed_environment(PYTHONPATH=paths):
+            # Ray would point breakpoint() of this process, and of every process it starts later, to a debugger of its own
+            with config.changed_environment(PYTHONPATH=paths), config.default_environment(PYTHONBREAKPOINT=""):
                 self._ray.init(address="local", num_cpus=workers, include_dashboard=False, object_store_memory=OBJECT_STORE,
                                log_to_driver=False, logging_level=logging.ERROR, _temp_dir=self._directory.path,
                                _node_ip_address="127.0.0.1",
@@ -182,7 +191,6 @@ class _EmbeddedRay:
         """Stop Ray and remove its session. Waits until it is gone."""
         self._over.set()
         self._thread.join()
-        self._environment.close()
 
 
 # -- carrying ----------------------------------------------------------------------------------------
@@ -387,6 +395,33 @@ def _first_line(e: BaseException) -> str:
     return f"{type(e).__name__}: {str(e).strip().partition(chr(10))[0]}"
 
 
+def _connect(ray: Any, address: str, deadline: float) -> None:
+    """Join the cluster at `address`. Raises RayUnavailable, after `deadline` seconds at the latest."""
+    if address != "auto":
+        # Ray retries an address where nobody listens for minutes
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=min(deadline, 5.0)).close()
+        except (OSError, ValueError, OverflowError) as e:
+            raise RayUnavailable(f"nobody answers there ({e}); is `ray start --head` running?") from e
+    errors: list[BaseException] = []
+
+    def init() -> None:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except BaseException as e:  # ConnectionError, AuthenticationError, ValueError, RuntimeError: handed to the thread that waits
+            errors.append(e)
+
+    # outside the main thread Ray leaves the program's SIGTERM handler alone; and init has no timeout
+    thread = threading.Thread(target=init, name="ray_connect", daemon=True)
+    thread.start()
+    thread.join(deadline)
+    if thread.is_alive():
+        raise RayUnavailable(f"no connection after {deadline:g} s")
+    if errors:
+        raise RayUnavailable(_first_line(errors[0])) from errors[0]
+
+
 def start_ray_executor(count: int | None, address: str | None, config: WorkerConfig | None, device: str, shared_cores: bool | None,
                        start_deadline: float) -> RayExecutor:
     """Bring Ray up (or connect) and return the executor once its first worker has answered.
@@ -413,10 +448,7 @@ def start_ray_executor(count: int | None, address: str | None, config: WorkerCon
             where = "an own Ray"
         else:
             where = f"the Ray cluster at {address}"
-            try:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except Exception as e:  # ConnectionError, AuthenticationError, ValueError, RuntimeError: Ray's, with no common base
-                raise RayUnavailable(_first_line(e)) from e
+            _connect(ray, address, start_deadline)
             connected = True
         workers = f"{count} workers" if count else "workers"
         executor = RayExecutor(ray, f"{workers} on {where}", count, embedded, connected, quiet, config or WorkerConfig(), device,

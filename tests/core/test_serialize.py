@@ -89,7 +89,8 @@ def test_an_arg_without_a_stable_form_is_refused() -> None:
 
 
 BAD: list[tuple[object, str]] = [
-    (None, "format"), ({}, "format"), ({"format": 2, "nodes": []}, "format"), ({"format": 1}, "nodes"), ({"format": 1, "nodes": []}, "nodes"),
+    (None, "format"), ({}, "format"), ({"format": 2, "nodes": []}, "format"), ({"format": 1}, "nodes"),
+    ({"format": 1, "nodes": []}, "nodes"),
     ([["CONST", "int32", [], 1], ["NEG", "int32", [1], None]], "before"),
     ([["NEG", "int32", [-1], None]], "before"), ([["NEG", "int32", [True], None]], "before"), ([["NEG", "int32", 0, None]], "before"),
     ([["NEG", "int32", [], None]], "sources"), ([["EVAL", "int32", [], None]], "unknown"), ([["CONST", "int33", [], None]], "unknown"),
@@ -97,11 +98,13 @@ BAD: list[tuple[object, str]] = [
     ([["CONST", "int32", [], 1.0]], "constant"), ([["CONST", "int32", [], True]], "constant"), ([["CONST", "float32", [], 1]], "constant"),
     ([["CONST", "bool", [], 1]], "constant"),
     ([["CUSTOM", "void", [], {}]], "arg"), ([["CUSTOM", "void", [], []]], "arg"), ([["CUSTOM", "void", [], ["z", 1]]], "arg"),
-    ([["CUSTOM", "void", [], ["o", "EVAL"]]], "arg"), ([["CUSTOM", "void", [], ["u", 0]]], "arg"), ([["CUSTOM", "void", [], ["y", "0g"]]], "arg"),
+    ([["CUSTOM", "void", [], ["o", "EVAL"]]], "arg"), ([["CUSTOM", "void", [], ["u", 0]]], "arg"),
+    ([["CUSTOM", "void", [], ["y", "0g"]]], "arg"),
     ([["CUSTOM", "void", [], ["f", "00"]]], "arg"), ([["CUSTOM", "void", [], ["c", "Popen", {}]]], "arg"),
     ([["CUSTOM", "void", [], ["f", "zz00000000000000"]]], "hex"), ([["CUSTOM", "void", [], [["t"]]]], "arg"),
     ([["CUSTOM", "void", [], math.inf]], "arg"),
-    ([["PARAM", "int8", [], ["c", "Param", {"slot": 0}]]], "size"), ([["PARAM", "int8", [], ["c", "Param", {"slot": 0, "x": 1}]]], "fields"),
+    ([["PARAM", "int8", [], ["c", "Param", {"slot": 0}]]], "size"),
+    ([["PARAM", "int8", [], ["c", "Param", {"slot": 0, "x": 1}]]], "fields"),
     ([["PARAM", "int8", [], ["c", "Param", {"slot": "0", "size": 1}]]], "integers"),
     ([["PARAM", "int8", [], ["c", "Param", {"slot": 0, "size": -1}]]], "integers"),
 ]
