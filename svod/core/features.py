@@ -190,10 +190,10 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
     for a, group in enumerate(own):
         for p in group:
             if p.role != LOOP:
-                n = -(-p.extent // width) if p.row == lane_piece else p.extent
-                expanded[a] *= n
+                positions = -(-p.extent // width) if p.row == lane_piece else p.extent
+                expanded[a] *= positions
                 if p.role == UPCAST:
-                    upcast[a] *= n
+                    upcast[a] *= positions
     tile = 1.0
     for a in range(len(own)):
         tile *= expanded[a]

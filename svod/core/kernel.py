@@ -125,7 +125,8 @@ class Kernel:
         """For each stage the stages its value reads directly."""
         result = []
         for s in self.stages:
-            found = {u.src[0] for u in s.value.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE}
+            own = s.value.toposort(gate=lambda n: n.op is not Ops.STAGE)
+            found = {u.src[0] for u in own if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE}
             result.append(tuple(sorted(self.stage_of[u] for u in found)))
         return tuple(result)
 

@@ -1,8 +1,9 @@
 """Sketches: whole chains that only pay in combination, their amounts derived from the target's vector width, registers and caches.
 
 `sketches(state)` lists them; the heuristic is the one with the fewest predicted cycles (svod/core/features.py). Everything is read
-from the accesses: a *contraction* is a sum of products whose operands each lack an output axis that the other has, so that a register tile reuses both; other
-reductions put their vectors where memory is contiguous; elementwise stages that are costly and read twice are kept.
+from the accesses: a *contraction* is a sum of products whose operands each lack an output axis that the other has, so that a register
+tile reuses both; other reductions put their vectors where memory is contiguous; elementwise stages that are costly and read twice are
+kept.
 """
 from __future__ import annotations
 
@@ -147,7 +148,7 @@ def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
     if extent <= vectors * width:
         options.append(extent)
     # an axis like 56 or 28 is better cut evenly into vectors with idle lanes than with a moved-back last tile
-    options += [d for d in range(width + 1, vectors * width) if extent % d == 0 and d not in options and d * 10 >= -(-d // width) * width * 7]
+    options += [d for d in range(width + 1, vectors * width) if extent % d == 0 and d * 10 >= -(-d // width) * width * 7]
 
     def waste(n: int) -> float:
         return -(-extent // n) * -(-n // width) * width / extent
@@ -180,6 +181,9 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
             done = _vectors(state, r, vectors)
             if rows > 1:
                 done = _row_tile(done, r, rows)
+            near = _stage_windows(done, r)
+            if near is not done:
+                yield _finish(near, inner)
             yield _finish(done, inner)
     yield _finish(state, inner)
 
@@ -241,7 +245,7 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
             elif a in staged and n.kind == "read" and state.place[n.arg] != "inline":
                 score += 0.8 * weight
             else:
-                score -= 0.5 * weight
+                score += (0.15 if _short_stride(state, r, i, a) else -0.5) * weight
         if r.store is not None and a < len(r.stage.outs):
             c = r.store.coef(a)
             score += 1.0 if c == 1 else -0.5
@@ -250,9 +254,28 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
         score *= min(1.0, e / width)
         if a >= len(r.stage.outs):
             score *= 0.95
+        elif not r.stage.is_output:
+            score *= 0.4    # inside another nest only a few positions of an output axis are needed at a time
         if score > best_score:
             best, best_score = a, score
     return best
+
+
+def _short_stride(state: Scheduler, r: ResolvedStage, node: int, a: int) -> bool:
+    """True when a node reads every few elements along an axis: wide loads and shuffles, not one load per lane."""
+    n = r.nodes[node]
+    if n.kind == "load":
+        assert n.linear is not None
+        return 1 < abs(n.linear.coef(a)) <= 4
+    contiguous = _contiguous_dims(state, n.arg)
+    return any(1 < abs(lin.coef(a)) <= 4 and dim in contiguous for dim, lin in enumerate(n.dims))
+
+
+def _contiguous_dims(state: Scheduler, s: int) -> frozenset[int]:
+    """The dims of a stage along which all its loads are contiguous."""
+    inner = _resolved(state, s)
+    loads = [n.linear for n in inner.nodes if n.kind == "load" and n.linear is not None]
+    return frozenset(d for d in range(len(inner.stage.outs)) if loads and all(lin.coef(d) == 1 for lin in loads))
 
 
 def _vectors(state: Scheduler, r: ResolvedStage, vectors: int) -> Scheduler:
@@ -270,6 +293,23 @@ def _vectors(state: Scheduler, r: ResolvedStage, vectors: int) -> Scheduler:
         last = len(r.axes) - 1
         if last >= len(r.stage.outs) and _extent(state, r, last) <= 8:
             state = _try(state, "UNROLL", _name(state, r, last), 0)
+    return state
+
+
+def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
+    """STAGE what overlapping windows read under a mask, at the innermost loop that still holds a whole row of windows."""
+    for node in {n.arg: n for n in r.nodes if n.kind == "read"}.values():
+        inner = _resolved(state, node.arg)
+        overlapping = any(len(lin.coefs) > 1 for lin in node.dims)
+        if not overlapping or state.place[node.arg] != "inline" or not any(n.kind == "load" and n.gate >= 0 for n in inner.nodes):
+            continue
+        loops = [row for row in state.order[r.stage.index] if r.axes.index(state.rows[row].axis) < len(r.stage.outs)
+                 and state.rows[row].extent > 1]
+        for row in reversed(loops[:-1] or loops):
+            staged = _try(state, "STAGE", state.kernel.stages[node.arg].name, state.rows[row].name)
+            if staged is not state:
+                state = staged
+                break
     return state
 
 
@@ -432,7 +472,7 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: _Operand) -> Scheduler:
         if operand.stage < 0 or not is_derived(state.kernel.stages[operand.stage]) or state.place[operand.stage] != "inline":
             continue
         inner = _resolved(state, operand.stage)
-        if not any((n.kind == "load" and n.gate >= 0) or n.kind == "cast" or (n.kind == "alu" and n.dtype.is_float) for n in inner.nodes):
+        if not any(n.kind == "cast" or (n.kind == "load" and n.gate >= 0) or (n.kind == "alu" and n.dtype.is_float) for n in inner.nodes):
             continue
         name = state.kernel.stages[operand.stage].name
         if _bytes(state, operand.stage) <= state.target.l2:

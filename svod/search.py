@@ -1,0 +1,105 @@
+"""BEAM= at prepare time: kernels that the database does not know are searched before the plan is built, within a budget, and remembered.
+
+One warning says so before it starts (kernels, budget, how to stop) and one when it ends; Ctrl-C ends the search, keeps what it found and goes
+on with the best known. A terminal shows a line of progress.
+"""
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from svod.bench.ceilings import cached_ceilings
+from svod.config import BenchConfig, PrepareConfig, data_dir
+from svod.core.kernel import Kernel
+from svod.core.scheduler import Opt
+from svod.errors import TuneError
+from svod.optimize import Choice, Compiler, choose
+from svod.outline import Outline
+from svod.tune.budget import ModelBudget
+from svod.tune.db import TuningDB
+from svod.tune.events import Listener, KernelFinished, nobody
+from svod.tune.executor import make_executor
+from svod.tune.session import KernelTask, TuneSession
+
+log = logging.getLogger("svod")
+
+_lock = threading.Lock()          # one search at a time in a process
+_spent = 0.0                      # seconds this process has searched
+
+
+def search_at_prepare(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
+                      db: TuningDB) -> dict[str, Choice]:
+    """Search kernels and return the chains to use. Never raises for a search that fails: the heuristic stays, and the log says why."""
+    global _spent
+    beam = config.beam
+    assert beam is not None
+    with _lock:
+        left = beam.budget - _spent
+        if left <= 0:
+            log.info("the search budget of this process, %g s, is used up; %d kernels run with the heuristic", beam.budget, len(unknown))
+            return {}
+        workers = "inline" if beam.executor == "inline" else f"{beam.executor}:{beam.workers}" if beam.workers else beam.executor
+        log.warning("BEAM=%d: searching %d kernels that the tuning database does not know, for at most %.0f s; Ctrl-C stops and keeps what was "
+                    "found", beam.width, len(unknown), left)
+        started = time.monotonic()
+        try:
+            result = _run(outline, unknown, compiler, config, db, left, workers)
+        except TuneError as e:
+            log.warning("BEAM=%d: the search could not be run (%s); %d kernels run with the heuristic", beam.width, e, len(unknown))
+            return {}
+        finally:
+            _spent += time.monotonic() - started
+        log.warning("BEAM=%d: %s", beam.width, result[1])
+        return result[0]
+
+
+def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig, db: TuningDB, seconds: float,
+         workers: str) -> tuple[dict[str, Choice], str]:
+    beam = config.beam
+    assert beam is not None
+    counts = outline.counts
+    names = {c.kernel: c.name for c in reversed(outline.calls)}
+    origins: dict[str, list[str]] = {}
+    for c in outline.calls:
+        if c.origin:
+            origins.setdefault(c.kernel, []).append(c.origin)
+    tasks = [KernelTask(k, calls=counts[key], name=names[key], origins=tuple(dict.fromkeys(origins.get(key, ()))))
+             for key, k in unknown.items()]
+    ceilings = cached_ceilings(Path(data_dir()) / "ceilings.json", compiler.target, compiler.target.threads, quick=True)
+    progress: Listener = _Progress(len(tasks)) if sys.stderr.isatty() else nobody
+    with make_executor(workers, say=log.warning) as executor:
+        session = TuneSession(tasks, compiler.target, executor=executor, db=db, config=beam, bench=BenchConfig.from_env(),
+                              budget=ModelBudget(seconds, per_kernel=beam.kernel_budget), ceilings=ceilings, listener=progress)
+        result = session.run()
+    chosen: dict[str, Choice] = {}
+    better = 0
+    for key, finding in result.findings.items():
+        if finding.source == "heuristic" or finding.winner is None:
+            stored = choose(unknown[key], compiler, config, db)
+            chosen[key] = stored if stored.source == "database" else Choice(stored.chain, "heuristic", f"no faster chain was found: {finding.why}")
+            continue
+        better += 1
+        chain = tuple(Opt.from_json(list(o)) for o in finding.chain)
+        chosen[key] = Choice(chain, "beam", f"{finding.speedup[1]:.2f}× the heuristic, {finding.why}")
+    for key in result.pending:
+        chosen[key] = Choice(compiler.heuristic(unknown[key]), "pending", "another process is searching this kernel")
+    where = str(db.path) if db.path is not None else "memory only"
+    text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, {result.candidates} candidates: {better} of "
+            f"{len(tasks)} kernels found a faster chain; kept in {where}")
+    return chosen, text
+
+
+class _Progress:
+    """A line on the terminal, rewritten as kernels end."""
+
+    def __init__(self, total: int):
+        self.total, self.done = total, 0
+
+    def __call__(self, event: object) -> None:
+        if isinstance(event, KernelFinished):
+            self.done += 1
+            print(f"\r  {self.done}/{self.total} kernels searched", end="" if self.done < self.total else "\n", file=sys.stderr, flush=True)
