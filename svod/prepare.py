@@ -101,7 +101,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         if all(a is not None for a, s in zip(arrays, outline.buffers, strict=True) if s.kind != "intermediate"):
             for call, t in zip(outline.calls, plan.profile(2), strict=True):
                 seconds[call.kernel] = min(t, seconds.get(call.kernel, t))
-        capture.append(config.capture, outline, seconds)
+        capture.append(config.capture, outline, seconds, target=target, plan=plan)
     return Prepared(plan, outline, tuple(nodes), numbers)
 
 

@@ -76,6 +76,7 @@ class ExecutionPlan:
         self.outputs = tuple(self._output(i) for i in outputs)
         self._failure: str | None = None    # why the plan refuses to run
         self._running = False
+        self.runs = 0                       # of all kernels: what a capture weighs plans by
         self._native = rt.runtime()
         self._run = self._native.run_plan
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}      # bound later; kept alive here
@@ -111,11 +112,13 @@ class ExecutionPlan:
             if variables:
                 self.set_variables(variables)
             self._enter(self._launches, self._launch_count, 1)
+            self.runs += 1
 
     def repeat(self, times: int) -> None:
         """Run all kernels `times` times in one native call: what a timer calls when one run is too short to be seen."""
         with self.lock:
             self._enter(self._launches, self._launch_count, times)
+            self.runs += times
 
     def repeat_kernel(self, kernel: int, times: int) -> None:
         """Run the phases of one kernel `times` times, without those that run once."""
