@@ -16,7 +16,7 @@ PROTOCOL_REVISION = 1           # stored with every measurement; raised when sam
 MIN_SAMPLE_SECONDS = 200e-6     # a sample repeats inside until it lasts this long
 WARM_BELOW_SECONDS = 1e-3       # shorter runs get an untimed one before each sample
 MAX_REPEATS = 1 << 20
-FIRST_RUN_FACTOR = 3.0          # screening: a first run slower than this many incumbents is out
+FIRST_RUN_FACTOR = 3.0          # screening: a first run slower than this many incumbents (and than WARM_BELOW_SECONDS) is out
 SAMPLE_FACTOR = 1.5             # screening: a sample slower than this many incumbents is out
 
 Clock = Callable[[], float]
@@ -105,7 +105,8 @@ def screen_one(contestant: Contestant, incumbent: float | None, clock: Clock = t
     slice), None without one. Killing a run past its `deadline` is up to whoever started this process."""
     call = time_calls(contestant, 1, clock)
     first = call / contestant.unit
-    if incumbent is not None and first > FIRST_RUN_FACTOR * incumbent:
+    # a first call pays for cold code, page faults and sleeping workers, up to half a millisecond: a short one says nothing
+    if incumbent is not None and call > WARM_BELOW_SECONDS and first > FIRST_RUN_FACTOR * incumbent:
         return Screening("slow first run", first, first, Samples((), 1))
     repeats, call = calibrate(contestant, call, clock)
     sample = take_sample(contestant, repeats, call, clock)

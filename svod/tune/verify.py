@@ -306,13 +306,20 @@ class GuardedBuffers:
         for array, value in zip(self.arrays, values, strict=True):
             array[:] = value
 
-    def damage(self, before: Sequence[Array]) -> str:
-        """What the kernel wrote that it should not have: "" or a sentence. `before`: the contents it was given."""
+    def overrun(self) -> str:
+        """Which guard was written: "" or a sentence. After that nothing in this process's memory can be relied on."""
         for slot, (low, high, filled) in enumerate(self._guards):
             if (low != filled).any():
                 return f"bytes before buffer {slot} were written"
             if (high != filled).any():
                 return f"bytes after the end of buffer {slot} were written"
+        return ""
+
+    def damage(self, before: Sequence[Array]) -> str:
+        """What the kernel wrote that it should not have: "" or a sentence. `before`: the contents it was given."""
+        written = self.overrun()
+        if written:
+            return written
         for slot, (array, value) in enumerate(zip(self.arrays, before, strict=True)):
             if slot not in self.kernel.outs and not np.array_equal(array.view(np.uint8), value.view(np.uint8)):
                 return f"input {slot} was changed"

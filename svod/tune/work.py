@@ -10,7 +10,9 @@ time, so that jobs of different names and kernels may alternate without making i
 from __future__ import annotations
 
 import math
+import os
 import random
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -36,6 +38,7 @@ from svod.tune.verify import Baseline, GuardedBuffers, InputSet, Reference, make
 CONTEXTS = 6                 # kernels a worker remembers
 PROGRAMS = 256               # lowered programs a compile child keeps between lowering and compiling
 LOADED = 64                  # programs a bench child keeps in executable memory
+EXIT_OVERRUN = 86            # exit status of a worker whose memory a kernel has overwritten
 VERIFY_RUN_SECONDS = 5.0     # one run of a program that is verified
 # what is timed reads values that no operation turns into NaN, infinity or denormals
 TIMING_INPUTS = InputSet("timing", "reals", 0.5, 1.5, 17)
@@ -92,6 +95,13 @@ class Context:
         if not self._fresh or self.kernel.written:
             self.buffers.fill(make_inputs(self.kernel, TIMING_INPUTS))
             self._fresh = True
+
+    def check_guards(self) -> None:
+        """End this process if a kernel wrote outside of its buffers: whatever it computes from now on would be the fault of others."""
+        damage = self.buffers.overrun()
+        if damage:
+            print(damage, file=sys.stderr, flush=True)
+            os._exit(EXIT_OVERRUN)
 
     def changed(self) -> None:
         self._fresh = False
@@ -230,6 +240,7 @@ def screen_candidate(item: tuple[Built, float | None, bool], context: Context) -
             contestant.run(times)
 
     found = screen_one(Contestant(limited, unit=contestant.unit), incumbent)
+    context.check_guards()
     samples = found.samples.seconds or (found.first,)
     return Screened(samples, found.verdict != "ok", part), found.samples.repeats
 
@@ -286,6 +297,7 @@ def _verify(context: Context, built: Built, baseline: Baseline | None, keep: boo
             plan.execute()
 
     right, how, reason = verify(context.reference, run, context.buffers, baseline, outputs if keep else None)
+    context.check_guards()
     if right and keep:
         context.baselines[built.digest, built.passes] = outputs
     return right, how, reason
