@@ -190,6 +190,12 @@ class TestLocal:
             outcome = executor.run(f"{JOBS}:echo", [1], kind="compile", deadline=LONG)[0]
             assert outcome.status == "lost" and "no_such_module" in outcome.message
 
+    def test_the_default_workers_have_svods_jobs_loaded(self) -> None:
+        with LocalExecutor(1) as executor:
+            executor.wait_until_ready()
+            outcome = executor.run("svod.tune.work:no_such_job", [None], kind="compile", deadline=LONG)[0]
+            assert (outcome.kind, "has no function 'no_such_job'" in outcome.message) == ("TuneError", True)
+
     def test_an_exception_in_the_search_closes(self) -> None:
         pids: list[int] = []
         with pytest.raises(KeyboardInterrupt), LocalExecutor(1, CONFIG, "TEST") as executor:
