@@ -1,0 +1,22 @@
+"""The tests see neither the user's settings nor their databases: variables of svod are unset, compiled objects live for the session."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from svod.config import CONFIGS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For the whole session, and the processes that tests start."""
+    variables = {o.variable for c in CONFIGS for f in dataclasses.fields(c)  # type: ignore[arg-type]
+                 if (o := f.metadata.get("option")) is not None and o.variable is not None}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in variables:
+            patch.delenv(name, raising=False)
+        patch.setenv("SVOD_TUNE_DB", ":none:")
+        patch.setenv("SVOD_OBJECT_CACHE", str(tmp_path_factory.mktemp("objects")))
+        yield
