@@ -7,15 +7,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from svod.compile.host import host_target
 from svod.compile.plan import BufferKind, ExecutionPlan
+from svod.compile.runtime import runtime
 from svod.config import PrepareConfig
 from svod.core import graph
 from svod.core.buffer import buffer_of
+from svod.core.estimate import estimate
 from svod.core.kernel import Kernel
 from svod.core.schedule import Schedule, create_schedule
 from svod.core.target import Target
@@ -166,6 +169,7 @@ def compile_outline(outline: Outline, target: Target, config: PrepareConfig) -> 
     if not outline.calls:
         return {}
     compiler = compiler_for(target, config)
+    runtime(compiler.cache)   # the plan loop, from the object cache
     db = None if config.noopt or config.capture is not None else database(config)
     choices = choose_all(outline, compiler, config, db)
     if config.beam is not None and db is not None:
@@ -175,7 +179,7 @@ def compile_outline(outline: Outline, target: Target, config: PrepareConfig) -> 
             from svod.search import search_at_prepare
             choices.update(search_at_prepare(outline, unknown, compiler, config, db))
     compiled = compile_all(outline.kernels, choices, compiler)
-    return compiled
+    return {k: replace(c, estimate=estimate(outline.kernels[k].ast)) for k, c in compiled.items()}
 
 
 def choose_all(outline: Outline, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> dict[str, Choice]:
