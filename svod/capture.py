@@ -10,7 +10,7 @@ that directory. `read_capture` reads a directory or a file and merges what sever
     {"runs": digest, "count": n}                           how often the plan was run so far; the last such line of a file counts
 
 What is read is data: JSON, checked field by field, kernels rebuilt through `core.serialize` and their keys recomputed; never a pickle. A
-line that is not what it should be is reported in `Capture.problems` and skipped; so is, silently, the half line of a process that was killed.
+line that is not what it should be is reported in `Capture.problems` and skipped; the half line of a process that was killed is left out.
 
 Whoever runs a script to capture it can end it early: `request_stop(directory)` leaves a file there, and the next `prepare` of each process
 raises StopCapture (`check_stop`).
