@@ -238,6 +238,21 @@ class Cut:
             self.hard = settled
         return {u: self.why[u] for u in self.order if u in self.why}
 
+    def layout_of(self, u: UOp) -> UOp:
+        """In which layout a realised node is best stored: the RESHAPE at the end of u's only path of PERMUTEs and RESHAPEs, if it
+        merges axes that a PERMUTE brought together (the heads of an attention, before the next GEMM reads them); else u."""
+        best = node = u
+        permuted = False
+        while True:
+            after = self.consumers.get(node, [])
+            if len(after) != 1 or after[0].op not in (Ops.RESHAPE, Ops.PERMUTE) or after[0] in self.why:
+                return best
+            wide = sum(n != 1 for n in shape_of(node))
+            node = after[0]
+            permuted = permuted or node.op is Ops.PERMUTE
+            if permuted and node.op is Ops.RESHAPE and sum(n != 1 for n in shape_of(node)) < wide:
+                best = node
+
     # -- one walk -----------------------------------------------------------------------------
     def walk(self) -> None:
         """One walk with the nodes of `hard` forced; leaves all realised nodes in `why`, those that are only expensive to share

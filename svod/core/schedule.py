@@ -9,7 +9,9 @@ and must run before the ASSIGN that ends it. Where that is impossible (a swap of
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock
 
 from svod.core.axes import merge_ranges, split_ranges
@@ -122,7 +124,9 @@ class _Builder:
         return UOp(Ops.BUFFER, dtype, (unique, self.device), size)
 
     def run(self) -> Schedule:
-        roots = Cut(self.graph.sink, self.graph.roots).run()
+        cut = Cut(self.graph.sink, self.graph.roots)
+        roots = cut.run()
+        layouts: dict[UOp, UOp] = {}
         versions: dict[UOp, int] = {}
         for u in roots:
             if u.op is Ops.ASSIGN:
@@ -130,12 +134,15 @@ class _Builder:
                 versions[storage] = versions.get(storage, 0) + 1
                 self.version_of[u] = storage, versions[storage]
             elif not is_constant(u) or u in self.graph.outputs:
-                self.buffer_of[u] = self.new_buffer(u.dtype, size_of(u))
+                layouts[u] = u if u in self.graph.roots else cut.layout_of(u)
+                self.buffer_of[layouts[u]] = self.new_buffer(u.dtype, size_of(u))
         for u, why in roots.items():
             if u.op is Ops.ASSIGN:
                 self.add_assign(u, why)
-            elif u in self.buffer_of:
-                self.add_kernel(u, u.src[0] if u.op is Ops.COPY else u, (self.buffer_of[u], 0), why)
+            elif u in layouts:
+                layout = layouts[u]
+                self.add_kernel(u, u.src[0] if u.op is Ops.COPY else u, (self.buffer_of[layout], 0), why,
+                                None if layout is u else partial(unmoved, layout, u))
         outputs = tuple(self.output(u) for u in self.graph.outputs)
         return Schedule(tuple(self.order()), outputs)
 
@@ -174,12 +181,12 @@ class _Builder:
                 done[n] = n if src == n.src else n.replace(src=src)
         return done[value], {b: v for v, b in stand_ins.items()}
 
-    def add_kernel(self, root: UOp, value: UOp, out: Version, why: str, view: UOp | None = None) -> None:
-        """The kernel that stores `value` into the buffer of `out`, through `view` (an ASSIGN's target) if given."""
+    def add_kernel(self, root: UOp, value: UOp, out: Version, why: str, view: Callable[[UOp], UOp] | None = None) -> None:
+        """The kernel that stores `value` into the buffer of `out`, through the view of it that `view` makes, if given."""
         graph, versions = self.kernel_graph(value, root)
         unique = UOp(Ops.LUNIQUE, dtypes.void, (), "out")
         stand_in = UOp(Ops.BUFFER, out[0].dtype, (unique, self.device), out[0].arg)
-        target = reshaped(stand_in, shape_of(value)) if view is None else view_of(view, stand_in)
+        target = reshaped(stand_in, shape_of(value)) if view is None else view(stand_in)
         constants = frozenset(b for b, (buffer, version) in versions.items() if version == 0 and buffer in self.constants)
         ast, buffers = kernel_ast(graph, target, constants)
         args = [out if b is stand_in else versions[b] for b in buffers]
@@ -187,7 +194,7 @@ class _Builder:
 
     def add_assign(self, u: UOp, why: str) -> None:
         storage, version = self.version_of[u]
-        self.add_kernel(u, u.src[1], (storage, version), why, view=u)
+        self.add_kernel(u, u.src[1], (storage, version), why, partial(view_of, u))
         kernel = self.pending[-1]
         old = [slot for slot, (buffer, _) in enumerate(kernel.args) if slot and buffer is storage]
         if not old:
@@ -203,7 +210,7 @@ class _Builder:
         # the value reads the buffer it is written to: compute it first, then copy
         temporary = self.new_buffer(u.dtype, size_of(u))
         self.add_kernel(u, u.src[1], (temporary, 0), "the value of an ASSIGN that reads the buffer it writes")
-        self.add_kernel(u, reshaped(temporary, shape_of(u)), (storage, version), why, view=u)
+        self.add_kernel(u, reshaped(temporary, shape_of(u)), (storage, version), why, partial(view_of, u))
 
     # -- order ------------------------------------------------------------------------------
     def order(self) -> list[KernelCall]:
@@ -309,6 +316,18 @@ def view_of(assign: UOp, buffer: UOp) -> UOp:
     result = buffer
     for m in reversed(chain):
         result = m.replace(src=(result,))
+    return result
+
+
+def unmoved(layout: UOp, u: UOp, buffer: UOp) -> UOp:
+    """The view of `buffer`, which holds `layout`, that has the order of u; RESHAPE and PERMUTE lead from u to `layout`."""
+    result, node = reshaped(buffer, shape_of(layout)), layout
+    while node is not u:
+        if node.op is Ops.PERMUTE:
+            result = UOp(Ops.PERMUTE, result.dtype, (result,), tuple(sorted(range(len(node.arg)), key=node.arg.__getitem__)))
+        else:
+            result = reshaped(result, shape_of(node.src[0]))
+        node = node.src[0]
     return result
 
 

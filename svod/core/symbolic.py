@@ -249,14 +249,18 @@ def mul(a: UOp, b: UOp) -> UOp:
 
 
 def _divide(terms: Terms, constant: int, c: int) -> tuple[Terms, int, Terms, int]:
-    """Σ = c*(quotient) + remainder, by terms: (quotient terms, constant, remainder terms, constant in [0, c))."""
+    """Σ = c*(quotient) + remainder, by terms: (quotient terms, constant, remainder terms, constant in [0, c)).
+
+    Coefficients of the remainder are below c in size, so that x // c and x % c divide the same expression."""
     quotient: Terms = {}
     remainder: Terms = {}
     for atom, k in terms.items():
-        if k % c == 0:
-            quotient[atom] = k // c
-        else:
+        if -c < k < c:
             remainder[atom] = k
+        else:
+            quotient[atom] = k // c
+            if k % c:
+                remainder[atom] = k % c
     return quotient, constant // c, remainder, constant % c
 
 
@@ -337,7 +341,6 @@ def floormod(a: UOp, c: int) -> UOp:
         return shift(a, -(lo // c) * c)
     terms, constant = linear(a)
     _, _, r, rc = _divide(terms, constant, c)
-    r = {atom: k if -c < k < c else k % c for atom, k in r.items()}
     lo, hi = interval(r, rc)
     if lo // c == hi // c:
         return build(r, rc - (lo // c) * c)
