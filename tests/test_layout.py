@@ -1,0 +1,167 @@
+"""The house's rules, read from the source: which way imports point, who reads the environment, what `import svod` loads, docs/layout.md."""
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import svod
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "svod"
+FILES = sorted(p.relative_to(ROOT) for p in PACKAGE.rglob("*.py"))
+
+# what each part may import beside itself; "svod" is the root, which has the version and lazy names
+COMMON = {"svod", "errors", "config"}
+ALLOWED = {
+    "core": {"errors"},
+    "tensor": {"core", "errors"},
+    "compile": {"core", *COMMON},
+    "bench": {"core", "compile", *COMMON},
+    "tune": {"core", "compile", "bench", *COMMON},
+}
+ABOVE_THE_PARTS = {"core", "tensor", "compile", "bench", "tune"}
+# the one place where tensors meet the pipeline above them, imported when something is first realised
+EXCEPTIONS = {("svod/tensor/realize.py", "svod.prepare"), ("svod/tensor/realize.py", "svod")}
+HEAVY = ("ray", "optuna", "rich", "click", "sqlite_utils", "sqlite3", "llvmlite", "multiprocessing", "platformdirs", "pycuda")
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Modules of svod that a file imports anywhere in it; `from svod import prepare` counts as svod.prepare."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.split(".")[0] == "svod")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            module = node.module or ""
+            if module == "svod":
+                yield from (f"svod.{a.name}" if (PACKAGE / f"{a.name}.py").exists() or (PACKAGE / a.name).is_dir() else "svod"
+                            for a in node.names)
+            elif module.startswith("svod."):
+                yield module
+
+
+def part_of(module: str) -> str:
+    """svod.core.uop → core; svod.config → config; svod → svod."""
+    return module.split(".")[1] if "." in module else "svod"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_point_one_way(path: Path) -> None:
+    own = path.parts[1] if len(path.parts) > 2 else path.stem
+    for module in imports_of(path):
+        part = part_of(module)
+        if (path.as_posix(), module) in EXCEPTIONS or part == own:
+            continue
+        if own in ALLOWED:
+            assert part in ALLOWED[own], f"{path} imports {module}: {own} may import {sorted(ALLOWED[own])}"
+        elif own == "errors":
+            pytest.fail(f"{path} imports {module}: it stands below everything")
+        elif own == "config":
+            assert part == "errors", f"{path} imports {module}: it stands below everything but errors"
+        else:
+            assert part != "cli", f"{path} imports {module}: the command lines stand above everything"
+
+
+def test_pipeline_modules_have_an_order() -> None:
+    """The modules at the top of the package import each other without a cycle."""
+    modules = {p.stem for p in FILES if len(p.parts) == 2 and p.stem != "__init__"}
+    below = {m: {part_of(x) for x in top_level_imports(PACKAGE / f"{m}.py")} & modules - {m} for m in modules}
+    while below:
+        free = {m for m, needs in below.items() if not needs & below.keys()}
+        assert free, f"these import each other: {below}"
+        for m in free:
+            del below[m]
+
+
+def top_level_imports(path: Path) -> Iterator[str]:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("svod."):
+            yield node.module
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.as_posix() != "svod/config.py"], ids=str)
+def test_only_config_reads_the_environment(path: Path) -> None:
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            assert node.attr not in ("environ", "environb", "getenv", "putenv", "unsetenv"), f"{path}:{node.lineno} reads the environment"
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            assert not {"environ", "getenv"} & {a.name for a in node.names}, f"{path}:{node.lineno} reads the environment"
+
+
+def loaded_by(statement: str) -> set[str]:
+    program = f"import sys\n{statement}\nprint('\\n'.join(sys.modules))"
+    return set(subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_import_svod_loads_nothing_heavy() -> None:
+    loaded = loaded_by("import svod")
+    assert not loaded & {*HEAVY, "numpy"}
+
+
+def test_tensors_load_no_compiler() -> None:
+    loaded = loaded_by("from svod import Tensor; (Tensor([1.0, 2.0]) + 1).sum()")
+    assert not loaded & {*HEAVY, "svod.compile", "svod.tune"}
+
+
+def test_prepare_loads_no_search() -> None:
+    """A process that only runs models imports neither Ray nor what the command lines need."""
+    loaded = loaded_by("from svod import Tensor; (Tensor([1.0, 2.0]) + 1).numpy()")
+    assert not loaded & {"ray", "optuna", "rich", "click", "svod.tune.session", "svod.tune.executor"}
+
+
+# -- docs/layout.md ---------------------------------------------------------------------------------
+
+def described_files() -> set[Path]:
+    """The package files that the tables of docs/layout.md list, each under the folder its section is about."""
+    found: set[Path] = set()
+    folder: Path | None = None
+    for line in (ROOT / "docs" / "layout.md").read_text(encoding="utf-8").splitlines():
+        heading = re.match(r"#+ (svod[\w/]*):", line)
+        row = re.match(r"\| `(\w+\.py)` \| \S", line)
+        if heading:
+            folder = Path(heading[1])
+        elif row:
+            assert folder is not None, f"{line!r} stands before the first folder"
+            assert folder / row[1] not in found, f"{folder / row[1]} is listed twice"
+            found.add(folder / row[1])
+    return found
+
+
+def test_layout_page_is_true() -> None:
+    present = {p for p in FILES if p.name != "__init__.py"}
+    described = described_files()
+    assert not described - present, f"docs/layout.md describes files that are not there: {sorted(map(str, described - present))}"
+    assert not present - described, f"docs/layout.md does not describe: {sorted(map(str, present - described))}"
+
+
+def test_folders_beside_the_package_are_there() -> None:
+    page = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8").split("## Beside the package")[1]
+    folders = re.findall(r"^\| `([^`]+)/` \|", page, re.M)
+    assert folders and all((ROOT / f).is_dir() for f in folders)
+
+
+@pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]))
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        if "://" not in target:
+            assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+
+
+# -- the project file ---------------------------------------------------------------------------------
+
+def test_installed_commands_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(project["scripts"]) == {"svod-tune", "svod-db"}
+    for entry in project["scripts"].values():
+        module, function = entry.split(":")
+        assert callable(getattr(importlib.import_module(module), function))
+    assert project["version"] == svod.__version__
