@@ -173,8 +173,8 @@ def reference_actions(state: Any, *, padto: bool = False) -> Iterator[Opt]:
     """The reference systems' 193 actions (200 with `padto`), each position read as the k-th live row of its kind.
 
     UNROLL and GROUP* count the live reduce rows of the output stage, everything else all its live rows, output loops first. An
-    explicit amount equal to the extent is skipped where the grid also lists the whole axis. A position beyond the state's rank is no action. The
-    tensor-core entries exist for targets with such instructions; the CPU's Scheduler refuses them."""
+    explicit amount equal to the extent is skipped where the grid also lists the whole axis. A position beyond the state's rank is no
+    action. The tensor-core entries exist for targets with such instructions; the CPU's Scheduler refuses them."""
     axes = state.kernel.axes
     rank = {("o", LOOP): 0, ("o", UPCAST): 1, ("r", LOOP): 2, ("r", UPCAST): 3, ("r", UNROLL): 4}
     output = state.kernel.output

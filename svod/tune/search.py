@@ -27,20 +27,31 @@ from typing import Any
 
 from svod.config import BeamConfig
 from svod.errors import KernelOptError
-from svod.tune.candidate import FAILED, Candidate, Origin, Status, chain_order, chain_text
+from svod.tune.candidate import FAILED, Candidate, Origin, Status, chain_text
+from svod.tune.db.records import canonical
+from svod.tune.db.winners import TIE
 from svod.tune.events import BaselineTimed, CandidateDropped, Improved, KernelFinished, KernelStarted, Listener, RoundFinished, nobody
 from svod.tune.laboratory import Confirmed, Failure, Laboratory
 from svod.tune.strategy import make_strategy
 
 log = logging.getLogger("svod.tune")
 
+BUDGET_SPENT, INTERRUPTED = "budget spent", "interrupted"     # why a search ended that had more to try
+
 MAX_WORK_RATIO = 1000          # over the round's leanest candidate; exactly this much may stay
 RELATIVE_PROGRESS = 0.005
 BOUND_REACHED = 1.05           # times the roofline bound
 BOUND_REFUTED = 0.95           # a time below this many bounds says that the bound is wrong
 CHUNK = 24                     # candidates built and screened before the incumbent and the budget are looked at again
+FIRST_CHUNK = 6                # of a search whose pace is not known and whose time is limited
 FINALISTS = 3
+CONFIRM_ROUNDS = 15            # the least of a confirmation, for how many finalists there is time
 COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
+
+
+def stored_order(c: Candidate) -> tuple[int, str, str]:
+    """How the database orders chains that are level: shorter, then by the text it stores, then by LINEAR."""
+    return len(c.chain), canonical([o.to_json() for o in c.chain]), c.linear
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,7 @@ class KernelSearch:
         self.compile_seconds: list[float] = []
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
         self.refuted: list[Candidate] = []         # right without passes, wrong with them
+        self.pace = 0.0                            # seconds to build and screen one candidate, of the latest chunk
         self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
         self.incumbent: Candidate | None = None
@@ -256,15 +268,28 @@ class KernelSearch:
     def _build_in_chunks(self, candidates: Sequence[Candidate], deadline: float) -> list[Candidate]:
         """Build and screen; the candidates that the deadline left no time for, as they were before lowering."""
         ordered = sorted(candidates, key=lambda c: c.origin in (Origin.ACTION, Origin.MUTATION))   # seeds first
-        for start in range(0, len(ordered), CHUNK):
-            if start and self.clock() >= deadline:
+        start = 0
+        while start < len(ordered):
+            now = self.clock()
+            if start and now >= deadline:
                 left = ordered[start:]
                 for c in left:
                     self.digests.discard(c.linear)
                     c.status = Status.QUEUED
                 return left
-            self._build_and_screen(ordered[start:start + CHUNK])
+            size = self._chunk_size(deadline - now)
+            self._build_and_screen(ordered[start:start + size])
+            start += size
+            self.pace = (self.clock() - now) / size
         return []
+
+    def _chunk_size(self, seconds: float) -> int:
+        """How many candidates to build next, so that they end within `seconds` at the pace of the latest ones."""
+        if seconds == float("inf"):
+            return CHUNK
+        if self.pace == 0.0:
+            return FIRST_CHUNK
+        return max(1, min(CHUNK, int(seconds / self.pace)))
 
     def _build_and_screen(self, candidates: Sequence[Candidate]) -> None:
         built = []
@@ -352,9 +377,11 @@ class KernelSearch:
     def finish(self, seconds: float = 3.0) -> Finding:
         """Confirm the finalists within about `seconds` and say what was found. Falls back to `result()` where confirmation fails
         altogether."""
-        self.stop("budget spent")
+        self.stop(BUDGET_SPENT)
         verified = sorted((c for c in self.pool if c.status is Status.VERIFIED and c is not self.baseline), key=lambda c: c.order)
-        finalists = verified[:FINALISTS] + [c for c in self.stored if c.status is Status.VERIFIED and c not in verified[:FINALISTS]]
+        # a long kernel has time for fewer: the incumbent always, the stored winners always
+        count = min(FINALISTS, max(1, int(seconds / (CONFIRM_ROUNDS * max(self.best, 1e-9))) - 1)) if verified else 0
+        finalists = verified[:count] + [c for c in self.stored if c.status is Status.VERIFIED and c not in verified[:count]]
         baseline = self.baseline if self.baseline.status is Status.VERIFIED else None
         field_ = [*([baseline] if baseline else []), *finalists]
         built = []
@@ -387,16 +414,14 @@ class KernelSearch:
             self._choose_incumbent()
 
     def _decide(self, baseline: Candidate | None) -> Finding:
-        """The fastest, or the shorter chain among those whose intervals overlap its own; the baseline unless it is beaten."""
-        timed = self.confirmed
-        for c, t in timed:
+        """By the database's rule (`svod.tune.db.winners`), so that what is reported is what is used later: the lowest upper end of the
+        ratio to the baseline, the speed-up that is sure; within 1 % of it the shorter chain. Nothing that is slower for sure."""
+        for c, t in self.confirmed:
             c.score, c.known["confirmed"] = t.seconds, t
-        fastest, best = min(timed, key=lambda e: (e[1].ratio, *chain_order(e[0].chain)))
-        level = [(c, t) for c, t in timed if t.low <= best.high]
-        winner, time_ = min(level, key=lambda e: (*chain_order(e[0].chain), e[1].ratio))
-        if winner is not fastest:
-            log.debug("%s: %s is level with %s and shorter", self.name, chain_text(winner.chain), chain_text(fastest.chain))
-        reference = next((t for c, t in timed if c is baseline), None)
+        usable = [(c, t) for c, t in self.confirmed if t.low <= 1.0 or baseline is None]
+        bound = min(t.high for _, t in usable) * TIE
+        winner, time_ = min(((c, t) for c, t in usable if t.high <= bound), key=lambda e: stored_order(e[0]))
+        reference = next((t for c, t in self.confirmed if c is baseline), None)
         speedup = (1 / time_.high, 1 / time_.ratio, 1 / time_.low) if reference is not None else (1.0, 1.0, 1.0)
         return self._found(winner, time_.seconds, reference.seconds if reference else float("inf"), True, speedup)
 

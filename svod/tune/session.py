@@ -30,7 +30,7 @@ from svod.core.serialize import ast_to_data
 from svod.core.sketch import heuristic, sketches
 from svod.core.target import Target
 from svod.errors import KernelOptError
-from svod.tune.budget import ModelBudget
+from svod.tune.budget import ModelBudget, expected_gain
 from svod.tune.candidate import Candidate, Origin, Status
 from svod.tune.db import Kernel as KernelRecord
 from svod.tune.db import Measurement, TuningDB, Verdict
@@ -39,7 +39,7 @@ from svod.tune.db.store import whoami
 from svod.tune.events import Listener, SessionFinished, SessionStarted, nobody
 from svod.tune.executor import Executor
 from svod.tune.laboratory import Laboratory
-from svod.tune.search import Finding, KernelSearch
+from svod.tune.search import BUDGET_SPENT, INTERRUPTED, Finding, KernelSearch
 from svod.tune.slices import kernel_bytes, kernel_operations
 from svod.tune.worker_laboratory import WorkerLaboratory
 
@@ -49,6 +49,7 @@ STORED_SEEDS = 4              # chains of the database that start a search
 CONFIRM_SHARE = 0.25          # of a session's budget, kept for the confirmations
 CONFIRM_SECONDS = 3.0         # at most, for one kernel
 MIN_CONFIRM_SECONDS = 0.2
+UNFINISHED = frozenset({BUDGET_SPENT, INTERRUPTED})
 _RECORDED = {Status.SLOW: "slow", Status.SCREENED: "ok", Status.RACED: "ok", Status.VERIFIED: "ok", Status.WRONG: "wrong",
              Status.ERROR: "error", Status.CRASH: "crash", Status.TIMEOUT: "timeout", Status.LOST: "lost"}
 
@@ -78,6 +79,7 @@ class SessionResult:
     candidates: int = 0           # with new LINEAR, compiled, run, and a sample
     seconds: float = 0.0
     rows: int = 0                 # measurements stored
+    expected_gain: float = 0.0    # seconds of model time that more search may still save
 
 
 def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None) -> float:
@@ -170,18 +172,18 @@ class TuneSession:
     def _finish(self, search: KernelSearch, searches: Sequence[KernelSearch]) -> None:
         open_ = max(1, len([s for s in searches if s.key not in self.result.findings]))
         seconds = max(MIN_CONFIRM_SECONDS, min(CONFIRM_SECONDS, self.bench.seconds, self.budget.left / open_))
-        self._store(search, search.finish(seconds), "interrupted" if self.result.interrupted else search.why)
+        self._store(search, search.finish(seconds), search.why)
 
     def _wind_up(self, searches: Sequence[KernelSearch]) -> None:
         """After Ctrl-C: a short confirmation each; a second Ctrl-C leaves the rest unconfirmed."""
         quick = True
         for s in searches:
-            s.stop("interrupted")
+            s.stop(INTERRUPTED)
             try:
                 finding = s.finish(MIN_CONFIRM_SECONDS) if quick and s.improved else s.result()
             except KeyboardInterrupt:
                 quick, finding = False, s.result()
-            self._store(s, finding, "interrupted")
+            self._store(s, finding, INTERRUPTED)
 
     # -- one kernel -------------------------------------------------------------------------------------------------------
     def _make(self, task: KernelTask) -> KernelSearch:
@@ -263,6 +265,8 @@ class TuneSession:
         # a candidate that was right without passes and wrong with them is recorded by its own status
         records += [self._verdict(search, c) for c in search.refuted]
         self.result.rows += self.db.record(records)
+        if search.why in UNFINISHED and search.best < float("inf"):
+            self.result.expected_gain += expected_gain(search)
         counts = dataclasses.asdict(search.counts)
         self.db.end_search(self._searches.pop(search.key), outcome or finding.why, {
             **counts, "rounds": len(search.history), "seconds": search.spent, "best": _finite(finding.seconds),

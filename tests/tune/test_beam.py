@@ -12,7 +12,7 @@ from svod.tune.beam import Beam
 from svod.tune.candidate import Candidate, Origin, Status, chain_text
 from svod.tune.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
 from svod.tune.laboratory import Failure, Lowered
-from svod.tune.search import CHUNK, KernelSearch
+from svod.tune.search import FIRST_CHUNK, KernelSearch
 from svod.tune.strategy import STRATEGIES
 from tests.tune.replay import ReplayedLaboratory, is_failure, made_up_seconds
 from tests.tune.search_kernels import TARGET, elementwise, gemm
@@ -342,11 +342,11 @@ def test_a_spent_budget_returns_what_was_not_built_to_the_queue() -> None:
     search.step()
     before = len(lab.built)
     search.step(deadline=now[0] + 0.5)
-    assert len(lab.built) - before == CHUNK
+    assert FIRST_CHUNK < len(lab.built) - before <= 11, "0.05 s each: about ten fit"
     left = search.strategy.queued
     assert left > 0
     search.step()
-    assert len(lab.built) == len(set(lab.built)) > before + CHUNK
+    assert len(lab.built) == len(set(lab.built)) > before + 11
 
 
 def test_an_interrupt_loses_the_round_in_flight_and_nothing_else() -> None:
@@ -367,9 +367,10 @@ def test_an_interrupt_loses_the_round_in_flight_and_nothing_else() -> None:
 
 
 def test_level_finalists_are_decided_by_the_shorter_chain() -> None:
-    lab = ReplayedLaboratory(width=0.2)
+    """Longer chains are faster by 0.1 % an opt: that is within 1 %."""
+    lab = ReplayedLaboratory()
     search = run(make_search(lab))
-    lab.seconds = lambda c: 1e-3 * (1.0 if c is search.baseline else 0.5 - 0.001 * len(c.chain))
+    lab.seconds = lambda c: 1e-3 * (1.0 if c is search.baseline else 0.5 - 0.0005 * len(c.chain))
     found = search.finish()
     lengths = [len(c.chain) for c, _ in search.confirmed if c is not search.baseline]
     assert found.winner is not None

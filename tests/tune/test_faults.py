@@ -45,7 +45,8 @@ done:
 
 def planted(body: str, built: Built) -> Built:
     """`built` with machine code that does `body` in every phase."""
-    functions = [f"define void @{s}(ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end) {{\nentry:\n  {body}\n}}" for s in built.symbols]
+    arguments = "ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end"
+    functions = [f"define void @{s}({arguments}) {{\nentry:\n  {body}\n}}" for s in built.symbols]
     return replace(built, object=compile_object("\n".join(functions), TARGET))
 
 

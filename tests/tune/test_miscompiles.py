@@ -167,7 +167,7 @@ STAGED = chain(("UPCAST", "o1", 16), ("STAGE", "s1", "o1"))
 LANES = chain(("UPCAST", "o0", 16))
 PARTIAL = chain(("UPCAST", "r0", 16))
 CUT = chain(("THREAD", "r0", 2))
-F32, F64, F16, BF16, I32, I8, U8 = (dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int32, dtypes.int8, dtypes.uint8)
+F32, F64, F16, BF16, I32, I8 = dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int32, dtypes.int8
 HALF = gemm(5, 37, 9, F16, F32)
 BRAIN = gemm(5, 37, 9, BF16, F32)
 
