@@ -6,6 +6,7 @@ not move above the stores they read from.
 """
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 from svod.compile.program import Instr
@@ -156,6 +157,19 @@ class Builder:
 
     def mul(self, a: int, k: int) -> int:
         return self.alu("MUL", _INDEX, 1, a, self.index(k))
+
+    def multiple_of(self, v: int) -> int:
+        """A number that divides the scalar index `v` whatever the loops count; 0 for the constant 0."""
+        op, src = self.op[v], self.src[v]
+        if op == "CONST":
+            return abs(int(self.arg[v]))
+        if op == "LOOP":
+            return gcd(self.multiple_of(src[0]), self.arg[v])
+        if op == "MUL":
+            return self.multiple_of(src[0]) * self.multiple_of(src[1])
+        if op in ("ADD", "SUB", "MIN", "MAX"):
+            return gcd(self.multiple_of(src[0]), self.multiple_of(src[1]))
+        return 1
 
     # -- memory ---------------------------------------------------------------------------------
     def load(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any, floor: int = 0, ordered: bool = False) -> int:

@@ -372,7 +372,9 @@ class Values:
             index = b.alu("ADD", dtypes.index, lanes, b.splat(start, lanes), vector)
             b.store("SCATTER", dtype, lanes, (pointer, index, b.splat(value, lanes), *extra), const)
         elif lanes == 1 or lane == 1:
-            b.store("STORE", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, stream and lanes > 1 and not extra))
+            # a non-temporal store is of whole vectors at multiples of their size
+            stream = stream and lanes > 1 and not extra and b.multiple_of(start) % lanes == 0 == const % lanes
+            b.store("STORE", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, stream))
         else:
             b.store("STORES", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, lane))
 

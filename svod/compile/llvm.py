@@ -32,6 +32,7 @@ from svod.core.target import Target
 from svod.errors import CompileError
 
 SIGNATURE = "ptr noalias readonly %args, ptr noalias readonly %vars, ptr noalias align 64 %scratch, i64 %begin, i64 %end"
+_NAMES = "ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end"
 
 
 def _begin(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -126,6 +127,30 @@ HANDLERS: dict[str, Handler] = {
 
 def _render_phase(spec: PhaseSpec, code: tuple[Instr, ...], target: Target, variables: dict[str, int], temp_base: int,
                   declared: set[str]) -> str:
+    streamed = {code[src[0]] for op, _, _, src, arg in code if op == "STORE" and arg[1]}
+    if not streamed:
+        return _render_function(f"@{spec.symbol}", spec, code, target, variables, temp_base, declared)
+    # Non-temporal vector stores fault on a buffer that is not aligned. svod's own buffers are; memory that a user handed over may not be.
+    plain = tuple((op, dtype, lanes, src, (arg[0], False)) if op == "STORE" else (op, dtype, lanes, src, arg)
+                  for op, dtype, lanes, src, arg in code)
+    names = f"@{spec.symbol}.stream", f"@{spec.symbol}.plain"
+    lines = [f"define void @{spec.symbol}({SIGNATURE}) #0 {{", "entry:"]
+    bits = "0"
+    for k, slot in enumerate(sorted(arg if op == "ARG" else temp_base + arg for op, _, _, _, arg in streamed)):
+        lines += [f"  %p{k} = getelementptr ptr, ptr %args, i64 {slot}", f"  %a{k} = load i64, ptr %p{k}, align 8",
+                  f"  %b{k} = or i64 {bits}, %a{k}"]
+        bits = f"%b{k}"
+    lines += [f"  %low = and i64 {bits}, {target.vector_bytes - 1}", "  %aligned = icmp eq i64 %low, 0",
+              "  br i1 %aligned, label %stream, label %plain"]
+    for label, name in zip(("stream", "plain"), names, strict=True):
+        lines += [f"{label}:", f"  call void {name}({_NAMES})", "  ret void"]
+    parts = [_render_function(name, spec, body, target, variables, temp_base, declared, "internal ")
+             for name, body in zip(names, (code, plain), strict=True)]
+    return "\n".join([*parts, *lines, "}", ""])
+
+
+def _render_function(name: str, spec: PhaseSpec, code: tuple[Instr, ...], target: Target, variables: dict[str, int], temp_base: int,
+                     declared: set[str], linkage: str = "") -> str:
     w = Writer(code, target, variables, temp_base, declared)
     handlers = HANDLERS
     try:
@@ -138,7 +163,7 @@ def _render_phase(spec: PhaseSpec, code: tuple[Instr, ...], target: Target, vari
         # non-temporal stores are not ordered with the release by which the pool reports the phase as done
         w.lines.append("  call void @llvm.x86.sse.sfence()")
     body = "\n".join(w.lines)
-    return f"define void @{spec.symbol}({SIGNATURE}) #0 {{\n{body}\n  ret void\n}}\n"
+    return f"define {linkage}void {name}({SIGNATURE}) #0 {{\n{body}\n  ret void\n}}\n"
 
 
 def function_attributes(target: Target) -> str:
