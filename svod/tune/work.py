@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from svod.bench.race import confirm, race
-from svod.bench.timer import PROTOCOL_REVISION, Contestant, Samples, Screening, deadline, sample_again, screen_one
+from svod.bench.timer import Contestant, Samples, Screening, deadline, sample_again, screen_one
 from svod.compile.codegen import LoadedProgram, compile_object
 from svod.compile.llvm import render
 from svod.compile.lower import lower
@@ -312,6 +312,3 @@ def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int], con
                     rng=random.Random(seed))
     return [Confirmed(found.seconds(i), r.low, r.median, r.high, tuple(times[i] for times in found.rounds))
             for i, r in enumerate(found.ratios)]
-
-
-PROTOCOL = PROTOCOL_REVISION
