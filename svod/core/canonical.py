@@ -5,7 +5,8 @@
 Two ASTs that differ only in RANGE ids, PARAM slots, the order of commutative operands or of the terms of an index have one
 canonical form (but for operands that nothing but their slots tells apart: those keep their order). Structure comes
 first: every node gets a digest in which a RANGE is its place in its stage ("output axis 1") and a PARAM its type and size.
-Operands are ordered by these digests, index sums by axis; then RANGEs and PARAMs are numbered in the order of a walk. RANGEs: those of
+Operands are ordered by the axes they depend on, then by a digest of their form without extents, then by the full digest: so that the
+operands, and with them the stages that opt chains name, keep their places when only extents change. Index sums are ordered by axis; then RANGEs and PARAMs are numbered in the order of a walk. RANGEs: those of
 a stage follow those of the stages it reads. PARAMs: outputs first.
 """
 from __future__ import annotations
@@ -44,6 +45,42 @@ class _Structure:
     def __init__(self, ast: UOp):
         self.places = _places(ast)
         self.digests: dict[UOp, bytes] = {}
+        self.forms: dict[UOp, bytes] = {}
+        self.free: dict[UOp, tuple[bytes, ...]] = {}
+
+    def axes(self, u: UOp) -> tuple[bytes, ...]:
+        """The places of the ranges u depends on, sorted: `(o0, r0)`."""
+        found = self.free.get(u)
+        if found is None:
+            if u.op is Ops.RANGE:
+                found = (self.places.get(u, b"free"),)
+            elif u.op is Ops.STAGE:
+                found = ()
+            else:
+                found = tuple(sorted({place for s in u.src for place in self.axes(s)}))
+            self.free[u] = found
+        return found
+
+    def form(self, u: UOp) -> bytes:
+        """The digest of u without extents: numbers in index expressions and sizes of buffers left out."""
+        found = self.forms.get(u)
+        if found is None:
+            h = hashlib.blake2b(digest_size=16)
+            h.update(u.op.value.encode() + b"|" + u.dtype.name.encode() + b"|")
+            if u.op is Ops.RANGE:
+                h.update(self.places.get(u, b"free"))
+            else:
+                if u.op is not Ops.PARAM and not (u.op is Ops.CONST and u.dtype == dtypes.index):
+                    h.update(encode(u.arg))
+                parts = [self.form(s) for s in u.src]
+                for part in sorted(parts) if u.op in COMMUTATIVE else parts:
+                    h.update(part)
+            found = self.forms[u] = h.digest()
+        return found
+
+    def rank(self, u: UOp) -> tuple[tuple[bytes, ...], bytes, bytes]:
+        """Where an operand stands among those of a commutative operation."""
+        return self.axes(u), self.form(u), self.digest(u)
 
     def digest(self, u: UOp) -> bytes:
         """The digest of u, whose sources have theirs."""
@@ -84,10 +121,11 @@ def _sum(structure: _Structure, u: UOp) -> UOp:
 
 
 def structure_of(structure: _Structure, u: UOp) -> None:
-    """Give u, and the constants it may have gained, a digest."""
-    for s in u.src:
-        structure.digest(s)
-    structure.digest(u)
+    """Give u, and the constants it may have gained, a digest, a form and its axes: sources first, so that nothing recurses far."""
+    for n in (*u.src, u):
+        structure.digest(n)
+        structure.axes(n)
+        structure.form(n)
 
 
 def _conjuncts(u: UOp) -> list[UOp]:
@@ -109,7 +147,7 @@ def _ordered(structure: _Structure, u: UOp) -> UOp:
     if u.op is Ops.MUL and u.dtype == dtypes.index and u.src[1].op is Ops.CONST:
         return u
     if u.op is Ops.AND and u.dtype == dtypes.bool:
-        parts = sorted(_conjuncts(u), key=structure.digest)
+        parts = sorted(_conjuncts(u), key=structure.rank)
         result = parts[0]
         for p in parts[1:]:
             result = UOp(Ops.AND, dtypes.bool, (result, p))
@@ -118,7 +156,7 @@ def _ordered(structure: _Structure, u: UOp) -> UOp:
     if u.op in COMMUTATIVE:
         a, b = u.src
         # a constant stands right, as in an index
-        ranks = [(s.op is Ops.CONST, structure.digest(s)) for s in (a, b)]
+        ranks = [(s.op is Ops.CONST, structure.rank(s)) for s in (a, b)]
         return u if ranks[0] <= ranks[1] else u.replace(src=(b, a))
     return u
 
@@ -162,5 +200,9 @@ def _number(ast: UOp) -> tuple[UOp, tuple[int, ...]]:
 
 def kernel_key(ast: UOp) -> str:
     """32 hex digits: equal for kernels of equal canonical form, in every process and on every machine."""
-    canonical, _ = canonicalize(ast)
-    return hashlib.blake2b(AST_VERSION + canonical.key, digest_size=16).hexdigest()
+    return key_of_canonical(canonicalize(ast)[0])
+
+
+def key_of_canonical(ast: UOp) -> str:
+    """The kernel key of an AST that is in canonical form already."""
+    return hashlib.blake2b(AST_VERSION + ast.key, digest_size=16).hexdigest()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from svod.core.canonical import key_of_canonical
 from svod.core.dtype import DType, dtypes
 from svod.core.uop import ALU, Ops, UOp
 from svod.errors import CompileError
@@ -78,7 +79,7 @@ class Kernel:
         if ast.op is not Ops.SINK or not ast.src or any(s.op is not Ops.STORE for s in ast.src):
             raise CompileError(f"a kernel is a SINK of STOREs, found {ast!r}; build it with svod.core.schedule.create_schedule")
         self.ast = ast
-        self.key: str = ast.key.hex()
+        self.key: str = key_of_canonical(ast)
         nodes = ast.toposort()
         stages = [u for u in nodes if u.op is Ops.STAGE]
         self.params: tuple[UOp, ...] = tuple(sorted((u for u in nodes if u.op is Ops.PARAM), key=lambda u: u.arg.slot))
