@@ -1,0 +1,423 @@
+"""What svod-tune does, in order: capture, survey, search, check of the whole plan, report.
+
+The budget is the wall time of the command. Capture counts in it, but leaves half of it at least to the search; the report's share is kept
+back, so that everything ends within the budget and 15 s.
+
+    executor   started while the script still runs, when a kernel appears that the database does not know
+    Ctrl-C     first ends the script, then the search: what was found is confirmed, stored and reported
+"""
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from svod import capture, config
+from svod.bench.ceilings import Ceilings, cached_ceilings
+from svod.capture import Capture, CapturedPlan
+from svod.cli.progress import make_progress
+from svod.cli.report import Outcome, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json
+from svod.cli.script import IDLE_SECONDS, ScriptEnd, run_script
+from svod.cli.survey import Row, compile_heuristics, decide, pick_target, survey
+from svod.cli.tune_command import TuneOptions, say
+from svod.compile.host import host_target
+from svod.core.target import Target
+from svod.errors import SvodError, TuneError
+from svod.optimize import Compiler, choose, compile_all, compiler_for
+from svod.plan_check import Gain, PlanCheck, check_plan
+from svod.tune.budget import ModelBudget
+from svod.tune.db import TuningDB
+from svod.tune.executor import ExecutorStart, start_in_background
+from svod.tune.search import Finding
+from svod.tune.session import KernelTask, SessionResult, TuneSession, roofline_bound
+
+EXIT_OK, EXIT_FAILED, EXIT_NOTHING, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
+END_SECONDS = 7.0           # of the 15 beyond the budget: kept for ending workers, the plan check and the report
+GRACE_SECONDS = 15.0
+CHECK_SECONDS = 4.0         # of one plan check
+KNOWN_CHECK_SECONDS = 1.5   # where nothing was searched
+MAX_CHECKS = 3              # plans that are checked, those that take most of the time
+CHECK_SHARE = 0.05          # of the time: smaller plans are not checked
+FULL_CEILINGS_BUDGET = 60.0 # seconds of budget above which the machine is measured in full, once
+MAX_PROBLEMS = 3            # lines of a capture whose faults are said one by one
+PIPE_WIDTH = 110            # columns of a table that does not go to a terminal
+
+
+def tune(options: TuneOptions) -> int:
+    """Do what the options ask for. The exit status. Raises SvodError for bad input."""
+    run = _Run(options)
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return run.run()
+    except TuneError as e:
+        say(f"svod-tune: {e}")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        say(f"svod-tune: ended by Ctrl-C; {run.kept()}")
+        return EXIT_INTERRUPTED
+    finally:
+        run.close()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends the command in order: the script, the workers, the database."""
+    raise SystemExit(128 + number)
+
+
+class _Run:
+    """One command."""
+
+    def __init__(self, options: TuneOptions) -> None:
+        self.options = options
+        self.started = time.monotonic()
+        base = config.PrepareConfig.from_env()
+        spec = options.db if options.db is not None else base.db
+        self.config = replace(base, beam=None, optimizer=config.OptimizerConfig(), capture=None, db=spec)
+        self.beam = replace(config.BeamConfig.from_env(), width=options.beam)
+        if options.actions is not None:
+            self.beam = replace(self.beam, actions=options.actions)
+        self.db = TuningDB.open(spec, fresh=options.fresh, read_only=options.dry_run)
+        self.executor: ExecutorStart | None = None
+        self.script: ScriptEnd | None = None
+        self.result: SessionResult | None = None
+        self.executor_name = ""
+        self.seconds: dict[str, float] = {}         # from the start to the end of each phase
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    def close(self) -> None:
+        if self.executor is not None:
+            self.executor.close()
+            self.executor = None
+        self.db.close()
+
+    def kept(self) -> str:
+        """A word on what an early end leaves behind."""
+        rows = self.result.rows if self.result is not None else 0
+        if self.db.path is None:
+            return "nothing was stored" + (f": {self.db.problem}" if self.db.problem else "")
+        return f"{rows} measurements are kept in {self.db.path}" if rows else f"what was stored before is in {self.db.path}, nothing was added"
+
+    # -- the phases ---------------------------------------------------------------------------------------------------------
+    def run(self) -> int:
+        captured = self.capture()
+        self.seconds["capture"] = self.elapsed
+        for problem in captured.problems[:MAX_PROBLEMS]:
+            say(f"svod-tune: skipped in the capture: {problem}")
+        if len(captured.problems) > MAX_PROBLEMS:
+            say(f"svod-tune: skipped in the capture: {len(captured.problems) - MAX_PROBLEMS} more lines")
+        if not captured.plans:
+            say(f"svod-tune: {self.options.subject} {self._nothing_captured()}")
+            return EXIT_NOTHING
+        if self.options.capture_to is not None:
+            self._keep_capture(captured, self.options.capture_to)
+        if self.script is not None and self.script.failure:
+            say(f"svod-tune: {self.options.script} {self.script.failure}; "
+                f"tuning the {_count(len(captured.kernels), 'kernel')} it had prepared by then")
+
+        target = pick_target(captured)
+        compiler = compiler_for(target, self.config)
+        rows = survey(captured, target, compiler)
+        decide(rows, target, compiler, self.db, self.config, top=self.options.top, only=self.options.only)
+        if self.options.only and not any(r.decision in ("search", "known") for r in rows):
+            say(f"svod-tune: no kernel's key, name or origin fits --only {' '.join(self.options.only)}; "
+                f"--dry-run lists the {_count(len(rows), 'kernel')} there are")
+            return EXIT_NOTHING
+        self._say_work(rows)
+        if self.options.dry_run:
+            return self._dry_run(rows, target)
+
+        wanted = [r for r in rows if r.decision == "search"]
+        if not wanted and self.executor is not None:
+            self.executor.close()
+            self.executor = None
+        ceilings = self._ceilings(target, bool(wanted))
+        if wanted:
+            self._search(wanted, target, ceilings)
+        self.seconds["search"] = self.elapsed
+        outcomes = self._outcomes([r for r in rows if r.decision in ("search", "known")], target, compiler)
+        checks = self._check_plans(captured, outcomes, target, compiler, bool(wanted))
+        self.seconds["check"] = self.elapsed
+        status = self._status()
+        self._report(outcomes, checks, target, ceilings, status)
+        self._write_json(rows, outcomes, checks, target, ceilings, status)
+        return status
+
+    def capture(self) -> Capture:
+        """Run the script, or read the file."""
+        options = self.options
+        if options.script is None:
+            return capture.read_capture(options.source or "")
+        directory = Path(tempfile.mkdtemp(prefix="svod-capture-"))
+        target = host_target(self.config.threads)
+
+        def meet(keys: Sequence[str]) -> None:
+            unknown = self.executor is None and not options.dry_run and any(self.db.winner(k, target.key) is None for k in keys)
+            if unknown:
+                self._start_executor()
+        try:
+            self.script = run_script(options.script, options.args, directory, capture_for=options.capture_for, on_kernels=meet)
+            self._say_script_end(self.script)
+            return capture.read_capture(directory)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _start_executor(self) -> ExecutorStart:
+        if self.executor is None:
+            self.executor = start_in_background(self.options.workers, self.options.address, say=lambda text: say(f"svod-tune: {text}"))
+        return self.executor
+
+    def _search(self, rows: Sequence[Row], target: Target, ceilings: Ceilings | None) -> None:
+        """Search the rows within what is left of the budget. Raises TuneError where no worker can be had."""
+        tasks = [KernelTask(r.kernel, r.calls, r.name, r.origins, r.share) for r in rows]
+        start = self._start_executor()
+        executor = start.result()
+        executor.wait_until_ready()
+        end = self.options.budget + GRACE_SECONDS - END_SECONDS
+        seconds = max(self.options.budget / 2, min(self.options.budget, end - self.elapsed))
+        say(f"svod-tune: searching {_count(len(rows), 'kernel')} with beam {self.options.beam} for at most {seconds:.0f} s on "
+            f"{executor.description} (Ctrl-C ends the search and keeps what it found)")
+        progress = make_progress(rows, sys.stderr, verbose=self.options.verbose)
+        session = TuneSession(tasks, target, executor=executor, db=self.db, config=self.beam, bench=config.BenchConfig.from_env(),
+                              budget=ModelBudget(seconds, self.beam.kernel_budget), ceilings=ceilings, listener=progress)
+        self.result, self.executor_name = session.result, executor.description
+        with progress:
+            self.result = session.run()
+        start.close()
+        self.executor = None
+
+    def _ceilings(self, target: Target, searching: bool) -> Ceilings | None:
+        """What the machine can do, from the cache or measured; None where it cannot be measured."""
+        quick = not searching or self.options.budget < FULL_CEILINGS_BUDGET
+        try:
+            return cached_ceilings(config.data_dir() / "ceilings.json", target, quick=quick)
+        except (SvodError, OSError, MemoryError) as e:
+            say(f"svod-tune: what this machine can do at best was not measured: {e}")
+            return None
+
+    def _outcomes(self, rows: Sequence[Row], target: Target, compiler: Compiler) -> list[Outcome]:
+        """Per kernel what the next `prepare` will use, and the times it was chosen by."""
+        findings: Mapping[str, Finding] = self.result.findings if self.result is not None else {}
+        out = []
+        for row in rows:
+            choice = choose(row.kernel, compiler, self.config, self.db)
+            found, winner = findings.get(row.key), self.db.winner(row.key, target.key)
+            chain = tuple(o.to_json() for o in choice.chain)
+            if found is not None:
+                heuristic, tuned = _finite(found.heuristic_seconds), _finite(found.seconds)
+                used = choice.source == "database"
+                why = found.why if used else f"{choice.why} ({found.why})"
+                out.append(Outcome(row, chain, choice.source, heuristic or (None if used else row.seconds), tuned if used else heuristic,
+                                   found.verified, found.confirmed, found.speedup if found.confirmed else None, found.linear, why))
+            elif winner is not None and choice.source == "database":
+                out.append(Outcome(row, chain, choice.source, winner.baseline, winner.time, True, True,
+                                   (1 / winner.ratio_high, winner.speedup, 1 / winner.ratio_low), winner.linear, choice.why))
+            else:
+                pending = self.result is not None and row.key in self.result.pending
+                why = "another process is searching it" if pending else choice.why
+                out.append(Outcome(row, chain, "pending" if pending else choice.source, row.seconds, None, False, False, None, "", why))
+        return out
+
+    def _check_plans(self, captured: Capture, outcomes: Sequence[Outcome], target: Target, compiler: Compiler,
+                     searched: bool) -> list[tuple[CapturedPlan, PlanCheck]]:
+        """Time the plans that take most of the time, with heuristic and with tuned chains."""
+        by_key = {o.row.key: o for o in outcomes}
+        gains = {k: Gain(o.heuristic, o.tuned) for k, o in by_key.items() if o.source == "database" and o.heuristic and o.tuned}
+        seconds = {o.row.key: o.row.seconds for o in outcomes}
+        plans = sorted(captured.plans, key=lambda p: -p.runs * _plan_seconds(p, seconds))
+        total = sum(p.runs * _plan_seconds(p, seconds) for p in plans) or 1.0
+        checks: list[tuple[CapturedPlan, PlanCheck]] = []
+        for plan in plans[:MAX_CHECKS]:
+            left = self.options.budget + GRACE_SECONDS - 2.0 - self.elapsed
+            within = min(CHECK_SECONDS if searched else KNOWN_CHECK_SECONDS, left)
+            if checks and (within < 0.5 or plan.runs * _plan_seconds(plan, seconds) < CHECK_SHARE * total):
+                break
+            kernels = plan.outline.kernels
+            try:
+                heuristics = compile_heuristics(kernels, compiler)
+                choices = {k: choose(v, compiler, self.config, self.db) for k, v in kernels.items() if k in gains}
+                tuned = {**heuristics, **compile_all({k: kernels[k] for k in choices}, choices, compiler)}
+                checks.append((plan, check_plan(plan.outline, heuristics, tuned, gains, target, seconds=max(0.5, within))))
+            except KeyboardInterrupt:
+                say("svod-tune: Ctrl-C: the whole plan is not timed any further")
+                break
+            except (SvodError, MemoryError) as e:
+                say(f"svod-tune: the whole plan could not be timed: {e}")
+        return checks
+
+    def _status(self) -> int:
+        if self.result is not None and self.result.interrupted:
+            return EXIT_INTERRUPTED
+        if self.script is not None and self.script.failure:
+            return EXIT_SCRIPT
+        if self.result is not None and self.config.db != config.NONE and self.db.path is None:
+            return EXIT_NOT_STORED
+        return EXIT_OK
+
+    # -- words --------------------------------------------------------------------------------------------------------------
+    def _say_script_end(self, end: ScriptEnd) -> None:
+        script = self.options.script
+        words = {"time": f"{script} was ended after {end.seconds:.0f} s, as --capture-for asked",
+                 "idle": f"{script} was ended: no new kernel for {IDLE_SECONDS:.0f} s (--capture-for S waits longer)",
+                 "interrupted": f"{script} was ended by Ctrl-C; the next Ctrl-C ends the tuning"}
+        if end.why in words:
+            say(f"svod-tune: {words[end.why]}")
+        if end.left_behind:
+            say(f"svod-tune: {end.left_behind} process{'es' * (end.left_behind > 1)} that {script} had started and left running "
+                f"{'were' if end.left_behind > 1 else 'was'} ended, as they would disturb the timing")
+
+    def _nothing_captured(self) -> str:
+        if self.script is None:
+            return "holds no plan; capture a script that prepares or realizes a Tensor"
+        if self.script.failure:
+            return f"{self.script.failure} before it prepared a kernel; there is nothing to tune"
+        if self.script.why != "finished":
+            return "had prepared no kernel by then; there is nothing to tune"
+        return "prepared no kernel; there is nothing to tune (kernels are captured when a svod Tensor is realized or prepared)"
+
+    def _say_work(self, rows: Sequence[Row]) -> None:
+        groups = {d: [r for r in rows if r.decision == d] for d in ("search", "known", "small", "left out")}
+        words = [_count(len(groups["search"]), "kernel") + " to search"] if groups["search"] else ["nothing to search"]
+        words += [f"{len(groups['known'])} known to the database"] if groups["known"] else []
+        small = groups["small"]
+        if small:
+            words.append(f"{len(small)} below 0.5 % of the time keep the heuristic ({100 * sum(r.share for r in small):.1f} % together)")
+        words += [f"{len(groups['left out'])} left out"] if groups["left out"] else []
+        families = len({r.family for r in rows})
+        say(f"svod-tune: {_count(len(rows), 'distinct kernel')} in {families} famil{'y' if families == 1 else 'ies'}: {', '.join(words)}")
+
+    def _keep_capture(self, captured: Capture, path: str) -> None:
+        try:
+            capture.write_capture(path, captured)
+            say(f"svod-tune: the capture is kept in {path}; tune it with svod-tune --from {path}")
+        except OSError as e:
+            say(f"svod-tune: the capture cannot be written to {path}: {e.strerror or e}")
+
+    def _print(self, lines: Sequence[str]) -> None:
+        """The report goes to stdout where no script has it."""
+        stream = sys.stderr if self.options.script is not None or self.options.json_path == "-" else sys.stdout
+        print("\n".join(lines), file=stream, flush=True)
+
+    def _width(self) -> int:
+        stream = sys.stderr if self.options.script is not None else sys.stdout
+        return shutil.get_terminal_size().columns if stream.isatty() else PIPE_WIDTH
+
+    def _dry_run(self, rows: Sequence[Row], target: Target) -> int:
+        ceilings = self._ceilings(target, False)
+        bounds = {r.key: b for r in rows if (b := roofline_bound(r.kernel, target, ceilings)) > 0}
+        self._print(["", *dry_table(rows, bounds, self._width()), "",
+                     f"next: {self.options.command_line()}"])
+        failed = self.script is not None and bool(self.script.failure)
+        if self.options.json_path is not None:
+            self._dump({"status": EXIT_SCRIPT if failed else EXIT_OK, "target": target.key,
+                        "kernels": [{**row_json(r), "bound_seconds": bounds.get(r.key)} for r in rows]})
+        return EXIT_SCRIPT if failed else EXIT_OK
+
+    def _report(self, outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]], target: Target,
+                ceilings: Ceilings | None, status: int) -> None:
+        lines = ["", *kernel_table(outcomes, target, ceilings, self._width()), ""]
+        unverified = [o for o in outcomes if not o.verified]
+        for o in unverified[:5]:
+            lines.append(f"{o.row.name} {o.row.key[:8]} keeps the heuristic: {o.why}")
+        for number, (plan, check) in enumerate(checks, 1):
+            name = f" {number} of {len(checks)}" if len(checks) > 1 else ""
+            lines += plan_lines(check, name, len(plan.outline.calls))
+        lines += ["", self._summary(), *self._stored(status), *self._next(outcomes, checks, status)]
+        self._print(lines)
+
+    def _summary(self) -> str:
+        r = self.result
+        if r is None:
+            return f"nothing was searched: the database has all kernels ({self.elapsed:.1f} s)"
+        rate = f", {r.candidates / r.seconds:.0f} per second" if r.seconds > 0 else ""
+        text = f"{r.candidates} candidates timed in {r.seconds:.0f} s{rate}, on {self.executor_name or 'workers'}; {self.elapsed:.0f} s in all"
+        return text + (", ended early by Ctrl-C" if r.interrupted else "")
+
+    def _stored(self, status: int) -> list[str]:
+        if self.result is None:
+            return []
+        if self.db.path is not None:
+            return [f"{self.result.rows} measurements stored in {self.db.path}"]
+        if status == EXIT_NOT_STORED or self.db.problem:
+            return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}"]
+        return ["the results are not stored: the database is :none:"]
+
+    def _next(self, outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]], status: int) -> list[str]:
+        """The command to try next."""
+        o = self.options
+        if self.result is not None and self.result.interrupted:
+            return ["", f"next: {o.command_line()}    # goes on where this one was ended"]
+        if status == EXIT_NOT_STORED:
+            return ["", f"next: {o.command_line(db='tuning.db')}    # a database that can be written"]
+        lines = []
+        if o.script is not None:
+            variable = f"SVOD_TUNE_DB={o.db} " if o.db else ""
+            lines.append(f"next: {variable}python {shlex.join([o.script, *o.args])}    # starts with these kernels")
+        hopeful = [x for x in outcomes if x.why == "budget spent"]
+        prefix = "or:  " if lines else "next: "
+        if hopeful:
+            command = o.command_line(budget=f"{2 * o.budget:g}", fresh=True)
+            lines.append(f"{prefix}{command}    # {_count(len(hopeful), 'search')} ended with the budget")
+        elif any(c.fell_short for _, c in checks) or not lines:
+            lines.append(f"{prefix}{o.command_line(beam=2 * o.beam, fresh=True)}    # a wider beam")
+        else:
+            database = f" --db {o.db}" if o.db else ""
+            lines.append(f"{prefix}svod-db{database} show {outcomes[0].row.key[:8]}    # everything about the first kernel")
+        return ["", *lines]
+
+    # -- JSON ---------------------------------------------------------------------------------------------------------------
+    def _write_json(self, rows: Sequence[Row], outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]],
+                    target: Target, ceilings: Ceilings | None, status: int) -> None:
+        if self.options.json_path is None:
+            return
+        r = self.result
+        done = {o.row.key for o in outcomes}
+        self._dump({
+            "status": status, "target": target.key, "options": asdict(self.options), "elapsed_seconds": self.elapsed,
+            "phases_end_seconds": self.seconds,
+            "script": None if self.script is None else asdict(self.script),
+            "kernels": [outcome_json(o, target, ceilings) for o in outcomes] + [row_json(x) for x in rows if x.key not in done],
+            "plans": [plan_json(check, plan.digest, plan.outline) for plan, check in checks],
+            "search": None if r is None else {"executor": self.executor_name, "candidates": r.candidates, "seconds": r.seconds,
+                                              "rows": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},
+            "database": {"path": None if self.db.path is None else str(self.db.path), "problem": self.db.problem},
+            "ceilings": None if ceilings is None else asdict(ceilings)})
+
+    def _dump(self, content: dict[str, Any]) -> None:
+        text = json.dumps({"format": "svod-tune-report", "version": 1, **content}, indent=1, ensure_ascii=False, default=str)
+        path = self.options.json_path or "-"
+        if path == "-":
+            print(text)
+            return
+        try:
+            partial = f"{path}.part"
+            Path(partial).write_text(text + "\n", encoding="utf-8")
+            os.replace(partial, path)
+        except OSError as e:
+            say(f"svod-tune: {path} cannot be written: {e.strerror or e}")
+
+
+def _plan_seconds(plan: CapturedPlan, seconds: Mapping[str, float]) -> float:
+    return sum(n * seconds.get(k, plan.seconds.get(k, 0.0)) for k, n in plan.outline.counts.items())
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if seconds < float("inf") else None
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'es' * (n != 1) if what.endswith('ch') else 's' * (n != 1)}"
+
