@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from svod.core import graph
 from svod.core.buffer import aligned_empty, buffer_of
 from svod.core.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
 from svod.errors import SvodError
-from svod.prepare import Prepared, prepare_graph, realize_tensors
+from svod.prepare import Prepared, prepare_graph
 from svod.tensor import Tensor
 
 _FOLDED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.GEP, Ops.GATHER, Ops.CONTIGUOUS}
@@ -108,10 +109,10 @@ class Jit:
             raise SvodError(f"svod.jit: {getattr(self.fn, '__name__', 'the function')} returned no Tensor, but {type(result).__name__}; return the "
                             "tensors that should be computed")
         inputs = [graph.base_of(t.uop) for t in stand_ins]
-        _fold_constants(outputs, frozenset(inputs))
+        config = self.config or PrepareConfig.from_env()
+        _fold_constants(outputs, frozenset(inputs), config)
         under = {u for t in outputs for u in t.uop.toposort() if u.op is Ops.BUFFER}
         assigned = {graph.base_of(a.src[0]) for t in outputs for a in t.uop.walk(Ops.ASSIGN)}
-        config = self.config or PrepareConfig.from_env()
         constants = frozenset() if config.constants == "none" else frozenset(under - set(inputs) - assigned)
         if config.capture is not None:
             for u, t in zip(inputs, tensors, strict=True):
@@ -133,7 +134,7 @@ def jit(fn: Callable[..., Any] | None = None, *, config: PrepareConfig | None = 
     return Jit(fn, config)
 
 
-def _fold_constants(outputs: list[Tensor], inputs: frozenset[UOp]) -> None:
+def _fold_constants(outputs: list[Tensor], inputs: frozenset[UOp], config: PrepareConfig) -> None:
     """Compute now what does not depend on the inputs, once, so that no run computes it again (batch norm's scale, transposed weights)."""
     sink = graph.sink(*[t.uop for t in outputs])
     varies: set[UOp] = set(inputs)
@@ -154,7 +155,11 @@ def _fold_constants(outputs: list[Tensor], inputs: frozenset[UOp]) -> None:
             if node not in varies and node in buffers and node.op in _FOLDED:
                 found[node] = None
     if found:
-        realize_tensors([Tensor.from_uop(u) for u in found])
+        tensors = [Tensor.from_uop(u) for u in found]
+        # run once: not worth a search, and not a part of the model that a capture should show
+        prepared = prepare_graph([t.uop for t in tensors], replace(config, beam=None, capture=None))
+        prepared.plan.execute()
+        prepared.attach(tensors)
 
 
 # -- nested arguments -------------------------------------------------------------------------------
