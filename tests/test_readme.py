@@ -1,0 +1,121 @@
+"""README.md keeps its promises: what it says to paste exists, as do the options, variables and files it names; its example runs."""
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from svod.config import options_table
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {p.relative_to(ROOT).as_posix(): p.read_text(encoding="utf-8")
+         for p in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "experiments").glob("*.md")]}
+COMMANDS = {"svod-tune": "svod.cli.tune_command", "svod-db": "svod.cli.db_commands"}
+
+
+def marked_command(name: str) -> str:
+    """The one line below `<!-- command: NAME -->`, as .ci/run reads it."""
+    found = re.search(rf"^<!-- command: {name} -->\n```bash\n(.+)\n```$", README, re.M)
+    assert found is not None, f"README.md has no command of one line marked {name}"
+    return found[1]
+
+
+def project() -> dict[str, object]:
+    table: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return table
+
+
+@pytest.mark.parametrize(("name", "extra"), [("tune", "tune"), ("test", "test")])
+def test_command_installs_an_extra_that_exists(name: str, extra: str) -> None:
+    command = marked_command(name)
+    assert f"-e '.[{extra}]'" in command
+    extras = project()["optional-dependencies"]
+    assert isinstance(extras, dict) and extra in extras
+
+
+def test_first_command_tunes_resnet() -> None:
+    words = shlex.split(marked_command("tune").split("&&")[-1])
+    assert words[0] == ".venv/bin/svod-tune" and (ROOT / words[1]).is_file()
+    assert words[2:] == ["--beam", "8", "--budget", "120"]
+
+
+def command_lines(text: str) -> list[list[str]]:
+    """Command lines of svod-tune and svod-db in a page's code, as words after the program's name, the program first."""
+    found = []
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S):
+        for line in block.splitlines():
+            for part in re.split(r"&&|\|", line.split("#")[0].removeprefix("$ ")):
+                words = part.split()
+                while words and re.fullmatch(r"\w+=\S*", words[0]):
+                    del words[0]
+                if words and Path(words[0]).name in COMMANDS:
+                    found.append([Path(words[0]).name, *words[1:]])
+    return found
+
+
+@pytest.mark.parametrize(("page", "words"), [(page, words) for page, text in PAGES.items() for words in command_lines(text)],
+                         ids=lambda value: value if isinstance(value, str) else " ".join(value))
+def test_options_exist(page: str, words: list[str]) -> None:
+    command: click.Command = importlib.import_module(COMMANDS[words[0]]).cli
+    with click.Context(command) as context:
+        known = options_of(command)
+        if isinstance(command, click.Group):
+            name = next((w for w in words[1:] if not w.startswith("-")), None)
+            assert name is not None, f"{page}: {words} names no subcommand"
+            sub = command.get_command(context, name)
+            assert sub is not None, f"{page}: {words[0]} has no command {name}"
+            known |= options_of(sub)
+    for word in words[1:]:
+        if word == "--":
+            break
+        if word.startswith("-"):
+            assert word.split("=")[0] in known, f"{page}: {words[0]} has no option {word}; it has {sorted(known)}"
+
+
+def options_of(command: click.Command) -> set[str]:
+    return {name for p in command.params if isinstance(p, click.Option) for name in (*p.opts, *p.secondary_opts)} | {"-h", "--help"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_variables_exist(page: str) -> None:
+    known = set(re.findall(r"^\| `(\w+)` \|", options_table(), re.M))
+    for name in re.findall(r"\b(SVOD_[A-Z_]+|BEAM(?:_[A-Z_]+)?)(?==)", PAGES[page]):
+        assert name in known, f"{page} sets {name}, which svod does not read"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_files_exist(page: str) -> None:
+    for name in re.findall(r"(?<![\w./-])(?:experiments|tests|svod|docs|tune_db)/[\w./-]*\w\.\w+", PAGES[page]):
+        assert (ROOT / name).exists(), f"{page} names {name}"
+
+
+def test_experiments_are_listed() -> None:
+    page = PAGES["experiments/README.md"]
+    scripts = {p.relative_to(ROOT / "experiments").as_posix() for p in (ROOT / "experiments").rglob("*.py")}
+    assert not [s for s in sorted(scripts) if f"`{s}`" not in page], "experiments/README.md leaves something out"
+    for name in re.findall(r"`([\w/]+\.py)`", page):
+        assert name in scripts, f"experiments/README.md lists {name}"
+
+
+def test_example_runs(tmp_path: Path) -> None:
+    found = re.search(r"^<!-- example: python -->\n```python\n(.*?)^```", README, re.M | re.S)
+    assert found is not None
+    script = tmp_path / "example.py"
+    script.write_text(found[1], encoding="utf-8")
+    # a PrepareConfig made in code has the default database: the user's, which is here
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path / "data")})
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "(64, 256)" and lines[-1] == "(64, 10)" and lines[1].startswith("gemm ")
+    assert "BEAM=4: searching" in done.stderr
+    assert (tmp_path / "data" / "svod" / "tuning.db").exists()
