@@ -46,14 +46,15 @@ class Builder:
         self.code[level].append(n)
         return n
 
-    def pure(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any = None, floor: int = 0) -> int:
-        """A value without side effects, at the level of its last operand (at least `floor`); the same one twice is one."""
+    def pure(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any = None, floor: int = 0, version: int = 0) -> int:
+        """A value without side effects, at the level of its last operand (at least `floor`); the same one twice (of one `version`) is
+        one."""
         level = floor
         for s in src:
             x = self.level_of[s]
             if x > level:
                 level = x
-        key = (op, dtype.name, lanes, src, arg)
+        key = (op, dtype.name, lanes, src, arg, version)
         memo = self.memo[level]
         found = memo.get(key)
         if found is None:
@@ -172,11 +173,13 @@ class Builder:
         return 1
 
     # -- memory ---------------------------------------------------------------------------------
-    def load(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any, floor: int = 0, ordered: bool = False) -> int:
-        """A load at or below level `floor`; an `ordered` one stays where it is asked for and is never merged."""
+    def load(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any, floor: int = 0, ordered: bool = False,
+             version: int = 0) -> int:
+        """A load at or below level `floor`; an `ordered` one stays where it is asked for and is never merged. Loads of different
+        `version` are not the same either: the memory was written again between them."""
         if ordered:
             return self._new(op, dtype, lanes, src, arg, self.level)
-        return self.pure(op, dtype, lanes, src, arg, floor)
+        return self.pure(op, dtype, lanes, src, arg, floor, version)
 
     def store(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self._new(op, dtype, lanes, src, arg, self.level)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from svod.compile.emit_reduce import Reductions, Sink
 from svod.compile.nests import COPY_LANES, NO_POINT, SLACK, Layout, Lin, Nest, Staged, add_lins, is_exact, sum_lins
 from svod.compile.program import Instr
+from svod.compile.transpose import transpose_squares
 from svod.core.dtype import dtypes
 from svod.core.kernel import Linear, Node, Reduction, ResolvedStage, Stage
 from svod.core.nest import Piece, fit, lane_row
@@ -78,7 +79,7 @@ class Phase(Reductions):
         order = tuple(range(part))
         lane = next((i for i in reversed(order) if r.store.coef(i) == 1), part - 1)
         width = self._width(r)
-        pieces = self._derived_pieces(extents, (*(i for i in order if i != lane), *((lane,) if lane >= 0 else ())), width)
+        pieces = self._derived_pieces(combined, extents, (*(i for i in order if i != lane), *((lane,) if lane >= 0 else ())), width)
         pieces.append((Piece(-1, UNROLL if count <= 8 else LOOP, count, 1),))
         nest = Nest(combined, pieces, [*extents, count], [({}, 0)] * (part + 1), lane, COPY_LANES, width)
         store, slot = r.store, r.store_slot
@@ -96,13 +97,14 @@ class Phase(Reductions):
         if s in self.low.derived:
             layout = self.low.temp_of[s][1]
             extents = list(layout.extents)
-            return Nest(r, self._derived_pieces(extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0), extents,
+            return Nest(r, self._derived_pieces(r, extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0), extents,
                          [({}, 0)] * len(extents), self.low.lane[s], COPY_LANES, width)
         extents = [self.state.axis_extent(a) for a in r.axes]
         pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)]
         return Nest(r, pieces, extents, [({}, 0)] * len(extents), self.low.lane[s], lane_row(self.state, r), width)
 
-    def _derived_pieces(self, extents: list[int], order: tuple[int, ...], width: int, tile: int = 0) -> list[tuple[Piece, ...]]:
+    def _derived_pieces(self, r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int,
+                        tile: int = 0) -> list[tuple[Piece, ...]]:
         """Loops of a copy: the innermost dim in vectors, a few of them side by side, the others as loops."""
         pieces: list[tuple[Piece, ...]] = [(Piece(-1, LOOP, e, 1),) for e in extents]
         if not order:
@@ -112,12 +114,25 @@ class Phase(Reductions):
         n = tile or next((k * width for k in (MAX_TILE_VECTORS, 2, 1) if e % (k * width) == 0), min(e, width))
         pieces[inner] = (Piece(-1, LOOP, -(-e // n), n), Piece(COPY_LANES, UPCAST, n, 1))
         vectors = -(-n // width)
+        square = min(n, width)
+        source = self._source_dim(r, inner)
+        if source >= 0 and square >= 4 and square & (square - 1) == 0 and n % square == 0 and extents[source] >= square:
+            # the source is contiguous along another dim: squares, which become transpositions in registers
+            pieces[source] = (Piece(-1, LOOP, -(-extents[source] // square), square), Piece(-3, UPCAST, square, 1))
+            return pieces
         if len(order) > 1 and vectors < MAX_TILE_VECTORS and n == e:
             outer = order[-2]
             k = next((k for k in (8, 4, 2) if extents[outer] % k == 0 and k * vectors <= 8), 1)
             if k > 1:
                 pieces[outer] = (Piece(-1, LOOP, extents[outer] // k, k), Piece(-3, UPCAST, k, 1))
         return pieces
+
+    def _source_dim(self, r: ResolvedStage, inner: int) -> int:
+        """The dim along which a copy reads memory contiguously, if that is not its vector dim, else -1."""
+        loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None and n.gate < 0 and not n.linear.atoms]
+        if len(loads) != 1 or loads[0].coef(inner) in (0, 1):
+            return -1
+        return next((d for d in range(len(r.stage.outs)) if d != inner and loads[0].coef(d) == 1), -1)
 
     def _loops(self, nest: Nest) -> list[tuple[int, Piece, int]]:
         """(local axis, piece, depth in the state's order) of a stage's loops, outermost first."""
@@ -177,7 +192,7 @@ class Phase(Reductions):
             self._children(s, depth + 1)
         self._walk(nest, loops, prefix, sink, values)
         b.close(i)
-        code = b.finish()
+        code = tuple(transpose_squares(list(b.finish())))
         return Spec(extent, min(threads, extent) if threads > 1 else 1, self.scratch, once), code
 
     def _walk(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, sink: Sink, values: bool) -> None:
@@ -312,7 +327,7 @@ class Phase(Reductions):
             self.low.tiles[s] = (-1, 1)   # tiles are whole only when the box starts at 0
             layout = self.low.layout(s, tuple(extents))
         if s in self.low.derived:
-            pieces = self._derived_pieces(extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0)
+            pieces = self._derived_pieces(r, extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0)
             nest = Nest(r, pieces, extents, base, layout.order[-1] if layout.order else -1, COPY_LANES, width)
         else:
             pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, extents + reds, strict=True)]
@@ -323,18 +338,20 @@ class Phase(Reductions):
         if scalar:
             got: list[int] = []
             self._walk(nest, self._loops(nest), 0, lambda n, v: got.append(v), True)
-            self.env[s] = Staged(got[0], -1, None, tuple(base), b.level, False)
+            self.env[s] = Staged(got[0], -1, None, tuple(base), b.level, 0, False)
         else:
             offset = self._area(s, layout.size * stage.dtype.itemsize + SLACK)
             pointer = b.pure("SCRATCH", stage.dtype, 1, (), offset)
             self._walk(nest, self._loops(nest), 0, lambda n, v: self._store_layout(n, v, pointer, layout, base), True)
-            self.env[s] = Staged(-1, pointer, layout, tuple(base), b.level, guarded)
+            self.versions += 1
+            self.env[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.versions, guarded)
         if outer is None:
             del self.nests[s]
         else:
             self.nests[s] = outer
         for n in self.nests.values():
             n.memo.clear()
+            n.linear.clear()
 
     def _area(self, s: int, nbytes: int) -> int:
         """Scratch of a stage: one area, grown when a longer part of the nest needs more."""

@@ -19,6 +19,7 @@ from svod.core.uop import TRANSCENDENTAL
 if TYPE_CHECKING:
     from svod.compile.lower import Lowering
 
+Base = tuple[int, int]          # an index value and a constant to add to it
 _TRANSCENDENTAL = {op.value: op for op in TRANSCENDENTAL}
 
 
@@ -33,6 +34,7 @@ class Values:
         self.scratch = 0
         self.areas: dict[int, tuple[int, int]] = {}     # stage → (offset, bytes) of its scratch
         self.env: dict[int, Staged] = {}
+        self.versions = 0                               # contents that scratch areas had so far
         self.nests: dict[int, Nest] = {}               # stages whose loops are open
         self.partial: tuple[int, int, int] | None = None   # split reduction: local axis, chunk, number of parts
         self.part = -1
@@ -221,10 +223,11 @@ class Values:
         gate = alt = -1
         if staged.floor == 0 and staged.guarded and s in self.low.temp_of:
             gate, alt = self._guard(nest, node.deps), self.b.const(node.dtype, 1, 0)
-        return self._load(nest, node.dtype, staged.pointer, linear, gate, alt, staged.floor, False, base, slack=True)
+        return self._load(nest, node.dtype, staged.pointer, linear, gate, alt, staged.floor, False, base, slack=True,
+                          version=staged.version)
 
-    def _relative(self, nest: Nest, staged: Staged, dims: tuple[Linear, ...]) -> tuple[Linear, Lin]:
-        """Coordinates in a staged value → (element number over local axes, start)."""
+    def _relative(self, nest: Nest, staged: Staged, dims: tuple[Linear, ...]) -> tuple[Linear, Base]:
+        """Coordinates in a staged value → (element number over local axes, where the first position stands)."""
         layout = staged.layout
         assert layout is not None
         coefs: dict[int, int] = {}
@@ -247,17 +250,17 @@ class Values:
             for n, c in lin.atoms:
                 atoms[n] = atoms.get(n, 0) + c * stride
         linear = Linear(tuple(sorted((a, c) for a, c in coefs.items() if c)), 0, tuple(sorted((n, c) for n, c in atoms.items() if c)))
-        return linear, start
+        return linear, (self._ssa((start[0], 0)), start[1])
 
     def _load(self, nest: Nest, dtype: DType, pointer: int, linear: Linear, gate: int, alt: int, floor: int, ordered: bool,
-              base: Lin | None = None, slack: bool = False) -> int:
-        """Load at the current position. `slack`: memory behind the area may be read, so partial vectors need no mask."""
+              base: Base | None = None, slack: bool = False, version: int = 0) -> int:
+        """Load at the current position. `slack`: a vector more behind the area may be read, so that contiguous ones need no mask."""
         b = self.b
         start, const, lane, vector = self._address(nest, linear, base)
         w = nest.chunk.width
         gate_lanes = b.lanes[gate] if gate >= 0 else 1
         lanes = w if (lane or vector >= 0 or gate_lanes > 1) else 1
-        if lanes > 1 and nest.chunk.active < w and not (slack and vector < 0):
+        if lanes > 1 and nest.chunk.active < w and not (slack and vector < 0 and lane == 1):
             mask = self._prefix_mask(nest.chunk)
             gate = mask if gate < 0 else b.alu("AND", dtypes.bool, w, mask, gate)
             if alt < 0:
@@ -267,28 +270,24 @@ class Values:
             extra = (b.splat(gate, lanes), b.splat(alt, lanes))
         if vector >= 0:
             index = b.alu("ADD", dtypes.index, lanes, b.splat(start, lanes), vector)
-            return b.load("GATHER", dtype, lanes, (pointer, index, *extra), const, floor, ordered)
+            return b.load("GATHER", dtype, lanes, (pointer, index, *extra), const, floor, ordered, version)
         if lanes == 1 or lane == 1:
-            return b.load("LOAD", dtype, lanes, (pointer, start, *extra), const, floor, ordered)
-        return b.load("LOADS", dtype, lanes, (pointer, start, *extra), (const, lane), floor, ordered)
+            return b.load("LOAD", dtype, lanes, (pointer, start, *extra), const, floor, ordered, version)
+        return b.load("LOADS", dtype, lanes, (pointer, start, *extra), (const, lane), floor, ordered, version)
 
-    def _address(self, nest: Nest, linear: Linear, base: Lin | None) -> tuple[int, int, int, int]:
+    def _address(self, nest: Nest, linear: Linear, base: Base | None) -> tuple[int, int, int, int]:
         """(index value, constant, elements from lane to lane, vector index or -1) of an access at the current position.
 
         `base` given: the start of the local axes is already in it (staged values)."""
         b = self.b
         off = nest.offsets
         const = linear.const
-        key = (linear, base is None)
-        found = nest.linear.get(key)
+        found = nest.linear.get(linear) if base is None else base
         if found is None:
-            if base is None:
-                lin: Lin = ({}, 0)
-                for a, c in linear.coefs:
-                    lin = add_lins(lin, self._axis(nest, a), c)
-            else:
-                lin = base
-            found = nest.linear[key] = (self._ssa((lin[0], 0)), lin[1])
+            lin: Lin = ({}, 0)
+            for a, c in linear.coefs:
+                lin = add_lins(lin, self._axis(nest, a), c)
+            found = nest.linear[linear] = (self._ssa((lin[0], 0)), lin[1])
         start, shift = found
         const += shift
         lane = 0
@@ -323,7 +322,7 @@ class Values:
             index, layout = self.low.temp_of[s]
             pointer = self.b.pure("TEMP", self.kernel.stages[s].dtype, 1, (), index)
             guarded = any(a in self.low.unsafe for a in self.kernel.stages[s].outs)
-            found = self.env[s] = Staged(-1, pointer, layout, (({}, 0),) * len(layout.extents), 0, guarded)
+            found = self.env[s] = Staged(-1, pointer, layout, (({}, 0),) * len(layout.extents), 0, 0, guarded)
         return found
 
     # -- stores --------------------------------------------------------------------------------------------

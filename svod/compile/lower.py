@@ -71,7 +71,7 @@ class Lowering:
         state, resolved = self.state, self.plan.resolved
         dims = len(self.kernel.stages[s].outs)
         rank = [-1.0] * dims
-        tile: tuple[int, int] | None = None
+        tiles: set[tuple[int, int]] = set()     # what each read could use
         for q in self.plan.readers[s]:
             r = resolved[q]
             if r is None or self.plan.paths[q] is None:
@@ -81,6 +81,7 @@ class Lowering:
             for node in r.nodes:
                 if node.kind != "read" or node.arg != s:
                     continue
+                found = (-1, 1)
                 for i, lin in enumerate(node.dims):
                     for a, _ in lin.coefs:
                         ids = state.axis_rows[r.axes[a]]
@@ -92,12 +93,11 @@ class Lowering:
                         if a == lane:
                             value = 1000.0
                             found = (i, self._tile_of(q, r, node, i, a))
-                            tile = found if tile is None or tile == found else (-1, 1)
                         rank[i] = max(rank[i], value)
+                tiles.add(found)
         order = tuple(sorted(range(dims), key=lambda i: (rank[i], i)))
-        if tile is None or tile[1] < 2 or self.kernel.stages[s].has_reduce:
-            tile = (-1, 1)
-        return order, tile
+        tile = tiles.pop() if len(tiles) == 1 else (-1, 1)
+        return order, tile if tile[1] > 1 and not self.kernel.stages[s].has_reduce else (-1, 1)
 
     def _tile_of(self, q: int, r: ResolvedStage, node: Node, dim: int, local: int) -> int:
         """Positions of the reader's vector axis that stand side by side, if the dim is read in whole tiles of them, else 1."""
@@ -106,11 +106,11 @@ class Lowering:
         if lin.atoms or lin.const or lin.coefs != ((local, 1),) or q in self.derived:
             return 1
         pieces = fit(self.state, self.state.axis_rows[axis], self.state.axis_extent(axis))
-        return block_of(pieces) if is_exact(pieces, self.state.axis_extent(axis)) else 1
+        return block_of(pieces) if is_exact(pieces, self.state.axis_extent(axis)) and is_contiguous(pieces) else 1
 
     def _guards(self) -> None:
-        """Axes whose positions may fall beyond the extent and must be checked: padded ones, tiles with gaps that do not divide, and
-        what kernels that read their own output would otherwise compute twice. Stages read at such positions inherit the check."""
+        """Axes whose positions may fall beyond the extent and must be checked: padded ones, and what kernels that read their own output
+        would otherwise compute twice. Stages read at such positions inherit the check."""
         state, resolved = self.state, self.plan.resolved
         for s in range(len(self.kernel.stages) - 1, -1, -1):
             r = resolved[s]
@@ -122,7 +122,7 @@ class Lowering:
                     pieces = fit(state, state.axis_rows[axis], extent)
                     reduce = axis in r.stage.reds
                     in_place = r.stage.is_output and bool(self.kernel.written)
-                    if state.pads[axis] or (not reduce and not is_exact(pieces, extent) and (in_place or not is_contiguous(pieces))):
+                    if state.pads[axis] or (in_place and not reduce and not is_exact(pieces, extent)):
                         self.unsafe[axis] = self.kernel.axes[axis].extent
             for node in r.nodes:
                 if node.kind == "read":

@@ -54,6 +54,7 @@ class Staged(NamedTuple):
     layout: Layout | None
     base: tuple[Lin, ...]
     floor: int                     # loads stay at or below this level
+    version: int                   # which content of its area: an area is written again where a stage is computed twice
     guarded: bool                  # positions beyond the extent may be asked for: read under a gate
 
 

@@ -182,7 +182,24 @@ class Piece(NamedTuple):
 
 def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[Piece, ...]:
     """The rows of an axis (outermost first) over `extent` positions: inner amounts are kept while they fit, the outermost row takes
-    the rest, rounded up."""
+    the rest, rounded up.
+
+    Where the amounts do not divide the extent and a loop stands inside expanded rows, the expanded rows become the innermost ones: a
+    tile is then one block of positions, which can be moved back or cut short, instead of a comb with teeth beyond the end.
+
+        o0 of 17 = loop 3 × upcast 2 × loop 3     strides 6, 3, 1   →   loop 3 × loop 3 × upcast 2     strides 6, 2, 1
+    """
+    out = _fit(state, rows, extent)
+    if out[0].stride * out[0].extent == extent:
+        return out
+    table = state.rows
+    loops = tuple([r for r in rows if table[r].role == LOOP])
+    if loops == rows[:len(loops)]:
+        return out
+    return _fit(state, loops + tuple([r for r in rows if table[r].role != LOOP]), extent)
+
+
+def _fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[Piece, ...]:
     out: list[Piece] = []
     rest, stride = extent, 1
     for i in range(len(rows) - 1, -1, -1):

@@ -132,7 +132,10 @@ def tile(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     new = _split(state, row, n, LOOP)
     order = state.order[stage]
     at = len(order) if _is_reduce(state, row) else max(first_reduce(state, stage), order.index(row) + 1)
-    return _with_order(new, stage, (*order[:at], len(new.rows) - 1, *order[at:]))
+    inner = new.axis_rows[state.rows[row].axis]
+    # an axis cut before: the parts of one axis keep their nesting
+    at = min([at, *(order.index(r) for r in inner[inner.index(len(state.rows)) + 1:] if r in order)])
+    return _with_order(new, stage, (*order[:at], len(state.rows), *order[at:]))
 
 
 def reorder(state: Scheduler, axis: str, arg: Any) -> Scheduler:
