@@ -1,0 +1,118 @@
+"""Strided accesses that cover a square become contiguous ones and a transposition in registers: a pass over the LINEAR of a phase.
+
+    a = LOADS x, i [0, s]        (lane l: x[i + l*s])           r0 = LOAD x, i [0];  r1 = LOAD x, i [s];  …
+    b = LOADS x, i [1, s]        (lane l: x[i + 1 + l*s])  →    a, b, … = the transposition of r0, r1, …, by SHUFFLEs
+    …                            as many as there are lanes
+
+The same for STORES, the other way round. It stands last, on straight-line code, where unrolled positions are side by side; a copy that packs a
+matrix, a transpose kernel and a convolution that stores channels as lanes all come out of it. Loads move up to the first of their
+group, stores down to the last, so groups whose memory is also accessed in the other direction are left alone.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from svod.compile.program import Instr
+from svod.core.dtype import DType
+
+MIN_LANES = 4
+_LOADS = ("LOAD", "LOADS", "GATHER")
+_STORES = ("STORE", "STORES", "SCATTER")
+
+
+def transpose_squares(code: list[Instr]) -> list[Instr]:
+    """The code with squares of strided accesses replaced; the list itself when there are none."""
+    if not any(i[0] in ("LOADS", "STORES") for i in code):
+        return code
+    loads, stores = _squares(code)
+    if not loads and not stores:
+        return code
+    return _rebuild(code, loads, stores)
+
+
+def _squares(code: list[Instr]) -> tuple[list[list[int]], list[list[int]]]:
+    """Groups of positions, by lane offset, that make a square; loads and stores."""
+    block = 0
+    groups: dict[tuple[Any, ...], dict[int, int]] = {}
+    loaded: set[tuple[int, int]] = set()     # (block, pointer); blocks of one phase: pointers loaded from anywhere
+    stored: set[tuple[int, int]] = set()
+    twice: set[int] = set()                  # groups that store to one place twice: their order counts
+    for at, (op, dtype, lanes, src, arg) in enumerate(code):
+        if op in ("LOOP", "ENDLOOP"):
+            block += 1
+        elif op in _LOADS:
+            loaded.add((block, src[0]))
+        elif op in _STORES:
+            stored.add((block, src[0]))
+        if (op == "LOADS" and len(src) == 2) or (op == "STORES" and len(src) == 3):
+            offset, stride = arg
+            if lanes >= MIN_LANES and abs(stride) > 1:
+                members = groups.setdefault((block, op, src[0], src[1], dtype.name, lanes, stride), {})
+                if offset in members and op == "STORES":
+                    twice.add(id(members))
+                members.setdefault(offset, at)
+    anywhere_stored = {p for _, p in stored}
+    found: dict[str, list[list[int]]] = {"LOADS": [], "STORES": []}
+    for (here, op, pointer, _, _, lanes, stride), members in groups.items():
+        if op == "LOADS" and (pointer in anywhere_stored if code[pointer][0] != "SCRATCH" else (here, pointer) in stored):
+            continue
+        if op == "STORES" and ((here, pointer) in loaded or id(members) in twice):
+            continue
+        found[op] += _runs(members, lanes, stride)
+    return found["LOADS"], found["STORES"]
+
+
+def _runs(members: dict[int, int], lanes: int, stride: int) -> Iterable[list[int]]:
+    """Positions of `lanes` accesses at consecutive offsets."""
+    offsets = sorted(members)
+    i = 0
+    while i + lanes <= len(offsets):
+        if offsets[i + lanes - 1] - offsets[i] == lanes - 1 and abs(stride) >= lanes:
+            yield [members[o] for o in offsets[i:i + lanes]]
+            i += lanes
+        else:
+            i += 1
+
+
+def _rebuild(code: list[Instr], loads: list[list[int]], stores: list[list[int]]) -> list[Instr]:
+    first = {min(group): group for group in loads}
+    last = {max(group): group for group in stores}
+    dropped = {p for group in (*loads, *stores) for p in group}
+    out: list[Instr] = []
+    number: dict[int, int] = {}
+
+    def emit(op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int:
+        out.append((op, dtype, lanes, src, arg))
+        return len(out) - 1
+
+    def transposed(rows: list[int], dtype: DType, lanes: int) -> list[int]:
+        h = 1
+        while h < lanes:
+            low = tuple(j if not j & h else lanes + j - h for j in range(lanes))
+            high = tuple(j + h if not j & h else lanes + j for j in range(lanes))
+            for i in range(lanes):
+                if not i & h:
+                    a, b = rows[i], rows[i + h]
+                    rows[i] = emit("SHUFFLE", dtype, lanes, (a, b), low)
+                    rows[i + h] = emit("SHUFFLE", dtype, lanes, (a, b), high)
+            h *= 2
+        return rows
+
+    for at, (op, dtype, lanes, src, arg) in enumerate(code):
+        if at in first:
+            group = first[at]
+            offset, stride = code[group[0]][4]
+            pointer, index = (number[s] for s in src[:2])
+            rows = [emit("LOAD", dtype, lanes, (pointer, index), offset + n * stride) for n in range(lanes)]
+            for p, v in zip(group, transposed(rows, dtype, lanes), strict=True):
+                number[p] = v
+        elif at in last:
+            group = last[at]
+            offset, stride = code[group[0]][4]
+            pointer, index = (number[s] for s in src[:2])
+            for n, v in enumerate(transposed([number[code[p][3][2]] for p in group], dtype, lanes)):
+                emit("STORE", dtype, lanes, (pointer, index, v), (offset + n * stride, False))
+        if at not in dropped:
+            number[at] = emit(op, dtype, lanes, tuple([number[s] for s in src]), arg)
+    return out

@@ -1,0 +1,68 @@
+"""Squares of strided accesses become transpositions: the same numbers, and no strided access left."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from svod.compile.linear import interpret, validate
+from svod.compile.program import PhaseSpec, Program, ProgramSpec
+from svod.compile.transpose import transpose_squares
+from svod.core.dtype import DType, dtypes, to_numpy
+
+INDEX = dtypes.index
+
+
+def strided(dtype: DType, lanes: int, stride: int, count: int, *, store: bool, swap: bool = False) -> Program:
+    """`count` strided loads of x stored contiguously to y, or contiguous loads stored with the stride."""
+    code = [("ARG", dtype, 1, (), 0), ("ARG", dtype, 1, (), 1), ("CONST", INDEX, 1, (), 0), ("BEGIN", INDEX, 1, (), None),
+            ("END_", INDEX, 1, (), None), ("LOOP", INDEX, 1, (3, 4), 1)]
+    order = list(range(count))
+    if swap:
+        order.reverse()
+    for j in order:
+        if store:
+            code.append(("LOAD", dtype, lanes, (1, 2), j * lanes))
+            code.append(("STORES", dtype, lanes, (0, 2, len(code) - 1), (j, stride)))
+        else:
+            code.append(("LOADS", dtype, lanes, (1, 2), (j, stride)))
+            code.append(("STORE", dtype, lanes, (0, 2, len(code) - 1), (j * lanes, False)))
+    code.append(("ENDLOOP", dtypes.void, 1, (5,), None))
+    size = max(lanes * stride + count, count * lanes) + 1
+    spec = ProgramSpec("strided", ((dtype, size), (dtype, size)), (0,), (), (PhaseSpec("p", 1, 1, 0),))
+    return Program(spec, (tuple(code),))
+
+
+def run(program: Program, dtype: DType) -> np.ndarray:
+    size = program.spec.params[0][1]
+    x = np.arange(1, size + 1).astype(to_numpy(dtype))
+    y = np.zeros(size, to_numpy(dtype))
+    validate(program)
+    interpret(program, [y, x])
+    return y
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("store", [False, True])
+@pytest.mark.parametrize(("dtype", "lanes", "stride", "count"), [
+    (dtypes.float32, 16, 17, 16), (dtypes.float32, 16, 64, 35), (dtypes.float64, 8, 8, 8), (dtypes.int8, 4, 9, 5), (dtypes.int16, 8, 31, 20)])
+def test_squares_are_transposed(dtype: DType, lanes: int, stride: int, count: int, store: bool, swap: bool) -> None:
+    before = strided(dtype, lanes, stride, count, store=store, swap=swap)
+    after = Program(before.spec, (tuple(transpose_squares(list(before.code[0]))),))
+    np.testing.assert_array_equal(run(after, dtype), run(before, dtype))
+    left = sum(i[0] in ("LOADS", "STORES") for i in after.code[0])
+    assert left == count % lanes
+
+
+def test_what_is_no_square_stays() -> None:
+    program = strided(dtypes.float32, 16, 17, 15, store=False)
+    code = list(program.code[0])
+    assert transpose_squares(code) is code
+
+
+def test_loads_do_not_move_above_stores_to_the_same_memory() -> None:
+    dtype, lanes = dtypes.float32, 4
+    code = [("ARG", dtype, 1, (), 0), ("CONST", INDEX, 1, (), 0)]
+    for j in range(lanes):
+        code.append(("LOADS", dtype, lanes, (0, 1), (j, 8)))
+        code.append(("STORE", dtype, lanes, (0, 1, len(code) - 1), (40 + j * lanes, False)))
+    assert transpose_squares(code) is code
