@@ -151,11 +151,15 @@ def paired_ratio(times: Sequence[float], base: Sequence[float]) -> Ratio:
 
     The interval is [x(k), x(n+1-k)] of the sorted ratios with the largest k for which 2·P(B < k) ≤ 5 %, B binomial (n, ½): the sign test
     turned round (Conover, Practical Nonparametric Statistics, 3.2). Below six rounds there is none and the interval is unbounded."""
-    ratios = sorted(t / b for t, b in zip(times, base, strict=True))
-    k = _sign_rank(len(ratios))
-    if k == 0:
-        return Ratio(statistics.median(ratios), 0.0, math.inf)
-    return Ratio(statistics.median(ratios), ratios[k - 1], ratios[-k])
+    ratios = [t / b for t, b in zip(times, base, strict=True)]
+    return Ratio(statistics.median(ratios), *(median_interval(ratios) or (0.0, math.inf)))
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The distribution-free 95 % interval of the median of independent values, as in `paired_ratio`; None below six of them."""
+    ordered = sorted(values)
+    k = _sign_rank(len(ordered))
+    return (ordered[k - 1], ordered[-k]) if k else None
 
 
 @lru_cache(maxsize=4096)

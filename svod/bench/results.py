@@ -1,0 +1,314 @@
+"""What a run of the benchmarks found, as versioned JSON: written by `svod-bench run`, read by `compare` and `report`.
+
+    {"format": "svod-bench", "version": 1, "settings": …, "machine": …, "versions": …, "load": …, "ceilings": …, "peers": […],
+     "cases": [{"name": "gemm_512", "contestants": [{"name": "heuristic", "samples": […], "speedups": {"numpy": …}, …}, …], …}],
+     "groups": […]}
+
+The classes below are the schema: a field of a class is a key of the JSON object, and no other key may stand there. Times are seconds, sizes
+bytes, rates per second, shares parts of 1. A `Speedup` says how many times faster the contestant is than the one it is compared with: above
+1 is good. Numbers are finite; what is not known is null.
+"""
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from svod.bench.ceilings import Ceilings
+from svod.errors import FormatError
+
+FORMAT, VERSION = "svod-bench", 1
+SVOD = ("heuristic", "tuned")       # contestants that are svod; all others are peers
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for. `mode`: beam (search what the database lacks), db-only, heuristic. `started`: UTC, ISO 8601."""
+
+    command: str
+    suite: str
+    kernels: str
+    mode: Literal["beam", "db-only", "heuristic"]
+    beam: int | None
+    fresh: bool
+    seed: int
+    started: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`target`: the key that tuned records are stored under. `cores`: of the machine; `threads`: what every contestant was given."""
+
+    host: str
+    cpu: str
+    system: str
+    target: str
+    cores: int
+    threads: int
+    l1: int
+    l2: int
+    l3: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy the machine was: shares of all cores' time that other machines stole and other processes used; `busy`: why times
+    are doubtful, null when they are not."""
+
+    load_average: float
+    steal: float
+    foreign: float
+    involuntary_switches: int
+    busy: str | None
+
+
+@dataclass(frozen=True)
+class PeerInfo:
+    """A library that was asked for. `version` null: it did not take part, `missing` says why. `outputs`: preallocated, or why not."""
+
+    name: str
+    version: str | None
+    missing: str | None
+    threads: int | None
+    outputs: str
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """One kernel of svod's plan for a case: its key in the tuning database, the chain as plain data, where that is from and why."""
+
+    key: str
+    name: str
+    origin: str
+    chain: tuple[Any, ...]
+    source: str
+    why: str
+    flops: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Another contestant's time over this one's, paired by round: the median, and the interval that holds the true one with 95 %
+    confidence; null without enough rounds."""
+
+    median: float
+    low: float | None
+    high: float | None
+
+    @property
+    def is_none(self) -> bool:
+        """The difference is below the spread: nothing is known about who is faster."""
+        return self.low is None or self.high is None or self.low <= 1.0 <= self.high
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One contestant in one case.
+
+    `status`: ok; wrong (the result is not NumPy's: no time counts); failed (an error); unsupported (the library has no such operation).
+    `why`: in words, for all but ok. `samples`: seconds per run, in order of the rounds. `spread`: half the width of the 95 % interval of the
+    median, relative to it. `error`: largest difference to NumPy over the largest value. `ceiling_share`: the case's bound over the median.
+    `same_as`: this contestant's code is that one's, so it was not timed again and has its figures. `remark`: what readers should know."""
+
+    name: str
+    status: Literal["ok", "wrong", "failed", "unsupported"]
+    why: str = ""
+    samples: tuple[float, ...] = ()
+    median: float | None = None
+    minimum: float | None = None
+    spread: float | None = None
+    preallocated: bool = False
+    error: float | None = None
+    ceiling_share: float | None = None
+    same_as: str | None = None
+    remark: str = ""
+    speedups: Mapping[str, Speedup] = field(default_factory=dict)
+    kernels: tuple[KernelInfo, ...] = ()
+    prepare_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time that the ceilings allow. `by`: compute, or the level that the operands live in: l2, l3, memory. `intensity`: flops
+    per byte."""
+
+    seconds: float
+    by: str
+    flops_per_second: float
+    bytes_per_second: float
+    intensity: float
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One kernel of a suite. `shapes`: of the operands, in words. `best_peer`: the fastest peer that computed the right result.
+    `noisy`: why this case's times are doubtful."""
+
+    name: str
+    title: str
+    suite: str
+    group: str
+    dtype: str
+    shapes: str
+    flops: float
+    bytes_read: float
+    bytes_written: float
+    bound: Bound | None
+    contestants: tuple[Outcome, ...]
+    best_peer: str | None
+    rounds: int
+    precise: bool
+    noisy: str | None
+    load: Load | None
+
+    def outcome(self, name: str) -> Outcome | None:
+        """The contestant of that name."""
+        return next((c for c in self.contestants if c.name == name), None)
+
+    @property
+    def svod(self) -> Outcome | None:
+        """svod at its best: tuned, else heuristic; None where neither has a time."""
+        for name in reversed(SVOD):
+            found = self.outcome(name)
+            if found is not None and found.status == "ok":
+                return found
+        return None
+
+    @property
+    def peers(self) -> tuple[Outcome, ...]:
+        """All contestants that are not svod."""
+        return tuple(c for c in self.contestants if c.name not in SVOD)
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """Geometric means of speed-ups over the cases of a group; the group "all" is every case. `speedups`: by "contestant/other", other a
+    peer, heuristic or "best peer". `cases`: how many went into each."""
+
+    name: str
+    speedups: Mapping[str, float]
+    cases: Mapping[str, int]
+    ceiling_share: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything one `svod-bench run` found."""
+
+    settings: Settings
+    machine: Machine
+    versions: Mapping[str, str]
+    load: Load
+    ceilings: Ceilings | None
+    peers: tuple[PeerInfo, ...]
+    cases: tuple[CaseResult, ...]
+    groups: tuple[GroupResult, ...]
+
+    def case(self, name: str) -> CaseResult | None:
+        """The case of that name."""
+        return next((c for c in self.cases if c.name == name), None)
+
+
+# -- writing and reading ------------------------------------------------------------------------------
+
+def run_to_json(run: Run) -> dict[str, Any]:
+    """The JSON object of a run."""
+    return {"format": FORMAT, "version": VERSION, **asdict(run)}
+
+
+def write_run(path: Path, run: Run) -> None:
+    """Write a run; a reader sees the old file or the whole new one. Raises OSError."""
+    text = json.dumps(run_to_json(run), indent=1, ensure_ascii=False, allow_nan=False)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
+        file.write(text + "\n")
+    os.chmod(file.name, 0o644)      # temporary files are private
+    os.replace(file.name, path)
+
+
+def read_run(path: Path) -> Run:
+    """The run in a file. Raises FormatError for anything that `write_run` of this version does not write, OSError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise FormatError(f"{path} is not JSON ({e}); give a file that `svod-bench run --json` wrote") from None
+    return run_from_json(data, str(path))
+
+
+def run_from_json(data: Any, where: str = "the run") -> Run:
+    """The run in a JSON object. Raises FormatError, which names the place in the object."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise FormatError(f"{where} is not a result of svod-bench; give a file that `svod-bench run --json` wrote")
+    if data.get("version") != VERSION:
+        raise FormatError(f"{where} has version {data.get('version')!r:.20} of the format, this svod reads version {VERSION}; measure "
+                          "again, or use the svod that wrote it")
+    run: Run = _decode(Run, {k: v for k, v in data.items() if k not in ("format", "version")}, where)
+    return run
+
+
+@lru_cache(maxsize=64)
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    """`value` as a `kind`: a dataclass of this module, a number, text, or tuples, mappings and unions of such."""
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        return _decode(next(a for a in args if a is not type(None)), value, where)
+    if origin is Literal:
+        if value not in args:
+            raise _wrong(where, f"one of {', '.join(map(str, args))}", value)
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _wrong(where, "a list", value)
+        if args[-1] is not Ellipsis:
+            if len(value) != len(args):
+                raise _wrong(where, f"a list of {len(args)}", value)
+            return tuple(_decode(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, value, strict=True)))
+        return tuple(_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    if origin in (dict, Mapping):
+        if not isinstance(value, dict):
+            raise _wrong(where, "an object", value)
+        return {k: _decode(args[1], v, f"{where}.{k}") for k, v in value.items()}
+    if is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise _wrong(where, "an object", value)
+        hints = _hints(kind)  # type: ignore[arg-type]
+        unknown = sorted(set(value) - set(hints))
+        missing = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name not in value]
+        if unknown or missing:
+            found = f"unknown: {', '.join(unknown)}" if unknown else f"missing: {', '.join(missing)}"
+            raise FormatError(f"{where}: {found}; the file was changed, or another svod wrote it")
+        return kind(**{k: _decode(hints[k], v, f"{where}.{k}") for k, v in value.items()})  # type: ignore[operator]
+    return _decode_scalar(kind, value, where)
+
+
+def _decode_scalar(kind: Any, value: Any, where: str) -> Any:
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is str and isinstance(value, str):
+        return value
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise _wrong(where, {bool: "true or false", str: "text", int: "a whole number", float: "a finite number"}[kind], value)
+
+
+def _wrong(where: str, wanted: str, value: Any) -> FormatError:
+    return FormatError(f"{where}: {wanted} was expected, found {value!r:.60}")
