@@ -69,7 +69,7 @@ class _Command(click.Command):
         except click.NoSuchOption as e:
             script = next((a for a in given if a.endswith(".py")), "SCRIPT")
             hint = SCRIPT_OPTIONS.format(script=script, option=e.option_name)
-            raise click.UsageError(f"{e.format_message()}; {hint}", ctx) from e
+            raise click.UsageError(f"{e.format_message().rstrip('.')}; {hint}", ctx) from e
 
 
 class _Finite(click.FloatRange):
@@ -82,8 +82,8 @@ class _Finite(click.FloatRange):
 
 
 @click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]},
-               epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out; 2 bad input, or no kernel was "
-                      "captured; 3 the script failed and what it had prepared was tuned; 4 tuned, but the results could not be stored; "
+               epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out; 2 bad input, or no kernel "
+                      "was captured; 3 the script failed and what it had prepared was tuned; 4 tuned, but the results could not be stored; "
                       "130 ended early by Ctrl-C. The first Ctrl-C ends the script, the next one the tuning.")
 @click.argument("script", required=False)
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")

@@ -44,6 +44,7 @@ from svod.tune.session import KernelTask, SessionResult, TuneSession, roofline_b
 EXIT_OK, EXIT_FAILED, EXIT_NOTHING, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 END_SECONDS = 7.0           # of the 15 beyond the budget: kept for ending workers, the plan check and the report
 GRACE_SECONDS = 15.0
+KERNEL_OVERRUN, MAX_OVERRUN = 0.2, 5.0      # seconds that confirming a kernel may take beyond a session's budget, on a busy machine
 CHECK_SECONDS = 4.0         # of one plan check
 KNOWN_CHECK_SECONDS = 1.5   # where nothing was searched
 MAX_CHECKS = 3              # plans that are checked, those that take most of the time
@@ -109,7 +110,7 @@ class _Run:
         rows = self.result.rows if self.result is not None else 0
         if self.db.path is None:
             return "nothing was stored" + (f": {self.db.problem}" if self.db.problem else "")
-        return f"{rows} measurements are kept in {self.db.path}" if rows else f"what was stored before is in {self.db.path}, nothing was added"
+        return f"{rows} measurements are kept in {self.db.path}" if rows else f"nothing was added to {self.db.path}"
 
     # -- the phases ---------------------------------------------------------------------------------------------------------
     def run(self) -> int:
@@ -136,6 +137,7 @@ class _Run:
             say(f"svod-tune: no kernel's key, name or origin fits --only {' '.join(self.options.only)}; "
                 f"--dry-run lists the {_count(len(rows), 'kernel')} there are")
             return EXIT_NOTHING
+        self.seconds["survey"] = self.elapsed
         self._say_work(rows)
         if self.options.dry_run:
             return self._dry_run(rows, target)
@@ -147,7 +149,6 @@ class _Run:
         ceilings = self._ceilings(target, bool(wanted))
         if wanted:
             self._search(wanted, target, ceilings)
-        self.seconds["search"] = self.elapsed
         outcomes = self._outcomes([r for r in rows if r.decision in ("search", "known")], target, compiler)
         checks = self._check_plans(captured, outcomes, target, compiler, bool(wanted))
         self.seconds["check"] = self.elapsed
@@ -186,7 +187,8 @@ class _Run:
         start = self._start_executor()
         executor = start.result()
         executor.wait_until_ready()
-        end = self.options.budget + GRACE_SECONDS - END_SECONDS
+        self.seconds["workers"] = self.elapsed
+        end = self.options.budget + GRACE_SECONDS - END_SECONDS - min(MAX_OVERRUN, KERNEL_OVERRUN * len(rows))
         seconds = max(self.options.budget / 2, min(self.options.budget, end - self.elapsed))
         say(f"svod-tune: searching {_count(len(rows), 'kernel')} with beam {self.options.beam} for at most {seconds:.0f} s on "
             f"{executor.description} (Ctrl-C ends the search and keeps what it found)")
@@ -196,8 +198,10 @@ class _Run:
         self.result, self.executor_name = session.result, executor.description
         with progress:
             self.result = session.run()
+        self.seconds["search"] = self.elapsed
         start.close()
         self.executor = None
+        self.seconds["closing"] = self.elapsed
 
     def _ceilings(self, target: Target, searching: bool) -> Ceilings | None:
         """What the machine can do, from the cache or measured; None where it cannot be measured."""
@@ -343,7 +347,7 @@ class _Run:
         if r is None:
             return f"nothing was searched: the database has all kernels ({self.elapsed:.1f} s)"
         rate = f", {r.candidates / r.seconds:.0f} per second" if r.seconds > 0 else ""
-        text = f"{r.candidates} candidates timed in {r.seconds:.0f} s{rate}, on {self.executor_name or 'workers'}; {self.elapsed:.0f} s in all"
+        text = f"{r.candidates} candidates timed in {r.seconds:.0f} s{rate}, on {self.executor_name}; {self.elapsed:.0f} s in all"
         return text + (", ended early by Ctrl-C" if r.interrupted else "")
 
     def _stored(self, status: int) -> list[str]:
