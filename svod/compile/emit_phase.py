@@ -295,8 +295,9 @@ class Phase(Reductions):
             opened = len(nest.opened[a])
             loops = [p for p in pieces if p.role == LOOP]
             left = [p for p in pieces if p.role != LOOP] + loops[opened:]
-            span = min(1 + sum(p.stride * (p.extent - 1) for p in left), nest.bounds[a]) if nest.r.axes[a] not in self.low.unsafe \
-                else 1 + sum(p.stride * (p.extent - 1) for p in left)
+            span = 1 + sum(p.stride * (p.extent - 1) for p in left)
+            if nest.r.axes[a] not in self.low.fixed:
+                span = min(span, nest.bounds[a])
             return self._axis(nest, a), span
         r = self.low.plan.resolved[q]
         assert r is not None

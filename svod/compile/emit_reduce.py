@@ -15,7 +15,6 @@ from svod.core.kernel import Reduction
 from svod.core.nest import Piece
 from svod.core.scheduler import UNROLL, UPCAST
 from svod.core.uop import Ops
-from svod.errors import KernelOptError
 
 Sink = Callable[["Nest", int], None]
 
@@ -83,37 +82,46 @@ class Reductions(Values):
             nest.memo.clear()
             return out
 
-        split = self.partial is not None and self.partial[0] == a and at == 0
-        inner = 1
-        for p in pieces[at + 1:]:
-            inner *= p.extent
         extent = self._left(nest, a, at)
-        step = piece.stride
-        whole, rest = divmod(extent, step)
-        if split:
-            assert self.partial is not None
-            chunk, count = self.partial[1], self.partial[2]
-            origin = b.mul(self.part, chunk)
-            stop = b.alu("MIN", dtypes.index, 1, b.add(origin, b.index(chunk)), b.index(whole * step))
-            accs = looped(origin, stop, accs)
+        whole, rest = divmod(extent, piece.stride)
+        if self._is_cut(nest, a, at):
+            start, stop = self._part_bounds(whole * piece.stride)
+            accs = looped(start, stop, accs)
             if rest:
-                last = b.alu("CMPEQ", dtypes.bool, 1, self.part, b.index(count - 1))
-                start = b.alu("WHERE", dtypes.index, 1, last, b.index(0), b.index(1))
-                loop, carried = b.open(start, b.index(1), 1, tuple(accs))
-                following = self._remainder(nest, a, at, whole * step, rest, lambda: inside(carried))
+                loop, carried = b.open(self._first_of_last_part(), b.index(1), 1, tuple(accs))
+                following = self._remainder(nest, a, at, whole * piece.stride, rest, lambda: inside(carried))
                 accs = b.close(loop, tuple(following))
                 nest.memo.clear()
             return accs
         if whole > 1:
-            accs = looped(b.index(0), b.index(whole * step), accs)
+            accs = looped(b.index(0), b.index(whole * piece.stride), accs)
         elif whole == 1:
             self._open_row(nest, a, ({}, 0))
             accs = inside(accs)
             self._close_row(nest, a)
         if rest:
             values = accs
-            accs = self._remainder(nest, a, at, whole * step, rest, lambda: inside(values))
+            accs = self._remainder(nest, a, at, whole * piece.stride, rest, lambda: inside(values))
         return accs
+
+    def _is_cut(self, nest: Nest, a: int, at: int) -> bool:
+        """Whether this is the loop that the cores share: the outermost of the axis of a split reduction, in the output stage itself."""
+        return self.partial is not None and nest.r.stage.is_output and self.partial[0] == a and at == 0
+
+    def _part_bounds(self, end: int) -> tuple[int, int]:
+        """(start, stop) of this part's positions, of `end`."""
+        b = self.b
+        assert self.partial is not None
+        chunk = self.partial[1]
+        start = b.mul(self.part, chunk)
+        return start, b.alu("MIN", dtypes.index, 1, b.add(start, b.index(chunk)), b.index(end))
+
+    def _first_of_last_part(self) -> int:
+        """0 in the last part, else 1: the start of a loop up to 1 that the last part alone runs."""
+        b = self.b
+        assert self.partial is not None
+        last = b.alu("CMPEQ", dtypes.bool, 1, self.part, b.index(self.partial[2] - 1))
+        return b.alu("WHERE", dtypes.index, 1, last, b.index(0), b.index(1))
 
     def _left(self, nest: Nest, a: int, at: int) -> int:
         """Positions of a reduce axis that the rows from number `at` must cover."""
@@ -334,22 +342,29 @@ class Reductions(Values):
                     main(j + 1)
                 self._counted(nest, a, piece, iteration, number, go)
                 return
-            if self.partial is not None:
-                raise KernelOptError("a reduction cut over cores keeps its output loops outside the reduce loops")
             pieces = nest.pieces[a]
             at = next(i for i, p in enumerate(pieces) if p.row == piece.row)
-            whole, rest = divmod(self._left(nest, a, at), pieces[at].stride)
+            stride = pieces[at].stride
+            whole, rest = divmod(self._left(nest, a, at), stride)
+            cut = self._is_cut(nest, a, at)
 
             def once() -> None:
                 self._children(nest.r.stage.index, depth + 1)
                 main(j + 1)
+            def tail() -> list[int]:
+                once()
+                return []
+
             if whole:
-                self._counted_reduce(nest, a, pieces[at], whole, once)
-            if rest:
-                def tail() -> list[int]:
-                    once()
-                    return []
-                self._remainder(nest, a, at, whole * pieces[at].stride, rest, tail)
+                start, stop = self._part_bounds(whole * stride) if cut else (b.index(0), b.index(whole * stride))
+                self._counted_reduce(nest, a, stride, start, stop, once)
+            if rest and cut:
+                loop, _ = b.open(self._first_of_last_part(), b.index(1), 1)
+                self._remainder(nest, a, at, whole * stride, rest, tail)
+                b.close(loop)
+                nest.memo.clear()
+            elif rest:
+                self._remainder(nest, a, at, whole * stride, rest, tail)
 
         over_outputs(0, lambda: write(identities))
         main(k)
@@ -372,9 +387,9 @@ class Reductions(Values):
         b.close(loop)
         nest.memo.clear()
 
-    def _counted_reduce(self, nest: Nest, a: int, piece: Piece, whole: int, body: Callable[[], None]) -> None:
+    def _counted_reduce(self, nest: Nest, a: int, stride: int, start: int, stop: int, body: Callable[[], None]) -> None:
         b = self.b
-        loop, _ = b.open(b.index(0), b.index(whole * piece.stride), piece.stride)
+        loop, _ = b.open(start, stop, stride)
         self._open_row(nest, a, ({loop: 1}, 0))
         body()
         self._close_row(nest, a)

@@ -57,7 +57,7 @@ class Values:
             terms, const = sum_lins(nest.opened[a])
             pieces = nest.pieces[a]
             reduce = a >= len(nest.r.stage.outs)
-            if terms and not reduce and nest.r.axes[a] not in self.low.unsafe and not is_exact(pieces, nest.bounds[a]):
+            if terms and not reduce and nest.r.axes[a] not in self.low.fixed and not is_exact(pieces, nest.bounds[a]):
                 n = len(nest.opened[a])
                 loops = [p for p in pieces if p.role == LOOP]
                 left = [p for p in pieces if p.role != LOOP] + loops[n:]

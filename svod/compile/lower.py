@@ -44,6 +44,7 @@ class Lowering:
         self.tiles: dict[int, tuple[int, int]] = {}
         self.derived: set[int] = set()
         self.unsafe: dict[int, int] = {}      # axis → extent that must be checked
+        self.fixed: set[int] = set()          # axes whose last tile must not be moved back
         self.threads = state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
         self._layouts()
         self._guards()
@@ -103,8 +104,8 @@ class Lowering:
         """Positions of the reader's vector axis that stand side by side, if the dim is read in whole tiles of them, else 1."""
         lin = node.dims[dim]
         axis = r.axes[local]
-        if lin.atoms or lin.const or lin.coefs != ((local, 1),) or q in self.derived:
-            return 1
+        if lin.atoms or lin.const or lin.coefs != ((local, 1),) or self.plan.paths[q] != () or q in self.derived:
+            return 1    # a stage inside another nest computes whatever part is asked for, not whole tiles of it
         pieces = fit(self.state, self.state.axis_rows[axis], self.state.axis_extent(axis))
         return block_of(pieces) if is_exact(pieces, self.state.axis_extent(axis)) and is_contiguous(pieces) else 1
 
@@ -122,7 +123,9 @@ class Lowering:
                     pieces = fit(state, state.axis_rows[axis], extent)
                     reduce = axis in r.stage.reds
                     in_place = r.stage.is_output and bool(self.kernel.written)
-                    if state.pads[axis] or (in_place and not reduce and not is_exact(pieces, extent)):
+                    if in_place and not reduce and not is_exact(pieces, extent):
+                        self.fixed.add(axis)
+                    if state.pads[axis] or axis in self.fixed:
                         self.unsafe[axis] = self.kernel.axes[axis].extent
             for node in r.nodes:
                 if node.kind == "read":
