@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 from svod.errors import SvodError
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
-INSTALL_LINE = "pip install 'svod[tune]'"
+INSTALL_LINE = f"{shlex.quote(sys.executable)} -m pip install 'svod[tune]'"   # the pip that belongs to this Python, whichever is in PATH
 
 
 def missing_modules(needs: tuple[str, ...]) -> list[str]:
