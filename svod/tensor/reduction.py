@@ -99,8 +99,7 @@ class Reduction(Indexing):
 
     def _extreme(self, name: str, combiner: str, dim: Axes, axis: Axes, keep: bool) -> Self:
         axes = self._axes(name, dim, axis)
-        empty = self._count(axes) == 0 and all(n for i, n in enumerate(self.shape) if i not in axes)
-        if empty:
+        if self._count(axes) == 0:   # also where the result has no element either, as NumPy and PyTorch do
             raise ShapeError(f"{name} of {self.shape} over axes {axes}: there is no element")
         if self.dtype.kind == "b":
             combiner = "OR" if combiner == "MAX" else "AND"
