@@ -20,7 +20,8 @@ _LATENCY = 4.0            # cycles of a multiply-add or add
 _LOOP_CYCLES = 1.5        # of one iteration's bookkeeping
 _LINE = 64
 _BYTES_PER_CYCLE = (64.0, 24.0, 10.0)   # into L1 from L2, from L3, from memory; one core
-_SHARED = (1.0, 1.0, 0.65)              # share of a second core's bandwidth that is really added
+_SET_STRIDE = 4096        # bytes apart, two addresses share a set of the first cache, and every fourth of the second
+_SET_ROWS = 8             # of a set's ways that one access may fill
 
 
 class Machine(Protocol):
@@ -229,6 +230,9 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
                     count *= 1.5 * min(width, lane_extent)
             if n.gate >= 0:
                 alu += 3 * count
+            if n.linear is not None and any(expanded[a] > _SET_ROWS and n.linear.coef(a) * n.dtype.itemsize % _SET_STRIDE == 0 and a != lane
+                                            for a in n.deps):
+                count *= 2.0    # rows side by side that share the sets of the first cache push each other out
             loads += count
             size = state.kernel.params[n.arg].arg.size if n.kind == "load" else 1 << 62
             accesses.append((n.deps, n.linear, n.dtype.itemsize, size))
@@ -240,9 +244,7 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
     for a in range(outs):
         store *= expanded[a]
     if lane >= 0 and lane < outs and r.store is not None and r.store.coef(lane) != 1:
-        # lane by lane; strides of whole cache sets make every lane evict another
-        conflict = 4.0 if r.store.coef(lane) * r.stage.dtype.itemsize % 1024 == 0 else 1.0
-        store *= conflict * min(width, lane_extent)
+        store *= _conflict(r.store.coef(lane) * r.stage.dtype.itemsize) * min(width, lane_extent)   # lane by lane
     accs = 1.0
     for a in range(len(own)):
         accs *= upcast[a]
@@ -252,13 +254,18 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
         spills = 2.0 * (accs + 2 - state.target.vector_registers) * body
     if r.reductions and not inner_reduce and any(a >= outs for a, _ in loops):
         spills += 2.0 * accs * body    # accumulators in scratch
-    slots = max((loads + spills) / 2, alu / 2, store + spills / 2)
+    slots = max((loads + spills) / 2, alu / 2)
     chain = _LATENCY * body * (tile / max(accs, 1.0)) if r.reductions else 0.0
     overhead = _LOOP_CYCLES * sum(prefix[1:])
-    compute = max(slots, chain) + overhead + store * 0.5
+    compute = max(slots, chain) + overhead + store
     traffic, moved = _traffic(state, loops, own, accesses, prefix)
     cycles = max(compute, *traffic) + 0.25 * sum(traffic)
     return cycles * times, accs, 2 * fmas * width * times, moved * times, loads, max(fmas, 1.0)
+
+
+def _conflict(stride: int) -> float:
+    """Cycles of one store of a lane: neighbours a multiple of the cache's set stride apart evict each other."""
+    return 40.0 if stride % 4096 == 0 else 12.0 if stride % 2048 == 0 else 4.0 if stride % 1024 == 0 else 1.0
 
 
 def _traffic(state: Scheduler, loops: list[tuple[int, int]], own: list[tuple[Piece, ...]],
@@ -270,13 +277,15 @@ def _traffic(state: Scheduler, loops: list[tuple[int, int]], own: list[tuple[Pie
             if p.role != LOOP:
                 flat[a] *= p.extent
     inside = list(flat)
-    # footprints with the loops from number k on running
+    # footprints with the loops from number k on running; and the room they take in a cache whose sets they do not use evenly
     footprints: list[list[float]] = []
+    rooms: list[float] = []
     for k in range(len(loops), -1, -1):
         if k < len(loops):
             a, e = loops[k]
             inside[a] *= e
         row = []
+        room = 0.0
         for deps, linear, itemsize, size in accesses:
             n = float(itemsize)
             run = 1.0
@@ -287,13 +296,21 @@ def _traffic(state: Scheduler, loops: list[tuple[int, int]], own: list[tuple[Pie
             if linear is not None and run * itemsize < _LINE:
                 n *= _LINE / (run * itemsize)     # whole lines for a few elements
             row.append(min(n, float(size) * itemsize))
+            spread = 1.0
+            if linear is not None:
+                apart = min((abs(linear.coef(a)) * itemsize for a in deps if inside[a] > 1 and linear.coef(a) != 1), default=0)
+                if apart and apart % (_SET_STRIDE // 2) == 0:
+                    spread = min(16.0, max(1.0, apart / (max(run, 1.0) * itemsize)))
+            room += row[-1] * spread
         footprints.append(row)
+        rooms.append(room)
     footprints.reverse()    # footprints[k]: inside the first k loops
+    rooms.reverse()
     out = []
     moved = 0.0
     for level, cache in enumerate((state.target.l1, state.target.l2, state.target.l3)):
         k = 0
-        while k < len(loops) and sum(footprints[k]) > cache * 0.8:
+        while k < len(loops) and rooms[k] > cache * 0.8:
             k += 1
         n = sum(footprints[k]) * prefix[k]
         compulsory = sum(footprints[0])
