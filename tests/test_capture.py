@@ -54,7 +54,8 @@ def file_of(directory: Path) -> Path:
 def run(outline: Outline) -> list[Any]:
     """Outputs of a plan over made-up inputs, with the heuristic's chains."""
     compiler = compiler_for(TARGET, PrepareConfig(object_cache=":none:"))
-    compiled = compile_all(outline.kernels, {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in outline.kernels.items()}, compiler)
+    choices = {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in outline.kernels.items()}
+    compiled = compile_all(outline.kernels, choices, compiler)
     plan = build_plan(outline, compiled, synthetic_arrays(outline), threads=TARGET.threads)
     plan.execute()
     return [np.array(o) for o in plan.outputs]

@@ -28,7 +28,7 @@ from svod.tune.events import (
 HEARTBEAT = 15.0        # seconds between lines when nothing improves
 QUIET = 2.0             # seconds between two lines about one kernel
 REFRESH_PER_SECOND = 4
-WIDTH_NAME = 30
+WIDTH_NAME, WIDTH_STATUS = 28, 14
 
 
 @dataclass
@@ -166,21 +166,20 @@ class LiveProgress(_Board):
         self.update(event)
 
     def render(self) -> Any:
-        from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
 
         room = max(3, self.console.height - 6)
         shown = list(self.states.values())[:room]
         bar = f"{self.elapsed:.0f} of {self.budget:.0f} s" if self.budget else f"{self.elapsed:.0f} s"
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, expand=False, title_justify="left",
+        table = Table(box=None, pad_edge=False, expand=False, title_justify="left", header_style="bold",
                       title=Text(f"{bar} · {self.candidates} candidates · {self.faster} of {len(self.states)} kernels faster · "
                                  f"{self.executor}", overflow="ellipsis", no_wrap=True),
                       caption=Text(f"and {len(self.states) - len(shown)} more" if len(shown) < len(self.states) else ""))
         table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=WIDTH_NAME)
         for name in ("share", "heuristic", "best", "gain"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True, overflow="ellipsis", max_width=16)
+            table.add_column(name, justify="right", no_wrap=True, min_width=7)
+        table.add_column("", no_wrap=True, overflow="ellipsis", max_width=WIDTH_STATUS)
         for s in shown:
             table.add_row(Text(s.label), f"{100 * s.share:.0f} %", in_words(s.heuristic), in_words(s.best), s.gain, Text(s.status))
         return table

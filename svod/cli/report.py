@@ -64,7 +64,8 @@ def kernel_table(outcomes: Sequence[Outcome], target: Target, ceilings: Ceilings
     rows = []
     for o in outcomes:
         shown = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else Rate(0.0, "", None)
-        rate = f"{shown.value / 1e9:.0f} {shown.unit}" if o.tuned else ""
+        giga = shown.value / 1e9
+        rate = f"{giga:.{0 if giga >= 10 else 1}f} {shown.unit}" if o.tuned else ""
         gain = f"{o.heuristic / o.tuned:.2f}×" if o.heuristic and o.tuned else ""
         more = f" +{len(o.row.origins) - 1}" if len(o.row.origins) > 1 else ""
         origin = (short_origin(o.row.origins[0]) if o.row.origins else "") + more

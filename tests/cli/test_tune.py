@@ -1,0 +1,464 @@
+"""svod-tune: options, the script's end in all its forms, what is searched, what is said, and one real end to end."""
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from svod import capture, config
+from svod.bench.ceilings import Ceilings
+from svod.cli import script as script_module
+from svod.cli import tune_run
+from svod.cli.progress import LineProgress, LiveProgress, make_progress
+from svod.cli.report import Outcome, dry_table, kernel_table, text_table
+from svod.cli.script import processes_with, run_script
+from svod.cli.survey import Row, decide, kernel_flops, pick_target, rate_of, survey, was_interrupted
+from svod.cli.tune_command import TuneOptions, check, cli
+from svod.compile.codegen import CODEGEN_REVISION, COMPILER
+from svod.compile.host import host_target
+from svod.errors import FormatError, TuneError
+from svod.optimize import Compiler, compiler_for
+from svod.tune.db import Measurement, Search, TuningDB, Verdict, layers
+from svod.tune.events import BaselineTimed, Improved, KernelFinished, KernelStarted, RoundFinished, SessionStarted
+from svod.tune.executor import InlineExecutor
+from svod.tune.search import Finding
+from svod.tune.session import SessionResult
+from tests.plans import canonical, gemm_then_softmax, scaled
+from tests.tune import search_kernels
+
+ROOT = Path(__file__).parents[2]
+TARGET = host_target()
+CEILINGS = Ceilings(TARGET.key, TARGET.threads, True, {"float32": (1e11, 2e11)}, {"memory": {"read": (1e10, 2e10), "copy": (1e10, 2e10)}},
+                    (1e-9, 1e-7))
+MODEL = """
+import sys
+import numpy as np
+from svod.tensor import Tensor
+x = Tensor(np.ones((16, 24), np.float32))
+print((x @ x.permute(1, 0)).relu().numpy().sum(), *sys.argv[1:], __name__, flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the user's is read or written."""
+    monkeypatch.setattr(layers, "shipped_files", lambda: ())
+    monkeypatch.setattr(tune_run, "cached_ceilings", lambda *a, **k: CEILINGS)
+    monkeypatch.setenv("SVOD_OBJECT_CACHE", str(tmp_path / "objects"))
+    for name in ("SVOD_TUNE_DB", "BEAM", "SVOD_CAPTURE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def script(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "model.py"
+    path.write_text(text)
+    return str(path)
+
+
+def captured(tmp_path: Path, runs: int = 10) -> str:
+    """A capture file of two plans."""
+    plans = []
+    for outline, times in ((gemm_then_softmax(), runs), (scaled(64), 1)):
+        seconds = dict(zip(outline.kernels, (8e-6, 2e-6), strict=False))
+        plans.append(capture.CapturedPlan(capture.plan_digest(outline, TARGET.key), TARGET.key, outline, seconds, times))
+    capture.write_capture(tmp_path / "c.jsonl", capture.Capture(plans))
+    return str(tmp_path / "c.jsonl")
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def main(tmp_path: Path, *arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """The console script in a process of its own."""
+    return subprocess.run([sys.executable, "-m", "svod.cli.tune", *arguments], capture_output=True, text=True, cwd=tmp_path, check=False,
+                          input=stdin, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), **env})
+
+
+# -- options ------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["none.py"], "none.py does not exist"), ([], "no script was given"), (["m.py", "--beam", "0"], "--dry-run"),
+    (["m.py", "--epochs", "3"], "svod-tune m.py -- --epochs"), (["m.py", "-x"], "go after --"), (["m.py", "--budget", "0"], "--budget"),
+    (["m.py", "--budget", "many"], "--budget"), (["--from", "none.jsonl"], "none.jsonl does not exist"),
+    (["m.py", "--from", "m.py"], "both"), (["m.py", "--workers", "local:2", "--address", "auto"], "--address auto needs Ray"),
+    (["m.py", "--top", "0"], "--top"), (["."], "__main__"),
+])
+def test_bad_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.py").write_text("")
+    done = run(*arguments)
+    assert done.exit_code == 2 and said in done.output, done.output
+
+
+def test_options_stand_on_both_sides_and_the_rest_is_the_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[TuneOptions] = []
+    monkeypatch.setattr(tune_run, "tune", lambda options: seen.append(options) or 0)
+    path = script(tmp_path, "")
+    assert run("--beam", "3", path, "one", "--budget", "5", "--only", "a", "--only", "b", "--", "--beam", "9", "--", "-x").exit_code == 0
+    [o] = seen
+    assert (o.script, o.args, o.beam, o.budget, o.only) == (path, ("one", "--beam", "9", "--", "-x"), 3, 5.0, ("a", "b"))
+    assert o.command_line(beam=6, fresh=True) == f"svod-tune {path} --beam 6 --budget 5 --fresh -- one --beam 9 -- -x"
+    monkeypatch.setenv("BEAM", "5")
+    assert run(path).exit_code == 0 and seen[-1].beam == 5
+    check(TuneOptions(None, source=path))
+
+
+def test_console_script_answers_bad_input_with_status_2(tmp_path: Path) -> None:
+    path = script(tmp_path, "print('hello')")
+    done = main(tmp_path, path, "--workers", "many")
+    assert done.returncode == 2 and "use ray:N, local:N" in done.stderr and "Traceback" not in done.stderr
+    done = main(tmp_path, path, BEAM="abc")
+    assert done.returncode == 2 and "BEAM='abc'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_scripts_that_give_nothing_to_tune(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    done = run(script(tmp_path, "print('hello')"), "--db", ":none:")
+    assert done.exit_code == 2 and "prepared no kernel" in done.output and done.output.startswith("svod-tune: running")
+    assert capfd.readouterr().out == "hello\n"
+    done = run(script(tmp_path, "raise SystemExit('no data')"), "--db", ":none:")
+    assert done.exit_code == 2 and "ended with status 1 before it prepared a kernel" in done.output
+    (tmp_path / "bad.jsonl").write_text("{}")
+    with pytest.raises(FormatError, match="not a capture"):
+        CliRunner().invoke(cli, ["--from", str(tmp_path / "bad.jsonl")], catch_exceptions=False)
+
+
+# -- the script ---------------------------------------------------------------------------------------------------------
+
+def run_captured(tmp_path: Path, text: str, *args: str, **options: Any) -> Any:
+    directory = tmp_path / "capture"
+    directory.mkdir()
+    end = run_script(script(tmp_path, text), args, directory, **options)
+    assert processes_with(f"SVOD_CAPTURE={directory}") == [], "the script is gone before anything is timed"
+    return end, capture.read_capture(directory)
+
+
+def test_a_script_runs_as_main_with_its_arguments_and_streams(tmp_path: Path, capfd: pytest.CaptureFixture[str],
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEAM", "4")
+    met: list[str] = []
+    end, found = run_captured(tmp_path, MODEL + "import os; assert 'BEAM' not in os.environ", "a b", "--x",
+                              on_kernels=lambda keys: met.extend(keys))
+    assert end.why == "finished" and end.status == 0 and not end.failure
+    assert "a b --x __main__" in capfd.readouterr().out
+    assert len(found.plans) == 1 and set(met) <= set(found.kernels)
+
+
+def test_a_script_that_fails_is_captured_as_far_as_it_got(tmp_path: Path) -> None:
+    end, found = run_captured(tmp_path, MODEL + "raise SystemExit(7)")
+    assert end.why == "failed" and end.failure == "ended with status 7" and len(found.plans) == 1
+    (tmp_path / "again").mkdir()
+    end, _ = run_captured(tmp_path / "again", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert end.failure == "was killed by SIGSEGV"
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_script_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubborn: bool) -> None:
+    waits = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else ""
+    monkeypatch.setattr(script_module, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(script_module, "TERM_SECONDS", 0.5)
+    end, found = run_captured(tmp_path, MODEL + waits + "import time\nwhile True: time.sleep(0.05)", idle=1.5)
+    assert end.why == "idle" and not end.failure and len(found.plans) == 1
+
+
+def test_a_capture_ends_after_its_time_at_the_next_prepare(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = MODEL + "try:\n    while True: (x + 1).numpy()\nfinally: print('clean end')"
+    end, found = run_captured(tmp_path, text, capture_for=1.5)
+    assert end.why == "time" and len(found.plans) == 2
+    out = capfd.readouterr()
+    assert "clean end" in out.out and "Traceback" not in out.err
+    assert max(p.runs for p in found.plans) > 2
+
+
+def test_what_a_script_leaves_behind_is_ended(tmp_path: Path) -> None:
+    end, _ = run_captured(tmp_path, "import subprocess, sys\n"
+                          "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'], start_new_session=True)")
+    assert end.why == "finished" and end.left_behind == 1
+
+
+# -- survey -------------------------------------------------------------------------------------------------------------
+
+def compiler() -> Compiler:
+    return compiler_for(TARGET, config.PrepareConfig(object_cache=":none:"))
+
+
+def records_of_winner(key: str, chain: Sequence[Any], linear: str) -> list[Any]:
+    return [Measurement(key, TARGET.key, tuple(chain), linear, "ok", CODEGEN_REVISION, COMPILER, 1, "confirm", time=5e-6, baseline=1e-5,
+                        ratio=0.5, ratio_low=0.49, ratio_high=0.51), Verdict(key, TARGET.key, linear, "verified", CODEGEN_REVISION)]
+
+
+def test_survey_weighs_and_decides(tmp_path: Path) -> None:
+    found = capture.read_capture(captured(tmp_path, runs=1000))
+    assert pick_target(found) == TARGET
+    rows = survey(found, TARGET, compiler())
+    gemm, softmax, scale = rows
+    assert [r.name for r in rows] == ["gemm", "softmax", "scale"] and gemm.origins == ("block.linear",)
+    assert gemm.share == pytest.approx(8e-3 / (1e-2 + 8e-6)) and gemm.calls == 1 and scale.calls == pytest.approx(1e-3)
+    assert gemm.flops == 2 * 24 * 40 * 16
+    with TuningDB.open(tmp_path / "t.db") as db:
+        settings = config.PrepareConfig(db=str(tmp_path / "t.db"))
+        decide(rows, TARGET, compiler(), db, settings)
+        assert [r.decision for r in rows] == ["search", "search", "small"]
+        linear = compiler().linear_of(gemm.kernel, ())
+        db.record(records_of_winner(gemm.key, (), linear))
+        decide(rows, TARGET, compiler(), db, settings)
+        assert gemm.decision == "known" and gemm.winner is not None
+        db.record([Search("s1", gemm.key, TARGET.key, ended_at=1.0, outcome="interrupted")])
+        decide(rows, TARGET, compiler(), db, settings)
+        assert gemm.decision == "search" and was_interrupted(gemm.key, TARGET, db)
+        db.record([Search("s2", gemm.key, TARGET.key, ended_at=2.0, outcome="budget spent")])
+        decide(rows, TARGET, compiler(), db, settings, top=1)
+        assert [r.decision for r in rows] == ["known", "left out", "left out"]
+        decide(rows, TARGET, compiler(), db, settings, only=["block.soft", scale.key[:9]])
+        assert [r.decision for r in rows] == ["left out", "search", "search"], "a kernel that was named is searched however small"
+        db.record(records_of_winner(softmax.key, (), "of another code generator"))
+        decide(rows, TARGET, compiler(), db, settings)
+        assert softmax.decision == "search" and "other code" in softmax.why
+    found.plans[0].seconds.clear()
+    assert survey(found, TARGET, compiler())[0].seconds > 0, "what was not timed is timed here"
+    found.plans[0].target = "aarch64/other/neon/l1 64k/l2 1m/l3 0k/t4"
+    assert pick_target(found) == TARGET
+
+
+def test_flops_and_rates() -> None:
+    def row(kernel: Any, size: float) -> Row:
+        return Row(kernel, "k", (), 1, 1e-3, 1.0, "", kernel_flops(kernel), size)
+    assert kernel_flops(canonical(search_kernels.gather(4, 5, 6))) == 0, "index arithmetic is not counted"
+    assert kernel_flops(canonical(search_kernels.elementwise(10))) == 30
+    gemm = row(canonical(search_kernels.gemm(512, 512, 512)), 3 * 4 * 512 * 512)
+    rate = rate_of(gemm, 2e-3, TARGET, CEILINGS)
+    assert rate.unit == "GFLOP/s" and rate.value == pytest.approx(2 * 512**3 / 2e-3)
+    assert rate.share == pytest.approx(rate.value / 2e11)
+    large = row(canonical(search_kernels.elementwise(10)), 1e9)
+    rate = rate_of(large, 0.1, TARGET, CEILINGS)
+    assert rate.unit == "GB/s" and rate.share == pytest.approx(0.5)
+    assert rate_of(replace(large, bytes=1e4), 1e-6, TARGET, CEILINGS).share is None, "its cache level was not measured"
+    assert rate_of(large, 0.1, TARGET, None).share is None
+
+
+# -- what is shown ------------------------------------------------------------------------------------------------------
+
+def a_row(name: str = "gemm", share: float = 0.5) -> Row:
+    kernel = canonical(search_kernels.gemm(8, 8, 8))
+    return Row(kernel, name, ("/a/very/long/path/to/the/model.py:12", "layers.1"), 2, 1e-4, share, "f", 1024, 768)
+
+
+def show(progress: Any, row: Row) -> None:
+    with progress:
+        progress(SessionStarted("", 1, 60.0, "2 workers"))
+        progress(KernelStarted(row.key, row.name, 3, 1e-6))
+        progress(BaselineTimed(row.key, 1e-4))
+        progress(Improved(row.key, 5e-5, 1e-4, "UPCAST(o0, 4)"))
+        progress(RoundFinished(row.key, 1, 30, 20, 17, 0, 1, 4, 5e-5, "UPCAST(o0, 4)", 1.0, False))
+        progress(KernelFinished(row.key, 4e-5, 1e-4, "UPCAST(o0, 8)", "budget spent", True))
+
+
+def test_progress_in_lines() -> None:
+    row, stream = a_row(), io.StringIO()
+    progress = make_progress([row], stream)
+    assert isinstance(progress, LineProgress)
+    show(progress, row)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2 and "100 µs →    50 µs   2.00×" in lines[0] and "2.50×" in lines[1] and "gemm model.py:12" in lines[0]
+    assert progress.candidates == 18
+    stream = io.StringIO()
+    show(make_progress([row], stream, verbose=True), row)
+    assert "round 1: 30 proposed, 17 timed" in stream.getvalue() and "budget spent" in stream.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "12")
+    monkeypatch.setenv("TERM", "xterm")
+    row, stream = a_row("a_kernel_with_a_rather_long_name"), Terminal()
+    progress = make_progress([row], stream)
+    assert isinstance(progress, LiveProgress)
+    show(progress, row)
+    page = io.StringIO()
+    Console(file=page, width=80, height=12).print(progress.render())
+    assert max(map(len, page.getvalue().splitlines())) <= 80 and "2.50×" in page.getvalue() and "budget spent" in page.getvalue()
+
+
+def test_tables_fit_their_width() -> None:
+    row = a_row("a_kernel_with_a_rather_long_name")
+    outcome = Outcome(row, (), "database", 1e-4, 4e-5, True, True, (2.4, 2.5, 2.6), "", "budget spent")
+    for width in (80, 110):
+        lines = kernel_table([outcome], TARGET, CEILINGS, width)
+        assert max(map(len, lines)) <= width and "2.50×" in lines[2] and "yes" in lines[2]
+        assert ("+1" in lines[2]) == (width == 110)
+        lines = dry_table([row, replace(row, decision="known")], {row.key: 1e-6}, width)
+        assert max(map(len, lines)) <= width + 10 and "search" in lines[2] and "known" in lines[3]
+    unmeasured = replace(outcome, tuned=None, verified=False)
+    assert kernel_table([unmeasured], TARGET, None, 80)[2].endswith("no")
+    assert text_table(("a", "b"), [], right=frozenset(), width=10) == ["a  b", "─  ─"]
+
+
+# -- the command, with a session that is not a search ---------------------------------------------------------------------
+
+class FakeSession:
+    """Finds for every kernel a chain that is twice as fast: the empty one. Records it as a session would."""
+
+    interrupted = False
+
+    def __init__(self, tasks: Sequence[Any], target: Any, *, db: TuningDB, listener: Any, budget: Any, **others: Any) -> None:
+        self.tasks, self.db, self.listener, self.result = tasks, db, listener, SessionResult()
+
+    def run(self) -> SessionResult:
+        for t in self.tasks:
+            linear = compiler().linear_of(t.kernel, ())
+            self.result.rows += self.db.record(records_of_winner(t.key, (), linear))
+            self.result.findings[t.key] = Finding((), "beam", 5e-6, 1e-5, True, True, "2 rounds without a gain", linear, (1.9, 2.0, 2.1),
+                                                  None, None)
+        self.result.interrupted, self.result.candidates, self.result.seconds = self.interrupted, 40, 2.0
+        return self.result
+
+
+class NoExecutor:
+    """Stands for workers; counts how often they were asked for."""
+
+    started = 0
+
+    def __init__(self, *a: Any, **k: Any) -> None:
+        NoExecutor.started += 1
+
+    def result(self) -> InlineExecutor:
+        return InlineExecutor()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeSession]:
+    monkeypatch.setattr(tune_run, "TuneSession", FakeSession)
+    monkeypatch.setattr(tune_run, "start_in_background", NoExecutor)
+    monkeypatch.setattr(FakeSession, "interrupted", False)
+    NoExecutor.started = 0
+    return FakeSession
+
+
+def test_a_second_run_finds_everything_and_starts_no_workers(tmp_path: Path, fake: type[FakeSession]) -> None:
+    file, db, report = captured(tmp_path), str(tmp_path / "t.db"), tmp_path / "r.json"
+    first = run("--from", file, "--db", db, "--json", str(report))
+    assert first.exit_code == 0 and "3 kernels to search" in first.output and "40 candidates" in first.output
+    data = json.loads(report.read_text())
+    assert data["format"] == "svod-tune-report" and data["status"] == 0 and len(data["plans"]) >= 1
+    assert {k["source"] for k in data["kernels"]} == {"database"} and all(k["speedup"] for k in data["kernels"])
+    assert data["search"]["candidates"] == 40 and data["database"]["path"] == db
+    assert "whole plan" in first.output and "measured" in first.output and "next:" in first.output
+    assert NoExecutor.started == 1
+    second = run("--from", file, "--db", db)
+    assert second.exit_code == 0 and "nothing to search, 3 known" in second.output and NoExecutor.started == 1
+    assert "gemm" in second.output and "yes" in second.output
+    third = run("--from", file, "--db", db, "--fresh")
+    assert "3 kernels to search" in third.output and NoExecutor.started == 2
+
+
+def test_dry_run_searches_and_writes_nothing(tmp_path: Path, fake: type[FakeSession]) -> None:
+    done = run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--dry-run", "--json", str(tmp_path / "r.json"))
+    assert done.exit_code == 0 and not NoExecutor.started and not (tmp_path / "t.db").exists()
+    for word in ("family", "gemm", "softmax", "scale", "nothing", "search", "next: svod-tune --from"):
+        assert word in done.output
+    assert [k["decision"] for k in json.loads((tmp_path / "r.json").read_text())["kernels"]] == ["search"] * 3
+    assert run("--from", captured(tmp_path), "--only", "nobody", "--dry-run").exit_code == 2
+
+
+def test_an_interrupted_search_is_reported(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake, "interrupted", True)
+    done = run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"))
+    assert done.exit_code == 130 and "ended early by Ctrl-C" in done.output and "measurements stored in" in done.output
+    assert "goes on where this one was ended" in done.output
+
+    def interrupt(self: Any) -> None:
+        raise KeyboardInterrupt
+    monkeypatch.setattr(fake, "run", interrupt)
+    done = run("--from", captured(tmp_path), "--db", str(tmp_path / "u.db"))
+    assert done.exit_code == 130 and "nothing was added" in done.output
+
+
+@pytest.mark.parametrize("trouble", ["foreign", "directory", "none"])
+def test_databases_that_cannot_be_written(tmp_path: Path, fake: type[FakeSession], trouble: str) -> None:
+    db = tmp_path / "t.db"
+    if trouble == "foreign":
+        db.write_bytes(b"this is no database" * 100)
+    elif trouble == "directory":
+        db = tmp_path / "file" / "t.db"
+        (tmp_path / "file").write_text("not a directory")
+    before = db.read_bytes() if db.exists() else b""
+    done = run("--from", captured(tmp_path), "--db", ":none:" if trouble == "none" else str(db))
+    assert "whole plan" in done.output, "tuning goes on"
+    if trouble == "none":
+        assert done.exit_code == 0 and "the database is :none:" in done.output
+    else:
+        assert done.exit_code == 4 and "could not be stored" in done.output and str(db) in done.output and "--db tuning.db" in done.output
+        assert (db.read_bytes() if db.exists() else b"") == before
+
+
+def test_without_workers(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any) -> None:
+        raise TuneError("no worker could be started: out of processes")
+    monkeypatch.setattr(NoExecutor, "result", fail)
+    done = run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"))
+    assert done.exit_code == 1 and "no worker could be started" in done.output and "Traceback" not in done.output
+
+
+# -- for real -----------------------------------------------------------------------------------------------------------
+
+def test_end_to_end(tmp_path: Path) -> None:
+    """A real script, a real search on a local worker; then again, with everything known."""
+    path = script(tmp_path, MODEL + "print(sys.stdin.read())\nraise RuntimeError('late')")
+    arguments = (path, "--db", str(tmp_path / "t.db"), "--workers", "local:1", "--budget", "2", "--beam", "2",
+                 "--json", str(tmp_path / "r.json"))
+    env = {"SVOD_OBJECT_CACHE": str(tmp_path / "objects"), "XDG_DATA_HOME": str(tmp_path / "data")}
+    done = main(tmp_path, *arguments, stdin="to the script", **env)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.splitlines()[1:] == ["to the script"], "stdout is the script's"
+    assert "ended with status 1; tuning the 1 kernel" in done.stderr and "whole plan" in done.stderr and "yes" in done.stderr
+    [kernel] = json.loads((tmp_path / "r.json").read_text())["kernels"]
+    assert kernel["verified"] and kernel["source"] == "database" and kernel["tuned_seconds"] > 0
+    start = time.monotonic()
+    done = main(tmp_path, *arguments, **env)
+    assert done.returncode == 3 and "nothing to search, 1 known" in done.stderr and time.monotonic() - start < 10
+
+
+def test_ctrl_c_ends_first_the_script_then_the_tuning(tmp_path: Path) -> None:
+    path = script(tmp_path, MODEL + "import time\ntime.sleep(100)")
+    command = [sys.executable, "-m", "svod.cli.tune", path, "--db", str(tmp_path / "t.db"), "--workers", "local:1", "--budget", "60"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "SVOD_OBJECT_CACHE": str(tmp_path / "objects")}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=env)
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        assert "__main__" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("svod-tune: searching"):
+                time.sleep(0.8)
+                process.send_signal(signal.SIGINT)
+        process.wait(60)
+    finally:
+        process.kill()
+        process.communicate()
+    text = "".join(said)
+    assert "was ended by Ctrl-C; the next Ctrl-C ends the tuning" in text and "Traceback" not in text
+    assert process.returncode == 130 and ("stored in" in text or "kept in" in text), text
+    with TuningDB.open(tmp_path / "t.db", read_only=True) as db:
+        assert db.problem is None and db.select(Search)
