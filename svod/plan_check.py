@@ -103,7 +103,8 @@ class PlanCheck:
 
 def falls_short(heuristic: float, ratio: Ratio, promised: float) -> bool:
     """Whether a measured ratio is below 80 % of the promised gain even at the better end of its interval."""
-    return promised > WORTH_EXPLAINING * heuristic and heuristic * (1.0 - ratio.low) < KEPT * promised
+    known = ratio.low > 0.0         # too few rounds for an interval say nothing
+    return known and promised > WORTH_EXPLAINING * heuristic and heuristic * (1.0 - ratio.low) < KEPT * promised
 
 
 def promised_gain(outline: Outline, gains: Mapping[str, Gain]) -> float:
