@@ -4,8 +4,8 @@
     y = f(x)            # first call with this shape and dtype: the graph is captured and prepared
     y = f(x2)           # from then on: addresses are patched, the plan runs
 
-Tensors that the function closes over are constants of the plan: what depends on nothing but them is computed once, at capture, and layouts are
-packed once. Change a weight by making a new jit. Outputs are new tensors at every call.
+Tensors that the function closes over are constants of the plan: what depends on nothing but them is computed once, at capture, and layouts
+are packed once. Change a weight by making a new jit. Outputs are new tensors at every call.
 """
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ class Jit:
         outputs: list[Tensor] = []
         structure = _structure(result, outputs)
         if not outputs:
-            raise SvodError(f"svod.jit: {getattr(self.fn, '__name__', 'the function')} returned no Tensor, but {type(result).__name__}; return the "
-                            "tensors that should be computed")
+            raise SvodError(f"svod.jit: {getattr(self.fn, '__name__', 'the function')} returned no Tensor, but {type(result).__name__}; "
+                            "return the tensors that should be computed")
         inputs = [graph.base_of(t.uop) for t in stand_ins]
         config = self.config or PrepareConfig.from_env()
         _fold_constants(outputs, frozenset(inputs), config)
@@ -178,8 +178,8 @@ def _signature(value: Any, tensors: list[Tensor]) -> Hashable:
     try:
         hash(value)
     except TypeError:
-        raise SvodError(f"svod.jit: an argument of type {type(value).__name__} is neither a tensor nor hashable; pass tensors, arrays, numbers, "
-                        "strings, or tuples, lists and dicts of them") from None
+        raise SvodError(f"svod.jit: an argument of type {type(value).__name__} is neither a tensor nor hashable; pass tensors, arrays, "
+                        "numbers, strings, or tuples, lists and dicts of them") from None
     return type(value).__name__, value
 
 

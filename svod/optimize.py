@@ -172,7 +172,8 @@ def _from_database(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Choice |
     except KernelOptError as e:
         return f"the stored chain does not apply any more: {e}"
     if linear != winner.linear:
-        return f"the stored chain gives other code since it was verified (code generator {winner.codegen}, now {CODEGEN_REVISION}); tune again"
+        return (f"the stored chain gives other code since it was verified (code generator {winner.codegen}, now {CODEGEN_REVISION}); "
+                "tune again")
     return Choice(chain, "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed")
 
 

@@ -1,7 +1,7 @@
 """A plan before its kernels are compiled: which kernels, applied to which buffers, in which order. Plain data.
 
-`prepare` makes it from a schedule, `build_plan` turns it into an ExecutionPlan with any choice of opt chains, a capture file holds it so that
-`svod-tune` can time the whole plan without the model.
+`prepare` makes it from a schedule, `build_plan` turns it into an ExecutionPlan with any choice of opt chains, a capture file holds it so
+that `svod-tune` can time the whole plan without the model.
 """
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Seque
 
 
 def synthetic_arrays(outline: Outline, seed: int = 0) -> list[np.ndarray[Any, Any] | None]:
-    """Memory for every buffer that the planner does not place, filled with small values that keep models finite: for timing a captured plan.
+    """Memory for every buffer that the planner does not place, filled with small values that keep models finite: to time captured plans.
 
     Integers that kernels gather with stay inside their bounds."""
     rng = np.random.default_rng(seed)

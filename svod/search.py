@@ -1,7 +1,7 @@
 """BEAM= at prepare time: kernels that the database does not know are searched before the plan is built, within a budget, and remembered.
 
-One warning says so before it starts (kernels, budget, how to stop) and one when it ends; Ctrl-C ends the search, keeps what it found and goes
-on with the best known. A terminal shows a line of progress.
+One warning says so before it starts (kernels, budget, how to stop) and one when it ends; Ctrl-C ends the search, keeps what it found and
+goes on with the best known. A terminal shows a line of progress.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from svod.optimize import Choice, Compiler, choose
 from svod.outline import Outline
 from svod.tune.budget import ModelBudget
 from svod.tune.db import TuningDB
-from svod.tune.events import Listener, KernelFinished, nobody
+from svod.tune.events import KernelFinished, Listener, nobody
 from svod.tune.executor import make_executor
 from svod.tune.session import KernelTask, TuneSession
 
@@ -43,8 +43,8 @@ def search_at_prepare(outline: Outline, unknown: Mapping[str, Kernel], compiler:
             log.info("the search budget of this process, %g s, is used up; %d kernels run with the heuristic", beam.budget, len(unknown))
             return {}
         workers = "inline" if beam.executor == "inline" else f"{beam.executor}:{beam.workers}" if beam.workers else beam.executor
-        log.warning("BEAM=%d: searching %d kernels that the tuning database does not know, for at most %.0f s; Ctrl-C stops and keeps what was "
-                    "found", beam.width, len(unknown), left)
+        log.warning("BEAM=%d: searching %d kernels that the tuning database does not know, for at most %.0f s; Ctrl-C stops and keeps what "
+                    "was found", beam.width, len(unknown), left)
         started = time.monotonic()
         try:
             result = _run(outline, unknown, compiler, config, db, left, workers)
@@ -80,7 +80,8 @@ def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, co
     for key, finding in result.findings.items():
         if finding.source == "heuristic" or finding.winner is None:
             stored = choose(unknown[key], compiler, config, db)
-            chosen[key] = stored if stored.source == "database" else Choice(stored.chain, "heuristic", f"no faster chain was found: {finding.why}")
+            chosen[key] = stored if stored.source == "database" else Choice(stored.chain, "heuristic",
+                                                                            f"no faster chain was found: {finding.why}")
             continue
         better += 1
         chain = tuple(Opt.from_json(list(o)) for o in finding.chain)
@@ -88,8 +89,8 @@ def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, co
     for key in result.pending:
         chosen[key] = Choice(compiler.heuristic(unknown[key]), "pending", "another process is searching this kernel")
     where = str(db.path) if db.path is not None else "memory only"
-    text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, {result.candidates} candidates: {better} of "
-            f"{len(tasks)} kernels found a faster chain; kept in {where}")
+    text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, {result.candidates} candidates: {better} "
+            f"of {len(tasks)} kernels found a faster chain; kept in {where}")
     return chosen, text
 
 

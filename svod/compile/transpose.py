@@ -4,8 +4,8 @@
     b = LOADS x, i [1, s]        (lane l: x[i + 1 + l*s])  →    a, b, … = the transposition of r0, r1, …, by SHUFFLEs
     …                            as many as there are lanes
 
-The same for STORES, the other way round. It stands last, on straight-line code, where unrolled positions are side by side; a copy that packs a
-matrix, a transpose kernel and a convolution that stores channels as lanes all come out of it. Loads move up to the first of their
+The same for STORES, the other way round. It stands last, on straight-line code, where unrolled positions are side by side; a copy that
+packs a matrix, a transpose kernel and a convolution that stores channels as lanes all come out of it. Loads move up to the first of their
 group, stores down to the last, so groups whose memory is also accessed in the other direction are left alone.
 """
 from __future__ import annotations

@@ -6,8 +6,8 @@ Two ASTs that differ only in RANGE ids, PARAM slots, the order of commutative op
 canonical form (but for operands that nothing but their slots tells apart: those keep their order). Structure comes
 first: every node gets a digest in which a RANGE is its place in its stage ("output axis 1") and a PARAM its type and size.
 Operands are ordered by the axes they depend on, then by a digest of their form without extents, then by the full digest: so that the
-operands, and with them the stages that opt chains name, keep their places when only extents change. Index sums are ordered by axis; then RANGEs and PARAMs are numbered in the order of a walk. RANGEs: those of
-a stage follow those of the stages it reads. PARAMs: outputs first.
+operands, and with them the stages that opt chains name, keep their places when only extents change. Index sums are ordered by axis; then
+RANGEs and PARAMs are numbered in the order of a walk. RANGEs: those of a stage follow those of the stages it reads. PARAMs: outputs first.
 """
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ associative and commutative (floating-point rounding aside), so partial results 
 | ADD, MUL | 1 | sum, product |
 | MAX, MIN | 1 | extremum; a NaN propagates |
 | AND, OR | 1 | of bools, or bitwise of integers |
-| ARGMAX, ARGMIN | 2 | (value, index): the extremum and where it stands; equal values give the smallest index; NaN is the extremum, as in NumPy |
+| ARGMAX, ARGMIN | 2 | (value, index): the extremum and where it stands; of equal values the first; NaN is the extremum, as in NumPy |
 """
 from __future__ import annotations
 

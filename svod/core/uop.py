@@ -14,7 +14,7 @@ import struct
 import weakref
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from svod.core.dtype import DType, dtypes
 
@@ -111,14 +111,14 @@ def _intern_arg(value: Any) -> Any:
 class UOp:
     """One node. Fields never change after construction; construct equal content and you get the same object."""
 
-    __slots__ = ("op", "dtype", "src", "arg", "_key", "_cache", "__weakref__")
+    __slots__ = ("__weakref__", "_cache", "_key", "arg", "dtype", "op", "src")
     op: Ops
     dtype: DType
     src: tuple[UOp, ...]
     arg: Any
     _key: bytes | None
     _cache: dict[str, Any] | None
-    _nodes: weakref.WeakValueDictionary[tuple[Any, ...], UOp] = weakref.WeakValueDictionary()
+    _nodes: ClassVar[weakref.WeakValueDictionary[tuple[Any, ...], UOp]] = weakref.WeakValueDictionary()
 
     def __new__(cls, op: Ops, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
         ident = (op, dtype.name, src, _intern_arg(arg))

@@ -104,7 +104,8 @@ def example_model_run() -> Run:
     rng = random.Random(1)
     layers = [("conv1", 240e6), ("maxpool", 2e6), ("layer1.0.conv1", 231e6), ("layer1.0.conv2", 231e6), ("layer2.0.downsample", 25e6),
               ("layer2.0.conv1", 115e6), ("layer4.1.conv2", 231e6), ("avgpool", 5e4), ("fc", 1e6)]
-    kernels = tuple(KernelInfo(f"{rng.getrandbits(64):016x}", f"r_{i}", origin, GEMM_CHAIN, "database", WHY, int(flops), 1 << 20) for i, (origin, flops) in enumerate(layers))
+    kernels = tuple(KernelInfo(f"{rng.getrandbits(64):016x}", f"r_{i}", origin, GEMM_CHAIN, "database", WHY, int(flops), 1 << 20)
+                    for i, (origin, flops) in enumerate(layers))
     timed = []
     for name, micros, chains in (("heuristic", 12800, ()), ("tuned", 9100, GEMM_CHAIN)):
         seconds = [1e-6 * micros * rng.gauss(1.0, 0.01) for _ in range(15)]

@@ -44,7 +44,8 @@ def run(program: Program, dtype: DType) -> np.ndarray:
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("store", [False, True])
 @pytest.mark.parametrize(("dtype", "lanes", "stride", "count"), [
-    (dtypes.float32, 16, 17, 16), (dtypes.float32, 16, 64, 35), (dtypes.float64, 8, 8, 8), (dtypes.int8, 4, 9, 5), (dtypes.int16, 8, 31, 20)])
+    (dtypes.float32, 16, 17, 16), (dtypes.float32, 16, 64, 35), (dtypes.float64, 8, 8, 8), (dtypes.int8, 4, 9, 5),
+    (dtypes.int16, 8, 31, 20)])
 def test_squares_are_transposed(dtype: DType, lanes: int, stride: int, count: int, store: bool, swap: bool) -> None:
     before = strided(dtype, lanes, stride, count, store=store, swap=swap)
     after = Program(before.spec, (tuple(transpose_squares(list(before.code[0]))),))
