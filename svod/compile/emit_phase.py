@@ -80,6 +80,11 @@ class Phase(Reductions):
         lane = next((i for i in reversed(order) if r.store.coef(i) == 1), part - 1)
         width = self._width(r)
         pieces = self._derived_pieces(combined, extents, (*(i for i in order if i != lane), *((lane,) if lane >= 0 else ())), width)
+        if self.kernel.written:     # nothing is computed twice in place
+            for a, e, group in zip(r.stage.outs, extents, pieces, strict=True):
+                if not is_exact(group, e):
+                    self.low.fixed.add(a)
+                    self.low.unsafe[a] = e
         pieces.append((Piece(-1, UNROLL if count <= 8 else LOOP, count, 1),))
         nest = Nest(combined, pieces, [*extents, count], [({}, 0)] * (part + 1), lane, COPY_LANES, width)
         store, slot = r.store, r.store_slot

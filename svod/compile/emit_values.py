@@ -206,6 +206,9 @@ class Values:
             value = self._coordinate(nest, a)
             lanes = b.lanes[value]
             inside = b.alu("CMPLT", dtypes.bool, lanes, value, b.const(dtypes.index, lanes, limit))
+            if nest.r.axes[a] in self.low.below:
+                above = b.alu("CMPLE", dtypes.bool, lanes, b.const(dtypes.index, lanes, 0), value)
+                inside = b.alu("AND", dtypes.bool, lanes, inside, above)
             result = inside if result < 0 else b.alu("AND", dtypes.bool, max(lanes, b.lanes[result]), result, inside)
         if result >= 0 and self.b.known(result) is True:
             return -1

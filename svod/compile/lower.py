@@ -44,6 +44,7 @@ class Lowering:
         self.tiles: dict[int, tuple[int, int]] = {}
         self.derived: set[int] = set()
         self.unsafe: dict[int, int] = {}      # axis → extent that must be checked
+        self.below: set[int] = set()          # those of them whose positions may also be negative: read backwards
         self.fixed: set[int] = set()          # axes whose last tile must not be moved back
         self.threads = state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
         self._layouts()
@@ -133,6 +134,8 @@ class Lowering:
                     for axis, lin in zip(outs, node.dims, strict=True):
                         if any(r.axes[a] in self.unsafe for a, _ in lin.coefs):
                             self.unsafe[axis] = self.kernel.axes[axis].extent
+                            if any(r.axes[a] in (self.below if c > 0 else self.unsafe) for a, c in lin.coefs):
+                                self.below.add(axis)
 
     # -- the program ---------------------------------------------------------------------------------
     def run(self) -> Program:

@@ -1,0 +1,157 @@
+"""Does a program compute what its kernel means? Runs it by the interpreter of LINEAR and as machine code, and compares with the evaluator."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from svod.compile.codegen import LoadedProgram, call_phase, compile_object
+from svod.compile.linear import interpret
+from svod.compile.llvm import render
+from svod.compile.program import Program
+from svod.core.dtype import DType, dtypes, to_numpy
+from svod.core.evaluate import evaluate
+from svod.core.kernel import Kernel
+from svod.core.target import Target
+from svod.core.uop import Ops
+from svod.core.values import from_float, to_float
+
+Array = np.ndarray[Any, np.dtype[Any]]
+BORDER = 1 << 12          # bytes before and behind each buffer that machine code must leave alone
+PATTERN = 0x5A
+TOLERANCE = {"float64": 1e-11, "float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}   # of the largest magnitude of an output
+
+
+def draw(dtype: DType, size: int, rng: np.random.Generator, vmin: int | None, vmax: int | None) -> Array:
+    """Values in memory form: halves between -3 and 3, so that sums of products are exact in any order; indices also out of bounds."""
+    if dtype.kind == "b":
+        return rng.integers(0, 2, size).astype(np.bool_)
+    if dtype.is_float:
+        return from_float(rng.integers(-6, 7, size) / 2.0, dtype)
+    low, high = vmin if vmin is not None else -3 if dtype.kind == "i" else 0, vmax if vmax is not None else 12
+    return rng.integers(low, high + 1, size).astype(to_numpy(dtype))
+
+
+@dataclass
+class Case:
+    """A kernel with inputs and what must come out."""
+
+    kernel: Kernel
+    seed: int = 0
+    args: list[Array] = field(init=False)
+    want: list[Array] = field(init=False)       # by output slot, ascending
+    slots: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        params = [p.arg for p in self.kernel.params]
+        types = [p.dtype for p in self.kernel.params]
+        self.args = [draw(t, p.size, rng, p.vmin, p.vmax) for t, p in zip(types, params, strict=True)]
+        self.want = evaluate(self.kernel.ast, self.args)
+        self.slots = tuple(sorted(set(self.kernel.outs)))
+
+    def fresh(self) -> list[Array]:
+        """Arguments to run on: outputs hold garbage, except where the kernel reads them or leaves elements alone."""
+        out = [a.copy() for a in self.args]
+        loaded = {u.src[0].src[0].arg.slot for u in self.kernel.ast.walk(Ops.LOAD)}
+        for slot in self.slots:
+            if slot not in loaded and self.covers(slot):
+                out[slot].view(np.uint8)[:] = 0xA5 if out[slot].dtype != np.bool_ else 1
+        return out
+
+    def covers(self, slot: int) -> bool:
+        """Whether the kernel writes every element of an output."""
+        n = 0
+        for s in self.kernel.stages:
+            if s.is_output and s.node.src[0].src[0].arg.slot == slot:
+                size = 1
+                for a in s.outs:
+                    size *= self.kernel.axes[a].extent
+                n += size
+        return n >= self.kernel.params[slot].arg.size
+
+    def check(self, args: Sequence[Array], how: str) -> None:
+        """Compare outputs; AssertionError says where the worst element is."""
+        for slot, want in zip(self.slots, self.want, strict=True):
+            dtype = self.kernel.params[slot].dtype
+            got = args[slot]
+            if not dtype.is_float:
+                wrong = np.flatnonzero(got != want)
+                assert not wrong.size, f"{how}: output {slot} differs at {wrong[:8]} ({wrong.size} of {want.size}): " \
+                                       f"got {got[wrong[:8]]}, want {want[wrong[:8]]}"
+                continue
+            g, w = to_float(got, dtype), to_float(want, dtype)
+            finite = np.isfinite(w)
+            scale = max(1.0, float(np.max(np.abs(w[finite]), initial=0.0)))
+            bad = ~((g == w) | (np.isnan(g) & np.isnan(w)) | (np.abs(g - w) <= TOLERANCE[dtype.name] * scale))
+            wrong = np.flatnonzero(bad)
+            assert not wrong.size, f"{how}: output {slot} differs at {wrong[:8]} ({wrong.size} of {w.size}): " \
+                                   f"got {g[wrong[:8]]}, want {w[wrong[:8]]}"
+
+
+def parts_of(extent: int, slices: int) -> list[tuple[int, int]]:
+    """`slices` parts of a phase, the last first: what is right does not depend on who runs what when."""
+    return [(extent * n // slices, extent * (n + 1) // slices) for n in reversed(range(slices))]
+
+
+def run_interpreted(case: Case, program: Program, slices: int) -> None:
+    args = case.fresh()
+    interpret(program, args, slices=slices)
+    case.check(args, f"interpreter, {slices} slices")
+
+
+class _Guarded:
+    """A copy of an array between two borders of a known pattern, 64-byte aligned."""
+
+    def __init__(self, content: Array, slack: int = 0):
+        self.raw = np.full(content.nbytes + slack + 2 * BORDER + 64, PATTERN, np.uint8)
+        start = BORDER + (-(self.raw.ctypes.data + BORDER) % 64)
+        self.start, self.stop = start, start + content.nbytes + slack
+        self.array = self.raw[start:start + content.nbytes].view(content.dtype)
+        self.array[:] = content
+        self.address = self.array.ctypes.data if content.nbytes else self.raw.ctypes.data + start
+
+    def intact(self) -> bool:
+        return bool(np.all(self.raw[:self.start] == PATTERN) and np.all(self.raw[self.stop:] == PATTERN))
+
+
+def run_native(case: Case, program: Program, target: Target, slices: int, passes: bool = False) -> None:
+    """Machine code, each phase in `slices` parts with scratch full of garbage; writes beyond a buffer are found at its borders."""
+    args = [_Guarded(a) for a in case.fresh()]
+    temps = [_Guarded(np.full(n, 0xA5, np.uint8)) for n in program.spec.temps]
+    symbols = tuple(p.symbol for p in program.spec.phases)
+    with LoadedProgram(compile_object(render(program, target), target, passes), symbols) as loaded:
+        for phase, address in zip(program.spec.phases, loaded.addresses, strict=True):
+            for begin, end in parts_of(phase.extent, min(slices, phase.extent)):
+                scratch = _Guarded(np.full(phase.scratch_bytes, 0xFF, np.uint8))
+                call_phase(address, [a.address for a in args + temps], (), scratch.address, begin, end)
+                assert scratch.intact(), f"{phase.symbol} writes beyond its scratch of {phase.scratch_bytes} bytes"
+    for i, a in enumerate(args):
+        assert a.intact(), f"the program writes beyond argument {i}"
+    for i, a in enumerate(temps):
+        assert a.intact(), f"the program writes beyond temporary {i}"
+    case.check([a.array for a in args], f"machine code, {slices} slices")
+
+
+def steps(program: Program) -> int:
+    """About how many instructions the interpreter would run: loops with constant bounds, others counted as 8."""
+    total = 0
+    for phase, code in zip(program.spec.phases, program.code, strict=True):
+        stack = [1]
+        for op, _, _, src, arg in code:
+            if op == "LOOP":
+                ends = [code[s] for s in src[:2]]
+                if all(e[0] == "CONST" for e in ends):
+                    n = max(0, -(-(ends[1][4] - ends[0][4]) // arg))
+                else:
+                    n = phase.extent if ends[1][0] == "END_" else 8
+                stack.append(stack[-1] * max(n, 1))
+            total += stack[-1]
+            if op == "ENDLOOP":
+                stack.pop()
+    return total
+
+
+__all__ = ["Case", "draw", "dtypes", "parts_of", "run_interpreted", "run_native", "steps"]

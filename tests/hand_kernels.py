@@ -1,0 +1,289 @@
+"""Kernel ASTs written by hand (grammar: docs/ir.md, section 2) for what models rarely make and lowering must get right all the same:
+several outputs, kernels in place, stages read backwards, with a stride, transposed, by a gather, and every dtype. `HAND[name]()`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from svod.core.dtype import DType, dtypes
+from svod.core.kernel import Param
+from svod.core.uop import Ops, UOp
+
+F32, I32 = dtypes.float32, dtypes.int32
+
+
+class Ast:
+    """Makes the nodes of one kernel: RANGEs are numbered as they are made."""
+
+    def __init__(self) -> None:
+        self.ranges = 0
+
+    def axes(self, *extents: int) -> list[UOp]:
+        out = []
+        for e in extents:
+            out.append(UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, e),), self.ranges))
+            self.ranges += 1
+        return out
+
+    def param(self, slot: int, size: int, dtype: DType = F32, constant: bool = False, vmin: int | None = None, vmax: int | None = None) -> UOp:
+        return UOp(Ops.PARAM, dtype, (), Param(slot, size, constant, vmin, vmax))
+
+    def load(self, p: UOp, flat: UOp, gate: UOp | None = None, alt: float = 0) -> UOp:
+        extra = () if gate is None else (UOp.const(p.dtype, alt), gate)
+        return UOp(Ops.LOAD, p.dtype, (UOp(Ops.INDEX, p.dtype, (p, flat)), *extra))
+
+    def stage(self, value: UOp, *ranges: UOp) -> UOp:
+        return UOp(Ops.STAGE, value.dtype, (value, *ranges))
+
+    def read(self, stage: UOp, *coordinates: UOp) -> UOp:
+        return UOp(Ops.INDEX, stage.dtype, (stage, *coordinates))
+
+    def reduce(self, combiner: str, value: UOp, *ranges: UOp) -> UOp:
+        return UOp(Ops.REDUCE, value.dtype, (value, *ranges), (combiner, 1))
+
+    def store(self, p: UOp, flat: UOp, value: UOp, *ranges: UOp) -> UOp:
+        return UOp(Ops.STORE, dtypes.void, (UOp(Ops.INDEX, p.dtype, (p, flat)), value, *ranges))
+
+    def sink(self, *stores: UOp) -> UOp:
+        return UOp(Ops.SINK, dtypes.void, stores)
+
+
+def number(value: int) -> UOp:
+    return UOp.const(dtypes.index, value)
+
+
+def inside(e: UOp, low: int, stop: int) -> UOp:
+    """low ≤ e < stop."""
+    return number(low).alu(Ops.CMPLE, e) & (e < stop)
+
+
+def two_outputs(rows: int, columns: int) -> UOp:
+    """sum and product of the same two arrays; the second transposed."""
+    k = Ast()
+    n = rows * columns
+    y, z, a, b = k.param(0, n), k.param(1, n), k.param(2, n), k.param(3, n)
+    i, j, p, q = k.axes(rows, columns, rows, columns)
+    at, bt = i * columns + j, p * columns + q
+    return k.sink(k.store(y, at, k.load(a, at) + k.load(b, at), i, j), k.store(z, q * rows + p, k.load(a, bt) * k.load(b, bt), p, q))
+
+
+def two_outputs_one_stage(rows: int, columns: int) -> UOp:
+    """Row sums, and the array times them: one stage read by two stores."""
+    k = Ast()
+    y, z, x = k.param(0, rows), k.param(1, rows * columns), k.param(2, rows * columns)
+    a, b, c, d, t, i, j = k.axes(rows, columns, rows, columns, rows, rows, columns)
+    values = k.stage(k.load(x, a * columns + b), a, b)
+    total = k.stage(k.reduce("ADD", k.read(values, c, d), d), c)
+    value = k.load(x, i * columns + j) * k.read(total, i)
+    return k.sink(k.store(y, t, k.read(total, t), t), k.store(z, i * columns + j, value, i, j))
+
+
+def in_place(rows: int, columns: int) -> UOp:
+    """x = x·2 + row number, element by element."""
+    k = Ast()
+    x, y = k.param(0, rows * columns), k.param(1, columns)
+    i, j = k.axes(rows, columns)
+    at = i * columns + j
+    return k.sink(k.store(x, at, k.load(x, at) * 2.0 + k.load(y, j), i, j))
+
+
+def in_place_accumulate(m: int, n: int, depth: int) -> UOp:
+    """c += a @ b."""
+    k = Ast()
+    c, a, b = k.param(0, m * n), k.param(1, m * depth), k.param(2, depth * n)
+    p, q, r, s, i, j, t = k.axes(m, depth, depth, n, m, n, depth)
+    left, right = k.stage(k.load(a, p * depth + q), p, q), k.stage(k.load(b, r * n + s), r, s)
+    at = i * n + j
+    return k.sink(k.store(c, at, k.load(c, at) + k.reduce("ADD", k.read(left, i, t) * k.read(right, t, j), t), i, j))
+
+
+def in_place_part(rows: int, columns: int, first: int) -> UOp:
+    """Only the columns from `first` on are updated; the others keep what they hold."""
+    k = Ast()
+    x = k.param(0, rows * columns)
+    i, j = k.axes(rows, columns - first)
+    at = i * columns + j + first
+    return k.sink(k.store(x, at, k.load(x, at) + 1.0, i, j))
+
+
+def correlate_backwards(n: int, width: int) -> UOp:
+    """A convolution proper: y[i] = Σ x[i + width-1 - k]·w[k], the signal staged and read with coefficient -1."""
+    k = Ast()
+    y, x, w = k.param(0, n - width + 1), k.param(1, n), k.param(2, width)
+    p, q, i, t = k.axes(n, width, n - width + 1, width)
+    signal, taps = k.stage(k.load(x, p), p), k.stage(k.load(w, q), q)
+    value = k.read(signal, i + t * -1 + (width - 1)) * k.read(taps, t)
+    return k.sink(k.store(y, i, k.reduce("ADD", value, t), i))
+
+
+def mirrored_gemm(m: int, n: int, depth: int) -> UOp:
+    """c[i, j] = Σ a[m-1-i, t]·b[2t, j]: a flipped, b read at every other row."""
+    k = Ast()
+    c, a, b = k.param(0, m * n), k.param(1, m * depth), k.param(2, 2 * depth * n)
+    p, q, r, s, i, j, t = k.axes(m, depth, 2 * depth, n, m, n, depth)
+    left, right = k.stage(k.load(a, p * depth + q), p, q), k.stage(k.load(b, r * n + s), r, s)
+    value = k.read(left, i * -1 + (m - 1), t) * k.read(right, t * 2, j)
+    return k.sink(k.store(c, i * n + j, k.reduce("ADD", value, t), i, j))
+
+
+def gathered_rows(rows: int, columns: int, picked: int, depth: int) -> UOp:
+    """y[i, j] = Σ x[index[i], t]·w[t, j]: the gather stands inside a staged operand; indices outside give zeros."""
+    k = Ast()
+    y, x, index, w = (k.param(0, picked * columns), k.param(1, rows * depth), k.param(2, picked, I32, vmin=-2, vmax=rows + 1),
+                      k.param(3, depth * columns))
+    p, q, r, s, i, j, t = k.axes(picked, depth, depth, columns, picked, columns, depth)
+    row = k.load(index, p).cast(dtypes.index)
+    left = k.stage(k.load(x, row * depth + q, inside(row, 0, rows)), p, q)
+    right = k.stage(k.load(w, r * columns + s), r, s)
+    return k.sink(k.store(y, i * columns + j, k.reduce("ADD", k.read(left, i, t) * k.read(right, t, j), t), i, j))
+
+
+def gathered_stage(n: int, picked: int) -> UOp:
+    """y[i] = exp(x)[index[i]]: a stage read at gathered coordinates."""
+    k = Ast()
+    y, x, index = k.param(0, picked), k.param(1, n), k.param(2, picked, I32, vmin=0, vmax=n - 1)
+    p, i = k.axes(n, picked)
+    values = k.stage(k.load(x, p).alu(Ops.EXP), p)
+    return k.sink(k.store(y, i, k.read(values, k.load(index, i).cast(dtypes.index)), i))
+
+
+def padded_window(rows: int, columns: int, size: int, dtype: DType = F32) -> UOp:
+    """Sums of windows over an image with a border of zeros: a masked stage read by overlapping windows."""
+    k = Ast()
+    pad = size // 2
+    y, x = k.param(0, rows * columns, dtype), k.param(1, rows * columns, dtype)
+    p, q, i, j, a, b = k.axes(rows + 2 * pad, columns + 2 * pad, rows, columns, size, size)
+    gate = inside(p, pad, rows + pad) & inside(q, pad, columns + pad)
+    image = k.stage(k.load(x, p * columns + q + (-pad * columns - pad), gate), p, q)
+    return k.sink(k.store(y, i * columns + j, k.reduce("ADD", k.read(image, i + a, j + b), a, b), i, j))
+
+
+def argmax_rows(rows: int, columns: int, dtype: DType, combiner: str = "ARGMAX") -> UOp:
+    """Extremum and its index per row into two outputs, from one stage."""
+    k = Ast()
+    best, where, x = k.param(0, rows, dtype), k.param(1, rows, dtypes.int64), k.param(2, rows * columns, dtype)
+    p, q, i, t, j, u = k.axes(rows, columns, rows, columns, rows, columns)
+    values = k.stage(k.load(x, p * columns + q), p, q)
+
+    def arg(row: UOp, column: UOp) -> UOp:
+        return UOp(Ops.REDUCE, dtype, (k.read(values, row, column), column.cast(dtypes.int64), column), (combiner, 2))
+
+    def component(reduce: UOp, n: int, to: DType) -> UOp:
+        return UOp(Ops.GEP, to, (reduce,), n)
+    return k.sink(k.store(best, i, component(arg(i, t), 0, dtype), i), k.store(where, j, component(arg(j, u), 1, dtypes.int64), j))
+
+
+def several_reductions(rows: int, columns: int) -> UOp:
+    """max + 3·min + sum·product of halves… of a row: four REDUCEs of one stage over the same range."""
+    k = Ast()
+    y, x = k.param(0, rows), k.param(1, rows * columns)
+    p, q, i, t = k.axes(rows, columns, rows, columns)
+    values = k.stage(k.load(x, p * columns + q), p, q)
+    v = k.read(values, i, t)
+    total = k.reduce("MAX", v, t) + k.reduce("MIN", v, t) * 3.0 + k.reduce("ADD", v * v, t) + k.reduce("ADD", v, t)
+    return k.sink(k.store(y, i, total, i))
+
+
+def integer_sums(rows: int, columns: int, dtype: DType, accumulate: DType) -> UOp:
+    """Row sums of narrow integers in a wider type, stored narrow again (they wrap)."""
+    k = Ast()
+    y, x = k.param(0, rows, dtype), k.param(1, rows * columns, dtype)
+    p, q, i, t = k.axes(rows, columns, rows, columns)
+    values = k.stage(k.load(x, p * columns + q).cast(accumulate), p, q)
+    return k.sink(k.store(y, i, k.reduce("ADD", k.read(values, i, t), t).cast(dtype), i))
+
+
+def any_of(rows: int, columns: int) -> UOp:
+    """Whether any element of a row is set, and all of the columns: bools."""
+    k = Ast()
+    y, z, x = k.param(0, rows, dtypes.bool), k.param(1, columns, dtypes.bool), k.param(2, rows * columns, dtypes.bool)
+    p, q, i, t, j, u = k.axes(rows, columns, rows, columns, columns, rows)
+    values = k.stage(k.load(x, p * columns + q), p, q)
+    return k.sink(k.store(y, i, k.reduce("OR", k.read(values, i, t), t), i), k.store(z, j, k.reduce("AND", k.read(values, u, j), u), j))
+
+
+def elementwise(n: int, dtype: DType, *, more: DType | None = None) -> UOp:
+    """y = (x + x·x) converted, with a comparison and a choice."""
+    k = Ast()
+    to = more or dtype
+    y, x = k.param(0, n, to), k.param(1, n, dtype)
+    i, = k.axes(n)
+    v = k.load(x, i)
+    value = (v < v.alu(Ops.MUL, v)).alu(Ops.WHERE, v + v, v) if dtype != dtypes.bool else v.alu(Ops.NOT)
+    return k.sink(k.store(y, i, value.cast(to), i))
+
+
+def wide_and_narrow(n: int) -> UOp:
+    """float64 and int8 in one value: vectors of different widths."""
+    k = Ast()
+    y, a, b, c = k.param(0, n, dtypes.float16), k.param(1, n, dtypes.float64), k.param(2, n, dtypes.int8), k.param(3, n, dtypes.bool)
+    i, = k.axes(n)
+    chosen = k.load(c, i).alu(Ops.WHERE, k.load(a, i), k.load(b, i).cast(dtypes.float64))
+    return k.sink(k.store(y, i, chosen.cast(dtypes.float16), i))
+
+
+def chained_rows(rows: int, columns: int) -> UOp:
+    """Variance the long way: three stages with reductions, each read under the row, an exponential read twice."""
+    k = Ast()
+    y, x = k.param(0, rows * columns), k.param(1, rows * columns)
+    a, b, c, d, e, f, g, h, m, n, i, j = k.axes(rows, columns, rows, columns, rows, columns, rows, columns, rows, columns, rows, columns)
+    values = k.stage(k.load(x, a * columns + b), a, b)
+    top = k.stage(k.reduce("MAX", k.read(values, c, d), d), c)
+    exps = k.stage((k.read(values, e, f) - k.read(top, e)).alu(Ops.EXP), e, f)
+    total = k.stage(k.reduce("ADD", k.read(exps, g, h), h), g)
+    squares = k.stage(k.reduce("ADD", k.read(exps, m, n) * k.read(exps, m, n), n), m)
+    value = k.read(exps, i, j) * k.read(total, i).alu(Ops.RECIPROCAL) + k.read(squares, i)
+    return k.sink(k.store(y, i * columns + j, value, i, j))
+
+
+def constants_only(m: int, n: int, depth: int) -> UOp:
+    """A contraction of two weights of the plan with an input: stages that only read constants may run once."""
+    k = Ast()
+    y, x, w, v = k.param(0, m * n), k.param(1, m * depth), k.param(2, depth * depth, constant=True), k.param(3, depth * n, constant=True)
+    a, b, c, d, e, f, g, h, u, i, j, t = k.axes(depth, depth, depth, n, depth, n, depth, m, depth, m, n, depth)
+    left, right = k.stage(k.load(w, a * depth + b), a, b), k.stage(k.load(v, c * n + d), c, d)
+    weights = k.stage(k.reduce("ADD", k.read(left, e, g) * k.read(right, g, f), g), e, f)
+    rows = k.stage(k.load(x, h * depth + u), h, u)
+    return k.sink(k.store(y, i * n + j, k.reduce("ADD", k.read(rows, i, t) * k.read(weights, t, j), t), i, j))
+
+
+def iota(n: int) -> UOp:
+    """y[i] = 3·i as int64: an axis used as a value, and a division of it."""
+    k = Ast()
+    y = k.param(0, n, dtypes.int64)
+    i, = k.axes(n)
+    return k.sink(k.store(y, i, ((i // 3) * 5 + i % 4).cast(dtypes.int64), i))
+
+
+HAND: dict[str, Callable[[], UOp]] = {
+    "two_outputs": lambda: two_outputs(5, 13),
+    "two_outputs_one_stage": lambda: two_outputs_one_stage(7, 19),
+    "in_place": lambda: in_place(3, 37),
+    "in_place_line": lambda: in_place(1, 53),
+    "in_place_accumulate": lambda: in_place_accumulate(7, 21, 11),
+    "in_place_part": lambda: in_place_part(5, 19, 6),
+    "correlate_backwards": lambda: correlate_backwards(41, 5),
+    "mirrored_gemm": lambda: mirrored_gemm(11, 18, 7),
+    "gathered_rows": lambda: gathered_rows(9, 20, 13, 8),
+    "gathered_stage": lambda: gathered_stage(23, 35),
+    "padded_window": lambda: padded_window(9, 17, 3),
+    "padded_window_int": lambda: padded_window(7, 11, 5, dtypes.int32),
+    "argmax_rows": lambda: argmax_rows(7, 33, F32),
+    "argmin_int8": lambda: argmax_rows(6, 41, dtypes.int8, "ARGMIN"),
+    "argmax_f16": lambda: argmax_rows(3, 29, dtypes.float16),
+    "several_reductions": lambda: several_reductions(9, 34),
+    "sums_int8": lambda: integer_sums(5, 70, dtypes.int8, I32),
+    "sums_uint16": lambda: integer_sums(4, 37, dtypes.uint16, dtypes.uint32),
+    "sums_int64": lambda: integer_sums(6, 23, dtypes.int64, dtypes.int64),
+    "any_of": lambda: any_of(11, 67),
+    "elementwise_bool": lambda: elementwise(131, dtypes.bool, more=dtypes.int8),
+    "elementwise_int8": lambda: elementwise(150, dtypes.int8, more=dtypes.bool),
+    "elementwise_uint8": lambda: elementwise(67, dtypes.uint8, more=F32),
+    "elementwise_f16": lambda: elementwise(77, dtypes.float16),
+    "elementwise_bf16": lambda: elementwise(61, dtypes.bfloat16),
+    "elementwise_i64": lambda: elementwise(43, dtypes.int64, more=dtypes.float64),
+    "wide_and_narrow": lambda: wide_and_narrow(83),
+    "chained_rows": lambda: chained_rows(6, 21),
+    "constants_only": lambda: constants_only(6, 14, 9),
+    "iota": lambda: iota(59),
+}
