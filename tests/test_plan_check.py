@@ -45,7 +45,7 @@ def test_a_broken_promise_is_looked_into() -> None:
     found = check_plan(outline, same, same, gains, TARGET, seconds=2.0, bench=BenchConfig(precision=0.05), rng=random.Random(1))
     assert found.fell_short and len(found.swaps) == 2 and all(s.short for s in found.swaps)
     assert "inside the plan" in found.explanation and "block." in found.explanation
-    small = replace(TARGET, l2=60 << 10, l3=0, threads=1)
+    small = replace(TARGET, l2=128 << 10, l3=0, threads=1)
     swap = found.swaps[0]
     assert "second-level cache" in plan_check._reason(outline, swap, 1 << 20, replace(small, l3=32 << 20))
     assert "last-level cache" in plan_check._reason(outline, swap, 1 << 20, small)
