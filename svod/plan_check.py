@@ -59,7 +59,8 @@ class Swap:
 @dataclass(frozen=True)
 class PlanCheck:
     """Seconds of one run of the plan. `ratio`: tuned over heuristic, paired, with its 95 % interval. `predicted`: the heuristic plan's time
-    less the promised gain. `swaps`: groups looked into, where less arrived than promised."""
+    less the promised gain. `changed`: kernels with another chain than the heuristic's. `swaps`: groups looked into, where less arrived
+    than promised."""
 
     heuristic: float
     tuned: float
@@ -68,6 +69,7 @@ class PlanCheck:
     rounds: int
     noisy: str | None
     bytes_touched: int
+    changed: int
     swaps: tuple[Swap, ...] = field(default=())
 
     @property
@@ -146,7 +148,8 @@ def check_plan(outline: Outline, heuristic: Mapping[str, Compiled], tuned: Mappi
                         budget_seconds=max(0.1, left()), rng=rng, min_sample=bench.min_sample * 1e-6)
         swaps = tuple(sorted((_swap(outline, gains, group, timed, i, touched, target) for i, group in enumerate(groups, 1)),
                              key=lambda s: s.measured - s.promised))
-    return PlanCheck(base_seconds, found.seconds(1), ratio, promised, len(found.rounds), found.noisy, touched, swaps)
+    changed = sum(heuristic[k].chain != tuned[k].chain for k in outline.kernels)
+    return PlanCheck(base_seconds, found.seconds(1), ratio, promised, len(found.rounds), found.noisy, touched, changed, swaps)
 
 
 def promising_groups(outline: Outline, gains: Mapping[str, Gain]) -> list[tuple[str, ...]]:

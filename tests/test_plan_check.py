@@ -32,7 +32,7 @@ def test_a_plan_is_timed_both_ways() -> None:
     found = check_plan(outline, compiled(outline, tuned=False), compiled(outline, tuned=True), gains, TARGET, seconds=0.4,
                        rng=random.Random(1))
     assert found.promised == pytest.approx(2e-6) and found.predicted == pytest.approx(found.heuristic - 2e-6)
-    assert found.heuristic > 0 and found.tuned > 0 and found.rounds >= 7
+    assert found.changed == 2 and found.heuristic > 0 and found.tuned > 0 and found.rounds >= 7
     assert found.gained == pytest.approx(found.heuristic * (1 - found.ratio.median))
     assert found.bytes_touched == 4 * (64 * 96 * 2 + 64 * 64 + 64 * 96) == bytes_touched(outline)
 
@@ -43,7 +43,7 @@ def test_a_broken_promise_is_looked_into() -> None:
     same = compiled(outline, tuned=True)
     gains = {k: Gain(2e-3, 1e-3) for k in outline.kernels}
     found = check_plan(outline, same, same, gains, TARGET, seconds=2.0, bench=BenchConfig(precision=0.05), rng=random.Random(1))
-    assert found.fell_short and len(found.swaps) == 2 and all(s.short for s in found.swaps)
+    assert found.changed == 0 and found.fell_short and len(found.swaps) == 2 and all(s.short for s in found.swaps)
     assert "inside the plan" in found.explanation and "block." in found.explanation
     small = replace(TARGET, l2=128 << 10, l3=0, threads=1)
     swap = found.swaps[0]
@@ -85,7 +85,7 @@ def test_falling_short_is_beyond_noise(promised: float, ratio: Ratio, short: boo
 
 
 def test_explanations() -> None:
-    check = PlanCheck(1.0, 0.9, Ratio(0.9, 0.89, 0.91), 0.5, 15, None, 1)
+    check = PlanCheck(1.0, 0.9, Ratio(0.9, 0.89, 0.91), 0.5, 15, None, 1, 2)
     assert "no time left" in check.explanation
     kept = Swap(("a",), 0.25, 0.24, 0.23, 0.25)
     assert "together they do not" in replace(check, swaps=(kept, kept)).explanation

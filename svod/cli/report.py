@@ -97,9 +97,12 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
     interval = f", 95 % interval {1 / r.high:.2f}–{1 / r.low:.2f}×" if bounded else ""
     predicted = check.heuristic / check.predicted if check.predicted > 0 else float("inf")
     lines = [f"whole plan{name} ({kernels} kernel{'s' * (kernels != 1)})",
-             f"  heuristic  {in_words(check.heuristic):>8}",
-             f"  predicted  {in_words(check.predicted):>8}   {predicted:.2f}×   the sum of what its kernels gained",
-             f"  measured   {in_words(check.heuristic * r.median):>8}   {1 / r.median:.2f}×   {check.rounds} interleaved rounds{interval}"]
+             f"  heuristic  {in_words(check.heuristic):>8}"]
+    if not check.changed:
+        return [*lines, "  tuned      the same: every kernel keeps the heuristic's chain"]
+    lines += [
+        f"  predicted  {in_words(check.predicted):>8}   {predicted:.2f}×   the sum of what its kernels gained",
+        f"  measured   {in_words(check.heuristic * r.median):>8}   {1 / r.median:.2f}×   {check.rounds} interleaved rounds{interval}"]
     if check.fell_short:
         lines.append(f"  {100 * check.gained / check.promised:.0f} % of the promised gain arrived: {check.explanation}")
     if check.noisy:
@@ -129,7 +132,7 @@ def plan_json(check: PlanCheck, plan: str, outline: Any) -> dict[str, Any]:
     finite = r.high < float("inf")
     return {"plan": plan, "heuristic_seconds": check.heuristic, "tuned_seconds": check.tuned, "predicted_seconds": check.predicted,
             "promised_gain": check.promised, "measured_gain": check.gained, "ratio": r.median, "ratio_low": r.low if finite else None,
-            "ratio_high": r.high if finite else None, "rounds": check.rounds, "noisy": check.noisy, "bytes_touched": check.bytes_touched,
-            "fell_short": check.fell_short, "explanation": check.explanation,
+            "ratio_high": r.high if finite else None, "rounds": check.rounds, "changed": check.changed, "noisy": check.noisy,
+            "bytes_touched": check.bytes_touched, "fell_short": check.fell_short, "explanation": check.explanation,
             "swaps": [{"kernels": list(s.kernels), "names": names_of(outline, s.kernels), "promised": s.promised, "measured": s.measured,
                        "low": s.low, "high": s.high, "reason": s.reason} for s in check.swaps]}

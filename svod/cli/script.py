@@ -50,12 +50,13 @@ class ScriptEnd:
 
 
 def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for: float | None = None, idle: float = IDLE_SECONDS,
-               on_kernels: Callable[[Sequence[str]], None] = lambda keys: None) -> ScriptEnd:
+               on_kernels: Callable[[Sequence[str]], None] = lambda keys: None,
+               clock: Callable[[], float] = time.monotonic) -> ScriptEnd:
     """Run `script` with captures going to `directory`, and see to its end. `on_kernels` is given the keys of new kernels as they come.
 
     When this returns or raises, the script and its processes are gone. A second KeyboardInterrupt, while the script is being ended, is
     passed on. Raises OSError when the script cannot be started."""
-    started = last_new = time.monotonic()
+    started = last_new = clock()
     watch = CaptureWatch(directory)
     child = subprocess.Popen([sys.executable, script, *args], env=script_environment(directory))
     why: Why = "finished"
@@ -64,7 +65,7 @@ def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for
             with suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_SECONDS)
             new = watch.poll()
-            now = time.monotonic()
+            now = clock()
             if new:
                 last_new = now
                 on_kernels(new)
@@ -87,7 +88,7 @@ def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for
             child.kill()
             child.wait()
         left = _end_processes(directory)
-    return ScriptEnd(why, child.returncode, time.monotonic() - started, left)
+    return ScriptEnd(why, child.returncode, clock() - started, left)
 
 
 def script_environment(directory: Path) -> dict[str, str]:

@@ -28,7 +28,7 @@ from svod.capture import Capture, CapturedPlan
 from svod.cli.progress import make_progress
 from svod.cli.report import Outcome, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json
 from svod.cli.script import IDLE_SECONDS, ScriptEnd, run_script
-from svod.cli.survey import Row, compile_heuristics, decide, pick_target, survey
+from svod.cli.survey import Row, compile_heuristics, decide, pick_target, rate_of, survey
 from svod.cli.tune_command import TuneOptions, say
 from svod.compile.host import host_target
 from svod.core.target import Target
@@ -49,6 +49,8 @@ CHECK_SECONDS = 4.0         # of one plan check
 KNOWN_CHECK_SECONDS = 1.5   # where nothing was searched
 MAX_CHECKS = 3              # plans that are checked, those that take most of the time
 CHECK_SHARE = 0.05          # of the time: smaller plans are not checked
+ABOVE_CEILING = 1.05        # no kernel is that much above its ceiling
+REMEASURE_SECONDS = 18.0    # left of the budget and its grace: enough to measure the machine in full again
 FULL_CEILINGS_BUDGET = 60.0 # seconds of budget above which the machine is measured in full, once
 MAX_PROBLEMS = 3            # lines of a capture whose faults are said one by one
 PIPE_WIDTH = 110            # columns of a table that does not go to a terminal
@@ -150,6 +152,7 @@ class _Run:
         if wanted:
             self._search(wanted, target, ceilings)
         outcomes = self._outcomes([r for r in rows if r.decision in ("search", "known")], target, compiler)
+        ceilings = self._corrected(ceilings, outcomes, target)
         checks = self._check_plans(captured, outcomes, target, compiler, bool(wanted))
         self.seconds["check"] = self.elapsed
         status = self._status()
@@ -203,14 +206,22 @@ class _Run:
         self.executor = None
         self.seconds["closing"] = self.elapsed
 
-    def _ceilings(self, target: Target, searching: bool) -> Ceilings | None:
+    def _ceilings(self, target: Target, searching: bool, *, refresh: bool = False) -> Ceilings | None:
         """What the machine can do, from the cache or measured; None where it cannot be measured."""
         quick = not searching or self.options.budget < FULL_CEILINGS_BUDGET
         try:
-            return cached_ceilings(config.data_dir() / "ceilings.json", target, quick=quick)
+            return cached_ceilings(config.data_dir() / "ceilings.json", target, quick=quick, refresh=refresh)
         except (SvodError, OSError, MemoryError) as e:
             say(f"svod-tune: what this machine can do at best was not measured: {e}")
             return None
+
+    def _corrected(self, ceilings: Ceilings | None, outcomes: Sequence[Outcome], target: Target) -> Ceilings | None:
+        """The ceilings, measured again where a kernel is above them: they were taken while the machine was busy."""
+        shares = [rate_of(o.row, o.tuned, target, ceilings).share for o in outcomes if o.tuned]
+        if ceilings is None or max((s for s in shares if s is not None), default=0.0) <= ABOVE_CEILING:
+            return ceilings
+        quick = ceilings.quick or self.options.budget + GRACE_SECONDS - self.elapsed < REMEASURE_SECONDS
+        return self._ceilings(target, not quick, refresh=True)
 
     def _outcomes(self, rows: Sequence[Row], target: Target, compiler: Compiler) -> list[Outcome]:
         """Per kernel what the next `prepare` will use, and the times it was chosen by."""
