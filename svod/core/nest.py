@@ -189,10 +189,11 @@ def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[Piece, ..
 
         o0 of 17 = loop 3 × upcast 2 × loop 3     strides 6, 3, 1   →   loop 3 × loop 3 × upcast 2     strides 6, 2, 1
     """
-    out = _fit(state, rows, extent)
-    if out[0].stride * out[0].extent == extent:
-        return out
     table = state.rows
+    rows = tuple([r for r in rows if table[r].extent > 1])    # what is used up is no loop any more
+    out = _fit(state, rows, extent)
+    if not out or out[0].stride * out[0].extent == extent:
+        return out
     loops = tuple([r for r in rows if table[r].role == LOOP])
     if loops == rows[:len(loops)]:
         return out
@@ -204,7 +205,7 @@ def _fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[Piece, .
     rest, stride = extent, 1
     for i in range(len(rows) - 1, -1, -1):
         row = state.rows[rows[i]]
-        e = rest if i == 0 else min(row.extent, rest)
+        e = rest if i == 0 and row.role == LOOP else min(row.extent, rest)
         out.append(Piece(rows[i], row.role, e, stride))
         stride *= e
         rest = -(-rest // e)

@@ -54,15 +54,34 @@ def _split(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
     name, k = r.name + ".in", 2
     while name in names:
         name, k = f"{r.name}.in{k}", k + 1
+    left = -(-r.extent // n)
     rows = list(state.rows)
-    rows[row] = Row(r.name, r.axis, -(-r.extent // n), r.stride * n, r.role)
+    rows[row] = Row(r.name, r.axis, left, r.stride * n, r.role)
     rows.append(Row(name, r.axis, n, r.stride, role))
     new = len(rows) - 1
     ids = state.axis_rows[r.axis]
     at = ids.index(row) + 1
     axis_rows = list(state.axis_rows)
     axis_rows[r.axis] = (*ids[:at], new, *ids[at:])
-    return state.copy(rows=tuple(rows), axis_rows=tuple(axis_rows))
+    if left > 1:
+        return state.copy(rows=tuple(rows), axis_rows=tuple(axis_rows))
+    # used up: the loop is gone, its name stays
+    _check_unused(state, row, n)
+    stage = state.stage_of_row(row)
+    order = list(state.order)
+    order[stage] = tuple([x for x in order[stage] if x != row])
+    return state.copy(rows=tuple(rows), axis_rows=tuple(axis_rows), order=tuple(order))
+
+
+def _check_unused(state: Scheduler, row: int, n: int) -> None:
+    """Raises KernelOptError when something needs the loop that a split by `n` would use up."""
+    name = state.rows[row].name
+    for s, place in enumerate(state.place):
+        if place == row and isinstance(place, int):
+            raise KernelOptError(f"an amount of {n} uses up {name}, and stage {state.kernel.stages[s].name} lives there; INLINE it or STAGE "
+                                 f"it elsewhere first")
+    if (state.thread and state.thread[0] == row) or (state.split_reduce and state.axis_rows[state.split_reduce[0]][0] == row):
+        raise KernelOptError(f"an amount of {n} uses up {name}, whose iterations the cores share")
 
 
 def _with_order(state: Scheduler, stage: int, order: tuple[int, ...]) -> Scheduler:
@@ -146,11 +165,14 @@ def reorder(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     stage = state.stage_id(axis)
     if not isinstance(arg, (tuple, list)) or len(arg) < 2 or len(set(arg)) != len(arg):
         raise KernelOptError(f"ORDER({axis}): needs two or more different loops of the stage, found {arg!r}")
-    ids = [_loop_row(state, name, "ORDER") for name in arg]
     order = state.order[stage]
-    for i, name in zip(ids, arg, strict=True):
-        if i not in order:
+    ids = []
+    for name in arg:
+        row = _loop_row(state, name, "ORDER")
+        if state.stage_of_row(row) != stage:
             raise KernelOptError(f"ORDER({axis}): {name} is not a loop of stage {axis}")
+        if row in order:    # a loop that is used up has no place any more
+            ids.append(row)
     places = sorted(order.index(i) for i in ids)
     result = list(order)
     for at, i in zip(places, ids, strict=True):
@@ -182,6 +204,9 @@ def swap(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     if stage != state.stage_of_row(b) or a == b:
         raise KernelOptError(f"SWAP({axis}, {arg}): two different loops of one stage are exchanged")
     order = list(state.order[stage])
+    for row in (a, b):
+        if row not in order:
+            raise KernelOptError(f"SWAP({axis}, {arg}): {state.rows[row].name} has no iterations left")
     i, j = order.index(a), order.index(b)
     order[i], order[j] = order[j], order[i]
     return _reordered(state, stage, tuple(order), f"SWAP({axis}, {arg})")
@@ -258,6 +283,8 @@ def stage(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         place = state.row_id(arg)
         if state.rows[place].role != LOOP:
             raise KernelOptError(f"STAGE({axis}, {arg}): {arg} is {state.rows[place].role}, a stage lives inside a loop")
+        if place not in state.order[state.stage_of_row(place)]:
+            raise KernelOptError(f"STAGE({axis}, {arg}): {arg} has no iterations left; name a loop around or inside it")
         if state.stage_of_row(place) == s:
             raise KernelOptError(f"STAGE({axis}, {arg}): that is a loop of the stage itself")
     else:
@@ -300,6 +327,8 @@ def padto(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     row = _loop_row(state, axis, "PADTO")
     r = state.rows[row]
     extent = state.kernel.axes[r.axis].extent
+    if extent == 1:
+        raise KernelOptError(f"PADTO({axis}, {arg}): the axis has one position")
     if len(state.axis_rows[r.axis]) > 1 or state.pads[r.axis] or (state.split_reduce and state.split_reduce[0] == r.axis):
         raise KernelOptError(f"PADTO({axis}, {arg}): an axis is padded before it is split")
     if not isinstance(arg, int) or arg < 2:

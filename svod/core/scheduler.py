@@ -72,7 +72,7 @@ class Scheduler:
     target: Target
     rows: tuple[Row, ...]
     axis_rows: tuple[tuple[int, ...], ...]   # per axis: its rows, outermost first
-    order: tuple[tuple[int, ...], ...]       # per stage: its loop rows, outermost first
+    order: tuple[tuple[int, ...], ...]       # per stage: its loop rows of more than one iteration, outermost first
     place: tuple[Placement, ...]             # per stage
     lanes: tuple[int, ...]                   # per stage: the row that LANES chose, or -1
     pads: tuple[int, ...]                    # per axis: padded extent, or 0
@@ -88,7 +88,7 @@ class Scheduler:
         self.kernel, self.target = kernel, target
         self.rows = tuple(Row(a.name, a.index, a.extent, 1, LOOP) for a in kernel.axes)
         self.axis_rows = tuple((a.index,) for a in kernel.axes)
-        self.order = tuple(s.outs + s.reds for s in kernel.stages)
+        self.order = tuple(tuple([a for a in s.outs + s.reds if kernel.axes[a].extent > 1]) for s in kernel.stages)
         self.place = tuple(ROOT if s.is_output else AUTO if s.has_reduce else INLINE for s in kernel.stages)
         self.lanes = (-1,) * len(kernel.stages)
         self.pads = (0,) * len(kernel.axes)
@@ -161,7 +161,7 @@ class Scheduler:
 
             def ident(row: int) -> tuple[int, int]:
                 return rows[row].axis, rows[row].stride
-            order = tuple(tuple(ident(r) for r in ids if rows[r].extent > 1) for ids in self.order)
+            order = tuple(tuple(ident(r) for r in ids) for ids in self.order)
             place = tuple(ident(p) if isinstance(p, int) else p for p in self.place)
             lanes = tuple(ident(r) if r >= 0 else None for r in self.lanes)
             thread = (ident(self.thread[0]), self.thread[1]) if self.thread else None
