@@ -14,12 +14,12 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from svod.bench.load import MachineLoad, Watch, watch_machine
-from svod.bench.timer import MIN_SAMPLE_SECONDS, Clock, Contestant, calibrate, take_sample
+from svod.bench.timer import MIN_SAMPLE_SECONDS, WARM_BELOW_SECONDS, Clock, Contestant, calibrate, take_sample
 
 ANCHOR_TOLERANCE = 0.05
 ANCHOR_SAMPLES = 3
@@ -68,7 +68,7 @@ def race(contestants: Sequence[Contestant], rounds: int = 6, *, anchor: int = 0,
         end = _anchor_time(contestants[anchor], calibrated[anchor], clock)
         load = seen()
         every += taken
-        reason = _disturbance(contestants[anchor], start, end, load)
+        reason = disturbance(contestants[anchor], start, end, load)
         if reason is None:
             return Race(tuple(taken), scores(taken), (start, end), batch, None, load)
     return Race(tuple(every), scores(every), (start, end), batch, reason, load)
@@ -143,7 +143,7 @@ def confirm(contestants: Sequence[Contestant], *, min_rounds: int = 15, precisio
             reached = all(r.half_width <= precision for r in _ratios(rounds))
     load = seen()
     start, end = (min(r[0] for r in part) for part in (rounds[:ANCHOR_SAMPLES], rounds[-ANCHOR_SAMPLES:]))
-    return Confirmation(tuple(rounds), _ratios(rounds), reached, _disturbance(contestants[0], start, end, load), load)
+    return Confirmation(tuple(rounds), _ratios(rounds), reached, disturbance(contestants[0], start, end, load), load)
 
 
 def paired_ratio(times: Sequence[float], base: Sequence[float]) -> Ratio:
@@ -182,21 +182,33 @@ def _ratios(rounds: Sequence[Sequence[float]]) -> tuple[Ratio, ...]:
     return tuple(Ratio(1.0, 1.0, 1.0) if i == 0 else paired_ratio([r[i] for r in rounds], base) for i in range(len(rounds[0])))
 
 
-def _round(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, float]], rng: random.Random,
-           clock: Clock) -> tuple[float, ...]:
+def interleave(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, float]], rng: random.Random, *,
+               clock: Clock = time.perf_counter, pause: Callable[[], None] | None = None,
+               warm_below: float = WARM_BELOW_SECONDS) -> tuple[float, ...]:
+    """One round: a sample of each contestant, in random order; seconds per run, in the order given. `calibrated`: what `timer.calibrate`
+    says of each. `pause` is called before each, so that the threads of the one before come to rest; what runs shorter than `warm_below`
+    seconds gets an untimed run first."""
     order = list(range(len(contestants)))
     rng.shuffle(order)
     times = [0.0] * len(order)
     for i in order:
-        times[i] = take_sample(contestants[i], *calibrated[i], clock)
+        if pause is not None:
+            pause()
+        times[i] = take_sample(contestants[i], *calibrated[i], clock, warm_below)
     return tuple(times)
+
+
+def _round(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, float]], rng: random.Random,
+           clock: Clock) -> tuple[float, ...]:
+    return interleave(contestants, calibrated, rng, clock=clock)
 
 
 def _anchor_time(contestant: Contestant, calibrated: tuple[int, float], clock: Clock) -> float:
     return min(take_sample(contestant, *calibrated, clock) for _ in range(ANCHOR_SAMPLES))
 
 
-def _disturbance(anchor: Contestant, start: float, end: float, load: MachineLoad) -> str | None:
+def disturbance(anchor: Contestant, start: float, end: float, load: MachineLoad) -> str | None:
+    """Why times cannot be trusted: the anchor, timed at both ends (seconds per run), moved, or the machine was busy; None when they can."""
     if abs(end / start - 1.0) > ANCHOR_TOLERANCE:
         return f"{anchor.name or 'the anchor'} took {1e6 * start:.2f} µs before and {1e6 * end:.2f} µs after"
     return load.busy

@@ -116,8 +116,9 @@ class Outcome:
     """One contestant in one case.
 
     `status`: ok; wrong (the result is not NumPy's: no time counts); failed (an error); unsupported (the library has no such operation).
-    `why`: in words, for all but ok. `samples`: seconds per run, in order of the rounds. `spread`: half the width of the 95 % interval of the
-    median, relative to it. `error`: largest difference to NumPy over the largest value. `ceiling_share`: the case's bound over the median.
+    `why`: in words, for all but ok. `samples`: seconds per run, in order of the rounds. `spread`: half the width of the 95 % interval of
+    the median, relative to it. `error`: largest difference to NumPy over the largest value. `ceiling_share`: the case's bound over the
+    median.
     `same_as`: this contestant's code is that one's, so it was not timed again and has its figures. `remark`: what readers should know."""
 
     name: str

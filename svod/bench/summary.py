@@ -66,9 +66,10 @@ def judge_case(*, name: str, title: str, suite: str, group: str, dtype: str, sha
     """All figures of a case. `noisy`: what was seen while timing; what the samples themselves show is added."""
     own = {t.outcome.name: t.seconds for t in timed if t.outcome.status == "ok" and t.seconds}
     seconds = dict(own)
-    for t in timed:
-        if t.outcome.same_as is not None and t.outcome.same_as in own:
-            seconds[t.outcome.name] = own[t.outcome.same_as]
+    same = {t.outcome.name: t.outcome.same_as for t in timed if t.outcome.same_as is not None}
+    for copy, other in same.items():
+        if other in own:
+            seconds[copy] = own[other]
     best_peer = min((n for n in own if n not in SVOD), key=lambda n: statistics.median(own[n]), default=None)
     outcomes = []
     for t in timed:
@@ -77,8 +78,9 @@ def judge_case(*, name: str, title: str, suite: str, group: str, dtype: str, sha
             outcomes.append(t.outcome)
             continue
         median = statistics.median(times)
+        contestant = t.outcome.name
         others = {n: _speedup(times, other) for n, other in seconds.items()
-                  if n != t.outcome.name and t.outcome.same_as != n} if t.outcome.name in SVOD else {}
+                  if contestant not in (n, same.get(n)) and same.get(contestant) != n} if contestant in SVOD else {}
         outcomes.append(replace(t.outcome, samples=tuple(times), median=median, minimum=min(times), spread=spread_of(times),
                                 speedups=others, ceiling_share=bound.seconds / median if bound is not None and median else None))
     rounds = min((len(v) for v in own.values()), default=0)

@@ -60,9 +60,11 @@ def time_calls(contestant: Contestant, repeats: int, clock: Clock = time.perf_co
     return clock() - start
 
 
-def take_sample(contestant: Contestant, repeats: int, seconds: float, clock: Clock = time.perf_counter) -> float:
-    """One sample: seconds of one run, the mean of `repeats` calls. `seconds` is what one call takes about: short ones are warmed up."""
-    if seconds < WARM_BELOW_SECONDS:
+def take_sample(contestant: Contestant, repeats: int, seconds: float, clock: Clock = time.perf_counter,
+                warm_below: float = WARM_BELOW_SECONDS) -> float:
+    """One sample: seconds of one run, the mean of `repeats` calls. `seconds` is what one call takes about: what is shorter than
+    `warm_below` is warmed up."""
+    if seconds < warm_below:
         contestant.run(1)
     return time_calls(contestant, repeats, clock) / (repeats * contestant.unit)
 

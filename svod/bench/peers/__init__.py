@@ -1,0 +1,103 @@
+"""Other libraries computing the cases of the suites: one small file each, named after the library.
+
+A peer's `prepare` builds the case's operation over the given operands, with outputs preallocated where the library takes them, and compiles
+or optimises it as its users would. Every peer gets as many threads as svod. A library that is not installed is left out, and said to be.
+"""
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from svod.bench.results import KernelInfo, PeerInfo
+from svod.bench.suites import Case
+from svod.errors import ConfigError
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A case, ready to be timed. `run(n)` runs it n times back to back and returns when all are done; `output()` is the result of the last
+    run, bfloat16 as float32. `identity`: equal for two contestants that run the same code; None: it is not known to be the same."""
+
+    run: Callable[[int], None]
+    output: Callable[[], Array]
+    preallocated: bool
+    remark: str = ""
+    identity: Hashable = None
+    kernels: tuple[KernelInfo, ...] = ()
+    prepare_seconds: float | None = None
+
+
+class Peer(Protocol):
+    """A contestant of every case. `outputs`: in words, whether outputs are preallocated."""
+
+    name: str
+    version: str
+    outputs: str
+
+    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+        """Raises UnsupportedError for what the library does not have; any other error counts as its failure."""
+        ...
+
+
+class Library(NamedTuple):
+    """`needs`: modules that must be installed."""
+
+    needs: tuple[str, ...]
+    module: str
+
+
+LIBRARIES = {
+    "numpy": Library(("numpy",), "svod.bench.peers.with_numpy"),
+    "torch": Library(("torch",), "svod.bench.peers.with_torch"),
+    "onnxruntime": Library(("onnxruntime", "onnx"), "svod.bench.peers.with_onnxruntime"),
+    "jax": Library(("jax",), "svod.bench.peers.with_jax"),
+}
+INSTALL_LINE = "pip install 'svod[peers]'"
+
+
+def parse_peers(text: str) -> list[str]:
+    """Names joined by commas; "" and "none" are no peers, "all" is all. Raises ConfigError for an unknown one, saying what exists."""
+    names = list(dict.fromkeys(filter(None, (p.strip().lower() for p in text.split(",")))))
+    if names == ["none"]:
+        return []
+    if names == ["all"]:
+        return list(LIBRARIES)
+    unknown = [n for n in names if n not in LIBRARIES]
+    if unknown:
+        raise ConfigError(f"there is no peer {', '.join(map(repr, unknown))}; the peers are {', '.join(LIBRARIES)}, or all, or none")
+    return names
+
+
+def load_peers(names: Sequence[str], threads: int) -> tuple[list[Peer], list[PeerInfo]]:
+    """The peers that are installed, each told to use `threads` threads, and what is to be said about all that were asked for."""
+    peers: list[Peer] = []
+    infos: list[PeerInfo] = []
+    for name in names:
+        library = LIBRARIES[name]
+        missing = [m for m in library.needs if find_spec(m) is None]
+        if missing:
+            infos.append(PeerInfo(name, None, f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed", None, ""))
+            continue
+        try:
+            peer: Peer = importlib.import_module(library.module).make_peer(threads)
+        except ImportError as e:        # installed, and cannot be loaded: another build, a missing system library
+            infos.append(PeerInfo(name, None, f"it cannot be imported: {e}", None, ""))
+            continue
+        peers.append(peer)
+        infos.append(PeerInfo(name, peer.version, None, threads, peer.outputs))
+    return peers, infos
+
+
+def calls(function: Callable[[], object]) -> Callable[[int], None]:
+    """`run` of a library that has no way of its own to run something n times."""
+    def run(times: int) -> None:
+        for _ in range(times):
+            function()
+    return run

@@ -1,0 +1,202 @@
+"""ONNX Runtime on the CPU: a model of the case made with onnx.helper, optimised by the session, inputs and outputs bound once.
+
+Operands that are weights are initializers, which the session may pack.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from svod.bench.peers import Array, Prepared, calls
+from svod.bench.peers.models import forward
+from svod.bench.suites import Case, load_model
+from svod.core.buffer import bfloat16_bits_to_float32
+from svod.errors import UnsupportedError
+
+OPSET, IR_VERSION = 20, 9       # 20 is the first with Gelu
+TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "int8": TensorProto.INT8,
+         "int32": TensorProto.INT32}
+NOT_THERE = ("NOT_IMPLEMENTED", "Type Error", "INVALID_GRAPH")      # how a session says that it has no kernel for an operation
+
+
+class OnnxRuntimePeer:
+    """`threads` within an operation. Workers stop spinning when a run ends, so that they do not take cores from the next contestant."""
+
+    name = "onnxruntime"
+    version = str(ort.__version__)
+    outputs = "bound once, reused"
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        ort.set_default_logger_severity(4)
+
+    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+        session = self._session(build_model(case, operands))
+        binding = session.io_binding()
+        kept = []
+        for i, (a, o) in enumerate(zip(operands, case.operands, strict=True)):
+            if not o.weight:
+                binding.bind_input(f"x{i}", "cpu", 0, TYPES[o.dtype], a.shape, a.ctypes.data)
+                kept.append(a)
+        out = np.zeros(case.out_shape, np.uint16 if case.out_dtype == "bfloat16" else case.out_dtype)
+        binding.bind_output("y", "cpu", 0, TYPES[case.out_dtype], out.shape, out.ctypes.data)
+
+        def run() -> None:
+            session.run_with_iobinding(binding)
+            kept[:1] = kept[:1]         # the arrays live as long as what reads them
+        return Prepared(calls(run), lambda: bfloat16_bits_to_float32(out) if case.out_dtype == "bfloat16" else out, True)
+
+    def _session(self, model: Any) -> Any:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        try:
+            return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        except Exception as e:      # the library raises classes of its own module without a common root
+            text = " ".join(str(e).split())
+            if any(word in text for word in NOT_THERE):
+                raise UnsupportedError(f"ONNX Runtime does not run this on the CPU: {text:.120}") from None
+            raise
+
+
+def make_peer(threads: int) -> OnnxRuntimePeer:
+    """The peer, told to use `threads` threads."""
+    return OnnxRuntimePeer(threads)
+
+
+def build_model(case: Case, operands: Sequence[Array]) -> Any:
+    """The ONNX model of a case: inputs x0, x1, … and output y. Raises UnsupportedError for an operation that is not written here."""
+    graph = _Graph(case.operands[0].shape)
+    names = []
+    for i, (a, o) in enumerate(zip(operands, case.operands, strict=True)):
+        if o.weight:
+            names.append(graph.weight(a))
+        else:
+            graph.inputs.append(helper.make_tensor_value_info(f"x{i}", TYPES[o.dtype], o.shape))
+            names.append(f"x{i}")
+    if case.op == "model":
+        result = forward(graph, case.options["script"], load_model(case.options["script"], case.options["kind"]), names[0])
+    elif case.op in OPERATIONS:
+        result = OPERATIONS[case.op](graph, case, *names)
+    else:
+        raise UnsupportedError(f"{case.op} is not written for ONNX Runtime")
+    graph.nodes[-1].output[0] = "y"
+    assert result == graph.last
+    y = helper.make_tensor_value_info("y", TYPES[case.out_dtype], case.out_shape)
+    made = helper.make_graph(graph.nodes, case.name, graph.inputs, [y], graph.initializers)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+
+
+class _Graph:
+    """Nodes in the order they run; values are names. Also the `Layers` of models."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape              # of x0
+        self.inputs: list[Any] = []
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self.last = ""
+
+    def weight(self, array: Array | np.float32) -> str:
+        name = f"w{len(self.initializers)}"
+        self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def node(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
+        return self.node_of_many(kind, *inputs, outputs=outputs, **attributes)[0]
+
+    def node_of_many(self, kind: str, *inputs: str, outputs: int, **attributes: Any) -> list[str]:
+        names = [f"v{len(self.nodes)}_{i}" for i in range(outputs)]
+        self.nodes.append(helper.make_node(kind, inputs, names, **attributes))
+        self.last = names[0]
+        return names
+
+    def linear(self, x: str, weight: Array, bias: Array) -> str:
+        return self.node("Add", self.node("MatMul", x, self.weight(weight.T)), self.weight(bias))
+
+    def conv2d(self, x: str, weight: Array, stride: int, padding: int) -> str:
+        return self.node("Conv", x, self.weight(weight), strides=[stride] * 2, pads=[padding] * 4)
+
+    def batch_norm(self, x: str, mean: Array, variance: Array, gain: Array, offset: Array, eps: float) -> str:
+        return self.node("BatchNormalization", x, *map(self.weight, (gain, offset, mean, variance)), epsilon=eps)
+
+    def layer_norm(self, x: str, gain: Array, offset: Array, eps: float) -> str:
+        return self.node("LayerNormalization", x, self.weight(gain), self.weight(offset), axis=-1, epsilon=eps)
+
+    def relu(self, x: str) -> str:
+        return self.node("Relu", x)
+
+    def gelu(self, x: str, approximate: str) -> str:
+        return self.node("Gelu", x, approximate=approximate)
+
+    def softmax(self, x: str) -> str:
+        return self.node("Softmax", x, axis=-1)
+
+    def add(self, x: str, y: str) -> str:
+        return self.node("Add", x, y)
+
+    def max_pool2d(self, x: str, kernel: int, stride: int, padding: int) -> str:
+        return self.node("MaxPool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[padding] * 4)
+
+    def spatial_mean(self, x: str) -> str:
+        return self.node("Flatten", self.node("GlobalAveragePool", x))
+
+    def split(self, x: str, parts: int) -> list[str]:
+        return self.node_of_many("Split", x, outputs=parts, axis=-1, num_outputs=parts)
+
+    def attention(self, query: str, key: str, value: str, heads: int, width: int, causal: bool) -> str:
+        def apart(x: str, order: Sequence[int]) -> str:
+            return self.node("Transpose", self.node("Reshape", x, self.weight(np.array([0, 0, heads, -1]))), perm=order)
+        q, k, v = apart(query, (0, 2, 1, 3)), apart(key, (0, 2, 3, 1)), apart(value, (0, 2, 1, 3))
+        scores = self.node("Mul", self.node("MatMul", q, k), self.weight(np.float32(1 / math.sqrt(width))))
+        if causal:
+            length = self.shape[1]
+            scores = self.node("Add", scores, self.weight(np.triu(np.full((length, length), -np.inf, np.float32), 1)))
+        together = self.node("Transpose", self.node("MatMul", self.softmax(scores), v), perm=(0, 2, 1, 3))
+        return self.node("Reshape", together, self.weight(np.array([0, 0, -1])))
+
+
+def _matmul(g: _Graph, case: Case, a: str, b: str) -> str:
+    return g.node("MatMulInteger" if case.dtype == "int8" else "MatMul", a, b)
+
+
+def _reduce(kind: str) -> Callable[..., str]:
+    def build(g: _Graph, case: Case, x: str) -> str:
+        return g.node(kind, x, g.weight(np.array([case.options["axis"]])), keepdims=0)
+    return build
+
+
+def _conv2d(g: _Graph, case: Case, x: str, w: str) -> str:
+    o = case.options
+    return g.node("Conv", x, w, strides=[o["stride"]] * 2, pads=[o["padding"]] * 4, group=o["groups"])
+
+
+def _attention(g: _Graph, case: Case, q: str, k: str, v: str) -> str:
+    scores = g.node("MatMul", q, g.node("Transpose", k, perm=(0, 1, 3, 2)))
+    scaled = g.node("Mul", scores, g.weight(np.float32(1 / math.sqrt(case.operands[0].shape[-1]))))
+    return g.node("MatMul", g.node("Softmax", scaled, axis=-1), v)
+
+
+OPERATIONS: Mapping[str, Callable[..., str]] = {
+    "matmul": _matmul,
+    "linear_gelu": lambda g, case, x, w, b: g.node("Gelu", g.node("Gemm", x, w, b, transB=1)),
+    "conv2d": _conv2d,
+    "softmax": lambda g, case, x: g.node("Softmax", x, axis=-1),
+    "layer_norm": lambda g, case, x, gain, offset: g.node("LayerNormalization", x, gain, offset, axis=-1, epsilon=case.options["eps"]),
+    "attention": _attention,
+    "sum": _reduce("ReduceSum"),
+    "max": _reduce("ReduceMax"),
+    "max_pool2d": lambda g, case, x: g.max_pool2d(x, *(case.options[k] for k in ("kernel", "stride", "padding"))),
+    "gelu": lambda g, case, x: g.node("Gelu", x),
+    "axpy": lambda g, case, x, y: g.node("Add", g.node("Mul", x, g.weight(np.float32(case.options["a"]))), y),
+    "transpose": lambda g, case, x: g.node("Transpose", x, perm=(1, 0)),
+}

@@ -1,0 +1,170 @@
+"""A suite, kernel by kernel: prepare every contestant, check its result, time all of them interleaved, put figures to it.
+
+    operands from the seed → NumPy's result
+      each contestant: prepare, run, compare         (what is wrong, failed or unsupported is said and not timed)
+      rounds:  c  a  b | b  a  c | …                 (a sample each, in random order; slow ones sit out after a few rounds)
+    → CaseResult
+
+The protocol, with its formulas and constants, is docs/measuring.md.
+"""
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from svod.bench.ceilings import Ceilings
+from svod.bench.load import MachineLoad, Watch, watch_machine
+from svod.bench.peers import Array, Peer, Prepared
+from svod.bench.race import ANCHOR_SAMPLES, disturbance, interleave, paired_ratio
+from svod.bench.reference import largest_error, reference, widen
+from svod.bench.results import SVOD, CaseResult, Load, Outcome
+from svod.bench.suites import Case
+from svod.bench.summary import Timed, bound_of, judge_case
+from svod.bench.timer import Clock, Contestant, calibrate
+from svod.config import BenchConfig
+from svod.core.target import Target
+from svod.errors import SvodError, UnsupportedError
+
+PAUSE_SECONDS = 3e-3            # between contestants: libraries' threads spin for up to some milliseconds after a run
+WARM_BELOW_SECONDS = 20e-3      # after a pause threads sleep and caches are another's: an untimed run first
+SLOW_FACTOR = 8.0               # a contestant slower than this many of the fastest …
+SLOW_SECONDS = 10e-3            # … and than this sits out after SLOW_ROUNDS: enough for an interval
+SLOW_ROUNDS = 7
+CLOSE_FACTOR = 1.25             # peers within this of the fastest peer: the ratio to each of them is to be known
+TRIES = 3                       # a case that was disturbed is timed again, at most this often in all
+
+
+@dataclass(frozen=True)
+class Timing:
+    """`seconds[i]`: samples of contestant i, round by round from the first. `precise`: every ratio that was to be known is, to ±1 %."""
+
+    seconds: tuple[tuple[float, ...], ...]
+    precise: bool
+    noisy: str | None
+    load: MachineLoad
+
+
+def time_interleaved(contestants: Sequence[Contestant], lead: int, config: BenchConfig, *, rng: random.Random,
+                     clock: Clock = time.perf_counter, watch: Watch = watch_machine,
+                     pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS)) -> Timing:
+    """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is spent.
+
+    A disturbed batch is timed again; of several the one with the least load counts. Raises ValueError without contestants."""
+    if not contestants:
+        raise ValueError("nothing to time was given")
+    calibrated = []
+    for c in contestants:
+        c.run(1)                    # first touches and lazily made threads are no part of a calibration
+        calibrated.append(calibrate(c, None, clock, config.min_sample * 1e-6))
+    calls = [seconds for _, seconds in calibrated]
+    fastest = min(calls)
+    slow = {i for i, t in enumerate(calls) if t > SLOW_FACTOR * fastest and t > SLOW_SECONDS and i != lead}
+    fastest_other = min((t for i, t in enumerate(calls) if i != lead), default=0.0)
+    close = [i for i, t in enumerate(calls) if i != lead and i not in slow and t <= CLOSE_FACTOR * fastest_other]
+    found: list[Timing] = []
+    for _ in range(TRIES):
+        found.append(_batch(contestants, calibrated, lead, slow, close, config, rng, clock, watch, pause))
+        if found[-1].noisy is None:
+            return found[-1]
+    return min(found, key=lambda t: t.load.foreign + t.load.steal)
+
+
+def _batch(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, float]], lead: int, slow: set[int], close: Sequence[int],
+           config: BenchConfig, rng: random.Random, clock: Clock, watch: Watch, pause: Callable[[], None]) -> Timing:
+    every = list(range(len(contestants)))
+    fast = [i for i in every if i not in slow]
+    seconds: list[list[float]] = [[] for _ in every]
+    begin, seen = clock(), watch()
+    rounds, precise = 0, False
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        while rounds < config.rounds or (not precise and clock() - begin < config.seconds):
+            taking = every if rounds < SLOW_ROUNDS else fast
+            times = interleave([contestants[i] for i in taking], [calibrated[i] for i in taking], rng, clock=clock, pause=pause,
+                               warm_below=WARM_BELOW_SECONDS)
+            for i, t in zip(taking, times, strict=True):
+                seconds[i].append(t)
+            rounds += 1
+            if rounds >= config.rounds:
+                precise = all(paired_ratio(seconds[i], seconds[lead]).half_width <= config.precision for i in close)
+    finally:
+        if was_enabled:
+            gc.enable()
+    load = seen()
+    anchor = seconds[lead]
+    noisy = disturbance(contestants[lead], min(anchor[:ANCHOR_SAMPLES]), min(anchor[-ANCHOR_SAMPLES:]), load)
+    return Timing(tuple(map(tuple, seconds)), precise, noisy, load)
+
+
+def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, target: Target, ceilings: Ceilings | None = None,
+             seed: int = 0, rng: random.Random | None = None, clock: Clock = time.perf_counter, watch: Watch = watch_machine,
+             pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS)) -> CaseResult:
+    """Everything about one case. `contestants`: svod's own (named as in `results.SVOD`) and peers."""
+    operands = case.draw(seed)
+    wanted = reference(case, operands)
+    ready: dict[str, Prepared] = {}
+    outcomes: list[Outcome] = []
+    for peer in contestants:
+        prepared, outcome = _prepare(peer, case, operands, wanted)
+        identity = None if prepared is None else prepared.identity
+        same = next((n for n, p in ready.items() if identity is not None and p.identity == identity), None)
+        outcomes.append(outcome if same is None else _same(outcome, same))
+        if prepared is not None and same is None:
+            ready[peer.name] = prepared
+    timing: Timing | None = None
+    if ready:
+        names = list(ready)
+        lead = next((names.index(n) for n in reversed(SVOD) if n in ready), 0)
+        timing = time_interleaved([Contestant(ready[n].run, n) for n in names], lead, config, rng=rng or random.Random(seed), clock=clock,
+                                  watch=watch, pause=pause)
+    samples = dict(zip(ready, timing.seconds, strict=True)) if timing is not None else {}
+    flops, read, written = _work(case, outcomes)
+    caches = {"l1": target.l1, "l2": target.l2, "l3": target.l3}
+    bound = bound_of(flops, read, written, case.dtype, ceilings, caches) if ceilings is not None else None
+    return judge_case(name=case.name, title=case.title, suite=case.suite, group=case.group, dtype=case.dtype, shapes=case.shapes,
+                      flops=flops, bytes_read=read, bytes_written=written, bound=bound, timed=[Timed(o, samples.get(o.name)) for o in outcomes],
+                      noisy=timing.noisy if timing is not None else None, load=load_of(timing.load) if timing is not None else None)
+
+
+def load_of(load: MachineLoad) -> Load:
+    """A reading of the machine's load as results have it."""
+    return Load(load.load_average, load.steal, load.foreign, load.involuntary_switches, load.busy)
+
+
+def _same(outcome: Outcome, other: str) -> Outcome:
+    return Outcome(outcome.name, "ok", preallocated=outcome.preallocated, error=outcome.error, same_as=other, remark=outcome.remark,
+                   kernels=outcome.kernels, prepare_seconds=outcome.prepare_seconds)
+
+
+def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array) -> tuple[Prepared | None, Outcome]:
+    """The contestant, or None when it is not to be timed, and what is known about it so far."""
+    try:
+        prepared = peer.prepare(case, operands)
+        prepared.run(1)
+        error = largest_error(widen(prepared.output(), case.out_dtype), wanted)
+    except UnsupportedError as e:
+        return None, Outcome(peer.name, "unsupported", str(e))
+    except SvodError as e:
+        return None, Outcome(peer.name, "failed", str(e))
+    except Exception as e:      # the border to other libraries, which raise what they like: it becomes a record
+        return None, Outcome(peer.name, "failed", f"{type(e).__name__}: {' '.join(str(e).split()):.200}")
+    outcome = Outcome(peer.name, "ok", preallocated=prepared.preallocated, error=error if error < float("inf") else None,
+                      remark=prepared.remark, kernels=prepared.kernels, prepare_seconds=prepared.prepare_seconds)
+    if error <= case.tolerance:
+        return prepared, outcome
+    why = f"the result differs from NumPy's by {error:.1e} of the largest value; {case.tolerance:g} is allowed"
+    return None, Outcome(peer.name, "wrong", why, error=outcome.error, remark=prepared.remark, kernels=prepared.kernels)
+
+
+def _work(case: Case, outcomes: Sequence[Outcome]) -> tuple[float, float, float]:
+    """Flops, bytes read and bytes written of a direct loop; of a model the sums over the kernels of svod's plan, which all move data."""
+    if case.flops or case.op != "model":
+        return case.flops, case.bytes_read, case.bytes_written
+    kernels = next((o.kernels for o in outcomes if o.kernels), ())
+    moved = sum(k.bytes or 0 for k in kernels)
+    return float(sum(k.flops or 0 for k in kernels)), max(0.0, moved - case.bytes_written), case.bytes_written
