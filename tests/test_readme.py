@@ -106,6 +106,11 @@ def test_experiments_are_listed() -> None:
         assert name in scripts, f"experiments/README.md lists {name}"
 
 
+def test_pages_are_listed() -> None:
+    pages = {p.name for p in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert not [p for p in sorted(pages) if f"]({p})" not in PAGES["docs/README.md"]], "docs/README.md leaves a page out"
+
+
 def test_example_runs(tmp_path: Path) -> None:
     found = re.search(r"^<!-- example: python -->\n```python\n(.*?)^```", README, re.M | re.S)
     assert found is not None
