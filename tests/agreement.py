@@ -1,4 +1,4 @@
-"""Does a program compute what its kernel means? Runs it by the interpreter of LINEAR and as machine code, and compares with the evaluator."""
+"""Does a program compute what its kernel means? Runs it by the interpreter of LINEAR and as machine code, against the evaluator."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ class Case:
                 for a in s.outs:
                     size *= self.kernel.axes[a].extent
                 n += size
-        return n >= self.kernel.params[slot].arg.size
+        return n >= int(self.kernel.params[slot].arg.size)
 
     def check(self, args: Sequence[Array], how: str) -> None:
         """Compare outputs; AssertionError says where the worst element is."""
@@ -135,6 +135,11 @@ def run_native(case: Case, program: Program, target: Target, slices: int, passes
     case.check([a.array for a in args], f"machine code, {slices} slices")
 
 
+def has_native(case: Case, target: Target) -> bool:
+    """Whether the target has code for all of the kernel's types: conversions of float16 are instructions, never calls."""
+    return "f16c" in target.features or target.arch != "x86_64" or all(u.dtype != dtypes.float16 for u in case.kernel.ast.toposort())
+
+
 def steps(program: Program) -> int:
     """About how many instructions the interpreter would run: loops with constant bounds, others counted as 8."""
     total = 0
@@ -154,4 +159,3 @@ def steps(program: Program) -> int:
     return total
 
 
-__all__ = ["Case", "draw", "dtypes", "parts_of", "run_interpreted", "run_native", "steps"]

@@ -25,7 +25,8 @@ class Ast:
             self.ranges += 1
         return out
 
-    def param(self, slot: int, size: int, dtype: DType = F32, constant: bool = False, vmin: int | None = None, vmax: int | None = None) -> UOp:
+    def param(self, slot: int, size: int, dtype: DType = F32, constant: bool = False, vmin: int | None = None,
+              vmax: int | None = None) -> UOp:
         return UOp(Ops.PARAM, dtype, (), Param(slot, size, constant, vmin, vmax))
 
     def load(self, p: UOp, flat: UOp, gate: UOp | None = None, alt: float = 0) -> UOp:

@@ -125,7 +125,7 @@ class Builder:
             ka, kb = self.known(a), self.known(b)
             if ka is not None and kb is not None:
                 return self.const(dtype, lanes, fn(ka, kb))
-            if op == "ADD" and (ka == 0 or kb == 0) or op == "MUL" and (ka == 1 or kb == 1):
+            if (op == "ADD" and (ka == 0 or kb == 0)) or (op == "MUL" and (ka == 1 or kb == 1)):
                 other = b if ka is not None and ka == (0 if op == "ADD" else 1) else a
                 return self.splat(other, lanes)
             if op == "MUL" and (ka == 0 or kb == 0):
@@ -146,7 +146,8 @@ class Builder:
         if self.dtype[v] == dtype:
             return v
         k = self.known(v)
-        if k is not None and (dtype == dtypes.float32 or dtype == dtypes.float64 or dtype is _INDEX) and self.dtype[v].kind in "iub" and abs(k) < 1 << 24:
+        exact = dtype == dtypes.float32 or dtype == dtypes.float64 or dtype is _INDEX
+        if k is not None and exact and self.dtype[v].kind in "iub" and abs(k) < 1 << 24:
             return self.const(dtype, self.lanes[v], k)
         return self.pure("CAST", dtype, self.lanes[v], (v,))
 

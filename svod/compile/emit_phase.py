@@ -74,15 +74,15 @@ class Phase(Reductions):
                 values.append(len(nodes) - 1)
             reductions.append(Reduction(red.combiner, tuple(values), red.dtypes))
         combined = ResolvedStage(r.stage, (*r.stage.outs, -1), nodes, reductions, r.value, r.store, r.store_slot,
-                                 r.reads, frozenset(), r.lanes_bytes)
+                                 r.reads, r.after_reduce, r.lanes_bytes)
         extents = [self.kernel.axes[a].extent for a in r.stage.outs]
         order = tuple(range(part))
         lane = next((i for i in reversed(order) if r.store.coef(i) == 1), part - 1)
         width = self._width(r)
         pieces = self._derived_pieces(combined, extents, (*(i for i in order if i != lane), *((lane,) if lane >= 0 else ())), width)
         if self.kernel.written:     # nothing is computed twice in place
-            for a, e, group in zip(r.stage.outs, extents, pieces, strict=True):
-                if not is_exact(group, e):
+            for a, e, found in zip(r.stage.outs, extents, pieces, strict=True):
+                if not is_exact(found, e):
                     self.low.fixed.add(a)
                     self.low.unsafe[a] = e
         pieces.append((Piece(-1, UNROLL if count <= 8 else LOOP, count, 1),))

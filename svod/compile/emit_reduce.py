@@ -310,12 +310,9 @@ class Reductions(Values):
             if j == len(inner):
                 body()
                 return
-            a, piece, depth = inner[j]
-
-            def go() -> None:
-                self._children(nest.r.stage.index, depth + 1)
-                over_outputs(j + 1, body)
-            self._counted(nest, a, piece, iteration, j, go)
+            # no stages here: what is read after the reduction lives outside its loops
+            a, piece, _ = inner[j]
+            self._counted(nest, a, piece, iteration, j, lambda: over_outputs(j + 1, body))
 
         def write(accs: list[int]) -> None:
             for i, v in enumerate(accs):

@@ -177,6 +177,14 @@ def _masked_store(w: Writer, dtype: DType, lanes: int, address: str, operand: st
         w.lines.append(f"  store {mem} {operand}, ptr {_pick(w, w.value[mask], address, mem)}, align {size}")
         return
     lane_mask = _lane_mask(w, mask, lanes)
+    constant = w.code[mask][4] if w.code[mask][0] == "VCONST" else ()
+    if sum(constant) == 1:
+        # LLVM 22 turns a conversion to a narrower type and a masked store of one lane into a store of the wide element
+        lane = lanes - 1 - constant.index(True) if reverse else constant.index(True)
+        element = w.temp(f"extractelement {mem} {operand}, i64 {lane}")
+        at = w.temp(f"getelementptr {_element(dtype)}, ptr {address}, i64 {lane}") if lane else address
+        w.lines.append(f"  store {_element(dtype)} {element}, ptr {at}, align {size}")
+        return
     if reverse and not scalar_mask:
         lane_mask = _reverse(w, f"<{lanes} x i1>", lanes, lane_mask)
     name = w.masked("store", _element(dtype), lanes)

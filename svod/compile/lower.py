@@ -22,7 +22,6 @@ from svod.compile.program import Instr, PhaseSpec, Program, ProgramSpec
 from svod.core.kernel import Linear, Node, ResolvedStage
 from svod.core.nest import Plan, fit, lane_row, plan
 from svod.core.scheduler import UPCAST, Scheduler
-from svod.errors import KernelOptError
 
 
 def lower(state: Scheduler) -> Program:
@@ -207,9 +206,6 @@ class Lowering:
     def _split_phases(self, r: ResolvedStage, split: tuple[int, int]) -> list[Emitted]:
         """A reduction cut over cores: partial results per part into a temporary, then a phase that combines them."""
         axis, parts = split
-        for (s, depth), children in self.plan.children.items():
-            if s == r.stage.index and depth and any(c not in r.in_reduce for c in children):
-                raise KernelOptError("a reduction that is cut into parts cannot compute other stages inside its output loops")
         pieces = fit(self.state, self.state.axis_rows[axis], self.kernel.axes[axis].extent)
         step = pieces[0].stride
         extent = self.kernel.axes[axis].extent

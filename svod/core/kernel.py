@@ -207,7 +207,7 @@ class ResolvedStage:
     store: Linear | None            # STOREs: the flat index written
     store_slot: int
     reads: tuple[int, ...]          # stages read, in topological order
-    in_reduce: frozenset[int]       # stages read below a REDUCE
+    after_reduce: frozenset[int]    # stages read by what is done with the results of its REDUCEs; all of them where there are none
     lanes_bytes: int = 4            # widest value type, bytes
 
 
@@ -341,17 +341,22 @@ def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> Reso
     if stage.is_output:
         param, flat = stage.node.src[0].src
         store, slot = r.linear(r.expand(flat)), param.arg.slot
-    below: set[int] = set()
-    todo = [v for red in r.reductions for v in red.values]
+    last = _reachable(r.nodes, [value, *(a for a, _ in store.atoms)] if store else [value])
+    reads = sorted({n.arg for n in r.nodes if n.kind == "read"})
+    after = frozenset(r.nodes[n].arg for n in last if r.nodes[n].kind == "read")
+    widest = max([n.dtype.itemsize for n in r.nodes if n.dtype != dtypes.index and n.kind != "const" and n.dtype.kind != "b"], default=1)
+    return ResolvedStage(stage, r.axes, r.nodes, r.reductions, value, store, slot, tuple(reads), after, widest)
+
+
+def _reachable(nodes: list[Node], todo: list[int]) -> set[int]:
+    """The nodes that those in `todo` need, not entering reductions."""
+    found: set[int] = set()
     while todo:
         n = todo.pop()
-        if n not in below:
-            below.add(n)
-            todo += node_sources(r.nodes[n])
-    reads = sorted({n.arg for n in r.nodes if n.kind == "read"})
-    inside = frozenset(r.nodes[n].arg for n in below if r.nodes[n].kind == "read")
-    widest = max([n.dtype.itemsize for n in r.nodes if n.dtype != dtypes.index and n.kind != "const" and n.dtype.kind != "b"], default=1)
-    return ResolvedStage(stage, r.axes, r.nodes, r.reductions, value, store, slot, tuple(reads), inside, widest)
+        if n not in found:
+            found.add(n)
+            todo += node_sources(nodes[n])
+    return found
 
 
 def node_sources(n: Node) -> list[int]:

@@ -79,9 +79,11 @@ def _plan(state: Scheduler) -> Plan:
                 depth = 0   # copy loops are not loops of the state: what they read stands before them
             else:
                 depth = max((i + 1 for i, row in enumerate(order) if row in needed), default=0)
-                if s not in r.in_reduce:
+                if s in r.after_reduce:
                     depth = min(depth, first_reduce(state, q))
-            point = (*path_q, (q, depth))
+            # what a reduction cut into parts does with its results is done in another phase
+            cut = s in r.after_reduce and state.split_reduce is not None and kernel.axes[state.split_reduce[0]].stage == q
+            point = () if cut else (*path_q, (q, depth))
             common = point if common is None else _common(common, point)
         assert common is not None
         place = state.place[s]
@@ -115,7 +117,9 @@ def _plan(state: Scheduler) -> Plan:
                 raise KernelOptError(f"stage {stage.name} cannot live at {state.rows[place].name}: that is not a loop of this state")
             path = (*path_t, (t, state.order[t].index(place) + 1))
             if len(readers[s]) == 1 and readers[s][0] == t:
-                reach = len(state.order[t]) if read_in_reduce(resolved[t], s) else first_reduce(state, t)
+                r = resolved[t]
+                assert r is not None
+                reach = first_reduce(state, t) if s in r.after_reduce else len(state.order[t])
                 common = (*common[:-1], (t, max(common[-1][1], reach)))
             if not _encloses(path, common):
                 raise KernelOptError(f"stage {stage.name} is also read outside the loop {state.rows[place].name}; "
@@ -162,11 +166,6 @@ def _encloses(outer: Path, inner: Path) -> bool:
 def is_derived(stage: Stage) -> bool:
     """True for stages whose loops are derived from where they are read: copies and elementwise values."""
     return not stage.is_output and not stage.has_reduce
-
-
-def read_in_reduce(r: ResolvedStage | None, s: int) -> bool:
-    """True when a stage's value reads stage `s` below its REDUCEs."""
-    return r is not None and s in r.in_reduce
 
 
 # -- extents --------------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ def _check_unused(state: Scheduler, row: int, n: int) -> None:
     name = state.rows[row].name
     for s, place in enumerate(state.place):
         if place == row and isinstance(place, int):
-            raise KernelOptError(f"an amount of {n} uses up {name}, and stage {state.kernel.stages[s].name} lives there; INLINE it or STAGE "
-                                 f"it elsewhere first")
+            raise KernelOptError(f"an amount of {n} uses up {name}, and stage {state.kernel.stages[s].name} lives there; INLINE it or "
+                                 f"STAGE it elsewhere first")
     if (state.thread and state.thread[0] == row) or (state.split_reduce and state.axis_rows[state.split_reduce[0]][0] == row):
         raise KernelOptError(f"an amount of {n} uses up {name}, whose iterations the cores share")
 
