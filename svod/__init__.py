@@ -15,12 +15,12 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Tensor": "svod.tensor", "where": "svod.tensor", "scope": "svod.core.origin", "dtypes": "svod.core.dtype",
-    "jit": "svod.jit", "ExecutionPlan": "svod.compile.plan",
+    "jit": "svod.jit", "profile": "svod.profiling", "ExecutionPlan": "svod.compile.plan",
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
     "SvodError": "svod.errors",
 }
-__all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "dtypes", "jit", "scope",
-           "where"]
+__all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "dtypes", "jit", "profile",
+           "scope", "where"]
 
 if TYPE_CHECKING:
     from svod.compile.plan import ExecutionPlan
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from svod.core.origin import scope
     from svod.errors import SvodError
     from svod.jit import jit
+    from svod.profiling import profile
     from svod.tensor import Tensor, where
 
 

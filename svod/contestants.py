@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from svod import jit        # not from svod.jit: whoever imports that module first hides the function of the same name
 from svod.bench.peers import Array, Prepared
 from svod.bench.results import KernelInfo
 from svod.bench.suites import Case
@@ -19,7 +20,6 @@ from svod.compile.plan import ExecutionPlan
 from svod.config import NONE, BeamConfig, PrepareConfig
 from svod.core.buffer import bfloat16_bits_to_float32
 from svod.core.estimate import Estimate
-from svod.jit import jit
 from svod.tensor import Tensor
 
 UNLIMITED = 1e7     # seconds: the budget of a process is meant for BEAM= at run time, a benchmark says which kernels it wants

@@ -160,7 +160,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_installed_commands_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(project["scripts"]) == {"svod-tune", "svod-db"}
+    assert set(project["scripts"]) == {"svod-tune", "svod-db", "svod-bench"}
     for entry in project["scripts"].values():
         module, function = entry.split(":")
         assert callable(getattr(importlib.import_module(module), function))

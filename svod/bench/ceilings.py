@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from svod.bench.load import Watch, watch_machine
 from svod.bench.timer import Contestant, calibrate, time_calls
 from svod.compile.codegen import LoadedProgram, compile_object
 from svod.compile.plan import ExecutionPlan
@@ -113,9 +114,11 @@ def measure_ceilings(target: Target, threads: int | None = None, *, quick: bool 
     return Ceilings(target.key, count, quick, flops, bandwidth, _both([kernels.dispatch_cost(n) for n in counts]))
 
 
-def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, quick: bool = False, refresh: bool = False) -> Ceilings:
+def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, quick: bool = False, refresh: bool = False,
+                    watch: Watch = watch_machine) -> Ceilings:
     """The figures of this machine from the JSON file at `path`, measured and added to it if they are missing or `refresh` is set. A full
-    record answers a quick question too. A file that cannot be read or written is logged and does no harm."""
+    record answers a quick question too; one that was measured while the machine was busy is used and not kept, with a warning. A file that
+    cannot be read or written is logged and does no harm."""
     count = target.threads if threads is None else threads
     machine = f"{platform.node()}/{target.key}/{count} threads/revision {REVISION}"
     known: dict[str, Any] = {}
@@ -130,7 +133,12 @@ def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, q
         ceilings = _from_json(known[machine])
         if ceilings is not None and (quick or not ceilings.quick):
             return ceilings
+    seen = watch()
     ceilings = measure_ceilings(target, count, quick=quick)
+    busy = seen().busy
+    if busy is not None and not quick:
+        log.warning("the machine was busy while its ceilings were measured (%s): they are too low, and not kept", busy)
+        return ceilings
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:

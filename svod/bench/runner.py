@@ -13,16 +13,17 @@ import gc
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from svod.bench.ceilings import Ceilings
 from svod.bench.load import MachineLoad, Watch, watch_machine
+from svod.bench.machine import machine_of, versions
 from svod.bench.peers import Array, Peer, Prepared
 from svod.bench.race import ANCHOR_SAMPLES, disturbance, interleave, paired_ratio
 from svod.bench.reference import largest_error, reference, widen
-from svod.bench.results import SVOD, CaseResult, Load, Outcome
+from svod.bench.results import SVOD, CaseResult, Load, Outcome, PeerInfo, Run, Settings
 from svod.bench.suites import Case
-from svod.bench.summary import Timed, bound_of, judge_case
+from svod.bench.summary import Timed, bound_of, group_results, judge_case
 from svod.bench.timer import Clock, Contestant, calibrate
 from svod.config import BenchConfig
 from svod.core.target import Target
@@ -126,9 +127,31 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
     flops, read, written = _work(case, outcomes)
     caches = {"l1": target.l1, "l2": target.l2, "l3": target.l3}
     bound = bound_of(flops, read, written, case.dtype, ceilings, caches) if ceilings is not None else None
+    timed = [Timed(o, samples.get(o.name)) for o in outcomes]
     return judge_case(name=case.name, title=case.title, suite=case.suite, group=case.group, dtype=case.dtype, shapes=case.shapes,
-                      flops=flops, bytes_read=read, bytes_written=written, bound=bound, timed=[Timed(o, samples.get(o.name)) for o in outcomes],
+                      flops=flops, bytes_read=read, bytes_written=written, bound=bound, timed=timed,
                       noisy=timing.noisy if timing is not None else None, load=load_of(timing.load) if timing is not None else None)
+
+
+def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequence[PeerInfo], settings: Settings, config: BenchConfig, *,
+              target: Target, ceilings: Ceilings | None = None, started: Callable[[int, Case], None] = lambda i, case: None,
+              finished: Callable[[CaseResult], None] = lambda result: None, clock: Clock = time.perf_counter,
+              watch: Watch = watch_machine) -> Run:
+    """Run cases one after the other. `started` and `finished` hear of each. Ctrl-C ends the suite after the cases that are done; the run
+    then holds those. Raises KeyboardInterrupt when none is."""
+    begin, seen = clock(), watch()
+    results: list[CaseResult] = []
+    try:
+        for i, case in enumerate(cases):
+            started(i, case)
+            results.append(run_case(case, contestants, config, target=target, ceilings=ceilings, seed=settings.seed, clock=clock,
+                                    watch=watch))
+            finished(results[-1])
+    except KeyboardInterrupt:
+        if not results:
+            raise
+    return Run(replace(settings, seconds=clock() - begin), machine_of(target), versions(), load_of(seen()), ceilings, tuple(peers),
+               tuple(results), group_results(results))
 
 
 def load_of(load: MachineLoad) -> Load:

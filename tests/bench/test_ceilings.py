@@ -6,6 +6,7 @@ import pytest
 
 from svod.bench import ceilings as module
 from svod.bench.ceilings import Ceilings, cached_ceilings, measure_ceilings
+from svod.bench.load import MachineLoad
 from svod.compile.host import host_target
 from svod.core.dtype import dtypes
 
@@ -102,3 +103,14 @@ def test_cache(tmp_path, monkeypatch, caplog):
     file.write_text("")
     assert cached_ceilings(file / "ceilings.json", target) == sample()
     assert "cannot be written" in caplog.text
+
+
+def test_figures_of_a_busy_machine_are_not_kept(tmp_path, monkeypatch, caplog):
+    path, target = tmp_path / "ceilings.json", host_target()
+    monkeypatch.setattr(module, "measure_ceilings", lambda target, threads=None, *, quick=False: sample(quick=quick))
+
+    def busy():
+        return lambda: MachineLoad(1.0, foreign=0.5)
+    assert cached_ceilings(path, target, watch=busy) == sample() and not path.exists()
+    assert "the machine was busy" in caplog.text
+    assert cached_ceilings(path, target, watch=lambda: MachineLoad) == sample() and path.exists()

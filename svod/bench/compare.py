@@ -1,0 +1,112 @@
+"""Two runs of the benchmarks: what got faster or slower beyond the noise.
+
+    change = median after / median before
+    noise  = max(3 %, spread before + spread after + drift)
+
+on the scale of logarithms; drift is how far the times of the peers moved that took part in both runs in the same version: they run the same
+code, so what moved them moved svod as well. A change within the noise is none, and a case that one of the runs calls noisy is not judged.
+"""
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Literal
+
+from svod.bench.results import SVOD, CaseResult, Outcome, Run
+from svod.bench.summary import geometric_mean
+from svod.errors import FormatError
+
+LEAST_CHANGE = 0.03
+
+Verdict = Literal["faster", "slower", "same", "noisy", "broken", "repaired", "gone", "new"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One contestant in one case. `ratio`: median after over median before (below 1: faster); `noise`: what it has to exceed, as a share;
+    both None where there is no time on one side. `why`: in words, for verdicts that are no times."""
+
+    case: str
+    contestant: str
+    verdict: Verdict
+    before: float | None = None
+    after: float | None = None
+    ratio: float | None = None
+    noise: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`changes` in the order of the cases; `means`: per contestant the geometric mean of its ratios, noisy cases included."""
+
+    changes: tuple[Change, ...]
+    means: dict[str, float]
+
+    @property
+    def worse(self) -> bool:
+        """Something got slower beyond the noise, or does not work any more."""
+        return any(c.verdict in ("slower", "broken") for c in self.changes)
+
+
+def check_comparable(before: Run, after: Run) -> None:
+    """Raise FormatError, saying what differs, for runs whose times mean different things."""
+    facts = [("target", before.machine.target, after.machine.target), ("processor", before.machine.cpu, after.machine.cpu),
+             ("threads", before.machine.threads, after.machine.threads),
+             ("protocol of measuring", before.versions.get("protocol"), after.versions.get("protocol")),
+             ("seed of the operands", before.settings.seed, after.settings.seed)]
+    different = [f"{name}: {a} and {b}" for name, a, b in facts if a != b]
+    if different:
+        raise FormatError(f"the runs cannot be compared, they differ in {'; '.join(different)}; measure both on one machine, or add "
+                          "--force to compare them all the same")
+
+
+def compare_runs(before: Run, after: Run) -> Comparison:
+    """What changed for svod, in every case that one of the runs has."""
+    versions = {p.name: p.version for p in before.peers}
+    stable = {p.name for p in after.peers if p.version is not None and versions.get(p.name) == p.version}
+    names = list(dict.fromkeys([c.name for c in before.cases] + [c.name for c in after.cases]))
+    changes = []
+    for name in names:
+        a, b = before.case(name), after.case(name)
+        for contestant in SVOD:
+            x, y = a.outcome(contestant) if a is not None else None, b.outcome(contestant) if b is not None else None
+            if x is not None or y is not None:
+                changes.append(_change(name, contestant, a, b, x, y, stable))
+    means = {}
+    for contestant in SVOD:
+        ratios = [c.ratio for c in changes if c.contestant == contestant and c.ratio is not None]
+        if ratios:
+            means[contestant] = geometric_mean(ratios)
+    return Comparison(tuple(changes), means)
+
+
+def _change(name: str, contestant: str, a: CaseResult | None, b: CaseResult | None, x: Outcome | None, y: Outcome | None,
+            stable: set[str]) -> Change:
+    if x is None or a is None:
+        return Change(name, contestant, "new", after=y.median if y is not None else None)
+    if y is None or b is None:
+        return Change(name, contestant, "gone", before=x.median)
+    if x.median is None or y.median is None:
+        if x.status == y.status:
+            return Change(name, contestant, "same", why=y.why)
+        return Change(name, contestant, "broken" if x.status == "ok" else "repaired" if y.status == "ok" else "same", x.median, y.median,
+                      why=y.why if y.status != "ok" else f"it was {x.status}: {x.why}")
+    ratio = y.median / x.median
+    noise = max(LEAST_CHANGE, (x.spread or 0.0) + (y.spread or 0.0) + abs(drift_of_peers(a, b, stable)))
+    verdict: Verdict = "same" if abs(math.log(ratio)) <= noise else "faster" if ratio < 1.0 else "slower"
+    noisy = a.noisy or b.noisy
+    if noisy is not None and verdict != "same":
+        verdict = "noisy"
+    return Change(name, contestant, verdict, x.median, y.median, ratio, noise, noisy or "")
+
+
+def drift_of_peers(a: CaseResult, b: CaseResult, stable: set[str]) -> float:
+    """The median over common peers of log(time after / time before); 0 without one."""
+    moved = []
+    for p in a.peers:
+        other = b.outcome(p.name)
+        if p.name in stable and p.median and other is not None and other.median:
+            moved.append(math.log(other.median / p.median))
+    return statistics.median(moved) if moved else 0.0

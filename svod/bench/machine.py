@@ -1,0 +1,32 @@
+"""What a run of the benchmarks says about where it ran: the machine, and the versions of everything that is not a peer."""
+from __future__ import annotations
+
+import os
+import platform
+
+import numpy as np
+
+from svod import __version__
+from svod.bench.results import Machine
+from svod.bench.timer import PROTOCOL_REVISION
+from svod.compile.codegen import CODEGEN_REVISION, COMPILER
+from svod.compile.host import host_facts
+from svod.core.target import Target
+
+
+def machine_of(target: Target) -> Machine:
+    """This machine, which is what `target` describes."""
+    facts = host_facts()
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):       # a system that does not tell
+        memory = 0
+    system = f"{platform.system()} {platform.release()}"
+    return Machine(platform.node(), facts.get("model", target.cpu), system, target.key, os.cpu_count() or 1, target.threads,
+                   target.l1, target.l2, target.l3, memory)
+
+
+def versions() -> dict[str, str]:
+    """Versions that decide what code runs and how it is timed."""
+    return {"svod": __version__, "codegen": str(CODEGEN_REVISION), "compiler": COMPILER, "protocol": str(PROTOCOL_REVISION),
+            "python": platform.python_version(), "numpy": np.__version__}

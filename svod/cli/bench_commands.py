@@ -1,0 +1,180 @@
+"""The commands of svod-bench. Results go to stdout, what happens meanwhile to stderr."""
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import sys
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from svod import config
+from svod.errors import ConfigError
+
+SETTLE_SECONDS = 0.5    # how long the machine is watched before a run
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="svod", message="svod %(version)s")
+def cli() -> None:
+    """Measure this machine, svod's kernels and other libraries the same way; compare runs; make reports."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("svod: %(message)s"))
+    logging.getLogger("svod").addHandler(handler)
+
+
+@cli.command()
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
+              help="Also write the figures to a file.")
+@click.option("--refresh", is_flag=True, help="Measure again, whatever is known.")
+def ceilings(json_path: Path | None, refresh: bool) -> None:
+    """What this machine can do at best: multiply-adds, bandwidth by cache level, the price of a launch."""
+    from svod.bench.ceilings import cached_ceilings
+    from svod.cli.bench_tables import print_ceilings
+    from svod.compile.host import host_target
+
+    _check_writable(json_path)
+    target = host_target()
+    _warn_if_busy(target.threads)
+    path = _ceilings_path()
+    start = time.monotonic()
+    found = cached_ceilings(path, target, refresh=refresh)
+    known = time.monotonic() - start < 0.1
+    print_ceilings(found)
+    _say(f"{target.key}; " + (f"measured before, kept in {path}; --refresh measures again" if known else "measured now"))
+    if json_path is not None:
+        json_path.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+
+
+@cli.command()
+@click.option("--suite", default="core", show_default=True, metavar="core|models|odd|all", help="Which kernels.")
+@click.option("--kernels", default="*", metavar="GLOB", help="Only kernels whose names match; several patterns are joined by commas.")
+@click.option("--beam", type=click.IntRange(min=1), metavar="N", help="Search what the tuning database lacks, with this beam width.")
+@click.option("--heuristic", is_flag=True, help="svod with its heuristics alone.")
+@click.option("--db-only", is_flag=True,
+              help="Heuristics, and what the tuning database has; nothing is searched. The default without BEAM.")
+@click.option("--fresh", is_flag=True, help="With a beam: search what the database knows, too.")
+@click.option("--peers", default="all", show_default=True, metavar="NAMES", help="Libraries to compare with, with commas; all, or none.")
+@click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the operands.")
+@click.option("--list", "only_list", is_flag=True, help="Show the kernels of the suite and do nothing.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT", help="Write everything to a file.")
+def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bool, fresh: bool, peers: str, db: str | None, seed: int,
+        only_list: bool, json_path: Path | None) -> None:
+    """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
+    from svod.bench.peers import INSTALL_LINE, load_peers, parse_peers
+    from svod.bench.results import PeerInfo, Settings, write_run
+    from svod.bench.runner import run_suite
+    from svod.bench.suites import select_cases
+    from svod.cli.bench_tables import describe_case, print_run
+    from svod.cli.tables import print_table
+    from svod.compile.host import host_target
+
+    mode, width = _mode(beam, heuristic, db_only, fresh)
+    cases = select_cases(suite, kernels)
+    names = parse_peers(peers)
+    if only_list:
+        print_table(("kernel", "what", "group", "dtype", "operands"), [(c.name, c.title, c.group, c.dtype, c.shapes) for c in cases],
+                    fold=frozenset({"operands"}))
+        return
+    _check_writable(json_path)
+    target = host_target()
+    _warn_if_busy(target.threads)
+    found, infos = load_peers(names, target.threads)
+    for info in infos:
+        if info.missing is not None:
+            _say(f"without {info.name}: {info.missing}" + (f" ({INSTALL_LINE})" if "installed" in info.missing else ""))
+    from svod.bench.ceilings import cached_ceilings
+    from svod.contestants import svod_contestants
+
+    limits = cached_ceilings(_ceilings_path(), target)
+    contestants = [*svod_contestants(mode, width, fresh=fresh, db=db), *found]
+    together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
+    _say(f"{len(cases)} kernels, {target.threads} thread{'s' if target.threads > 1 else ''} each: {together}")
+    settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,
+                        datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0)
+    kept: list[PeerInfo] = infos
+    result = run_suite(cases, contestants, kept, settings, config.BenchConfig.from_env(), target=target, ceilings=limits,
+                       started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"),
+                       finished=lambda c: click.echo("\n".join(describe_case(c)) + "\n"))
+    print_run(result)
+    if json_path is not None:
+        write_run(json_path, result)
+    done = len(result.cases)
+    missing = "" if done == len(cases) else f"; interrupted, {len(cases) - done} are missing"
+    _say(f"{done} kernels in {result.settings.seconds:.0f} s{missing}")
+    wrong = [f"{c.name} ({o.name})" for c in result.cases for o in c.contestants if o.name in ("heuristic", "tuned")
+             and o.status in ("wrong", "failed")]
+    if wrong:
+        _say(f"svod gives wrong results or fails: {', '.join(wrong)}")
+    sys.exit(130 if done < len(cases) else 1 if wrong else 0)
+
+
+@cli.command()
+@click.argument("before", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="A.json")
+@click.argument("after", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="B.json")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--force", is_flag=True, help="Also compare runs of different machines or protocols.")
+def compare(before: Path, after: Path, as_json: bool, force: bool) -> None:
+    """What got faster or slower from A to B beyond the noise. Exit status: 0 nothing is worse, 1 something is, 2 not comparable."""
+    from svod.bench.compare import check_comparable, compare_runs
+    from svod.bench.results import read_run
+    from svod.cli.bench_tables import print_comparison
+
+    a, b = read_run(before), read_run(after)
+    if not force:
+        check_comparable(a, b)
+    for path, r in ((before, a), (after, b)):
+        if r.load.busy is not None:
+            _say(f"{path}: {r.load.busy} during the run")
+    found = compare_runs(a, b)
+    if as_json:
+        click.echo(json.dumps(asdict(found) | {"worse": found.worse}, indent=1, ensure_ascii=False))
+    else:
+        print_comparison(found)
+    sys.exit(1 if found.worse else 0)
+
+
+def _mode(beam: int | None, heuristic: bool, db_only: bool, fresh: bool) -> tuple[Literal["beam", "db-only", "heuristic"], int | None]:
+    """Which svod takes part, and the beam width. BEAM counts where no option is given."""
+    given = [name for name, on in (("--beam", beam is not None), ("--heuristic", heuristic), ("--db-only", db_only)) if on]
+    if len(given) > 1:
+        raise click.UsageError(f"{' and '.join(given)} do not go together; give one of them")
+    width = beam
+    if not given:
+        width = config.BeamConfig.from_env().width or None
+    if fresh and width is None:
+        raise click.UsageError("--fresh needs a search; add --beam N")
+    return ("heuristic" if heuristic else "beam" if width is not None else "db-only"), width
+
+
+def _ceilings_path() -> Path:
+    return config.data_dir() / "ceilings.json"
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before minutes of measuring. Raises ConfigError."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"--json {path}: the directory {path.absolute().parent} does not exist; make it first")
+
+
+def _warn_if_busy(threads: int) -> None:
+    from svod.bench.load import watch_machine
+
+    seen = watch_machine()
+    time.sleep(SETTLE_SECONDS)
+    load = seen()
+    if load.busy is not None:
+        _say(f"warning: the machine is busy ({load.busy}; load average {load.load_average:.1f}); times will be noisy")
+    if threads == 1:
+        _say("one core only: nothing is said about several threads")
+
+
+def _say(text: str) -> None:
+    """A line about what happens, on stderr."""
+    click.echo(text, err=True)
