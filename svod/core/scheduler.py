@@ -109,11 +109,14 @@ class Scheduler:
     # -- opts -----------------------------------------------------------------------------------
     def apply_opt(self, opt: Opt) -> Scheduler:
         """The state after `opt`. Raises KernelOptError with the reason when it does not apply."""
+        from svod.core.nest import plan
         from svod.core.opts import OPTS
         rule = OPTS.get(opt.op)
         if rule is None:
             raise KernelOptError(f"{opt.op} is not an opt; svod has {', '.join(sorted(OPTS))}")
         new = rule(self, opt.axis, opt.arg)
+        if any([type(p) is int for p in new.place]):
+            plan(new)   # loops that move may leave a stage that lives in them
         new.applied_opts = (*self.applied_opts, opt)
         return new
 

@@ -1,0 +1,82 @@
+"""Random chains of opts over a corpus of kernels: every program is well formed and agrees with the evaluator, as LINEAR and as machine code.
+
+The default run is a subset; `pytest tests/compile/test_random_chains.py --chains 2000` is the full one. A failure names the kernel, the
+target and the chain, which `tests/compile/test_lower.py` keeps once it is understood.
+"""
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from svod.compile.linear import validate
+from svod.compile.lower import lower
+from svod.core.kernel import Kernel
+from svod.core.scheduler import Opt, Scheduler
+from svod.errors import KernelOptError
+from tests.agreement import Case, has_native, run_interpreted, run_native, steps
+from tests.chains import random_state
+from tests.compile.native import runnable_targets
+from tests.core.corpus import CORPUS
+from tests.hand_kernels import HAND
+
+KERNELS = {**CORPUS, **HAND}
+TARGETS = [replace(t, threads=4) for t in runnable_targets().values()]
+MOST_INSTRUCTIONS = 6000      # longer programs take LLVM seconds
+MOST_STEPS = 60_000           # the interpreter runs about a million a second
+
+
+@cache
+def case_of(name: str) -> Case:
+    return Case(Kernel(KERNELS[name]()))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_random_chains_agree_with_the_evaluator(name: str, chains: int) -> None:
+    case = case_of(name)
+    for seed in range(-(-chains // len(KERNELS))):
+        rng = random.Random(f"{name} {seed}")
+        target = rng.choice(TARGETS)
+        refused: list[tuple[Opt, str]] = []
+        state = random_state(rng, Scheduler(case.kernel, target), rng.randint(1, 12), refused)
+        chain = f"{name}, {target.vector_bytes}-byte vectors: {[o.to_json() for o in state.applied_opts]}"
+        assert all(why for _, why in refused)
+        try:
+            program = lower(state)
+            validate(program)
+            if program.size > MOST_INSTRUCTIONS:
+                continue
+            slices = rng.randint(1, 4)
+            if steps(program) <= MOST_STEPS:
+                run_interpreted(case, program, slices)
+            if has_native(case, target):
+                run_native(case, program, target, slices, passes=rng.random() < 0.25)
+        except Exception as e:
+            raise AssertionError(f"{chain}: {e}") from e
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_equal_tables_give_equal_code(name: str) -> None:
+    """Orders of the same opts that end in the same table are the same program, and cost the same."""
+    kernel = case_of(name).kernel
+    compared = 0
+    for seed in range(6):
+        rng = random.Random(f"{name} {seed}")
+        start = Scheduler(kernel, rng.choice(TARGETS))
+        state = random_state(rng, start, rng.randint(2, 6))
+        program = lower(state)
+        for _ in range(3):
+            opts = list(state.applied_opts)
+            rng.shuffle(opts)
+            try:
+                other = start.apply_opts(opts)
+            except KernelOptError:
+                continue
+            if other.digest == state.digest:
+                compared += 1
+                both = f"{[o.to_json() for o in state.applied_opts]} and {[o.to_json() for o in opts]}"
+                assert lower(other).digest == program.digest, both
+                assert other.features() == state.features(), both
+    assert compared or not case_of(name).kernel.axes
