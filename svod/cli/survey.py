@@ -29,6 +29,7 @@ from svod.tune.slices import kernel_bytes
 log = logging.getLogger("svod.cli")
 
 SMALL_SHARE = 0.005
+LONE_SHARE = 0.01           # below it new kernels alone do not start a search: shares vary from capture to capture
 PROFILE_RUNS = 2
 
 Decision = Literal["search", "known", "small", "left out"]
@@ -135,6 +136,10 @@ def decide(rows: Sequence[Row], target: Target, compiler: Compiler, db: TuningDB
             row.decision, row.why = "known", choice.why
         else:
             row.decision, row.why = "search", choice.why
+    wanted = [r for r in rows if r.decision == "search"]
+    if not only and any(r.decision == "known" for r in rows) and all(r.share < LONE_SHARE and r.winner is None for r in wanted):
+        for row in wanted:
+            row.decision, row.why = "small", f"{100 * row.share:.2f} % of the time, and nothing else is left to search"
 
 
 def was_interrupted(key: str, target: Target, db: TuningDB) -> bool:

@@ -190,6 +190,7 @@ class _Run:
         start = self._start_executor()
         executor = start.result()
         executor.wait_until_ready()
+        signal.signal(signal.SIGTERM, _terminate)       # Ray puts a handler of its own there, which ends the process on the spot
         self.seconds["workers"] = self.elapsed
         end = self.options.budget + GRACE_SECONDS - END_SECONDS - min(MAX_OVERRUN, KERNEL_OVERRUN * len(rows))
         seconds = max(self.options.budget / 2, min(self.options.budget, end - self.elapsed))
@@ -309,7 +310,7 @@ class _Run:
         words += [f"{len(groups['known'])} known to the database"] if groups["known"] else []
         small = groups["small"]
         if small:
-            words.append(f"{len(small)} below 0.5 % of the time keep the heuristic ({100 * sum(r.share for r in small):.1f} % together)")
+            words.append(f"{len(small)} too small to matter ({100 * sum(r.share for r in small):.1f} % of the time) keep the heuristic")
         words += [f"{len(groups['left out'])} left out"] if groups["left out"] else []
         families = len({r.family for r in rows})
         say(f"svod-tune: {_count(len(rows), 'distinct kernel')} in {families} famil{'y' if families == 1 else 'ies'}: {', '.join(words)}")

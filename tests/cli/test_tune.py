@@ -241,6 +241,12 @@ def test_survey_weighs_and_decides(tmp_path: Path) -> None:
         db.record(records_of_winner(softmax.key, (), "of another code generator"))
         decide(rows, TARGET, compiler(), db, settings)
         assert softmax.decision == "search" and "other code" in softmax.why
+        scale.share, softmax.share = 0.007, 0.003
+        decide(rows, TARGET, compiler(), db, settings)
+        assert [r.decision for r in rows] == ["known", "small", "small"], "a small kernel alone starts no search"
+        scale.share = 0.011
+        decide(rows, TARGET, compiler(), db, settings)
+        assert scale.decision == "search"
     found.plans[0].seconds.clear()
     assert survey(found, TARGET, compiler())[0].seconds > 0, "what was not timed is timed here"
     found.plans[0].target = "aarch64/other/neon/l1 64k/l2 1m/l3 0k/t4"
