@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -251,6 +251,16 @@ class PrepareConfig(_Config):
         """The configuration the environment asks for: BEAM, unless SVOD_NOOPT or SVOD_CAPTURE say that nothing is searched."""
         return cls(beam=BeamConfig.from_env(), optimizer=OptimizerConfig.from_env(), **cls._env_values())
 
+    def in_environment(self) -> Self:
+        """This configuration with what it leaves open (databases, object cache, cores) as the environment says. SVOD_CAPTURE and
+        SVOD_NOOPT win over it: a captured script searches nothing, whatever it asks for."""
+        env = type(self).from_env()
+        return replace(self, db=self.db if self.db is not None else env.db,
+                       threads=self.threads if self.threads is not None else env.threads,
+                       object_cache=self.object_cache if self.object_cache is not None else env.object_cache,
+                       capture=env.capture if env.capture is not None else self.capture,
+                       optimizer=env.optimizer if env.noopt else self.optimizer)
+
     def cache_key(self) -> tuple[tuple[str, Any], ...]:
         return super().cache_key() + self.optimizer.cache_key()
 
@@ -324,10 +334,10 @@ def is_writable(path: Path) -> bool:
     return False
 
 
-def _resolve_dir(wanted: Path, what: str) -> Path:
+def _resolve_dir(wanted: Path, what: str, below: str = "") -> Path:
     if is_writable(wanted):
         return wanted
-    fallback = Path.cwd() / LOCAL_DIR
+    fallback = Path.cwd() / LOCAL_DIR / below
     log_once(log, logging.WARNING, f"{wanted} cannot be written; the {what} goes to {fallback}")
     return fallback
 
@@ -350,7 +360,7 @@ def object_cache_dir(object_cache: str | os.PathLike[str] | None) -> Path | None
         return None if os.fspath(object_cache) == NONE else Path(object_cache)
     import platformdirs
 
-    return _resolve_dir(Path(platformdirs.user_cache_dir("svod", appauthor=False)) / "objects", "cache of compiled objects")
+    return _resolve_dir(Path(platformdirs.user_cache_dir("svod", appauthor=False)) / "objects", "cache of compiled objects", "objects")
 
 
 # -- documentation ------------------------------------------------------------------------------------------------------

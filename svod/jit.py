@@ -109,7 +109,7 @@ class Jit:
             raise SvodError(f"svod.jit: {getattr(self.fn, '__name__', 'the function')} returned no Tensor, but {type(result).__name__}; "
                             "return the tensors that should be computed")
         inputs = [graph.base_of(t.uop) for t in stand_ins]
-        config = self.config or PrepareConfig.from_env()
+        config = self.config.in_environment() if self.config else PrepareConfig.from_env()
         _fold_constants(outputs, frozenset(inputs), config)
         under = {u for t in outputs for u in t.uop.toposort() if u.op is Ops.BUFFER}
         assigned = {graph.base_of(a.src[0]) for t in outputs for a in t.uop.walk(Ops.ASSIGN)}

@@ -24,6 +24,7 @@ from svod.config import PrepareConfig, object_cache_dir
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.sketch import heuristic
+from svod.core.source import source_digest
 from svod.core.target import Target
 from svod.errors import KernelOptError
 from svod.tune.db import TuningDB
@@ -60,12 +61,13 @@ class Compiler:
 
     def __init__(self, target: Target, cache: ObjectCache, limit: int):
         self.target, self.cache, self.limit = target, cache, limit
+        self.generator = f"{COMPILER}, source {source_digest('core', 'compile')}"   # other code may come from other sources
         self._made: OrderedDict[str, Compiled] = OrderedDict()
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def _key(self, kernel: Kernel, what: str) -> str:
-        return object_key(kernel.key, what, self.target.key, CODEGEN_REVISION, COMPILER)
+        return object_key(kernel.key, what, self.target.key, CODEGEN_REVISION, self.generator)
 
     def compile(self, kernel: Kernel, choice: Choice) -> Compiled:
         """The code of a kernel under a chain. Raises KernelOptError for a chain that does not apply, CompileError."""

@@ -54,7 +54,7 @@ def prepare_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None) -> 
     Raises ScheduleError when nothing is given."""
     if not tensors:
         raise ScheduleError("prepare needs at least one tensor")
-    prepared = prepare_graph([t.uop for t in tensors], config if config is not None else PrepareConfig.from_env())
+    prepared = prepare_graph([t.uop for t in tensors], config.in_environment() if config is not None else PrepareConfig.from_env())
     prepared.attach(tensors)
     return prepared.plan
 

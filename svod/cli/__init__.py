@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
+import shutil
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NoReturn
 
 from svod.errors import SvodError
@@ -51,3 +53,15 @@ def run_command(program: str, module: str, needs: tuple[str, ...] = ("click", "r
         print(f"{program}: {one_line(e)}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     raise AssertionError("click ends the process")
+
+
+def program(name: str) -> str:
+    """How to call a program of this installation from here: by name where that finds it, else by its path in this environment."""
+    beside = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    if found is not None and Path(found).parent.resolve() == beside.parent.resolve():
+        return name
+    try:
+        return str(beside.relative_to(Path.cwd()))
+    except ValueError:
+        return str(beside)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from svod import config
+from svod.cli import program
 
 DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
@@ -48,7 +49,7 @@ class TuneOptions:
     def command_line(self, **changes: object) -> str:
         """A command that differs from this one by the options given, for people to paste."""
         values: dict[str, object] = {"beam": self.beam, "budget": f"{self.budget:g}", "db": self.db, **changes}
-        words = ["svod-tune", *((self.script,) if self.script else ("--from", self.source or ""))]
+        words = [program("svod-tune"), *((self.script,) if self.script else ("--from", self.source or ""))]
         for name, value in values.items():
             if value is True:
                 words.append(f"--{name}")

@@ -25,6 +25,7 @@ from typing import Any
 from svod import capture, config
 from svod.bench.ceilings import Ceilings, cached_ceilings
 from svod.capture import Capture, CapturedPlan
+from svod.cli import program
 from svod.cli.progress import make_progress
 from svod.cli.report import Outcome, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json
 from svod.cli.script import IDLE_SECONDS, ScriptEnd, run_script
@@ -381,7 +382,7 @@ class _Run:
         lines = []
         if o.script is not None:
             variable = f"SVOD_TUNE_DB={o.db} " if o.db else ""
-            lines.append(f"next: {variable}python {shlex.join([o.script, *o.args])}    # starts with these kernels")
+            lines.append(f"next: {variable}{program('python')} {shlex.join([o.script, *o.args])}    # starts with these kernels")
         hopeful = [x for x in outcomes if x.why == "budget spent"]
         prefix = "or:  " if lines else "next: "
         if hopeful:
@@ -391,7 +392,7 @@ class _Run:
             lines.append(f"{prefix}{o.command_line(beam=2 * o.beam, fresh=True)}    # a wider beam")
         else:
             database = f" --db {o.db}" if o.db else ""
-            lines.append(f"{prefix}svod-db{database} show {outcomes[0].row.key[:8]}    # everything about the first kernel")
+            lines.append(f"{prefix}{program('svod-db')}{database} show {outcomes[0].row.key[:8]}    # everything about the first kernel")
         return ["", *lines]
 
     # -- JSON ---------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from svod.core import symbolic as sy
 from svod.core.dtype import dtypes
 from svod.core.uop import COMMUTATIVE, Ops, UOp, encode
 
-AST_VERSION = b"svod-ast-1"
-"""Enters every kernel key: changes when the meaning or the form of kernel ASTs does."""
+AST_REVISION = 1
+"""Changes when the meaning or the form of kernel ASTs does; enters every kernel key."""
+AST_VERSION = b"svod-ast-%d" % AST_REVISION
 
 
 def _places(ast: UOp) -> dict[UOp, bytes]:

@@ -154,6 +154,16 @@ class _Builder:
         return self.buffer_of[u] if u in self.buffer_of else self.new_buffer(u.dtype, 0)
 
     # -- kernels ----------------------------------------------------------------------------
+    def ends(self, n: UOp, root: UOp) -> bool:
+        """True where the kernel of `root` reads a buffer."""
+        return n.op is Ops.BUFFER or n.op is Ops.ASSIGN or (n is not root and n in self.buffer_of and not is_constant(n))
+
+    def origin(self, root: UOp, value: UOp) -> str:
+        """Where a kernel comes from: its contraction, which takes the time, else what it stores."""
+        nodes = value.toposort(gate=lambda n: not self.ends(n, root))
+        heavy = next((n for n in nodes if n.op is Ops.REDUCE_AXIS and not self.ends(n, root) and is_contraction(n)), None)
+        return (origin_of(heavy) if heavy is not None else None) or origin_of(root) or origin_of(value) or ""
+
     def kernel_graph(self, value: UOp, root: UOp) -> tuple[UOp, dict[UOp, Version]]:
         """`value` with everything that has a buffer replaced by a stand-in BUFFER, numbered by first appearance, so that equal
         layers are equal graphs; and what each stand-in is."""
@@ -165,16 +175,13 @@ class _Builder:
                 stand_ins[v] = UOp(Ops.BUFFER, v[0].dtype, (unique, self.device), v[0].arg)
             return stand_ins[v]
 
-        def ends(n: UOp) -> bool:
-            return n.op is Ops.BUFFER or n.op is Ops.ASSIGN or (n is not root and n in self.buffer_of and not is_constant(n))
-
         done: dict[UOp, UOp] = {}
-        for n in value.toposort(gate=lambda n: not ends(n)):
+        for n in value.toposort(gate=lambda n: not self.ends(n, root)):
             if n.op is Ops.BUFFER:
                 done[n] = leaf((n, 0))
             elif n.op is Ops.ASSIGN:
                 done[n] = view_of(n, leaf(self.version_of[n]))
-            elif ends(n):
+            elif self.ends(n, root):
                 done[n] = reshaped(leaf((self.buffer_of[n], 0)), shape_of(n))
             else:
                 src = tuple([done[s] for s in n.src])
@@ -190,7 +197,7 @@ class _Builder:
         constants = frozenset(b for b, (buffer, version) in versions.items() if version == 0 and buffer in self.constants)
         ast, buffers = kernel_ast(graph, target, constants)
         args = [out if b is stand_in else versions[b] for b in buffers]
-        self.pending.append(_Pending(ast, args, 1, name_of(graph), origin_of(root) or origin_of(value) or "", why))
+        self.pending.append(_Pending(ast, args, 1, name_of(graph), self.origin(root, value), why))
 
     def add_assign(self, u: UOp, why: str) -> None:
         storage, version = self.version_of[u]

@@ -115,7 +115,7 @@ class Scheduler:
         if rule is None:
             raise KernelOptError(f"{opt.op} is not an opt; svod has {', '.join(sorted(OPTS))}")
         new = rule(self, opt.axis, opt.arg)
-        if any([type(p) is int for p in new.place]):
+        if any(type(p) is int for p in new.place):
             plan(new)   # loops that move may leave a stage that lives in them
         new.applied_opts = (*self.applied_opts, opt)
         return new

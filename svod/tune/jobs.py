@@ -13,8 +13,6 @@ on the other side, and a worker whose memory a wrong kernel has overwritten can 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
 import importlib
 import importlib.util
 import io
@@ -28,6 +26,7 @@ from typing import Any, Literal
 
 from svod.core.dtype import to_dtype  # how a DType is restored, the one function a message may name
 from svod.core.serialize import ast_to_data, data_to_ast
+from svod.core.source import source_digest
 from svod.errors import FormatError, TuneError
 
 __all__ = ["Outcome", "Status", "WorkerConfig", "ast_to_data", "data_to_ast", "decode", "encode", "identity", "mismatch", "resolve_job"]
@@ -148,18 +147,6 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
 
 
 # -- who is it -------------------------------------------------------------------------------------
-@functools.cache
-def source_digest() -> str:
-    """Digest of svod's own source files as they are on disk (first call): 16 hex digits."""
-    root = Path(__file__).resolve().parent.parent
-    h = hashlib.blake2b(digest_size=8)
-    for path in sorted(root.rglob("*.py")):
-        raw = path.read_bytes()
-        h.update(f"{path.relative_to(root).as_posix()}\0{len(raw)}\0".encode())
-        h.update(raw)
-    return h.hexdigest()
-
-
 def identity() -> dict[str, str]:
     """What must be equal at both ends for a measurement to mean the same: svod's source, Python, LLVM."""
     import llvmlite

@@ -24,6 +24,8 @@ from svod.bench.ceilings import Ceilings
 from svod.bench.timer import PROTOCOL_REVISION
 from svod.compile.codegen import CODEGEN_REVISION, COMPILER
 from svod.config import BeamConfig, BenchConfig
+from svod.core.canonical import AST_REVISION
+from svod.core.family import family_key
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.serialize import ast_to_data
@@ -195,7 +197,8 @@ class TuneSession:
             seeds = self._stored_seeds(base, known)
         if self.config.strict != "reference":
             seeds += [(s, Origin.SKETCH) for s in sketches(base)]
-        self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), flops=kernel_operations(kernel),
+        self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
+                                     structure=family_key(kernel.ast), flops=kernel_operations(kernel),
                                      bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
         self._searches[task.key] = self.db.begin_search(task.key, self.target.key, strategy=self.strategy,
                                                         executor=self.executor.description, config=dataclasses.asdict(self.config))

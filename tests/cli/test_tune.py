@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 from svod import capture, config
 from svod.bench.ceilings import Ceilings
+from svod.cli import program, tune_run
 from svod.cli import script as script_module
-from svod.cli import tune_run
 from svod.cli.progress import LineProgress, LiveProgress, make_progress
 from svod.cli.report import Outcome, dry_table, kernel_table, text_table
 from svod.cli.script import processes_with, run_script
@@ -109,7 +109,7 @@ def test_options_stand_on_both_sides_and_the_rest_is_the_scripts(tmp_path: Path,
     assert run("--beam", "3", path, "one", "--budget", "5", "--only", "a", "--only", "b", "--", "--beam", "9", "--", "-x").exit_code == 0
     [o] = seen
     assert (o.script, o.args, o.beam, o.budget, o.only) == (path, ("one", "--beam", "9", "--", "-x"), 3, 5.0, ("a", "b"))
-    assert o.command_line(beam=6, fresh=True) == f"svod-tune {path} --beam 6 --budget 5 --fresh -- one --beam 9 -- -x"
+    assert o.command_line(beam=6, fresh=True) == f"{program('svod-tune')} {path} --beam 6 --budget 5 --fresh -- one --beam 9 -- -x"
     monkeypatch.setenv("BEAM", "5")
     assert run(path).exit_code == 0 and seen[-1].beam == 5
     check(TuneOptions(None, source=path))
@@ -396,7 +396,7 @@ def test_a_second_run_finds_everything_and_starts_no_workers(tmp_path: Path, fak
 def test_dry_run_searches_and_writes_nothing(tmp_path: Path, fake: type[FakeSession]) -> None:
     done = run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--dry-run", "--json", str(tmp_path / "r.json"))
     assert done.exit_code == 0 and not NoExecutor.started and not (tmp_path / "t.db").exists()
-    for word in ("family", "gemm", "softmax", "scale", "nothing", "search", "next: svod-tune --from"):
+    for word in ("family", "gemm", "softmax", "scale", "nothing", "search", f"next: {program('svod-tune')} --from"):
         assert word in done.output
     assert [k["decision"] for k in json.loads((tmp_path / "r.json").read_text())["kernels"]] == ["search"] * 3
     assert run("--from", captured(tmp_path), "--only", "nobody", "--dry-run").exit_code == 2
