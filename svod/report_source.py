@@ -13,6 +13,7 @@ from typing import Any
 from svod.bench.ceilings import Ceilings
 from svod.bench.report_data import Course, Trial, TunedKernel, Tuning, fates_of, kind_of_step
 from svod.compile.host import host_target
+from svod.core.estimate import estimate
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.serialize import data_to_ast
@@ -86,8 +87,11 @@ def _machine_of(key: str) -> Target | None:
 def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None, machine: Target | None, courses: Sequence[Course],
             verified: str) -> TunedKernel:
     shape = dtype = nest = problem = ""
+    flops, moved = record.flops, record.bytes
     try:
         kernel = Kernel(data_to_ast(record.ast))
+        work = estimate(kernel.ast)
+        flops, moved = float(work.flops), float(work.bytes_moved)
         out = kernel.stages[kernel.output]
         shape = "×".join(str(kernel.axes[a].extent) for a in out.outs) or "scalar"
         if out.reds:
@@ -103,7 +107,7 @@ def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None,
         problem = f"the stored chain or kernel cannot be replayed by this svod: {e}"
     chain = tuple(str(Opt.from_json(list(o))) for o in winner.chain) if winner else ()
     speedup = (1 / winner.ratio_high, 1 / winner.ratio, 1 / winner.ratio_low) if winner else None
-    return TunedKernel(record.kernel, record.name or "kernel", shape, dtype, tuple(origins), record.flops, record.bytes,
+    return TunedKernel(record.kernel, record.name or "kernel", shape, dtype, tuple(origins), flops, moved,
                        chain, winner.time if winner else None, winner.baseline if winner else None, speedup, verified, nest, problem,
                        tuple(courses))
 

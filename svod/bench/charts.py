@@ -1,11 +1,13 @@
 """The report's charts as inline SVG, written here, without a library and without scripts.
 
 Horizontal positions are percentages and vertical ones pixels, so that a chart fills whatever width it has while its text and its marks
-keep their size. Where labels must not collide, they are placed twice: for a wide plot and for a narrow one; the style sheet shows one of the two.
+keep their size. Where labels must not collide, they are placed twice: for a wide plot and for a narrow one; the style
+sheet shows one of the two.
 
 Every chart is an image with a name for screen readers; what it shows stands in a table as well. Marks have titles (hover), and those of
 kernels are links to the kernel's row.
 """
+
 from __future__ import annotations
 
 import math
@@ -16,21 +18,34 @@ from svod.bench import quantities as q
 from svod.bench.markup import Markup, join, tag
 from svod.bench.report_data import SEVERAL, START, Course, Trial
 
-WIDE, NARROW = 860.0, 250.0         # pixels of a plot that labels are placed for
-LETTER = 6.3                        # pixels of one character of a label, on average
+WIDE, NARROW = 860.0, 250.0  # pixels of a plot that labels are placed for
+LETTER = 6.3  # pixels of one character of a label, on average
 ROOF_HEIGHT = 400
 COURSE_HEIGHT = 190
-MAX_POINTS = 400                    # of one course: the slowest are left out beyond
-SLOWEST_SHOWN = 5.0                 # times the heuristic; slower ones are drawn at the upper edge
+MAX_POINTS = 400  # of one course: the slowest are left out beyond
+SLOWEST_SHOWN = 5.0  # times the heuristic; slower ones are drawn at the upper edge
 
 #: Symbols by kind of step: shape as well as colour tells them apart.
-SYMBOLS: dict[str, str] = {START: "start", "register tile": "dot", "loops": "square", "staging": "triangle", "cores": "bar",
-                           "memory hints": "cross", SEVERAL: "diamond"}
-_SHAPES = {"start": '<circle r="3.5" fill="none" stroke="currentColor" stroke-width="2"/>', "dot": '<circle r="3.2"/>',
-           "square": '<rect x="-3" y="-3" width="6" height="6"/>', "triangle": '<path d="M0-4 4 3.2h-8z"/>',
-           "bar": '<rect x="-1.6" y="-4.2" width="3.2" height="8.4"/>', "cross": '<path d="'
-           'M-3.4-2-2-3.4 0-1.4 2-3.4 3.4-2 1.4 0 3.4 2 2 3.4 0 1.4-2 3.4-3.4 2-1.4 0z"/>',
-           "diamond": '<path d="M0-4.4 4.4 0 0 4.4-4.4 0z"/>'}
+SYMBOLS: dict[str, str] = {
+    START: "start",
+    "register tile": "dot",
+    "loops": "square",
+    "staging": "triangle",
+    "cores": "bar",
+    "memory hints": "cross",
+    SEVERAL: "diamond",
+}
+_SHAPES = {
+    "more": '<path d="M-4-4.4 4.4 0-4 4.4z"/>',
+    "less": '<path d="M4-4.4-4.4 0 4 4.4z"/>',
+    "start": '<circle r="3.5" fill="none" stroke="currentColor" stroke-width="2"/>',
+    "dot": '<circle r="3.2"/>',
+    "square": '<rect x="-3" y="-3" width="6" height="6"/>',
+    "triangle": '<path d="M0-4 4 3.2h-8z"/>',
+    "bar": '<rect x="-1.6" y="-4.2" width="3.2" height="8.4"/>',
+    "cross": '<path d="M-3.4-2-2-3.4 0-1.4 2-3.4 3.4-2 1.4 0 3.4 2 2 3.4 0 1.4-2 3.4-3.4 2-1.4 0z"/>',
+    "diamond": '<path d="M0-4.4 4.4 0 0 4.4-4.4 0z"/>',
+}
 
 
 def symbols() -> Markup:
@@ -46,11 +61,14 @@ def slug(kind: str) -> str:
 
 def swatch(kind: str) -> Markup:
     """A mark as it stands in legends."""
-    return Markup(f'<svg class="swatch {slug(kind)}" width="12" height="12" viewBox="-6 -6 12 12" aria-hidden="true">'
-                  f'<use href="#m-{SYMBOLS[kind]}"/></svg>')
+    return Markup(
+        f'<svg class="swatch {slug(kind)}" width="12" height="12" viewBox="-6 -6 12 12" aria-hidden="true">'
+        f'<use href="#m-{SYMBOLS[kind]}"/></svg>'
+    )
 
 
 # -- axes -------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -130,19 +148,39 @@ class Frame:
         rows = [(v, self.up(v)) for v in self.y.ticks(y_ticks)]
         columns = [(v, self.x.at(v)) for v in self.x.ticks(x_ticks)]
         total = self.height + 40
-        left = join(*(Markup(f'<text x="100%" dx="-8" y="{y + 4:.1f}" text-anchor="end" class="tick">{_escape(self.y_text(v))}</text>')
-                      for v, y in rows))
+        left = join(
+            *(
+                Markup(f'<text x="100%" dx="-8" y="{y + 4:.1f}" text-anchor="end" class="tick">{_escape(self.y_text(v))}</text>')
+                for v, y in rows
+            )
+        )
         grid = join(*(_line(0, y, 1, y, "grid") for _, y in rows), *(_line(x, 0, x, self.height, "grid") for _, x in columns))
-        below = join(*(_text(x, self.height + 17, self.x_text(v), "tick", "start" if x < 0.02 else "end" if x > 0.98 else "middle")
-                       for v, x in columns))
+        below = join(
+            *(
+                _text(x, self.height + 17, self.x_text(v), "tick", "start" if x < 0.02 else "end" if x > 0.98 else "middle")
+                for v, x in columns
+            )
+        )
         title = _text(0.5, self.height + 36, self.x_title, "axis")
-        plot = tag("svg", grid, _line(0, self.height, 1, self.height, "base"), join(*content), below, title, class_="plot", width="100%",
-                   height=f"{total:g}", role="img", aria_label=label)
+        plot = tag(
+            "svg",
+            grid,
+            _line(0, self.height, 1, self.height, "base"),
+            join(*content),
+            below,
+            title,
+            class_="plot",
+            width="100%",
+            height=f"{total:g}",
+            role="img",
+            aria_label=label,
+        )
         axis = tag("svg", left, class_="yaxis", width="64", height=f"{total:g}", aria_hidden="true")
         return tag("div", tag("div", self.y_title, class_="ytitle"), tag("div", axis, plot, class_="chart"), class_="figure")
 
 
 # -- roofline ---------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Roof:
@@ -177,9 +215,15 @@ def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Markup:
     if flat and slants:
         high_x = max(high_x, 3 * flat / min(r.rate for r in slants))
     low_y, high_y = min(rates) / 2, max(*rates, flat) * 1.7
-    f = Frame(Scale(low_x, high_x, True), Scale(low_y, high_y, True), ROOF_HEIGHT,
-              lambda v: f"{v:g}", lambda v: _short_rate(v), "operations per byte from and to memory",
-              "FLOP/s")
+    f = Frame(
+        Scale(low_x, high_x, True),
+        Scale(low_y, high_y, True),
+        ROOF_HEIGHT,
+        lambda v: f"{v:g}",
+        lambda v: _short_rate(v),
+        "operations per byte from and to memory",
+        "FLOP/s",
+    )
     lines: list[object] = []
     texts: list[object] = []
     for roof in roofs:
@@ -193,8 +237,9 @@ def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Markup:
             x1 = min(high_x, flat / roof.rate if flat else high_y / roof.rate)
             if x1 > x0:
                 y0 = f.up(roof.rate * x0)
-                lines.append(_line(f.x.at(x0), y0, f.x.at(x1), f.up(roof.rate * x1), f"roof {roof.cls}",
-                                   f"{roof.name}: {q.bytes_rate(roof.rate)}"))
+                lines.append(
+                    _line(f.x.at(x0), y0, f.x.at(x1), f.up(roof.rate * x1), f"roof {roof.cls}", f"{roof.name}: {q.bytes_rate(roof.rate)}")
+                )
                 texts.append(_text(f.x.at(x0), y0 - 7 if f.x.at(x0) < 0.01 else y0 - 14, roof.name, "rooftext halo", "start", 5))
     marks: list[object] = []
     for p in sorted(points, key=lambda p: p.name):
@@ -206,11 +251,14 @@ def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Markup:
             marks.append(_mark("diamond", x, f.up(p.peer), "peer hollow", ""))
     for p in sorted(points, key=lambda p: p.name):
         x, y = f.x.at(p.intensity), f.up(p.rate)
-        dot = Markup(f'<circle cx="{_pc(x)}" cy="{y:.1f}" r="11" class="target"/><circle cx="{_pc(x)}" cy="{y:.1f}" r="5" class="{p.cls}"/>')
+        dot = Markup(
+            f'<circle cx="{_pc(x)}" cy="{y:.1f}" r="11" class="target"/><circle cx="{_pc(x)}" cy="{y:.1f}" r="5" class="{p.cls}"/>'
+        )
         marks.append(tag("a", tag("title", p.title), dot, href=p.href, aria_label=p.title))
     labels = [*_place(points, roofs, f, WIDE, "wide"), *_place(points, roofs, f, NARROW, "narrow")]
-    return f.draw(*lines, *marks, *texts, *labels, label=f"Roofline with {len(points)} kernels; the same figures stand in the table below",
-                  x_ticks=7)
+    return f.draw(
+        *lines, *marks, *texts, *labels, label=f"Roofline with {len(points)} kernels; the same figures stand in the table below", x_ticks=7
+    )
 
 
 def _short_rate(value: float) -> str:
@@ -220,8 +268,15 @@ def _short_rate(value: float) -> str:
 
 def _place(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width: float, cls: str) -> list[Markup]:
     """Names of points beside them, as many as have room: right, left, above or below; the fastest first."""
-    taken = [box for roof in roofs if roof.flat for box in (
-        (0.0, f.up(roof.rate) - 2, width, f.up(roof.rate) + 2), (width - LETTER * 26, f.up(roof.rate) - 20, width, f.up(roof.rate)))]
+    taken = [
+        box
+        for roof in roofs
+        if roof.flat
+        for box in (
+            (0.0, f.up(roof.rate) - 2, width, f.up(roof.rate) + 2),
+            (width - LETTER * 26, f.up(roof.rate) - 20, width, f.up(roof.rate)),
+        )
+    ]
     for p in points:
         for rate in (p.rate, p.before, p.peer):
             if rate:
@@ -230,8 +285,18 @@ def _place(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width: floa
     out = []
     for p in sorted(points, key=lambda p: -p.rate):
         x, y, w = f.x.at(p.intensity) * width, f.up(p.rate), LETTER * len(p.name)
-        for anchor, dx, dy in (("start", 9.0, 4.0), ("end", -9.0, 4.0), ("middle", 0.0, -10.0), ("middle", 0.0, 18.0), ("start", 9.0, 18.0),
-                               ("end", -9.0, 18.0), ("start", 9.0, 31.0), ("end", -9.0, 31.0), ("start", 9.0, -10.0), ("end", -9.0, -10.0)):
+        for anchor, dx, dy in (
+            ("start", 9.0, 4.0),
+            ("end", -9.0, 4.0),
+            ("middle", 0.0, -10.0),
+            ("middle", 0.0, 18.0),
+            ("start", 9.0, 18.0),
+            ("end", -9.0, 18.0),
+            ("start", 9.0, 31.0),
+            ("end", -9.0, 31.0),
+            ("start", 9.0, -10.0),
+            ("end", -9.0, -10.0),
+        ):
             left = x + dx - (0 if anchor == "start" else w if anchor == "end" else w / 2)
             box = (left, y + dy - 10, left + w, y + dy + 3)
             free = all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken)
@@ -243,6 +308,7 @@ def _place(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width: floa
 
 
 # -- speed-ups --------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -281,13 +347,28 @@ def speedup_row(bars: Sequence[Bar], dots: Sequence[Bar], scale: Scale, label: s
         y = 4 + 14 * i
         end = _clamped(scale, bar.value)
         x, w = min(one, end), abs(end - one)
-        parts.append(Markup(f'<rect x="{_pc(x)}" y="{y}" width="{_pc(max(w, 0.002))}" height="10" rx="1.5" class="{bar.cls}">'
-                            f'<title>{_escape(bar.title)}</title></rect>'))
+        parts.append(
+            Markup(
+                f'<rect x="{_pc(x)}" y="{y}" width="{_pc(max(w, 0.002))}" height="10" rx="1.5" class="{bar.cls}">'
+                f"<title>{_escape(bar.title)}</title></rect>"
+            )
+        )
         if bar.low is not None and bar.high is not None:
             parts.append(_line(_clamped(scale, bar.low), y + 5, _clamped(scale, bar.high), y + 5, "whisker"))
     for dot in dots:
-        parts.append(Markup(f'<circle cx="{_pc(_clamped(scale, dot.value))}" cy="9" r="3.2" class="{dot.cls} dot">'
-                            f'<title>{_escape(dot.title)}</title></circle>'))
+        if not 0 <= scale.at(dot.value) <= 1:
+            parts.append(
+                _mark(
+                    "more" if dot.value > 1 else "less", _clamped(scale, dot.value), 9, f"{dot.cls} dot", f"{dot.title}, beyond the scale"
+                )
+            )
+            continue
+        parts.append(
+            Markup(
+                f'<circle cx="{_pc(_clamped(scale, dot.value))}" cy="9" r="3.2" class="{dot.cls} dot">'
+                f"<title>{_escape(dot.title)}</title></circle>"
+            )
+        )
     parts.append(_line(one, 0, one, height, "one"))
     return tag("svg", *parts, class_="bars", width="100%", height=str(height), role="img", aria_label=label)
 
@@ -300,13 +381,20 @@ def speedup_axis(scale: Scale) -> Markup:
 
 # -- the course of a search -------------------------------------------------------------------------
 
-def course_charts(course: Course, confirmed: float | None) -> Markup | None:
-    """The best time over candidates, and over seconds, side by side; None where nothing was timed."""
+
+def course_charts(course: Course) -> Markup | None:
+    """The best time over candidates, with every candidate, and over seconds, side by side; None where nothing was timed.
+
+    Candidates are recorded when their round ends, so over seconds only the best is drawn."""
     trials = _shown(course.trials)
     if not trials:
         return None
-    over_candidates = _course(course, trials, lambda t: float(t.number), "candidates timed", lambda v: f"{v:.0f}", confirmed)
-    over_seconds = _course(course, trials, lambda t: t.at, "seconds since the search began", lambda v: f"{v:g}", confirmed)
+    candidates = max(t.number for t in trials)
+    over_candidates = _course(
+        course, trials, lambda t: float(t.number), Scale(0.5, max(2.0, candidates * 1.03), False), "candidates timed", trials
+    )
+    seconds = Scale(0.0, max(0.1, 1.03 * max(t.at for t in trials)), False)
+    over_seconds = _course(course, trials, lambda t: t.at, seconds, "seconds since the search began", ())
     return tag("div", over_candidates, over_seconds, class_="pair")
 
 
@@ -317,38 +405,41 @@ def _shown(trials: Sequence[Trial]) -> list[Trial]:
     return [t for t in trials if t.seconds <= limit or t.kind == START]
 
 
-def _course(course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], float], x_title: str, x_text: Callable[[float], str],
-            confirmed: float | None) -> Markup:
-    times = [t.seconds for t in trials]
-    best = min(times)
-    reference = course.heuristic or max(t.seconds for t in trials if t.raced or t.kind == START or len(trials) == 1)
-    top = max(min(max(times), SLOWEST_SHOWN * reference), reference * 1.15, best * 1.3)
-    last = max(1.0 if x_title.startswith("c") else 0.1, *(x_of(t) for t in trials))
-    first = 0.5 if x_title.startswith("c") else 0.0
-    known = [v for v in (confirmed, course.best, course.heuristic) if v]
-    unit = q.seconds(best)[len(q.seconds(best).rstrip("abcdefghijklmnopqrstuvwxyzµ")):]
-    size = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
-    f = Frame(Scale(first, last * 1.03, False), Scale(min(best, *known) / 1.12 if known else best / 1.12, top * 1.08, True), COURSE_HEIGHT,
-              x_text, lambda v: f"{v / size:g}", x_title, f"time of one run, {unit}")
-    content: list[object] = []
-    if course.heuristic:
-        y = f.up(course.heuristic)
-        content.append(_line(0, y, 1, y, "reference", f"heuristic: {q.seconds(course.heuristic)}"))
-        content.append(_text(1, y - 5, f"heuristic {q.seconds(course.heuristic)}", "rooftext halo", "end"))
+def _course(
+    course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], float], across: Scale, x_title: str, marked: Sequence[Trial]
+) -> Markup:
+    times = [t.seconds for t in trials if marked or t.raced] or [t.seconds for t in trials]
+    start = next((t.seconds for t in trials if t.kind == START), course.heuristic or max(times))
+    top = max(min(max(times), SLOWEST_SHOWN * start), start * 1.15)
+    size, unit = next((s for s in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if top >= s[0]), (1e-9, "ns"))
+    f = Frame(
+        across,
+        Scale(min(times) / 1.12, top * 1.08, True),
+        COURSE_HEIGHT,
+        lambda v: f"{v:g}",
+        lambda v: f"{v / size:g}",
+        x_title,
+        f"time of one run, {unit}",
+    )
+    y = f.up(start)
+    content: list[object] = [_line(0, y, 1, y, "reference", f"heuristic: {q.seconds(start)}")]
     steps = _best_steps(trials, x_of)
     for i, (x, y, kind, _) in enumerate(steps):
         until = steps[i + 1][0] if i + 1 < len(steps) else f.x.high
         content.append(_line(f.x.at(x), f.up(y), f.x.at(until), f.up(y), f"best {slug(kind)}"))
         if i + 1 < len(steps):
             content.append(_line(f.x.at(until), f.up(y), f.x.at(until), f.up(steps[i + 1][1]), f"best {slug(steps[i + 1][2])}"))
-    winners = {id(t) for *_, t in steps}
-    for t in trials:
-        y = max(3.0, f.up(t.seconds))
-        improving = id(t) in winners
-        title = f"{t.number}: {q.seconds(t.seconds)}, {t.kind}{'' if t.raced else ' (screened)'}: {t.chain}" if t.raced or improving else ""
-        content.append(_mark(SYMBOLS[t.kind], f.x.at(x_of(t)), y, f"{slug(t.kind)}{'' if t.raced else ' faint'}", title))
-    return f.draw(*content, label=f"Best time over {x_title}: from {q.seconds(steps[0][1])} to {q.seconds(steps[-1][1])}" if steps
-                  else f"Times over {x_title}", x_ticks=6, y_ticks=5)
+    improving = {id(t) for *_, t in steps}
+    for t in marked or [t for *_, t in steps]:
+        told = t.raced or id(t) in improving
+        title = f"{t.number}: {q.seconds(t.seconds)}, {t.kind}{'' if t.raced else ' (screened)'}: {t.chain}" if told else ""
+        content.append(
+            _mark(SYMBOLS[t.kind], f.x.at(x_of(t)), max(3.0, f.up(t.seconds)), f"{slug(t.kind)}{'' if t.raced else ' faint'}", title)
+        )
+    above = f.up(start) > 20
+    content.append(_text(1, f.up(start) + (-6 if above else 14), f"heuristic {q.seconds(start)}", "rooftext halo", "end"))
+    label = f"Best time over {x_title}: from {q.seconds(steps[0][1])} to {q.seconds(steps[-1][1])}" if steps else f"Times over {x_title}"
+    return f.draw(*content, label=label, x_ticks=6, y_ticks=5)
 
 
 def _best_steps(trials: Sequence[Trial], x_of: Callable[[Trial], float]) -> list[tuple[float, float, str, Trial]]:
@@ -363,6 +454,7 @@ def _best_steps(trials: Sequence[Trial], x_of: Callable[[Trial], float]) -> list
 
 # -- where candidates went --------------------------------------------------------------------------
 
+
 def stacked(parts: Sequence[tuple[str, int, str]], label: str) -> Markup:
     """One bar of (name, count, class) parts, in proportion."""
     total = sum(n for _, n, _ in parts) or 1
@@ -370,8 +462,12 @@ def stacked(parts: Sequence[tuple[str, int, str]], label: str) -> Markup:
     rects = []
     for name, n, cls in parts:
         if n:
-            rects.append(Markup(f'<rect x="{_pc(x)}" y="0" width="{_pc(n / total)}" height="22" class="fate {cls}">'
-                                f'<title>{_escape(name)}: {n} ({100 * n / total:.0f} %)</title></rect>'))
+            rects.append(
+                Markup(
+                    f'<rect x="{_pc(x)}" y="0" width="{_pc(n / total)}" height="22" class="fate {cls}">'
+                    f"<title>{_escape(name)}: {n} ({100 * n / total:.0f} %)</title></rect>"
+                )
+            )
             if n / total > 0.06:
                 rects.append(_text(x + n / total / 2, 15.5, str(n), f"fatetext {cls}-on"))
         x += n / total

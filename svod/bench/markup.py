@@ -76,5 +76,5 @@ def table(columns: Sequence[Column], lines: Iterable[Line], *, caption: str, sor
             cells.append(tag("th" if i == 0 else "td", cell.shown, scope="row" if i == 0 else None, class_=classes(c), data_v=value))
         rows.append(tag("tr", *cells, id=line.id))
     kind = "sortable" if sortable else None
-    body = tag("table", tag("caption", caption), tag("thead", tag("tr", head)), tag("tbody", *rows), class_=kind)
+    body = tag("table", tag("caption", tag("span", caption)), tag("thead", tag("tr", head)), tag("tbody", *rows), class_=kind)
     return tag("div", body, class_="scroll", tabindex="0", role="region", aria_label=caption)

@@ -53,7 +53,10 @@ def bytes_rate(value: float | None) -> str:
 
 def size(value: float | None) -> str:
     """Bytes of memory; binary units, as caches are given everywhere."""
-    return NOTHING if not value else _scaled(value, ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")))
+    if not value:
+        return NOTHING
+    unit, name = next((u, n) for u, n in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")) if value >= u or u == 1)
+    return f"{value / unit:.3g}{NBSP}{name}" if value / unit < 999.5 else f"{value / unit:.0f}{NBSP}{name}"
 
 
 def amount(value: float | None) -> str:

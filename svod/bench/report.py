@@ -7,6 +7,7 @@
 
 The page needs no network and no script: scripts only make tables sortable and open all details for printing.
 """
+
 from __future__ import annotations
 
 import os
@@ -17,16 +18,19 @@ from importlib.resources import files
 from pathlib import Path
 
 from svod.bench import quantities as q
-from svod.bench import report_sections as sections
+from svod.bench import report_kernels, report_sections, report_tables
 from svod.bench.charts import symbols
 from svod.bench.markup import Markup, join, tag
 from svod.bench.report_data import Overview, Tuning, overview
+from svod.bench.report_parts import kernel_title, over_best_peer, over_heuristic, peer_names
 from svod.bench.results import CaseResult, Run
 from svod.bench.summary import ALL, BEST_PEER, group_results
 from svod.errors import ConfigError
 
-NO_DATA = ("there is nothing to report: no run was given, and the tuning database knows no search. Measure with `svod-bench run --json run.json` "
-           "and report with `svod-bench report run.json`, or tune a model with `svod-tune MODEL.py` first")
+NO_DATA = (
+    "there is nothing to report: no run was given, and the tuning database knows no search. Measure with `svod-bench run --json run.json` "
+    "and report with `svod-bench report run.json`, or tune a model with `svod-tune MODEL.py` first"
+)
 
 
 def write_report(runs: Sequence[Run], tuning: Tuning | None, path: Path, *, now: datetime | None = None) -> None:
@@ -35,7 +39,7 @@ def write_report(runs: Sequence[Run], tuning: Tuning | None, path: Path, *, now:
     text = render_html(runs, tuning, now=now)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
         file.write(text)
-    os.chmod(file.name, 0o644)      # temporary files are private
+    os.chmod(file.name, 0o644)  # temporary files are private
     os.replace(file.name, path)
 
 
@@ -49,24 +53,53 @@ def render_html(runs: Sequence[Run], tuning: Tuning | None, *, now: datetime | N
     if not has_data(runs, tuning):
         raise ConfigError(NO_DATA)
     view = overview(runs)
-    parts = [("Roofline", sections.roofline_section(view, tuning)), ("Speed-ups", sections.speedup_section(view, tuning)),
-             ("What to tune next", sections.next_section(view, tuning)), ("All figures", sections.case_section(view, tuning)),
-             ("Candidates", sections.search_section(tuning)), ("Kernels", sections.kernel_section(tuning)),
-             ("Machine", sections.machine_section(view, tuning))]
+    parts = [
+        ("Roofline", report_sections.roofline_section(view, tuning)),
+        ("Speed-ups", report_sections.speedup_section(view, tuning)),
+        ("What to tune next", report_tables.next_section(view, tuning)),
+        ("All figures", report_tables.case_section(view, tuning)),
+        ("Candidates", report_kernels.search_section(tuning)),
+        ("Kernels", report_kernels.kernel_section(tuning)),
+        ("Machine", report_tables.machine_section(view, tuning)),
+    ]
     shown = [(name, part) for name, part in parts if part is not None]
     title = _title(view, tuning)
     made = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
     links = tag("nav", tag("ul", *(tag("li", tag("a", name, href=f"#{_id_of(part)}")) for name, part in shown)), aria_label="Sections")
-    head = tag("header", tag("p", "svod", class_="brand"), tag("h1", title), tag("p", _subtitle(view, tuning), class_="sub"),
-               *_warnings(view), sections.headline(view, tuning), _verdict(view, tuning))
+    head = tag(
+        "header",
+        tag("p", "svod", class_="brand"),
+        tag("h1", title),
+        tag("p", _subtitle(view, tuning), class_="sub"),
+        *_warnings(view),
+        report_sections.headline(view, tuning),
+        _verdict(view, tuning),
+    )
     missing = gaps(view, tuning)
-    foot = tag("footer", tag("p", f"Made {made} by svod-bench report."),
-               *([tag("p", "Left out: " + " ".join(missing))] if missing else []),
-               *([tag("p", "Records that were skipped: " + "; ".join(tuning.remarks))] if tuning is not None and tuning.remarks else []))
-    body = tag("body", tag("a", "Skip to the figures", href="#main", class_="skip"), symbols(), head, links,
-               tag("main", *(part for _, part in shown), id="main"), foot, tag("script", _resource("report.js")))
-    page_head = tag("head", tag("meta", charset="utf-8"), tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-                    tag("meta", name="color-scheme", content="light dark"), tag("title", f"{title} · svod"), tag("style", _resource("report.css")))
+    foot = tag(
+        "footer",
+        tag("p", f"Made {made} by svod-bench report."),
+        *([tag("p", "Left out: " + " ".join(missing))] if missing else []),
+        *([tag("p", "Records that were skipped: " + "; ".join(tuning.remarks))] if tuning is not None and tuning.remarks else []),
+    )
+    body = tag(
+        "body",
+        tag("a", "Skip to the figures", href="#main", class_="skip"),
+        symbols(),
+        head,
+        links,
+        tag("main", *(part for _, part in shown), id="main"),
+        foot,
+        tag("script", _resource("report.js")),
+    )
+    page_head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{title} · svod"),
+        tag("style", _resource("report.css")),
+    )
     return "<!doctype html>\n" + tag("html", page_head, body, lang="en") + "\n"
 
 
@@ -79,10 +112,16 @@ def _resource(name: str) -> Markup:
 
 
 def _verdict(view: Overview, tuning: Tuning | None) -> Markup | None:
-    text = sections.verdict(view, tuning)
+    text = report_sections.verdict(view, tuning)
     if not text:
         return None
-    return tag("p", text, " ", tag("a", "What to tune next", href="#next") if sections.next_section(view, tuning) is not None else None, class_="verdict")
+    return tag(
+        "p",
+        text,
+        " ",
+        tag("a", "What to tune next", href="#next") if report_tables.next_section(view, tuning) is not None else None,
+        class_="verdict",
+    )
 
 
 def _title(view: Overview, tuning: Tuning | None) -> str:
@@ -97,25 +136,41 @@ def _title(view: Overview, tuning: Tuning | None) -> str:
 def _subtitle(view: Overview, tuning: Tuning | None) -> str:
     run = view.latest
     if run is not None:
-        parts = [f"{run.machine.threads} thread{'s' * (run.machine.threads != 1)}", run.settings.started.split("T")[0],
-                 f"svod {run.versions.get('svod', '')}".strip(), run.settings.command]
+        parts = [
+            f"{run.machine.threads} thread{'s' * (run.machine.threads != 1)}",
+            run.settings.started.split("T")[0],
+            f"svod {run.versions.get('svod', '')}".strip(),
+            run.settings.command,
+        ]
     else:
         assert tuning is not None, "there is something to show"
         when = max((c.started for c in tuning.courses), default=0.0)
         threads = tuning.target.rsplit("/t", 1)[-1]
-        parts = [f"{threads} thread{'s' * (threads != '1')}" if threads.isdigit() else "",
-                 datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d") if when else "", tuning.compiler, tuning.database]
+        parts = [
+            f"{threads} thread{'s' * (threads != '1')}" if threads.isdigit() else "",
+            datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d") if when else "",
+            tuning.compiler,
+            tuning.database,
+        ]
     return " · ".join(p for p in parts if p)
 
 
 def _warnings(view: Overview) -> list[Markup]:
     found = []
     if len(view.targets) > 1:
-        found.append(f"These runs are from {len(view.targets)} kinds of machine: ratios can be compared, times cannot. The ceilings shown are the latest run's.")
+        found.append(
+            f"These runs are from {len(view.targets)} kinds of machine: ratios can be compared, times cannot. "
+            "The ceilings shown are the latest run's."
+        )
     busy = list(dict.fromkeys(r.load.busy for r in view.runs if r.load.busy))
     if busy:
         found.append(f"The machine was busy: {'; '.join(busy)}. Take small differences with care.")
-    wrong = [f"{c.title} ({o.name}): {o.why}" for c in view.cases for o in c.contestants if o.status == "wrong" and o.name in ("heuristic", "tuned")]
+    wrong = [
+        f"{c.title} ({o.name}): {o.why}"
+        for c in view.cases
+        for o in c.contestants
+        if o.status == "wrong" and o.name in ("heuristic", "tuned")
+    ]
     if wrong:
         found.append(f"Wrong results of svod: {'; '.join(wrong)}")
     return [tag("p", w, class_="warning", role="note") for w in found]
@@ -127,20 +182,23 @@ def gaps(view: Overview, tuning: Tuning | None) -> list[str]:
     if not view.cases:
         found.append("comparisons with peers and shares of ceilings (no run was given: svod-bench run --json run.json).")
     else:
-        if not sections.peer_names(view):
+        if not peer_names(view):
             found.append("peers (none took part: svod-bench run --peers numpy,torch,onnxruntime,jax).")
         if view.ceilings is None and (tuning is None or tuning.ceilings is None):
             found.append("ceilings (the run has none: svod-bench ceilings).")
-        if not any(sections.over_heuristic(c) is not None for c in view.cases):
+        if not any(over_heuristic(c) is not None for c in view.cases):
             found.append("gains of tuning in these runs (they hold no tuned contestant: svod-bench run --beam 8).")
     if tuning is None or not tuning.kernels:
         found.append("searches and winning chains (no tuning database with searches was given: --db PATH).")
     elif tuning.other_targets:
-        found.append(f"records of {len(tuning.other_targets)} other kind{'s' * (len(tuning.other_targets) != 1)} of machine in the database.")
+        found.append(
+            f"records of {len(tuning.other_targets)} other kind{'s' * (len(tuning.other_targets) != 1)} of machine in the database."
+        )
     return found
 
 
 # -- Markdown ---------------------------------------------------------------------------------------
+
 
 def render_markdown(runs: Sequence[Run], tuning: Tuning | None = None) -> str:
     """The headline, the geometric means and the table of cases (or of the database's kernels) for a pull request. Raises ConfigError when
@@ -149,7 +207,7 @@ def render_markdown(runs: Sequence[Run], tuning: Tuning | None = None) -> str:
         raise ConfigError(NO_DATA)
     view = overview(runs)
     out = [f"### {_title(view, tuning)}", "", _subtitle(view, tuning), ""]
-    names = sections.peer_names(view)
+    names = peer_names(view)
     if view.cases:
         out += _markdown_groups(view, bool(names))
         columns = ["kernel", "heuristic", "tuned", *(["best peer", "vs best peer"] if names else []), "vs heuristic", "ceiling", ""]
@@ -159,7 +217,9 @@ def render_markdown(runs: Sequence[Run], tuning: Tuning | None = None) -> str:
         out += ["", "| kernel | heuristic | tuned | gain | chain |", "| --- | ---: | ---: | ---: | --- |"]
         for k in tuning.kernels:
             chain = " ".join(k.chain) or "as it is"
-            out.append(f"| {_cell(sections._kernel_title(k))} | {q.seconds(k.heuristic)} | {q.seconds(k.seconds)} | {q.times(k.gain)} | `{_cell(chain)}` |")
+            out.append(
+                f"| {_cell(kernel_title(k))} | {q.seconds(k.heuristic)} | {q.seconds(k.seconds)} | {q.times(k.gain)} | `{_cell(chain)}` |"
+            )
     noisy = [c for c in view.cases if c.noisy]
     if noisy:
         out += ["", "Noisy: " + "; ".join(f"{_cell(c.title)} ({_cell(c.noisy or '')})" for c in noisy) + "."]
@@ -173,8 +233,13 @@ def _markdown_groups(view: Overview, peers: bool) -> list[str]:
         share = g.ceiling_share.get("tuned", g.ceiling_share.get("heuristic"))
         count = len(view.cases) if g.name == ALL else sum(c.group == g.name for c in view.cases)
         over = q.times(g.speedups.get(f"tuned/{BEST_PEER}", g.speedups.get(f"heuristic/{BEST_PEER}")))
-        cells = [f"**{g.name}**" if g.name == ALL else g.name, str(count), *([over] if peers else []), q.times(g.speedups.get("tuned/heuristic")),
-                 q.percent(share)]
+        cells = [
+            f"**{g.name}**" if g.name == ALL else g.name,
+            str(count),
+            *([over] if peers else []),
+            q.times(g.speedups.get("tuned/heuristic")),
+            q.percent(share),
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
 
@@ -185,11 +250,23 @@ def _markdown_case(c: CaseResult, peers: bool) -> str:
         o = c.outcome(name)
         times.append(q.NOTHING if o is None else q.seconds(o.median) if o.status == "ok" else o.status)
     best = c.outcome(c.best_peer) if c.best_peer else None
-    over, gain = sections.over_best_peer(c), sections.over_heuristic(c)
+    over, gain = over_best_peer(c), over_heuristic(c)
     share = c.svod.ceiling_share if c.svod is not None else None
-    middle = [f"{q.seconds(best.median)} {best.name}" if best is not None else q.NOTHING,
-              (f"**{q.times(over.median)}**" if over.median > 1 and not over.is_none else q.times(over.median)) if over else q.NOTHING] if peers else []
-    return "| " + " | ".join([_cell(c.title), *times, *middle, q.times(gain.median if gain else None), q.percent(share), "noisy" if c.noisy else ""]) + " |"
+    middle = (
+        [
+            f"{q.seconds(best.median)} {best.name}" if best is not None else q.NOTHING,
+            (f"**{q.times(over.median)}**" if over.median > 1 and not over.is_none else q.times(over.median)) if over else q.NOTHING,
+        ]
+        if peers
+        else []
+    )
+    return (
+        "| "
+        + " | ".join(
+            [_cell(c.title), *times, *middle, q.times(gain.median if gain else None), q.percent(share), "noisy" if c.noisy else ""]
+        )
+        + " |"
+    )
 
 
 def _cell(text: str) -> str:
