@@ -19,8 +19,8 @@ _WHERE = {
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
     "SvodError": "svod.errors",
 }
-__all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "dtypes", "jit", "profile",
-           "scope", "where"]
+__all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "dtypes", "jit",
+           "profile", "scope", "where"]
 
 if TYPE_CHECKING:
     from svod.compile.plan import ExecutionPlan

@@ -14,7 +14,8 @@ from svod.bench.results import SVOD, CaseResult, GroupResult, Outcome, Run, Spee
 from svod.bench.summary import ALL, BEST_PEER
 from svod.cli.tables import print_table, seconds
 
-WIDE = 116          # columns from which on every peer has a column of its own
+WIDE = 116          # columns from which on every peer has a column of its own; below, the best one has
+MEDIUM = 98         # columns from which on the heuristic's time and the best peer's are shown too
 NAME = 12           # width of a contestant's name
 
 
@@ -72,8 +73,9 @@ def print_run(run: Run) -> None:
     """The table of all kernels and the geometric means."""
     peers = [p.name for p in run.peers if p.version is not None]
     tuned = any(c.outcome("tuned") for c in run.cases)
-    contestants = ["heuristic", *(["tuned"] if tuned else [])]
-    wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= WIDE
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
+    wide, medium = width >= WIDE, width >= MEDIUM
+    contestants = ["heuristic", "tuned"] if tuned and medium else ["svod"] if tuned else ["heuristic"]
     columns = ["kernel", *contestants, *(peers if wide else ["best peer"] if peers else []), *(["vs best"] if peers else []), "ceiling", ""]
     rows = []
     for c in run.cases:
@@ -82,7 +84,7 @@ def print_run(run: Run) -> None:
         if wide:
             row += [_cell(c, name) for name in peers]
         elif peers:
-            row.append(f"{_cell(c, c.best_peer)} {c.best_peer}" if c.best_peer is not None else "")
+            row.append("" if c.best_peer is None else f"{_cell(c, c.best_peer)} {c.best_peer}" if medium else c.best_peer)
         if peers:
             s = best.speedups.get(c.best_peer or "") if best is not None else None
             row.append("" if s is None else f"{s.median:.2f}x{'' if not s.is_none else ' ='}")
@@ -93,11 +95,12 @@ def print_run(run: Run) -> None:
         print_groups(run.groups, peers if wide else [], tuned)
 
 
-def _cell(c: CaseResult, name: str | None) -> str:
-    o = c.outcome(name) if name is not None else None
+def _cell(c: CaseResult, name: str) -> str:
+    """The time of a contestant; of "svod" at its best."""
+    o = c.outcome(name) if name != "svod" else c.svod or c.outcome("tuned")
     if o is None:
         return ""
-    if o.same_as is not None:
+    if o.same_as is not None and name != "svod":
         return "same"
     return seconds(o.median) if o.median is not None else {"unsupported": "-", "wrong": "WRONG", "failed": "FAILED"}.get(o.status, "-")
 

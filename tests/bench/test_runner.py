@@ -1,0 +1,237 @@
+"""How a case is run, on clocks and contestants made up for it: nothing here depends on how fast the machine is."""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from svod.bench import suites
+from svod.bench.load import MachineLoad
+from svod.bench.peers import Array, Prepared
+from svod.bench.reference import reference
+from svod.bench.results import CaseResult, KernelInfo, PeerInfo, Run, Settings
+from svod.bench.runner import SLOW_ROUNDS, TRIES, Timing, run_case, run_suite, time_interleaved
+from svod.bench.suites import Case
+from svod.bench.timer import Contestant
+from svod.compile.host import host_target
+from svod.config import BenchConfig
+from svod.errors import ShapeError, UnsupportedError
+from tests.bench.example_run import CEILINGS
+
+CASE = suites.axpy("axpy", "axpy of 100", 100)
+SETTINGS = Settings("svod-bench run", "core", "*", "db-only", None, False, 0, "2026-01-01T00:00:00Z", 0.0)
+CONFIG = BenchConfig(rounds=15, seconds=1.0, precision=0.01, min_sample=200.0)
+
+
+class World:
+    """A clock that only moves when something runs, and a record of what ran."""
+
+    def __init__(self, busy: Sequence[float] = ()) -> None:
+        self.now = 0.0
+        self.ran: list[str] = []
+        self.pauses = 0
+        self.busy = list(busy)          # the share of other processes in each batch, then 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def pause(self) -> None:
+        self.pauses += 1
+        self.now += 1e-3
+
+    def watch(self) -> Callable[[], MachineLoad]:
+        foreign = self.busy.pop(0) if self.busy else 0.0
+        return lambda: MachineLoad(1.0, 0.0, foreign, 0, 0.5)
+
+    def contestant(self, name: str, seconds: Callable[[], float]) -> Contestant:
+        def run(times: int) -> None:
+            self.ran.append(name)
+            self.now += sum(seconds() for _ in range(times))
+        return Contestant(run, name)
+
+
+class FakePeer:
+    """Takes the time it is told, and gives the right result unless told otherwise."""
+
+    version, outputs = "1", "preallocated"
+
+    def __init__(self, world: World, name: str, seconds: float = 1e-3, *, wrong: bool = False, error: Exception | None = None,
+                 identity: object = None, kernels: tuple[KernelInfo, ...] = ()) -> None:
+        self.world, self.name, self.seconds, self.wrong, self.error = world, name, seconds, wrong, error
+        self.identity, self.kernels = identity, kernels
+
+    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+        if self.error is not None:
+            raise self.error
+        result = reference(case, operands).astype(case.out_dtype)
+        if self.wrong:
+            result = result + 1
+        contestant = self.world.contestant(self.name, lambda: self.seconds)
+        return Prepared(contestant.run, lambda: result, True, identity=self.identity, kernels=self.kernels, prepare_seconds=0.5)
+
+
+def run(world: World, *peers: FakePeer, case: Case = CASE) -> CaseResult:
+    return run_case(case, peers, CONFIG, target=host_target(), ceilings=CEILINGS, clock=world.clock, watch=world.watch, pause=world.pause)
+
+
+# -- interleaving -------------------------------------------------------------------------------------
+
+def timed(world: World, *contestants: Contestant, config: BenchConfig = CONFIG) -> Timing:
+    return time_interleaved(contestants, 0, config, rng=random.Random(0), clock=world.clock, watch=world.watch, pause=world.pause)
+
+
+def test_rounds_are_interleaved_and_paused() -> None:
+    world = World()
+    contestants = [world.contestant(n, lambda: 1e-3) for n in "abc"]
+    timing = timed(world, *contestants)
+    assert [len(s) for s in timing.seconds] == [15, 15, 15] and timing.precise and timing.noisy is None
+    assert all(s == pytest.approx(1e-3) for row in timing.seconds for s in row)
+    assert world.pauses == 45
+    ran = world.ran[6:]             # an untimed run and a calibration of each came first
+    orders = {tuple(dict.fromkeys(ran[i:i + 6])) for i in range(0, len(ran), 6)}     # a warm run and a sample each
+    assert all(sorted(o) == ["a", "b", "c"] for o in orders) and len(orders) > 1
+
+
+def test_goes_on_until_the_ratio_is_known_or_time_is_spent() -> None:
+    world, rng = World(), random.Random(1)
+    contestants = [world.contestant("svod", lambda: 1e-3), world.contestant("peer", lambda: 1e-3 * rng.uniform(0.8, 1.2))]
+    timing = timed(world, *contestants, config=BenchConfig(rounds=15, seconds=2.0, precision=1e-4))
+    assert len(timing.seconds[0]) > 100 and not timing.precise
+    assert 2.0 <= world.now < 2.3
+
+
+def test_slow_contestants_sit_out() -> None:
+    world = World()
+    contestants = [world.contestant("svod", lambda: 1e-3), world.contestant("fast", lambda: 2e-3), world.contestant("slow", lambda: 0.5)]
+    timing = timed(world, *contestants)
+    assert [len(s) for s in timing.seconds] == [15, 15, SLOW_ROUNDS]
+    # the lead never sits out, however slow it is
+    contestants = [world.contestant("svod", lambda: 0.5), world.contestant("fast", lambda: 1e-3)]
+    timing = timed(world, *contestants)
+    assert [len(s) for s in timing.seconds] == [15, 15]
+
+
+def test_a_disturbed_batch_is_timed_again() -> None:
+    world = World(busy=[0.5, 0.0])
+    timing = timed(world, world.contestant("svod", lambda: 1e-3))
+    assert timing.noisy is None and world.pauses == 30
+    world = World(busy=[0.5, 0.2, 0.3])
+    timing = timed(world, world.contestant("svod", lambda: 1e-3))
+    assert timing.load.foreign == 0.2 and "20 %" in (timing.noisy or "") and world.pauses == 15 * TRIES
+
+
+def test_nothing_to_time_is_an_error() -> None:
+    world = World()
+    with pytest.raises(ValueError, match="nothing"):
+        timed(world)
+
+
+# -- a case -------------------------------------------------------------------------------------------
+
+def test_figures_of_a_case() -> None:
+    world = World()
+    result = run(world, FakePeer(world, "heuristic", 2e-3, identity="h"), FakePeer(world, "tuned", 1e-3, identity="t"),
+                 FakePeer(world, "numpy", 4e-3), FakePeer(world, "torch", 1.5e-3))
+    assert result.best_peer == "torch" and result.noisy is None and result.precise and result.rounds == 15
+    tuned, heuristic = result.outcome("tuned"), result.outcome("heuristic")
+    assert tuned is not None and heuristic is not None and result.svod is tuned
+    assert tuned.median == pytest.approx(1e-3) and tuned.minimum == pytest.approx(1e-3) and tuned.spread == pytest.approx(0, abs=1e-9)
+    assert {n: round(s.median, 6) for n, s in tuned.speedups.items()} == {"heuristic": 2.0, "numpy": 4.0, "torch": 1.5}
+    assert {n: round(s.median, 6) for n, s in heuristic.speedups.items()} == {"tuned": 0.5, "numpy": 2.0, "torch": 0.75}
+    assert result.outcome("numpy").speedups == {}  # type: ignore[union-attr]
+    assert result.bound is not None and result.bound.by == "l2"       # 1,200 bytes
+    assert tuned.ceiling_share == pytest.approx(result.bound.seconds / 1e-3) and tuned.prepare_seconds == 0.5
+
+
+def test_what_is_wrong_is_not_timed() -> None:
+    world = World()
+    result = run(world, FakePeer(world, "heuristic"), FakePeer(world, "numpy", wrong=True))
+    numpy = result.outcome("numpy")
+    assert numpy is not None and numpy.status == "wrong" and numpy.samples == () and "differs from NumPy" in numpy.why
+    assert result.best_peer is None and world.ran.count("numpy") == 1
+
+
+@pytest.mark.parametrize(("error", "status", "words"), [
+    (UnsupportedError("no erf"), "unsupported", "no erf"),
+    (ShapeError("it does not fit"), "failed", "it does not fit"),
+    (RuntimeError("the library\nbroke"), "failed", "RuntimeError: the library broke"),
+])
+def test_what_does_not_run_is_said(error: Exception, status: str, words: str) -> None:
+    world = World()
+    result = run(world, FakePeer(world, "heuristic"), FakePeer(world, "torch", error=error))
+    torch = result.outcome("torch")
+    assert torch is not None and (torch.status, torch.why) == (status, words)
+    assert result.outcome("heuristic").status == "ok"  # type: ignore[union-attr]
+
+
+def test_all_may_fail() -> None:
+    world = World()
+    result = run(world, FakePeer(world, "heuristic", error=RuntimeError("no")))
+    assert result.svod is None and result.rounds == 0 and result.load is None and result.best_peer is None
+
+
+def test_the_same_code_is_timed_once() -> None:
+    world = World()
+    result = run(world, FakePeer(world, "heuristic", identity=("k", ())), FakePeer(world, "tuned", identity=("k", ())),
+                 FakePeer(world, "numpy", 3e-3))
+    tuned = result.outcome("tuned")
+    assert tuned is not None and tuned.same_as == "heuristic" and tuned.median == pytest.approx(1e-3)
+    assert set(tuned.speedups) == {"numpy"} and set(result.outcome("heuristic").speedups) == {"numpy"}  # type: ignore[union-attr]
+    assert world.ran.count("tuned") == 1          # to check its result
+
+
+def test_work_of_a_model_is_that_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    kernels = (KernelInfo("a", "", "", (), "heuristic", "", 1000, 3000), KernelInfo("b", "", "", (), "heuristic", "", 500, 2000))
+    case = suites.model("mlp", "perceptron", "mlp", "Perceptron", (64, 256), (64, 10))
+    result = run(world, FakePeer(world, "heuristic", kernels=kernels), case=case)
+    assert result.flops == 1500 and result.bytes_read + result.bytes_written == 5000 and result.bytes_written == 64 * 10 * 4
+
+
+# -- a suite ------------------------------------------------------------------------------------------
+
+def suite_of(world: World, cases: Sequence[Case], *peers: FakePeer, **listeners: Callable[..., None]) -> Run:
+    return run_suite(cases, peers, [PeerInfo("numpy", "1", None, 2, "")], SETTINGS, CONFIG, target=host_target(), clock=world.clock,
+                     watch=world.watch, **listeners)
+
+
+def test_a_suite_is_one_run() -> None:
+    world = World()
+    said: list[str] = []
+    cases = [suites.axpy("a", "", 10), suites.gelu("b", "", 7)]
+    found = suite_of(world, cases, FakePeer(world, "heuristic"), FakePeer(world, "numpy", 2e-3),
+                     started=lambda i, c: said.append(f"{i} {c.name}"), finished=lambda r: said.append(f"done {r.name}"))
+    assert said == ["0 a", "done a", "1 b", "done b"]
+    assert [c.name for c in found.cases] == ["a", "b"] and found.settings.seconds > 0
+    mean = found.groups[0]
+    assert mean.name == "elementwise" and mean.cases == {"heuristic/numpy": 2, "heuristic/best peer": 2}
+    assert mean.speedups["heuristic/numpy"] == pytest.approx(2.0)
+
+
+def test_an_interrupted_suite_keeps_what_is_done() -> None:
+    world = World()
+
+    class Impatient(FakePeer):
+        def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+            if case.name == "b":
+                raise KeyboardInterrupt
+            return super().prepare(case, operands)
+    cases = [suites.axpy("a", "", 10), suites.gelu("b", "", 7)]
+    found = suite_of(world, cases, Impatient(world, "heuristic"))
+    assert [c.name for c in found.cases] == ["a"]
+    with pytest.raises(KeyboardInterrupt):
+        suite_of(world, cases[1:], Impatient(world, "heuristic"))
+
+
+def test_operands_are_the_same_for_everyone() -> None:
+    world = World()
+    seen: list[list[Array]] = []
+
+    class Looking(FakePeer):
+        def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+            seen.append(list(operands))
+            return super().prepare(case, operands)
+    run(world, Looking(world, "heuristic"), Looking(world, "numpy"))
+    assert all(a is b for a, b in zip(*seen, strict=True)) and np.array_equal(seen[0][0], CASE.draw(0)[0])

@@ -1,0 +1,221 @@
+"""svod-bench as users call it. What is measured is replaced by recorded figures; one real run looks at the results only."""
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import svod.bench.ceilings
+import svod.bench.load
+from svod.bench.compare import compare_runs
+from svod.bench.load import MachineLoad
+from svod.bench.results import Speedup, read_run
+from svod.cli import bench_commands
+from svod.cli.bench_tables import describe_case, print_comparison, print_run, rate, spread, times
+from svod.errors import SvodError
+from tests.bench.example_run import CEILINGS, DATA, example_model_run, example_run
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
+    """Runs a command line with recorded ceilings on a quiet machine; errors that end in the shared guard come as text with status 2."""
+    monkeypatch.setattr(svod.bench.ceilings, "cached_ceilings", lambda path, target, **kw: CEILINGS)
+    monkeypatch.setattr(svod.bench.load, "watch_machine", lambda: lambda: MachineLoad())
+    monkeypatch.setattr(bench_commands, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setenv("SVOD_BENCH_SECONDS", "0")
+    monkeypatch.setenv("SVOD_BENCH_ROUNDS", "6")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> Result:
+        result = CliRunner().invoke(bench_commands.cli, list(args))
+        if isinstance(result.exception, SvodError):
+            result.exit_code, result.stderr_bytes = 2, str(result.exception).encode()
+        elif result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+    yield run
+
+
+# -- bad input ----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("args", "words"), [
+    (["run", "--suite", "huge"], ["'huge'", "core, odd, models"]),
+    (["run", "--kernels", "conv9*"], ["conv9*", "conv3x3_64_56"]),
+    (["run", "--peers", "tvm"], ["'tvm'", "numpy, torch, onnxruntime, jax"]),
+    (["run", "--beam", "0"], ["x>=1"]),
+    (["run", "--beam", "4", "--heuristic"], ["--beam and --heuristic do not go together"]),
+    (["run", "--heuristic", "--db-only"], ["do not go together"]),
+    (["run", "--fresh"], ["--fresh needs a search"]),
+    (["run", "--kernels", "gemm_256", "--json", "missing/run.json"], ["missing", "does not exist"]),
+    (["ceilings", "--json", "missing/c.json"], ["does not exist"]),
+    (["compare", "a.json", "b.json"], ["a.json", "does not exist"]),
+    (["measure"], ["No such command"]),
+])
+def test_bad_input_says_what_exists(call: Call, args: list[str], words: list[str]) -> None:
+    result = call(*args)
+    assert result.exit_code == 2 and all(w in result.stderr for w in words), result.stderr
+
+
+def test_results_of_another_version(call: Call, tmp_path: Path) -> None:
+    data = json.loads((DATA / "run.json").read_text())
+    (tmp_path / "old.json").write_text(json.dumps(data | {"version": 0}))
+    result = call("compare", "old.json", str(DATA / "run.json"))
+    assert result.exit_code == 2 and "version 0" in result.stderr and "measure again" in result.stderr
+
+
+def test_the_script_itself_answers_in_one_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "svod.cli.bench", "run", "--suite", "huge"], capture_output=True, text=True, check=False,
+                          cwd=Path(__file__).parents[2])
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "svod-bench: there is no suite 'huge'" in done.stderr
+
+
+def test_a_busy_machine_is_said(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svod.bench.load, "watch_machine", lambda: lambda: MachineLoad(0.5, 0.0, 0.4, 0, 3.5))
+    result = call("ceilings")
+    assert result.exit_code == 0 and "other processes used 40 % of the machine; load average 3.5" in result.stderr
+
+
+def test_one_core_is_said(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SVOD_THREADS", "1")
+    result = call("ceilings")
+    assert result.exit_code == 0 and "one core only" in result.stderr
+
+
+# -- what comes out -----------------------------------------------------------------------------------
+
+def test_ceilings(call: Call, tmp_path: Path) -> None:
+    result = call("ceilings", "--json", "c.json")
+    assert result.exit_code == 0
+    assert "multiply-add float32\t258 GFLOP/s\t512 GFLOP/s" in result.stdout
+    assert "memory copy, streaming stores\t33 GB/s\t44 GB/s" in result.stdout and "kernel inside a plan\t20 ns\t210 ns" in result.stdout
+    assert json.loads((tmp_path / "c.json").read_text())["flops"]["float32"] == [258e9, 512e9]
+
+
+def test_list(call: Call) -> None:
+    result = call("run", "--list", "--suite", "odd", "--kernels", "gemm*")
+    assert [line.split("\t")[0] for line in result.stdout.splitlines()] == ["kernel", "gemm_1000", "gemm_197x768x3072", "gemm_255x513x127",
+                                                                            "gemm_1x4096x4096"]
+
+
+def test_run(call: Call, tmp_path: Path) -> None:
+    result = call("run", "--suite", "odd", "--kernels", "gemm_255*", "--peers", "numpy", "--json", "run.json")
+    assert result.exit_code == 0, result.output
+    found = read_run(tmp_path / "run.json")
+    case = found.cases[0]
+    assert case.name == "gemm_255x513x127" and found.settings.mode == "db-only" and found.ceilings == CEILINGS
+    assert {c.name: c.status for c in case.contestants} == {"heuristic": "ok", "tuned": "ok", "numpy": "ok"}
+    tuned = case.outcome("tuned")
+    assert tuned is not None and tuned.same_as == "heuristic" and tuned.kernels[0].source == "heuristic"      # the database is empty
+    assert all(o.error is not None and o.error < 1e-5 for o in case.contestants)
+    assert "gemm_255x513x127: GEMM 255×513×127" in result.stdout and "1 kernels in" in result.stderr
+    assert call("compare", "run.json", "run.json").exit_code == 0
+
+
+def test_run_with_the_heuristic_alone_and_without_peers(call: Call, tmp_path: Path) -> None:
+    result = call("run", "--kernels", "gemm_256", "--peers", "none", "--heuristic", "--json", "run.json")
+    assert result.exit_code == 0, result.output
+    found = read_run(tmp_path / "run.json")
+    assert [c.name for c in found.cases[0].contestants] == ["heuristic"] and found.peers == () and found.groups[0].speedups == {}
+
+
+def test_wrong_results_end_with_status_1(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svod.bench.suites, "TOLERANCE", {"float32": -1.0})
+    result = call("run", "--kernels", "gemm_256", "--peers", "numpy")
+    assert result.exit_code == 1 and "svod gives wrong results or fails: gemm_256 (heuristic), gemm_256 (tuned)" in result.stderr
+    assert "WRONG" in result.stdout
+
+
+def test_beam_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench_commands._mode(None, False, False, False) == ("db-only", None)
+    assert bench_commands._mode(6, False, False, True) == ("beam", 6)
+    assert bench_commands._mode(None, True, False, False) == ("heuristic", None)
+    monkeypatch.setenv("BEAM", "3")
+    assert bench_commands._mode(None, False, False, False) == ("beam", 3)
+    assert bench_commands._mode(None, False, True, False) == ("db-only", None)
+
+
+def test_compare(call: Call) -> None:
+    worse = call("compare", str(DATA / "run.json"), str(DATA / "run_slower.json"))
+    assert worse.exit_code == 1 and "gemm_1024\ttuned\tslower" in worse.stdout and "2 slower" in worse.stdout
+    better = call("compare", str(DATA / "run_slower.json"), str(DATA / "run.json"))
+    assert better.exit_code == 0 and "2 faster" in better.stdout
+    same = call("compare", str(DATA / "run.json"), str(DATA / "run.json"))
+    assert same.exit_code == 0 and "18 same" in same.stdout
+    data = json.loads(call("compare", "--json", str(DATA / "run.json"), str(DATA / "run_slower.json")).stdout)
+    assert data["worse"] is True and len(data["changes"]) == 18
+
+
+def test_runs_of_other_machines_are_not_compared(call: Call, tmp_path: Path) -> None:
+    data = json.loads((DATA / "run.json").read_text())
+    data["machine"]["cpu"] = "another"
+    (tmp_path / "other.json").write_text(json.dumps(data))
+    refused = call("compare", str(DATA / "run.json"), "other.json")
+    assert refused.exit_code == 2 and "processor: AMD EPYC 9B45 and another" in refused.stderr and "--force" in refused.stderr
+    assert call("compare", "--force", str(DATA / "run.json"), "other.json").exit_code == 0
+
+
+# -- text -----------------------------------------------------------------------------------------------
+
+class _Terminal:
+    """A terminal that remembers what was written to it."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_tables_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen: Any = _Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    run = example_run()
+    print_run(run)
+    print_comparison(compare_runs(run, example_run({"gemm_1024": 1.3}, seed=1)))
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in screen.text.splitlines()]
+    assert max(map(len, lines)) <= columns
+    row = next(line for line in lines if line.startswith(" softmax_4096x1024"))
+    assert "…" not in row and "x" in row and "%" in row       # nothing is cut off
+
+
+def test_blocks_of_cases() -> None:
+    for run in (example_run(), example_model_run()):
+        for case in run.cases:
+            assert max(map(len, describe_case(case))) <= 100
+    lines = describe_case(example_run().cases[0])
+    assert lines[0] == "gemm_256: GEMM 256, float32, bound 65.5 µs (compute)"
+    assert "of ceiling" in lines[1] and "× onnxruntime ±" in lines[1] and lines[4].startswith("  torch")
+    text = "\n".join(describe_case(example_run().cases[6]))
+    assert "the same code as heuristic" in text
+    assert "unsupported: MatMul is not implemented" in "\n".join(describe_case(example_run().cases[2]))
+    assert describe_case(example_model_run().cases[0])[-1] == "  noisy        other processes used 7 % of the machine"
+
+
+def test_words_for_numbers() -> None:
+    assert rate(258e9, "FLOP") == "258 GFLOP/s" and rate(1.5e12, "FLOP") == "1.5 TFLOP/s" and rate(5.0, "B") == "5 B/s"
+    assert spread(0.004) == "±0.4 %" and spread(0.12) == "±12 %" and spread(None) == ""
+    assert times(Speedup(1.04, 1.035, 1.045), "torch") == "1.04× torch ±0.5 %"
+    assert times(Speedup(1.01, 0.98, 1.04), "torch") == "= torch ±3.0 %"
+    assert times(Speedup(2.0, None, None), "torch") == "2× torch, too few rounds"
