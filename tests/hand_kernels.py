@@ -256,7 +256,83 @@ def iota(n: int) -> UOp:
     return k.sink(k.store(y, i, ((i // 3) * 5 + i % 4).cast(dtypes.int64), i))
 
 
+def gemm(m: int, n: int, depth: int, dtype: DType = F32, *, transposed: bool = False, constant: bool = False) -> UOp:
+    """c[i, j] = max(Σ a[i, t]·b[t, j], -1): o0, o1, r0; operands s0 and s1. `transposed`: a is stored [t, i]."""
+    k = Ast()
+    c, a, b = k.param(0, m * n, dtype), k.param(1, m * depth, dtype), k.param(2, depth * n, dtype, constant=constant)
+    p, q, r, s, i, j, t = k.axes(m, depth, depth, n, m, n, depth)
+    left, right = k.stage(k.load(a, q * m + p if transposed else p * depth + q), p, q), k.stage(k.load(b, r * n + s), r, s)
+    total = k.reduce("ADD", k.read(left, i, t) * k.read(right, t, j), t)
+    return k.sink(k.store(c, i * n + j, total.alu(Ops.MAX, -1), i, j))
+
+
+def row_sums(rows: int, columns: int, dtype: DType = F32, *, by_column: bool = False) -> UOp:
+    """y[i] = Σ x[i, t] (or x[t, i]): o0, r0; operand s0."""
+    k = Ast()
+    y, x = k.param(0, rows, dtype), k.param(1, rows * columns, dtype)
+    p, q, i, t = k.axes(rows, columns, rows, columns)
+    values = k.stage(k.load(x, q * rows + p if by_column else p * columns + q), p, q)
+    return k.sink(k.store(y, i, k.reduce("ADD", k.read(values, i, t), t), i))
+
+
+def dot(n: int) -> UOp:
+    """Σ x[t]·y[t]: r0 alone; operands s0 and s1."""
+    k = Ast()
+    z, x, y = k.param(0, 1), k.param(1, n), k.param(2, n)
+    p, q, t = k.axes(n, n, n)
+    left, right = k.stage(k.load(x, p), p), k.stage(k.load(y, q), q)
+    return k.sink(k.store(z, number(0), k.reduce("ADD", k.read(left, t) * k.read(right, t), t)))
+
+
+def softmax(rows: int, columns: int, *, down: bool = False) -> UOp:
+    """Over rows (`down`: over columns) of [rows, columns]: input s0, maxima s1, exponentials s2, sums s3, output o0, o1."""
+    k = Ast()
+    y, x = k.param(0, rows * columns), k.param(1, rows * columns)
+    a, b, c, d, e, f, g, h, i, j = k.axes(*(rows, columns) * 5)
+
+    def at(row: UOp, column: UOp) -> UOp:
+        return column * rows + row if down else row * columns + column
+    values = k.stage(k.load(x, at(a, b)), a, b)
+    top = k.stage(k.reduce("MAX", k.read(values, c, d), d), c)
+    exps = k.stage((k.read(values, e, f) - k.read(top, e)).alu(Ops.EXP), e, f)
+    total = k.stage(k.reduce("ADD", k.read(exps, g, h), h), g)
+    return k.sink(k.store(y, at(i, j), k.read(exps, i, j) * k.read(total, i).alu(Ops.RECIPROCAL), i, j))
+
+
+def variance(rows: int, columns: int, *, again: bool = False) -> UOp:
+    """Σ (x - mean)² of each row: input s0, sums s1, output o0, r0. `again`: the sum is also added to the result."""
+    k = Ast()
+    y, x = k.param(0, rows), k.param(1, rows * columns)
+    a, b, c, d, i, t = k.axes(*(rows, columns) * 3)
+    values = k.stage(k.load(x, a * columns + b), a, b)
+    total = k.stage(k.reduce("ADD", k.read(values, c, d), d), c)
+    off = k.read(values, i, t) - k.read(total, i) * (1.0 / columns)
+    squares = k.reduce("ADD", off * off, t)
+    return k.sink(k.store(y, i, squares + k.read(total, i) if again else squares, i))
+
+
+def lines(n: int, dtype: DType = F32) -> UOp:
+    """y = x + 1: o0 alone."""
+    k = Ast()
+    y, x = k.param(0, n, dtype), k.param(1, n, dtype)
+    i, = k.axes(n)
+    return k.sink(k.store(y, i, k.load(x, i) + 1, i))
+
+
 HAND: dict[str, Callable[[], UOp]] = {
+    "hand_gemm": lambda: gemm(17, 19, 23),
+    "hand_gemm_tn": lambda: gemm(11, 16, 18, transposed=True),
+    "hand_gemm_constant": lambda: gemm(6, 32, 12, constant=True),
+    "hand_gemm_i64": lambda: gemm(5, 10, 13, dtypes.int64),
+    "hand_row_sums": lambda: row_sums(21, 34),
+    "hand_column_sums": lambda: row_sums(21, 34, by_column=True),
+    "hand_dot": lambda: dot(101),
+    "hand_long_dot": lambda: dot(315),
+    "hand_softmax": lambda: softmax(5, 37),
+    "hand_softmax_down": lambda: softmax(6, 19, down=True),
+    "variance": lambda: variance(8, 40),
+    "variance_again": lambda: variance(7, 33, again=True),
+    "line": lambda: lines(100),
     "two_outputs": lambda: two_outputs(5, 13),
     "two_outputs_one_stage": lambda: two_outputs_one_stage(7, 19),
     "in_place": lambda: in_place(3, 37),

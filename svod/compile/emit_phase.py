@@ -254,8 +254,9 @@ class Phase(Reductions):
             self._emit_stage(child)
 
     # -- what readers need ----------------------------------------------------------------------------
-    def _hull(self, s: int, dim: int) -> tuple[Lin, int]:
-        """(start, extent) of what the readers of stage `s` need of its dim, under the loops opened so far."""
+    def _hull(self, s: int, dim: int) -> tuple[Lin, int, bool]:
+        """(start, extent) of what the readers of stage `s` need of its dim, under the loops opened so far, and whether they may ask for
+        positions outside all the same (beyond the axis, where it is padded)."""
         axis = self.kernel.stages[s].outs[dim]
         full = self.kernel.axes[axis].extent
         start: Lin | None = None
@@ -269,7 +270,7 @@ class Phase(Reductions):
                     continue
                 lin = node.dims[dim]
                 if lin.atoms:
-                    return ({}, 0), full
+                    return ({}, 0), full, axis in self.low.unsafe
                 base: Lin = ({}, lin.const)
                 low = high = 0
                 for a, c in lin.coefs:
@@ -285,12 +286,12 @@ class Phase(Reductions):
                     delta = base[1] - start[1]
                     lo, hi = min(lo, low + delta), max(hi, high + delta)
                 else:
-                    return ({}, 0), full
+                    return ({}, 0), full, axis in self.low.unsafe
         assert start is not None
         extent = hi - lo + 1
         if axis not in self.low.unsafe and extent >= full:
-            return ({}, 0), full
-        return (start[0], start[1] + lo), extent
+            return ({}, 0), full, False
+        return (start[0], start[1] + lo), extent, False
 
     def _extent_of(self, q: int, a: int) -> tuple[Lin, int]:
         """(start, positions) of local axis `a` of stage `q`, whose loops may or may not be open."""
@@ -309,7 +310,7 @@ class Phase(Reductions):
         if a < len(r.stage.outs):
             if self.low.plan.paths[q] == ():
                 return ({}, 0), self.state.axis_extent(r.axes[a])
-            return self._hull(q, a)
+            return self._hull(q, a)[:2]
         extent = self.state.axis_extent(r.axes[a])
         return ({}, 0), extent
 
@@ -321,10 +322,10 @@ class Phase(Reductions):
         assert r is not None
         stage: Stage = r.stage
         hulls = [self._hull(s, i) for i in range(len(stage.outs))]
-        extents = [e for _, e in hulls]
-        base: list[Lin] = [h for h, _ in hulls]
+        extents = [e for _, e, _ in hulls]
+        base: list[Lin] = [h for h, _, _ in hulls]
         width = self._width(r)
-        guarded = any(a in self.low.unsafe for a in stage.outs)
+        guarded = any(outside for _, _, outside in hulls)
         reds = [self.state.axis_extent(a) for a in stage.reds]
         red_base: list[Lin] = [({}, 0)] * len(reds)
         scalar = all(e == 1 for e in extents)

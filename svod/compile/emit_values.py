@@ -224,7 +224,7 @@ class Values:
             cached = nest.linear[s, node.dims] = self._relative(nest, staged, node.dims)
         linear, base = cached
         gate = alt = -1
-        if staged.floor == 0 and staged.guarded and s in self.low.temp_of:
+        if staged.guarded:
             gate, alt = self._guard(nest, node.deps), self.b.const(node.dtype, 1, 0)
         return self._load(nest, node.dtype, staged.pointer, linear, gate, alt, staged.floor, False, base, slack=True,
                           version=staged.version)

@@ -1,4 +1,4 @@
-"""Random chains of opts over a corpus of kernels: every program is well formed and agrees with the evaluator, as LINEAR and as machine code.
+"""Random chains of opts over a corpus of kernels: every program is well formed and agrees with the evaluator, as LINEAR and native.
 
 The default run is a subset; `pytest tests/compile/test_random_chains.py --chains 2000` is the full one. A failure names the kernel, the
 target and the chain, which `tests/compile/test_lower.py` keeps once it is understood.

@@ -1,0 +1,178 @@
+"""Lowering: the shape of what is emitted, and chains that once gave wrong numbers."""
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from svod.compile.linear import validate
+from svod.compile.lower import lower
+from svod.compile.program import Program
+from svod.core.dtype import dtypes
+from svod.core.kernel import Kernel
+from svod.core.scheduler import Opt, Scheduler
+from tests.agreement import Case, has_native, run_interpreted, run_native
+from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
+from tests.hand_kernels import HAND, constants_only, gemm, in_place, lines, row_sums, softmax, variance
+
+WIDTHS = {16: replace(BASELINE, threads=4), 32: replace(AVX2, threads=4), 64: replace(AVX512, threads=4)}
+NATIVE = {t.vector_bytes: replace(t, threads=4) for t in runnable_targets().values()}
+Chain = list[list[Any]]
+
+
+@cache
+def case_of(name: str) -> Case:
+    return Case(Kernel(HAND[name]()))
+
+
+def lowered(kernel: Kernel, chain: Chain, width: int = 64) -> Program:
+    program = lower(Scheduler(kernel, WIDTHS[width]).apply_opts([Opt.from_json(o) for o in chain]))
+    validate(program)
+    return program
+
+
+def ops(program: Program, phase: int = 0) -> list[str]:
+    return [i[0] for i in program.code[phase]]
+
+
+# -- what is emitted ----------------------------------------------------------------------------------
+def test_last_tile_is_moved_back_without_a_mask() -> None:
+    """The example of the module's docstring."""
+    program = lowered(Kernel(lines(100)), [["UPCAST", "o0", 16]])
+    phase, = program.spec.phases
+    assert phase.extent == 7 and phase.scratch_bytes == 0
+    names = ops(program)
+    assert "MIN" in names and names.count("LOAD") == names.count("STORE") == 1
+    load = next(i for i in program.code[0] if i[0] == "LOAD")
+    assert load[2] == 16 and len(load[3]) == 2, "one whole vector, no mask"
+
+
+def test_in_place_kernels_mask_the_last_tile_instead() -> None:
+    """Computing an element twice is wrong where the kernel reads what it writes."""
+    program = lowered(Kernel(in_place(1, 53)), [["UPCAST", "o1", 16]])
+    assert "MIN" not in ops(program)
+    assert all(len(i[3]) == 4 for i in program.code[0] if i[0] == "STORE"), "stores are masked"
+
+
+def test_a_gemm_tile_lives_in_registers() -> None:
+    """UPCAST 4 × 32 of 16-lane vectors: 8 accumulators, 2 vector loads and 4 scalar ones per step of the reduction, nothing else."""
+    program = lowered(Kernel(gemm(32, 64, 24)), [["UPCAST", "o0", 4], ["UPCAST", "o1", 32]])
+    code = program.code[0]
+    names = ops(program)
+    assert names.count("CARRY") == names.count("MULACC") == names.count("RESULT") == 8
+    loads = [i[2] for i in code if i[0] == "LOAD"]
+    assert sorted(loads) == [1] * 4 + [16] * 2
+    assert program.spec.phases[0].extent == 8 * 2 and program.spec.phases[0].scratch_bytes == 0
+
+
+def test_operands_are_packed_where_they_are_staged() -> None:
+    program = lowered(Kernel(gemm(32, 64, 24)), [["UPCAST", "o0", 4], ["UPCAST", "o1", 32], ["STAGE", "s1", "o1"]])
+    phase, = program.spec.phases
+    assert phase.scratch_bytes >= 24 * 32 * 4
+    assert "SCRATCH" in ops(program)
+
+
+def test_root_stages_are_phases_and_constants_run_once() -> None:
+    program = lowered(Kernel(gemm(6, 32, 12, constant=True)), [["STAGE", "s1", "root"], ["STAGE", "s0", "root"]])
+    assert [p.once for p in program.spec.phases] == [True, False, False]
+    assert len(program.spec.temps) == 2 and program.spec.temps[0] >= 12 * 32 * 4
+
+
+def test_a_constant_contraction_and_what_it_reads_run_once_in_order() -> None:
+    program = lowered(Kernel(constants_only(6, 14, 9)), [["STAGE", "s3", "root"], ["STAGE", "s1", "root"], ["STAGE", "s0", "root"]])
+    assert [p.once for p in program.spec.phases] == [True, True, False, False]
+
+
+def test_split_reductions_are_partials_and_a_combining_phase() -> None:
+    program = lowered(Kernel(row_sums(3, 1000)), [["THREAD", "r0", 4]])
+    partial, combine = program.spec.phases
+    assert (partial.extent, partial.threads, combine.threads) == (4, 4, 1)
+    assert program.spec.temps[0] >= 3 * 4 * 4
+
+
+@pytest.mark.parametrize("chain", [[], [["UPCAST", "o1", 16]], [["STAGE", "s2", "o0"]], [["UPCAST", "s1.r0", 16], ["UPCAST", "s3.r0", 16]]])
+def test_softmax_is_one_phase(chain: Chain) -> None:
+    program = lowered(Kernel(softmax(5, 37)), chain)
+    assert len(program.spec.phases) == 1 and program.spec.phases[0].extent >= 5 and not program.spec.temps
+
+
+def test_streaming_needs_multiples_of_the_vector() -> None:
+    """A last tile that is moved back does not start at a multiple of the vector: none of its stores may stream."""
+    streamed = [i[4][1] for i in lowered(Kernel(lines(128)), [["UPCAST", "o0", 32], ["STREAM", "out"]]).code[0] if i[0] == "STORE"]
+    assert streamed == [True, True]
+    assert not any(i[4][1] for i in lowered(Kernel(lines(100)), [["UPCAST", "o0", 32], ["STREAM", "out"]]).code[0] if i[0] == "STORE")
+
+
+def test_equal_loads_are_one() -> None:
+    """x is read by the difference twice, and by the mean; the difference is squared: one load per position and reduction."""
+    program = lowered(Kernel(variance(8, 40)), [])
+    assert ops(program).count("LOAD") == 2
+
+
+# -- chains that were wrong once, and their neighbours ---------------------------------------------------
+HARD_CHAINS: dict[str, tuple[str, int, Chain]] = {
+    "TILE twice keeps the nesting of an axis": ("hand_gemm_tn", 16, [["TILE", "r0", 3], ["STAGE", "s1", "r0.in"], ["TILE", "r0", 2]]),
+    "output tiles too": ("hand_gemm", 64, [["TILE", "o0", 6], ["TILE", "o0", 2], ["STAGE", "s1", "o0.in"]]),
+    "a staged part is written again for the remainder": ("hand_dot", 64, [["UPCAST", "r0", 64], ["STAGE", "s1", "r0"]]),
+    "combs of a reduction that do not divide": ("hand_column_sums", 64, [["TILE", "r0", 16], ["UPCAST", "r0", 3], ["STAGE", "s0", "root"]]),
+    "combs of a split reduction": ("hand_dot", 32, [["TILE", "r0", 5], ["UPCAST", "r0", 2], ["THREAD", "r0", 3]]),
+    "combs of an output": ("hand_row_sums", 32, [["TILE", "o0", 5], ["UPCAST", "o0", 2], ["STAGE", "s0", "o0.in"]]),
+    "a partial vector with a stride": ("hand_long_dot", 16, [["TILE", "r0", 5], ["UNROLL", "r0", 9], ["UPCAST", "r0", 7], ["STAGE", "s0", "r0.in"]]),
+    "two stages read alike, placed differently": (
+        "hand_dot", 16, [["STAGE", "s1", "r0"], ["PADTO", "r0", 7], ["UPCAST", "r0", 21], ["STAGE", "s0", "root"]]),
+    "tiles in memory, read by another stage one at a time": ("chained_rows", 32, [["STAGE", "s2", "root"], ["UPCAST", "o0", 2]]),
+    "maxima at the root, read in vectors and one at a time": ("hand_softmax_down", 32, [["STAGE", "s1", "root"], ["UPCAST", "o0", 2]]),
+    "the cut of a split reduction is not that of other stages": ("variance", 16, [["THREAD", "r0", 2]]),
+    "a split reduction outside output loops": ("hand_gemm", 64, [["SWAP", "o0", "r0"], ["THREAD", "r0", 3]]),
+    "and with a remainder": ("hand_gemm", 32, [["UNROLL", "r0", 4], ["ORDER", "out", ["r0", "o1", "o0"]], ["THREAD", "r0", 2]]),
+    "rows of a padded copy do not overlap": ("hand_gemm", 32, [["PADTO", "o1", 2], ["STAGE", "s1", "o0"]]),
+    "padded and read backwards": ("mirrored_gemm", 64, [["STAGE", "s0", "o1"], ["PADTO", "o0", 8], ["STAGE", "s1", "o0"]]),
+    "padded, and a box that is all of the axis": ("hand_softmax", 32, [["PADTO", "o1", 12], ["STAGE", "s3", "o1"], ["STAGE", "s2", "o1"]]),
+    "combining in place does nothing twice": ("in_place_accumulate", 32, [["THREAD", "r0", 3]]),
+    "stages of a loop that the first pass over accumulators does not run": ("variance", 64, [["ORDER", "out", ["r0", "o0"]],
+                                                                                          ["STAGE", "s0", "r0"]]),
+    "what is read in and after a reduction": ("variance_again", 64, [["ORDER", "out", ["r0", "o0"]], ["UPCAST", "o0", 2]]),
+    "and of contractions": ("constants_only", 64, [["ORDER", "out", ["r0", "o1", "o0"]], ["STAGE", "s2", "r0"]]),
+    "one lane of a converted vector": ("sums_int8", 64, [["UPCAST", "o0", 4], ["UPCAST", "o0", 2], ["STAGE", "s0", "r0"]]),
+    "streams of unaligned tiles": ("hand_gemm", 64, [["TILE", "o1", 12], ["STREAM", "out"], ["UPCAST", "o1.in", 4]]),
+    "streams of a split reduction": ("hand_gemm_constant", 64, [["THREAD", "r0", 3], ["STREAM", "out"]]),
+    "what is read after a cut reduction is another phase": ("variance_again", 64, [["UPCAST", "r0", 8], ["THREAD", "r0", 4]]),
+}
+
+
+@pytest.mark.parametrize("why", HARD_CHAINS)
+def test_hard_chains(why: str) -> None:
+    name, width, chain = HARD_CHAINS[why]
+    case = case_of(name)
+    program = lowered(case.kernel, chain, width)
+    for slices in (1, 2, 3):
+        run_interpreted(case, program, slices)
+    target = NATIVE.get(width)
+    if target is not None and has_native(case, target):
+        run_native(case, program, target, 2)
+
+
+# -- whole amounts, one position, primes ---------------------------------------------------------------
+@pytest.mark.parametrize("extent", [1, 2, 3, 7, 15, 16, 17, 31, 64, 101])
+@pytest.mark.parametrize("amount", [0, 2, 5, 8, 16, 24])
+def test_any_amount_of_any_extent(extent: int, amount: int) -> None:
+    """UPCAST on an output, UPCAST and UNROLL on a reduction, with every remainder."""
+    if amount > extent or extent == 1:
+        chains: list[Chain] = [[]]
+    else:
+        chains = [[["UPCAST", "o0", amount]], [["UPCAST", "r0", amount]], [["UNROLL", "r0", amount]] if amount or extent <= 32 else []]
+    case = Case(Kernel(row_sums(extent, extent)))
+    for chain in chains:
+        run_interpreted(case, lowered(case.kernel, chain, 32), 2)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.bool, dtypes.int8, dtypes.uint16, dtypes.int64, dtypes.float16, dtypes.bfloat16, dtypes.float64],
+                         ids=lambda d: d.name)
+@pytest.mark.parametrize("amount", [5, 32, 48, 64])
+def test_vectors_of_every_width(dtype: Any, amount: int) -> None:
+    """Narrow types have 64 or 32 lanes, partial vectors among them."""
+    case = Case(Kernel(lines(131, dtype)))
+    program = lowered(case.kernel, [["UPCAST", "o0", amount]])
+    run_interpreted(case, program, 3)
