@@ -14,7 +14,7 @@ from typing import Literal
 import click
 
 from svod import config
-from svod.errors import ConfigError
+from svod.errors import ConfigError, DatabaseError
 
 SETTLE_SECONDS = 0.5    # how long the machine is watched before a run
 
@@ -138,6 +138,36 @@ def compare(before: Path, after: Path, as_json: bool, force: bool) -> None:
     else:
         print_comparison(found)
     sys.exit(1 if found.worse else 0)
+
+
+@cli.command()
+@click.argument("runs", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[RUN.json]...")
+@click.option("--db", metavar="PATHS", help="Tuning databases whose searches are shown; default: SVOD_TUNE_DB, else the user's.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default=Path("report.html"), show_default=True)
+@click.option("--markdown", is_flag=True, help="The figures as Markdown, for a pull request, to stdout.")
+def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool) -> None:
+    """One HTML file that opens offline, of runs and of the searches that a tuning database remembers; either alone is enough."""
+    from svod.bench.report import render_markdown, write_report
+    from svod.bench.results import read_run
+    from svod.report_source import read_tuning
+    from svod.tune.db import TuningDB
+
+    found = [read_run(path) for path in runs]
+    tuning = None
+    spec = db if db is not None else config.PrepareConfig.from_env().db
+    if spec != config.NONE:
+        with TuningDB.open(spec, read_only=True) as database:
+            if database.problem is not None:
+                raise DatabaseError(database.problem)
+            last = found[-1] if found else None
+            tuning = read_tuning(database, last.machine.target if last is not None else None, last.ceilings if last is not None else None)
+    if markdown:
+        click.echo(render_markdown(found, tuning))
+        return
+    if not output.absolute().parent.is_dir():
+        raise ConfigError(f"-o {output}: the directory {output.absolute().parent} does not exist; make it first")
+    write_report(found, tuning, output)
+    _say(f"{output} written; it opens in any browser, offline")
 
 
 def _mode(beam: int | None, heuristic: bool, db_only: bool, fresh: bool) -> tuple[Literal["beam", "db-only", "heuristic"], int | None]:

@@ -163,6 +163,23 @@ def test_runs_of_other_machines_are_not_compared(call: Call, tmp_path: Path) -> 
     assert call("compare", "--force", str(DATA / "run.json"), "other.json").exit_code == 0
 
 
+def test_report(call: Call, tmp_path: Path) -> None:
+    assert call("report", str(DATA / "run.json"), "-o", "r.html").exit_code == 0
+    assert (tmp_path / "r.html").read_text().lstrip().lower().startswith("<!doctype html>")
+    result = call("report", "--markdown", str(DATA / "run.json"))
+    assert result.exit_code == 0 and "| gemm" in result.stdout and result.stdout.startswith("### ")
+
+
+def test_a_report_without_data(call: Call, tmp_path: Path) -> None:
+    for args in ([], ["--markdown"]):
+        result = call("report", *args)
+        assert result.exit_code == 2 and "there is nothing to report" in result.stderr
+    assert call("report", "missing.json").exit_code == 2
+    result = call("report", str(DATA / "run.json"), "-o", "missing/r.html")
+    assert result.exit_code == 2 and "does not exist" in result.stderr
+    assert not (tmp_path / "report.html").exists()
+
+
 # -- text -----------------------------------------------------------------------------------------------
 
 class _Terminal:
