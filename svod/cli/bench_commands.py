@@ -16,6 +16,7 @@ import click
 from svod import config
 from svod.errors import ConfigError, DatabaseError
 
+INSTALL_PEERS = f"{shlex.quote(sys.executable)} -m pip install 'svod[peers]'"
 SETTLE_SECONDS = 0.5    # how long the machine is watched before a run
 
 
@@ -67,7 +68,7 @@ def ceilings(json_path: Path | None, refresh: bool) -> None:
 def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bool, fresh: bool, peers: str, db: str | None, seed: int,
         only_list: bool, json_path: Path | None) -> None:
     """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
-    from svod.bench.peers import INSTALL_LINE, load_peers, parse_peers
+    from svod.bench.peers import load_peers, parse_peers
     from svod.bench.results import PeerInfo, Settings, write_run
     from svod.bench.runner import run_suite
     from svod.bench.suites import select_cases
@@ -86,9 +87,9 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     target = host_target()
     _warn_if_busy(target.threads)
     found, infos = load_peers(names, target.threads)
-    for info in infos:
-        if info.missing is not None:
-            _say(f"without {info.name}: {info.missing}" + (f" ({INSTALL_LINE})" if "installed" in info.missing else ""))
+    left_out = [f"{i.name} ({i.missing})" for i in infos if i.missing is not None]
+    if left_out:
+        _say(f"left out: {', '.join(left_out)}. The extra brings them: {INSTALL_PEERS}")
     from svod.bench.ceilings import cached_ceilings
     from svod.contestants import svod_contestants
 

@@ -16,6 +16,7 @@ import svod.bench.ceilings
 import svod.bench.load
 from svod.bench.compare import compare_runs
 from svod.bench.load import MachineLoad
+from svod.bench.peers import LIBRARIES
 from svod.bench.results import Speedup, read_run
 from svod.cli import bench_commands
 from svod.cli.bench_tables import describe_case, print_comparison, print_run, rate, spread, times
@@ -118,6 +119,15 @@ def test_run(call: Call, tmp_path: Path) -> None:
     assert all(o.error is not None and o.error < 1e-5 for o in case.contestants)
     assert "gemm_255x513x127: GEMM 255×513×127" in result.stdout and "1 kernels in" in result.stderr
     assert call("compare", "run.json", "run.json").exit_code == 0
+
+
+def test_missing_peers_are_said_once(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "jax", "onnxruntime"):
+        monkeypatch.setitem(LIBRARIES, name, LIBRARIES[name]._replace(needs=(f"no_{name}",)))
+    result = call("run", "--suite", "odd", "--kernels", "gemm_255*")
+    said = [line for line in result.stderr.splitlines() if line.startswith("left out")]
+    assert result.exit_code == 0 and len(said) == 1
+    assert "torch (no_torch is not installed), onnxruntime" in said[0] and "pip install 'svod[peers]'" in said[0]
 
 
 def test_run_with_the_heuristic_alone_and_without_peers(call: Call, tmp_path: Path) -> None:

@@ -59,7 +59,6 @@ LIBRARIES = {
     "onnxruntime": Library(("onnxruntime", "onnx"), "svod.bench.peers.with_onnxruntime"),
     "jax": Library(("jax",), "svod.bench.peers.with_jax"),
 }
-INSTALL_LINE = "pip install 'svod[peers]'"
 
 
 def parse_peers(text: str) -> list[str]:
