@@ -86,7 +86,7 @@ class Scale:
 
     def ticks(self, most: int) -> list[float]:
         """Round values inside, at most about so many."""
-        if not self.logarithmic:
+        if not self.logarithmic or self.high < 3 * self.low:
             step = _round_up((self.high - self.low) / most)
             return [i * step for i in range(math.ceil(self.low / step), math.floor(self.high / step + 1e-9) + 1)]
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -256,8 +256,11 @@ def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Markup:
         )
         marks.append(tag("a", tag("title", p.title), dot, href=p.href, aria_label=p.title))
     labels = [*_place(points, roofs, f, WIDE, "wide"), *_place(points, roofs, f, NARROW, "narrow")]
+    leaders = [x for x in labels if "leader" in x]
+    labels = [x for x in labels if "leader" not in x]
     return f.draw(
-        *lines, *marks, *texts, *labels, label=f"Roofline with {len(points)} kernels; the same figures stand in the table below", x_ticks=7
+        *leaders, *lines, *marks, *texts, *labels, x_ticks=7,
+        label=f"Roofline with {len(points)} kernels; the same figures stand in the table below",
     )
 
 
@@ -266,45 +269,58 @@ def _short_rate(value: float) -> str:
     return next((f"{value / size:g}{q.NBSP}{unit}" for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if value >= size), f"{value:g}")
 
 
+#: Where a label may stand from its point, best first: (anchor, right, down) in pixels; far ones get a line to their point.
+_NEAR = (("start", 9.0, 4.0), ("end", -9.0, 4.0), ("middle", 0.0, -10.0), ("middle", 0.0, 18.0), ("start", 9.0, 18.0), ("end", -9.0, 18.0),
+         ("start", 9.0, -10.0), ("end", -9.0, -10.0))
+_FAR = tuple((anchor, 4.0 * (anchor == "end") - 4.0 * (anchor == "start"), down)
+             for down in (42.0, -34.0, 60.0, -52.0, 78.0, 96.0, 114.0, 132.0) for anchor in ("middle", "end", "start"))
+_Box = tuple[float, float, float, float]
+
+
 def _place(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width: float, cls: str) -> list[Markup]:
-    """Names of points beside them, as many as have room: right, left, above or below; the fastest first."""
-    taken = [
-        box
-        for roof in roofs
-        if roof.flat
-        for box in (
-            (0.0, f.up(roof.rate) - 2, width, f.up(roof.rate) + 2),
-            (width - LETTER * 26, f.up(roof.rate) - 20, width, f.up(roof.rate)),
-        )
-    ]
+    """Names of points, as many as have room: first those that fit beside their point, the fastest first, then the others further off, with
+    lines, which come first in the result so that everything else is drawn over them."""
+    taken: list[_Box] = []
+    for roof in roofs:
+        if roof.flat:
+            y = f.up(roof.rate)
+            taken += [(0.0, y - 2, width, y + 2), (width - LETTER * 26, y - 20, width, y)]
     for p in points:
         for rate in (p.rate, p.before, p.peer):
             if rate:
                 x, y = f.x.at(p.intensity) * width, f.up(rate)
                 taken.append((x - 6, y - 6, x + 6, y + 6))
-    out = []
-    for p in sorted(points, key=lambda p: -p.rate):
-        x, y, w = f.x.at(p.intensity) * width, f.up(p.rate), LETTER * len(p.name)
-        for anchor, dx, dy in (
-            ("start", 9.0, 4.0),
-            ("end", -9.0, 4.0),
-            ("middle", 0.0, -10.0),
-            ("middle", 0.0, 18.0),
-            ("start", 9.0, 18.0),
-            ("end", -9.0, 18.0),
-            ("start", 9.0, 31.0),
-            ("end", -9.0, 31.0),
-            ("start", 9.0, -10.0),
-            ("end", -9.0, -10.0),
-        ):
-            left = x + dx - (0 if anchor == "start" else w if anchor == "end" else w / 2)
-            box = (left, y + dy - 10, left + w, y + dy + 3)
-            free = all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken)
-            if free and box[0] >= 0 and box[2] <= width and box[1] >= 0 and box[3] <= f.height:
-                taken.append(box)
-                out.append(_text(f.x.at(p.intensity), y + dy, p.name, f"label halo {cls}", anchor, dx))
+    labels: list[_Box] = []
+    lines: list[Markup] = []
+    texts: list[Markup] = []
+    ordered = sorted(points, key=lambda p: -p.rate)
+    left_over = []
+    for places in (_NEAR, _FAR):
+        for p in ordered:
+            x, y, w = f.x.at(p.intensity) * width, f.up(p.rate), LETTER * len(p.name)
+            for anchor, dx, dy in places:
+                left = x + dx - (0 if anchor == "start" else w if anchor == "end" else w / 2)
+                box = (left, y + dy - 10, left + w, y + dy + 3)
+                if box[0] < 0 or box[2] > width or box[1] < 0 or box[3] > f.height or not _free(box, taken + labels):
+                    continue
+                if places is _FAR:
+                    end = y + dy + (5 if dy < 0 else -12)
+                    line = (x - 3, min(y, end), x + 3, max(y, end))
+                    if not _free(line, labels):
+                        continue
+                    labels.append(line)
+                    lines.append(_line(f.x.at(p.intensity), y, f.x.at(p.intensity), end, f"leader {cls}"))
+                labels.append(box)
+                texts.append(_text(f.x.at(p.intensity), y + dy, p.name, f"label halo {cls}", anchor, dx))
                 break
-    return out
+            else:
+                left_over.append(p)
+        ordered, left_over = left_over, []
+    return lines + texts
+
+
+def _free(box: _Box, taken: Sequence[_Box]) -> bool:
+    return all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken)
 
 
 # -- speed-ups --------------------------------------------------------------------------------------

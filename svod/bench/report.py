@@ -201,8 +201,8 @@ def gaps(view: Overview, tuning: Tuning | None) -> list[str]:
 
 
 def render_markdown(runs: Sequence[Run], tuning: Tuning | None = None) -> str:
-    """The headline, the geometric means and the table of cases (or of the database's kernels) for a pull request. Raises ConfigError when
-    there is nothing to show."""
+    """The headline, the geometric means and the table of cases for a pull request, with the chains of those of their kernels
+    that the database knows; without runs, all kernels of the database. Raises ConfigError when there is nothing to show."""
     if not has_data(runs, tuning):
         raise ConfigError(NO_DATA)
     view = overview(runs)
@@ -213,9 +213,11 @@ def render_markdown(runs: Sequence[Run], tuning: Tuning | None = None) -> str:
         columns = ["kernel", "heuristic", "tuned", *(["best peer", "vs best peer"] if names else []), "vs heuristic", "ceiling", ""]
         out += ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 2) + " --- |"]
         out += [_markdown_case(c, bool(names)) for c in view.cases]
-    if tuning is not None and tuning.kernels:
+    measured = {k.key for c in view.cases for o in c.contestants for k in o.kernels}
+    kernels = [k for k in tuning.kernels if not view.cases or k.key in measured] if tuning is not None else []
+    if kernels:
         out += ["", "| kernel | heuristic | tuned | gain | chain |", "| --- | ---: | ---: | ---: | --- |"]
-        for k in tuning.kernels:
+        for k in kernels:
             chain = " ".join(k.chain) or "as it is"
             out.append(
                 f"| {_cell(kernel_title(k))} | {q.seconds(k.heuristic)} | {q.seconds(k.seconds)} | {q.times(k.gain)} | `{_cell(chain)}` |"

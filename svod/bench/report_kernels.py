@@ -20,7 +20,8 @@ from svod.bench.report_parts import (
     short_name,
 )
 
-OPEN_KERNELS = 3  # whose details are open when the page is
+OPEN_KERNELS = 3        # whose details are open when the page is
+DRAWN_KERNELS = 60      # whose searches are drawn: a page of a large database has to stay quick to open
 
 # -- searches ---------------------------------------------------------------------------------------
 
@@ -81,10 +82,11 @@ def kernel_section(tuning: Tuning | None) -> Markup | None:
         "The course of each search, the winning chain and the loops it makes. Colours and shapes say what a candidate changed against its "
         "nearest predecessor; pale marks were timed alone, full ones raced against the best, which is what counts."
     )
-    return section("kernels", "Kernels", lead(intro), legend, *(_kernel(k, i < OPEN_KERNELS) for i, k in enumerate(tuning.kernels)))
+    shown = [_kernel(k, i < OPEN_KERNELS, i < DRAWN_KERNELS) for i, k in enumerate(tuning.kernels)]
+    return section("kernels", "Kernels", lead(intro), legend, *shown)
 
 
-def _kernel(k: TunedKernel, open_: bool) -> Markup:
+def _kernel(k: TunedKernel, open_: bool, draw: bool) -> Markup:
     gain = "no winner yet" if k.gain is None else q.times(k.gain) if k.gain >= FASTER else "heuristic won"
     cls = "ahead" if (k.gain or 0) >= FASTER else "level"
     head = tag(
@@ -121,6 +123,9 @@ def _kernel(k: TunedKernel, open_: bool) -> Markup:
     for n, course in enumerate(k.courses, 1):
         title = f"Search {n} of {len(k.courses)}" if len(k.courses) > 1 else "Search"
         right.append(tag("h4", title, tag("small", f"{course.settings} · {q.seconds(course.spent)} · ended: {course.ended_by}")))
+        if not draw:
+            right.append(note(f"Not drawn here: only the {DRAWN_KERNELS} kernels that gained most are."))
+            continue
         drawn = charts.course_charts(course) if len(course.trials) > 1 else None
         if drawn is None:
             right.append(note("Only the heuristic was timed: the budget went to other kernels, or nothing was left to try."))

@@ -231,6 +231,16 @@ def test_markdown_has_one_line_per_case(run: Run, model_run: Run) -> None:
     assert "`UPCAST(o0, 32) THREAD(o1, 2)`" in render_markdown([], tuning())
 
 
+def test_a_large_database_stays_readable(run: Run) -> None:
+    one = tuning().kernels[0]
+    many = replace(tuning(), kernels=tuple(replace(one, key=f"{i:032x}"[::-1], origins=(f"layer{i}",)) for i in range(90)))
+    page = render_html([], many, now=NOW)
+    check(page)
+    assert page.count("Not drawn here") == 30 and len(page) < 2_000_000
+    assert "layer7" not in render_markdown([run], many), "with runs only their own kernels are listed"
+    assert "layer7" in render_markdown([], many)
+
+
 # -- what the figures are made of -------------------------------------------------------------------
 
 
