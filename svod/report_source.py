@@ -24,6 +24,7 @@ from svod.tune.db import Kernel as KernelRecord
 from svod.tune.db import Measurement, Origin, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.winners import Winner
 
+NO_LIMIT = 1e6              # seconds of a budget that is none
 _STATUS_FATE = {"timeout": "timeout", "crash": "failed", "error": "failed", "lost": "failed", "wrong": "wrong", "slow": "slow"}
 _STEP_FATE = {"screen": "screened", "race": "raced", "confirm": "confirmed"}
 _FURTHEST = ("failed", "timeout", "slow", "screened", "raced", "confirmed", "wrong")    # the later one says more
@@ -157,8 +158,9 @@ def _settings(search: Search) -> str:
     parts = [search.strategy]
     if (width := search.config.get("width")) is not None:
         parts.append(f"width {width}")
-    if (budget := search.config.get("budget")) is not None:
-        parts.append(f"budget {budget:g} s" if isinstance(budget, (int, float)) else f"budget {budget}")
+    budget = _number(search.config.get("budget"))
+    if budget is not None and budget < NO_LIMIT:
+        parts.append(f"budget {budget:g} s")
     return ", ".join(p for p in [*parts, search.executor] if p)
 
 

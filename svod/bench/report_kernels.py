@@ -15,7 +15,6 @@ from svod.bench.report_parts import (
     kernel_title,
     lead,
     note,
-    origin_of,
     section,
     short_name,
 )
@@ -91,7 +90,7 @@ def _kernel(k: TunedKernel, open_: bool, draw: bool) -> Markup:
     cls = "ahead" if (k.gain or 0) >= FASTER else "level"
     head = tag(
         "summary",
-        tag("span", origin_of(k), class_="origin"),
+        tag("span", short_name(k), class_="origin"),
         tag("span", f"{k.name} {k.shape} {k.dtype}", class_="what"),
         tag(
             "span",
