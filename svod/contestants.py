@@ -22,7 +22,7 @@ from svod.core.buffer import bfloat16_bits_to_float32
 from svod.core.estimate import Estimate
 from svod.tensor import Tensor
 
-UNLIMITED = 1e7     # seconds: the budget of a process is meant for BEAM= at run time, a benchmark says which kernels it wants
+MODEL_SECONDS = 600.0       # a model's share of the search budget: that of svod-tune
 
 
 class SvodContestant:
@@ -52,15 +52,22 @@ class SvodContestant:
                         kernels=kernels, prepare_seconds=seconds)
 
 
-def svod_contestants(mode: str, beam: int | None, *, fresh: bool = False, db: str | None = None,
+def search_seconds(cases: Sequence[Case], config: BeamConfig) -> float:
+    """What the searches of all cases may take: BEAM_KERNEL_BUDGET a kernel, ten minutes a model."""
+    return sum(MODEL_SECONDS if c.op == "model" else config.kernel_budget for c in cases)
+
+
+def svod_contestants(mode: str, beam: int | None, cases: Sequence[Case] = (), *, fresh: bool = False, db: str | None = None,
                      config: PrepareConfig | None = None) -> list[SvodContestant]:
-    """The contestants of a run. `mode`: heuristic, db-only or beam, with a beam of `beam`; `fresh`: search what is known, too."""
+    """The contestants of a run. `mode`: heuristic, db-only or beam, with a beam of `beam`; then `cases` decide the budget. `fresh`:
+    search what is known, too."""
     base = replace(config if config is not None else PrepareConfig.from_env(), beam=None, capture=None)
     out = [SvodContestant("heuristic", replace(base, db=NONE))]
     if mode != "heuristic":
         searched = None
         if mode == "beam":
-            searched = replace(BeamConfig.from_env(), width=beam or BeamConfig().width, budget=UNLIMITED, ignore_cache=fresh)
+            searched = replace(BeamConfig.from_env(), width=beam or BeamConfig().width, ignore_cache=fresh)
+            searched = replace(searched, budget=search_seconds(cases, searched))
         out.append(SvodContestant("tuned", replace(base, beam=searched, db=db if db is not None else base.db)))
     return out
 

@@ -117,7 +117,7 @@ def measure_ceilings(target: Target, threads: int | None = None, *, quick: bool 
 def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, quick: bool = False, refresh: bool = False,
                     watch: Watch = watch_machine) -> Ceilings:
     """The figures of this machine from the JSON file at `path`, measured and added to it if they are missing or `refresh` is set. A full
-    record answers a quick question too; one that was measured while the machine was busy is used and not kept, with a warning. A file that
+    record answers a quick question too; one that was measured while the machine was busy is used and not kept, which is logged. A file that
     cannot be read or written is logged and does no harm."""
     count = target.threads if threads is None else threads
     machine = f"{platform.node()}/{target.key}/{count} threads/revision {REVISION}"
@@ -136,8 +136,9 @@ def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, q
     seen = watch()
     ceilings = measure_ceilings(target, count, quick=quick)
     busy = seen().busy
-    if busy is not None and not quick:
-        log.warning("the machine was busy while its ceilings were measured (%s): they are too low, and not kept", busy)
+    if busy is not None:
+        log.log(logging.INFO if quick else logging.WARNING,
+                "the machine was busy while its ceilings were measured (%s): they are too low, and not kept", busy)
         return ceilings
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

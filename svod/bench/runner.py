@@ -135,23 +135,26 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
 
 def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequence[PeerInfo], settings: Settings, config: BenchConfig, *,
               target: Target, ceilings: Ceilings | None = None, started: Callable[[int, Case], None] = lambda i, case: None,
-              finished: Callable[[CaseResult], None] = lambda result: None, clock: Clock = time.perf_counter,
+              finished: Callable[[Run], None] = lambda so_far: None, clock: Clock = time.perf_counter,
               watch: Watch = watch_machine) -> Run:
-    """Run cases one after the other. `started` and `finished` hear of each. Ctrl-C ends the suite after the cases that are done; the run
-    then holds those. Raises KeyboardInterrupt when none is."""
+    """Run cases one after the other. `started` hears of each, `finished` gets the run as it is after each. Ctrl-C ends the suite after
+    the cases that are done; the run then holds those. Raises KeyboardInterrupt when none is."""
     begin, seen = clock(), watch()
     results: list[CaseResult] = []
+
+    def so_far() -> Run:
+        return Run(replace(settings, seconds=clock() - begin), machine_of(target), versions(), load_of(seen()), ceilings, tuple(peers),
+                   tuple(results), group_results(results))
     try:
         for i, case in enumerate(cases):
             started(i, case)
             results.append(run_case(case, contestants, config, target=target, ceilings=ceilings, seed=settings.seed, clock=clock,
                                     watch=watch))
-            finished(results[-1])
+            finished(so_far())
     except KeyboardInterrupt:
         if not results:
             raise
-    return Run(replace(settings, seconds=clock() - begin), machine_of(target), versions(), load_of(seen()), ceilings, tuple(peers),
-               tuple(results), group_results(results))
+    return so_far()
 
 
 def load_of(load: MachineLoad) -> Load:

@@ -69,7 +69,7 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
         only_list: bool, json_path: Path | None) -> None:
     """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
     from svod.bench.peers import load_peers, parse_peers
-    from svod.bench.results import PeerInfo, Settings, write_run
+    from svod.bench.results import Run, Settings, write_run
     from svod.bench.runner import run_suite
     from svod.bench.suites import select_cases
     from svod.cli.bench_tables import describe_case, print_run
@@ -94,15 +94,19 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     from svod.contestants import svod_contestants
 
     limits = cached_ceilings(_ceilings_path(), target)
-    contestants = [*svod_contestants(mode, width, fresh=fresh, db=db), *found]
+    contestants = [*svod_contestants(mode, width, cases, fresh=fresh, db=db), *found]
     together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
     _say(f"{len(cases)} kernels, {target.threads} thread{'s' if target.threads > 1 else ''} each: {together}")
     settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,
                         datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0)
-    kept: list[PeerInfo] = infos
-    result = run_suite(cases, contestants, kept, settings, config.BenchConfig.from_env(), target=target, ceilings=limits,
+
+    def finished(so_far: Run) -> None:
+        click.echo("\n".join(describe_case(so_far.cases[-1])) + "\n")
+        if json_path is not None:
+            write_run(json_path, so_far)        # another library that ends the process does not take the results with it
+    result = run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=limits,
                        started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"),
-                       finished=lambda c: click.echo("\n".join(describe_case(c)) + "\n"))
+                       finished=finished)
     print_run(result)
     if json_path is not None:
         write_run(json_path, result)

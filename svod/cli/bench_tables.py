@@ -127,7 +127,7 @@ def print_ceilings(c: Ceilings) -> None:
     for level, kinds in c.bandwidth.items():
         for kind, (one, all_) in kinds.items():
             rows.append((f"{level} {kind.replace('_stream', ', streaming stores')}", rate(one, "B"), rate(all_, "B")))
-    rows.append(("kernel inside a plan", seconds(c.dispatch[0]), seconds(c.dispatch[1])))
+    rows.append(("launch inside a plan", seconds(c.dispatch[0]), seconds(c.dispatch[1])))
     print_table(("", "one core", many), rows, right=frozenset({"one core", many}))
 
 

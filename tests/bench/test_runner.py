@@ -202,7 +202,7 @@ def test_a_suite_is_one_run() -> None:
     said: list[str] = []
     cases = [suites.axpy("a", "", 10), suites.gelu("b", "", 7)]
     found = suite_of(world, cases, FakePeer(world, "heuristic"), FakePeer(world, "numpy", 2e-3),
-                     started=lambda i, c: said.append(f"{i} {c.name}"), finished=lambda r: said.append(f"done {r.name}"))
+                     started=lambda i, c: said.append(f"{i} {c.name}"), finished=lambda r: said.append(f"done {r.cases[-1].name}"))
     assert said == ["0 a", "done a", "1 b", "done b"]
     assert [c.name for c in found.cases] == ["a", "b"] and found.settings.seconds > 0
     mean = found.groups[0]

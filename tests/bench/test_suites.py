@@ -223,3 +223,13 @@ def test_a_missing_library_is_left_out_and_said_to_be(monkeypatch: pytest.Monkey
     assert [i.missing for i in infos][:2] == ["no_such_module is not installed", None]
     assert (infos[2].missing or "").startswith("it cannot be imported")
     assert infos[1].version == np.__version__ and infos[0].version is None
+
+
+def test_the_search_budget_is_that_of_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEAM_KERNEL_BUDGET", "7")
+    cases = [suites.gelu("a", "", 7), suites.gelu("b", "", 9), SUITES["models"][0]]
+    heuristic, tuned = svod_contestants("beam", 3, cases, fresh=True, db=":none:")
+    assert heuristic.config.beam is None and heuristic.config.db == ":none:"
+    beam = tuned.config.beam
+    assert beam is not None and (beam.width, beam.budget, beam.ignore_cache) == (3, 614.0, True)
+    assert svod_contestants("db-only", None)[1].config.beam is None and len(svod_contestants("heuristic", None)) == 1

@@ -97,7 +97,7 @@ def test_ceilings(call: Call, tmp_path: Path) -> None:
     result = call("ceilings", "--json", "c.json")
     assert result.exit_code == 0
     assert "multiply-add float32\t258 GFLOP/s\t512 GFLOP/s" in result.stdout
-    assert "memory copy, streaming stores\t33 GB/s\t44 GB/s" in result.stdout and "kernel inside a plan\t20 ns\t210 ns" in result.stdout
+    assert "memory copy, streaming stores\t33 GB/s\t44 GB/s" in result.stdout and "launch inside a plan\t20 ns\t210 ns" in result.stdout
     assert json.loads((tmp_path / "c.json").read_text())["flops"]["float32"] == [258e9, 512e9]
 
 

@@ -141,7 +141,8 @@ def _axpy(options: Mapping[str, Any], out: Array, x: Array, y: Array) -> tuple[S
     return step, ""
 
 
-WHY_NOT = {"gelu": "NumPy has no erf", "linear_gelu": "NumPy has no erf", "model": "the models are written for svod and torch only"}
+WHY_NOT = {"gelu": "NumPy has no erf", "linear_gelu": "NumPy has no erf",
+           "model": "the models are not written for NumPy, which computes their reference"}
 OPERATIONS: Mapping[str, Callable[..., tuple[Step, str]]] = {
     "matmul": _matmul,
     "conv2d": _conv2d,
