@@ -25,6 +25,7 @@ from svod.bench.timer import PROTOCOL_REVISION
 from svod.compile.codegen import CODEGEN_REVISION, COMPILER
 from svod.config import BeamConfig, BenchConfig
 from svod.core.canonical import AST_REVISION
+from svod.core.estimate import estimate
 from svod.core.family import family_key
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
@@ -42,7 +43,7 @@ from svod.tune.events import Listener, SessionFinished, SessionStarted, nobody
 from svod.tune.executor import Executor
 from svod.tune.laboratory import Laboratory
 from svod.tune.search import BUDGET_SPENT, INTERRUPTED, Finding, KernelSearch
-from svod.tune.slices import kernel_bytes, kernel_operations
+from svod.tune.slices import kernel_bytes
 from svod.tune.worker_laboratory import WorkerLaboratory
 
 log = logging.getLogger("svod.tune")
@@ -93,7 +94,7 @@ def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None) ->
         return 0.0
     dtype = kernel.stages[kernel.output].dtype
     size = kernel_bytes(kernel)
-    seconds = kernel_operations(kernel) / ceilings.flops_per_second(dtype)
+    seconds = estimate(kernel.ast).flops / ceilings.flops_per_second(dtype)
     level = "l1" if size <= target.l1 else "l2" if size <= target.l2 else "l3" if size <= target.l3 else "memory"
     if level in ceilings.bandwidth:
         seconds = max(seconds, size / max(ceilings.bytes_per_second("read", level), ceilings.bytes_per_second("copy", level)))
@@ -198,7 +199,7 @@ class TuneSession:
         if self.config.strict != "reference":
             seeds += [(s, Origin.SKETCH) for s in sketches(base)]
         self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
-                                     structure=family_key(kernel.ast), flops=kernel_operations(kernel),
+                                     structure=family_key(kernel.ast), flops=float(estimate(kernel.ast).flops),
                                      bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
         self._searches[task.key] = self.db.begin_search(task.key, self.target.key, strategy=self.strategy,
                                                         executor=self.executor.description, config=dataclasses.asdict(self.config))

@@ -16,10 +16,9 @@ import time
 
 from svod.compile.plan import ExecutionPlan
 from svod.compile.program import ProgramSpec
-from svod.core.dtype import dtypes
+from svod.core.estimate import estimate
 from svod.core.kernel import Kernel
 from svod.core.target import Target
-from svod.core.uop import ALU, Ops
 
 SLICE_SECONDS = 1e-3
 WORTH_SLICING = 4e-3             # seconds: shorter kernels are timed whole
@@ -39,21 +38,11 @@ def kernel_bytes(kernel: Kernel) -> int:
     return sum(p.arg.size * p.dtype.itemsize for p in kernel.params)
 
 
-def kernel_operations(kernel: Kernel) -> float:
-    """Arithmetic operations of the untouched kernel, every stage computed once."""
-    total = 0.0
-    for stage in kernel.stages:
-        times = math.prod(kernel.axes[a].extent for a in stage.outs + stage.reds)
-        nodes = stage.value.toposort(gate=lambda n: n.op is not Ops.STAGE)
-        total += times * sum((n.op in ALU or n.op is Ops.REDUCE) and n.dtype != dtypes.index for n in nodes)
-    return total
-
-
 def least_fraction(kernel: Kernel, target: Target) -> float:
     """The smallest part of a kernel that stays in the cache level of the whole; 1: none does."""
     size = kernel_bytes(kernel)
     levels = [target.l1, target.l2]
-    if kernel_operations(kernel) < COMPUTE_BOUND * size:
+    if estimate(kernel.ast).flops < COMPUTE_BOUND * size:
         levels.append(target.l3)
     below = max((level for level in levels if level and size > level), default=0)
     return min(1.0, LEVEL_MARGIN * below / size) if size else 1.0
