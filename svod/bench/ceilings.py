@@ -3,6 +3,7 @@
 Measured by loops compiled for the target, run through the same pool as every kernel:
 
     fma     A independent accumulators, acc = acc * m + c, A more than latency × issue width
+    dot     as many, acc += sums of 2 products of bfloat16, or 4 of bytes, where the target has the instruction
     read    eight vector loads a turn, each into an accumulator of its own
     write   eight vector stores a turn; write_stream: past the caches
     copy    a load and a store each; copy_stream: the store past the caches
@@ -39,20 +40,22 @@ from svod.core.target import Target
 
 log = logging.getLogger("svod.bench")
 
-REVISION = 1                    # of the kernels below: cached figures of another one are measured anew
+REVISION = 2                    # of the kernels below: cached figures of another one are measured anew
 UNROLL = 8                      # vectors per turn of a memory loop
 MEMORY_SLICE = 256 << 10        # bytes of one iteration when streaming through memory
 MAX_MEMORY = 512 << 20          # never use more than this, unless twice the last-level cache asks for it
 SAMPLE_SECONDS = 2e-3
 FMA_DTYPES = (dtypes.float32, dtypes.float64)
+DOTS = {"bfloat16": "bf16", "int8": "vnni"}     # dot instructions: dtype of the operands → feature of the target
 STREAMS = {"read": ("read",), "write": ("write", "write_stream"), "copy": ("copy", "copy_stream")}
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """`flops[dtype]` and `bandwidth[level][kind]` are (one core, all `threads` threads), per second. Levels: l1, l2, l3, memory; kinds:
-    read, write, write_stream, copy, copy_stream. A quick measurement has float32 and memory reads and copies only. `dispatch`: seconds
-    of a launch that does nothing inside a plan, (one thread, all threads)."""
+    """`flops[dtype]` and `bandwidth[level][kind]` are (one core, all `threads` threads), per second. bfloat16 and int8 are the rates of
+    their dot instructions, where the target has them. Levels: l1, l2, l3, memory; kinds: read, write, write_stream, copy, copy_stream. A
+    quick measurement has float32 and memory reads and copies only. `dispatch`: seconds of a launch that does nothing inside a plan, (one
+    thread, all threads)."""
 
     target: str
     threads: int
@@ -62,11 +65,13 @@ class Ceilings:
     dispatch: tuple[float, float]
 
     def flops_per_second(self, dtype: DType, threads: int | None = None) -> float:
-        """Multiply-adds of `dtype` count two. 16-bit floats are computed in float32; integers are held against float32 too, of the
-        same width or wider. Where float64 was not measured it is half of float32."""
+        """Multiply-adds of `dtype` count two. Types without a rate of their own are held against float32: float16 is computed in it,
+        integers are as wide or wider. Where float64 was not measured it is half of float32."""
         one, many = self.flops["float32"]
         if dtype.bits == 64:
             one, many = self.flops.get("float64", (one / 2, many / 2))
+        elif dtype.name in self.flops:
+            one, many = self.flops[dtype.name]
         return self._scaled(one, many, threads)
 
     def bytes_per_second(self, kind: str = "read", level: str = "memory", threads: int | None = None) -> float:
@@ -100,6 +105,10 @@ def measure_ceilings(target: Target, threads: int | None = None, *, quick: bool 
     flops = {}
     for dtype in FMA_DTYPES[:1] if quick else FMA_DTYPES:
         flops[dtype.name] = _both([kernels.fma_rate(dtype, n, samples) for n in counts])
+    if not quick and target.vector_bytes == 64:
+        for name, feature in DOTS.items():
+            if feature in target.features:
+                flops[name] = _both([kernels.dot_rate(name, n, samples) for n in counts])
     bandwidth: dict[str, dict[str, tuple[float, float]]] = {}
     for level in ("memory",) if quick else ("l1", "l2", "l3", "memory"):
         kinds = ("read", "copy", "copy_stream") if quick else tuple(k for kinds in STREAMS.values() for k in kinds)
@@ -214,6 +223,8 @@ class _Kernels:
             elif symbol.startswith("fma_"):
                 dtype = BY_NAME[symbol.removeprefix("fma_")]
                 ir = _fma_ir(dtype, target.lanes(dtype), self.accumulators, target.has_fma)
+            elif symbol.startswith("dot_"):
+                ir = _dot_ir(symbol.removeprefix("dot_"), self.accumulators)
             else:
                 ir = _memory_ir(symbol, target.vector_bytes)
             attributes = f'attributes #0 = {{ nounwind "prefer-vector-width"="{8 * target.vector_bytes}" }}\n!0 = !{{i32 1}}\n'
@@ -236,6 +247,15 @@ class _Kernels:
         start = np.concatenate([np.full(lanes, 0.5), np.full(lanes, 1.0), np.repeat(np.arange(self.accumulators), lanes)])
         plan = self._plan(f"fma_{dtype.name}", [out, start.astype(to_numpy(dtype))], dtype, extent, threads, turns=turns)
         return 2.0 * lanes * self.accumulators * turns * extent / _settled(plan.repeat, samples)
+
+    def dot_rate(self, name: str, threads: int, samples: int) -> float:
+        """Flops per second of `threads` threads with the dot instruction on operands of `name`."""
+        extent, turns = 4 * threads, 4096
+        out, start = np.zeros(16 * extent, np.int32), np.zeros(16 * (2 + self.accumulators), np.int32)
+        start[32:] = np.repeat(np.arange(self.accumulators), 16)
+        plan = self._plan(f"dot_{name}", [out, start], dtypes.int32, extent, threads, turns=turns)
+        per_instruction = 2.0 * 64 / BY_NAME[name].itemsize
+        return per_instruction * self.accumulators * turns * extent / _settled(plan.repeat, samples)
 
     def fill(self, memory: _Memory, threads: int) -> None:
         """Write every page. Pages that were never written are all one page of zeros: reading them would time the first cache."""
@@ -325,6 +345,30 @@ def _fma_ir(dtype: DType, lanes: int, accumulators: int, has_fma: bool) -> str:
                f"  store {vector} {total}, ptr %o, align {dtype.itemsize}"]
     declare = f"declare {vector} @llvm.fma.{suffix}({vector}, {vector}, {vector})" if has_fma else ""
     return declare + _LOOPS.format(name=f"fma_{dtype.name}", setup="\n".join(setup), body="\n".join(body), finish="\n".join(finish))
+
+
+def _dot_ir(name: str, accumulators: int) -> str:
+    """As `_fma_ir`, with the dot instruction of AVX-512 on operands of `name`: 16 sums of 2 products of bfloat16, or of 4 of bytes."""
+    operand, vector, add, function = {
+        "bfloat16": ("<32 x bfloat>", "<16 x float>", "fadd", "llvm.x86.avx512bf16.dpbf16ps.512"),
+        "int8": ("<64 x i8>", "<16 x i32>", "add", "llvm.x86.avx512.vpdpbusd.512"),
+    }[name]
+    names = range(accumulators)
+    setup = [f"  %m = load {operand}, ptr %b, align 4", "  %p.c = getelementptr i8, ptr %b, i64 64",
+             f"  %c = load {operand}, ptr %p.c, align 4"]
+    for n in names:
+        setup += [f"  %p.s{n} = getelementptr i8, ptr %b, i64 {64 * (n + 2)}", f"  %s{n} = load {vector}, ptr %p.s{n}, align 4"]
+    body = ["  br label %turn", "turn:", "  %t = phi i64 [ 0, %body ], [ %t.next, %turn ]"]
+    body += [f"  %x{n} = phi {vector} [ %s{n}, %body ], [ %y{n}, %turn ]" for n in names]
+    body += [f"  %y{n} = call {vector} @{function}({vector} %x{n}, {operand} %m, {operand} %c)" for n in names]
+    body += ["  %t.next = add i64 %t, 1", "  %more = icmp slt i64 %t.next, %count", "  br i1 %more, label %turn, label %outer.end"]
+    finish, total = [], "%y0"
+    for n in names[1:]:
+        finish.append(f"  %sum{n} = {add} {vector} {total}, %y{n}")
+        total = f"%sum{n}"
+    finish += ["  %o.i = mul i64 %i, 64", "  %o = getelementptr i8, ptr %a, i64 %o.i", f"  store {vector} {total}, ptr %o, align 4"]
+    declare = f"declare {vector} @{function}({vector}, {operand}, {operand})"
+    return declare + _LOOPS.format(name=f"dot_{name}", setup="\n".join(setup), body="\n".join(body), finish="\n".join(finish))
 
 
 def _memory_ir(kind: str, vector_bytes: int) -> str:

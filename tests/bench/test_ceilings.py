@@ -115,3 +115,29 @@ def test_figures_of_a_busy_machine_are_not_kept(tmp_path, monkeypatch, caplog):
     assert "the machine was busy" in caplog.text
     assert cached_ceilings(path, target, quick=True, watch=busy) == sample(quick=True) and not path.exists()
     assert cached_ceilings(path, target, watch=lambda: MachineLoad) == sample() and path.exists()
+
+
+def test_dot_instructions_have_rates_of_their_own():
+    c = sample(flops={"float32": (100.0, 360.0), "int8": (400.0, 1440.0)})
+    assert c.flops_per_second(dtypes.int8) == 1440.0 and c.flops_per_second(dtypes.int8, 1) == 400.0
+    assert c.flops_per_second(dtypes.bfloat16) == 360.0 and c.flops_per_second(dtypes.int32) == 360.0
+
+
+@pytest.mark.parametrize(("name", "product"), [("int8", 4 * 3 * 5), ("bfloat16", 2 * 3 * 5)])
+def test_dot_loops_compute_dots(name, product):
+    """Where the machine has the instruction: accumulator n starts at n; each of 2 turns adds 4 products of bytes, or 2 of bfloat16."""
+    target = host_target()
+    if target.vector_bytes < 64 or module.DOTS[name] not in target.features:
+        return
+    kernels = module._Kernels(target)
+    start = np.zeros((2 + kernels.accumulators, 64), np.uint8)
+    if name == "int8":
+        start[0], start[1] = 3, 5
+        start[2:].view(np.int32)[:] = np.arange(kernels.accumulators)[:, None]
+    else:
+        bits = np.array([3.0, 5.0], np.float32).view(np.uint32) >> 16
+        start[:2].view(np.uint16)[:] = bits[:, None]
+        start[2:].view(np.float32)[:] = np.arange(kernels.accumulators)[:, None]
+    out = np.zeros(16, np.int32 if name == "int8" else np.float32)
+    kernels._plan(f"dot_{name}", [out.view(np.int32), start.view(np.int32).reshape(-1)], dtypes.int32, 1, 1, turns=2).execute()
+    assert (out == sum(range(kernels.accumulators)) + kernels.accumulators * 2 * product).all()
