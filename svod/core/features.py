@@ -260,7 +260,8 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
     compute = max(slots, chain) + overhead + store
     traffic, moved = _traffic(state, loops, own, accesses, prefix)
     cycles = max(compute, *traffic) + 0.25 * sum(traffic)
-    return cycles * times, accs, 2 * fmas * width * times, moved * times, loads, max(fmas, 1.0)
+    lanes = lane_extent / -(-lane_extent // width) if lane >= 0 else 1.0     # positions per vector
+    return cycles * times, accs, 2 * fmas * lanes * times, moved * times, loads, max(fmas, 1.0)
 
 
 def _conflict(stride: int) -> float:
@@ -308,7 +309,8 @@ def _traffic(state: Scheduler, loops: list[tuple[int, int]], own: list[tuple[Pie
     rooms.reverse()
     out = []
     moved = 0.0
-    for level, cache in enumerate((state.target.l1, state.target.l2, state.target.l3)):
+    target = state.target
+    for level, cache in enumerate((target.l1, target.l2, max(target.l2, target.l3))):     # not every machine has a third level
         k = 0
         while k < len(loops) and rooms[k] > cache * 0.8:
             k += 1

@@ -258,6 +258,12 @@ class _Resolver:
                 found.update(self.nodes[n].deps)
         return tuple(sorted(found))
 
+    def axis(self, u: UOp) -> int:
+        """The local axis of a RANGE."""
+        if u not in self.local:
+            raise CompileError(f"stage {self.stage.name} reads range {u!r}, which belongs to another stage")
+        return self.local[u]
+
     def linear(self, u: UOp) -> Linear:
         """`u`, an index expression, as Σ coef·axis + const + Σ coef·atom."""
         if (found := self.linears.get(u)) is not None:
@@ -271,7 +277,7 @@ class _Resolver:
             if e.op is Ops.CONST:
                 const += k * e.arg
             elif e.op is Ops.RANGE:
-                axis = self.local[e]
+                axis = self.axis(e)
                 coefs[axis] = coefs.get(axis, 0) + k
             elif e.op is Ops.ADD:
                 todo += [(e.src[0], k), (e.src[1], k)]
@@ -301,9 +307,8 @@ class _Resolver:
         if u.op is Ops.CONST:
             return self.add(Node("const", "CONST", u.dtype, (), u.arg, ()))
         if u.op is Ops.RANGE:
-            if u not in self.local:
-                raise CompileError(f"stage {self.stage.name} reads range {u!r}, which belongs to another stage")
-            return self.add(Node("axis", "RANGE", u.dtype, (), self.local[u], (self.local[u],)))
+            axis = self.axis(u)
+            return self.add(Node("axis", "RANGE", u.dtype, (), axis, (axis,)))
         if u.op in ALU:
             src = tuple(self.made[s] for s in u.src)
             return self.add(Node("alu", u.op.value, u.dtype, src, None, self.deps(src)))

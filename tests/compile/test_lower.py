@@ -119,7 +119,8 @@ HARD_CHAINS: dict[str, tuple[str, int, Chain]] = {
     "combs of a reduction that do not divide": ("hand_column_sums", 64, [["TILE", "r0", 16], ["UPCAST", "r0", 3], ["STAGE", "s0", "root"]]),
     "combs of a split reduction": ("hand_dot", 32, [["TILE", "r0", 5], ["UPCAST", "r0", 2], ["THREAD", "r0", 3]]),
     "combs of an output": ("hand_row_sums", 32, [["TILE", "o0", 5], ["UPCAST", "o0", 2], ["STAGE", "s0", "o0.in"]]),
-    "a partial vector with a stride": ("hand_long_dot", 16, [["TILE", "r0", 5], ["UNROLL", "r0", 9], ["UPCAST", "r0", 7], ["STAGE", "s0", "r0.in"]]),
+    "a partial vector with a stride": (
+        "hand_long_dot", 16, [["TILE", "r0", 5], ["UNROLL", "r0", 9], ["UPCAST", "r0", 7], ["STAGE", "s0", "r0.in"]]),
     "two stages read alike, placed differently": (
         "hand_dot", 16, [["STAGE", "s1", "r0"], ["PADTO", "r0", 7], ["UPCAST", "r0", 21], ["STAGE", "s0", "root"]]),
     "tiles in memory, read by another stage one at a time": ("chained_rows", 32, [["STAGE", "s2", "root"], ["UPCAST", "o0", 2]]),
@@ -129,7 +130,8 @@ HARD_CHAINS: dict[str, tuple[str, int, Chain]] = {
     "and with a remainder": ("hand_gemm", 32, [["UNROLL", "r0", 4], ["ORDER", "out", ["r0", "o1", "o0"]], ["THREAD", "r0", 2]]),
     "rows of a padded copy do not overlap": ("hand_gemm", 32, [["PADTO", "o1", 2], ["STAGE", "s1", "o0"]]),
     "padded and read backwards": ("mirrored_gemm", 64, [["STAGE", "s0", "o1"], ["PADTO", "o0", 8], ["STAGE", "s1", "o0"]]),
-    "padded, and a box that is all of the axis": ("hand_softmax", 32, [["PADTO", "o1", 12], ["STAGE", "s3", "o1"], ["STAGE", "s2", "o1"]]),
+    "padded, and a box that is all of the axis": (
+        "hand_softmax", 32, [["PADTO", "o1", 12], ["STAGE", "s3", "o1"], ["STAGE", "s2", "o1"]]),
     "combining in place does nothing twice": ("in_place_accumulate", 32, [["THREAD", "r0", 3]]),
     "stages of a loop that the first pass over accumulators does not run": ("variance", 64, [["ORDER", "out", ["r0", "o0"]],
                                                                                           ["STAGE", "s0", "r0"]]),

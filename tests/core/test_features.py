@@ -1,0 +1,85 @@
+"""The analysis of states: total, finite, the same for equal states, and right where it can be counted by hand."""
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from svod.core.features import Features
+from svod.core.kernel import Kernel
+from svod.core.scheduler import Opt, Scheduler
+from tests.chains import random_state
+from tests.compile.native import AVX2, AVX512, BASELINE
+from tests.core.corpus import CORPUS
+from tests.hand_kernels import HAND, gemm, lines, softmax
+
+KERNELS = {**CORPUS, **HAND}
+TARGETS = [replace(t, threads=4) for t in (BASELINE, AVX2, AVX512)]
+TARGET = TARGETS[-1]
+
+
+def features_of(kernel: Kernel, chain: list[list[Any]]) -> Features:
+    return Scheduler(kernel, TARGET).apply_opts([Opt.from_json(o) for o in chain]).features()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_any_state_has_finite_positive_features(name: str) -> None:
+    kernel = Kernel(KERNELS[name]())
+    for seed in range(12):
+        rng = random.Random(f"{name} {seed}")
+        state = random_state(rng, Scheduler(kernel, rng.choice(TARGETS)), rng.randint(0, 10))
+        f = state.features()
+        assert math.isfinite(f.cycles) and f.cycles > 0
+        assert f.accumulators >= 0 and f.scratch_bytes >= 0 and f.loads_per_fma >= 0
+        assert math.isfinite(f.flops) and f.flops >= 0 and math.isfinite(f.bytes_moved) and f.bytes_moved >= 0
+        assert 0 < f.predicted_seconds() < 1
+        assert state.features() is f, "computed once per state"
+
+
+def test_flops_of_a_contraction_are_counted() -> None:
+    kernel = Kernel(gemm(64, 128, 96))
+    for chain in ([], [["UPCAST", "o0", 4]], [["UPCAST", "o0", 4], ["UPCAST", "o1", 32]], [["UPCAST", "o1", 64], ["UNROLL", "r0", 4]]):
+        assert features_of(kernel, chain).flops == pytest.approx(2 * 64 * 128 * 96)
+
+
+def test_accumulators_are_vector_registers() -> None:
+    kernel = Kernel(gemm(64, 128, 96))
+    assert features_of(kernel, [["UPCAST", "o0", 4], ["UPCAST", "o1", 32]]).accumulators == 8
+    assert features_of(kernel, [["UPCAST", "o0", 4], ["UPCAST", "o1", 32], ["UNROLL", "r0", 4]]).accumulators == 8, "no more of them"
+    assert features_of(kernel, [["UPCAST", "o1", 16], ["UPCAST", "r0", 3]]).accumulators == 3, "partial results"
+
+
+def test_scratch_is_what_lives_there() -> None:
+    """A panel of 96 × 32 floats per iteration of o1; lowering reserves at least as much."""
+    staged = features_of(Kernel(gemm(64, 128, 96)), [["UPCAST", "o1", 32], ["STAGE", "s1", "o1"]])
+    assert staged.scratch_bytes >= 96 * 32 * 4
+
+
+def test_what_fits_a_cache_is_not_moved_again() -> None:
+    """All data of a small contraction fit the second level, also on a machine without a third."""
+    assert TARGET.l3 == 0
+    assert features_of(Kernel(gemm(64, 128, 96)), []).bytes_moved == 0
+    assert features_of(Kernel(lines(1 << 22)), [["UPCAST", "o0", 16]]).bytes_moved == pytest.approx(4 << 22, rel=0.1)
+
+
+def test_register_tiles_are_predicted_to_pay() -> None:
+    kernel = Kernel(gemm(256, 256, 256))
+    plain, vectors = features_of(kernel, []), features_of(kernel, [["UPCAST", "o1", 32]])
+    tile = features_of(kernel, [["UPCAST", "o0", 8], ["UPCAST", "o1", 32]])
+    assert tile.cycles < vectors.cycles < plain.cycles
+    assert tile.loads_per_fma < vectors.loads_per_fma
+
+
+def test_cores_and_vectors_are_predicted_to_pay() -> None:
+    kernel = Kernel(lines(1 << 20))
+    one, wide = features_of(kernel, []), features_of(kernel, [["UPCAST", "o0", 16]])
+    assert wide.cycles < one.cycles
+    assert features_of(kernel, [["UPCAST", "o0", 16], ["THREAD", "o0", 4]]).cycles < wide.cycles
+
+
+def test_more_work_costs_more() -> None:
+    cycles = [features_of(Kernel(softmax(n, 256)), [["UPCAST", "s1.r0", 16]]).cycles for n in (8, 64, 512)]
+    assert cycles[1] == pytest.approx(8 * cycles[0], rel=0.2) and cycles[2] == pytest.approx(8 * cycles[1], rel=0.2)

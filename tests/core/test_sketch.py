@@ -1,0 +1,84 @@
+"""Sketches: every one of every kernel is legal and correct; contractions get register tiles, rows vectors, large work cores."""
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from svod.compile.linear import validate
+from svod.compile.lower import lower
+from svod.core.kernel import Kernel
+from svod.core.scheduler import LOOP, Scheduler
+from svod.core.sketch import heuristic, lane_amounts, sketches, tile_amounts
+from tests.agreement import Case, has_native, run_interpreted, run_native, steps
+from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
+from tests.core.corpus import CORPUS
+from tests.hand_kernels import HAND, gemm, lines, row_sums, softmax
+
+KERNELS = {**CORPUS, **HAND}
+NATIVE = [replace(t, threads=4) for t in runnable_targets().values()]
+TARGETS = [replace(t, threads=4) for t in (BASELINE, AVX2, AVX512)]
+TARGET = TARGETS[-1]
+MOST_STEPS = 20_000
+
+
+@cache
+def case_of(name: str) -> Case:
+    return Case(Kernel(KERNELS[name]()))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_sketch_is_correct(name: str) -> None:
+    """As LINEAR for all targets, as machine code for one that the host can run."""
+    case = case_of(name)
+    done: set[str] = set()
+    for target in TARGETS:
+        found = sketches(Scheduler(case.kernel, target))
+        assert found, "at least the untouched kernel"
+        assert len({s.digest for s in found}) == len(found)
+        for state in found:
+            program = lower(state)
+            validate(program)
+            if program.digest in done:
+                continue
+            done.add(program.digest)
+            if steps(program) <= MOST_STEPS:
+                run_interpreted(case, program, 2)
+            if target in NATIVE and has_native(case, target) and target.vector_bytes == NATIVE[0].vector_bytes:
+                run_native(case, program, target, 2)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_heuristic_is_the_cheapest_sketch(name: str) -> None:
+    start = Scheduler(case_of(name).kernel, TARGET)
+    best = heuristic(start)
+    assert best.features().cycles == min(s.features().cycles for s in sketches(start))
+    assert start.apply_opts(best.applied_opts).digest == best.digest
+
+
+def test_contractions_get_a_register_tile() -> None:
+    state = heuristic(Scheduler(Kernel(gemm(256, 256, 256)), TARGET))
+    tile = [r.extent for r in state.rows if r.role != LOOP and state.kernel.axes[r.axis].kind == "o"]
+    assert len(tile) == 2 and max(tile) % 16 == 0
+    assert state.features().accumulators >= 8 and state.thread is not None
+
+
+def test_rows_get_vectors_and_large_work_gets_cores() -> None:
+    rows = heuristic(Scheduler(Kernel(softmax(512, 1000)), TARGET))
+    assert {state.axis for state in rows.applied_opts if state.op == "UPCAST"} >= {"o1", "s1.r0", "s3.r0"}
+    assert rows.thread is not None
+    assert heuristic(Scheduler(Kernel(lines(1 << 22)), TARGET)).thread is not None
+    assert heuristic(Scheduler(Kernel(lines(100)), TARGET)).thread is None
+
+
+def test_a_reduction_without_outputs_is_cut() -> None:
+    assert heuristic(Scheduler(Kernel(row_sums(1, 1 << 22)), TARGET)).split_reduce is not None
+
+
+def test_amounts_fit_their_axis() -> None:
+    for extent in (1, 2, 7, 16, 17, 28, 56, 100, 197, 1000):
+        assert all(0 < n <= extent for n in lane_amounts(extent, 16, 4)), extent
+        assert all(0 < n <= min(extent, 14) for n in tile_amounts(extent, 14)), extent
+    assert lane_amounts(64, 16, 4)[0] == 64 and lane_amounts(5, 16, 4) == [5], "whole vectors first; a short axis whole"
+    assert tile_amounts(28, 14)[0] == 14 and tile_amounts(48, 12)[0] == 12, "no recomputed rows where it can be"
