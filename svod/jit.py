@@ -5,7 +5,11 @@
     y = f(x2)           # from then on: addresses are patched, the plan runs
 
 Tensors that the function closes over are constants of the plan: what depends on nothing but them is computed once, at capture, and layouts
-are packed once. Change a weight by making a new jit. Outputs are new tensors at every call.
+are packed once. Change a weight by making a new jit. Random numbers are drawn at capture. Outputs are new tensors at every call.
+
+What the function assigns to (`state.assign(…)`) is state: every call reads and writes its memory, an argument's as well. A value of an
+argument cannot be read while the function is captured (`x.item()`, `if x.sum() > 0`): that is an error. A jitted function called by one
+that is being captured becomes a part of it.
 """
 from __future__ import annotations
 
@@ -21,55 +25,53 @@ from svod.compile.plan import ExecutionPlan
 from svod.config import PrepareConfig
 from svod.core import graph
 from svod.core.buffer import aligned_empty, buffer_of
+from svod.core.schedule import storage_of
 from svod.core.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
 from svod.errors import SvodError
-from svod.prepare import Prepared, prepare_graph
+from svod.prepare import Prepared, buffers_under, prepare_graph
 from svod.tensor import Tensor
+from svod.tensor.base import live_tensors
+from svod.tensor.realize import is_realized, realize_tensors
 
 _FOLDED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.GEP, Ops.GATHER, Ops.CONTIGUOUS}
+_here = threading.local()       # `capturing`: this thread is inside a function that is being captured
 
 
 class _Captured:
-    """One signature: its plan, where inputs are bound and outputs come from."""
+    """One signature: its plan, where inputs are bound and results come from."""
 
-    def __init__(self, prepared: Prepared, inputs: list[UOp], structure: Any, outputs: list[Tensor]):
+    def __init__(self, prepared: Prepared, inputs: list[UOp], structure: Any, results: list[UOp]):
         self.prepared, self.plan = prepared, prepared.plan
         self.inputs = [prepared.numbers.get(u) for u in inputs]      # None: the function does not read that input
         self.structure = structure
-        self.shapes = [t.shape for t in outputs]
-        self.outputs = prepared.outline.outputs
-        self.passed = [inputs.index(u) if (u := graph.base_of(t.uop)) in inputs else None for t in outputs]
+        self.shapes = [graph.shape_of(u) for u in results]
+        # per result: the BUFFER that holds it, or the number of the input it is
+        numbers = iter(prepared.outline.outputs)
+        nodes = [base if (base := graph.base_of(u)).op is Ops.BUFFER else prepared.nodes[next(numbers)] for u in results]
+        self.sources: list[UOp | int] = [inputs.index(u) if u in inputs else u for u in nodes]
 
     def run(self, tensors: list[Tensor]) -> Any:
         plan = self.plan
-        results = []
+        fresh: dict[UOp, UOp] = {}
         with plan.lock:
             for number, t in zip(self.inputs, tensors, strict=True):
                 if number is not None:
                     plan.bind_array(number, buffer_of(graph.base_of(t.uop)).array)
-            fresh: dict[int, UOp] = {}
-            for number in self.outputs:
-                if number not in fresh and self.prepared.numbers:
-                    spec = self.prepared.outline.buffers[number]
-                    node = graph.buffer(spec.dtype, spec.size)
-                    if spec.kind == "output" and number in self.written:
-                        array = aligned_empty(spec.size, spec.dtype)
-                        buffer_of(node).bind(array)
-                        plan.bind_array(number, array)
-                    else:
-                        node = self.prepared.nodes[number]
-                    fresh[number] = node
+            for number in self.written:
+                spec = self.prepared.outline.buffers[number]
+                fresh[self.prepared.nodes[number]] = node = graph.buffer(spec.dtype, spec.size)
+                array = aligned_empty(spec.size, spec.dtype)
+                buffer_of(node).bind(array)
+                plan.bind_array(number, array)
             plan.execute()
-        for number, shape, passed in zip(self.outputs, self.shapes, self.passed, strict=True):
-            node = graph.base_of(tensors[passed].uop) if passed is not None else fresh[number]
-            results.append(Tensor.from_uop(graph.reshape(node, shape)))
+        nodes = [graph.base_of(tensors[s].uop) if isinstance(s, int) else fresh.get(s, s) for s in self.sources]
+        results = [Tensor.from_uop(graph.reshape(u, shape)) for u, shape in zip(nodes, self.shapes, strict=True)]
         return _rebuild(self.structure, iter(results))
 
     @functools.cached_property
     def written(self) -> frozenset[int]:
-        outline = self.prepared.outline
-        made = {c.args[s] for c in outline.calls for s in outline.kernels[c.kernel].outs}
-        return frozenset(i for i in made if self.prepared.nodes[i] not in self.prepared.numbers)
+        """Outputs that are the plan's own: each run gets new memory for them."""
+        return frozenset(i for i in self.prepared.outline.outputs if self.prepared.nodes[i] not in self.prepared.numbers)
 
 
 class Jit:
@@ -84,8 +86,11 @@ class Jit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensors: list[Tensor] = []
         signature = (_signature(args, tensors), _signature(kwargs, tensors))
-        for t in tensors:
-            t.realize()
+        if getattr(_here, "capturing", False):
+            given = iter(tensors)
+            return self.fn(*_substitute(args, given), **_substitute(kwargs, given))
+        # constants have no memory: they get some
+        tensors = [t if t.realize().is_realized else t.contiguous().realize() for t in tensors]
         found = self._captured.get(signature)
         if found is None:
             with self._lock:
@@ -101,27 +106,50 @@ class Jit:
 
     def _capture(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> _Captured:
         stand_ins = [Tensor.from_uop(graph.reshape(graph.buffer(t.dtype, t.numel()), t.shape)) for t in tensors]
-        swap = iter(stand_ins)
-        result = self.fn(*_substitute(args, swap), **_substitute(kwargs, swap))
-        outputs: list[Tensor] = []
-        structure = _structure(result, outputs)
-        if not outputs:
-            raise SvodError(f"svod.jit: {getattr(self.fn, '__name__', 'the function')} returned no Tensor, but {type(result).__name__}; "
-                            "return the tensors that should be computed")
         inputs = [graph.base_of(t.uop) for t in stand_ins]
+        name = getattr(self.fn, "__name__", "the function")
+        for u in filter(_has_memory, inputs):
+            buffer_of(u).closed = (f"svod.jit: {name} reads the values of an argument while it is captured; compute with tensors only, and "
+                                   "pass what decides on the computation as a Python value")
+        # what was assigned before is not the function's to repeat
+        realize_tensors([t for t in live_tensors() if isinstance(t, Tensor) and graph.base_of(t.uop).op is Ops.ASSIGN])
+        before = [(t, t.uop) for t in live_tensors() if is_realized(t)]
+        _here.capturing = True
+        try:
+            swap = iter(stand_ins)
+            result = self.fn(*_substitute(args, swap), **_substitute(kwargs, swap))
+            effects = [Tensor.from_uop(t.uop) for t, _ in before if graph.base_of(t.uop).op is Ops.ASSIGN]
+            outputs: list[Tensor] = []
+            structure = _structure(result, outputs)
+            if not outputs:
+                raise SvodError(f"svod.jit: {name} returned no Tensor, but {type(result).__name__}; "
+                                "return the tensors that should be computed")
+            return self._prepare(tensors, inputs, structure, outputs, effects)
+        finally:
+            _here.capturing = False
+            for t, u in before:
+                if graph.base_of(t.uop).op is Ops.ASSIGN:
+                    t.uop = u       # the plan writes that memory; the tensor goes on holding it
+
+    def _prepare(self, tensors: list[Tensor], inputs: list[UOp], structure: Any, outputs: list[Tensor],
+                 effects: list[Tensor]) -> _Captured:
+        """The plan for what the function returned and for what it assigned."""
         config = self.config.in_environment() if self.config else PrepareConfig.from_env()
-        _fold_constants(outputs, frozenset(inputs), config)
-        under = {u for t in outputs for u in t.uop.toposort() if u.op is Ops.BUFFER}
-        assigned = {graph.base_of(a.src[0]) for t in outputs for a in t.uop.walk(Ops.ASSIGN)}
-        constants = frozenset() if config.constants == "none" else frozenset(under - set(inputs) - assigned)
-        if config.capture is not None:
-            for u, t in zip(inputs, tensors, strict=True):
-                buffer_of(u).bind(buffer_of(graph.base_of(t.uop)).array)   # so that the captured kernels can be timed
-            bound: frozenset[UOp] = frozenset()
-        else:
-            bound = frozenset(inputs)
-        prepared = prepare_graph([t.uop for t in outputs], config, constants, bound)
-        return _Captured(prepared, inputs, structure, outputs)
+        roots = [*outputs, *effects]
+        assigned = frozenset(storage_of(a) for t in roots for a in t.uop.walk(Ops.ASSIGN))
+        changing = assigned.union(inputs)
+        _fold_constants(roots, changing, config)
+        results = [t.uop for t in outputs]
+        computed = [t.uop for t in roots if graph.base_of(t.uop).op is not Ops.BUFFER]
+        constants = frozenset() if config.constants == "none" else frozenset(buffers_under(computed)) - changing
+        bound = set(inputs)
+        for u, t in zip(inputs, tensors, strict=True):
+            # outputs of a plan have memory from the start, and kernels that are captured are timed on theirs
+            if _has_memory(u) and (u in assigned or config.capture is not None):
+                buffer_of(u).bind(buffer_of(graph.base_of(t.uop)).array)
+                bound.discard(u)
+        prepared = prepare_graph(computed, config, constants, frozenset(bound))
+        return _Captured(prepared, inputs, structure, results)
 
 
 def jit(fn: Callable[..., Any] | None = None, *, config: PrepareConfig | None = None) -> Any:
@@ -134,10 +162,11 @@ def jit(fn: Callable[..., Any] | None = None, *, config: PrepareConfig | None = 
     return Jit(fn, config)
 
 
-def _fold_constants(outputs: list[Tensor], inputs: frozenset[UOp], config: PrepareConfig) -> None:
-    """Compute now what does not depend on the inputs, once, so that no run computes it again (batch norm's scale, transposed weights)."""
+def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: PrepareConfig) -> None:
+    """Compute now what does not depend on the BUFFERs `changing`, once, so that no run computes it again (batch norm's scale, transposed
+    weights)."""
     sink = graph.sink(*[t.uop for t in outputs])
-    varies: set[UOp] = set(inputs)
+    varies: set[UOp] = set(changing)
     buffers: set[UOp] = set()
     for u in sink.toposort():
         if u.op is Ops.BUFFER:
@@ -160,6 +189,11 @@ def _fold_constants(outputs: list[Tensor], inputs: frozenset[UOp], config: Prepa
         prepared = prepare_graph([t.uop for t in tensors], replace(config, beam=None, capture=None))
         prepared.plan.execute()
         prepared.attach(tensors)
+
+
+def _has_memory(u: UOp) -> bool:
+    """Whether a node is storage: what lies under a tensor without elements is a constant."""
+    return u.op is Ops.BUFFER
 
 
 # -- nested arguments -------------------------------------------------------------------------------
@@ -187,7 +221,7 @@ def _substitute(value: Any, stand_ins: Any) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
         return next(stand_ins)
     if isinstance(value, (tuple, list)):
-        return type(value)(_substitute(v, stand_ins) for v in value)
+        return _like(value, [_substitute(v, stand_ins) for v in value])
     if isinstance(value, dict):
         return {k: _substitute(v, stand_ins) for k, v in value.items()}
     return value
@@ -198,7 +232,7 @@ def _structure(value: Any, outputs: list[Tensor]) -> Any:
         outputs.append(value)
         return Tensor
     if isinstance(value, (tuple, list)):
-        return type(value)(_structure(v, outputs) for v in value)
+        return _like(value, [_structure(v, outputs) for v in value])
     if isinstance(value, dict):
         return {k: _structure(v, outputs) for k, v in value.items()}
     return value
@@ -208,7 +242,12 @@ def _rebuild(structure: Any, results: Any) -> Any:
     if structure is Tensor:
         return next(results)
     if isinstance(structure, (tuple, list)):
-        return type(structure)(_rebuild(v, results) for v in structure)
+        return _like(structure, [_rebuild(v, results) for v in structure])
     if isinstance(structure, dict):
         return {k: _rebuild(v, results) for k, v in structure.items()}
     return structure
+
+
+def _like(value: Any, items: list[Any]) -> Any:
+    """A list, tuple or named tuple of the type of `value`."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -101,7 +101,10 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     if config.capture is not None and outline.calls:
         from svod import capture
         seconds: dict[str, float] = {}
-        if all(a is not None for a, s in zip(arrays, outline.buffers, strict=True) if s.kind != "intermediate"):
+        known = all(a is not None for a, s in zip(arrays, outline.buffers, strict=True) if s.kind != "intermediate")
+        # where the plan assigns to memory of before, a run to time it would be a run too many
+        assigns = any(buffers[c.args[s]].src[0].op is not Ops.LUNIQUE for c in outline.calls for s in outline.kernels[c.kernel].outs)
+        if known and not assigns:
             for call, t in zip(outline.calls, plan.profile(2), strict=True):
                 seconds[call.kernel] = min(t, seconds.get(call.kernel, t))
         capture.append(config.capture, outline, seconds, target=target, plan=plan)

@@ -32,7 +32,7 @@ def aligned_empty(size: int, dtype: DType) -> Array:
 class Buffer:
     """`size` elements of `dtype` on one device. bfloat16 is held as the uint16 of its bits."""
 
-    __slots__ = ("__weakref__", "_array", "device", "dtype", "read_only", "size")
+    __slots__ = ("__weakref__", "_array", "closed", "device", "dtype", "read_only", "size")
 
     def __init__(self, dtype: DType, size: int, device: str = "CPU", array: Array | None = None) -> None:
         """Storage over `array` (flat, C-contiguous, of the right type and size; shared, not copied), or none yet.
@@ -42,6 +42,7 @@ class Buffer:
             raise DeviceError(f"a buffer on {device}: NumPy memory is on the device 'CPU' only")
         self.dtype, self.size, self.device = dtype, size, device
         self.read_only = False
+        self.closed = ""        # why there is no memory to be had; binding an array opens the buffer
         self._array: Array | None = None
         if array is not None:
             self.bind(array)
@@ -56,8 +57,11 @@ class Buffer:
 
     @property
     def array(self) -> Array:
-        """The flat array that is the memory; allocated now (uninitialised, 64-byte aligned) if there is none."""
+        """The flat array that is the memory; allocated now (uninitialised, 64-byte aligned) if there is none. Raises DeviceError for
+        a buffer that is `closed`."""
         if self._array is None:
+            if self.closed:
+                raise DeviceError(self.closed)
             self._array = aligned_empty(self.size, self.dtype)
         return self._array
 

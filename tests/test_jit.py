@@ -1,0 +1,132 @@
+"""`svod.jit`: what is captured, bound, returned and assigned; what it refuses."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import svod
+from svod import Tensor
+from svod.config import PrepareConfig
+from svod.errors import DeviceError, LaunchError, SvodError
+
+X = np.arange(4, dtype=np.float32)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_one_plan_per_signature_and_fresh_outputs() -> None:
+    f = svod.jit(lambda x, scale: x * scale + 1)
+    first, second = f(X, 2.0), f(Tensor(X + 1), 2.0)
+    assert first.tolist() == [1, 3, 5, 7] and second.tolist() == [3, 5, 7, 9]
+    assert len(f.plans) == 1
+    f(X, 3.0)
+    f(X[:2], 2.0)
+    f(X.astype(np.float64), 2.0)
+    assert len(f.plans) == 4
+    assert first.tolist() == [1, 3, 5, 7], "a later run wrote into an earlier result"
+
+
+def test_structures_of_arguments_and_results() -> None:
+    f = svod.jit(lambda p, named: {"sum": [p.first + named["b"]], "pair": Pair(p.second, "text")})
+    result = f(Pair(X, X * 2), {"b": X * 10})
+    assert result["sum"][0].tolist() == [0, 11, 22, 33]
+    assert isinstance(result["pair"], Pair) and result["pair"].first.tolist() == [0, 2, 4, 6] and result["pair"].second == "text"
+
+
+def test_results_that_nothing_computes() -> None:
+    """Arguments, closed-over tensors and constants come back as what they are."""
+    weight = Tensor(X * 3)
+    given = Tensor(X)
+    same, held, ones, computed = svod.jit(lambda x: (x, weight, Tensor.ones(3), x + 1))(given)
+    assert same.tolist() == X.tolist() and held.tolist() == [0, 3, 6, 9]
+    assert ones.tolist() == [1, 1, 1] and computed.tolist() == [1, 2, 3, 4]
+    f = svod.jit(lambda x: x)
+    assert f(X).tolist() == X.tolist() and f(X + 1).tolist() == [1, 2, 3, 4]
+
+
+def test_arguments_without_memory_of_their_own() -> None:
+    f = svod.jit(lambda x: x + 1)
+    assert f(Tensor.ones(3)).tolist() == [2, 2, 2]
+    assert f(Tensor(X) * 2).tolist() == [1, 3, 5, 7]
+    assert f(Tensor(X.reshape(2, 2)).permute(1, 0)).tolist() == [[1, 3], [2, 4]]
+    assert f(np.zeros((0, 3), np.float32)).shape == (0, 3)
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    assert f(frozen).tolist() == [1, 2, 3, 4]
+
+
+def test_a_jitted_function_inside_another() -> None:
+    inner = svod.jit(lambda x: x * 2)
+    outer = svod.jit(lambda x: inner(x) + 1)
+    assert outer(X).tolist() == [1, 3, 5, 7] and outer(X * 10).tolist() == [1, 21, 41, 61]
+    assert not inner.plans
+
+
+@pytest.mark.parametrize("read", [lambda x: x.sum().item(), lambda x: x.numpy(), lambda x: bool(x[0] > 0), np.asarray])
+def test_values_of_arguments_cannot_be_read_while_capturing(read: Any) -> None:
+    def chooses(x: Tensor) -> Tensor:
+        read(x)
+        return x + 1
+    with pytest.raises(DeviceError, match="chooses reads the values of an argument"):
+        svod.jit(chooses)(X)
+
+
+def test_state_advances_once_a_call() -> None:
+    state = Tensor(np.ones(4, np.float32))
+    state.assign(state + 1)     # pending: not a part of what is captured
+
+    def step(x: Tensor) -> Tensor:
+        y = x + state * 2
+        state.assign(state + 1)
+        return y
+    f = svod.jit(step)
+    for k in (2, 3, 4):
+        assert f(X).tolist() == (X + 2 * k).tolist()
+        assert state.tolist() == [k + 1] * 4
+
+
+def test_an_argument_that_is_assigned_to_changes_in_place() -> None:
+    f = svod.jit(lambda x: x.assign(x + 1))
+    a, b = X.copy(), X * 10
+    results = f(a), f(b), f(a)
+    assert a.tolist() == [2, 3, 4, 5] and b.tolist() == [1, 11, 21, 31]
+    assert [r.tolist() for r in results] == [a.tolist(), b.tolist(), a.tolist()]
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    with pytest.raises(LaunchError, match="read-only"):
+        f(frozen)
+    assert frozen.tolist() == X.tolist()
+
+
+def test_a_function_that_raises_leaves_its_state_alone() -> None:
+    state = Tensor(np.ones(4, np.float32))
+
+    def breaks(x: Tensor) -> Tensor:
+        state.assign(state + x)
+        raise ValueError("no")
+    with pytest.raises(ValueError, match="no"):
+        svod.jit(breaks)(X)
+    assert state.tolist() == [1, 1, 1, 1]
+
+
+def test_what_cannot_be_captured() -> None:
+    with pytest.raises(SvodError, match="returned no Tensor, but int"):
+        svod.jit(lambda x: 3)(X)
+    with pytest.raises(SvodError, match="set is neither a tensor nor hashable"):
+        svod.jit(lambda x: x)({1, 2})
+
+
+def test_timing_captured_kernels_does_not_run_assignments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SVOD_CAPTURE", str(tmp_path))
+    state = Tensor(X.copy())
+    assert state.assign(state + 1).tolist() == [1, 2, 3, 4]
+    f = svod.jit(lambda x: x.assign(x + 1), config=PrepareConfig())
+    a = X.copy()
+    f(a)
+    assert a.tolist() == [1, 2, 3, 4]
