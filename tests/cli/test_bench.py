@@ -79,6 +79,13 @@ def test_the_script_itself_answers_in_one_line() -> None:
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "svod-bench: there is no suite 'huge'" in done.stderr
 
 
+def test_openblas_is_told_before_numpy_is_imported() -> None:
+    program = ("import atexit, os, sys; from svod.cli import bench; assert 'numpy' not in sys.modules; sys.argv[1:] = ['--help'];"
+               "atexit.register(lambda: print(os.environ['OPENBLAS_THREAD_TIMEOUT'])); bench.main()")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.splitlines()[-1] == "20"
+
+
 def test_a_busy_machine_is_said(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svod.bench.load, "watch_machine", lambda: lambda: MachineLoad(0.5, 0.0, 0.4, 0, 3.5))
     result = call("ceilings")
