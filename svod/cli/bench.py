@@ -6,8 +6,8 @@ from typing import NoReturn
 from svod.cli import run_command
 from svod.config import set_default_environment
 
-# Threads of OpenBLAS spin for 2^26 cycles after a product, some 25 ms: on a core that the next contestant needs. 2^20 are 0.4 ms, longer than
-# the gap between two runs and shorter than the pause between contestants.
+# Threads of OpenBLAS spin for 2^26 cycles after a product, some 25 ms: on a core that the next contestant needs. 2^20 are 0.4 ms, longer
+# than the gap between two runs and shorter than the pause between contestants.
 OPENBLAS_SPIN = "20"
 
 
