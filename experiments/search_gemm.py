@@ -45,7 +45,8 @@ def search(kernel: Kernel, args: argparse.Namespace, shrink: bool) -> tuple[Find
     finding = result.findings[kernel.key]
     rate, ceiling = estimate_flops(kernel) / finding.seconds, ceilings.flops_per_second(dtypes.float32)
     print(f"{'with' if shrink else 'without'} slices: {result.candidates} candidates in {seconds:.1f} s, "
-          f"{result.candidates / seconds:.1f} per second; {finding.why}\n  {finding.seconds * 1e3:.3f} ms, {rate / 1e9:.0f} GFLOP/s = {rate / ceiling:.1%} of {ceiling / 1e9:.0f} "
+          f"{result.candidates / seconds:.1f} per second; {finding.why}\n"
+          f"  {finding.seconds * 1e3:.3f} ms, {rate / 1e9:.0f} GFLOP/s = {rate / ceiling:.1%} of {ceiling / 1e9:.0f} "
           f"({target.threads} cores), {finding.speedup[1]:.2f}× the heuristic\n  {' '.join(map(str, finding.chain))}")
     return finding, seconds
 
