@@ -364,3 +364,25 @@ HAND: dict[str, Callable[[], UOp]] = {
     "constants_only": lambda: constants_only(6, 14, 9),
     "iota": lambda: iota(59),
 }
+
+
+# extents are drawn for these: name → (number of extents, builder)
+SIZED: dict[str, tuple[int, Callable[..., UOp]]] = {
+    "gemm": (3, gemm),
+    "gemm_tn": (3, lambda m, n, depth: gemm(m, n, depth, transposed=True)),
+    "row_sums": (2, row_sums),
+    "column_sums": (2, lambda rows, columns: row_sums(rows, columns, by_column=True)),
+    "softmax": (2, softmax),
+    "softmax_down": (2, lambda rows, columns: softmax(rows, columns, down=True)),
+    "variance": (2, lambda rows, columns: variance(rows, columns, again=True)),
+    "chained_rows": (2, chained_rows),
+    "in_place": (2, in_place),
+    "in_place_accumulate": (3, in_place_accumulate),
+    "mirrored_gemm": (3, mirrored_gemm),
+    "padded_window": (2, lambda rows, columns: padded_window(rows, columns, 3)),
+    "gathered_rows": (4, gathered_rows),
+    "argmax_rows": (2, lambda rows, columns: argmax_rows(rows, columns, F32)),
+    "several_reductions": (2, several_reductions),
+    "constants_only": (3, constants_only),
+    "two_outputs_one_stage": (2, two_outputs_one_stage),
+}
