@@ -96,7 +96,8 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         real = graph.buffer(spec.dtype, spec.size) if u.src[0].op is Ops.LUNIQUE else u
         nodes.append(real)
         arrays.append(None if u in inputs else buffer_of(real).array)
-    plan = build_plan(outline, compiled, arrays, planner="arena" if config.memory_planner else "disabled")
+    plan = build_plan(outline, compiled, arrays, threads=target.threads,
+                      planner="arena" if config.memory_planner else "disabled")
     plan.keep = nodes  # type: ignore[attr-defined]  # the plan's addresses are valid while its buffers live
     if config.capture is not None and outline.calls:
         from svod import capture
@@ -169,6 +170,8 @@ def compile_outline(outline: Outline, target: Target, config: PrepareConfig) -> 
     """A chain and code for every kernel; unknown ones are searched first when the configuration says so."""
     if config.lock is not None:
         raise UnsupportedError(f"PrepareConfig(lock={config.lock!r}): lock files cannot be read yet; unset SVOD_LOCK")
+    if config.device is not None and config.device.upper() != "CPU":
+        raise UnsupportedError(f"PrepareConfig(device={config.device!r}): svod runs on the CPU only; unset SVOD_DEVICE")
     if not outline.calls:
         return {}
     compiler = compiler_for(target, config)

@@ -47,12 +47,6 @@ class Features:
         return self.cycles / clock
 
 
-class _Cost:
-    """One stage's part."""
-
-    __slots__ = ("accumulators", "alu", "chain", "fmas", "loads", "loops", "memory")
-
-
 def features(state: Scheduler) -> Features:
     """Analyse a state. Raises KernelOptError when its placements do not go together."""
     found = plan(state)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from svod.core import graph
 from svod.core.dtype import dtypes
@@ -11,6 +11,8 @@ from svod.core.uop import Ops, UOp
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor.base import Scalar, Shape, TensorBase, check_scalar, common_dtype, shape_argument
 from svod.tensor.creation import Creation, coordinates
+
+TensorT = TypeVar("TensorT", bound=TensorBase)
 
 
 class Movement(Creation):
@@ -203,7 +205,7 @@ class Movement(Creation):
 
         A select between padded operands by the position along `dim`: each element is loaded once, and nothing is added, so
         that NaN, -0.0 and bools pass through."""
-        parts = list(tensors)
+        parts = _list_of_tensors("cat", tensors)
         if not parts:
             raise ShapeError("cat of no tensors: give at least one")
         rank = parts[0].ndim
@@ -224,7 +226,7 @@ class Movement(Creation):
     @classmethod
     def stack(cls, tensors: Sequence[Self], dim: int = 0) -> Self:
         """Tensors of one shape along a new axis `dim`."""
-        parts = list(tensors)
+        parts = _list_of_tensors("stack", tensors)
         if not parts or any(t.shape != parts[0].shape for t in parts):
             raise ShapeError(f"stack of shapes {' and '.join(str(t.shape) for t in parts)}: give tensors of one shape, at least one")
         return cls.cat([t.unsqueeze(dim) for t in parts], dim)
@@ -272,6 +274,13 @@ class Movement(Creation):
         keep = graph.alu(Ops.CMPLE, column, row) if lower else graph.alu(Ops.CMPLE, row, column)
         mask = graph.broadcast(keep, self.shape)
         return self.from_uop(graph.alu(Ops.WHERE, mask, self.uop, graph.full(self.shape, 0, self.dtype)))
+
+
+def _list_of_tensors(name: str, tensors: Sequence[TensorT]) -> list[TensorT]:
+    """The tensors given; a tensor in place of a list (`a.cat(b)`) would be taken apart along its first axis."""
+    if isinstance(tensors, TensorBase):
+        raise ShapeError(f"{name} of one tensor of shape {tensors.shape}: give a list, Tensor.{name}([a, b])")
+    return list(tensors)
 
 
 def _select_parts(nodes: list[UOp], axis: int) -> UOp:

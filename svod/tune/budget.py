@@ -23,7 +23,6 @@ MIN_ROUND = 1.5           # seconds: less than this does not pay for its race
 
 MODEL_SECONDS = 600.0     # svod-tune, a whole model
 KERNEL_SECONDS = 40.0     # one kernel
-PROCESS_SECONDS = 60.0    # BEAM= at run time, all kernels of a process
 
 
 class Budgeted(Protocol):

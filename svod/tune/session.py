@@ -127,14 +127,15 @@ class TuneSession:
         started = time.monotonic()
         self.listener(SessionStarted("", len(self.tasks), self.budget.total, self.executor.description))
         searches, waiting = self._claim(self.tasks)
+        late: list[KernelSearch] = []
         try:
             self._search(searches)
             late, still = self._claim(waiting)
             self._search(late)
         except KeyboardInterrupt:
             self.result.interrupted = True
-            still = [t for t in waiting if t.key not in self._claims]
-            self._wind_up([s for s in searches if s.key not in self.result.findings])
+            still = [t for t in waiting if t.key not in self._claims and t.key not in {s.key for s in late}]
+            self._wind_up([s for s in (*searches, *late) if s.key not in self.result.findings])
         finally:
             for claim in self._claims.values():
                 claim.release()

@@ -113,7 +113,7 @@ class Context:
             self.ready_for_timing()      # phases that run once read the constants now
             found = self.loaded[key] = Runner(self, built)
             if len(self.loaded) > LOADED:
-                self.loaded.popitem(last=False)[1].close()
+                self.loaded.popitem(last=False)     # not closed: the race that asks for this one may run that one too
         else:
             self.loaded.move_to_end(key)
         return found

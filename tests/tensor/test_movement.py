@@ -143,6 +143,7 @@ def test_errors_of_movement() -> None:
              (lambda: t.shrink([(0, 5), None]), "SHRINK"), (lambda: t.unsqueeze(4), "unsqueeze"), (lambda: t.flip(2), "FLIP"),
              (lambda: Tensor.cat([t, Tensor.zeros(3, 2)]), r"cat of shapes \(2, 3\) and \(3, 2\)"),
              (lambda: Tensor.cat([]), "cat of no"),
+             (lambda: t.cat(t), r"cat of one tensor of shape \(2, 3\): give a list"), (lambda: Tensor.stack(t), "stack of one tensor"),
              (lambda: Tensor.stack([t, t.T]), "stack of shapes"), (lambda: t.split([1, 2]), "add up to 2"),
              (lambda: t.pad((1, 2, 3)), "pad of"), (lambda: t.reshape(nonsense), "not a shape"),
              (lambda: Tensor([[1], [1, 2]]), "rectangular"),

@@ -154,6 +154,28 @@ def test_an_interrupt_keeps_what_was_found_and_confirms_it(db: TuningDB, executo
     assert db.claim(GEMM.key, TARGET.key) is not None, "claims are given back"
 
 
+def test_an_interrupt_keeps_what_was_found_for_a_kernel_that_another_process_gave_back(tmp_path: Any, executor: Executor) -> None:
+    with TuningDB.open(tmp_path / "tune.db") as mine, TuningDB.open(tmp_path / "tune.db") as theirs:
+        claim = theirs.claim(GEMM.key, TARGET.key)
+        assert claim is not None
+        calls = 0
+
+        def give_back(c: Candidate) -> None:
+            claim.release()
+
+        def interrupt_later(c: Candidate) -> Failure | None:
+            nonlocal calls
+            calls += 1
+            if calls == 30:
+                raise KeyboardInterrupt
+            return None
+        labs = {SUM.key: ReplayedLaboratory(), GEMM.key: ReplayedLaboratory()}
+        labs[SUM.key].running, labs[GEMM.key].running = give_back, interrupt_later
+        result = make_session(mine, executor, GEMM, SUM, labs=labs).run()
+        assert result.interrupted and not result.pending
+        assert result.findings[GEMM.key].verified
+
+
 def test_the_budget_is_kept_and_every_kernel_has_an_answer(db: TuningDB, executor: Executor) -> None:
     now = [0.0]
     labs: dict[str, ReplayedLaboratory] = {}
