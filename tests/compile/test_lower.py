@@ -5,9 +5,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
+from svod.compile.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.linear import validate
+from svod.compile.llvm import render
 from svod.compile.lower import lower
 from svod.compile.program import Program
 from svod.core.dtype import dtypes
@@ -178,3 +181,17 @@ def test_vectors_of_every_width(dtype: Any, amount: int) -> None:
     case = Case(Kernel(lines(131, dtype)))
     program = lowered(case.kernel, [["UPCAST", "o0", amount]])
     run_interpreted(case, program, 3)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 3, 16])
+def test_streams_into_memory_that_is_not_aligned(shift: int) -> None:
+    """A user's array may begin anywhere; non-temporal stores fault on what is not aligned, so ordinary ones take their place."""
+    target = next(iter(NATIVE.values()))
+    program = lower(Scheduler(Kernel(lines(256)), target).apply_opts([Opt("UPCAST", "o0", 32), Opt("STREAM", "out")]))
+    assert any(i[0] == "STORE" and i[4][1] for i in program.code[0])
+    x, room = np.arange(256, dtype=np.float32), np.zeros(300, np.float32)
+    start = (-room.ctypes.data % 64) // 4 + shift
+    symbols = tuple(p.symbol for p in program.spec.phases)
+    with LoadedProgram(compile_object(render(program, target), target), symbols) as loaded:
+        call_phase(loaded.addresses[0], [room[start:].ctypes.data, x.ctypes.data], (), 0, 0, program.spec.phases[0].extent)
+    assert np.array_equal(room[start:start + 256], x + 1) and not room[:start].any() and not room[start + 256:].any()
