@@ -26,7 +26,7 @@ from svod.core.scheduler import Opt, Scheduler
 from svod.core.sketch import heuristic
 from svod.core.source import source_digest
 from svod.core.target import Target
-from svod.errors import KernelOptError
+from svod.errors import CompileError, KernelOptError
 from svod.tune.db import TuningDB
 
 log = logging.getLogger("svod.optimize")
@@ -186,9 +186,9 @@ def compile_all(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], co
         choice = choices[key]
         try:
             out[key] = compiler.compile(kernel, choice)
-        except KernelOptError as e:
-            if choice.source == "explicit":
+        except (KernelOptError, CompileError) as e:
+            if choice.source in ("explicit", "none", "heuristic"):
                 raise
-            log.warning("kernel %s: the chain from the %s does not apply (%s); using the heuristic", key[:12], choice.source, e)
+            log.warning("kernel %s: the chain from the %s cannot be used (%s); using the heuristic", key[:12], choice.source, e)
             out[key] = compiler.compile(kernel, Choice(compiler.heuristic(kernel), "heuristic", f"the {choice.source}'s chain failed: {e}"))
     return out

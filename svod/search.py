@@ -16,7 +16,7 @@ from svod.bench.ceilings import cached_ceilings
 from svod.config import BenchConfig, PrepareConfig, data_dir
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt
-from svod.errors import TuneError
+from svod.errors import SvodError, TuneError
 from svod.optimize import Choice, Compiler, choose
 from svod.outline import Outline
 from svod.tune.budget import ModelBudget
@@ -48,8 +48,10 @@ def search_at_prepare(outline: Outline, unknown: Mapping[str, Kernel], compiler:
         started = time.monotonic()
         try:
             result = _run(outline, unknown, compiler, config, db, left, workers)
-        except TuneError as e:
-            log.warning("BEAM=%d: the search could not be run (%s); %d kernels run with the heuristic", beam.width, e, len(unknown))
+        except (TuneError, KeyboardInterrupt) as e:
+            # a Ctrl-C during the search itself is the session's; this one came before, while the workers started
+            why = "Ctrl-C" if isinstance(e, KeyboardInterrupt) else str(e)
+            log.warning("BEAM=%d: the search could not be run (%s); %d kernels run with the heuristic", beam.width, why, len(unknown))
             return {}
         finally:
             _spent += time.monotonic() - started
@@ -69,7 +71,11 @@ def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, co
             origins.setdefault(c.kernel, []).append(c.origin)
     tasks = [KernelTask(k, calls=counts[key], name=names[key], origins=tuple(dict.fromkeys(origins.get(key, ()))))
              for key, k in unknown.items()]
-    ceilings = cached_ceilings(Path(data_dir()) / "ceilings.json", compiler.target, compiler.target.threads, quick=True)
+    try:
+        ceilings = cached_ceilings(Path(data_dir()) / "ceilings.json", compiler.target, compiler.target.threads, quick=True)
+    except (SvodError, OSError, MemoryError) as e:
+        log.info("what this machine can do at best was not measured: %s", e)
+        ceilings = None     # the search goes on without bounds
     progress: Listener = _Progress(len(tasks)) if sys.stderr.isatty() else nobody
     with make_executor(workers, say=log.warning) as executor:
         session = TuneSession(tasks, compiler.target, executor=executor, db=db, config=beam, bench=BenchConfig.from_env(),

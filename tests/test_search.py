@@ -1,0 +1,30 @@
+"""The search at prepare time never stops a prepare."""
+from __future__ import annotations
+
+import logging
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+from svod import BeamConfig, PrepareConfig, Tensor, search
+from svod.errors import TuneError
+
+
+@pytest.mark.parametrize(("error", "word"), [(TuneError("no worker starts"), "no worker starts"), (KeyboardInterrupt(), "Ctrl-C")])
+def test_a_search_that_cannot_be_run_leaves_the_heuristic(error: BaseException, word: str, monkeypatch: pytest.MonkeyPatch,
+                                                         caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise error
+
+    def unmeasured(*args: Any, **kwargs: Any) -> NoReturn:
+        raise MemoryError("no room to measure in")
+    monkeypatch.setattr(search, "make_executor", refuse)
+    monkeypatch.setattr(search, "cached_ceilings", unmeasured)
+    config = PrepareConfig(beam=BeamConfig(width=1), db=":none:")
+    with caplog.at_level(logging.WARNING, "svod"):
+        plan = (Tensor(np.arange(37, dtype=np.float32)) + 4).prepare(config)
+    assert [k.opts_source for k in plan.kernels] == ["heuristic"]
+    assert word in caplog.text
+    plan.execute()
+    assert plan.outputs[0].tolist() == list(range(4, 41))
