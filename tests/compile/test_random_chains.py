@@ -6,6 +6,8 @@ target and the chain, which `tests/compile/test_lower.py` keeps once it is under
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -26,7 +28,8 @@ KERNELS = {**CORPUS, **HAND}
 TARGETS = [replace(t, threads=4) for t in runnable_targets().values()]
 MOST_INSTRUCTIONS = 6000      # longer programs take LLVM seconds
 EXTENTS = (1, 1, 2, 3, 5, 7, 8, 11, 13, 16, 17, 23, 31, 33)
-MOST_STEPS = 60_000           # the interpreter runs about a million a second
+MOST_STEPS = 100_000          # the interpreter runs about a million a second
+LEAST_BOTH = 0.9              # of the chains run as LINEAR and native: the limits above leave out few
 
 
 @cache
@@ -34,42 +37,55 @@ def case_of(name: str) -> Case:
     return Case(Kernel(KERNELS[name]()))
 
 
+@pytest.fixture(scope="module")
+def ran() -> Iterator[Counter[str]]:
+    """Chains by how they ran ("all", "linear", "native", "both"). Fails at the end of the module where too many were passed over."""
+    count: Counter[str] = Counter()
+    yield count
+    # of a few that were picked by name all may be long
+    if count["all"] >= 100:
+        assert count["both"] >= LEAST_BOTH * count["all"], f"too few chains ran both as LINEAR and native: {dict(count)}"
+
+
 @pytest.mark.parametrize("name", KERNELS)
-def test_random_chains_agree_with_the_evaluator(name: str, chains: int) -> None:
+def test_random_chains_agree_with_the_evaluator(name: str, chains: int, ran: Counter[str]) -> None:
     case = case_of(name)
     for seed in range(-(-chains // len(KERNELS))):
-        check_chain(case, random.Random(f"{name} {seed}"), name)
+        check_chain(case, random.Random(f"{name} {seed}"), name, ran)
 
 
-def check_chain(case: Case, rng: random.Random, name: str) -> None:
-    """One random chain: legal or refused with a reason, well formed, right as LINEAR in slices and as machine code."""
+def check_chain(case: Case, rng: random.Random, name: str, ran: Counter[str]) -> None:
+    """One random chain: legal or refused with a reason, well formed, right as LINEAR in slices and as machine code. Counted in `ran`."""
     target = rng.choice(TARGETS)
     refused: list[tuple[Opt, str]] = []
     state = random_state(rng, Scheduler(case.kernel, target), rng.randint(1, 12), refused)
     chain = f"{name}, {target.vector_bytes}-byte vectors: {[o.to_json() for o in state.applied_opts]}"
     assert all(why for _, why in refused)
+    ran["all"] += 1
     try:
         program = lower(state)
         validate(program)
         if program.size > MOST_INSTRUCTIONS:
             return
         slices = rng.randint(1, 4)
-        if steps(program) <= MOST_STEPS:
+        linear, native = steps(program) <= MOST_STEPS, has_native(case, target)
+        if linear:
             run_interpreted(case, program, slices)
-        if has_native(case, target):
+        if native:
             run_native(case, program, target, slices, passes=rng.random() < 0.25)
+        ran.update(linear=linear, native=native, both=linear and native)
     except Exception as e:
         raise AssertionError(f"{chain}: {e}") from e
 
 
 @pytest.mark.parametrize("name", SIZED)
-def test_random_extents(name: str, chains: int) -> None:
+def test_random_extents(name: str, chains: int, ran: Counter[str]) -> None:
     """Extents of 1, primes, and what no vector width divides, in every combination."""
     count, build = SIZED[name]
     for seed in range(-(-chains // (4 * len(SIZED)))):
         rng = random.Random(f"{name} {seed}")
         extents = [rng.choice(EXTENTS) for _ in range(count)]
-        check_chain(Case(Kernel(build(*extents)), seed), rng, f"{name}{extents}")
+        check_chain(Case(Kernel(build(*extents)), seed), rng, f"{name}{extents}", ran)
 
 
 @pytest.mark.parametrize("name", KERNELS)

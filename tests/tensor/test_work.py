@@ -1,0 +1,211 @@
+"""No operation does asymptotically more work than a direct loop, by the estimates of its kernels.
+
+Each operation is scheduled at two sizes, nothing runs. `flops` and `bytes_moved` of all its kernels must grow no faster than the
+iterations of the direct loop and than the bytes of its operands and result, and stay within a constant of them.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from svod.core import graph
+from svod.core.estimate import estimate
+from svod.core.schedule import create_schedule
+from svod.core.uop import Ops
+from svod.tensor import Tensor, where
+
+N = 24                      # and 2·N; windows and groups of fixed size fit it
+GROWTH = 1.1                # borders of windows and terms of lower order
+MOST_COPIES = 4.0           # times the bytes of operands and result: a few intermediates of their size
+MOST_OPERATIONS = 24        # per iteration of the direct loop
+
+
+@pytest.fixture(scope="module", autouse=True)
+def evaluator() -> Iterator[None]:
+    """Once for all evaluators: nothing is evaluated here."""
+    yield
+
+
+def f(*shape: int) -> Tensor:
+    return Tensor(np.zeros(shape, np.float32))
+
+
+def i(*shape: int) -> Tensor:
+    return Tensor(np.zeros(shape, np.int32))
+
+
+@dataclass(frozen=True)
+class Work:
+    """`build` at a size; `loop`: iterations of the direct loop; at most `each` operations in one."""
+
+    build: Callable[[int], Tensor | Sequence[Tensor]]
+    loop: Callable[[int], int] = lambda n: n * n
+    each: float = MOST_OPERATIONS
+    copies: float = MOST_COPIES
+
+
+def square(name: str, *args: object, **options: object) -> Work:
+    """A method of an n×n matrix that looks at each element a fixed number of times."""
+    return Work(lambda n: getattr(f(n, n), name)(*args, **options))
+
+
+def with_other(name: str) -> Work:
+    return Work(lambda n: getattr(f(n, n), name)(f(n, n)))
+
+
+def of_integers(name: str) -> Work:
+    return Work(lambda n: getattr(i(n, n), name)(i(n, n)))
+
+
+UNARY = [
+    "neg", "logical_not", "abs", "sign", "floor", "ceil", "trunc", "round", "exp", "exp2", "log", "log2", "sqrt", "reciprocal", "sin",
+    "cos", "tanh", "erf", "log10", "tan", "rsqrt", "square", "log1p", "expm1", "isnan", "isinf", "isfinite", "relu", "relu6",
+    "leaky_relu", "elu", "sigmoid", "logsigmoid", "silu", "gelu", "softplus", "hardsigmoid", "hardswish", "hardtanh", "mish",
+    "softmax", "log_softmax", "flatten", "ravel", "squeeze", "contiguous", "clone", "float", "double", "half", "bfloat16", "int",
+    "long", "bool", "sum", "prod", "mean", "var", "std", "max", "min", "amax", "amin", "argmax", "argmin", "any", "all",
+    "count_nonzero", "logsumexp", "tril", "triu", "zeros_like", "ones_like"]
+BINARY = [
+    "add", "sub", "mul", "div", "floor_divide", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
+    "logical_xor", "maximum", "minimum", "reshape_as", "expand_as"]
+INTEGER = [
+    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"]
+ALONG = [
+    "sum", "prod", "mean", "var", "std", "max", "min", "argmax", "argmin", "any", "all", "count_nonzero", "logsumexp", "softmax",
+    "log_softmax"]
+
+WORK: dict[str, Work] = {
+    **{name: square(name) for name in UNARY},
+    **{name: with_other(name) for name in BINARY},
+    **{name: of_integers(name) for name in INTEGER},
+    **{f"{name} along an axis": square(name, 0) for name in ALONG},
+    "gelu tanh": square("gelu", "tanh"),
+    "bitwise_not": Work(lambda n: i(n, n).bitwise_not()),
+    "floor_divide of integers": Work(lambda n: i(n, n) // i(n, n)),
+    "remainder of integers": Work(lambda n: i(n, n) % i(n, n)),
+    "add broadcast": Work(lambda n: f(n, 1) + f(1, n)),
+    "pow": with_other("pow"),
+    "pow by a number": square("pow", 3),
+    # all 31 bits of the exponent
+    "pow of integers": Work(lambda n: i(n, n) ** i(n, n), each=200),
+    "where": Work(lambda n: where(f(n, n) > 0, f(n, n), f(n, n))),
+    "masked_fill": Work(lambda n: f(n, n).masked_fill(f(n, n) > 0, 1.0)),
+    "clamp": square("clamp", -1.0, 1.0),
+    "clip": square("clip", -1.0, 1.0),
+    "cast": square("cast", "int32"),
+    "bitcast": square("bitcast", "int32"),
+    "to": square("to", "float64"),
+    "type": square("type", "float64"),
+    "astype": square("astype", "float64"),
+    "full_like": square("full_like", 2.5),
+    "full": Work(lambda n: Tensor.full((n, n), 2.5)),
+    "zeros": Work(lambda n: Tensor.zeros(n, n)),
+    "ones": Work(lambda n: Tensor.ones(n, n)),
+    "arange": Work(lambda n: Tensor.arange(n), lambda n: n),
+    "linspace": Work(lambda n: Tensor.linspace(0, 1, n), lambda n: n),
+    "eye": Work(lambda n: Tensor.eye(n)),
+    # -- movement
+    "reshape": Work(lambda n: f(n, n).reshape(n * n)),
+    "view": Work(lambda n: f(n, n).view(n * n)),
+    "unflatten": square("unflatten", 0, (2, -1)),
+    "unsqueeze": square("unsqueeze", 1),
+    "permute": square("permute", 1, 0),
+    "transpose": square("transpose"),
+    "swapaxes": square("swapaxes", 0, 1),
+    "movedim": square("movedim", 0, 1),
+    "T": Work(lambda n: f(n, n).T),
+    "mT": Work(lambda n: f(n, n).mT),
+    "flip": square("flip", 0),
+    "expand": Work(lambda n: f(n, 1).expand(n, n)),
+    "broadcast_to": Work(lambda n: f(1, n).broadcast_to((n, n))),
+    "repeat": square("repeat", 2, 3),
+    "repeat_interleave": square("repeat_interleave", 3, 0),
+    "pad": square("pad", (1, 2, 3, 4)),
+    "shrink": Work(lambda n: f(n, n).shrink([(1, n - 1), None])),
+    "narrow": Work(lambda n: f(n, n).narrow(0, 1, n // 2)),
+    "unfold": square("unfold", 0, 5, 2),
+    "roll": square("roll", 3, 0),
+    "cat": Work(lambda n: Tensor.cat([f(n, n), f(n, n), f(5, n)], 0)),
+    # a known exception: every element passes one select per part, so the loop is over elements and parts
+    "cat of many": Work(lambda n: Tensor.cat([f(1, 8) for _ in range(n)], 0), lambda n: 8 * n * n, each=1),
+    "stack": Work(lambda n: Tensor.stack([f(n, n), f(n, n)], 1)),
+    "split": Work(lambda n: f(n, n).split(n // 3)),
+    "chunk": Work(lambda n: f(n, n).chunk(3)),
+    "unbind": Work(lambda n: f(n, 8).unbind(), lambda n: 8 * n),
+    # -- indexing
+    "__getitem__": Work(lambda n: f(n, n)[1:-1, ::-2]),
+    "__getitem__ of integers": Work(lambda n: f(n, n)[i(n), 3:]),
+    "__getitem__ of points": Work(lambda n: f(n, n)[i(n), i(n)], lambda n: n),
+    "take": Work(lambda n: f(n, n).take(i(n), 0)),
+    "take of a few": Work(lambda n: f(n, 8).take(i(5), 0), lambda n: 40),
+    "index_select": Work(lambda n: f(n, n).index_select(1, i(n))),
+    "gather": Work(lambda n: f(n, n).gather(0, i(n, n))),
+    "take_along_dim": Work(lambda n: f(n, n).take_along_dim(i(n, n), 1)),
+    "one_hot": Work(lambda n: i(n).one_hot(n)),
+    "embedding": Work(lambda n: i(n).embedding(f(n, n))),
+    # -- contractions
+    "matmul": Work(lambda n: f(n, 2 * n).matmul(f(2 * n, n)), lambda n: n * n * 2 * n, each=2),
+    "matmul of a batch": Work(lambda n: f(n, 5, n).matmul(f(n, 7)), lambda n: n * 5 * n * 7, each=2),
+    "dot": Work(lambda n: f(n).dot(f(n)), lambda n: n, each=2),
+    "mm": Work(lambda n: f(n, n).mm(f(n, n)), lambda n: n ** 3, each=2),
+    "bmm": Work(lambda n: f(n, 5, 6).bmm(f(n, 6, 7)), lambda n: n * 5 * 6 * 7, each=2),
+    "linear": Work(lambda n: f(n, n).linear(f(n, n), f(n)), lambda n: n ** 3, each=2.1),
+    "conv1d": Work(lambda n: f(2, n, n).conv1d(f(n, n, 3), padding=1), lambda n: 2 * n * n * n * 3, each=2),
+    "conv2d": Work(lambda n: f(2, 3, n, n).conv2d(f(5, 3, 3, 3), padding=1), lambda n: 2 * 5 * n * n * 27, each=2),
+    "conv2d of channels": Work(lambda n: f(1, n, 7, 7).conv2d(f(2 * n, n, 3, 3), stride=2), lambda n: 2 * n * 9 * n * 9, each=2),
+    "conv2d of groups": Work(lambda n: f(1, n, 9, 9).conv2d(f(n, 1, 3, 3), groups=n), lambda n: n * 49 * 9, each=2),
+    "conv3d": Work(lambda n: f(1, 2, n, 6, 6).conv3d(f(3, 2, 1, 3, 3)), lambda n: 3 * n * 16 * 18, each=2),
+    "scaled_dot_product_attention": Work(lambda n: f(2, n, 8).scaled_dot_product_attention(f(2, n, 8), f(2, n, 8)),
+                                         lambda n: 2 * n * n * 16, each=3),
+    "scaled_dot_product_attention causal": Work(
+        lambda n: f(2, n, 8).scaled_dot_product_attention(f(2, n, 8), f(2, n, 8), is_causal=True), lambda n: 2 * n * n * 16, each=3),
+    # -- windows and norms
+    "max_pool2d": Work(lambda n: f(2, 3, n, n).max_pool2d(3, 2, 1), lambda n: 6 * (n // 2) ** 2 * 9, each=2),
+    "avg_pool2d": Work(lambda n: f(2, 3, n, n).avg_pool2d(2), lambda n: 6 * (n // 2) ** 2 * 4, each=2),
+    "avg_pool2d of borders": Work(lambda n: f(2, 3, n, n).avg_pool2d(3, 2, 1, count_include_pad=False), lambda n: 6 * (n // 2) ** 2 * 9),
+    "adaptive_avg_pool2d": Work(lambda n: f(2, 3, n, n).adaptive_avg_pool2d(4), lambda n: 6 * n * n, each=2),
+    "layer_norm": Work(lambda n: f(n, n).layer_norm(n, f(n), f(n))),
+    "rms_norm": Work(lambda n: f(n, n).rms_norm(n, f(n))),
+    "batch_norm": Work(lambda n: f(2, n, n).batch_norm(f(n), f(n), f(n), f(n)), lambda n: 2 * n * n),
+    "group_norm": Work(lambda n: f(2, n, n).group_norm(4, f(n), f(n)), lambda n: 2 * n * n),
+    # -- random numbers: twenty rounds of threefry for two words
+    "rand": Work(lambda n: Tensor.rand(n, n), each=200),
+    "uniform": Work(lambda n: Tensor.uniform(n, n), each=200),
+    "randn": Work(lambda n: Tensor.randn(n, n), each=400),
+    "normal": Work(lambda n: Tensor.normal(n, n), each=400),
+    "randint": Work(lambda n: Tensor.randint(0, 10, (n, n)), each=200),
+    "rand_like": Work(lambda n: f(n, n).rand_like(), each=200),
+    "randn_like": Work(lambda n: f(n, n).randn_like(), each=400),
+}
+# what schedules nothing: facts of a tensor, values, memory
+NO_KERNELS = {"shape", "dtype", "ndim", "dim", "size", "numel", "element_size", "nbytes", "device", "uop", "from_uop", "from_numpy",
+              "empty", "empty_like", "is_realized", "realize", "realize_batch", "prepare", "prepare_batch", "numpy", "item", "tolist",
+              "detach", "manual_seed", "assign"}
+
+
+def test_every_operation_has_a_row() -> None:
+    operations = {name for name in dir(Tensor) if not name.startswith("_")} - NO_KERNELS
+    assert operations - {name.partition(" ")[0] for name in WORK} == set()
+
+
+def cost(built: Tensor | Sequence[Tensor]) -> tuple[int, int, int]:
+    """(operations, bytes moved, bytes of operands and result) of what is scheduled for `built`."""
+    tensors = [built] if isinstance(built, Tensor) else list(built)
+    sink = graph.sink(*(t.uop for t in tensors))
+    work = [estimate(call.ast) for call in create_schedule(sink).calls]
+    least = sum(t.nbytes for t in tensors) + sum(u.arg * u.dtype.itemsize for u in sink.walk(Ops.BUFFER))
+    return sum(w.flops for w in work), sum(w.bytes_moved for w in work), least
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_work_grows_as_that_of_a_direct_loop(name: str) -> None:
+    work = WORK[name]
+    flops, moved, least = cost(work.build(N))
+    flops2, moved2, least2 = cost(work.build(2 * N))
+    loop, loop2 = work.loop(N), work.loop(2 * N)
+    assert flops2 * loop <= GROWTH * flops * loop2, f"{flops} operations become {flops2}, iterations {loop} become {loop2}"
+    assert moved2 * least <= GROWTH * moved * least2, f"{moved} bytes become {moved2}, those of operands and result {least} become {least2}"
+    assert flops2 <= work.each * loop2, f"{flops2} operations in {loop2} iterations"
+    assert moved2 <= work.copies * least2, f"{moved2} bytes moved, {least2} of operands and result"
