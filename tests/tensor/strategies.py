@@ -1,4 +1,8 @@
-"""Random shapes, arrays and views for hypothesis. A view is made twice: as tensor operations and as NumPy's."""
+"""Random shapes, arrays and views for hypothesis. A view is made twice: as tensor operations and as NumPy's.
+
+NumPy has no bfloat16: its arrays are float32 ones of values that bfloat16 holds, and `any_dtype` and `float_dtype`, for tests that ask
+the array for the dtype, leave it out; `tests/tensor/test_bfloat16.py` covers the operations.
+"""
 from __future__ import annotations
 
 from typing import Any
@@ -12,12 +16,13 @@ from svod.tensor import Tensor
 Array = np.ndarray[Any, np.dtype[Any]]
 
 INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-FLOATS = ["float16", "float32", "float64"]
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+NUMPY_FLOATS = [f for f in FLOATS if f != "bfloat16"]
 EXTENTS = [1, 1, 2, 3, 5, 7]
 
-any_dtype = st.sampled_from(["bool", *INTS, *FLOATS])
+any_dtype = st.sampled_from(["bool", *INTS, *NUMPY_FLOATS])
 int_dtype = st.sampled_from(INTS)
-float_dtype = st.sampled_from(FLOATS)
+float_dtype = st.sampled_from(NUMPY_FLOATS)
 seeds = st.integers(0, 2 ** 32 - 1)
 
 
@@ -27,11 +32,21 @@ def shapes(least: int = 0, most: int = 4, zero: bool = True) -> st.SearchStrateg
     return st.lists(extents, min_size=least, max_size=most).map(tuple)
 
 
+def rounded_to_bfloat16(values: Any) -> Array:
+    """float32 of the values rounded to bfloat16, to nearest even."""
+    exact = np.array(values, np.float32)
+    bits = exact.view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)).view(np.float32)
+    return np.where(np.isnan(exact), exact, rounded)
+
+
 def make(shape: tuple[int, ...], dtype: str, seed: int, special: bool = False) -> Array:
     """Random values: small integers (of all sizes where `special`), normal floats (with NaN, infinities and zeros of both signs)."""
     rng = np.random.default_rng(seed)
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
+    if dtype == "bfloat16":
+        return rounded_to_bfloat16(make(shape, "float32", seed, special))
     kind = np.dtype(dtype)
     if kind.kind in "iu":
         info = np.iinfo(kind)
@@ -53,7 +68,7 @@ def views(draw: st.DrawFn, dtype: str | st.SearchStrategy[str] = "float32", leas
     """A tensor and its array: data, or a permuted, reversed, sliced, padded or repeated view of it."""
     name = dtype if isinstance(dtype, str) else draw(dtype)
     array = make(draw(shapes(least, most, zero)), name, draw(seeds), special)
-    tensor = Tensor(array)
+    tensor = Tensor(array, dtype=name)
     for step in draw(st.lists(st.sampled_from(["permute", "flip", "slice", "pad", "expand"]), max_size=2)):
         if array.ndim == 0:
             break

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,18 @@ from svod.compile.codegen import compile_object
 from svod.compile.host import host_target
 from svod.config import BeamConfig, BenchConfig
 from svod.core.kernel import Kernel
+from svod.core.scheduler import Opt, Scheduler
 from svod.tune.budget import ModelBudget
-from svod.tune.candidate import Candidate, Origin
+from svod.tune.candidate import Candidate, Origin, Status
 from svod.tune.db import Measurement, TuningDB, Verdict
-from svod.tune.executor import Executor, LocalExecutor
+from svod.tune.executor import Executor, LocalExecutor, make_executor
 from svod.tune.laboratory import Built, Failure
+from svod.tune.search import KernelSearch
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.worker_laboratory import WorkerLaboratory
+from tests.tune.replay import ReplayedLaboratory, made_up_seconds
 from tests.tune.search_kernels import gemm
+from tests.tune.test_beam import Ceiling
 
 KERNEL = gemm(61, 67, 33)
 TARGET = host_target()
@@ -51,7 +56,7 @@ def planted(body: str, built: Built) -> Built:
 
 
 class FaultyLaboratory(WorkerLaboratory):
-    """Replaces the code of some candidates; "raise" gives chains that name an axis which is not there."""
+    """Replaces the code of some candidates; "error" gives bytes that the worker cannot load, which raises there."""
 
     def __init__(self, kernel: Kernel, executor: Executor, config: BeamConfig, faults: Callable[[Candidate], str]) -> None:
         super().__init__(kernel, TARGET, executor, config, BenchConfig(seconds=0.2))
@@ -125,3 +130,67 @@ def test_a_faulty_candidate_costs_itself_only(fault: str) -> None:
         assert statuses == {fault}
     assert all(m.reason for m in rows.values() if m.status != "ok")
     assert children() <= before, "nothing is left running"
+
+
+def mixed(c: Candidate) -> str:
+    """A loop for ever, a crash or an exception for three candidates of sixteen."""
+    return {3: "timeout", 7: "crash", 11: "error"}.get(c.digest[0] % 16, "") if c.origin is not Origin.HEURISTIC else ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("workers", ["local:1", pytest.param("ray:1", marks=pytest.mark.ray)])
+def test_candidates_that_hang_crash_and_raise_in_one_search(workers: str) -> None:
+    """Whichever workers run them: each is recorded with its reason, a healthy and verified candidate wins, no process is left."""
+    before = children()
+    labs: list[FaultyLaboratory] = []
+    said: list[str] = []
+    config = BeamConfig(width=2, round_size=10)
+    with make_executor(workers, start_deadline=60.0, say=said.append) as executor, TuningDB.open(":none:") as db:
+        def laboratory(kernel: Kernel) -> FaultyLaboratory:
+            labs.append(FaultyLaboratory(kernel, executor, config, mixed))
+            return labs[-1]
+        session = TuneSession([KernelTask(KERNEL)], TARGET, executor=executor, db=db, config=config, budget=ModelBudget(6.0),
+                              laboratory=laboratory)
+        found = session.run().findings[KERNEL.key]
+        rows = {m.linear: m for m, _ in db.select(Measurement, KERNEL.key)}
+    assert said == [], "the workers that were asked for did the work"
+    planted_in = labs[0].planted
+    faulty = set().union(*planted_in.values())
+    assert found.verified and found.linear not in faulty
+    for fault in ("timeout", "crash", "error"):
+        recorded = [rows[linear] for linear in planted_in[fault] if linear in rows]
+        assert recorded, f"no {fault} was recorded"
+        # writing the traceback of a crash may take longer than the first run is allowed
+        assert {m.status for m in recorded} <= ({"crash", "timeout"} if fault == "crash" else {fault})
+        assert all(m.reason for m in recorded)
+    assert any(m.status == "ok" for linear, m in rows.items() if linear not in faulty)
+    deadline = time.monotonic() + 10.0
+    while not children() <= before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children() <= before, "nothing is left running"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_winner_is_that_of_a_search_without_the_faulty_candidates(seed: int) -> None:
+    """With times from a table. In the clean search the same candidates run and are too slow to be kept."""
+    base = Scheduler(KERNEL, TARGET)
+    heuristic = base.apply_opt(Opt("UPCAST", "o1", 16))
+    statuses = {"timeout": Status.TIMEOUT, "crash": Status.CRASH, "error": Status.ERROR}
+    dropped: list[str] = []
+
+    def fault(c: Candidate) -> Failure | None:
+        what = mixed(c)
+        if what:
+            dropped.append(what)
+        return Failure(statuses[what], "planted") if what else None
+
+    clean = ReplayedLaboratory(seconds=lambda c: 1.0 if mixed(c) else made_up_seconds(c))
+    winners = []
+    for lab in (clean, ReplayedLaboratory(running=fault)):
+        search = KernelSearch("key", "gemm", base, heuristic, BeamConfig(width=2, round_size=12, seed=seed), lab, Ceiling())
+        while not search.finished:
+            search.step()
+        winners.append(search.finish())
+    assert set(dropped) == set(statuses)
+    assert winners[0].source == "beam" and winners[0].verified
+    assert (winners[1].chain, winners[1].seconds) == (winners[0].chain, winners[0].seconds)
