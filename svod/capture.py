@@ -38,6 +38,7 @@ from svod.compile.host import host_target
 from svod.compile.plan import BufferKind
 from svod.core.dtype import BY_NAME, dtypes
 from svod.core.family import family_key
+from svod.core.forksafe import remake_after_fork
 from svod.core.kernel import Kernel
 from svod.core.serialize import ast_to_data, data_to_ast
 from svod.core.target import Target
@@ -181,6 +182,8 @@ class _Recorder:
 _wake = threading.Event()   # never set: what the writing thread sleeps on
 _recorders: dict[Path, _Recorder] = {}
 _recorders_lock = threading.Lock()
+remake_after_fork(sys.modules[__name__], "_recorders_lock", threading.Lock)
+remake_after_fork(sys.modules[__name__], "_recorders", dict)
 
 
 def _recorder_for(directory: Path) -> _Recorder:
@@ -189,16 +192,6 @@ def _recorder_for(directory: Path) -> _Recorder:
         if found is None or found.pid != os.getpid():       # after a fork the file is the parent's
             found = _recorders[directory] = _Recorder(directory)
         return found
-
-
-def _after_fork_in_child() -> None:
-    global _recorders_lock
-    _recorders_lock = threading.Lock()
-    _recorders.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _silence_stop() -> None:

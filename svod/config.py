@@ -1,8 +1,7 @@
 """Every option of svod, declared once; the only module that reads the environment.
 
 An option is a field of one of four frozen dataclasses. Its declaration (`_option`) holds the environment variable, the default,
-what is accepted, the help text, and whether the value is part of a key (of a compiled kernel in a cache). The table in
-docs/configuration.md is made from these declarations by `write_docs`.
+what is accepted, and the help text. The table in docs/configuration.md is made from these declarations by `write_docs`.
 
 A variable that is unset or empty means the default. A value that cannot be used raises `ConfigError` naming the variable, the
 value and what is accepted; the same checks hold for values given in Python, there the field is named.
@@ -99,12 +98,11 @@ class Option(NamedTuple):
     variable: str | None
     accept: Accept
     help: str
-    in_key: bool
 
 
-def _option(variable: str | None, default: Any, accept: Accept, help: str, *, key: bool = False, default_env: Any = MISSING) -> Any:
+def _option(variable: str | None, default: Any, accept: Accept, help: str, *, default_env: Any = MISSING) -> Any:
     """A dataclass field that carries its declaration. `default_env`: the value without the variable, where it is not `default`."""
-    metadata = {"option": Option(variable, accept, help, key)}
+    metadata = {"option": Option(variable, accept, help)}
     if default_env is not MISSING:
         metadata["default_env"] = default_env
     return field(default=default, metadata=metadata)
@@ -128,7 +126,7 @@ def _show(value: Any) -> str:
 
 
 class _Config:
-    """What the four configurations share: checks, reading the environment, the key."""
+    """What the four configurations share: checks, and reading the environment."""
 
     __slots__ = ()
 
@@ -153,11 +151,6 @@ class _Config:
         """The configuration the environment asks for. Raises ConfigError for a variable with an unusable value."""
         return cls(**cls._env_values())
 
-    def cache_key(self) -> tuple[tuple[str, Any], ...]:
-        """(name, value) of the options that a compiled kernel depends on, in order of declaration; hashable."""
-        return tuple((f.name, getattr(self, f.name)) for f in fields(self)  # type: ignore[arg-type]
-                     if (o := f.metadata.get("option")) is not None and o.in_key)
-
 
 # -- the options --------------------------------------------------------------------------------------------------------
 
@@ -165,10 +158,11 @@ class _Config:
 class OptimizerConfig(_Config):
     """How one kernel is optimised when no search does it, and which opts are allowed at all."""
 
-    noopt: bool = _option("SVOD_NOOPT", False, _SWITCH, "run every kernel without any opt; wins over BEAM and the database", key=True)
-    nolocals: bool = _option("NOLOCALS", False, _SWITCH, "no workgroup dimensions (GPU)", key=True)
-    tc: int = _option("TC", 1, _integer(0), "matrix and dot instructions: 0 never, 1 where they apply", key=True)
-    tc_opt: int = _option("TC_OPT", 2, _integer(0), "how far TC goes: 0 exact fits, 1 also casts, 2 also padded extents", key=True)
+    noopt: bool = _option("SVOD_NOOPT", False, _SWITCH, "run every kernel without any opt; wins over BEAM and the database")
+    nolocals: bool = _option("NOLOCALS", False, _SWITCH, "no workgroup dimensions; GPU only: no effect on CPUs")
+    tc: int = _option("TC", 1, _integer(0), "matrix and dot instructions: 0 never, 1 where they apply; GPU only: no effect on CPUs")
+    tc_opt: int = _option("TC_OPT", 2, _integer(0),
+                          "how far TC goes: 0 exact fits, 1 also casts, 2 also padded extents; GPU only: no effect on CPUs")
 
 
 @dataclass(frozen=True)
@@ -177,7 +171,7 @@ class BeamConfig(_Config):
 
     width: int = _option("BEAM", 4, _integer(0), "beam width; 0: no search", default_env=0)
     upcast_max: int = _option("BEAM_UPCAST_MAX", 256, _integer(1), "most values side by side in registers, vector lanes divided out")
-    local_max: int = _option("BEAM_LOCAL_MAX", 1024, _integer(1), "most work items in a workgroup")
+    local_max: int = _option("BEAM_LOCAL_MAX", 1024, _integer(1), "most work items in a workgroup; GPU only: no effect on CPUs")
     uops_max: int = _option("BEAM_UOPS_MAX", 3000, _integer(0), "longest LINEAR of a candidate; 0: no limit")
     runs: int = _option("BEAM_RUNS", 3, _integer(1), "timed runs of a candidate that passed the first sample")
     min_progress: float = _option("BEAM_MIN_PROGRESS", 0.01, _number(0, "µs"), "a round that gains less counts as no gain, in µs")
@@ -213,21 +207,24 @@ class PrepareConfig(_Config):
     """How a graph becomes an execution plan.
 
     `beam` None: kernels that the database does not know get the heuristic. A width of 0 or `optimizer.noopt` make it None.
-    `constants`: the buffers of realized tensors that no one assigns to are weights: "auto" recognises them, "none" treats every
-    buffer as changing. `opts` gives chains by kernel key, or by a prefix of it; they go before everything else.
+    `constants`: "auto": the tensors that a function captured by `svod.jit` closes over are weights of its plan, computed with and arranged
+    once; "none": they are read anew in every run. A plan of `Tensor.prepare` has no constants: its inputs may be rewritten between runs.
+    `opts` gives chains by kernel key, or by a prefix of it; they go before everything else.
     """
 
     beam: BeamConfig | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    device: str | None = _option("SVOD_DEVICE", None, _TEXT, "the default device; not set: CPU", key=True)
+    device: str | None = _option("SVOD_DEVICE", None, _TEXT, "the default device; not set: CPU")
     threads: int | None = _option("SVOD_THREADS", None, _integer(1, none=True),
-                                  "most cores a kernel may use; not set: the affinity mask and the cgroup quota decide", key=True)
+                                  "most cores a kernel may use; not set: the affinity mask and the cgroup quota decide")
     db: str | None = _option("SVOD_TUNE_DB", None, _DATABASES,
                              "tuning databases; the first is written, all are read; not set: the user's data directory")
     lock: str | None = _option("SVOD_LOCK", None, _PATH, "a lock file: nothing else is consulted, searched or written")
-    constants: str = _option("SVOD_CONSTANTS", "auto", _choice("auto", "none"), "which buffers count as weights of a plan", key=True)
+    constants: str = _option("SVOD_CONSTANTS", "auto", _choice("auto", "none"),
+                             "auto: what a function under svod.jit closes over are weights of its plan; none: nothing is")
     memory_planner: bool = _option("SVOD_MEMORY_PLANNER", True, _SWITCH, "share memory between buffers that do not live at the same time")
-    disable_schedule_cache: bool = _option("SVOD_DISABLE_SCHEDULE_CACHE", False, _SWITCH, "schedule every graph anew")
+    disable_schedule_cache: bool = _option("SVOD_DISABLE_SCHEDULE_CACHE", False, _SWITCH,
+                                           "cut and analyse the kernels of every graph anew, whatever this process has seen before")
     opt_cache_max: int = _option("SVOD_OPT_CACHE_MAX", 4096, _integer(0), "compiled kernels kept in memory; 0: none")
     object_cache: str | None = _option("SVOD_OBJECT_CACHE", None, _PATH_OR_NONE,
                                        f"directory of compiled objects; {NONE} or 0: no such cache; not set: the user's cache directory")
@@ -260,9 +257,6 @@ class PrepareConfig(_Config):
                        object_cache=self.object_cache if self.object_cache is not None else env.object_cache,
                        capture=env.capture if env.capture is not None else self.capture,
                        optimizer=env.optimizer if env.noopt else self.optimizer)
-
-    def cache_key(self) -> tuple[tuple[str, Any], ...]:
-        return super().cache_key() + self.optimizer.cache_key()
 
 
 CONFIGS: tuple[type[_Config], ...] = (PrepareConfig, OptimizerConfig, BeamConfig, BenchConfig)
@@ -369,8 +363,8 @@ def options_table() -> str:
     """The table of all options, in Markdown, one section per dataclass."""
     out: list[str] = []
     for config in CONFIGS:
-        out += [f"## {config.__name__}", "", "| variable | field | default | accepted | in key | meaning |",
-                "| --- | --- | --- | --- | --- | --- |"]
+        out += [f"## {config.__name__}", "", "| variable | field | default | accepted | meaning |",
+                "| --- | --- | --- | --- | --- |"]
         for f in fields(config):  # type: ignore[arg-type]
             option: Option | None = f.metadata.get("option")
             if option is None:
@@ -379,7 +373,7 @@ def options_table() -> str:
             if "default_env" in f.metadata:
                 default = f"{_show(f.metadata['default_env'])} ({default} in Python)"
             out.append(f"| {f'`{option.variable}`' if option.variable else ''} | `{f.name}` | {default} | {option.accept.description} "
-                       f"| {'yes' if option.in_key else ''} | {option.help} |")
+                       f"| {option.help} |")
         out.append("")
     return "\n".join(out)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ from svod.compile.lower import lower
 from svod.compile.object_cache import CachedObject, ObjectCache, object_key
 from svod.compile.program import ProgramSpec
 from svod.config import PrepareConfig, object_cache_dir
+from svod.core.forksafe import remake_after_fork
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.sketch import heuristic
@@ -32,6 +34,8 @@ from svod.tune.db import TuningDB
 log = logging.getLogger("svod.optimize")
 
 Chain = tuple[Opt, ...]
+
+FLIGHTS = 64   # locks that compilations share by their keys: few threads ever wait for a key that is not theirs
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,10 @@ class Compiled:
     estimate: Any = None
 
 
+def _make_flights() -> tuple[threading.Lock, ...]:
+    return tuple(threading.Lock() for _ in range(FLIGHTS))
+
+
 class Compiler:
     """Kernel + chain → code, each once per process (single flight) and once per object cache."""
 
@@ -63,8 +71,10 @@ class Compiler:
         self.target, self.cache, self.limit = target, cache, limit
         self.generator = f"{COMPILER}, source {source_digest('core', 'compile')}"   # other code may come from other sources
         self._made: OrderedDict[str, Compiled] = OrderedDict()
-        self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
+        self._flights = _make_flights()
+        remake_after_fork(self, "_lock", threading.Lock)
+        remake_after_fork(self, "_flights", _make_flights)
 
     def _key(self, kernel: Kernel, what: str) -> str:
         return object_key(kernel.key, what, self.target.key, CODEGEN_REVISION, self.generator)
@@ -73,9 +83,7 @@ class Compiler:
         """The code of a kernel under a chain. Raises KernelOptError for a chain that does not apply, CompileError."""
         chain = chain_digest(choice.chain)
         key = self._key(kernel, chain)
-        with self._lock:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
+        with self._flights[hash(key) % FLIGHTS]:
             with self._lock:
                 found = self._made.get(key)
                 if found is not None:
@@ -127,6 +135,7 @@ def chain_digest(chain: Iterable[Opt]) -> str:
 
 _compilers: dict[tuple[Any, ...], Compiler] = {}
 _compilers_lock = threading.Lock()
+remake_after_fork(sys.modules[__name__], "_compilers_lock", threading.Lock)
 
 
 def compiler_for(target: Target, config: PrepareConfig) -> Compiler:

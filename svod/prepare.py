@@ -4,6 +4,7 @@
 """
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from svod.config import PrepareConfig
 from svod.core import graph
 from svod.core.buffer import buffer_of
 from svod.core.estimate import estimate
+from svod.core.forksafe import remake_after_fork
 from svod.core.kernel import Kernel
 from svod.core.schedule import Schedule, create_schedule
 from svod.core.target import Target
@@ -37,6 +39,7 @@ Array = np.ndarray[Any, Any]
 _kernels: dict[UOp, Kernel] = {}
 _databases: dict[str | None, TuningDB] = {}
 _lock = threading.Lock()
+remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
 
 # -- what tensors call ------------------------------------------------------------------------------
@@ -82,7 +85,7 @@ class Prepared:
 def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: frozenset[UOp] = frozenset(),
                   inputs: frozenset[UOp] = frozenset()) -> Prepared:
     """Prepare a plan for graph nodes. BUFFERs in `constants` are weights of the plan; those in `inputs` are bound before each run."""
-    schedule = create_schedule(graph.sink(*outputs), constants)
+    schedule = create_schedule(graph.sink(*outputs), constants, remember=not config.disable_schedule_cache)
     target = host_target(config.threads)
     outline, buffers, numbers = make_outline(schedule, constants)
     compiled = compile_outline(outline, target, config)

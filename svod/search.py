@@ -14,6 +14,7 @@ from pathlib import Path
 
 from svod.bench.ceilings import cached_ceilings
 from svod.config import BenchConfig, PrepareConfig, data_dir
+from svod.core.forksafe import remake_after_fork
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt
 from svod.errors import SvodError, TuneError
@@ -28,6 +29,7 @@ from svod.tune.session import KernelTask, TuneSession
 log = logging.getLogger("svod")
 
 _lock = threading.Lock()          # one search at a time in a process
+remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 _spent = 0.0                      # seconds this process has searched
 
 

@@ -94,14 +94,6 @@ def test_strict_and_object_cache_spellings(monkeypatch: pytest.MonkeyPatch) -> N
     assert config.object_cache_dir("here") == Path("here")
 
 
-def test_cache_key_holds_what_is_declared_so() -> None:
-    base = PrepareConfig()
-    assert base.cache_key() == PrepareConfig(beam=BeamConfig(width=8), db="x", opt_cache_max=1).cache_key()
-    assert base.cache_key() != PrepareConfig(threads=3).cache_key()
-    assert base.cache_key() != PrepareConfig(optimizer=OptimizerConfig(noopt=True)).cache_key()
-    hash(base.cache_key())
-
-
 def test_child_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEAM", "4")
     env = config.child_environment(BEAM=None, SVOD_CAPTURE="d")

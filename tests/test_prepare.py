@@ -1,11 +1,14 @@
 """From tensors to a plan: what the configuration decides."""
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 
 from svod import Tensor
 from svod.config import PrepareConfig
+from svod.core import schedule
 from svod.errors import UnsupportedError
 
 X = np.ones((300, 300), np.float32)
@@ -25,3 +28,13 @@ def test_another_device_than_the_cpu_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="device='CUDA'"):
         (Tensor(X) + 1).prepare(PrepareConfig(device="CUDA"))
     (Tensor(X) + 1).prepare(PrepareConfig(device="cpu"))
+
+
+def test_without_a_schedule_cache_nothing_is_looked_up_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "_ASTS", OrderedDict())
+    plan = (Tensor(X).sum(0) + 3).prepare(PrepareConfig(disable_schedule_cache=True))
+    assert not schedule._ASTS
+    plan.execute()
+    assert float(plan.outputs[0][0]) == 303
+    (Tensor(X).sum(0) + 3).prepare(PrepareConfig())
+    assert schedule._ASTS

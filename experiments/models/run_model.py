@@ -1,7 +1,7 @@
 """What the model scripts beside this file share: prepare the model, check its output, time it, say where its kernels came from.
 
-Importing this module makes `svod` importable in a checkout that is not installed; where a dependency is missing it ends the process with the
-line to paste.
+Importing this module makes `svod` importable in a checkout that is not installed; where a dependency is missing it ends the process
+with the line to paste.
 """
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from svod.bench.ceilings import Ceilings
 from svod.capture import Capture, CapturedPlan
 from svod.compile.host import host_target
 from svod.config import PrepareConfig
+from svod.core.estimate import estimate
 from svod.core.family import family_key
-from svod.core.kernel import Kernel, own_reduces
+from svod.core.kernel import Kernel
 from svod.core.target import Target
-from svod.core.uop import ALU, Ops
 from svod.errors import DeviceError
 from svod.optimize import Choice, Compiled, Compiler, choose, compile_all
 from svod.outline import build_plan, synthetic_arrays
@@ -114,7 +114,7 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[Row]:
     total = sum(calls[k] * seconds[k] for k in calls) or 1.0
     kernels = capture.kernels
     rows = [Row(kernels[k], names.get(k, "kernel"), tuple(origins.get(k, ())), calls[k] / runs, seconds[k], calls[k] * seconds[k] / total,
-                family_key(kernels[k].ast), kernel_flops(kernels[k]), float(kernel_bytes(kernels[k]))) for k in calls]
+                family_key(kernels[k].ast), float(estimate(kernels[k].ast).flops), float(kernel_bytes(kernels[k]))) for k in calls]
     return sorted(rows, key=lambda r: (-r.share, r.key))
 
 
@@ -146,24 +146,6 @@ def was_interrupted(key: str, target: Target, db: TuningDB) -> bool:
     """Whether the latest search of a kernel that ended was broken off by a Ctrl-C: it goes on where it was."""
     ended = [s for s, _ in db.select(Search, key, target.key) if s.ended_at is not None]
     return bool(ended) and max(ended, key=lambda s: s.ended_at or 0.0).outcome == "interrupted"
-
-
-def kernel_flops(kernel: Kernel) -> float:
-    """Floating-point operations of one run with every stage computed once; a multiply-add counts two. Index arithmetic does not count."""
-    total = 0.0
-    for stage in kernel.stages:
-        outs = reds = 1
-        for a in stage.outs:
-            outs *= kernel.axes[a].extent
-        for a in stage.reds:
-            reds *= kernel.axes[a].extent
-        reduces = own_reduces(stage.value)
-        inside = {u for r in reduces for u in r.toposort(gate=lambda n: n.op is not Ops.STAGE)}
-        for u in stage.value.toposort(gate=lambda n: n.op is not Ops.STAGE):
-            if not u.dtype.is_float or (u.op not in ALU and u.op is not Ops.REDUCE):
-                continue
-            total += (2 if u.op is Ops.MULACC else 1) * outs * (reds if u in inside else 1)
-    return total
 
 
 @dataclass(frozen=True)

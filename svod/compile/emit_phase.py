@@ -331,8 +331,7 @@ class Phase(Reductions):
         scalar = all(e == 1 for e in extents)
         layout = self.low.layout(s, tuple(extents))
         if layout.tiled >= 0 and (base[layout.tiled][0] or base[layout.tiled][1]):
-            self.low.tiles[s] = (-1, 1)   # tiles are whole only when the box starts at 0
-            layout = self.low.layout(s, tuple(extents))
+            layout = self.low.layout(s, tuple(extents), tiled=False)   # tiles are whole only when the box starts at 0
         if s in self.low.derived:
             pieces = self._derived_pieces(r, extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0)
             nest = Nest(r, pieces, extents, base, layout.order[-1] if layout.order else -1, COPY_LANES, width)

@@ -19,9 +19,6 @@ from svod.config import default_threads
 from svod.core.target import Target
 from svod.errors import DeviceError
 
-ISA_REVISION = 1
-"""Raised when `ISA` changes: keys of targets change with it."""
-
 ISA: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "sse4": ("cx16", "popcnt", "sahf", "sse3", "ssse3", "sse4.1", "sse4.2"),

@@ -184,9 +184,10 @@ class Lowering:
         self.temp_of[s] = found
         return found
 
-    def layout(self, s: int, extents: tuple[int, ...]) -> Layout:
+    def layout(self, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
+        """How a box of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as it may differ between boxes."""
         order = self.orders[s]
-        dim, tile = self.tiles[s]
+        dim, tile = self.tiles[s] if tiled else (-1, 1)
         strides = [0] * len(extents)
         if dim >= 0 and tile < extents[dim] and extents[dim] % tile == 0:
             size = tile

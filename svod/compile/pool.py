@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from svod.compile import runtime as rt
+from svod.core.forksafe import remake_after_fork
 from svod.errors import LaunchError
 
 SPIN_SECONDS = 50e-6        # a worker gives up spinning after this long without work
@@ -266,6 +267,9 @@ def _seconds_per_turn(code: rt.Runtime, address: int) -> float:
     return max(best / turns, 1e-10)
 
 
+remake_after_fork(Pool, "_shared_lock", threading.Lock)
+
+
 def _work(code: rt.Runtime, address: int, index: int, core: int | None) -> None:
     if core is not None:
         try:
@@ -276,8 +280,6 @@ def _work(code: rt.Runtime, address: int, index: int, core: int | None) -> None:
 
 
 def _after_fork_in_child() -> None:
-    rt.after_fork_in_child()
-    Pool._shared_lock = threading.Lock()
     if Pool._shared is not None:
         Pool._shared._forget_threads()
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from svod.compile.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, comp
 from svod.compile.host import host_target
 from svod.compile.object_cache import CachedObject, ObjectCache, object_key
 from svod.compile.program import ProgramSpec
+from svod.core.forksafe import remake_after_fork
 
 # Layout of the pool, in bytes. Words written by different sides have cache lines of their own.
 TICKET, PENDING, LOCK, SLEEPERS, JOB, CONFIG, CORES, WORKERS = 0, 64, 128, 192, 256, 320, 448, 640
@@ -530,6 +532,7 @@ class Runtime:
 
 
 _load_lock = threading.Lock()
+remake_after_fork(sys.modules[__name__], "_load_lock", threading.Lock)
 _loaded: Runtime | None = None
 
 
@@ -556,9 +559,3 @@ def _object(cache: ObjectCache) -> bytes:
         entry = CachedObject(ProgramSpec("runtime", (), (), (), ()), compile_object(ir, target, True))
         cache.put(key, entry)
     return entry.code
-
-
-def after_fork_in_child() -> None:
-    """The thread that held the lock may not exist here."""
-    global _load_lock
-    _load_lock = threading.Lock()

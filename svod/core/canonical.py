@@ -129,18 +129,6 @@ def structure_of(structure: _Structure, u: UOp) -> None:
         structure.form(n)
 
 
-def _conjuncts(u: UOp) -> list[UOp]:
-    parts: list[UOp] = []
-    todo = [u]
-    while todo:
-        n = todo.pop()
-        if n.op is Ops.AND:
-            todo += n.src
-        else:
-            parts.append(n)
-    return list(dict.fromkeys(parts))
-
-
 def _ordered(structure: _Structure, u: UOp) -> UOp:
     """u (its sources ordered) with commutative operands in the order of their digests."""
     if u.op is Ops.ADD and u.dtype == dtypes.index:
@@ -148,7 +136,7 @@ def _ordered(structure: _Structure, u: UOp) -> UOp:
     if u.op is Ops.MUL and u.dtype == dtypes.index and u.src[1].op is Ops.CONST:
         return u
     if u.op is Ops.AND and u.dtype == dtypes.bool:
-        parts = sorted(_conjuncts(u), key=structure.rank)
+        parts = sorted(sy.conjuncts(u), key=structure.rank)
         result = parts[0]
         for p in parts[1:]:
             result = UOp(Ops.AND, dtypes.bool, (result, p))

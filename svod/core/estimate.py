@@ -98,7 +98,7 @@ def _footprint(load: UOp) -> int:
     index = load.src[0].src[1]
     extents = {r: sy.extent_of(r) for r in sy.ranges_of(index)}
     if len(load.src) == 3:
-        for part in _conjuncts(load.src[2]):
+        for part in sy.conjuncts(load.src[2]):
             a, b = part.src if len(part.src) == 2 else (part, part)
             if part.op is Ops.CMPLT and a in extents and b.op is Ops.CONST:
                 extents[a] -= max(0, sy.extent_of(a) - int(b.arg))
@@ -106,15 +106,3 @@ def _footprint(load: UOp) -> int:
                 extents[b] -= max(0, int(a.arg))
     lo, hi = sy.bounds(index)
     return max(0, min(math.prod(extents.values()), hi - lo + 1))
-
-
-def _conjuncts(gate: UOp) -> list[UOp]:
-    parts: list[UOp] = []
-    todo = [gate]
-    while todo:
-        n = todo.pop()
-        if n.op is Ops.AND:
-            todo += n.src
-        else:
-            parts.append(n)
-    return parts

@@ -8,6 +8,7 @@ and must run before the ASSIGN that ends it. Where that is impossible (a swap of
 """
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from svod.core.axes import merge_ranges, split_ranges
 from svod.core.canonical import canonicalize
 from svod.core.cut import Cut, is_contraction, is_reduction
 from svod.core.dtype import DType, dtypes
+from svod.core.forksafe import remake_after_fork
 from svod.core.graph import shape_of, size_of
 from svod.core.normalize import Normalized, normalize
 from svod.core.origin import origin_of
@@ -78,40 +80,45 @@ class _Pending:
 _ASTS: OrderedDict[tuple[UOp, UOp, frozenset[UOp]], tuple[UOp, tuple[UOp, ...]]] = OrderedDict()
 _ASTS_LIMIT = 4096
 _ASTS_LOCK = Lock()
+remake_after_fork(sys.modules[__name__], "_ASTS_LOCK", Lock)
 
 
-def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset()) -> tuple[UOp, tuple[UOp, ...]]:
+def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> tuple[UOp, tuple[UOp, ...]]:
     """(canonical AST, BUFFERs by slot) of the kernel that stores the graph node `value` into `target`, a view of a BUFFER.
 
-    All passes from rangeify to the canonical form. Equal arguments give a remembered result: the layers of a model repeat."""
+    All passes from rangeify to the canonical form. With `remember`, equal arguments give a remembered result: the layers of a
+    model repeat."""
     ident = (value, target, constants)
-    with _ASTS_LOCK:
-        found = _ASTS.get(ident)
-        if found is not None:
-            _ASTS.move_to_end(ident)
-            return found
+    if remember:
+        with _ASTS_LOCK:
+            found = _ASTS.get(ident)
+            if found is not None:
+                _ASTS.move_to_end(ident)
+                return found
     ast, buffers = rangeify([Output(value, target)], constants)
     ast, slots = canonicalize(merge_ranges(split_ranges(ast)))
     result = ast, tuple(buffers[s] for s in slots)
-    with _ASTS_LOCK:
-        _ASTS[ident] = result
-        while len(_ASTS) > _ASTS_LIMIT:
-            _ASTS.popitem(last=False)
+    if remember:
+        with _ASTS_LOCK:
+            _ASTS[ident] = result
+            while len(_ASTS) > _ASTS_LIMIT:
+                _ASTS.popitem(last=False)
     return result
 
 
-def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset()) -> Schedule:
+def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> Schedule:
     """The kernels that compute the sources of `sink`, a SINK of graph nodes. BUFFERs in `constants` are weights of the plan.
+    `remember`: kernels that were cut before in this process are taken from there, and new ones are kept.
 
     New BUFFERs are numbered from 0 (LUNIQUE), so equal graphs give equal schedules. Raises ScheduleError."""
     if sink.op is not Ops.SINK:
         raise ScheduleError(f"a schedule is made of a SINK of graph nodes, found {sink!r}; wrap the outputs in svod.core.graph.sink")
-    return _Builder(normalize(sink), constants).run()
+    return _Builder(normalize(sink), constants, remember).run()
 
 
 class _Builder:
-    def __init__(self, graph: Normalized, constants: frozenset[UOp]):
-        self.graph, self.constants = graph, constants
+    def __init__(self, graph: Normalized, constants: frozenset[UOp], remember: bool):
+        self.graph, self.constants, self.remember = graph, constants, remember
         self.device = next((u.src[1] for u in graph.sink.walk(Ops.BUFFER)), UOp(Ops.DEVICE, dtypes.void, (), "CPU"))
         self.lunique = 0
         self.buffer_of: dict[UOp, UOp] = {}        # realised node → its new buffer
@@ -195,7 +202,7 @@ class _Builder:
         stand_in = UOp(Ops.BUFFER, out[0].dtype, (unique, self.device), out[0].arg)
         target = reshaped(stand_in, shape_of(value)) if view is None else view(stand_in)
         constants = frozenset(b for b, (buffer, version) in versions.items() if version == 0 and buffer in self.constants)
-        ast, buffers = kernel_ast(graph, target, constants)
+        ast, buffers = kernel_ast(graph, target, constants, remember=self.remember)
         args = [out if b is stand_in else versions[b] for b in buffers]
         self.pending.append(_Pending(ast, args, 1, name_of(graph), self.origin(root, value), why))
 
@@ -271,7 +278,7 @@ class _Builder:
                     continue
                 copy = self.new_buffer(v[0].dtype, v[0].arg)
                 stand_in = [UOp(Ops.BUFFER, v[0].dtype, (UOp(Ops.LUNIQUE, dtypes.void, (), n), self.device), v[0].arg) for n in (0, "out")]
-                ast, buffers = kernel_ast(stand_in[0], stand_in[1])
+                ast, buffers = kernel_ast(stand_in[0], stand_in[1], remember=self.remember)
                 self.pending.append(_Pending(ast, [(copy, 0) if b is stand_in[1] else v for b in buffers], 1, "copy", p.origin,
                                              "the old content of a buffer that is assigned before this is read"))
                 for other in stuck:

@@ -459,8 +459,8 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: _Operand, at: list[int
     # the innermost loop the operand depends on, or the loops given
     wanted = [row for row in order if state.rows[row].axis == r.axes[at[0]] and state.rows[row].extent > 1]
     if not wanted:
-        wanted = [row for row in order if r.axes.index(state.rows[row].axis) in x.axes and r.axes.index(state.rows[row].axis) < len(r.stage.outs)
-                  and state.rows[row].extent > 1]
+        outs = set(r.axes[:len(r.stage.outs)]) & {r.axes[a] for a in x.axes}
+        wanted = [row for row in order if state.rows[row].axis in outs and state.rows[row].extent > 1]
     if not wanted:
         return _try(state, "STAGE", name, ROOT)
     return _try(state, "STAGE", name, state.rows[wanted[-1]].name)

@@ -24,7 +24,6 @@ from svod.core.uop import Ops, UOp
 
 Terms = dict[UOp, int]
 ZERO = UOp.const(dtypes.index, 0)
-ONE = UOp.const(dtypes.index, 1)
 TRUE = UOp.const(dtypes.bool, True)
 FALSE = UOp.const(dtypes.bool, False)
 
@@ -579,6 +578,19 @@ def conjoin(a: Valid, b: Valid) -> Valid | None:
             return None
         result = constrain(result, c.expr, c.lo, c.hi)
     return result
+
+
+def conjuncts(gate: UOp) -> list[UOp]:
+    """The operands of a tree of ANDs, each once."""
+    parts: list[UOp] = []
+    todo = [gate]
+    while todo:
+        n = todo.pop()
+        if n.op is Ops.AND:
+            todo += n.src
+        else:
+            parts.append(n)
+    return list(dict.fromkeys(parts))
 
 
 def gate_of(valid: Valid) -> UOp:

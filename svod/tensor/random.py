@@ -13,6 +13,7 @@ from typing import Self
 
 from svod.core import graph
 from svod.core.dtype import dtypes
+from svod.core.forksafe import remake_after_fork
 from svod.core.uop import Ops, UOp
 from svod.errors import DTypeError, ShapeError
 from svod.tensor.base import DTypeLike, Shape, as_dtype, shape_argument
@@ -28,6 +29,7 @@ class _Stream:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        remake_after_fork(self, "_lock", threading.Lock)
         self.seed(0)
 
     def seed(self, seed: int) -> None:

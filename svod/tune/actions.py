@@ -135,7 +135,7 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
                 yield Opt("SWAP", a.name, b.name)
     for s in kernel.stages:
         if s.is_output:
-            if kernel_bytes(kernel, s) > state.target.l2:
+            if stage_bytes(kernel, s) > state.target.l2:
                 yield Opt("STREAM", s.name)
             continue
         yield Opt("INLINE", s.name)
@@ -145,7 +145,7 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
                 yield Opt("STAGE", s.name, row.name)
 
 
-def kernel_bytes(kernel: Any, stage: Any) -> int:
+def stage_bytes(kernel: Any, stage: Any) -> int:
     """Bytes that a stage's value takes."""
     size: int = stage.dtype.itemsize
     for axis in stage.outs:

@@ -126,35 +126,37 @@ class TuneSession:
         """Search all tasks until they end or the budget does. Raises TuneError when no worker can be started."""
         started = time.monotonic()
         self.listener(SessionStarted("", len(self.tasks), self.budget.total, self.executor.description))
-        searches, waiting = self._claim(self.tasks)
-        late: list[KernelSearch] = []
+        searches: list[KernelSearch] = []
+        waiting: dict[str, KernelTask] = {}
         try:
+            self._claim(self.tasks, searches, waiting)
             self._search(searches)
-            late, still = self._claim(waiting)
-            self._search(late)
+            late = len(searches)
+            self._claim(list(waiting.values()), searches, waiting)
+            self._search(searches[late:])
         except KeyboardInterrupt:
             self.result.interrupted = True
-            still = [t for t in waiting if t.key not in self._claims and t.key not in {s.key for s in late}]
-            self._wind_up([s for s in (*searches, *late) if s.key not in self.result.findings])
+            self._wind_up([s for s in searches if s.key not in self.result.findings])
         finally:
             for claim in self._claims.values():
                 claim.release()
-        self.result.pending = tuple(t.key for t in still)
+            for search in self._searches.values():      # begun, and broken off before there was anything to store
+                self.db.end_search(search, INTERRUPTED if self.result.interrupted else "failed")
+        self.result.pending = tuple(waiting)
         self.result.seconds = time.monotonic() - started
         self.listener(SessionFinished("", len(self.result.findings), self.result.candidates, self.result.seconds, self.result.interrupted))
         return self.result
 
-    def _claim(self, tasks: Sequence[KernelTask]) -> tuple[list[KernelSearch], list[KernelTask]]:
-        """Searches of the tasks this process may search, and the tasks that others are searching."""
-        searches, waiting = [], []
+    def _claim(self, tasks: Sequence[KernelTask], searches: list[KernelSearch], waiting: dict[str, KernelTask]) -> None:
+        """Add to `searches` what this process may search; `waiting` gets the tasks that others are searching and loses the rest."""
         for task in tasks:
             claim = self.db.claim(task.key, self.target.key)
             if claim is None:
-                waiting.append(task)
+                waiting[task.key] = task
                 continue
+            waiting.pop(task.key, None)
             self._claims[task.key] = claim
             searches.append(self._make(task))
-        return searches, waiting
 
     def _search(self, searches: Sequence[KernelSearch]) -> None:
         total = self.budget.total

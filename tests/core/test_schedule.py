@@ -242,6 +242,7 @@ def test_equal_graphs_give_equal_schedules() -> None:
         return graph.contiguous(graph.alu(Ops.ADD, graph.contiguous(graph.alu(Ops.MUL, b, c)), c))
 
     assert create_schedule(graph.sink(build())) == create_schedule(graph.sink(build()))
+    assert create_schedule(graph.sink(build()), remember=False) == create_schedule(graph.sink(build()))
 
 
 def test_assign_is_ordered_after_reads_and_before_later_ones() -> None:

@@ -12,7 +12,7 @@ from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
 from svod.tune.budget import ModelBudget
 from svod.tune.candidate import Candidate, Origin, Status
-from svod.tune.db import Measurement, TuningDB, Verdict
+from svod.tune.db import Measurement, Search, TuningDB, Verdict
 from svod.tune.events import Improved, KernelFinished, SearchEvent, SessionFinished, SessionStarted
 from svod.tune.executor import Executor, InlineExecutor, LocalExecutor
 from svod.tune.laboratory import Failure
@@ -152,6 +152,19 @@ def test_an_interrupt_keeps_what_was_found_and_confirms_it(db: TuningDB, executo
     assert set(result.findings) == {GEMM.key, SUM.key}
     assert result.findings[GEMM.key].verified
     assert db.claim(GEMM.key, TARGET.key) is not None, "claims are given back"
+
+
+def test_an_interrupt_while_searches_are_made_leaves_no_claim_and_no_open_search(tmp_path: Any, executor: Executor,
+                                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> float:
+        raise KeyboardInterrupt
+    with TuningDB.open(tmp_path / "tune.db") as db:
+        monkeypatch.setattr("svod.tune.session.roofline_bound", interrupted)
+        result = make_session(db, executor, GEMM, SUM).run()
+        assert result.interrupted and not result.findings and not result.pending
+        assert not [k for k in (GEMM, SUM) if db.holder(k.key, TARGET.key)]
+        ended = {s.search: s.outcome for s, _ in db.select(Search) if s.ended_at is not None}
+        assert {s.search for s, _ in db.select(Search)} == set(ended) and list(ended.values()) == ["interrupted"]
 
 
 def test_an_interrupt_keeps_what_was_found_for_a_kernel_that_another_process_gave_back(tmp_path: Any, executor: Executor) -> None:

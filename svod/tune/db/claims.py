@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
+from svod.core.forksafe import remake_after_fork
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -103,6 +105,7 @@ class Heartbeat:
     def __init__(self) -> None:
         self.claims: set[Claim] = set()
         self.lock = threading.Lock()
+        remake_after_fork(self, "lock", threading.Lock)
         self.stopped = threading.Event()
         self.thread: threading.Thread | None = None
 

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from svod import config
+from svod.core.forksafe import remake_after_fork
 from svod.errors import DatabaseError
 from svod.tune.db import claims, files, layers, transfer
 from svod.tune.db.records import RECORDS, Kernel, Measurement, Origin, Record, RecordError, Search, TargetFacts, Verdict
@@ -82,6 +83,7 @@ class TuningDB:
         self.problem: str | None = None
         self.skipped: list[Skipped] = []
         self._lock = threading.RLock()
+        remake_after_fork(self, "_lock", threading.RLock)
         self._pid = os.getpid()
         self._own: layers.SqliteLayer | None = None
         self._memory: layers.SqliteLayer | None = None
@@ -148,8 +150,8 @@ class TuningDB:
     def _after_fork(self) -> None:
         if self._pid == os.getpid():
             return
-        _abandoned.append((self._own, self._read, self._lock))
-        self._pid, self._own, self._read, self._lock = os.getpid(), None, None, threading.RLock()
+        _abandoned.append((self._own, self._read))
+        self._pid, self._own, self._read = os.getpid(), None, None
         self._heartbeat = claims.Heartbeat()
         self._memo.clear()
         self._open_own()

@@ -1,0 +1,31 @@
+"""Locks in processes that fork: a child inherits a lock as it is, and the thread that held it does not exist there.
+
+    _lock = threading.Lock()
+    remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
+
+A thread that forks inside `with _lock` leaves that block in the child as well: it releases the lock it took, and the attribute is a new
+one.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+_owners: WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = WeakKeyDictionary()
+
+
+def remake_after_fork(owner: Any, name: str, make: Callable[[], Any]) -> None:
+    """In a forked child, set the attribute `name` of `owner` (a module, a class or an object) to `make()`, as long as the owner lives."""
+    _owners.setdefault(owner, {})[name] = make
+
+
+def _after_fork_in_child() -> None:
+    for owner, attributes in list(_owners.items()):
+        for name, make in attributes.items():
+            setattr(owner, name, make())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
