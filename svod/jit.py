@@ -28,7 +28,7 @@ from svod.core.buffer import aligned_empty, buffer_of
 from svod.core.schedule import storage_of
 from svod.core.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
 from svod.errors import SvodError
-from svod.prepare import Prepared, buffers_under, prepare_graph
+from svod.prepare import Prepared, buffers_under, prepare_graph, refuse_shared_memory, span_of
 from svod.tensor import Tensor
 from svod.tensor.base import live_tensors
 from svod.tensor.realize import is_realized, realize_tensors
@@ -49,14 +49,23 @@ class _Captured:
         numbers = iter(prepared.outline.outputs)
         nodes = [base if (base := graph.base_of(u)).op is Ops.BUFFER else prepared.nodes[next(numbers)] for u in results]
         self.sources: list[UOp | int] = [inputs.index(u) if u in inputs else u for u in nodes]
+        # memory that stays from run to run, for a plan that writes any that was there before: what arguments must not share
+        bound = {*self.inputs, *self.written}
+        self.fixed = {i: span_of(b.array) for i, b in enumerate(self.plan.buffers) if b.array is not None and i not in bound}
+        self.state = {i: span for i, span in self.fixed.items() if i in prepared.overwritten}
 
     def run(self, tensors: list[Tensor]) -> Any:
         plan = self.plan
         fresh: dict[UOp, UOp] = {}
         with plan.lock:
-            for number, t in zip(self.inputs, tensors, strict=True):
-                if number is not None:
-                    plan.bind_array(number, buffer_of(graph.base_of(t.uop)).array)
+            given = {number: buffer_of(graph.base_of(t.uop)).array
+                     for number, t in zip(self.inputs, tensors, strict=True) if number is not None}
+            if self.prepared.overwritten:
+                spans = {number: span_of(array) for number, array in given.items()}
+                refuse_shared_memory(spans, self.prepared.overwritten, {**self.fixed, **spans})
+                refuse_shared_memory(self.state, self.state, spans)
+            for number, array in given.items():
+                plan.bind_array(number, array)
             for number in self.written:
                 spec = self.prepared.outline.buffers[number]
                 fresh[self.prepared.nodes[number]] = node = graph.buffer(spec.dtype, spec.size)
@@ -71,7 +80,7 @@ class _Captured:
     @functools.cached_property
     def written(self) -> frozenset[int]:
         """Outputs that are the plan's own: each run gets new memory for them."""
-        return frozenset(i for i in self.prepared.outline.outputs if self.prepared.nodes[i] not in self.prepared.numbers)
+        return frozenset(i for i in self.prepared.outline.outputs if self.prepared.is_new(i))
 
 
 class Jit:

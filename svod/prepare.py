@@ -28,7 +28,7 @@ from svod.core.uop import Ops, UOp
 from svod.errors import ScheduleError, UnsupportedError
 from svod.optimize import Choice, Compiled, Compiler, choose, compile_all, compiler_for
 from svod.outline import BufferSpec, Call, Outline, build_plan
-from svod.tensor.realize import replace_nodes
+from svod.tensor.realize import constant_value, replace_nodes
 from svod.tune.db import TuningDB
 
 if TYPE_CHECKING:
@@ -52,13 +52,18 @@ def realize_tensors(tensors: Sequence[Tensor]) -> None:
 
 
 def prepare_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None) -> ExecutionPlan:
-    """The plan that computes the tensors; they are its outputs from then on, and every `execute()` writes them anew.
+    """The plan that computes the tensors; they are its outputs from then on, and every `execute()` writes them anew. Their memory
+    cannot be read before the first run.
 
     Raises ScheduleError when nothing is given."""
     if not tensors:
         raise ScheduleError("prepare needs at least one tensor")
     prepared = prepare_graph([t.uop for t in tensors], config.in_environment() if config is not None else PrepareConfig.from_env())
     prepared.attach(tensors)
+    made = [buffer_of(prepared.nodes[i]) for i in dict.fromkeys(prepared.outline.outputs) if prepared.is_new(i)]
+    prepared.plan.open_after_run([(buffer, buffer.array) for buffer in made])
+    for buffer in made:
+        buffer.close("the values of a prepared tensor were asked for before its plan ran; call plan.execute() first")
     return prepared.plan
 
 
@@ -67,28 +72,36 @@ def prepare_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None) -> 
 class Prepared:
     """A plan and what its buffers are."""
 
-    def __init__(self, plan: ExecutionPlan, outline: Outline, nodes: tuple[UOp, ...], numbers: Mapping[UOp, int]):
+    def __init__(self, plan: ExecutionPlan, outline: Outline, nodes: tuple[UOp, ...], numbers: Mapping[UOp, int],
+                 overwritten: frozenset[int]):
         self.plan, self.outline = plan, outline
         self.nodes = nodes               # the BUFFER of each buffer number; those the plan made are real ones, kept alive here
         self.numbers = numbers           # BUFFER of the graph → buffer number
+        self.overwritten = overwritten   # numbers of the BUFFERs of the graph that the plan writes
+
+    def is_new(self, number: int) -> bool:
+        """Whether the plan made the buffer, and it was not one of the graph's."""
+        return self.nodes[number] not in self.numbers
 
     def attach(self, tensors: Sequence[Tensor]) -> None:
         """Make the tensors the plan's outputs."""
         done = {}
         for t, i in zip(tensors, self.outline.outputs, strict=True):
             base = graph.base_of(t.uop)
-            if base.op is not Ops.BUFFER:
+            # a constant stays one: every tensor that contains it holds the same node
+            if base.op is not Ops.BUFFER and constant_value(base) is None:
                 done[base] = graph.reshape(self.nodes[i], graph.shape_of(base))
         replace_nodes(done)
 
 
 def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: frozenset[UOp] = frozenset(),
                   inputs: frozenset[UOp] = frozenset()) -> Prepared:
-    """Prepare a plan for graph nodes. BUFFERs in `constants` are weights of the plan; those in `inputs` are bound before each run."""
+    """Prepare a plan for graph nodes. BUFFERs in `constants` are weights of the plan; those in `inputs` are bound before each run.
+
+    Raises ScheduleError where the plan would write memory that lies under another of its buffers as well."""
     schedule = create_schedule(graph.sink(*outputs), constants, remember=not config.disable_schedule_cache)
     target = host_target(config.threads)
     outline, buffers, numbers = make_outline(schedule, constants)
-    compiled = compile_outline(outline, target, config)
     nodes = []
     arrays: list[Array | None] = []
     for u, spec in zip(buffers, outline.buffers, strict=True):
@@ -99,6 +112,11 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         real = graph.buffer(spec.dtype, spec.size) if u.src[0].op is Ops.LUNIQUE else u
         nodes.append(real)
         arrays.append(None if u in inputs else buffer_of(real).array)
+    overwritten = frozenset(c.args[s] for c in outline.calls for s in outline.kernels[c.kernel].outs
+                            if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
+    if overwritten:
+        refuse_shared_memory({i: span_of(a) for i, a in enumerate(arrays) if a is not None}, overwritten)
+    compiled = compile_outline(outline, target, config)
     plan = build_plan(outline, compiled, arrays, threads=target.threads,
                       planner="arena" if config.memory_planner else "disabled")
     plan.keep = nodes  # type: ignore[attr-defined]  # the plan's addresses are valid while its buffers live
@@ -107,12 +125,36 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         seconds: dict[str, float] = {}
         known = all(a is not None for a, s in zip(arrays, outline.buffers, strict=True) if s.kind != "intermediate")
         # where the plan assigns to memory of before, a run to time it would be a run too many
-        assigns = any(buffers[c.args[s]].src[0].op is not Ops.LUNIQUE for c in outline.calls for s in outline.kernels[c.kernel].outs)
-        if known and not assigns:
+        if known and not overwritten:
             for call, t in zip(outline.calls, plan.profile(2), strict=True):
                 seconds[call.kernel] = min(t, seconds.get(call.kernel, t))
         capture.append(config.capture, outline, seconds, target=target, plan=plan)
-    return Prepared(plan, outline, tuple(nodes), numbers)
+    return Prepared(plan, outline, tuple(nodes), numbers, overwritten)
+
+
+Span = tuple[int, int]      # addresses of the first byte and of the one after the last
+
+
+def span_of(array: Array) -> Span:
+    """The addresses that a C-contiguous array covers."""
+    start: int = array.__array_interface__["data"][0]
+    return start, start + array.nbytes
+
+
+def refuse_shared_memory(spans: Mapping[int, Span], written: Iterable[int], against: Mapping[int, Span] | None = None) -> None:
+    """Raise ScheduleError where memory of a buffer in `written` (numbers; those without a span are passed over) lies under another
+    buffer of `against` too (default: of `spans`): reads and writes are ordered buffer by buffer, as if their memory were apart."""
+    others = spans if against is None else against
+    for i in written:
+        if i not in spans:
+            continue
+        begin, end = spans[i]
+        for j, (first, last) in others.items():
+            shared = min(end, last) - max(begin, first)
+            if shared > 0 and i != j:
+                raise ScheduleError(f"buffer {i}, which is assigned to, and buffer {j} of the same plan share {shared} bytes of memory: "
+                                    "two tensors over one NumPy array, or one array passed twice; make one of them from a copy, "
+                                    "Tensor(array.copy()), or use one tensor for both")
 
 
 def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline, list[UOp], dict[UOp, int]]:

@@ -10,7 +10,7 @@ import pytest
 import svod
 from svod import Tensor
 from svod.config import PrepareConfig
-from svod.errors import DeviceError, LaunchError, SvodError
+from svod.errors import DeviceError, LaunchError, ScheduleError, SvodError
 
 X = np.arange(4, dtype=np.float32)
 
@@ -130,3 +130,39 @@ def test_timing_captured_kernels_does_not_run_assignments(tmp_path: Path, monkey
     a = X.copy()
     f(a)
     assert a.tolist() == [1, 2, 3, 4]
+
+
+def test_memory_that_is_assigned_to_is_passed_once() -> None:
+    f = svod.jit(lambda x, y: x.assign(y.flip(0)))
+    a, b = X.copy(), X * 10
+    assert f(a, b).tolist() == [30, 20, 10, 0]
+    for x, y in ((a, a), (b, b)):
+        with pytest.raises(ScheduleError, match="share 16 bytes"):
+            f(x, y)
+    assert a.tolist() == [30, 20, 10, 0] and b.tolist() == [0, 10, 20, 30]
+    with pytest.raises(ScheduleError, match="share 16 bytes"):
+        svod.jit(lambda x, y: x.assign(y.flip(0)))(a, a)        # while it is captured
+    whole = np.arange(6, dtype=np.float32)
+    with pytest.raises(ScheduleError, match="share 8 bytes"):
+        f(whole[:4], whole[2:])
+    assert svod.jit(lambda x, y: x + y)(a, a).tolist() == [60, 40, 20, 0]
+
+
+def test_an_argument_shares_no_memory_with_state_or_with_weights_it_overwrites() -> None:
+    held = X.copy()
+    state = Tensor(held)
+
+    def step(x: Tensor) -> Tensor:
+        state.assign(state + x.flip(0))
+        return x * 2
+    f = svod.jit(step)
+    assert f(X).tolist() == [0, 2, 4, 6] and held.tolist() == [3, 3, 3, 3]
+    with pytest.raises(ScheduleError, match="share 16 bytes"):
+        f(held)
+    weights = X.copy()
+    constant = Tensor(weights)
+    g = svod.jit(lambda x: x.assign(x + constant.flip(0)))
+    assert g(np.zeros(4, np.float32)).tolist() == [3, 2, 1, 0]
+    with pytest.raises(ScheduleError, match="share 16 bytes"):
+        g(weights)
+    assert weights.tolist() == X.tolist()

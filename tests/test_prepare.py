@@ -9,7 +9,7 @@ import pytest
 from svod import Tensor
 from svod.config import PrepareConfig
 from svod.core import schedule
-from svod.errors import UnsupportedError
+from svod.errors import DeviceError, ScheduleError, UnsupportedError
 
 X = np.ones((300, 300), np.float32)
 
@@ -28,6 +28,42 @@ def test_another_device_than_the_cpu_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="device='CUDA'"):
         (Tensor(X) + 1).prepare(PrepareConfig(device="CUDA"))
     (Tensor(X) + 1).prepare(PrepareConfig(device="cpu"))
+
+
+def test_an_output_cannot_be_read_before_its_plan_ran() -> None:
+    x = Tensor(X)
+    y, three = x + 1, Tensor(3.0)
+    after = y * 2
+    plan = Tensor.prepare_batch([y, three])
+    for read in (y.numpy, after.numpy, (y + 1).prepare):
+        with pytest.raises(DeviceError, match=r"call plan\.execute\(\) first"):
+            read()
+    assert (Tensor([1.0]) * 3.0).tolist() == [3]        # the constant that was prepared is still one elsewhere
+    plan.execute()
+    assert y.numpy().min() == y.numpy().max() == 2 and float(after.max()) == 4 and three.item() == 3
+    assert np.shares_memory(np.asarray(y, copy=False), plan.outputs[0])
+    again = x - 1
+    again.prepare().repeat(2)
+    assert not again.numpy().any()
+
+
+def test_memory_that_is_assigned_to_lies_under_one_buffer_only() -> None:
+    x = np.arange(1000, dtype=np.float32)
+    s = Tensor(x)
+    s.assign(Tensor(x).flip(0))
+    with pytest.raises(ScheduleError, match="share 4000 bytes"):
+        s.realize()
+    np.testing.assert_array_equal(x, np.arange(1000))
+    t = Tensor(x)
+    t.assign(Tensor(x[500:]).sum() + t)
+    with pytest.raises(ScheduleError, match="share 2000 bytes"):
+        t.realize()
+    # one tensor for both, a copy, parts that lie apart, and reading alone
+    u = Tensor(x)
+    np.testing.assert_array_equal(u.assign(u.flip(0)).numpy(), np.arange(1000)[::-1])
+    np.testing.assert_array_equal(u.assign(Tensor(x.copy()).flip(0)).numpy(), np.arange(1000))
+    np.testing.assert_array_equal(Tensor(x[:500]).assign(Tensor(x[500:])).numpy(), np.arange(500, 1000))
+    np.testing.assert_array_equal((Tensor(x) + Tensor(x)).numpy(), 2 * x)
 
 
 def test_without_a_schedule_cache_nothing_is_looked_up_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from svod.compile.planner import Arena as Placement
 from svod.compile.planner import PlannerMode, plan_memory
 from svod.compile.pool import Arena, Pool, fit_launch
 from svod.compile.program import ProgramSpec
+from svod.core.buffer import Buffer
 from svod.errors import LaunchError
 
 BufferKind = Literal["input", "output", "constant", "intermediate"]
@@ -76,6 +77,7 @@ class ExecutionPlan:
         self.outputs = tuple(self._output(i) for i in outputs)
         self._failure: str | None = None    # why the plan refuses to run
         self._running = False
+        self._closed: list[tuple[Buffer, np.ndarray[Any, Any]]] = []    # outputs not computed yet
         self.runs = 0                       # of all kernels: what a capture weighs plans by
         self._native = rt.runtime()
         self._run = self._native.run_plan
@@ -113,12 +115,26 @@ class ExecutionPlan:
                 self.set_variables(variables)
             self._enter(self._launches, self._launch_count, 1)
             self.runs += 1
+            if self._closed:
+                self._open()
 
     def repeat(self, times: int) -> None:
         """Run all kernels `times` times in one native call: what a timer calls when one run is too short to be seen."""
         with self.lock:
             self._enter(self._launches, self._launch_count, times)
             self.runs += times
+            if self._closed and times:
+                self._open()
+
+    def open_after_run(self, buffers: Sequence[tuple[Buffer, np.ndarray[Any, Any]]]) -> None:
+        """Bind the arrays, memory of outputs, to their (closed) Buffers when the plan has run for the first time."""
+        with self.lock:
+            self._closed.extend(buffers)
+
+    def _open(self) -> None:
+        for buffer, array in self._closed:
+            buffer.bind(array)
+        self._closed.clear()
 
     def repeat_kernel(self, kernel: int, times: int) -> None:
         """Run the phases of one kernel `times` times, without those that run once."""

@@ -42,7 +42,7 @@ class Buffer:
             raise DeviceError(f"a buffer on {device}: NumPy memory is on the device 'CPU' only")
         self.dtype, self.size, self.device = dtype, size, device
         self.read_only = False
-        self.closed = ""        # why there is no memory to be had; binding an array opens the buffer
+        self.closed = ""        # why there is no memory to be had, while there is none; binding an array opens the buffer
         self._array: Array | None = None
         if array is not None:
             self.bind(array)
@@ -84,6 +84,10 @@ class Buffer:
                               "pass a flat contiguous array of that type and size")
         self._array = array
         self.read_only = not array.flags.writeable
+
+    def close(self, reason: str) -> None:
+        """Let go of the memory; asking for it is a DeviceError with `reason` until an array is bound."""
+        self._array, self.closed = None, reason
 
     def __repr__(self) -> str:
         state = "read-only" if self.read_only else "allocated" if self.is_allocated else "not allocated"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -51,6 +51,10 @@ class Indexing(Elementwise):
             axis, chosen = tensors[0]
             return result.take(chosen, axis)
         return result._take_points(tensors)
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise UnsupportedError("t[…] = value: a part of a tensor cannot be written, as operations never change a tensor; make the new one "
+                               "with svod.where(mask, value, t) or Tensor.cat([…]), and t.assign(new) to keep it in t's memory")
 
     def _with_all_axes(self, entries: list[Any]) -> list[Any]:
         """The index with its Ellipsis replaced, so that it names every axis of self."""
