@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Linear, ResolvedStage
-from svod.core.nest import Piece, fit, is_derived, lane_row, plan
+from svod.core.nest import Piece, Plan, fit, is_derived, lane_row, plan
 from svod.core.scheduler import LOOP, ROOT, UPCAST, Scheduler
 from svod.core.uop import TRANSCENDENTAL
 
@@ -20,6 +20,9 @@ _LATENCY = 4.0            # cycles of a multiply-add or add
 _LOOP_CYCLES = 1.5        # of one iteration's bookkeeping
 _LINE = 64
 _BYTES_PER_CYCLE = (64.0, 24.0, 10.0)   # into L1 from L2, from L3, from memory; one core
+_LANE_LOAD = 1.5          # loads' worth of one lane that is loaded by itself
+_LANE_READ = 8.0          # the same from a staged area, whose rows are mostly a power of two apart and share cache sets
+_FAR_PASSES = 12.0        # passes' worth of a staged area that does not stay in the second cache
 _SET_STRIDE = 4096        # bytes apart, two addresses share a set of the first cache, and every fourth of the second
 _SET_ROWS = 8             # of a set's ways that one access may fill
 
@@ -58,6 +61,7 @@ def features(state: Scheduler) -> Features:
     flops = moved = 0.0
     best_fmas, ratio = 0.0, 0.0
     threads = state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
+    inner = _innermost_dims(state, found)
     for s in range(len(kernel.stages) - 1, -1, -1):
         r, path = found.resolved[s], found.paths[s]
         if r is None or path is None:
@@ -76,12 +80,14 @@ def features(state: Scheduler) -> Features:
             for e in box:
                 size *= e
             scratch += size
+            if size > state.target.l2 // 2:     # written and read again from far away, by a few readers
+                total += _FAR_PASSES * size * times / (_BYTES_PER_CYCLE[1] * max(1, threads))
         boxes[s] = box
         derived = is_derived(stage)
         if derived:
-            own = _copy_pieces(state, r, box)
+            lane = inner.get(s, len(box) - 1)
+            own = _copy_pieces(state, r, box, lane)
             order = [p.row for group in own for p in group if p.role == LOOP]
-            lane = len(box) - 1 if box else -1
             lane_extent = own[lane][-1].extent if lane >= 0 and len(own[lane]) > 1 else 1
             lane_piece = own[lane][-1].row if lane >= 0 else -1
         else:
@@ -92,7 +98,7 @@ def features(state: Scheduler) -> Features:
             lane = r.axes.index(state.rows[lane_piece].axis) if lane_piece >= 0 else -1
             lane_extent = next((p.extent for p in own[lane] if p.row == lane_piece), 1) if lane >= 0 else 1
         pieces[s] = own
-        cycles, accs, stage_flops, stage_moved, loads, fmas = _stage_cost(state, r, own, order, lane, lane_piece, lane_extent, times)
+        cycles, accs, stage_flops, stage_moved, loads, fmas = _stage_cost(state, r, own, order, lane, lane_piece, lane_extent, times, inner)
         cores = min(threads, max(1, _iterations(own, order))) if not (path == () and _once(state, found.resolved, s)) else 1e9
         total += cycles / cores + (2000.0 if path == () and threads > 1 else 0.0)
         accumulators = max(accumulators, accs)
@@ -120,6 +126,25 @@ def _once(state: Scheduler, resolved: tuple[ResolvedStage | None, ...], s: int) 
     return bool(loads) and not r.reads and all(state.kernel.params[n.arg].arg.constant for n in loads)
 
 
+def _innermost_dims(state: Scheduler, found: Plan) -> dict[int, int]:
+    """Per staged value the dim that lies innermost in its area: the last one that a reader's vectors run along."""
+    inner: dict[int, int] = {}
+    for r in reversed(found.resolved):      # readers before what they read
+        if r is None:
+            continue
+        if is_derived(r.stage):
+            lane = inner.get(r.stage.index, len(r.stage.outs) - 1)
+        else:
+            row = lane_row(state, r)
+            lane = r.axes.index(state.rows[row].axis) if row >= 0 else -1
+        for node in r.nodes:
+            if node.kind == "read":
+                for dim, lin in enumerate(node.dims):
+                    if lin.coef(lane):
+                        inner[node.arg] = max(dim, inner.get(node.arg, 0))
+    return inner
+
+
 def _iterations(own: list[tuple[Piece, ...]], order: list[int]) -> int:
     n = 1
     for group in own:
@@ -129,12 +154,13 @@ def _iterations(own: list[tuple[Piece, ...]], order: list[int]) -> int:
     return n
 
 
-def _copy_pieces(state: Scheduler, r: ResolvedStage, box: list[int]) -> list[tuple[Piece, ...]]:
+def _copy_pieces(state: Scheduler, r: ResolvedStage, box: list[int], lane: int) -> list[tuple[Piece, ...]]:
+    """Derived loops: vectors along the innermost dim."""
     width = max(1, state.target.vector_bytes // r.lanes_bytes)
     out: list[tuple[Piece, ...]] = [(Piece(-1 - i, LOOP, e, 1),) for i, e in enumerate(box)]
     if box:
-        n = min(box[-1], 4 * width)
-        out[-1] = (Piece(-len(box), LOOP, -(-box[-1] // n), n), Piece(-100, UPCAST, n, 1))
+        n = min(box[lane], 4 * width)
+        out[lane] = (Piece(-1 - lane, LOOP, -(-box[lane] // n), n), Piece(-100, UPCAST, n, 1))
     return out
 
 
@@ -168,7 +194,7 @@ def _box(state: Scheduler, found: Any, pieces: dict[int, list[tuple[Piece, ...]]
 
 
 def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]], order: list[int], lane: int, lane_piece: int,
-                lane_extent: int, times: float) -> tuple[float, float, float, float, float, float]:
+                lane_extent: int, times: float, inner: dict[int, int]) -> tuple[float, float, float, float, float, float]:
     width = max(1, state.target.vector_bytes // r.lanes_bytes)
     outs = len(r.stage.outs)
     loops: list[tuple[int, int]] = []      # (local axis, extent), outermost first
@@ -219,9 +245,12 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
         if n.kind == "load" or n.kind == "read":
             count = runs(n.deps)
             if lane in n.deps:
-                unit = (n.linear.coef(lane) == 1) if n.linear is not None else True
+                if n.linear is not None:
+                    unit = n.linear.coef(lane) == 1
+                else:   # scratch is laid out as it is read: along the innermost dim, which another reader may have decided
+                    unit = all(not lin.coef(lane) or dim == inner.get(n.arg, dim) for dim, lin in enumerate(n.dims))
                 if not unit or (n.linear is not None and any(lane in r.nodes[x].deps for x, _ in n.linear.atoms)):
-                    count *= 1.5 * min(width, lane_extent)
+                    count *= (_LANE_LOAD if n.kind == "load" else _LANE_READ) * min(width, lane_extent)
             if n.gate >= 0:
                 alu += 3 * count
             if n.linear is not None and any(expanded[a] > _SET_ROWS and n.linear.coef(a) * n.dtype.itemsize % _SET_STRIDE == 0 and a != lane

@@ -185,7 +185,26 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
             if near is not done:
                 yield _finish(near, inner)
             yield _finish(done, inner)
+    if not r.reductions:
+        yield from (_finish(s, inner) for s in _squares(state, r))
     yield _finish(state, inner)
+
+
+def _squares(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
+    """Tiles for values that are read along one axis and stored along another: squares, which lowering transposes in registers."""
+    if r.store is None:
+        return
+    width = _width(state, r)
+    outs = range(len(r.stage.outs))
+    stored = next((a for a in outs if r.store.coef(a) == 1 and _extent(state, r, a) >= width), -1)
+    read = next((a for i, n in enumerate(r.nodes) if n.kind in ("load", "read") for a in _contiguous_axes(state, r, i)[0]
+                 if a != stored and a in outs and _extent(state, r, a) >= width), -1)
+    if stored < 0 or read < 0:
+        return
+    for rows, columns in ((width, width), (width, 2 * width), (2 * width, width)):
+        if rows <= _extent(state, r, read) and columns <= _extent(state, r, stored):
+            tile = _try(_try(state, "UPCAST", _name(state, r, read), rows), "UPCAST", _name(state, r, stored), columns)
+            yield _try(tile, "LANES", f"{_name(state, r, stored)}.in")
 
 
 def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
@@ -477,12 +496,15 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: _Operand) -> Scheduler:
         name = state.kernel.stages[operand.stage].name
         if _bytes(state, operand.stage) <= state.target.l2:
             return _try(state, "STAGE", name, ROOT)
+        # inside the loops it depends on, outside the first one that would compute it again
+        at = -1
         for row in state.order[r.stage.index]:
             local = r.axes.index(state.rows[row].axis)
-            if local < len(r.stage.outs) and state.rows[row].extent > 1 and local in operand.axes:
-                staged = _try(state, "STAGE", name, state.rows[row].name)
-                if staged is not state:
-                    return staged
+            if local >= len(r.stage.outs) or local not in operand.axes:
+                break
+            at = row
+        if at >= 0:
+            return _try(state, "STAGE", name, state.rows[at].name)
     return state
 
 
