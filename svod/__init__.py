@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Tensor": "svod.tensor", "where": "svod.tensor", "scope": "svod.core.origin", "dtypes": "svod.core.dtype",
-    "jit": "svod.jit", "profile": "svod.profiling", "ExecutionPlan": "svod.compile.plan",
+    "jit": "svod.tracing", "profile": "svod.profiling", "ExecutionPlan": "svod.compile.plan",
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
     "SvodError": "svod.errors",
 }
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from svod.core.dtype import dtypes
     from svod.core.origin import scope
     from svod.errors import SvodError
-    from svod.jit import jit
+    from svod.tracing import jit
     from svod.profiling import profile
     from svod.tensor import Tensor, where
 
@@ -37,5 +37,5 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'svod' has no attribute {name!r}")
     value = getattr(import_module(_WHERE[name]), name)
-    globals()[name] = value   # also over the submodule of the same name (svod.jit)
+    globals()[name] = value
     return value

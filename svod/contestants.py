@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from svod import jit  # not from svod.jit: whoever imports that module first hides the function of the same name
+from svod import jit
 from svod.bench.peers import Array, Prepared
 from svod.bench.results import KernelInfo
 from svod.bench.suites import Case
