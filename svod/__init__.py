@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from svod.core.dtype import dtypes
     from svod.core.origin import scope
     from svod.errors import SvodError
-    from svod.tracing import jit
     from svod.profiling import profile
     from svod.tensor import Tensor, where
+    from svod.tracing import jit
 
 
 def __getattr__(name: str) -> Any:

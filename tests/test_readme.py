@@ -116,9 +116,10 @@ def test_example_runs(tmp_path: Path) -> None:
     assert found is not None
     script = tmp_path / "example.py"
     script.write_text(found[1], encoding="utf-8")
-    # a PrepareConfig made in code has the default database: the user's, which is here
+    # nothing set: the default database, the user's, which is here
+    environment = {k: v for k, v in os.environ.items() if k != "SVOD_TUNE_DB"}
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path / "data")})
+                          env={**environment, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path / "data")})
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "(64, 256)" and lines[-1] == "(64, 10)" and lines[1].startswith("gemm ")
