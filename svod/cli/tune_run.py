@@ -149,6 +149,8 @@ class _Run:
         if not wanted and self.executor is not None:
             self.executor.close()
             self.executor = None
+        if wanted:      # workers that are still starting would spoil the ceilings
+            self._start_executor().result().wait_until_ready()
         ceilings = self._ceilings(target, bool(wanted))
         if wanted:
             self._search(wanted, target, ceilings)

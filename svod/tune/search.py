@@ -45,6 +45,7 @@ BOUND_REFUTED = 0.95           # a time below this many bounds says that the bou
 CHUNK = 24                     # candidates built and screened before the incumbent and the budget are looked at again
 FIRST_CHUNK = 6                # of a search whose pace is not known and whose time is limited
 FINALISTS = 3
+SEED_ROUND = 8
 CONFIRM_ROUNDS = 15            # the least of a confirmation, for how many finalists there is time
 COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
 
@@ -178,7 +179,8 @@ class KernelSearch:
         self.judged.clear()
         seeds = self.strategy.seed([*self.stored, Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED), *self.first]) \
             if len(self.history) == 1 else []
-        batch = [*seeds, *self.strategy.propose()]
+        # enough seeds are a round of their own: the first one is short, and what follows starts from the best of them
+        batch = list(seeds) if len(seeds) >= SEED_ROUND and not self.strict else [*seeds, *self.strategy.propose()]
         if not batch:
             self.stop("nothing left to try")
             return
