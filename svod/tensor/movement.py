@@ -15,6 +15,8 @@ from svod.tensor.creation import Creation, coordinates
 TensorT = TypeVar("TensorT", bound=TensorBase)
 
 
+MOST_SELECTS = 8      # parts that one kernel of `cat` puts together
+
 class Movement(Creation):
     """Views, joins and splits."""
 
@@ -284,9 +286,15 @@ def _list_of_tensors(name: str, tensors: Sequence[TensorT]) -> list[TensorT]:
 
 
 def _select_parts(nodes: list[UOp], axis: int) -> UOp:
-    """The concatenation of nodes of one dtype along `axis` as nested selects, the first part outermost."""
+    """The concatenation of nodes of one dtype along `axis` as nested selects, the first part outermost.
+
+    Of many parts, groups are put together first: an element passes a few selects per level instead of one per part."""
     if len(nodes) == 1:
         return nodes[0]
+    if len(nodes) > MOST_SELECTS:
+        size = -(-len(nodes) // MOST_SELECTS)
+        groups = [nodes[i:i + size] for i in range(0, len(nodes), size)]
+        return _select_parts([graph.contiguous(_select_parts(g, axis)) if len(g) > 1 else g[0] for g in groups], axis)
     extents = [graph.shape_of(n)[axis] for n in nodes]
     shape: Shape = (*graph.shape_of(nodes[0])[:axis], sum(extents), *graph.shape_of(nodes[0])[axis + 1:])
     rank = len(shape)

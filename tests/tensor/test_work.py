@@ -5,6 +5,7 @@ iterations of the direct loop and than the bytes of its operands and result, and
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -128,8 +129,8 @@ WORK: dict[str, Work] = {
     "unfold": square("unfold", 0, 5, 2),
     "roll": square("roll", 3, 0),
     "cat": Work(lambda n: Tensor.cat([f(n, n), f(n, n), f(5, n)], 0)),
-    # a known exception: every element passes one select per part, so the loop is over elements and parts
-    "cat of many": Work(lambda n: Tensor.cat([f(1, 8) for _ in range(n)], 0), lambda n: 8 * n * n, each=1),
+    # a few selects per level of groups: elements × log(parts), where a loop that copies part by part would do with elements
+    "cat of many": Work(lambda n: Tensor.cat([f(1, 8) for _ in range(n)], 0), lambda n: int(8 * n * math.log2(n)), each=3),
     "stack": Work(lambda n: Tensor.stack([f(n, n), f(n, n)], 1)),
     "split": Work(lambda n: f(n, n).split(n // 3)),
     "chunk": Work(lambda n: f(n, n).chunk(3)),
