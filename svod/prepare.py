@@ -25,7 +25,7 @@ from svod.core.kernel import Kernel
 from svod.core.schedule import Schedule, create_schedule
 from svod.core.target import Target
 from svod.core.uop import Ops, UOp
-from svod.errors import ScheduleError, UnsupportedError
+from svod.errors import ConfigError, ScheduleError, UnsupportedError
 from svod.optimize import Choice, Compiled, Compiler, choose, compile_all, compiler_for
 from svod.outline import BufferSpec, Call, Outline, build_plan
 from svod.tensor.realize import constant_value, replace_nodes
@@ -58,6 +58,9 @@ def prepare_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None) -> 
     Raises ScheduleError when nothing is given."""
     if not tensors:
         raise ScheduleError("prepare needs at least one tensor")
+    if config is not None and not isinstance(config, PrepareConfig):
+        raise ConfigError(f"prepare takes a PrepareConfig, got {type(config).__name__}; for a search: "
+                          "PrepareConfig(beam=BeamConfig(width=4))")
     prepared = prepare_graph([t.uop for t in tensors], config.in_environment() if config is not None else PrepareConfig.from_env())
     prepared.attach(tensors)
     made = [buffer_of(prepared.nodes[i]) for i in dict.fromkeys(prepared.outline.outputs) if prepared.is_new(i)]

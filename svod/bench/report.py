@@ -10,8 +10,6 @@ The page needs no network and no script: scripts only make tables sortable and o
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -25,6 +23,7 @@ from svod.bench.report_data import Overview, Tuning, overview
 from svod.bench.report_parts import kernel_title, over_best_peer, over_heuristic, peer_names
 from svod.bench.results import CaseResult, Run
 from svod.bench.summary import ALL, BEST_PEER, group_results
+from svod.core.files import write_text
 from svod.errors import ConfigError
 
 NO_DATA = (
@@ -37,10 +36,7 @@ def write_report(runs: Sequence[Run], tuning: Tuning | None, path: Path, *, now:
     """Write the report of `runs` and of what a tuning database knows (`svod.report_source.read_tuning`), either of which may be missing; a
     reader sees the old file or the whole new one. Raises ConfigError when there is nothing to show, OSError."""
     text = render_html(runs, tuning, now=now)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)  # temporary files are private
-    os.replace(file.name, path)
+    write_text(path, text)
 
 
 def has_data(runs: Sequence[Run], tuning: Tuning | None) -> bool:

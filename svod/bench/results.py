@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from svod.bench.ceilings import Ceilings
+from svod.core.files import write_text
 from svod.errors import FormatError
 
 FORMAT, VERSION = "svod-bench", 1
@@ -230,10 +229,7 @@ def run_to_json(run: Run) -> dict[str, Any]:
 def write_run(path: Path, run: Run) -> None:
     """Write a run; a reader sees the old file or the whole new one. Raises OSError."""
     text = json.dumps(run_to_json(run), indent=1, ensure_ascii=False, allow_nan=False)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
-        file.write(text + "\n")
-    os.chmod(file.name, 0o644)      # temporary files are private
-    os.replace(file.name, path)
+    write_text(path, text + "\n")
 
 
 def read_run(path: Path) -> Run:

@@ -9,7 +9,6 @@ back, so that everything ends within the budget and 15 s.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -32,6 +31,7 @@ from svod.cli.script import IDLE_SECONDS, ScriptEnd, run_script
 from svod.cli.survey import Row, compile_heuristics, decide, pick_target, rate_of, survey
 from svod.cli.tune_command import TuneOptions, say
 from svod.compile.host import host_target
+from svod.core.files import write_text
 from svod.core.target import Target
 from svod.errors import SvodError, TuneError
 from svod.optimize import Compiler, choose, compile_all, compiler_for
@@ -422,9 +422,7 @@ class _Run:
             print(text)
             return
         try:
-            partial = f"{path}.part"
-            Path(partial).write_text(text + "\n", encoding="utf-8")
-            os.replace(partial, path)
+            write_text(Path(path), text + "\n")
         except OSError as e:
             say(f"svod-tune: {path} cannot be written: {e.strerror or e}")
 

@@ -6,12 +6,11 @@ version is refused as a whole. The file is data: nothing in it is executed, unpi
 """
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from svod.core.files import write_text
 from svod.errors import DatabaseError
 from svod.tune.db.records import Record, RecordError, canonical, parse_json, record_from_json
 
@@ -35,17 +34,7 @@ def write_records(path: Path, records: Iterable[Record]) -> int:
     targets = sorted({t for r in records if isinstance(t := getattr(r, "target", None), str)})
     header = canonical({"format": FORMAT, "version": FORMAT_VERSION, "targets": targets})
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
-            f.writelines(line + "\n" for line in (header, *(text for _, text in lines)))
-            f.flush()
-            os.fsync(f.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp made it private; this file is made to be handed on
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_text(path, "".join(line + "\n" for line in (header, *(text for _, text in lines))))
     return len(lines)
 
 
