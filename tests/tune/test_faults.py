@@ -137,6 +137,11 @@ def mixed(c: Candidate) -> str:
     return {3: "timeout", 7: "crash", 11: "error"}.get(c.digest[0] % 16, "") if c.origin is not Origin.HEURISTIC else ""
 
 
+def often(c: Candidate) -> str:
+    """The same for half of the candidates, so that a slow machine meets each kind too."""
+    return {1: "timeout", 3: "crash", 5: "error"}.get(c.digest[0] % 6, "") if c.origin is not Origin.HEURISTIC else ""
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("workers", ["local:1", pytest.param("ray:1", marks=pytest.mark.ray)])
 def test_candidates_that_hang_crash_and_raise_in_one_search(workers: str) -> None:
@@ -147,7 +152,7 @@ def test_candidates_that_hang_crash_and_raise_in_one_search(workers: str) -> Non
     config = BeamConfig(width=2, round_size=10)
     with make_executor(workers, start_deadline=60.0, say=said.append) as executor, TuningDB.open(":none:") as db:
         def laboratory(kernel: Kernel) -> FaultyLaboratory:
-            labs.append(FaultyLaboratory(kernel, executor, config, mixed))
+            labs.append(FaultyLaboratory(kernel, executor, config, often))
             return labs[-1]
         session = TuneSession([KernelTask(KERNEL)], TARGET, executor=executor, db=db, config=config, budget=ModelBudget(15.0),
                               laboratory=laboratory)
@@ -158,7 +163,7 @@ def test_candidates_that_hang_crash_and_raise_in_one_search(workers: str) -> Non
     faulty = set().union(*planted_in.values())
     assert found.verified and found.linear not in faulty
     for fault in ("timeout", "crash", "error"):
-        recorded = [rows[linear] for linear in planted_in[fault] if linear in rows]
+        recorded = [rows[linear] for linear in planted_in.get(fault, ()) if linear in rows]
         assert recorded, f"no {fault} was recorded"
         # writing the traceback of a crash may take longer than the first run is allowed
         assert {m.status for m in recorded} <= ({"crash", "timeout"} if fault == "crash" else {fault})
