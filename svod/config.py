@@ -222,7 +222,8 @@ class PrepareConfig(_Config):
     lock: str | None = _option("SVOD_LOCK", None, _PATH, "a lock file: nothing else is consulted, searched or written")
     constants: str = _option("SVOD_CONSTANTS", "auto", _choice("auto", "none"),
                              "auto: what a function under svod.jit closes over are weights of its plan; none: nothing is")
-    memory_planner: bool = _option("SVOD_MEMORY_PLANNER", True, _SWITCH, "share memory between buffers that do not live at the same time")
+    memory_planner: str = _option("SVOD_MEMORY_PLANNER", "arena", _choice("arena", "remap", "disabled"),
+                                  "how intermediates share memory: packed into one arena, slots of equal size, or not at all")
     disable_schedule_cache: bool = _option("SVOD_DISABLE_SCHEDULE_CACHE", False, _SWITCH,
                                            "cut and analyse the kernels of every graph anew, whatever this process has seen before")
     opt_cache_max: int = _option("SVOD_OPT_CACHE_MAX", 4096, _integer(0), "compiled kernels kept in memory; 0: none")

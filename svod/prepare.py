@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from svod.compile.host import host_target
 from svod.compile.plan import BufferKind, ExecutionPlan
+from svod.compile.planner import PlannerMode
 from svod.compile.runtime import runtime
 from svod.config import PrepareConfig
 from svod.core import graph
@@ -120,8 +121,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     if overwritten:
         refuse_shared_memory({i: span_of(a) for i, a in enumerate(arrays) if a is not None}, overwritten)
     compiled = compile_outline(outline, target, config)
-    plan = build_plan(outline, compiled, arrays, threads=target.threads,
-                      planner="arena" if config.memory_planner else "disabled")
+    plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner))
     plan.keep = nodes  # type: ignore[attr-defined]  # the plan's addresses are valid while its buffers live
     if config.capture is not None and outline.calls:
         from svod import capture

@@ -23,7 +23,6 @@ import numpy as np
 
 from svod.compile import runtime as rt
 from svod.compile.codegen import LoadedProgram
-from svod.compile.planner import Arena as Placement
 from svod.compile.planner import PlannerMode, plan_memory
 from svod.compile.pool import Arena, Pool, fit_launch
 from svod.compile.program import ProgramSpec
@@ -42,6 +41,17 @@ class PlanBuffer:
     nbytes: int
     kind: BufferKind
     array: np.ndarray[Any, Any] | None = None
+
+
+@dataclass(frozen=True)
+class PlanMemory:
+    """Bytes that a plan allocates. `shared`: intermediates and temporaries of one run, as the planner placed them; its peak. `lower_bound`:
+    the largest sum of those that are alive at one level. `kept`: what stays from run to run (weights in the order that a kernel wants)."""
+
+    mode: PlannerMode
+    shared: int
+    lower_bound: int
+    kept: int
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,6 @@ class ExecutionPlan:
         self._scratch_bytes = max((phase.scratch_bytes for k in self.kernels for phase in k.spec.phases), default=0)
         if self.threads > 1:
             self._pool.prepare(self._scratch_bytes)
-        self.memory_bytes = 0               # of intermediates and temporaries
         self._addresses = self._allocate(planner)
         self._lay_out()
         self.prepare_seconds = self._run_once_phases()
@@ -245,8 +254,8 @@ class ExecutionPlan:
         sizes: dict[int, int] = {}
         first: dict[int, int] = {}
         last: dict[int, int] = {}
+        kept: dict[int, int] = {}           # what a once phase leaves there must survive every run
         end = len(self.buffers)
-        owned: set[int] = set()
         for level, group in enumerate(_levels(self.kernels)):
             for i in group:
                 kernel = self.kernels[i]
@@ -257,19 +266,21 @@ class ExecutionPlan:
                         last[index] = level
                 once = any(phase.once for phase in kernel.spec.phases)
                 for size in kernel.spec.temps:
-                    sizes[end], first[end], last[end] = size, level, level
-                    if once:            # what a once phase left there must survive every run
-                        owned.add(end)
+                    if once:
+                        kept[end] = size
+                    else:
+                        sizes[end], first[end], last[end] = size, level, level
                     end += 1
-        for index in owned:
-            first[index], last[index] = 0, len(self.kernels)
-        placement: Placement = plan_memory(sizes, first, last, planner)
-        self.memory_bytes = placement.total
-        self._memory = Arena(placement.total, 0) if placement.total else None
-        base = self._memory.address if self._memory is not None else 0
+        shared = plan_memory(sizes, first, last, planner)
+        always = plan_memory(kept, dict.fromkeys(kept, 0), dict.fromkeys(kept, 0), "disabled")
+        self.memory = PlanMemory(planner, shared.total, shared.lower_bound, always.total)
         addresses = [_address_of(b.array) if b.array is not None else 0 for b in self.buffers] + [0] * (end - len(self.buffers))
-        for index, offset in placement.offsets.items():
-            addresses[index] = base + offset
+        self._arenas: list[Arena] = []
+        for placement in (shared, always):
+            if placement.total:
+                self._arenas.append(Arena(placement.total, 0))
+                for index, offset in placement.offsets.items():
+                    addresses[index] = self._arenas[-1].address + offset
         return addresses
 
     def _lay_out(self) -> None:

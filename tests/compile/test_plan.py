@@ -51,8 +51,9 @@ def test_dead_intermediates_share_memory():
     buffers = [PlanBuffer(8 * N, "input", array(1)), *[PlanBuffer(8 * N, "intermediate")] * 6, PlanBuffer(8 * N, "output", array())]
     kernels = [kernel("affine", (i + 1, i)) for i in range(7)]
     plan = ExecutionPlan(kernels, buffers, [7])
-    assert plan.memory_bytes < 2 * (8 * N + 64)
-    assert ExecutionPlan(kernels, buffers, [7], planner="disabled").memory_bytes >= 6 * 8 * N
+    assert plan.memory.shared == plan.memory.lower_bound == 2 * (8 * N + 56) and plan.memory.kept == 0
+    apart = ExecutionPlan(kernels, buffers, [7], planner="disabled").memory
+    assert apart.shared == 6 * (8 * N + 56) and apart.lower_bound == plan.memory.lower_bound
     plan.execute()
     assert (plan.outputs[0] == 3**7 + (3**7 - 1) // 2).all()
 
@@ -87,7 +88,7 @@ def test_kernel_of_several_phases_with_a_temporary():
         plan = ExecutionPlan(kernels, buffers, [0], threads=2)
         plan.repeat(3)
         assert (out == 14).all() and (other == 14).all()
-        assert plan.memory_bytes >= 2 * 8 * N
+        assert plan.memory.shared >= 2 * 8 * N
 
         # A once phase runs while the plan is made and never again.
         code = loop_kernels.loaded("affine", "count")

@@ -18,6 +18,8 @@ def test_live_buffers_never_overlap(mode, buffers):
     first = {i: b[1] for i, b in enumerate(buffers)}
     last = {i: b[1] + b[2] for i, b in enumerate(buffers)}
     arena = plan_memory(sizes, first, last, mode)
+    live = [sum(-(-sizes[i] // ALIGNMENT) * ALIGNMENT for i in sizes if first[i] <= level <= last[i]) for level in range(20)]
+    assert arena.lower_bound == max(live) <= arena.total
     assert set(arena.offsets) == set(sizes)
     for i, offset in arena.offsets.items():
         assert offset % ALIGNMENT == 0 and offset + sizes[i] <= arena.total
@@ -43,6 +45,15 @@ def test_small_buffer_takes_the_tightest_gap():
     arena = plan_memory(sizes, {0: 0, 1: 1, 2: 0, 3: 1}, {0: 0, 1: 1, 2: 1, 3: 1})
     assert arena.total == 768
     assert arena.offsets[3] == 512
+
+
+def test_a_path_of_overlaps_reaches_the_bound():
+    # Largest first, the two of 384 bytes that are never alive together end up at 0, and of the two between one is left on top: 1024.
+    sizes, first, last = {0: 320, 1: 320, 2: 384, 3: 384}, {0: 1, 1: 2, 2: 0, 3: 3}, {0: 2, 1: 4, 2: 1, 3: 5}
+    arena = plan_memory(sizes, first, last)
+    assert arena.total == arena.lower_bound == 704
+    # all are rounded to 512, and two are alive at a time
+    assert plan_memory(sizes, first, last, "remap").total == 1024
 
 
 def test_order_of_the_mapping_does_not_matter():
