@@ -4,7 +4,6 @@ from __future__ import annotations
 from typing import NoReturn
 
 from svod.cli import run_command
-from svod.config import set_default_environment
 
 # Threads of OpenBLAS spin for 2^26 cycles after a product, some 25 ms: on a core that the next contestant needs. 2^20 are 0.4 ms, longer
 # than the gap between two runs and shorter than the pause between contestants.
@@ -13,8 +12,7 @@ OPENBLAS_SPIN = "20"
 
 def main() -> NoReturn:
     """The console script."""
-    set_default_environment(OPENBLAS_THREAD_TIMEOUT=OPENBLAS_SPIN)      # read when NumPy is imported, which is after this
-    run_command("svod-bench", "svod.cli.bench_commands")
+    run_command("svod-bench", "svod.cli.bench_commands", defaults={"OPENBLAS_THREAD_TIMEOUT": OPENBLAS_SPIN})
 
 
 if __name__ == "__main__":

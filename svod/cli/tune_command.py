@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from svod import config
-from svod.cli import program
+from svod.cli.installation import program
 
 DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0

@@ -24,7 +24,7 @@ from typing import Any
 from svod import capture, config
 from svod.bench.ceilings import Ceilings, cached_ceilings
 from svod.capture import Capture, CapturedPlan
-from svod.cli import program
+from svod.cli.installation import program
 from svod.cli.progress import make_progress
 from svod.cli.report import Outcome, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json
 from svod.cli.script import IDLE_SECONDS, ScriptEnd, run_script

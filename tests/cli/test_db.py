@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from svod import cli as guard
 from svod.cli.db_commands import cli
+from svod.cli.installation import missing_modules
 from svod.cli.tables import chain_words, seconds
 from svod.tune.db import Origin, TuningDB, layers
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
@@ -148,7 +148,22 @@ def test_without_the_extra_it_says_what_to_paste() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2 and "pip install 'svod[tune]'" in done.stderr and "no_such_module" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "click" not in guard.missing_modules(("click", "rich"))
+    assert "click" not in missing_modules(("click", "rich"))
+
+
+@pytest.mark.parametrize("where", ["while it is imported", "while it runs", "while its options are read"])
+def test_ctrl_c_is_one_line_whenever_it_comes(tmp_path: Path, where: str) -> None:
+    interrupt = "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+    (tmp_path / "slow_command.py").write_text(
+        "import os, signal, time, click\n"
+        f"def interrupt(*a):\n    {interrupt}\n"
+        f"if {where == 'while it is imported'}: interrupt()\n"
+        "@click.command()\n"
+        f"@click.option('--x', callback=interrupt if {where == 'while its options are read'} else None)\n"
+        "def cli(x): interrupt()\n")
+    done = subprocess.run([sys.executable, "-c", "from svod.cli import run_command; run_command('svod-x', 'slow_command')"],
+                          capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"})
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "svod-x: interrupted\n")
 
 
 def test_rich_tables_do_not_take_records_for_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,8 +18,9 @@ from click.testing import CliRunner
 
 from svod import capture, config
 from svod.bench.ceilings import Ceilings
-from svod.cli import program, tune_run
 from svod.cli import script as script_module
+from svod.cli import tune_run
+from svod.cli.installation import program
 from svod.cli.progress import LineProgress, LiveProgress, make_progress
 from svod.cli.report import Outcome, dry_table, kernel_table, text_table
 from svod.cli.script import processes_with, run_script
