@@ -15,7 +15,8 @@ import numpy as np
 
 from svod.compile.codegen import LoadedProgram, compile_object
 from svod.compile.host import host_target
-from svod.compile.plan import ExecutionPlan, PlanBuffer, PreparedKernel
+from svod.compile.plan import ExecutionPlan
+from svod.compile.plan_parts import PlanBuffer, PreparedKernel
 from svod.compile.program import PhaseSpec, ProgramSpec
 from svod.core.dtype import dtypes
 

@@ -35,7 +35,7 @@ from types import TracebackType
 from typing import Any, Protocol, get_args
 
 from svod.compile.host import host_target
-from svod.compile.plan import BufferKind
+from svod.compile.plan_parts import BufferKind
 from svod.core.dtype import BY_NAME, dtypes
 from svod.core.family import family_key
 from svod.core.forksafe import remake_after_fork

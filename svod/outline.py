@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from svod.compile.plan import BufferKind, ExecutionPlan, PlanBuffer, PreparedKernel
+from svod.compile.plan import ExecutionPlan
+from svod.compile.plan_parts import BufferKind, PlanBuffer, PreparedKernel
 from svod.compile.planner import PlannerMode
 from svod.core.buffer import aligned_empty
 from svod.core.dtype import DType

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from svod.compile.host import host_target
-from svod.compile.plan import BufferKind, ExecutionPlan
+from svod.compile.plan import ExecutionPlan
+from svod.compile.plan_parts import BufferKind
 from svod.compile.planner import PlannerMode
 from svod.compile.runtime import runtime
 from svod.config import PrepareConfig

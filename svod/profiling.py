@@ -24,7 +24,8 @@ from typing import Any
 from svod.bench.ceilings import Ceilings, cached_ceilings
 from svod.bench.timer import Clock
 from svod.compile.host import host_target
-from svod.compile.plan import ExecutionPlan, PreparedKernel
+from svod.compile.plan import ExecutionPlan
+from svod.compile.plan_parts import PreparedKernel
 from svod.config import data_dir
 from svod.core.dtype import DType, dtypes
 from svod.core.estimate import Estimate

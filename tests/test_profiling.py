@@ -11,7 +11,7 @@ import pytest
 
 import svod
 from svod import Tensor
-from svod.compile.plan import PreparedKernel
+from svod.compile.plan_parts import PreparedKernel
 from svod.compile.program import PhaseSpec, ProgramSpec
 from svod.core.dtype import dtypes
 from svod.core.estimate import Estimate

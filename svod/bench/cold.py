@@ -15,7 +15,8 @@ import numpy as np
 
 from svod.bench.timer import Contestant
 from svod.compile.codegen import LoadedProgram
-from svod.compile.plan import ExecutionPlan, PlanBuffer, PreparedKernel
+from svod.compile.plan import ExecutionPlan
+from svod.compile.plan_parts import PlanBuffer, PreparedKernel
 from svod.compile.program import ProgramSpec
 
 MAX_COPIES = 1024       # an operand below 2·L3/1024 then stays in the last-level cache; it is cold in the others

@@ -16,31 +16,20 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from svod.compile import runtime as rt
 from svod.compile.codegen import LoadedProgram
+from svod.compile.plan_parts import BufferKind, PlanBuffer, PreparedKernel, address_of, check_array, check_plan, levels_of, written_by
 from svod.compile.planner import PlannerMode, plan_memory
 from svod.compile.pool import Arena, Pool, fit_launch
 from svod.compile.program import ProgramSpec
 from svod.core.buffer import Buffer
 from svod.errors import LaunchError
 
-BufferKind = Literal["input", "output", "constant", "intermediate"]
 _HEADER, _LAUNCH = rt.PLAN_BYTES // 8, rt.LAUNCH_BYTES // 8     # in words
-
-
-@dataclass(frozen=True)
-class PlanBuffer:
-    """A buffer of the plan: `array` is its memory, C-contiguous. Intermediates have none (the memory planner places them); an input may
-    have none and then must be bound before the first run."""
-
-    nbytes: int
-    kind: BufferKind
-    array: np.ndarray[Any, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,27 +41,6 @@ class PlanMemory:
     shared: int
     lower_bound: int
     kept: int
-
-
-@dataclass(frozen=True)
-class PreparedKernel:
-    """A compiled program, what it is applied to, and what people want to know about it."""
-
-    spec: ProgramSpec
-    loaded: LoadedProgram               # addresses by phase
-    buffers: tuple[int, ...]            # per slot of spec.params: index into the plan's buffers
-    name: str = ""
-    key: str = ""                       # kernel key of the tuning database
-    opts: tuple[Any, ...] = ()          # the chain, as plain data
-    opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending
-    why: str = ""
-    origin: str = ""                    # module path or file:line
-    estimate: Any = None                # flops and bytes of one run
-    level: int | None = None            # kernels of one level are independent; None: a level of its own
-
-    @property
-    def single_core(self) -> bool:
-        return all(phase.threads <= 1 for phase in self.spec.phases)
 
 
 class ExecutionPlan:
@@ -92,9 +60,9 @@ class ExecutionPlan:
         self._native = rt.runtime()
         self._run = self._native.run_plan
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}      # bound later; kept alive here
-        _check(self.kernels, self.buffers)
+        check_plan(self.kernels, self.buffers)
         wanted = max((phase.threads for k in self.kernels for phase in k.spec.phases), default=1)
-        if any(len(g) > 1 for g in _levels(self.kernels)):
+        if any(len(g) > 1 for g in levels_of(self.kernels)):
             wanted = max(wanted, threads or os.cpu_count() or 1)
         self.threads = max(1, wanted if threads is None else min(wanted, threads))
         self._pool = Pool.get(self.threads)
@@ -211,8 +179,8 @@ class ExecutionPlan:
     def bind_array(self, buffer: int, array: np.ndarray[Any, Any]) -> None:
         """Use `array` for an input or output: C-contiguous, of at least the buffer's bytes. Raises LaunchError."""
         with self.lock:
-            _check_array(buffer, array, self.buffers[buffer].nbytes, any(buffer in _written(k) for k in self.kernels))
-            self.bind(buffer, _address_of(array))
+            check_array(buffer, array, self.buffers[buffer].nbytes, any(buffer in written_by(k) for k in self.kernels))
+            self.bind(buffer, address_of(array))
             self._arrays[buffer] = array
 
     def set_variables(self, values: Mapping[str, int]) -> None:
@@ -256,7 +224,7 @@ class ExecutionPlan:
         last: dict[int, int] = {}
         kept: dict[int, int] = {}           # what a once phase leaves there must survive every run
         end = len(self.buffers)
-        for level, group in enumerate(_levels(self.kernels)):
+        for level, group in enumerate(levels_of(self.kernels)):
             for i in group:
                 kernel = self.kernels[i]
                 for index in kernel.buffers:
@@ -274,7 +242,7 @@ class ExecutionPlan:
         shared = plan_memory(sizes, first, last, planner)
         always = plan_memory(kept, dict.fromkeys(kept, 0), dict.fromkeys(kept, 0), "disabled")
         self.memory = PlanMemory(planner, shared.total, shared.lower_bound, always.total)
-        addresses = [_address_of(b.array) if b.array is not None else 0 for b in self.buffers] + [0] * (end - len(self.buffers))
+        addresses = [address_of(b.array) if b.array is not None else 0 for b in self.buffers] + [0] * (end - len(self.buffers))
         self._arenas: list[Arena] = []
         for placement in (shared, always):
             if placement.total:
@@ -286,7 +254,7 @@ class ExecutionPlan:
     def _lay_out(self) -> None:
         kernels = self.kernels
         records = sum(len(k.spec.phases) for k in kernels)
-        groups = _levels(kernels)
+        groups = levels_of(kernels)
         # Launches: the records once more in order of level, some of them behind a group record each.
         parallel = [[i for i in group if kernels[i].single_core] if self.threads > 1 else [] for group in groups]
         parallel = [p if len(p) > 1 else [] for p in parallel]
@@ -294,9 +262,9 @@ class ExecutionPlan:
         args_at = _HEADER + _LAUNCH * (2 * records + inner + len(groups))
         vars_at = args_at + sum(len(k.spec.params) + len(k.spec.temps) for k in kernels)
         block = np.zeros(vars_at + sum(len(k.spec.variables) for k in kernels) + 8, np.int64)
-        skip = -_address_of(block) % 64 // 8
+        skip = -address_of(block) % 64 // 8
         self._block = block[skip:]
-        self._base = base = _address_of(self._block)
+        self._base = base = address_of(self._block)
         self._words = words = self._block.data
         words[2] = self._pool.address if self.threads > 1 else 0
 
@@ -392,65 +360,6 @@ class ExecutionPlan:
                     ran = True
         self._unbound, self._unset = unbound, unset
         return time.perf_counter() - start if ran else 0.0
-
-
-def _levels(kernels: Sequence[PreparedKernel]) -> list[list[int]]:
-    """Kernel numbers by level, in order."""
-    keyed = [(("own", i) if k.level is None else ("level", k.level), i) for i, k in enumerate(kernels)]
-    return [[i for _, i in group] for _, group in groupby(keyed, key=lambda item: item[0])]
-
-
-def _written(kernel: PreparedKernel) -> set[int]:
-    return {kernel.buffers[slot] for slot in kernel.spec.outs}
-
-
-def _check(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:
-    last_level = -1
-    written: set[int] = set()
-    for kernel in kernels:
-        spec, name = kernel.spec, kernel.name or kernel.spec.name
-        if kernel.level is not None:
-            if kernel.level < last_level:
-                raise LaunchError(f"kernel {name} of level {kernel.level} comes after one of level {last_level}; order them by level")
-            last_level = kernel.level
-        if len(kernel.buffers) != len(spec.params):
-            raise LaunchError(f"kernel {name} takes {len(spec.params)} buffers and was given {len(kernel.buffers)}")
-        if any(later.once and not phase.once for phase, later in pairwise(spec.phases)):
-            raise LaunchError(f"kernel {name}: phases that run once must come before the others")
-        if len(kernel.loaded.addresses) != len(spec.phases) or 0 in kernel.loaded.addresses:
-            raise LaunchError(f"kernel {name} has {len(spec.phases)} phases; its code has the addresses {kernel.loaded.addresses}")
-        for slot, index in enumerate(kernel.buffers):
-            if not 0 <= index < len(buffers):
-                raise LaunchError(f"kernel {name}, slot {slot}: buffer {index} was asked for; the plan has {len(buffers)}")
-            dtype, size = spec.params[slot]
-            if buffers[index].nbytes < size * dtype.itemsize:
-                raise LaunchError(f"kernel {name}, slot {slot}: {size} elements of {dtype.name} need {size * dtype.itemsize} bytes; buffer "
-                                  f"{index} has {buffers[index].nbytes}")
-        for index in _written(kernel):
-            if buffers[index].kind == "constant":
-                raise LaunchError(f"kernel {name} writes buffer {index}, a constant of the plan")
-            written.add(index)
-    for index, buffer in enumerate(buffers):
-        if buffer.kind not in get_args(BufferKind):
-            raise LaunchError(f"buffer {index}: kind {buffer.kind!r} is not known; use one of {', '.join(get_args(BufferKind))}")
-        if buffer.array is not None:
-            _check_array(index, buffer.array, buffer.nbytes, index in written)
-        elif buffer.kind in ("output", "constant"):
-            raise LaunchError(f"buffer {index} is {buffer.kind} and has no array")
-
-
-def _check_array(index: int, array: np.ndarray[Any, Any], nbytes: int, written: bool) -> None:
-    what = f"the array of shape {array.shape} and type {array.dtype}"
-    if not array.flags.c_contiguous:
-        raise LaunchError(f"buffer {index}: {what} has strides {array.strides} and is not C-contiguous; copy it first")
-    if array.nbytes < nbytes:
-        raise LaunchError(f"buffer {index} needs {nbytes} bytes; {what} has {array.nbytes}")
-    if written and not array.flags.writeable:
-        raise LaunchError(f"buffer {index} is written by the plan; {what} is read-only")
-
-
-def _address_of(array: np.ndarray[Any, Any]) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 _plans: weakref.WeakSet[ExecutionPlan] = weakref.WeakSet()

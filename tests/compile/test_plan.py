@@ -5,7 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from svod.compile.plan import ExecutionPlan, PlanBuffer, PreparedKernel
+from svod.compile.plan import ExecutionPlan
+from svod.compile.plan_parts import PlanBuffer, PreparedKernel
 from svod.compile.pool import Pool
 from svod.compile.program import PhaseSpec, ProgramSpec
 from svod.core.dtype import dtypes
@@ -221,6 +222,25 @@ def test_refusals():
         plan.bind(5, 0)
     with pytest.raises(LaunchError, match="needs 776 bytes"):
         plan.bind_array(1, array(n=3))
+
+
+def test_kernels_of_a_level_leave_each_others_memory_alone():
+    shared = array(n=2 * N)
+    buffers = [PlanBuffer(8 * N, "output", array()), PlanBuffer(8 * N, "output", array()), PlanBuffer(8 * N, "input", array()),
+               PlanBuffer(8 * N, "output", shared[:N]), PlanBuffer(8 * N, "input", shared[N - 1:-1]), PlanBuffer(8 * N, "intermediate")]
+
+    def plan(*kernels):
+        return ExecutionPlan([kernel("affine", buffers, level=level) for *buffers, level in kernels], buffers)
+
+    for what, *kernels in [("buffer 0", (0, 2, 0), (0, 2, 0)), ("buffer 0", (0, 2, 0), (1, 0, 0)), ("buffer 0", (1, 0, 0), (0, 2, 0)),
+                           ("the memory under buffers 3 and 4", (3, 2, 0), (0, 4, 0)),
+                           ("the memory under buffers 3 and 4", (0, 4, 1), (3, 2, 1))]:
+        with pytest.raises(LaunchError, match=f"share level . and {what}, which the first writes"):
+            plan(*kernels)
+    with pytest.raises(LaunchError, match="reads buffer 5, an intermediate that no kernel before it writes"):
+        plan((0, 5, 0), (5, 2, 1))
+    for kernels in [((0, 2, 0), (1, 2, 0)), ((0, 2, 0), (1, 0, 1)), ((3, 4, 0), (0, 2, 0)), ((3, 2, 0), (0, 4, 1)), ((0, 0, 0), (1, 2, 0))]:
+        plan(*kernels)      # one buffer read by both, an order, memory shared inside one kernel
 
 
 def test_a_single_core_plan_makes_no_threads():

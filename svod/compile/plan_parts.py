@@ -1,0 +1,164 @@
+"""What an `ExecutionPlan` is made of, and what it refuses.
+
+    PlanBuffer(nbytes, kind, array)   PreparedKernel(spec, loaded code, buffers by slot, level)
+
+Kernels of one level run at the same time, so none of them may write what another reads or writes: neither the same buffer nor memory that
+lies under both. Who gives kernels their levels (`svod.outline`) follows the schedule's dependencies; a plan checks it once more, because
+a wrong level shows as a wrong number now and then.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from svod.compile.codegen import LoadedProgram
+from svod.compile.program import ProgramSpec
+from svod.errors import LaunchError
+
+BufferKind = Literal["input", "output", "constant", "intermediate"]
+
+
+@dataclass(frozen=True)
+class PlanBuffer:
+    """A buffer of the plan: `array` is its memory, C-contiguous. Intermediates have none (the memory planner places them); an input may
+    have none and then must be bound before the first run."""
+
+    nbytes: int
+    kind: BufferKind
+    array: np.ndarray[Any, Any] | None = None
+
+
+@dataclass(frozen=True)
+class PreparedKernel:
+    """A compiled program, what it is applied to, and what people want to know about it."""
+
+    spec: ProgramSpec
+    loaded: LoadedProgram               # addresses by phase
+    buffers: tuple[int, ...]            # per slot of spec.params: index into the plan's buffers
+    name: str = ""
+    key: str = ""                       # kernel key of the tuning database
+    opts: tuple[Any, ...] = ()          # the chain, as plain data
+    opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending
+    why: str = ""
+    origin: str = ""                    # module path or file:line
+    estimate: Any = None                # flops and bytes of one run
+    level: int | None = None            # kernels of one level are independent; None: a level of its own
+
+    @property
+    def single_core(self) -> bool:
+        return all(phase.threads <= 1 for phase in self.spec.phases)
+
+
+def levels_of(kernels: Sequence[PreparedKernel]) -> list[list[int]]:
+    """Kernel numbers by level, in order."""
+    keyed = [(("own", i) if k.level is None else ("level", k.level), i) for i, k in enumerate(kernels)]
+    return [[i for _, i in group] for _, group in groupby(keyed, key=lambda item: item[0])]
+
+
+def written_by(kernel: PreparedKernel) -> set[int]:
+    return {kernel.buffers[slot] for slot in kernel.spec.outs}
+
+
+def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:
+    """Raise LaunchError for kernels and buffers that do not fit together, and for levels whose kernels are not independent."""
+    last_level = -1
+    written: set[int] = set()
+    for kernel in kernels:
+        spec, name = kernel.spec, _name(kernel)
+        if kernel.level is not None:
+            if kernel.level < last_level:
+                raise LaunchError(f"kernel {name} of level {kernel.level} comes after one of level {last_level}; order them by level")
+            last_level = kernel.level
+        if len(kernel.buffers) != len(spec.params):
+            raise LaunchError(f"kernel {name} takes {len(spec.params)} buffers and was given {len(kernel.buffers)}")
+        if any(later.once and not phase.once for phase, later in pairwise(spec.phases)):
+            raise LaunchError(f"kernel {name}: phases that run once must come before the others")
+        if len(kernel.loaded.addresses) != len(spec.phases) or 0 in kernel.loaded.addresses:
+            raise LaunchError(f"kernel {name} has {len(spec.phases)} phases; its code has the addresses {kernel.loaded.addresses}")
+        for slot, index in enumerate(kernel.buffers):
+            if not 0 <= index < len(buffers):
+                raise LaunchError(f"kernel {name}, slot {slot}: buffer {index} was asked for; the plan has {len(buffers)}")
+            dtype, size = spec.params[slot]
+            if buffers[index].nbytes < size * dtype.itemsize:
+                raise LaunchError(f"kernel {name}, slot {slot}: {size} elements of {dtype.name} need {size * dtype.itemsize} bytes; buffer "
+                                  f"{index} has {buffers[index].nbytes}")
+        for index in written_by(kernel):
+            if buffers[index].kind == "constant":
+                raise LaunchError(f"kernel {name} writes buffer {index}, a constant of the plan")
+            written.add(index)
+    for index, buffer in enumerate(buffers):
+        if buffer.kind not in get_args(BufferKind):
+            raise LaunchError(f"buffer {index}: kind {buffer.kind!r} is not known; use one of {', '.join(get_args(BufferKind))}")
+        if buffer.array is not None:
+            check_array(index, buffer.array, buffer.nbytes, index in written)
+        elif buffer.kind in ("output", "constant"):
+            raise LaunchError(f"buffer {index} is {buffer.kind} and has no array")
+    _check_order(kernels, buffers)
+
+
+def _check_order(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:
+    """Intermediates are written before they are read, and kernels of a level leave each other's buffers alone."""
+    written: set[int] = set()
+    for group in levels_of(kernels):
+        writer: dict[int, int] = {}
+        for i in group:
+            for index in written_by(kernels[i]):
+                if index in writer:
+                    raise _conflict(kernels, writer[index], i, f"buffer {index}")
+                writer[index] = i
+        users: dict[int, set[int]] = {}
+        for i in group:
+            outs = written_by(kernels[i])
+            for index in kernels[i].buffers:
+                if writer.get(index, i) != i:
+                    raise _conflict(kernels, writer[index], i, f"buffer {index}")
+                if index not in outs and index not in written and buffers[index].kind == "intermediate":
+                    raise LaunchError(f"kernel {_name(kernels[i])} reads buffer {index}, an intermediate that no kernel before it writes")
+                users.setdefault(index, set()).add(i)
+        written.update(writer)
+        if len(group) > 1:
+            _check_overlap(kernels, buffers, users, writer)
+
+
+def _check_overlap(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], users: Mapping[int, set[int]],
+                   writer: Mapping[int, int]) -> None:
+    """As above for buffers that are not the same and lie over the same memory: by address, each against those that begin before it ends."""
+    spans = sorted((address_of(a), address_of(a) + buffers[index].nbytes, index) for index in users
+                   if (a := buffers[index].array) is not None and buffers[index].nbytes)
+    reaching: list[tuple[int, int]] = []        # (end, buffer) of those before that end later than this one begins
+    for start, end, index in spans:
+        reaching = [r for r in reaching if r[0] > start]
+        for _, other in reaching:
+            apart = users[other] ^ users[index] or len(users[index]) > 1
+            if apart and (index in writer or other in writer):
+                first, second = (other, index) if other in writer else (index, other)
+                reader = next(iter(users[second] - {writer[first]}), writer[first])
+                raise _conflict(kernels, writer[first], reader, f"the memory under buffers {first} and {second}")
+        reaching.append((end, index))
+
+
+def _conflict(kernels: Sequence[PreparedKernel], writer: int, other: int, what: str) -> LaunchError:
+    return LaunchError(f"kernels {_name(kernels[writer])} and {_name(kernels[other])} share level {kernels[writer].level} and {what}, "
+                       "which the first writes; kernels of one level run at the same time: give them different levels")
+
+
+def _name(kernel: PreparedKernel) -> str:
+    return kernel.name or kernel.spec.name
+
+
+def check_array(index: int, array: np.ndarray[Any, Any], nbytes: int, written: bool) -> None:
+    what = f"the array of shape {array.shape} and type {array.dtype}"
+    if not array.flags.c_contiguous:
+        raise LaunchError(f"buffer {index}: {what} has strides {array.strides} and is not C-contiguous; copy it first")
+    if array.nbytes < nbytes:
+        raise LaunchError(f"buffer {index} needs {nbytes} bytes; {what} has {array.nbytes}")
+    if written and not array.flags.writeable:
+        raise LaunchError(f"buffer {index} is written by the plan; {what} is read-only")
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
