@@ -123,6 +123,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         refuse_shared_memory({i: span_of(a) for i, a in enumerate(arrays) if a is not None}, overwritten)
     compiled = compile_outline(outline, target, config)
     plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner))
+    plan.carried = overwritten
     plan.keep = nodes  # type: ignore[attr-defined]  # the plan's addresses are valid while its buffers live
     if config.capture is not None and outline.calls:
         from svod import capture

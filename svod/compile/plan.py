@@ -44,23 +44,29 @@ class PlanMemory:
 
 
 class ExecutionPlan:
-    """Run with `execute`. One run at a time: concurrent calls wait for each other, as the plan owns its intermediates. Two plans
-    may run at the same time. Raises LaunchError for buffers, variables and symbols that do not fit the programs."""
+    """Run with `execute`. One run at a time: concurrent calls wait for each other, as the plan owns its intermediates and its outputs; who
+    shares a plan between threads holds `lock` from binding to reading. Two plans may run at the same time. Raises LaunchError for
+    buffers, variables and symbols that do not fit the programs."""
 
     def __init__(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], outputs: Sequence[int] = (), *,
                  threads: int | None = None, planner: PlannerMode = "arena") -> None:
         self.kernels = tuple(kernels)
         self.buffers = tuple(buffers)
         self.lock = threading.RLock()       # hold it to bind and execute as one step
-        self.outputs = tuple(self._output(i) for i in outputs)
+        self._outputs = tuple(outputs)
         self._failure: str | None = None    # why the plan refuses to run
         self._running = False
+        self.carried: frozenset[int] = frozenset()      # buffers whose content is the state that a run starts from and changes
+        self._released = False              # the memory of intermediates was given back
         self._closed: list[tuple[Buffer, np.ndarray[Any, Any]]] = []    # outputs not computed yet
         self.runs = 0                       # of all kernels: what a capture weighs plans by
         self._native = rt.runtime()
         self._run = self._native.run_plan
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}      # bound later; kept alive here
         check_plan(self.kernels, self.buffers)
+        for index in self._outputs:
+            if self.buffers[index].array is None:
+                raise LaunchError(f"buffer {index} is an output of the plan and has no memory")
         wanted = max((phase.threads for k in self.kernels for phase in k.spec.phases), default=1)
         if any(len(g) > 1 for g in levels_of(self.kernels)):
             wanted = max(wanted, threads or os.cpu_count() or 1)
@@ -82,6 +88,29 @@ class ExecutionPlan:
                                    for slot in range(len(arrays))]
         buffers = [PlanBuffer(array.nbytes, kind, array) for array, kind in zip(arrays, kinds, strict=True)]
         return cls([PreparedKernel(spec, loaded, tuple(range(len(arrays))), spec.name)], buffers, spec.outs, threads=threads)
+
+    @property
+    def outputs(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """The outputs' memory, flat, in the order of the tensors the plan was made for; what is bound now, rewritten by every run."""
+        return tuple(self.output_buffer(i) for i in range(len(self._outputs)))
+
+    def output_buffer(self, position: int = 0) -> np.ndarray[Any, Any]:
+        """The memory of one output, flat. Raises LaunchError for a position that the plan does not have."""
+        if not 0 <= position < len(self._outputs):
+            raise LaunchError(f"output {position} was asked for; the plan has {len(self._outputs)}")
+        index = self._outputs[position]
+        array = self._arrays.get(index, self.buffers[index].array)
+        assert array is not None
+        return array
+
+    def release_intermediate_buffers(self) -> int:
+        """Give back the memory that intermediates share, until the next run allocates it anew. Outputs, and weights that kernels keep in an
+        order of their own, stay. The number of bytes given back."""
+        with self.lock:
+            if self._shared is None:
+                return 0
+            self._shared, self._released = None, True
+            return self.memory.shared
 
     # What is run.
 
@@ -128,13 +157,25 @@ class ExecutionPlan:
             for _ in range(runs):
                 for i in range(len(best)):
                     start = time.perf_counter()
-                    self.repeat_kernel(i, 1)
+                    try:
+                        self.repeat_kernel(i, 1)
+                    except BaseException:
+                        self._failed_at(i)
+                        raise
                     best[i] = min(best[i], time.perf_counter() - start)
         return best
+
+    def _failed_at(self, kernel: int) -> None:
+        """A run was given up after `kernel` kernels: another one repairs that, unless it would start from what this one has written."""
+        changed = self.carried & {index for k in self.kernels[:kernel + 1] for index in written_by(k)}
+        if changed:
+            self.poison(f"a run stopped half-way, after buffer {min(changed)}, which runs go on from, was written")
 
     def _enter(self, records: int, count: int, repeats: int) -> None:
         if self._failure is not None or self._unbound or self._unset:
             self._refuse()
+        if self._released:
+            self._allocate_again()
         words = self._words
         words[0] = records
         words[1] = count
@@ -211,12 +252,6 @@ class ExecutionPlan:
 
     # Building the block of words.
 
-    def _output(self, index: int) -> np.ndarray[Any, Any]:
-        array = self.buffers[index].array
-        if array is None:
-            raise LaunchError(f"buffer {index} is an output of the plan and has no memory")
-        return array
-
     def _allocate(self, planner: PlannerMode) -> list[int]:
         """Address of every buffer (0: unbound), then of every temporary in order of kernel and number."""
         sizes: dict[int, int] = {}
@@ -243,13 +278,19 @@ class ExecutionPlan:
         always = plan_memory(kept, dict.fromkeys(kept, 0), dict.fromkeys(kept, 0), "disabled")
         self.memory = PlanMemory(planner, shared.total, shared.lower_bound, always.total)
         addresses = [address_of(b.array) if b.array is not None else 0 for b in self.buffers] + [0] * (end - len(self.buffers))
-        self._arenas: list[Arena] = []
-        for placement in (shared, always):
-            if placement.total:
-                self._arenas.append(Arena(placement.total, 0))
-                for index, offset in placement.offsets.items():
-                    addresses[index] = self._arenas[-1].address + offset
+        self._shared: Arena | None = Arena(shared.total, 0) if shared.total else None
+        self._kept = Arena(always.total, 0) if always.total else None
+        for arena, placement in ((self._shared, shared), (self._kept, always)):
+            for index, offset in placement.offsets.items():
+                addresses[index] = offset + (arena.address if arena is not None else 0)
+        self._offsets = shared.offsets
         return addresses
+
+    def _allocate_again(self) -> None:
+        arena = Arena(self.memory.shared, 0)
+        for position, offset in self._shared_at:
+            self._words[position] = arena.address + offset
+        self._shared, self._released = arena, False
 
     def _lay_out(self) -> None:
         kernels = self.kernels
@@ -269,6 +310,7 @@ class ExecutionPlan:
         words[2] = self._pool.address if self.threads > 1 else 0
 
         positions: list[list[int]] = [[] for _ in self.buffers]
+        self._shared_at: list[tuple[int, int]] = []             # words that hold an address of shared memory, and its offset there
         self._variables: dict[str, list[int]] = {}
         self._spans: list[tuple[int, int]] = []                 # per kernel: first word and number of its records
         position, temporary = _HEADER, [0] * len(kernels)
@@ -289,12 +331,12 @@ class ExecutionPlan:
                 words[position + 5] = threads
                 words[position + 6] = chunks
                 position += _LAUNCH
-            for index in kernel.buffers:
+            for index in (*kernel.buffers, *range(temporary[i], temporary[i] + len(spec.temps))):
                 words[args_at] = self._addresses[index]
-                positions[index].append(args_at)
-                args_at += 1
-            for n in range(len(spec.temps)):
-                words[args_at] = self._addresses[temporary[i] + n]
+                if index < len(positions):
+                    positions[index].append(args_at)
+                if index in self._offsets:
+                    self._shared_at.append((args_at, self._offsets[index]))
                 args_at += 1
             for name in spec.variables:
                 self._variables.setdefault(name, []).append(vars_at)

@@ -190,6 +190,59 @@ def test_a_poisoned_plan_refuses():
         plan.execute()
 
 
+def test_a_plan_stopped_half_way_refuses_when_it_changed_what_runs_start_from(monkeypatch):
+    """Kernel 0 counts x up; a run of the kernels one by one is interrupted."""
+    x, y = array(1), array()
+    buffers = [PlanBuffer(8 * N, "output", x), PlanBuffer(8 * N, "output", y)]
+    for carried, stop, refuses in [((0,), 1, True), ((0,), 0, True), ((), 1, False), ((1,), 0, False)]:
+        plan = ExecutionPlan([kernel("count", (0,)), kernel("affine", (1, 0))], buffers)
+        plan.carried = frozenset(carried)
+        run, calls = plan.repeat_kernel, []
+
+        def interrupted(i, times, calls=calls, stop=stop, run=run):
+            if i == stop:
+                raise KeyboardInterrupt
+            calls.append(i)
+            run(i, times)
+
+        monkeypatch.setattr(plan, "repeat_kernel", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            plan.profile(1)
+        assert calls == list(range(stop))
+        if refuses:
+            with pytest.raises(LaunchError, match=r"a run stopped half-way, after buffer 0, .* prepare it again"):
+                plan.execute()
+        else:
+            plan.execute()
+
+
+def test_intermediates_released_and_allocated_anew():
+    plan, y = diamond(2, (0, 1, 2))
+    plan.bind_array(0, array(1))
+    plan.execute()
+    assert plan.release_intermediate_buffers() == plan.memory.shared > 0
+    assert plan.release_intermediate_buffers() == 0
+    assert (y == 17).all()
+    for i in (2, 3):
+        plan.bind_array(0, array(i))
+        plan.execute()
+        assert (y == 12 * i + 5).all()
+    assert plan.release_intermediate_buffers() == plan.memory.shared
+
+
+def test_outputs_by_position():
+    plan, y = diamond(1, None)
+    assert plan.output_buffer() is y and plan.outputs == (y,)
+    other = array()
+    plan.bind_array(3, other)
+    plan.bind_array(0, array(1))
+    plan.execute()
+    assert plan.output_buffer(0) is other and (other == 17).all()
+    for position in (1, -1):
+        with pytest.raises(LaunchError, match=f"output {position} was asked for; the plan has 1"):
+            plan.output_buffer(position)
+
+
 def test_refusals():
     x, y = array(), array()
     read_only = array()
