@@ -109,7 +109,8 @@ class ExecutionPlan:
         with self.lock:
             if self._shared is None:
                 return 0
-            self._shared, self._released = None, True
+            self._shared = None
+            self._released = True
             return self.memory.shared
 
     # What is run.
@@ -290,7 +291,8 @@ class ExecutionPlan:
         arena = Arena(self.memory.shared, 0)
         for position, offset in self._shared_at:
             self._words[position] = arena.address + offset
-        self._shared, self._released = arena, False
+        self._shared = arena
+        self._released = False
 
     def _lay_out(self) -> None:
         kernels = self.kernels
