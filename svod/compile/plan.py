@@ -75,6 +75,7 @@ class ExecutionPlan:
         self._scratch_bytes = max((phase.scratch_bytes for k in self.kernels for phase in k.spec.phases), default=0)
         if self.threads > 1:
             self._pool.prepare(self._scratch_bytes)
+        self._shared: Arena | None = None   # the memory of intermediates and temporaries
         self._addresses = self._allocate(planner)
         self._lay_out()
         self.prepare_seconds = self._run_once_phases()
@@ -279,7 +280,7 @@ class ExecutionPlan:
         always = plan_memory(kept, dict.fromkeys(kept, 0), dict.fromkeys(kept, 0), "disabled")
         self.memory = PlanMemory(planner, shared.total, shared.lower_bound, always.total)
         addresses = [address_of(b.array) if b.array is not None else 0 for b in self.buffers] + [0] * (end - len(self.buffers))
-        self._shared: Arena | None = Arena(shared.total, 0) if shared.total else None
+        self._shared = Arena(shared.total, 0) if shared.total else None
         self._kept = Arena(always.total, 0) if always.total else None
         for arena, placement in ((self._shared, shared), (self._kept, always)):
             for index, offset in placement.offsets.items():
