@@ -24,7 +24,8 @@ from svod.core.buffer import buffer_of
 from svod.core.estimate import estimate
 from svod.core.forksafe import remake_after_fork
 from svod.core.kernel import Kernel
-from svod.core.schedule import Schedule, create_schedule
+from svod.core.schedule import Schedule
+from svod.core.schedule_cache import schedule_of
 from svod.core.target import Target
 from svod.core.uop import Ops, UOp
 from svod.errors import ConfigError, ScheduleError, UnsupportedError
@@ -104,7 +105,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     """Prepare a plan for graph nodes. BUFFERs in `constants` are weights of the plan; those in `inputs` are bound before each run.
 
     Raises ScheduleError where the plan would write memory that lies under another of its buffers as well."""
-    schedule = create_schedule(graph.sink(*outputs), constants, remember=not config.disable_schedule_cache)
+    schedule = schedule_of(graph.sink(*outputs), constants, remember=not config.disable_schedule_cache)
     target = host_target(config.threads)
     outline, buffers, numbers = make_outline(schedule, constants)
     nodes = []
