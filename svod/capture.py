@@ -38,6 +38,7 @@ from svod.compile.host import host_target
 from svod.compile.plan_parts import BufferKind
 from svod.core.dtype import BY_NAME, dtypes
 from svod.core.family import family_key
+from svod.core.files import write_text
 from svod.core.forksafe import remake_after_fork
 from svod.core.kernel import Kernel
 from svod.core.serialize import ast_to_data, data_to_ast
@@ -296,7 +297,7 @@ def write_capture(path: str | os.PathLike[str], capture: Capture) -> None:
                 known.add((line["kernel"], plan.target))
                 lines.append(line)
         lines += [plan_line(plan.outline, plan.seconds, plan.target), {"runs": plan.digest, "count": plan.runs}]
-    Path(path).write_text("".join(json.dumps(x, separators=(",", ":"), allow_nan=False) + "\n" for x in lines), encoding="utf-8")
+    write_text(Path(path), "".join(json.dumps(x, separators=(",", ":"), allow_nan=False) + "\n" for x in lines))
 
 
 class _Reader:

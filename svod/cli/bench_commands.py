@@ -14,7 +14,8 @@ from typing import Literal
 import click
 
 from svod import config
-from svod.errors import ConfigError, DatabaseError
+from svod.cli.outputs import check_output
+from svod.errors import DatabaseError
 
 INSTALL_PEERS = f"{shlex.quote(sys.executable)} -m pip install 'svod[peers]'"
 SETTLE_SECONDS = 0.5    # how long the machine is watched before a run
@@ -39,7 +40,7 @@ def ceilings(json_path: Path | None, refresh: bool) -> None:
     from svod.cli.bench_tables import print_ceilings
     from svod.compile.host import host_target
 
-    _check_writable(json_path)
+    check_output("--json", json_path)
     target = host_target()
     _warn_if_busy(target.threads)
     path = _ceilings_path()
@@ -83,7 +84,7 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
         print_table(("kernel", "what", "group", "dtype", "operands"), [(c.name, c.title, c.group, c.dtype, c.shapes) for c in cases],
                     fold=frozenset({"operands"}))
         return
-    _check_writable(json_path)
+    check_output("--json", json_path)
     target = host_target()
     _warn_if_busy(target.threads)
     found, infos = load_peers(names, target.threads)
@@ -157,6 +158,8 @@ def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool)
     from svod.report_source import read_tuning
     from svod.tune.db import TuningDB
 
+    if not markdown:
+        check_output("-o", output)
     found = [read_run(path) for path in runs]
     tuning = None
     spec = db if db is not None else config.PrepareConfig.from_env().db
@@ -169,8 +172,6 @@ def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool)
     if markdown:
         click.echo(render_markdown(found, tuning))
         return
-    if not output.absolute().parent.is_dir():
-        raise ConfigError(f"-o {output}: the directory {output.absolute().parent} does not exist; make it first")
     write_report(found, tuning, output)
     _say(f"{output} written; it opens in any browser, offline")
 
@@ -190,12 +191,6 @@ def _mode(beam: int | None, heuristic: bool, db_only: bool, fresh: bool) -> tupl
 
 def _ceilings_path() -> Path:
     return config.data_dir() / "ceilings.json"
-
-
-def _check_writable(path: Path | None) -> None:
-    """Before minutes of measuring. Raises ConfigError."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise ConfigError(f"--json {path}: the directory {path.absolute().parent} does not exist; make it first")
 
 
 def _warn_if_busy(threads: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from svod import config
+from svod.cli.outputs import check_output
 from svod.cli.tables import chain_words, print_table, seconds
 from svod.errors import DatabaseError
 from svod.tune.db import LAYER_NAMES, Kernel, Measurement, Merged, RecordError, Search, Skipped, TargetFacts, TuningDB, Verdict, origins_of
@@ -255,6 +256,7 @@ def stats(context: click.Context, as_json: bool) -> None:
 @click.pass_context
 def export(context: click.Context, output: Path, winners: bool, kernels: tuple[str, ...]) -> None:
     """Write records to a JSON Lines file that `import` reads on any machine."""
+    check_output("-o", output)
     db = _open(context)
     wanted = [_resolve_kernel(db, k) for k in kernels] if kernels else None
     count = db.export(output, wanted, winners_only=winners)

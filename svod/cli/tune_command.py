@@ -13,6 +13,8 @@ import click
 
 from svod import config
 from svod.cli.installation import program
+from svod.cli.outputs import check_output
+from svod.errors import DatabaseError
 
 DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
@@ -127,7 +129,7 @@ def first_line(options: TuneOptions) -> str:
 
 
 def check(options: TuneOptions) -> None:
-    """Raise a click.UsageError for options that do not go together or cannot be used."""
+    """Raise a click.UsageError for options that do not go together, another SvodError for those that cannot be used."""
     if options.beam < 1:
         raise click.BadParameter(f"{options.beam}: a beam of at least 1 is needed to search; to see what would be tuned use --dry-run",
                                  param_hint="--beam")
@@ -144,7 +146,14 @@ def check(options: TuneOptions) -> None:
         raise click.UsageError(f"{options.script} {found}; give the path of a Python script")
     elif not os.access(options.script, os.R_OK):
         raise click.UsageError(f"{options.script} cannot be read")
+    check_output("--json", options.json_path)
+    check_output("--capture-to", options.capture_to)
+    from svod.tune.db import layers
     from svod.tune.executor import parse_workers
+
+    problem = layers.name_problem(layers.resolve(options.db)) if options.db is not None and not options.dry_run else None
+    if problem is not None:
+        raise DatabaseError(f"--db {options.db}: {problem}")
 
     name, _ = parse_workers(options.workers)
     if options.address is not None and name != "ray":

@@ -96,6 +96,7 @@ class _Run:
         self.script: ScriptEnd | None = None
         self.result: SessionResult | None = None
         self.executor_name = ""
+        self.saved: Path | None = None              # where the results are that the database could not take
         self.seconds: dict[str, float] = {}         # from the start to the end of each phase
 
     @property
@@ -111,12 +112,16 @@ class _Run:
     def kept(self) -> str:
         """A word on what an early end leaves behind."""
         rows = self.result.rows if self.result is not None else 0
+        self._save()
+        if self.saved is not None:
+            return f"{rows} measurements are kept in {self.saved}, as the database could not be written: {self.db.problem}"
         if self.db.path is None:
             return "nothing was stored" + (f": {self.db.problem}" if self.db.problem else "")
         return f"{rows} measurements are kept in {self.db.path}" if rows else f"nothing was added to {self.db.path}"
 
     # -- the phases ---------------------------------------------------------------------------------------------------------
     def run(self) -> int:
+        self._say_database()
         captured = self.capture()
         self.seconds["capture"] = self.elapsed
         for problem in captured.problems[:MAX_PROBLEMS]:
@@ -158,6 +163,7 @@ class _Run:
         ceilings = self._corrected(ceilings, outcomes, target)
         checks = self._check_plans(captured, outcomes, target, compiler, bool(wanted))
         self.seconds["check"] = self.elapsed
+        self._save()
         status = self._status()
         self._report(outcomes, checks, target, ceilings, status)
         self._write_json(rows, outcomes, checks, target, ceilings, status)
@@ -286,7 +292,34 @@ class _Run:
             return EXIT_NOT_STORED
         return EXIT_OK
 
+    def _save(self) -> None:
+        """What the database could not take goes to a file that `svod-db import` reads: in the current directory, else among temporary
+        files."""
+        found = self.result is not None and self.result.rows > 0 and self.config.db != config.NONE
+        if not found or self.db.path is not None or self.db.store_again():
+            return
+        name = time.strftime("svod-tuned-%Y%m%d-%H%M%S.jsonl")
+        for directory in (Path.cwd(), Path(tempfile.gettempdir())):
+            try:
+                self.db.export_unstored(directory / name)
+            except OSError as e:
+                say(f"svod-tune: {directory / name} cannot be written: {e.strerror or e}")
+            else:
+                self.saved = directory / name
+                return
+
     # -- words --------------------------------------------------------------------------------------------------------------
+    def _say_database(self) -> None:
+        """Before the work: what is in the way of storing its results, or that a database is made where the user named one."""
+        if self.options.dry_run or self.config.db == config.NONE:
+            return
+        obstacle, path = self.db.obstacle(), self.db.plan.write
+        if obstacle is not None:
+            known = "the database cannot be written" if self.db.problem is not None else obstacle     # a problem was logged
+            say(f"svod-tune: warning: {known}; tuning goes on, and what it finds goes to a file that svod-db import reads")
+        elif self.config.db is not None and path is not None and not path.exists():
+            say(f"svod-tune: the results go to {path}, a new database")
+
     def _say_script_end(self, end: ScriptEnd) -> None:
         script = self.options.script
         words = {"time": f"{script} was ended after {end.seconds:.0f} s, as --capture-for asked",
@@ -371,7 +404,8 @@ class _Run:
         if self.db.path is not None:
             return [f"{self.result.rows} measurements stored in {self.db.path}"]
         if status == EXIT_NOT_STORED or self.db.problem:
-            return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}"]
+            where = f"they are in {self.saved}" if self.saved is not None else "they are lost"
+            return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}", where]
         return ["the results are not stored: the database is :none:"]
 
     def _next(self, outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]], status: int) -> list[str]:
@@ -379,6 +413,9 @@ class _Run:
         o = self.options
         if self.result is not None and self.result.interrupted:
             return ["", f"next: {o.command_line()}    # goes on where this one was ended"]
+        if status == EXIT_NOT_STORED and self.saved is not None:
+            file = shlex.quote(self.saved.name if self.saved.parent == Path.cwd() else str(self.saved))
+            return ["", f"next: {program('svod-db')} --db tuning.db import {file}    # into a database that can be written"]
         if status == EXIT_NOT_STORED:
             return ["", f"next: {o.command_line(db='tuning.db')}    # a database that can be written"]
         lines = []
@@ -412,7 +449,8 @@ class _Run:
             "plans": [plan_json(check, plan.digest, plan.outline) for plan, check in checks],
             "search": None if r is None else {"executor": self.executor_name, "candidates": r.candidates, "seconds": r.seconds,
                                               "rows": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},
-            "database": {"path": None if self.db.path is None else str(self.db.path), "problem": self.db.problem},
+            "database": {"path": None if self.db.path is None else str(self.db.path), "problem": self.db.problem,
+                         "saved": None if self.saved is None else str(self.saved)},
             "ceilings": None if ceilings is None else asdict(ceilings)})
 
     def _dump(self, content: dict[str, Any]) -> None:

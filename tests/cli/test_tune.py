@@ -4,11 +4,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +32,9 @@ from svod.cli.tune_command import TuneOptions, check, cli
 from svod.compile.codegen import CODEGEN_REVISION, COMPILER
 from svod.compile.host import host_target
 from svod.core.estimate import estimate
-from svod.errors import FormatError, TuneError
+from svod.errors import FormatError, SvodError, TuneError
 from svod.optimize import Compiler, compiler_for
-from svod.tune.db import Measurement, Search, TuningDB, Verdict, layers
+from svod.tune.db import Measurement, Search, TuningDB, Verdict, files, layers
 from svod.tune.events import BaselineTimed, Improved, KernelFinished, KernelStarted, RoundFinished, SessionStarted
 from svod.tune.executor import InlineExecutor
 from svod.tune.search import Finding
@@ -102,6 +105,25 @@ def test_bad_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "m.py").write_text("")
     done = run(*arguments)
     assert done.exit_code == 2 and said in done.output, done.output
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--json", "none/r.json"], "--json none/r.json: the directory"), (["--json", "."], "is a directory"),
+    (["--capture-to", "m.py/c.jsonl"], "--capture-to m.py/c.jsonl: the directory"), (["--db", "m.py"], "not a tuning database"),
+    (["--db", "other.db"], "not a tuning database"), (["--db", "m.py/t.db"], "is not a directory"),
+    (["--db", "x.jsonl"], "put a .db file before it"), (["--db", "m.py:t.db"], "not a tuning database"),
+])
+def test_what_cannot_be_written_is_refused_before_the_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str],
+                                                                  said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.py").write_text("open('ran', 'w')")
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("CREATE TABLE notes(x)")
+        other.commit()
+    before = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(SvodError, match=re.escape(said)):
+        CliRunner().invoke(cli, ["m.py", *arguments], catch_exceptions=False)
+    assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
 def test_options_stand_on_both_sides_and_the_rest_is_the_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,22 +439,39 @@ def test_an_interrupted_search_is_reported(tmp_path: Path, fake: type[FakeSessio
     assert done.exit_code == 130 and "nothing was added" in done.output
 
 
-@pytest.mark.parametrize("trouble", ["foreign", "directory", "none"])
-def test_databases_that_cannot_be_written(tmp_path: Path, fake: type[FakeSession], trouble: str) -> None:
+@pytest.mark.parametrize("trouble", ["foreign", "directory", "full"])
+def test_what_the_database_cannot_take_is_kept_in_a_file(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch,
+                                                          trouble: str) -> None:
     db = tmp_path / "t.db"
     if trouble == "foreign":
         db.write_bytes(b"this is no database" * 100)
     elif trouble == "directory":
         db = tmp_path / "file" / "t.db"
         (tmp_path / "file").write_text("not a directory")
-    before = db.read_bytes() if db.exists() else b""
-    done = run("--from", captured(tmp_path), "--db", ":none:" if trouble == "none" else str(db))
-    assert "whole plan" in done.output, "tuning goes on"
-    if trouble == "none":
-        assert done.exit_code == 0 and "the database is :none:" in done.output
     else:
-        assert done.exit_code == 4 and "could not be stored" in done.output and str(db) in done.output and "--db tuning.db" in done.output
-        assert (db.read_bytes() if db.exists() else b"") == before
+        def full(*a: Any, **k: Any) -> Any:
+            raise sqlite3.OperationalError("database or disk is full")
+        monkeypatch.setattr(files, "open_for_writing", full)
+        monkeypatch.setattr(files, "full_disk", lambda p: f"{p}: the disk is full, 4 KiB are left")
+    before = db.read_bytes() if db.exists() else b""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SVOD_TUNE_DB", str(db))
+    done = run("--from", captured(tmp_path))
+    assert done.exit_code == 4 and "whole plan" in done.output, "tuning goes on"
+    assert "warning: " in done.output.partition("distinct kernel")[0], "it is said before the work"
+    assert "could not be stored" in done.output and str(db) in done.output
+    assert (db.read_bytes() if db.exists() else b"") == before
+    [saved] = tmp_path.glob("svod-tuned-*.jsonl")
+    assert f"import {saved.name}" in done.output
+    monkeypatch.undo()
+    with TuningDB.open(tmp_path / "other.db") as other:
+        assert other.import_file(saved).added >= 6 and len(other.select(Measurement)) == 3
+
+
+def test_no_database_is_asked_for(tmp_path: Path, fake: type[FakeSession]) -> None:
+    done = run("--from", captured(tmp_path), "--db", ":none:")
+    assert done.exit_code == 0 and "whole plan" in done.output and "the database is :none:" in done.output
+    assert not list(tmp_path.glob("svod-tuned-*"))
 
 
 def test_without_workers(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import sqlite3
 import time
@@ -14,6 +15,8 @@ from svod.tune.db import schema
 
 BUSY_SECONDS = 30.0
 OPEN_ATTEMPTS = 8
+LEAST_FREE = 1 << 20            # bytes of disk below which a database is not begun; a search of one kernel stores some 100 KB
+SQLITE_MAGIC = b"SQLite format 3\0"
 
 #: File systems where WAL's shared memory does not work between machines, by the kernel's names.
 NETWORK_FILE_SYSTEMS = frozenset({
@@ -97,6 +100,59 @@ def open_for_reading(path: Path) -> sqlite3.Connection | None:
     if version < schema.SCHEMA_VERSION:
         return _upgraded_copy(conn)
     return conn
+
+
+def unwritable(path: Path) -> str | None:
+    """Why a database at `path` could not be made or written, as far as rights and names say; None: nothing stands in the way."""
+    existing = path
+    while not os.path.lexists(existing) and existing != existing.parent:
+        existing = existing.parent
+    if existing != path:
+        if not existing.is_dir():
+            return f"{path} cannot be made: {existing} is not a directory"
+        return None if _may_write_in(existing) else f"{path} cannot be made: the directory {existing} cannot be written"
+    if path.exists() and not path.is_file():
+        return f"{path} is no regular file"
+    if not os.access(path, os.W_OK):
+        return f"{path} is read-only"
+    # its side files are made beside it
+    return None if _may_write_in(path.parent) else f"{path} cannot be written: its directory is read-only"
+
+
+def full_disk(path: Path) -> str | None:
+    """That the disk of `path` is full, or so good as; None: it is not, or that is not known."""
+    directory = next((p for p in path.parents if p.is_dir()), path)
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError:
+        return None
+    if usage.total and usage.free < LEAST_FREE:
+        return f"{path}: the disk is full, {usage.free // 1024} KiB are left"
+    return None
+
+
+def _may_write_in(directory: Path) -> bool:
+    return os.access(directory, os.W_OK | os.X_OK)
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether `path` is a file with something in it that is no tuning database of svod. One that cannot be read counts as one of ours."""
+    try:
+        with path.open("rb") as f:
+            start = f.read(len(SQLITE_MAGIC))
+    except OSError:
+        return False
+    if start and start != SQLITE_MAGIC:
+        return True
+    try:
+        conn = open_for_reading(path)
+    except schema.ForeignDatabase:
+        return True
+    except (sqlite3.Error, OSError, schema.NewerSchema):
+        return False
+    if conn is not None:
+        conn.close()
+    return False
 
 
 def _open_uri(uri: str) -> tuple[sqlite3.Connection, int]:

@@ -64,11 +64,22 @@ def resolve(spec: str | None) -> Plan:
     rest = tuple((f, TEAM) for e in entries[1:] for f in _files_of(e))
     if first.suffix == ".jsonl":
         return Plan(None, False, ((first, TEAM), *rest, *shipped),
-                    f"{first} is the first of SVOD_TUNE_DB, the one that is written, and must be a database; put a .db file before it")
-    if first.is_dir() or not first.suffix:
+                    f"{first} comes first, where the database stands that is written, and .jsonl files are only read; put a .db file "
+                    f"before it, as in tuning.db{os.pathsep}{first.name}, or svod-db import it")
+    if first.is_dir() or not (first.suffix or first.exists()):
         others = tuple((f, TEAM) for f in _files_of(first) if f.name != FILE_NAME)
         return _resolve_first(first / FILE_NAME, others + rest + shipped)
     return _resolve_first(first, rest + shipped)
+
+
+def name_problem(plan: Plan) -> str | None:
+    """Why the first entry of a spec names no database and none can be made there; None: it does, or one can. A database that is there and
+    cannot be written is no such problem: it can be read."""
+    if plan.problem is not None or plan.write is None:
+        return plan.problem
+    if plan.write.exists():
+        return f"{plan.write} is not a tuning database of svod; name another file" if files.is_foreign(plan.write) else None
+    return files.unwritable(plan.write)
 
 
 def _resolve_first(path: Path, read: tuple[tuple[Path, int], ...]) -> Plan:

@@ -5,7 +5,8 @@ Guarantees
 * Many processes and threads may use one database at once; a writer waits up to 30 s for its turn. A handle survives a fork: the child
   opens connections of its own.
 * A database that cannot be opened, read or written never stops a search or a `prepare`: what can be read is read, what is found is
-  kept in memory (and offered to the file again on `close`), the reason is in `problem` and logged once. What was stored stays stored.
+  kept in memory (and offered to the file again by `store_again` and on `close`), the reason is in `problem` and logged once. What was
+  stored stays stored.
 * Reading validates: a record that is not what it should be is skipped, listed in `skipped`, and logged once per file.
 * Looking up never creates a file, and never imports sqlite-utils; that happens when tables are made.
 
@@ -95,6 +96,7 @@ class TuningDB:
         self._memo: dict[tuple[str, str], list[Winner]] = {}
         self._memo_version: tuple[int, ...] = ()
         self._told = 0
+        self._exported = False      # what is in memory was written to a file of its own
         if plan.problem is not None and not read_only:
             self._trouble(plan.problem)
         self._open_own()
@@ -142,6 +144,14 @@ class TuningDB:
             self._unwritable = self._unwritable or f"{path} cannot be written: {e}. What is found is kept in memory only"
         if conn is not None:
             self._own = layers.SqliteLayer(conn, str(path), OWN, self.skipped)
+
+    def obstacle(self) -> str | None:
+        """Why nothing could be stored, as far as that shows without writing; None: nothing stands in the way, or there is no file to write.
+        Asked before hours of work, whose results would be lost."""
+        path = self.plan.write
+        if self.problem is not None or path is None:
+            return self.problem
+        return files.unwritable(path) or files.full_disk(path)
 
     def _give_up(self, text: str) -> None:
         self._unwritable = text
@@ -255,7 +265,8 @@ class TuningDB:
             try:
                 conn = files.open_for_writing(self.plan.write, wal=self.plan.wal)
             except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
-                self._give_up(f"{self.plan.write} cannot be written: {e}. What is found is kept in memory only")
+                reason = f"{e.strerror}: {e.filename}" if isinstance(e, OSError) and e.filename else e
+                self._give_up(f"{self.plan.write} cannot be written: {reason}. What is found is kept in memory only")
             else:
                 self._own = layers.SqliteLayer(conn, str(self.plan.write), OWN, self.skipped)
         if self._unwritable is not None or self._own is None:
@@ -491,35 +502,60 @@ class TuningDB:
             raise DatabaseError(f"{self._own.name}: records were removed, but the file could not be made smaller: {e}") from e
         return collected
 
+    # -- what could not be stored --------------------------------------------------------------------------------------------
+    def store_again(self) -> bool:
+        """Offer what had to be kept in memory to the file once more. True: everything is in the file, which is used again from now on."""
+        with self._lock:
+            self._after_fork()
+            path = self.plan.write
+            if path is None or self.read_only or self._unwritable is None:
+                return path is not None and not self.read_only
+            kept = self._kept()
+            try:
+                conn = files.open_for_writing(path, wal=self.plan.wal)
+                try:
+                    with files.write_transaction(conn):
+                        for r, rank in kept:
+                            conn.execute(INSERT[type(r)], {**r.to_row(), "layer": rank})
+                finally:
+                    conn.close()
+            except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
+                log.debug("%s still cannot be written: %s", path, e)
+                return False
+            if kept:
+                log.warning("tuning database: %s can be written again; the %d records kept in memory were stored", path, len(kept))
+            if self._own is not None:
+                self._own.close()
+            self._own, self._unwritable = None, None
+            self._memo.clear()
+            self._open_own()
+            return True
+
+    def export_unstored(self, path: Path) -> int:
+        """Write what is kept in memory for want of a file that can be written to a .jsonl file that `import_file` reads. Returns how many
+        records. Raises OSError."""
+        with self._lock:
+            count = transfer.write_records(path, [r for r, _ in self._kept()])
+            self._exported = True
+            return count
+
+    def _kept(self) -> list[tuple[Record, int]]:
+        """The records in memory, with their layer."""
+        memory = self._memory
+        return [] if memory is None else [(r, rank) for kind in RECORDS for r, rank in memory.select(kind, None, None)]
+
     # -- closing ------------------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Close all connections. What had to be kept in memory is offered to the file once more; if that fails, it is said."""
         with self._lock:
             self._heartbeat.stop()
             self._after_fork()
-            if self._memory is not None and self.plan.write is not None and not self.read_only and self._unwritable is not None:
-                self._flush_memory(self._memory, self.plan.write)
+            if self._unwritable and not self.read_only and not self.store_again() and not self._exported and (kept := self._kept()):
+                log.warning("tuning database: %s; %d records of this run are lost", self._unwritable, len(kept))
             for layer in (self._own, self._memory, *(self._read or ())):
                 if layer is not None:
                     layer.close()
             self._own, self._memory, self._read = None, None, []
-
-    def _flush_memory(self, memory: layers.SqliteLayer, path: Path) -> None:
-        kept = [(r, rank) for kind in RECORDS for r, rank in memory.select(kind, None, None)]
-        if not kept:
-            return
-        try:
-            conn = files.open_for_writing(path, wal=self.plan.wal)
-            try:
-                with files.write_transaction(conn):
-                    for r, rank in kept:
-                        conn.execute(INSERT[type(r)], {**r.to_row(), "layer": rank})
-            finally:
-                conn.close()
-        except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
-            log.warning("tuning database: %s still cannot be written (%s); %d records of this run are lost", path, e, len(kept))
-        else:
-            log.warning("tuning database: %s can be written again; the %d records kept in memory were stored", path, len(kept))
 
     def __enter__(self) -> Self:
         return self

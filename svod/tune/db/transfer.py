@@ -33,7 +33,6 @@ def write_records(path: Path, records: Iterable[Record]) -> int:
     lines = sorted({(r.kind, r.id): canonical(r.to_json()) for r in records}.items())
     targets = sorted({t for r in records if isinstance(t := getattr(r, "target", None), str)})
     header = canonical({"format": FORMAT, "version": FORMAT_VERSION, "targets": targets})
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, "".join(line + "\n" for line in (header, *(text for _, text in lines))))
     return len(lines)
 

@@ -59,11 +59,13 @@ def test_resolving_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     d = tmp_path / "dir"
     assert layers.resolve(str(d)) == (d / "tuning.db", True, ((d / "a.db", TEAM), (d / "b.jsonl", TEAM), shipped), None)
     assert layers.resolve(str(tmp_path / "new")).write == tmp_path / "new" / "tuning.db", "a directory that does not exist yet"
+    (tmp_path / "nosuffix").touch()
+    assert layers.resolve(str(tmp_path / "nosuffix")).write == tmp_path / "nosuffix", "a file is a file, whatever it is called"
     plan = layers.resolve(os.pathsep.join([str(tmp_path / "x.db"), "", str(d)]))
     assert plan.read == ((d / "a.db", TEAM), (d / "b.jsonl", TEAM), (d / "tuning.db", TEAM), shipped)
     plan = layers.resolve(str(tmp_path / "x.jsonl"))
     assert plan.write is None and plan.read[0] == (tmp_path / "x.jsonl", TEAM)
-    assert plan.problem is not None and "must be a database" in plan.problem
+    assert plan.problem is not None and "put a .db file before it" in plan.problem
     monkeypatch.chdir(tmp_path)
     assert layers.resolve("x.db").write == tmp_path / "x.db", "fixed at once: the process may change its directory"
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -93,6 +94,52 @@ def test_a_full_disk_keeps_what_was_stored(tmp_path: Path, caplog: pytest.LogCap
     assert any("can be written again" in w for w in warnings(caplog)), "there is room again at the end: nothing was lost"
     with TuningDB.open(path) as db:
         assert len(db.select(Measurement)) == 201
+
+
+def test_obstacles_show_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = filled(tmp_path / "t.db")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "d.db").symlink_to("/dev/null")
+
+    def obstacle(at: Path) -> str:
+        with TuningDB.open(at) as db:
+            return db.obstacle() or ""
+    assert obstacle(path) == "" and obstacle(tmp_path / "new" / "t.db") == ""
+    assert "is not a directory" in obstacle(tmp_path / "file" / "t.db") and "no regular file" in obstacle(tmp_path / "d.db")
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(shutil, "disk_usage", lambda at: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1024))
+    assert "1 KiB are left" in obstacle(path) and "1 KiB" in obstacle(tmp_path / "new" / "t.db")
+    monkeypatch.setattr(os, "access", lambda at, mode: Path(at) != path)
+    assert "read-only" in obstacle(path)
+    monkeypatch.setattr(os, "access", lambda at, mode: Path(at) != tmp_path)
+    assert "read-only" in obstacle(path) and "cannot be made" in obstacle(tmp_path / "new" / "t.db")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_cannot_be_stored_is_exported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "t.db"
+    path.write_bytes(b"no database" * 999)
+    with TuningDB.open(path) as db:
+        db.record(winning(0.5, "aa"))
+        assert not db.store_again()
+        assert db.export_unstored(tmp_path / "out.jsonl") == len(winning(0.5, "aa"))
+    assert not any("lost" in w for w in warnings(caplog))
+    with TuningDB.open(tmp_path / "u.db") as db:
+        db.import_file(tmp_path / "out.jsonl")
+        assert db.winner(K, TARGET) is not None
+
+
+def test_a_file_that_can_be_written_again_is_used_again(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with TuningDB.open(blocker / "t.db") as db:
+        db.record(winning(0.5, "aa"))
+        assert db.path is None and not db.store_again()
+        blocker.unlink()
+        assert db.store_again() and db.path == blocker / "t.db"
+        db.record([screened("bb")])
+    with TuningDB.open(blocker / "t.db") as db:
+        assert len(db.select(Measurement)) == 2 and db.winner(K, TARGET) is not None
 
 
 def test_a_read_only_file_and_directory(tmp_path: Path) -> None:
