@@ -226,7 +226,7 @@ class PrepareConfig(_Config):
                                   "how intermediates share memory: packed into one arena, slots of equal size, or not at all")
     disable_schedule_cache: bool = _option("SVOD_DISABLE_SCHEDULE_CACHE", False, _SWITCH,
                                            "cut and analyse the kernels of every graph anew, whatever this process has seen before")
-    opt_cache_max: int = _option("SVOD_OPT_CACHE_MAX", 4096, _integer(0), "compiled kernels kept in memory; 0: none")
+    opt_cache_max: int = _option("SVOD_OPT_CACHE_MAX", 4096, _integer(1), "compiled kernels kept in memory; the first in goes first")
     object_cache: str | None = _option("SVOD_OBJECT_CACHE", None, _PATH_OR_NONE,
                                        f"directory of compiled objects; {NONE} or 0: no such cache; not set: the user's cache directory")
     capture: str | None = _option("SVOD_CAPTURE", None, _PATH,

@@ -65,7 +65,8 @@ def _make_flights() -> tuple[threading.Lock, ...]:
 
 
 class Compiler:
-    """Kernel + chain → code, each once per process (single flight) and once per object cache."""
+    """Kernel + chain → code, each once per process (single flight) and once per object cache. Keeps the last `limit` in memory; the first
+    in goes first."""
 
     def __init__(self, target: Target, cache: ObjectCache, limit: int):
         self.target, self.cache, self.limit = target, cache, limit
@@ -86,8 +87,6 @@ class Compiler:
         with self._flights[hash(key) % FLIGHTS]:
             with self._lock:
                 found = self._made.get(key)
-                if found is not None:
-                    self._made.move_to_end(key)
             if found is None:
                 found = self._compile(kernel, choice, key)
                 with self._lock:

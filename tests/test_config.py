@@ -47,7 +47,7 @@ def test_variables_are_declared_once_and_all_of_the_design_are_there() -> None:
     ("BEAM", "abc"), ("BEAM", "-1"), ("BEAM", "2.5"), ("BEAM_RUNS", "0"), ("BEAM_MIN_PROGRESS", "nan"), ("BEAM_MIN_PROGRESS", "-0.1"),
     ("BEAM_TIMEOUT_SEC", "0"), ("BEAM_TIMEOUT_SEC", "inf"), ("BEAM_PADTO", "maybe"), ("BEAM_STRICT", "1"), ("BEAM_ACTIONS", "all"),
     ("SVOD_THREADS", "0"), ("SVOD_THREADS", "two"), ("IGNORE_BEAM_CACHE", "2"), ("SVOD_NOOPT", "x"), ("TC", "-1"),
-    ("SVOD_CONSTANTS", "yes"),
+    ("SVOD_CONSTANTS", "yes"), ("SVOD_OPT_CACHE_MAX", "0"), ("SVOD_MEMORY_PLANNER", "tlsf"), ("SVOD_MEMORY_PLANNER", "1"),
 ])
 def test_a_bad_value_names_variable_value_and_what_is_accepted(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     monkeypatch.setenv(name, text)

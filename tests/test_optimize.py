@@ -2,9 +2,14 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from svod import optimize
 from svod.compile.host import host_target
 from svod.compile.object_cache import ObjectCache
 from svod.core.kernel import Kernel
@@ -13,7 +18,8 @@ from svod.errors import CompileError, KernelOptError, SvodError
 from svod.optimize import Choice, Compiled, Compiler, compile_all
 from tests.core.corpus import CORPUS
 
-KERNEL = Kernel(next(iter(CORPUS.values()))())
+KERNELS = [Kernel(build()) for build in list(CORPUS.values())[:3]]
+KERNEL = KERNELS[0]
 CHAIN = (Opt("UPCAST", "o0", 2),)
 
 
@@ -44,3 +50,53 @@ def test_a_found_chain_that_cannot_be_compiled_falls_back(error: SvodError, sour
 def test_a_chain_that_was_asked_for_is_an_error(error: SvodError) -> None:
     with pytest.raises(type(error), match=str(error)):
         compile_all({KERNEL.key: KERNEL}, {KERNEL.key: Choice(CHAIN, "explicit", "")}, Refusing(error))
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modules that LLVM was given."""
+    modules: list[str] = []
+    original: Callable[..., bytes] = optimize.compile_object
+
+    def counted(ir: str, *args: Any, **more: Any) -> bytes:
+        modules.append(ir)
+        return original(ir, *args, **more)
+
+    monkeypatch.setattr(optimize, "compile_object", counted)
+    return modules
+
+
+NONE = Choice((), "none", "")
+
+
+def test_threads_that_want_the_same_kernel_compile_it_once(compiled: list[str]) -> None:
+    compiler = Compiler(host_target(1), ObjectCache(None), 16)
+    together = threading.Barrier(4)
+
+    def work(kernel: Kernel) -> Compiled:
+        together.wait()
+        return compiler.compile(kernel, NONE)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, [KERNEL, KERNELS[1], KERNEL, KERNEL]))
+    assert len(compiled) == 2
+    assert found[0].loaded is found[2].loaded is found[3].loaded is not found[1].loaded
+
+
+def test_a_failed_compilation_is_not_remembered(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Compiler(host_target(1), ObjectCache(None), 16)
+    with monkeypatch.context() as patch, pytest.raises(CompileError, match="out of memory"):
+        patch.setattr(optimize, "render", lambda *_: (_ for _ in ()).throw(CompileError("out of memory")))
+        compiler.compile(KERNEL, NONE)
+    assert not compiled and compiler.compile(KERNEL, NONE).loaded.addresses
+
+
+def test_of_the_kernels_in_memory_the_first_in_goes_first(compiled: list[str]) -> None:
+    compiler = Compiler(host_target(1), ObjectCache(None), 2)
+    a, b, c = KERNELS
+    first = compiler.compile(a, NONE)
+    for kernel in (b, a, c, b, c):      # c puts out a, although a was used last
+        compiler.compile(kernel, NONE)
+    assert len(compiled) == 3 and 0 not in first.loaded.addresses
+    again = compiler.compile(a, NONE)
+    assert len(compiled) == 4 and again.loaded is not first.loaded and again.linear == first.linear
