@@ -20,7 +20,8 @@ from svod.compile.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, comp
 from svod.compile.llvm import render
 from svod.compile.lower import lower
 from svod.compile.object_cache import CachedObject, ObjectCache, object_key
-from svod.compile.program import ProgramSpec
+from svod.compile.program import Program, ProgramSpec
+from svod.compile.routines import lower_routine
 from svod.config import PrepareConfig, object_cache_dir
 from svod.core.forksafe import remake_after_fork
 from svod.core.kernel import Kernel
@@ -40,7 +41,7 @@ FLIGHTS = 64   # locks that compilations share by their keys: few threads ever w
 
 @dataclass(frozen=True)
 class Choice:
-    """The chain a kernel runs with, where it is from (database, beam, heuristic, explicit, none, pending), and why that one."""
+    """The chain a kernel runs with, where it is from (database, beam, heuristic, explicit, none, pending, routine), and why that one."""
 
     chain: Chain
     source: str
@@ -98,7 +99,7 @@ class Compiler:
     def _compile(self, kernel: Kernel, choice: Choice, key: str) -> Compiled:
         entry = self.cache.get(key)
         if entry is None or "linear" not in entry.remarks:
-            program = lower(Scheduler(kernel, self.target).apply_opts(choice.chain))
+            program = lowered(kernel, self.target, choice.chain)
             code = compile_object(render(program, self.target), self.target, passes=True)
             entry = CachedObject(program.spec, code, {"linear": program.digest})
             self.cache.put(key, entry)
@@ -107,6 +108,8 @@ class Compiler:
 
     def heuristic(self, kernel: Kernel) -> Chain:
         """The heuristic's chain, remembered beside the objects: finding it costs more than loading one."""
+        if kernel.routine is not None:
+            return ()
         key = self._key(kernel, "heuristic")
         entry = self.cache.get(key)
         if entry is not None:
@@ -124,7 +127,16 @@ class Compiler:
         entry = self.cache.get(self._key(kernel, chain_digest(chain)))
         if entry is not None and isinstance(entry.remarks.get("linear"), str):
             return str(entry.remarks["linear"])
-        return lower(Scheduler(kernel, self.target).apply_opts(chain)).digest
+        return lowered(kernel, self.target, chain).digest
+
+
+def lowered(kernel: Kernel, target: Target, chain: Chain) -> Program:
+    """The Program of a kernel under a chain. Raises KernelOptError for a chain that does not apply."""
+    if kernel.routine is None:
+        return lower(Scheduler(kernel, target).apply_opts(chain))
+    if chain:
+        raise KernelOptError(f"{chain[0].op} on a {kernel.routine.arg[0].lower()}: a routine has one form and takes no opts")
+    return lower_routine(kernel, target)
 
 
 def chain_digest(chain: Iterable[Opt]) -> str:
@@ -161,6 +173,8 @@ def choose(kernel: Kernel, compiler: Compiler, config: PrepareConfig, db: Tuning
     chain = explicit_chain(kernel, config)
     if chain is not None:
         return Choice(chain, "explicit", "given by PrepareConfig.opts")
+    if kernel.routine is not None:
+        return Choice((), "routine", "a routine has one form")
     if config.noopt:
         return Choice((), "none", "SVOD_NOOPT: no opts")
     if db is not None:

@@ -126,7 +126,9 @@ def decide(rows: Sequence[Row], target: Target, compiler: Compiler, db: TuningDB
         choice = choose(row.kernel, compiler, config, db)
         if choice.source == "database":
             row.winner = db.winner(row.key, target.key)
-        if only and not named:
+        if row.kernel.routine is not None:
+            row.decision, row.why = "left out", choice.why
+        elif only and not named:
             row.decision, row.why = "left out", "not among --only"
         elif top is not None and rank >= top:
             row.decision, row.why = "left out", f"not among the {top} that take most of the time"

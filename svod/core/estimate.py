@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from svod.core import symbolic as sy
 from svod.core.axes import range_lists
 from svod.core.dtype import dtypes
+from svod.core.routine import operations, routine_of
 from svod.core.uop import ALU, TRANSCENDENTAL, Ops, UOp
 
 
@@ -44,6 +45,11 @@ def _points(ranges: tuple[UOp, ...]) -> int:
 
 
 def _estimate(ast: UOp) -> Estimate:
+    routine = routine_of(ast)
+    if routine is not None:
+        params = {p: p.arg.size * p.dtype.itemsize for p in routine.src}
+        out = ast.src[0].src[0].src[0]
+        return Estimate(*operations(routine), sum(params.values()), out.arg.size * out.dtype.itemsize, 0)
     flops = transcendental = elements = 0
     touched: dict[UOp, int] = {}
     written: dict[UOp, int] = {}

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from svod.core.combiner import get_combiner
 from svod.core.dtype import DType, dtypes
+from svod.core.routine import shape_of_routine
 from svod.core.uop import ALU, COMPARISONS, Ops, UOp
 from svod.errors import DTypeError, ShapeError
 
@@ -172,11 +173,15 @@ def _reduce_shape(u: UOp) -> Shape:
     return tuple(1 if a in axes else n for a, n in enumerate(shape))
 
 
+def _routine_shape(u: UOp) -> Shape:
+    return shape_of_routine(u, [shape_of(s) for s in u.src])
+
+
 _INFER: dict[Ops, Callable[[UOp], Shape]] = {
     Ops.BUFFER: _buffer_shape, Ops.IOTA: _buffer_shape,
     Ops.RESHAPE: _reshape_shape, Ops.PERMUTE: _permute_shape, Ops.EXPAND: _expand_shape, Ops.PAD: _pad_shape,
     Ops.SHRINK: _shrink_shape, Ops.FLIP: _flip_shape, Ops.WINDOW: _window_shape, Ops.GATHER: _gather_shape,
-    Ops.REDUCE_AXIS: _reduce_shape, Ops.GEP: _first_shape, Ops.ASSIGN: _assign_shape,
+    Ops.REDUCE_AXIS: _reduce_shape, Ops.GEP: _first_shape, Ops.ASSIGN: _assign_shape, Ops.CUSTOM_FUNCTION: _routine_shape,
     **dict.fromkeys(_SCALAR_OPS, _scalar_shape),
     **dict.fromkeys(_SAME_SHAPE_OPS, _first_shape),
     **dict.fromkeys(ALU, _alu_shape),
@@ -390,6 +395,11 @@ def arg_reduce(value: UOp, index: UOp, combiner: str, axes: Sequence[int]) -> UO
     if 0 in shape:
         raise ShapeError(f"{combiner} of {shape} over axes {order}: there is no element to choose")
     return UOp(Ops.GEP, index.dtype, (result,), 1)
+
+
+def routine(name: str, options: tuple[bool | int | str, ...], dtype: DType, *operands: UOp) -> UOp:
+    """A routine (`svod.core.routine`), a kernel of its own, over operands that get buffers of their own. The result has `dtype`."""
+    return _made(UOp(Ops.CUSTOM_FUNCTION, dtype, tuple([contiguous(x) for x in operands]), (name, options)))
 
 
 # -- storage ------------------------------------------------------------------------------------

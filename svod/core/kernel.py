@@ -13,6 +13,7 @@ from typing import Any
 
 from svod.core.canonical import key_of_canonical
 from svod.core.dtype import DType, dtypes
+from svod.core.routine import routine_of
 from svod.core.uop import ALU, Ops, UOp
 from svod.errors import CompileError
 
@@ -96,6 +97,7 @@ class Kernel:
         self.stage_of: dict[UOp, int] = {s.node: s.index for s in self.stages}
         self.output: int = len(stages)
         self._resolved: dict[frozenset[int], tuple[ResolvedStage | None, ...]] = {}
+        self.routine: UOp | None = routine_of(ast)   # a kernel with one form, without opts
 
     def _add_stage(self, name: str, node: UOp) -> None:
         is_output = node.op is Ops.STORE

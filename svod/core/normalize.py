@@ -107,6 +107,9 @@ def normalize(sink: UOp) -> Normalized:
             base = base_of(node)
             if base.op is not Ops.BUFFER and base.op is not Ops.ASSIGN and base.op is not Ops.CONST:
                 roots.setdefault(base, "contiguous")
+        elif node.op is Ops.CUSTOM_FUNCTION:
+            node = _with_buffers(node, roots)
+            roots.setdefault(node, "routine")
         elif node.op is Ops.COPY:
             roots.setdefault(node, "copy to a device")
         elif node.op is Ops.ASSIGN:
@@ -128,6 +131,20 @@ def normalize(sink: UOp) -> Normalized:
         outputs.append(base)
     live = tuple(o for o in outputs if 0 not in shape_of(o))
     return Normalized(UOp(Ops.SINK, dtypes.void, live), tuple(outputs), roots)
+
+
+def _with_buffers(routine: UOp, roots: dict[UOp, str]) -> UOp:
+    """The routine, whose operands are whole buffers, reshaped."""
+    operands = []
+    for s in routine.src:
+        base = base_of(s)
+        if base.op is Ops.ASSIGN and base_of(base.src[0]).op not in (Ops.BUFFER, Ops.ASSIGN):
+            base = UOp(Ops.COPY, base.dtype, (base, UOp(Ops.DEVICE, dtypes.void, (), "CPU")))
+            s = reshape(base, shape_of(s))
+        if base.op is not Ops.BUFFER and base.op is not Ops.ASSIGN:
+            roots.setdefault(base, "operand of a routine")
+        operands.append(s)
+    return routine if tuple(operands) == routine.src else routine.replace(src=tuple(operands))
 
 
 def _check_target(assign: UOp) -> None:

@@ -20,7 +20,8 @@ from svod.core.canonical import canonicalize
 from svod.core.cut import Cut, is_contraction, is_reduction
 from svod.core.dtype import DType, dtypes
 from svod.core.forksafe import remake_after_fork
-from svod.core.graph import shape_of, size_of
+from svod.core.graph import base_of, shape_of, size_of
+from svod.core.kernel import Param
 from svod.core.normalize import Normalized, normalize
 from svod.core.origin import origin_of
 from svod.core.rangeify import Output, rangeify, reads_memory
@@ -122,6 +123,8 @@ class _Builder:
         self.device = next((u.src[1] for u in graph.sink.walk(Ops.BUFFER)), UOp(Ops.DEVICE, dtypes.void, (), "CPU"))
         self.lunique = 0
         self.buffer_of: dict[UOp, UOp] = {}        # realised node → its new buffer
+        # constants that a routine reads from memory
+        self.stored = {base_of(s) for u in graph.roots if u.op is Ops.CUSTOM_FUNCTION for s in u.src}
         self.version_of: dict[UOp, Version] = {}   # ASSIGN → what it leaves
         self.pending: list[_Pending] = []
 
@@ -140,12 +143,14 @@ class _Builder:
                 storage = storage_of(u)
                 versions[storage] = versions.get(storage, 0) + 1
                 self.version_of[u] = storage, versions[storage]
-            elif not is_constant(u) or u in self.graph.outputs:
+            elif not is_constant(u) or u in self.graph.outputs or u in self.stored:
                 layouts[u] = u if u in self.graph.roots else cut.layout_of(u)
                 self.buffer_of[layouts[u]] = self.new_buffer(u.dtype, size_of(u))
         for u, why in roots.items():
             if u.op is Ops.ASSIGN:
                 self.add_assign(u, why)
+            elif u.op is Ops.CUSTOM_FUNCTION:
+                self.add_routine(u, why)
             elif u in layouts:
                 layout = layouts[u]
                 self.add_kernel(u, u.src[0] if u.op is Ops.COPY else u, (self.buffer_of[layout], 0), why,
@@ -205,6 +210,21 @@ class _Builder:
         ast, buffers = kernel_ast(graph, target, constants, remember=self.remember)
         args = [out if b is stand_in else versions[b] for b in buffers]
         self.pending.append(_Pending(ast, args, 1, name_of(graph), self.origin(root, value), why))
+
+    def add_routine(self, u: UOp, why: str) -> None:
+        """The kernel of a routine over the buffers of its operands."""
+        operands: list[Version] = []
+        for s in u.src:
+            base = base_of(s)
+            operands.append((base, 0) if base.op is Ops.BUFFER else self.version_of[base] if base.op is Ops.ASSIGN
+                            else (self.buffer_of[base], 0))
+        out = self.buffer_of[u], 0
+        params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate((out, *operands))]
+        name, options = u.arg
+        value = UOp(Ops.CUSTOM_FUNCTION, u.dtype, tuple(params[1:]), (name, options, tuple(shape_of(s) for s in u.src)))
+        where = UOp(Ops.INDEX, u.dtype, (params[0], UOp.const(dtypes.index, 0)))
+        ast = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (where, value)),))
+        self.pending.append(_Pending(ast, [out, *operands], 1, name.lower(), origin_of(u) or "", why))
 
     def add_assign(self, u: UOp, why: str) -> None:
         storage, version = self.version_of[u]
