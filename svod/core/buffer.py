@@ -2,10 +2,13 @@
 
 A Buffer belongs to one BUFFER UOp and lives as long as somebody holds that UOp: the registry is weak, and a tensor, a
 plan or a graph that still needs the content holds the node. Memory that svod allocates begins at a multiple of 64 bytes,
-a cache line and the widest vector register; memory taken over from NumPy begins where it begins (`alignment`).
+a cache line and the widest vector register; memory taken over from NumPy begins where it begins (`alignment`). A file is mapped
+(`map_file`) and its parts become buffers without being read.
 """
 from __future__ import annotations
 
+import mmap
+import os
 import weakref
 from typing import Any
 
@@ -116,6 +119,37 @@ def buffer_from_numpy(array: Array, dtype: DType) -> UOp:
     node = graph.buffer(dtype, flat.size)
     _buffers[node] = Buffer(dtype, flat.size, array=flat)
     return node
+
+
+def map_file(path: str | os.PathLike[str]) -> Array:
+    """The bytes of a file, mapped: flat uint8, read-only. Nothing is read before it is used, and what was read can be dropped again by the
+    system. The file must not be cut short while the array or a buffer over it lives: the system ends a process that reads beyond it.
+
+    Raises DeviceError for what cannot be opened or mapped."""
+    try:
+        with open(path, "rb") as file:
+            empty = os.fstat(file.fileno()).st_size == 0
+            raw = np.empty(0, np.uint8) if empty else np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except (OSError, ValueError) as error:
+        raise DeviceError(f"{os.fspath(path)} cannot be mapped: {error}") from error
+    raw.flags.writeable = False
+    return raw
+
+
+def buffer_from_bytes(mapped: Array, offset: int, dtype: DType, size: int) -> UOp:
+    """A new, read-only BUFFER node over `size` elements of `dtype` that lie `offset` bytes into `mapped` (what `map_file` gives),
+    little-endian. Nothing is copied, unless the elements do not lie at multiples of their size.
+
+    The memory is ordinary CPU memory that fills itself from the file, so kernels read it in place and a mapped file never decides where
+    something is computed. Raises DeviceError for bytes outside `mapped`."""
+    nbytes = size * dtype.itemsize
+    if offset < 0 or size < 0 or offset + nbytes > mapped.size:
+        raise DeviceError(f"{size} elements of {dtype.name} at byte {offset} end at byte {offset + nbytes}; there are {mapped.size}")
+    part = mapped[offset:offset + nbytes]
+    if size and part.ctypes.data % dtype.itemsize:
+        part = part.copy()
+        part.flags.writeable = False
+    return buffer_from_numpy(part.view(to_numpy(dtype)), dtype)
 
 
 def float32_to_bfloat16_bits(values: Array) -> Array:
