@@ -6,10 +6,10 @@ import logging
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -19,6 +19,7 @@ from svod.cli.tables import chain_words, print_table, seconds
 from svod.errors import DatabaseError
 from svod.tune.db import LAYER_NAMES, Kernel, Measurement, Merged, RecordError, Search, Skipped, TargetFacts, TuningDB, Verdict, origins_of
 from svod.tune.db.records import parse_json
+from svod.tune.db.why import describe_searches, no_winner_reason
 
 SHOWN_KEY = 12          # characters of a key in a table
 SCRIPT_SECONDS = 600.0  # longest run of a script that `why` runs
@@ -44,7 +45,8 @@ def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
 
 def _resolve_kernel(db: TuningDB, text: str) -> str:
     """The key of the one kernel whose key starts with `text`, or whose name is or contains it."""
-    names: dict[str, set[str]] = {m.kernel: set() for m, _ in db.select(Measurement)}
+    measured, searched = (m.kernel for m, _ in db.select(Measurement)), (s.kernel for s, _ in db.select(Search))
+    names: dict[str, set[str]] = {key: set() for key in (*measured, *searched)}
     for k, _ in db.select(Kernel):
         names.setdefault(k.kernel, set()).add(k.name)
     for matches in ([k for k in names if k == text], [k for k in names if k.startswith(text)],
@@ -76,16 +78,34 @@ class Row(NamedTuple):
     time: float | None
     layer: str
     measurements: int
+    searches: int
+    why: str            # it has no winner; empty where it has one
+
+
+P = TypeVar("P", Measurement, Verdict, Search)
+
+
+def _by_place(records: Iterable[P]) -> defaultdict[tuple[str, str], list[P]]:
+    """Records by kernel and target."""
+    places: defaultdict[tuple[str, str], list[P]] = defaultdict(list)
+    for r in records:
+        places[r.kernel, r.target].append(r)
+    return places
 
 
 def _rows(db: TuningDB, kernel: str | None = None) -> list[Row]:
+    """Every kernel on every target that was measured or searched."""
     names = {k.kernel: k.name for k, _ in sorted(db.select(Kernel, kernel), key=lambda x: x[0].ast_version)}
-    counts = Counter((m.kernel, m.target) for m, _ in db.select(Measurement, kernel))
+    measurements = _by_place(m for m, _ in db.select(Measurement, kernel))
+    verdicts = _by_place(v for v, _ in db.select(Verdict, kernel))
+    searches = _by_place(s for s, _ in db.select(Search, kernel))
     rows = []
-    for (key, target), count in sorted(counts.items(), key=lambda c: (names.get(c[0][0], ""), c[0])):
-        w = db.winner(key, target)
-        rows.append(Row(key, names.get(key, ""), target, None if w is None else json.loads(json.dumps(w.chain)),
-                        None if w is None else w.speedup, None if w is None else w.time, "" if w is None else LAYER_NAMES[w.layer], count))
+    for at in sorted({*measurements, *searches}, key=lambda at: (names.get(at[0], ""), at)):
+        w = db.winner(*at)
+        reason = no_winner_reason(measurements[at], verdicts[at], searches[at]) if w is None else ""
+        rows.append(Row(at[0], names.get(at[0], ""), at[1], None if w is None else json.loads(json.dumps(w.chain)),
+                        None if w is None else w.speedup, None if w is None else w.time, "" if w is None else LAYER_NAMES[w.layer],
+                        len(measurements[at]), len({s.search for s in searches[at]}), reason))
     return rows
 
 
@@ -107,7 +127,7 @@ def list_kernels(context: click.Context, as_json: bool) -> None:
     else:
         print_table(("kernel", "name", "target", "time", "speed-up", "layer", "records", "opts"),
                     [(r.kernel[:SHOWN_KEY], r.name, r.target, seconds(r.time), "" if r.speedup is None else f"{r.speedup:.2f}x", r.layer,
-                      str(r.measurements), "no winner" if r.chain is None else chain_words(r.chain)) for r in rows],
+                      str(r.measurements), f"no winner: {r.why}" if r.chain is None else chain_words(r.chain)) for r in rows],
                     right=frozenset({"time", "speed-up", "records"}), fold=frozenset({"opts", "target"}))
     _report(db.skipped)
 
@@ -135,13 +155,13 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
         click.echo(f"name      {newest.name}\nwork      {newest.flops:.4g} flop, {newest.bytes:.4g} bytes")
     for origin in origins_of(db, key):
         click.echo(f"from      {origin}")
-    for target in sorted({m.target for m in measurements}):
-        mine = [m for m in measurements if m.target == target]
+    for row in _rows(db, key):
+        target, mine = row.target, [m for m in measurements if m.target == row.target]
         told = {(v.linear, v.codegen): v.verdict for v in sorted(verdicts, key=lambda v: v.verdict != "verified") if v.target == target}
-        click.echo(f"\ntarget    {target}\nrecords   " + ", ".join(f"{n} {s}" for s, n in sorted(Counter(m.status for m in mine).items())))
-        winner = db.winner(key, target)
-        click.echo("used      " + (db.why(key, target).text if winner is None else
-                                   f"{chain_words(winner.chain)}  ({winner.speedup:.2f}x the heuristic)"))
+        counts = ", ".join(f"{n} {s}" for s, n in sorted(Counter(m.status for m in mine).items()))
+        click.echo(f"\ntarget    {target}\nrecords   {counts or 'none'}")
+        click.echo("used      " + (f"the heuristic's chain: {row.why}" if row.chain is None else
+                                   f"{chain_words(row.chain)}  ({row.speedup:.2f}x the heuristic)"))
         holder = db.holder(key, target)
         if holder is not None:
             click.echo(f"searched  right now by process {holder.pid} on {holder.host}")
@@ -151,10 +171,8 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
                         [(m.step, seconds(m.time), "" if m.ratio is None else f"{m.ratio:.3f}", told.get((m.linear, m.codegen), ""),
                           str(m.codegen), "yes" if m.noisy else "", chain_words(m.chain)) for m in best],
                         right=frozenset({"time", "of heuristic", "code generator"}), fold=frozenset({"opts"}))
-    for s in sorted(searches, key=lambda s: s.started_at):
-        if s.ended_at is not None:
-            click.echo(f"searched  {time.strftime('%Y-%m-%d %H:%M', time.localtime(s.started_at))} by {s.by or 'unknown'}: {s.strategy}, "
-                       f"{s.executor or 'unknown'} workers, {s.ended_at - s.started_at:.0f} s, {s.outcome}")
+    for line in describe_searches(searches):
+        click.echo(line.replace("searched", "searched ", 1))
     _report(db.skipped)
 
 
@@ -171,7 +189,7 @@ def why(context: click.Context, what: str, target: str | None) -> None:
         wanted = _captured_kernels(Path(what))
     else:
         key = _resolve_kernel(db, what)
-        wanted = [Captured(key, t, "", "") for t in ([target] if target else sorted({m.target for m, _ in db.select(Measurement, key)}))]
+        wanted = [Captured(key, t, "", "") for t in ([target] if target else [r.target for r in _rows(db, key)])]
     names = {k.kernel: k.name for k, _ in db.select(Kernel)}
     for c in wanted:
         found = db.why(c.kernel, target or c.target, structure=c.structure)
@@ -228,7 +246,8 @@ def stats(context: click.Context, as_json: bool) -> None:
     """How much there is, and where."""
     db = _open(context)
     measurements = [m for m, _ in db.select(Measurement)]
-    pairs = {(m.kernel, m.target) for m in measurements}
+    searches = [s for s, _ in db.select(Search)]
+    pairs = {(m.kernel, m.target) for m in measurements} | {(s.kernel, s.target) for s in searches}
     winners = [w for k, t in sorted(pairs) if (w := db.winner(k, t)) is not None]
     path = db.plan.write
     facts: dict[str, Any] = {
@@ -237,7 +256,8 @@ def stats(context: click.Context, as_json: bool) -> None:
         "target_descriptions": len(db.select(TargetFacts)), "winners": len(winners),
         "winners_by_layer": dict(Counter(LAYER_NAMES[w.layer] for w in winners)), "measurements": len(measurements),
         "measurements_by_status": dict(Counter(m.status for m in measurements)),
-        "verdicts": dict(Counter(v.verdict for v, _ in db.select(Verdict))), "searches": len({s.search for s, _ in db.select(Search)}),
+        "verdicts": dict(Counter(v.verdict for v, _ in db.select(Verdict))), "searches": len({s.search for s in searches}),
+        "searched_without_a_winner": len({(s.kernel, s.target) for s in searches} - {(w.kernel, w.target) for w in winners}),
         "skipped": len(db.skipped)}
     if as_json:
         _print_json(facts)

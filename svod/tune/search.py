@@ -430,8 +430,11 @@ class KernelSearch:
     def result(self) -> Finding:
         """The best verified so far, unconfirmed; the heuristic's chain where nothing was verified."""
         if self.incumbent is None:
-            tried = "; ".join(dict.fromkeys(c.reason for c in [self.baseline] if c.reason)) or "nothing was measured"
-            why = f"every candidate failed, the heuristic is used unverified ({tried})"
+            if self.counts.failed + self.counts.wrong or self.baseline.status in FAILED:
+                why = "every candidate failed" + (f" ({self.baseline.reason})" if self.baseline.reason else "")
+            else:
+                why = f"{self.why or 'ended'} before anything was measured"
+            why += ", the heuristic is used unverified"
             return Finding(self.baseline.chain, "heuristic", float("inf"), float("inf"), False, False, why, self.baseline.linear,
                            (1.0, 1.0, 1.0), None, None)
         base = self.baseline.score if self.baseline.status is Status.VERIFIED else float("inf")

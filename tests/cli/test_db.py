@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from click.testing import CliRunner, Result
 from svod.cli.db_commands import cli
 from svod.cli.installation import missing_modules
 from svod.cli.tables import chain_words, seconds
-from svod.tune.db import Origin, TuningDB, layers
+from svod.tune.db import Origin, Search, TuningDB, layers
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +66,21 @@ def test_why(path: Path) -> None:
     out = run(path, "why", CONV[:8], "--target", TARGET.replace("t2", "t4")).output
     assert "another target" in out and "first difference: threads; asked: 4; in the record: 8" in out
     assert run(path, "why", GEMM).output.count("the database has a winner") == 1
+
+
+def test_a_kernel_that_was_searched_in_vain_is_shown(path: Path) -> None:
+    begun = Search("s" * 32, "e5" * 16, TARGET, strategy="beam", executor="1 local worker", started_at=1e9)
+    with TuningDB.open(path) as db:
+        db.record([begun, replace(begun, ended_at=1e9 + 3, outcome="interrupted", result={"timed": 0})])
+    why = run(path, "why", "e5e5").output
+    assert "ended before anything was measured (interrupted)" in why and "0 timed" in why and TARGET in why
+    row = next(x for x in run(path, "list").output.splitlines() if x.startswith("e5e5"))
+    assert row.split("\t")[6:] == ["0", "no winner: the search ended before anything was measured (interrupted)"]
+    assert json.loads(run(path, "list", "--json").output)[0]["searches"] == 1
+    shown = run(path, "show", "e5e5").output
+    assert "used      the heuristic's chain: the search ended" in shown and "searched  2001" in shown
+    stats = json.loads(run(path, "stats", "--json").output)
+    assert (stats["kernels"], stats["winners"], stats["searched_without_a_winner"]) == (3, 3, 1)
 
 
 def test_why_of_a_script(path: Path, tmp_path: Path) -> None:

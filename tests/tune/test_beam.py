@@ -197,6 +197,13 @@ def test_a_kernel_whose_every_candidate_fails_gets_the_heuristic_and_says_so() -
     assert "every candidate failed" in found.why and "the table says error" in found.why
 
 
+def test_an_end_before_anything_was_measured_is_no_failure_of_candidates() -> None:
+    search = make_search(ReplayedLaboratory())
+    search.stop("interrupted")
+    found = search.result()
+    assert not found.verified and found.why == "interrupted before anything was measured, the heuristic is used unverified"
+
+
 def test_the_heuristic_may_fail_and_the_search_goes_on() -> None:
     failing = is_failure(Status.CRASH)
     search = run(make_search(ReplayedLaboratory(building=lambda c: failing(c) if c.digest == HEURISTIC.digest else None)))

@@ -1,14 +1,20 @@
 """Why a kernel has the chain it has, or none: the nearest record and the first field that differs."""
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from svod.tune.db.records import Kernel, Measurement, Verdict
+from svod.tune.db.records import Kernel, Measurement, Search, Verdict
 from svod.tune.db.schema import LAYER_NAMES
 from svod.tune.db.winners import Winner, barred_revisions, rejection
 
 if TYPE_CHECKING:
     from svod.tune.db.store import TuningDB
+
+MAX_REASONS = 3         # of candidates that failed, said one by one
+MAX_REASON = 160        # characters of one
 
 #: The parts of a target key, in its order; the last three carry a prefix.
 TARGET_FIELDS = ("architecture", "CPU", "features", "l1 cache", "l2 cache", "l3 cache", "threads")
@@ -34,10 +40,17 @@ def explain(db: TuningDB, kernel: str, target: str, linear: str = "", structure:
         if linear and linear != winner.linear:
             return Explanation(winner, "LINEAR", linear, winner.linear, f"a record fits ({at}), but its chain gives another LINEAR today "
                                f"({linear[:12]} instead of {winner.linear[:12]}): it is only a seed until a search confirms it again")
+        if winner.ratio_low == winner.ratio_high == 1.0:
+            at += "; it is the heuristic's own chain: nothing better was found"
         return Explanation(winner, "", "", "", f"the database has a winner: {at}")
     mine = [m for m, _ in db.select(Measurement, kernel, target)]
-    if mine:
-        return _explain_no_winner(mine, [v for v, _ in db.select(Verdict, kernel, target)])
+    searches = [s for s, _ in db.select(Search, kernel, target)]
+    if mine or searches:
+        reason = no_winner_reason(mine, [v for v, _ in db.select(Verdict, kernel, target)], searches)
+        known = f"{len(mine)} measurement{'s' * (len(mine) != 1)} for this kernel and target, none of which may be used" if mine \
+            else "nothing is known for this kernel and target"
+        return Explanation(None, "verdict", "a confirmed and verified measurement", reason,
+                           "; ".join([known, reason, *describe_searches(searches)]))
     elsewhere = sorted({m.target for m, _ in db.select(Measurement, kernel)})
     if elsewhere:
         nearest = max(elsewhere, key=lambda t: (_common_parts(target, t), t))
@@ -56,8 +69,30 @@ def explain(db: TuningDB, kernel: str, target: str, linear: str = "", structure:
                                                                                 if structure else f"; the database knows {count} others"))
 
 
-def _explain_no_winner(measurements: list[Measurement], verdicts: list[Verdict]) -> Explanation:
-    """The kernel was measured on this target, yet nothing may be used: what stopped the best candidate."""
+def no_winner_reason(measurements: Sequence[Measurement], verdicts: Sequence[Verdict], searches: Sequence[Search]) -> str:
+    """Why nothing is used for one kernel on one target although it was searched or measured: that nothing was measured, that every
+    candidate failed and of what, that the heuristic stayed best, or what stopped the candidate that came nearest."""
+    if not measurements:
+        last = max(searches, key=lambda s: s.ended_at or 0.0)
+        if last.ended_at is None:
+            return "the search has not ended, or was killed, before anything was measured"
+        return f"the search ended before anything was measured ({last.outcome})"
+    if all(m.status not in ("ok", "slow") for m in measurements):
+        found = Counter((m.status, m.reason) for m in measurements)
+        reasons = [f"{n} {status}" + (f" ({reason[:MAX_REASON]})" if reason else "")
+                   for (status, reason), n in found.most_common(MAX_REASONS)]
+        more = f", and {len(found) - MAX_REASONS} reasons more" if len(found) > MAX_REASONS else ""
+        return f"every candidate failed: {', '.join(reasons)}{more}"
+    reason = _nearest_reason(measurements, verdicts)
+    ends = [s.result for s in searches if s.ended_at is not None]
+    best, heuristic = (ends[-1].get("best"), ends[-1].get("heuristic")) if len(ends) == 1 else (None, None)
+    if best is not None and best == heuristic:
+        return f"the heuristic stayed best; {reason}"
+    return reason
+
+
+def _nearest_reason(measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> str:
+    """What stopped the best candidate."""
     barred = barred_revisions(measurements, verdicts)
     verified = {(v.linear, v.codegen) for v in verdicts if v.verdict == "verified"}
     best = min(measurements, key=lambda m: (m.step != "confirm", m.status != "ok", m.ratio if m.ratio is not None else 2.0,
@@ -70,8 +105,25 @@ def _explain_no_winner(measurements: list[Measurement], verdicts: list[Verdict])
             f"it was found {last.verdict}" + (f" by {last.by}" if last.by else "") + (f": {last.reason}" if last.reason else "")
     elif reason is None and (best.linear, best.codegen) not in verified:
         reason = "nobody verified its output"
-    return Explanation(None, "verdict", "a confirmed and verified measurement", reason or "", f"{len(measurements)} measurements for this "
-                       f"kernel and target, none of which may be used; the nearest, {best.chain_text}: {reason}")
+    return f"the nearest, {best.chain_text}: {reason}"
+
+
+def describe_searches(searches: Sequence[Search]) -> list[str]:
+    """Per search, oldest first, when it was, by whom, with what, how many candidates it timed and how it ended."""
+    latest: dict[str, Search] = {}
+    for s in sorted(searches, key=lambda s: s.ended_at or 0.0):     # a search has a row at its start and one at its end
+        latest[s.search] = s
+    out = []
+    for s in sorted(latest.values(), key=lambda s: s.started_at):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(s.started_at))
+        with_what = ", ".join(filter(None, (s.strategy, s.executor)))
+        if s.ended_at is None:
+            out.append(f"searched {when} by {s.by or 'unknown'} ({with_what}), without an end")
+            continue
+        tried = [f"{s.result[name]} {name}" for name in ("timed", "wrong", "failed") if isinstance(s.result.get(name), int)]
+        out.append(f"searched {when} by {s.by or 'unknown'} ({with_what}) for {s.ended_at - s.started_at:.0f} s: "
+                   f"{'candidates: ' + ', '.join(tried) + '; ' if tried else ''}{s.outcome}")
+    return out
 
 
 def first_difference(asked: str, stored: str) -> tuple[str, str, str]:

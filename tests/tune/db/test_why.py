@@ -1,9 +1,13 @@
 """Why a kernel has its chain, or none."""
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from svod.tune.db import Kernel, Record, TuningDB
+from svod.tune.db import Kernel, Measurement, Record, Search, TuningDB
 from svod.tune.db.why import first_difference
 from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
 
@@ -29,12 +33,39 @@ def test_a_winner_and_a_winner_whose_code_changed() -> None:
     ([confirmed()], "nobody verified"),
     ([screened("aa"), verdict()], "only timed in the screen"),
     ([confirmed(1.5), verdict()], "slower than the heuristic"),
-    ([screened("aa", status="crash", reason="SIGSEGV")], "status crash: SIGSEGV"),
+    ([screened("aa", status="crash", reason="SIGSEGV")], "every candidate failed: 1 crash (SIGSEGV)"),
     ([confirmed(), verdict(), confirmed(status="wrong")], "wrong numbers"),
 ])
 def test_measured_but_not_usable(records: list[Record], reason: str) -> None:
     field, text = why(*records)
     assert field == "verdict" and reason in text
+
+
+def searched(outcome: str = "", ended: bool = True, **result: Any) -> list[Record]:
+    """The rows of a search: one at its start, one at its end."""
+    begun = Search("s" * 32, K, TARGET, strategy="beam", executor="2 local workers", by="a@b", started_at=1e9)
+    return [begun, replace(begun, ended_at=1e9 + 12, outcome=outcome, result=result)] if ended else [begun]
+
+
+FAILED = [screened("aa", status="crash", reason="SIGSEGV"), screened("bb", status="crash", reason="SIGSEGV"),
+          screened("cc", status="error", reason="it does not lower")]
+
+
+@pytest.mark.parametrize(("records", "reasons"), [
+    (searched("interrupted", timed=0, failed=0), ["ended before anything was measured (interrupted)", "0 timed, 0 failed; interrupted"]),
+    (searched(ended=False), ["has not ended, or was killed", "without an end"]),
+    ([*searched("every candidate failed", failed=3), *FAILED],
+     ["3 measurements", "every candidate failed: 2 crash (SIGSEGV), 1 error (it does not lower)", "3 failed"]),
+    ([*searched("budget spent", timed=40, best=2e-5, heuristic=2e-5), screened("aa")],
+     ["the heuristic stayed best", "only timed in the screen", "candidates: 40 timed; budget spent", "for 12 s", "a@b", "2 local workers"]),
+    ([*searched("budget spent", timed=40, best=1e-5, heuristic=2e-5), screened("aa"), *FAILED],
+     ["4 measurements", "only timed in the screen"]),
+])
+def test_searched_without_a_winner(records: list[Record], reasons: list[str]) -> None:
+    field, text = why(*records)
+    assert field == "verdict" and all(r in text for r in reasons), text
+    assert "not known" not in text and re.search(r"searched 2001-09-0[89] \d\d:\d\d", text)
+    assert ("every candidate failed:" in text) == (len([r for r in records if isinstance(r, Measurement)]) == 3)
 
 
 def test_another_target_names_the_first_field_that_differs() -> None:
