@@ -47,9 +47,10 @@ remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
 # -- what tensors call ------------------------------------------------------------------------------
 
-def realize_tensors(tensors: Sequence[Tensor]) -> None:
-    """Compute the tensors now: each becomes a reshaped BUFFER, in every live tensor that contains it. Raises SvodError."""
-    prepared = prepare_graph([t.uop for t in tensors], PrepareConfig.from_env())
+def realize_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None = None) -> None:
+    """Compute the tensors now: each becomes a reshaped BUFFER, in every live tensor that contains it. The plan's other memory goes with the
+    plan, when those tensors hold theirs. Raises SvodError."""
+    prepared = prepare_graph([t.uop for t in tensors], complete_config(config))
     prepared.plan.execute()
     prepared.attach(tensors)
 
@@ -61,16 +62,22 @@ def prepare_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None) -> 
     Raises ScheduleError when nothing is given."""
     if not tensors:
         raise ScheduleError("prepare needs at least one tensor")
-    if config is not None and not isinstance(config, PrepareConfig):
-        raise ConfigError(f"prepare takes a PrepareConfig, got {type(config).__name__}; for a search: "
-                          "PrepareConfig(beam=BeamConfig(width=4))")
-    prepared = prepare_graph([t.uop for t in tensors], config.in_environment() if config is not None else PrepareConfig.from_env())
+    prepared = prepare_graph([t.uop for t in tensors], complete_config(config))
     prepared.attach(tensors)
     made = [buffer_of(prepared.nodes[i]) for i in dict.fromkeys(prepared.outline.outputs) if prepared.is_new(i)]
     prepared.plan.open_after_run([(buffer, buffer.array) for buffer in made])
     for buffer in made:
         buffer.close("the values of a prepared tensor were asked for before its plan ran; call plan.execute() first")
     return prepared.plan
+
+
+def complete_config(config: PrepareConfig | None) -> PrepareConfig:
+    """A configuration with what it leaves open as the environment says. Raises ConfigError for what is none."""
+    if config is None:
+        return PrepareConfig.from_env()
+    if not isinstance(config, PrepareConfig):
+        raise ConfigError(f"a PrepareConfig is needed, got {type(config).__name__}; for a search: PrepareConfig(beam=BeamConfig(width=4))")
+    return config.in_environment()
 
 
 # -- the pipeline -----------------------------------------------------------------------------------

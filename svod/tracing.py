@@ -28,7 +28,7 @@ from svod.core.buffer import aligned_empty, buffer_of
 from svod.core.schedule import storage_of
 from svod.core.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
 from svod.errors import SvodError
-from svod.prepare import Prepared, buffers_under, prepare_graph, refuse_shared_memory, span_of
+from svod.prepare import Prepared, buffers_under, complete_config, prepare_graph, refuse_shared_memory, span_of
 from svod.tensor import Tensor
 from svod.tensor.base import live_tensors
 from svod.tensor.realize import is_realized, realize_tensors
@@ -143,7 +143,7 @@ class Jit:
     def _prepare(self, tensors: list[Tensor], inputs: list[UOp], structure: Any, outputs: list[Tensor],
                  effects: list[Tensor]) -> _Captured:
         """The plan for what the function returned and for what it assigned."""
-        config = self.config.in_environment() if self.config else PrepareConfig.from_env()
+        config = complete_config(self.config)
         roots = [*outputs, *effects]
         assigned = frozenset(storage_of(a) for t in roots for a in t.uop.walk(Ops.ASSIGN))
         changing = assigned.union(inputs)

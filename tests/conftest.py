@@ -9,6 +9,15 @@ import pytest
 from svod.config import CONFIGS
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--random-plans", type=int, default=12, metavar="N", help="random graphs that run through the whole pipeline (12)")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "random_plan" in metafunc.fixturenames:
+        metafunc.parametrize("random_plan", range(metafunc.config.getoption("--random-plans")))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """For the whole session, and the processes that tests start."""

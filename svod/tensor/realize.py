@@ -31,12 +31,12 @@ def is_realized(tensor: TensorBase) -> bool:
     return graph.base_of(tensor.uop).op is Ops.BUFFER
 
 
-def realize_tensors(tensors: Iterable[Tensor]) -> None:
+def realize_tensors(tensors: Iterable[Tensor], config: Any = None) -> None:
     """Compute every tensor that is neither in memory nor a constant. One schedule for all, in the given order."""
     pending = _pending(tensors)
     if pending:
         from svod import prepare
-        prepare.realize_tensors(pending)
+        prepare.realize_tensors(pending, config)
 
 
 def prepare_tensors(tensors: Iterable[Tensor], config: Any) -> Any:

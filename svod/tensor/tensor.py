@@ -36,15 +36,16 @@ class Tensor(Random):
         """Whether the values are in memory."""
         return is_realized(self)
 
-    def realize(self) -> Tensor:
-        """Compute the values now, if they are not in memory; returns self."""
-        realize_tensors([self])
+    def realize(self, config: Any = None) -> Tensor:
+        """Compute the values now, if they are not in memory; returns self. `config`: a PrepareConfig; what it leaves open, and None, is as
+        the environment says."""
+        realize_tensors([self], config)
         return self
 
     @staticmethod
-    def realize_batch(tensors: Iterable[Tensor]) -> None:
+    def realize_batch(tensors: Iterable[Tensor], config: Any = None) -> None:
         """Compute several tensors in one schedule: what they share is computed once."""
-        realize_tensors(tensors)
+        realize_tensors(tensors, config)
 
     def prepare(self, config: Any = None) -> Any:
         """An ExecutionPlan that computes this tensor, again with each `execute()`; it is the plan's output from then on."""

@@ -25,7 +25,7 @@ class Interpreter(types.ModuleType):
         super().__init__("svod.prepare")
         self.batches: list[int] = []
 
-    def realize_tensors(self, tensors: list[Tensor]) -> None:
+    def realize_tensors(self, tensors: list[Tensor], config: object = None) -> None:
         self.batches.append(len(tensors))
         values = [np.array(evaluate_graph(t.uop)) for t in tensors]
         mapping: dict[UOp, UOp] = {}
