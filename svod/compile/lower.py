@@ -19,9 +19,14 @@ from __future__ import annotations
 from svod.compile.emit_phase import Emitted, Phase
 from svod.compile.nests import SLACK, Layout, block_of, is_contiguous, is_exact
 from svod.compile.program import Instr, PhaseSpec, Program, ProgramSpec
+from svod.core import dots
+from svod.core.dtype import DType
 from svod.core.kernel import Linear, Node, ResolvedStage
 from svod.core.nest import Plan, fit, lane_row, plan
 from svod.core.scheduler import UPCAST, Scheduler
+
+SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
+LINE = 64
 
 
 def lower(state: Scheduler) -> Program:
@@ -45,6 +50,9 @@ class Lowering:
         self.unsafe: dict[int, int] = {}      # axis → extent that must be checked
         self.below: set[int] = set()          # those of them whose positions may also be negative: read backwards
         self.fixed: set[int] = set()          # axes whose last tile must not be moved back
+        self.dots: dict[int, dots.Plan] = {}  # stage → its dot instruction
+        self.packed: dict[int, dots.Packed] = {}    # operands of dot instructions
+        self.rows: set[int] = set()           # stages read in all lanes, laid out in rows along the sum
         self.threads = state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
         self._layouts()
         self._guards()
@@ -62,6 +70,10 @@ class Lowering:
             if stage.is_output or stage.has_reduce:
                 row = lane_row(state, r)
                 self.lane[s] = r.axes.index(state.rows[row].axis) if row >= 0 else -1
+                found = dots.plan_dot(state, r, self.lane[s])
+                if found is not None:
+                    self.dots[s] = found
+                    self.packed.update({o.stage: p for o, p in zip(found.operands, found.packed, strict=True)})
             else:
                 self.derived.add(s)
                 self.lane[s] = self.orders[s][-1] if self.orders[s] else -1
@@ -72,6 +84,8 @@ class Lowering:
         state, resolved = self.state, self.plan.resolved
         dims = len(self.kernel.stages[s].outs)
         rank = [-1.0] * dims
+        here = resolved[s]
+        copied = here is not None and any(n.kind == "load" for n in here.nodes)
         tiles: set[tuple[int, int]] = set()     # what each read could use
         for q in self.plan.readers[s]:
             r = resolved[q]
@@ -83,22 +97,49 @@ class Lowering:
                 if node.kind != "read" or node.arg != s:
                     continue
                 found = (-1, 1)
+                # what is computed from scratch and read one element for all lanes keeps the order of the loops: its rows lie as those it is
+                # computed from, in vectors
+                tiles_inside = copied or any(a == lane for lin in node.dims for a, _ in lin.coefs)
                 for i, lin in enumerate(node.dims):
                     for a, _ in lin.coefs:
                         ids = state.axis_rows[r.axes[a]]
                         value = max((depth[x] for x in ids if x in depth), default=0) * 1.0
                         if q in self.derived:
                             value = float(self.orders[q].index(a))
-                        elif any(state.rows[x].role == UPCAST and state.rows[x].extent > 1 for x in ids):
+                        elif tiles_inside and any(state.rows[x].role == UPCAST and state.rows[x].extent > 1 for x in ids):
                             value = 500.0
                         if a == lane:
                             value = 1000.0
                             found = (i, self._tile_of(q, r, node, i, a))
                         rank[i] = max(rank[i], value)
                 tiles.add(found)
-        order = tuple(sorted(range(dims), key=lambda i: (rank[i], i)))
         tile = tiles.pop() if len(tiles) == 1 else (-1, 1)
+        packed = self.packed.get(s)
+        if dims and max(rank) < 1000.0 and (packed is not None or self.plan.paths[s] == ()):
+            # read as a value in all lanes: rows along the sum are few streams through memory, as it mostly lies there
+            along = packed.dim if packed is not None else self._summed_dim(s)
+            if along >= 0:
+                rank[along] = 1000.0
+                self.rows.add(s)
+        if packed is not None and tile[0] == packed.dim:
+            tile = (-1, 1)
+        order = tuple(sorted(range(dims), key=lambda i: (rank[i], i)))
         return order, tile if tile[1] > 1 and not self.kernel.stages[s].has_reduce else (-1, 1)
+
+    def _summed_dim(self, s: int) -> int:
+        """The dim of a stage along which its readers' innermost reduce loop runs, or -1."""
+        state = self.state
+        for q in self.plan.readers[s]:
+            r = self.plan.resolved[q]
+            if r is None or q in self.derived:
+                continue
+            local = {axis: i for i, axis in enumerate(r.axes)}
+            for row in reversed(state.order[q]):
+                a = local[state.rows[row].axis]
+                if a < len(r.stage.outs):
+                    continue
+                return next((i for n in r.nodes if n.kind == "read" and n.arg == s for i, lin in enumerate(n.dims) if lin.coef(a)), -1)
+        return -1
 
     def _tile_of(self, q: int, r: ResolvedStage, node: Node, dim: int, local: int) -> int:
         """Positions of the reader's vector axis that stand side by side, if the dim is read in whole tiles of them, else 1."""
@@ -125,8 +166,13 @@ class Lowering:
                     in_place = r.stage.is_output and bool(self.kernel.written)
                     if in_place and not reduce and not is_exact(pieces, extent):
                         self.fixed.add(axis)
-                    if state.pads[axis] or axis in self.fixed:
+                    summed = s in self.dots and state.dots[s] == (axis, self.dots[s].dot.name)
+                    if (state.pads[axis] and not summed) or axis in self.fixed:
                         self.unsafe[axis] = self.kernel.axes[axis].extent
+            if s in self.packed:
+                axis = r.stage.outs[self.packed[s].dim]
+                if self.packed[s].padded != self.kernel.axes[axis].extent:
+                    self.unsafe[axis] = self.kernel.axes[axis].extent
             for node in r.nodes:
                 if node.kind == "read":
                     outs = self.kernel.stages[node.arg].outs
@@ -179,15 +225,40 @@ class Lowering:
 
     def _temp(self, r: ResolvedStage) -> tuple[int, Layout]:
         s = r.stage.index
-        layout = self.layout(s, tuple(self.kernel.axes[a].extent for a in r.stage.outs))
-        found = self.new_temp(layout.size * r.stage.dtype.itemsize + SLACK), layout
+        layout = self.layout(s, tuple(self.positions(s, i) for i in range(len(r.stage.outs))))
+        found = self.new_temp(layout.size * self.stored(s).itemsize + SLACK), layout
         self.temp_of[s] = found
         return found
+
+    def stored(self, s: int) -> DType:
+        """The type in which a staged value lies in memory."""
+        return self.packed[s].dtype if s in self.packed else self.kernel.stages[s].dtype
+
+    def positions(self, s: int, dim: int) -> int:
+        """The positions of a dim of a staged value that may be read: whole groups for a dot instruction."""
+        packed = self.packed.get(s)
+        return packed.padded if packed is not None and packed.dim == dim else self.kernel.axes[self.kernel.stages[s].outs[dim]].extent
+
+    def guarded(self, s: int, dim: int) -> bool:
+        """Whether positions of a dim beyond those that are staged may be asked for."""
+        packed = self.packed.get(s)
+        return (packed is None or packed.dim != dim) and self.kernel.stages[s].outs[dim] in self.unsafe
 
     def layout(self, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
         """How a box of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as it may differ between boxes."""
         order = self.orders[s]
         dim, tile = self.tiles[s] if tiled else (-1, 1)
+        packed = self.packed.get(s)
+        if packed is not None:
+            # by words of a group: a step along the summed dim is a part of a word's stride, everything else moves by whole words
+            words = tuple(e // packed.group if d == packed.dim else e for d, e in enumerate(extents))
+            found = self._layout(order, words, dim, tile, SET_STRIDE // (packed.group * packed.dtype.itemsize) if s in self.rows else 0)
+            inside = tuple(n if d == packed.dim else n * packed.group for d, n in enumerate(found.strides))
+            return found._replace(extents=extents, strides=inside, outer=found.outer * packed.group, size=found.size * packed.group)
+        return self._layout(order, extents, dim, tile, SET_STRIDE // self.kernel.stages[s].dtype.itemsize if s in self.rows else 0)
+
+    def _layout(self, order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: int, apart: int) -> Layout:
+        """`apart`: rows of a multiple of so many elements get a line of the cache more, or they would share its sets; 0: none do."""
         strides = [0] * len(extents)
         if dim >= 0 and tile < extents[dim] and extents[dim] % tile == 0:
             size = tile
@@ -202,6 +273,8 @@ class Lowering:
         for d in reversed(order):
             strides[d] = size
             size *= extents[d]
+            if apart and d == order[-1] and size % apart == 0:
+                size += apart * LINE // SET_STRIDE
         return Layout(extents, tuple(strides), order, -1, 1, 0, size)
 
     def _split_phases(self, r: ResolvedStage, split: tuple[int, int]) -> list[Emitted]:
