@@ -47,8 +47,10 @@ from svod.errors import FormatError, SvodError, TuneError
 from svod.outline import BufferSpec, Call, Outline
 
 FORMAT, VERSION = "svod-capture", 1
+RECORDS_FORMAT = "svod-tune-db"     # of another file of ours that people may mix up with this one
 STOP_FILE = "stop"
 FLUSH_SECONDS = 0.5         # how often the runs of live plans are written
+MAKE_ONE = "make a capture with svod-tune --capture-to FILE SCRIPT"
 MAX_ELEMENTS = 1 << 40      # of a buffer that a file may ask for
 
 
@@ -276,11 +278,12 @@ def read_capture(path: str | os.PathLike[str]) -> Capture:
         files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
         texts = [(file, file.read_bytes()) for file in files]
     except OSError as e:
-        raise TuneError(f"the capture {root} cannot be read: {e.strerror or e}; make one with svod-tune --capture-to FILE SCRIPT") from e
+        raise TuneError(f"the capture {root} cannot be read: {e.strerror or e}; {MAKE_ONE}") from e
     capture = Capture()
     found: dict[str, CapturedPlan] = {}
     for file, data in texts:
-        _Reader(file, capture, found).read(data)
+        if data or file == root:    # a process that was killed before it wrote anything leaves an empty file
+            _Reader(file, capture, found).read(data, whole=file == root)
     capture.plans = list(found.values())
     return capture
 
@@ -308,12 +311,17 @@ class _Reader:
         self.kernels: dict[str, Kernel] = {}
         self.runs: dict[str, int] = {}
 
-    def read(self, data: bytes) -> None:
+    def read(self, data: bytes, *, whole: bool) -> None:
+        """Read the file's content. `whole`: it should have an end; else a last line that is cut off is that of a process that was killed
+        while it wrote it."""
+        if not data.strip():
+            raise FormatError(f"{self.file} is empty; {MAKE_ONE}")
         lines = data.split(b"\n")
         complete = not lines[-1]
         for number, line in enumerate(lines, 1):
             if not line:
                 continue
+            cut = number == len(lines) and not complete
             try:
                 value = _parse(line)
                 if number == 1:
@@ -322,17 +330,21 @@ class _Reader:
                     self._line(value)
             except (SvodError, RecursionError) as e:
                 if number == 1:
-                    raise FormatError(f"{self.file} is not a capture of svod that can be used: {e}") from e
-                if number == len(lines) and not complete:
-                    continue                    # the process was killed while it wrote this
-                self.capture.problems.append(f"{self.file.name}, line {number}: {e}")
+                    raise FormatError(f"{self.file} is not a capture of svod that can be used: line 1{' is cut off' * cut}: {e}; "
+                                      f"{MAKE_ONE}") from e
+                if cut and not whole:
+                    continue
+                where = f"{self.file.name}, line {number}"
+                self.capture.problems.append(f"{where} is cut off, the end of the file is missing" if cut else f"{where}: {e}")
         for digest, count in self.runs.items():
             if digest in self.plans:
                 self.plans[digest].runs += count
 
     def _header(self, line: dict[str, Any]) -> None:
+        if line.get("format") == RECORDS_FORMAT:
+            raise FormatError("it holds tuning records, which svod-db import reads")
         if line.get("format") != FORMAT:
-            raise FormatError(f"its first line does not say {FORMAT!r}")
+            raise FormatError(f"it does not say {FORMAT!r}")
         version = line.get("version")
         if version != VERSION:
             raise FormatError(f"it has version {version!r}, this svod reads {VERSION}; capture again with this one")
@@ -406,6 +418,8 @@ class _Reader:
 def _parse(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
+    except UnicodeDecodeError as e:
+        raise FormatError("it is not text") from e
     except ValueError as e:
         raise FormatError(f"it is not JSON: {e}") from e
     if not isinstance(value, dict):

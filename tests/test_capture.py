@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from svod import capture
-from svod.capture import CaptureWatch, StopCapture, read_capture, write_capture
+from svod.capture import Capture, CapturedPlan, CaptureWatch, StopCapture, plan_digest, read_capture, write_capture
 from svod.compile.host import host_target
 from svod.config import PrepareConfig
 from svod.core.family import family_key
@@ -117,6 +117,29 @@ def test_a_half_line_is_left_out(tmp_path: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole + b'{"kernel":"abc","ta')
     assert len(read_capture(tmp_path).plans) == 1 and not read_capture(tmp_path).problems
+
+
+def test_a_file_that_is_cut_off_says_where(tmp_path: Path) -> None:
+    """The half line of a killed process is no news in a directory; in a file that somebody brings it is."""
+    outline = scaled()
+    plan = CapturedPlan(plan_digest(outline, TARGET.key), TARGET.key, outline, {}, 3)
+    path = tmp_path / "c.jsonl"
+    write_capture(path, Capture([plan]))
+    data = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(data) if byte == ord("\n")]
+    for end, plans, line in ((ends[3] - 2, 1, 4), (ends[2] - 2, 0, 3), (ends[1] - 2, 0, 2)):
+        path.write_bytes(data[:end])
+        found = read_capture(path)
+        assert len(found.plans) == plans and found.problems == [f"c.jsonl, line {line} is cut off, the end of the file is missing"]
+    path.write_bytes(data[:ends[0] - 2])
+    with pytest.raises(FormatError, match="line 1 is cut off"):
+        read_capture(path)
+    path.write_bytes(b"")
+    with pytest.raises(FormatError, match="is empty; make a capture with"):
+        read_capture(path)
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "1.jsonl").touch()
+    assert read_capture(tmp_path / "killed") == Capture(), "a process that was killed before its first line"
 
 
 def change(line: dict[str, Any], **values: Any) -> dict[str, Any]:

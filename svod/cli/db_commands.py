@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +22,7 @@ from svod.tune.db.records import parse_json
 from svod.tune.db.why import describe_searches, no_winner_reason
 
 SHOWN_KEY = 12          # characters of a key in a table
+EXIT_SKIPPED = 1        # of import and merge: not all records could be used
 SCRIPT_SECONDS = 600.0  # longest run of a script that `why` runs
 
 
@@ -284,9 +285,9 @@ def export(context: click.Context, output: Path, winners: bool, kernels: tuple[s
     _report(db.skipped)
 
 
-def _say_merged(source: Path, merged: Merged) -> None:
+def _say_merged(db: TuningDB, source: Path, merged: Merged) -> None:
     skipped = f", {len(merged.skipped)} skipped" if merged.skipped else ""
-    click.echo(f"{source}: {merged.added} new records, {merged.known} known{skipped}")
+    click.echo(f"{source}: {merged.added} new records, {merged.known} known{skipped}; in {db.path}")
     _report(merged.skipped)
 
 
@@ -294,20 +295,33 @@ def _say_merged(source: Path, merged: Merged) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE...")
 @click.pass_context
 def import_files(context: click.Context, files: tuple[Path, ...]) -> None:
-    """Add the records of JSON Lines files. Records that are malformed are reported and skipped."""
+    """Add the records of JSON Lines files.
+
+    Records that are malformed or cut off are reported and skipped, the others of their file are added, and the exit status is 1. A file
+    that holds no tuning records is refused with status 2."""
     db = _open(context, read_only=False)
-    for path in files:
-        _say_merged(path, db.import_file(path))
+    _add(db, files, db.import_file)
 
 
 @cli.command()
 @click.argument("others", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="OTHER.db...")
 @click.pass_context
 def merge(context: click.Context, others: tuple[Path, ...]) -> None:
-    """Add the records of other databases to this one. Merging twice, or in another order, gives the same database."""
+    """Add the records of other databases to this one. Merging twice, or in another order, gives the same database.
+
+    Exit status as of import."""
     db = _open(context, read_only=False)
-    for path in others:
-        _say_merged(path, db.merge(path))
+    _add(db, others, db.merge)
+
+
+def _add(db: TuningDB, sources: tuple[Path, ...], add: Callable[[Path], Merged]) -> None:
+    skipped = 0
+    for path in sources:
+        merged = add(path)
+        _say_merged(db, path, merged)
+        skipped += len(merged.skipped)
+    if skipped:
+        sys.exit(EXIT_SKIPPED)
 
 
 @cli.command()

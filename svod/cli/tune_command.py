@@ -86,7 +86,8 @@ class _Finite(click.FloatRange):
 
 @click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]},
                epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out; 2 bad input, or no kernel "
-                      "was captured; 3 the script failed and what it had prepared was tuned; 4 tuned, but the results could not be stored; "
+                      "was captured; 3 the script failed or the capture is damaged, and what there was was tuned; 4 tuned, but the "
+                      "database could not take the results; "
                       "130 ended early by Ctrl-C. The first Ctrl-C ends the script, the next one the tuning.")
 @click.argument("script", required=False)
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")

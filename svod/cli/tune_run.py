@@ -96,6 +96,7 @@ class _Run:
         self.script: ScriptEnd | None = None
         self.result: SessionResult | None = None
         self.executor_name = ""
+        self.incomplete = False                     # the script failed, or the capture is damaged
         self.saved: Path | None = None              # where the results are that the database could not take
         self.seconds: dict[str, float] = {}         # from the start to the end of each phase
 
@@ -123,11 +124,14 @@ class _Run:
     def run(self) -> int:
         self._say_database()
         captured = self.capture()
+        self.incomplete = bool(self.script.failure) if self.script is not None else bool(captured.problems)
         self.seconds["capture"] = self.elapsed
         for problem in captured.problems[:MAX_PROBLEMS]:
             say(f"svod-tune: skipped in the capture: {problem}")
         if len(captured.problems) > MAX_PROBLEMS:
             say(f"svod-tune: skipped in the capture: {len(captured.problems) - MAX_PROBLEMS} more lines")
+        if self.script is None and captured.problems and captured.plans:
+            say("svod-tune: the capture is damaged; tuning what can be read of it")
         if not captured.plans:
             say(f"svod-tune: {self.options.subject} {self._nothing_captured()}")
             return EXIT_NOTHING
@@ -286,7 +290,7 @@ class _Run:
     def _status(self) -> int:
         if self.result is not None and self.result.interrupted:
             return EXIT_INTERRUPTED
-        if self.script is not None and self.script.failure:
+        if self.incomplete:
             return EXIT_SCRIPT
         if self.result is not None and self.config.db != config.NONE and self.db.path is None:
             return EXIT_NOT_STORED
@@ -333,7 +337,7 @@ class _Run:
 
     def _nothing_captured(self) -> str:
         if self.script is None:
-            return "holds no plan; capture a script that prepares or realizes a Tensor"
+            return f"holds no plan{' that can be used' * self.incomplete}; capture a script that prepares or realizes a Tensor"
         if self.script.failure:
             return f"{self.script.failure} before it prepared a kernel; there is nothing to tune"
         if self.script.why != "finished":
@@ -372,11 +376,11 @@ class _Run:
         bounds = {r.key: b for r in rows if (b := roofline_bound(r.kernel, target, ceilings)) > 0}
         self._print(["", *dry_table(rows, bounds, self._width()), "",
                      f"next: {self.options.command_line()}"])
-        failed = self.script is not None and bool(self.script.failure)
+        status = EXIT_SCRIPT if self.incomplete else EXIT_OK
         if self.options.json_path is not None:
-            self._dump({"status": EXIT_SCRIPT if failed else EXIT_OK, "target": target.key,
+            self._dump({"status": status, "target": target.key,
                         "kernels": [{**row_json(r), "bound_seconds": bounds.get(r.key)} for r in rows]})
-        return EXIT_SCRIPT if failed else EXIT_OK
+        return status
 
     def _report(self, outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]], target: Target,
                 ceilings: Ceilings | None, status: int) -> None:

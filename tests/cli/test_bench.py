@@ -32,7 +32,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     monkeypatch.setattr(svod.bench.ceilings, "cached_ceilings", lambda path, target, **kw: CEILINGS)
     monkeypatch.setattr(svod.bench.load, "watch_machine", lambda: lambda: MachineLoad())
     monkeypatch.setattr(bench_commands, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setenv("SVOD_BENCH_SECONDS", "0")
+    monkeypatch.setenv("SVOD_BENCH_CASE_SECONDS", "0")
     monkeypatch.setenv("SVOD_BENCH_ROUNDS", "6")
     monkeypatch.chdir(tmp_path)
 

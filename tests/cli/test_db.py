@@ -110,10 +110,15 @@ def test_export_import_merge_retract_gc(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "o.db"
     assert ": 4 new records, 0 known" in run(other, "import", str(out)).output, "measurement, verdict, kernel, origin"
     assert ": 0 new records, 4 known" in run(other, "import", str(out)).output
-    with out.open("a", encoding="utf-8") as f:
-        f.write("{}\n")
+    good = out.read_text()
+    out.write_text(good + "{}\n")
     result = run(other, "import", str(out))
-    assert result.exit_code == 0 and "1 skipped" in result.output and "unknown kind" in result.output
+    assert result.exit_code == 1 and "1 skipped" in result.output and "unknown kind" in result.output
+    out.write_text(good[:-100])
+    cut = tmp_path / "cut.db"
+    result = run(cut, "import", str(out))
+    assert result.exit_code == 1 and f"skipped {out}:5: the line is cut off" in result.output
+    assert f"3 new records, 0 known, 1 skipped; in {cut}" in result.output
     assert "new records" in run(other, "merge", str(path)).output
     result = run(other, "retract", GEMM, "--reason", "slow in production")
     assert result.exit_code == 0 and "1 chains" in result.output

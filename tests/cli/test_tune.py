@@ -417,6 +417,16 @@ def test_a_second_run_finds_everything_and_starts_no_workers(tmp_path: Path, fak
     assert "3 kernels to search" in third.output and NoExecutor.started == 2
 
 
+def test_a_damaged_capture_is_tuned_as_far_as_it_can_be_read(tmp_path: Path, fake: type[FakeSession]) -> None:
+    file = Path(captured(tmp_path))
+    file.write_bytes(file.read_bytes()[:-5])
+    done = run("--from", str(file), "--db", str(tmp_path / "t.db"))
+    assert done.exit_code == 3 and "is cut off" in done.output and "tuning what can be read" in done.output and "3 kernels" in done.output
+    file.write_bytes(b"\n".join(line for line in file.read_bytes().split(b"\n") if not line.startswith(b'{"kernel"')))
+    done = run("--from", str(file), "--db", str(tmp_path / "t.db"))
+    assert done.exit_code == 2 and "could not be read" in done.output and "no plan that can be used" in done.output
+
+
 def test_dry_run_searches_and_writes_nothing(tmp_path: Path, fake: type[FakeSession]) -> None:
     done = run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--dry-run", "--json", str(tmp_path / "r.json"))
     assert done.exit_code == 0 and not NoExecutor.started and not (tmp_path / "t.db").exists()

@@ -16,6 +16,7 @@ from svod.tune.db.records import Record, RecordError, canonical, parse_json, rec
 
 FORMAT = "svod-tune-db"
 FORMAT_VERSION = 1
+CAPTURE_FORMAT = "svod-capture"     # of another file of ours that people may mix up with this one
 
 
 class Skipped(NamedTuple):
@@ -39,10 +40,17 @@ def write_records(path: Path, records: Iterable[Record]) -> int:
 
 def read_header(line: str, path: Path) -> frozenset[str]:
     """The targets a file has records for. Raises DatabaseError for what is no such file, or one of a newer version."""
+    if not line.strip():
+        raise DatabaseError(f"{path} is not a file of svod's tuning records: " + ("its first line is empty" if line else "it is empty"))
     try:
+        line.encode()
         header = parse_json(line, "the first line")
+    except UnicodeEncodeError as e:
+        raise DatabaseError(f"{path} is not a file of svod's tuning records: it is not text") from e
     except RecordError as e:
         raise DatabaseError(f"{path} is not a file of svod's tuning records: {e}") from e
+    if isinstance(header, dict) and header.get("format") == CAPTURE_FORMAT:
+        raise DatabaseError(f"{path} is not a file of svod's tuning records but a capture: tune it with svod-tune --from {path}")
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise DatabaseError(f'{path} is not a file of svod\'s tuning records: its first line is no {{"format": "{FORMAT}", …}}')
     version, targets = header.get("version"), header.get("targets", [])
@@ -71,5 +79,6 @@ def read_records(path: Path, only_target: str | None = None) -> tuple[list[Recor
                 line.encode()  # refuses what the surrogates stand for
                 records.append(record_from_json(parse_json(line, "the line")))
             except (RecordError, UnicodeEncodeError) as e:
-                skipped.append(Skipped(f"{path}:{number}", str(e)))
+                cut = not line.endswith("\n")
+                skipped.append(Skipped(f"{path}:{number}", f"the line is cut off, the end of the file is missing ({e})" if cut else str(e)))
     return records, skipped
