@@ -196,7 +196,8 @@ class BenchConfig(_Config):
     """How things are timed when it counts: the confirmation of a search, and svod-bench."""
 
     rounds: int = _option("SVOD_BENCH_ROUNDS", 15, _integer(3), "least interleaved rounds of a comparison")
-    seconds: float = _option("SVOD_BENCH_SECONDS", 3.0, _number(0, "seconds"), "most seconds of a comparison")
+    seconds: float = _option("SVOD_BENCH_SECONDS", 3.0, _number(0, "seconds"), "most seconds of the confirmation of a kernel")
+    case_seconds: float = _option("SVOD_BENCH_CASE_SECONDS", 15.0, _number(0, "seconds"), "most seconds of a kernel of svod-bench")
     precision: float = _option("SVOD_BENCH_PRECISION", 0.01, _number(0, "parts of 1"),
                                "stop when the 95 % interval of the paired ratio is this narrow")
     min_sample: float = _option("SVOD_BENCH_MIN_SAMPLE", 200.0, _number(0, "µs"), "shortest sample, in µs; shorter kernels are repeated")

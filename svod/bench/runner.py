@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from svod.bench.ceilings import Ceilings
 from svod.bench.load import MachineLoad, Watch, watch_machine
 from svod.bench.machine import machine_of, versions
 from svod.bench.peers import Array, Peer, Prepared
-from svod.bench.race import ANCHOR_SAMPLES, disturbance, interleave, paired_ratio
+from svod.bench.race import interleave, paired_ratio
 from svod.bench.reference import largest_error, reference, widen
 from svod.bench.results import SVOD, CaseResult, Load, Outcome, PeerInfo, Run, Settings
 from svod.bench.suites import Case
@@ -35,16 +36,15 @@ SLOW_FACTOR = 8.0               # a contestant slower than this many of the fast
 SLOW_SECONDS = 10e-3            # … and than this sits out after SLOW_ROUNDS: enough for an interval
 SLOW_ROUNDS = 7
 CLOSE_FACTOR = 1.25             # peers within this of the fastest peer: the ratio to each of them is to be known
-TRIES = 3                       # a case that was disturbed is timed again, at most this often in all
 
 
 @dataclass(frozen=True)
 class Timing:
-    """`seconds[i]`: samples of contestant i, round by round from the first. `precise`: every ratio that was to be known is, to ±1 %."""
+    """`seconds[i]`: samples of contestant i, round by round from the first. `precise`: every ratio that was to be known is, to the
+    precision asked for."""
 
     seconds: tuple[tuple[float, ...], ...]
     precise: bool
-    noisy: str | None
     load: MachineLoad
 
 
@@ -53,7 +53,7 @@ def time_interleaved(contestants: Sequence[Contestant], lead: int, config: Bench
                      pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS)) -> Timing:
     """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is spent.
 
-    A disturbed batch is timed again; of several the one with the least load counts. Raises ValueError without contestants."""
+    Who is fast is told by the medians so far, which one bad sample does not move. Raises ValueError without contestants."""
     if not contestants:
         raise ValueError("nothing to time was given")
     calibrated = []
@@ -62,21 +62,8 @@ def time_interleaved(contestants: Sequence[Contestant], lead: int, config: Bench
         calibrated.append(calibrate(c, None, clock, config.min_sample * 1e-6))
     calls = [seconds for _, seconds in calibrated]
     fastest = min(calls)
-    slow = {i for i, t in enumerate(calls) if t > SLOW_FACTOR * fastest and t > SLOW_SECONDS and i != lead}
-    fastest_other = min((t for i, t in enumerate(calls) if i != lead), default=0.0)
-    close = [i for i, t in enumerate(calls) if i != lead and i not in slow and t <= CLOSE_FACTOR * fastest_other]
-    found: list[Timing] = []
-    for _ in range(TRIES):
-        found.append(_batch(contestants, calibrated, lead, slow, close, config, rng, clock, watch, pause))
-        if found[-1].noisy is None:
-            return found[-1]
-    return min(found, key=lambda t: t.load.foreign + t.load.steal)
-
-
-def _batch(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, float]], lead: int, slow: set[int], close: Sequence[int],
-           config: BenchConfig, rng: random.Random, clock: Clock, watch: Watch, pause: Callable[[], None]) -> Timing:
     every = list(range(len(contestants)))
-    fast = [i for i in every if i not in slow]
+    fast = [i for i in every if i == lead or calls[i] <= max(SLOW_FACTOR * fastest, SLOW_SECONDS)]
     seconds: list[list[float]] = [[] for _ in every]
     begin, seen = clock(), watch()
     rounds, precise = 0, False
@@ -84,7 +71,7 @@ def _batch(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, fl
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        while rounds < config.rounds or (not precise and clock() - begin < config.seconds):
+        while rounds < config.rounds or (not precise and clock() - begin < config.case_seconds):
             taking = every if rounds < SLOW_ROUNDS else fast
             times = interleave([contestants[i] for i in taking], [calibrated[i] for i in taking], rng, clock=clock, pause=pause,
                                warm_below=WARM_BELOW_SECONDS)
@@ -92,14 +79,18 @@ def _batch(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, fl
                 seconds[i].append(t)
             rounds += 1
             if rounds >= config.rounds:
-                precise = all(paired_ratio(seconds[i], seconds[lead]).half_width <= config.precision for i in close)
+                precise = _is_known([seconds[i] for i in fast if i != lead], seconds[lead], config.precision)
     finally:
         if was_enabled:
             gc.enable()
-    load = seen()
-    anchor = seconds[lead]
-    noisy = disturbance(contestants[lead], min(anchor[:ANCHOR_SAMPLES]), min(anchor[-ANCHOR_SAMPLES:]), load)
-    return Timing(tuple(map(tuple, seconds)), precise, noisy, load)
+    return Timing(tuple(map(tuple, seconds)), precise, seen())
+
+
+def _is_known(peers: Sequence[Sequence[float]], lead: Sequence[float], precision: float) -> bool:
+    """Whether the ratio to the fastest peer, and to those close to it, is known to ±precision."""
+    medians = [statistics.median(p) for p in peers]
+    limit = CLOSE_FACTOR * min(medians, default=0.0)
+    return all(paired_ratio(p, lead).half_width <= precision for p, m in zip(peers, medians, strict=True) if m <= limit)
 
 
 def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, target: Target, ceilings: Ceilings | None = None,
@@ -130,7 +121,7 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
     timed = [Timed(o, samples.get(o.name)) for o in outcomes]
     return judge_case(name=case.name, title=case.title, suite=case.suite, group=case.group, dtype=case.dtype, shapes=case.shapes,
                       flops=flops, bytes_read=read, bytes_written=written, bound=bound, timed=timed,
-                      noisy=timing.noisy if timing is not None else None, load=load_of(timing.load) if timing is not None else None)
+                      load=load_of(timing.load) if timing is not None else None)
 
 
 def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequence[PeerInfo], settings: Settings, config: BenchConfig, *,

@@ -16,9 +16,9 @@ from svod.bench.results import SVOD, Bound, CaseResult, GroupResult, Load, Outco
 from svod.core.dtype import BY_NAME
 
 PRECISION = 0.01            # half the width of an interval of a speed-up that counts as known
-NOISY_SPREAD = 0.05         # half the width of the interval of a median: more is said
-NOISY_RATIO = 0.075         # half the width of the interval of the speed-up over the best peer: two runs could differ by 15 %
-NOISY_DRIFT = 0.10          # how far the first and second half of a contestant's samples may lie apart
+NOISY = 0.05                # half the width of the interval of the speed-up over the best peer: more is said
+BUSY = 0.10                 # share of the machine that others may use: less slows all contestants of a round alike
+AS_MEMORY = 1.1             # a working set that is read at up to this many times memory's rate lies in memory
 ALL = "all"
 BEST_PEER = "best peer"
 
@@ -32,16 +32,18 @@ class Timed:
 
 
 def bound_of(flops: float, bytes_read: float, bytes_written: float, dtype: str, ceilings: Ceilings, caches: Mapping[str, int]) -> Bound:
-    """The roofline for operands of `bytes_read + bytes_written`, which stay in a cache between two runs if they fill half of it at most.
+    """The roofline for operands of `bytes_read + bytes_written`, all of which the run before has touched too.
 
-    `caches`: bytes of l2 (of one core) and l3 (shared). Operands spread over the cores' own caches, so that l2 counts once per thread.
-    Operands that fill a cache by more than half stay there in part: such kernels may come out above their bound."""
+    Their rate is that of a working set of this size (`Ceilings.rate_at`). `caches`: bytes of l2 (of one core) and l3 (shared), as
+    the processor says; they name the level: the first that is filled by half at most, l2 once per thread; one whose rate is that of
+    memory is called memory. Where the curve was not measured, the level's own rate counts."""
     total = bytes_read + bytes_written
+    writes = bytes_written > 0.01 * total
     room = {"l2": caches.get("l2", 0) * ceilings.threads / 2, "l3": caches.get("l3", 0) / 2, "memory": math.inf}
     level = next(name for name, size in room.items() if name in ceilings.bandwidth and total <= size)
-    rate = ceilings.bytes_per_second("read", level)
-    if bytes_written > 0.01 * total:
-        rate = max(rate, ceilings.bytes_per_second("copy", level))
+    rate = ceilings.rate_at(max(total, min(room["l2"], room["l3"])), level, writes) if total else ceilings.bytes_per_second("read", level)
+    if rate <= AS_MEMORY * ceilings.rate_at(math.inf, "memory", writes):
+        level = "memory"
     compute = ceilings.flops_per_second(BY_NAME[dtype])
     seconds = max(flops / compute, total / rate)
     return Bound(seconds, "compute" if flops / compute >= total / rate else level, compute, rate, flops / total if total else 0.0)
@@ -53,17 +55,9 @@ def spread_of(seconds: Sequence[float]) -> float:
     return 0.5 * math.log(high / low)
 
 
-def drift_of(seconds: Sequence[float]) -> float:
-    """How far the medians of the first and the second half lie apart, on the scale of logarithms."""
-    if len(seconds) < 6:
-        return 0.0
-    half = len(seconds) // 2
-    return abs(math.log(statistics.median(seconds[half:]) / statistics.median(seconds[:half])))
-
-
 def judge_case(*, name: str, title: str, suite: str, group: str, dtype: str, shapes: str, flops: float, bytes_read: float,
-               bytes_written: float, bound: Bound | None, timed: Sequence[Timed], noisy: str | None, load: Load | None) -> CaseResult:
-    """All figures of a case. `noisy`: what was seen while timing; what the samples themselves show is added."""
+               bytes_written: float, bound: Bound | None, timed: Sequence[Timed], load: Load | None) -> CaseResult:
+    """All figures of a case."""
     own = {t.outcome.name: t.seconds for t in timed if t.outcome.status == "ok" and t.seconds}
     seconds = dict(own)
     same = {t.outcome.name: t.outcome.same_as for t in timed if t.outcome.same_as is not None}
@@ -85,7 +79,7 @@ def judge_case(*, name: str, title: str, suite: str, group: str, dtype: str, sha
                                 speedups=others, ceiling_share=bound.seconds / median if bound is not None and median else None))
     rounds = min((len(v) for v in own.values()), default=0)
     case = CaseResult(name, title, suite, group, dtype, shapes, flops, bytes_read, bytes_written, bound, tuple(outcomes), best_peer, rounds,
-                      all(_half_width(s) <= PRECISION for o in outcomes for n, s in o.speedups.items() if n == best_peer), noisy, load)
+                      all(_half_width(s) <= PRECISION for o in outcomes for n, s in o.speedups.items() if n == best_peer), None, load)
     return replace(case, noisy=_noise(case))
 
 
@@ -100,20 +94,22 @@ def _half_width(s: Speedup) -> float:
 
 
 def _noise(case: CaseResult) -> str | None:
-    """Why the case's figures are doubtful: what was seen while timing, else what the samples show of svod and the best peer."""
-    if case.noisy is not None:
-        return case.noisy
-    judged = [o for o in case.contestants if o.samples and o.same_as is None and (o.name in SVOD or o.name == case.best_peer)]
-    for o in judged:
-        if o.spread is not None and o.spread > NOISY_SPREAD:
-            return f"the median of {o.name} is known to ±{100 * o.spread:.0f} % only"
-        if drift_of(o.samples) > NOISY_DRIFT:
-            return f"{o.name} drifted by {100 * math.expm1(drift_of(o.samples)):.0f} % while it was timed"
-    for o in judged:
-        s = o.speedups.get(case.best_peer or "")
-        if s is not None and _half_width(s) > NOISY_RATIO:
-            return f"the speed-up of {o.name} over {case.best_peer} is known to ±{100 * _half_width(s):.0f} % only"
+    """Why the speed-up over the best peer is doubtful, and the times where there is no peer; None where they are not."""
+    if case.load is not None and case.load.foreign + case.load.steal > BUSY:
+        return f"others used {100 * (case.load.foreign + case.load.steal):.0f} % of the machine"
+    own, best = case.svod, case.outcome(case.best_peer or "")
+    if own is None or own.spread is None:
+        return None
+    if best is None:
+        return f"the median of {own.name} is known to {_precision(own.spread)} only" if own.spread > NOISY else None
+    width = _half_width(own.speedups[best.name])
+    if width > NOISY:
+        return f"the speed-up of {own.name} over {best.name} is known to {_precision(width)} only"
     return None
+
+
+def _precision(half_width: float) -> str:
+    return f"±{100 * half_width:.0f} %" if math.isfinite(half_width) else "no precision (too few rounds)"
 
 
 def geometric_mean(values: Sequence[float]) -> float:

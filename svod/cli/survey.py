@@ -169,7 +169,7 @@ def rate_of(row: Row, seconds: float, target: Target, ceilings: Ceilings | None)
     level = "l1" if row.bytes <= target.l1 else "l2" if row.bytes <= target.l2 else "l3" if row.bytes <= target.l3 else "memory"
     move = None
     if level in ceilings.bandwidth:
-        move = row.bytes / max(ceilings.bytes_per_second("read", level), ceilings.bytes_per_second("copy", level))
+        move = row.bytes / ceilings.rate_at(row.bytes, level, writes=True)
     # without a figure for its level a kernel is held against the slowest one to tell what bounds it
     slowest = move if move is not None else row.bytes / ceilings.bytes_per_second("read")
     if compute >= slowest:

@@ -88,8 +88,8 @@ class SessionResult:
 def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None) -> float:
     """Seconds no schedule of this kernel can be faster than, here; 0 where nothing is known.
 
-    Arithmetic counts against the multiply-add ceiling of the output's type. Buffers count against the bandwidth of the smallest
-    level that holds them all, as kernels are timed warm; where that level was not measured they do not count."""
+    Arithmetic counts against the multiply-add ceiling of the output's type. Buffers count against the bandwidth of a working set of their
+    size, as kernels are timed warm; where the level that holds them all was not measured they do not count."""
     if ceilings is None:
         return 0.0
     dtype = kernel.stages[kernel.output].dtype
@@ -97,7 +97,7 @@ def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None) ->
     seconds = estimate(kernel.ast).flops / ceilings.flops_per_second(dtype)
     level = "l1" if size <= target.l1 else "l2" if size <= target.l2 else "l3" if size <= target.l3 else "memory"
     if level in ceilings.bandwidth:
-        seconds = max(seconds, size / max(ceilings.bytes_per_second("read", level), ceilings.bytes_per_second("copy", level)))
+        seconds = max(seconds, size / ceilings.rate_at(size, level, writes=True))
     return seconds
 
 

@@ -94,7 +94,7 @@ def _case(row: tuple[object, ...], factor: float, rng: random.Random) -> CaseRes
     bound = bound_of(flops, read, written, dtype, CEILINGS, CACHES)
     load = Load(0.3, 0.0, 0.0, 1, None)
     found = judge_case(name=str(name), title=str(title), suite=str(suite), group=str(group), dtype=dtype, shapes=str(shapes), flops=flops,
-                       bytes_read=read, bytes_written=written, bound=bound, timed=timed, noisy=None, load=load)
+                       bytes_read=read, bytes_written=written, bound=bound, timed=timed, load=load)
     return found
 
 
@@ -112,10 +112,10 @@ def example_model_run() -> Run:
         own = tuple(replace(k, chain=chains) for k in kernels)
         timed.append(Timed(Outcome(name, "ok", preallocated=True, error=3e-6, kernels=own), seconds))
     bound = bound_of(3.6e9, 46e6, 10e6, "float32", CEILINGS, CACHES)
-    busy = "other processes used 7 % of the machine"
+    busy = "other processes used 12 % of the machine"
     case = judge_case(name="resnet18", title="ResNet-18 1×3×224×224", suite="models", group="models", dtype="float32", shapes="1×3×224×224",
-                      flops=3.6e9, bytes_read=46e6, bytes_written=10e6, bound=bound, timed=timed, noisy=busy,
-                      load=Load(1.9, 0.0, 0.07, 30, busy))
+                      flops=3.6e9, bytes_read=46e6, bytes_written=10e6, bound=bound, timed=timed,
+                      load=Load(1.9, 0.0, 0.12, 30, busy))
     assert statistics.median(case.contestants[0].samples) > 0
     asked = replace(run.settings, suite="models", command="svod-bench run --suite models --beam 8", mode="beam", beam=8)
     return replace(run, settings=asked,

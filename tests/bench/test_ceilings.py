@@ -1,11 +1,14 @@
 """Ceilings: the loops do what they claim to, the arithmetic on the figures is right, the cache survives what files suffer."""
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
+from svod.bench import ceiling_loops as loops
 from svod.bench import ceilings as module
-from svod.bench.ceilings import Ceilings, cached_ceilings, measure_ceilings
+from svod.bench.ceiling_loops import CurvePoint
+from svod.bench.ceilings import Ceilings, cached_ceilings, known_ceilings, measure_ceilings
 from svod.bench.load import MachineLoad
 from svod.compile.host import host_target
 from svod.core.dtype import dtypes
@@ -37,10 +40,10 @@ def test_quick_measurement_of_this_machine():
     assert all(1e8 < f < 1e15 for f in figures) and all(0 < d < 1e-2 for d in c.dispatch)
 
 
-@pytest.mark.parametrize("dtype", module.FMA_DTYPES)
+@pytest.mark.parametrize("dtype", loops.FMA_DTYPES)
 def test_fma_loop_counts_what_it_computes(dtype):
     """x = x/2 + 1 after n turns is 2 + (x0 - 2) / 2^n: the sum over accumulators shows that every one took every turn."""
-    kernels = module._Kernels(host_target())
+    kernels = loops.Loops(host_target())
     lanes, count = host_target().lanes(dtype), kernels.accumulators
     start = np.concatenate([np.full(lanes, 0.5), np.full(lanes, 1.0), np.repeat(np.arange(count), lanes)]).astype(dtype.name)
     for turns in (1, 2, 7):
@@ -51,28 +54,53 @@ def test_fma_loop_counts_what_it_computes(dtype):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_memory_loops_touch_every_byte(threads):
-    kernels = module._Kernels(host_target())
-    words, source = module._Memory(1 << 16).words, module._Memory(1 << 16).words
+    kernels = loops.Loops(host_target())
+    words, source = loops.Memory(1 << 16).words[:1 << 13], loops.Memory(1 << 16).words[:1 << 13]
     rng = np.random.default_rng(0)
     source[:] = rng.integers(-99, 99, source.size)
     for kind in ("copy", "copy_stream", "write", "write_stream"):
         words[:] = 0
-        kernels._plan(kind, [words, source], dtypes.int64, 8, threads, bytes=1 << 13, passes=2).execute()
+        kernels._plan(f"{kind}_8", [words, source], dtypes.int64, 8, threads, bytes=1 << 13, passes=2, stride=1 << 13).execute()
         assert (words == (source if kind.startswith("copy") else 1)).all(), kind
     lanes = host_target().vector_bytes // 8
-    words[:] = source
-    kernels._plan("read", [words, source], dtypes.int64, 8, threads, bytes=1 << 13, passes=1).execute()
-    expected = np.bitwise_xor.reduce(source.reshape(8, -1, lanes), axis=1)
-    assert (words.reshape(8, -1, lanes)[:, 0] == expected).all()
+    for unroll in loops.READ_UNROLLS:       # with a gap: slices of 7 KiB, 8 KiB apart
+        words[:] = source
+        kernels._plan(f"read_{unroll}", [words, source], dtypes.int64, 8, threads, bytes=7 << 10, passes=1, stride=1 << 13).execute()
+        expected = np.bitwise_xor.reduce(source.reshape(8, -1, lanes)[:, :(7 << 10) // (8 * lanes)], axis=1)
+        assert (words.reshape(8, -1, lanes)[:, 0] == expected).all()
 
 
 def test_working_sets_fit_their_level():
     target = host_target()
     for threads in (1, target.threads):
-        l1, l2, l3, memory = (module._working_set(target, level, threads) for level in ("l1", "l2", "l3", "memory"))
+        l1, l2, l3, memory = (loops.working_set(target, level, threads) for level in ("l1", "l2", "l3", "memory"))
         assert 0 < l1 < target.l1 and l1 < l2 < target.l2
         assert l3 == 0 or (target.l2 < l3 and threads * l3 < target.l3)
         assert threads * memory >= 2 * target.l3 - 8192 * threads
+        between = loops.curve_sizes(target, threads)
+        assert between == sorted(between) and between[0] > l1 and between[-1] < memory and not {l1, l2, l3, memory} & set(between)
+
+
+def test_the_curve_gives_the_rate_of_any_size():
+    """Between two points by powers: halfway from 1 MB to 4 MB, on the scale of logarithms, lie 2 MB, and from 100 to 25 lie 50."""
+    c = sample(curve=(CurvePoint(1 << 20, 100.0, 80.0), CurvePoint(4 << 20, 25.0, 45.0)))
+    assert c.rate_at(1, "memory", False) == c.rate_at(1 << 20, "memory", True) == 100.0
+    assert c.rate_at(2 << 20, "memory", False) == pytest.approx(50.0)
+    assert c.rate_at(4 << 20, "l3", False) == pytest.approx(25.0) and c.rate_at(1 << 30, "l3", True) == 45.0
+    assert sample().rate_at(1 << 20, "memory", False) == 20.0 and sample().rate_at(1 << 20, "memory", True) == 25.0
+
+
+def test_no_working_set_is_slower_than_a_larger_one():
+    found = loops.falling([CurvePoint(1, 9.0, 4.0), CurvePoint(2, 5.0, 6.0), CurvePoint(4, 7.0, 1.0)])
+    assert found == (CurvePoint(1, 9.0, 6.0), CurvePoint(2, 7.0, 6.0), CurvePoint(4, 7.0, 1.0)) and loops.falling([]) == ()
+
+
+def test_known_ceilings_measure_nothing(tmp_path):
+    path, target = tmp_path / "ceilings.json", host_target()
+    assert known_ceilings(path, target) is None
+    path.write_text(json.dumps({module._machine(target, target.threads): asdict(sample(curve=(CurvePoint(1, 2.0, 3.0),)))}))
+    assert known_ceilings(path, target) == sample(curve=(CurvePoint(1, 2.0, 3.0),))
+    assert known_ceilings(path, target, target.threads + 1) is None
 
 
 def test_cache(tmp_path, monkeypatch, caplog):
@@ -127,9 +155,9 @@ def test_dot_instructions_have_rates_of_their_own():
 def test_dot_loops_compute_dots(name, product):
     """Where the machine has the instruction: accumulator n starts at n; each of 2 turns adds 4 products of bytes, or 2 of bfloat16."""
     target = host_target()
-    if target.vector_bytes < 64 or module.DOTS[name] not in target.features:
+    if target.vector_bytes < 64 or loops.DOTS[name] not in target.features:
         return
-    kernels = module._Kernels(target)
+    kernels = loops.Loops(target)
     start = np.zeros((2 + kernels.accumulators, 64), np.uint8)
     if name == "int8":
         start[0], start[1] = 3, 5

@@ -12,7 +12,7 @@ from svod.bench.load import MachineLoad
 from svod.bench.peers import Array, Prepared
 from svod.bench.reference import reference
 from svod.bench.results import CaseResult, KernelInfo, PeerInfo, Run, Settings
-from svod.bench.runner import SLOW_ROUNDS, TRIES, Timing, run_case, run_suite, time_interleaved
+from svod.bench.runner import SLOW_ROUNDS, Timing, run_case, run_suite, time_interleaved
 from svod.bench.suites import Case
 from svod.bench.timer import Contestant
 from svod.compile.host import host_target
@@ -22,17 +22,16 @@ from tests.bench.example_run import CEILINGS
 
 CASE = suites.axpy("axpy", "axpy of 100", 100)
 SETTINGS = Settings("svod-bench run", "core", "*", "db-only", None, False, 0, "2026-01-01T00:00:00Z", 0.0)
-CONFIG = BenchConfig(rounds=15, seconds=1.0, precision=0.01, min_sample=200.0)
+CONFIG = BenchConfig(rounds=15, case_seconds=1.0, precision=0.01, min_sample=200.0)
 
 
 class World:
     """A clock that only moves when something runs, and a record of what ran."""
 
-    def __init__(self, busy: Sequence[float] = ()) -> None:
+    def __init__(self) -> None:
         self.now = 0.0
         self.ran: list[str] = []
         self.pauses = 0
-        self.busy = list(busy)          # the share of other processes in each batch, then 0
 
     def clock(self) -> float:
         return self.now
@@ -42,8 +41,7 @@ class World:
         self.now += 1e-3
 
     def watch(self) -> Callable[[], MachineLoad]:
-        foreign = self.busy.pop(0) if self.busy else 0.0
-        return lambda: MachineLoad(1.0, 0.0, foreign, 0, 0.5)
+        return lambda: MachineLoad(1.0, 0.0, 0.0, 0, 0.5)
 
     def contestant(self, name: str, seconds: Callable[[], float]) -> Contestant:
         def run(times: int) -> None:
@@ -86,7 +84,7 @@ def test_rounds_are_interleaved_and_paused() -> None:
     world = World()
     contestants = [world.contestant(n, lambda: 1e-3) for n in "abc"]
     timing = timed(world, *contestants)
-    assert [len(s) for s in timing.seconds] == [15, 15, 15] and timing.precise and timing.noisy is None
+    assert [len(s) for s in timing.seconds] == [15, 15, 15] and timing.precise
     assert all(s == pytest.approx(1e-3) for row in timing.seconds for s in row)
     assert world.pauses == 45
     ran = world.ran[6:]             # an untimed run and a calibration of each came first
@@ -97,7 +95,7 @@ def test_rounds_are_interleaved_and_paused() -> None:
 def test_goes_on_until_the_ratio_is_known_or_time_is_spent() -> None:
     world, rng = World(), random.Random(1)
     contestants = [world.contestant("svod", lambda: 1e-3), world.contestant("peer", lambda: 1e-3 * rng.uniform(0.8, 1.2))]
-    timing = timed(world, *contestants, config=BenchConfig(rounds=15, seconds=2.0, precision=1e-4))
+    timing = timed(world, *contestants, config=BenchConfig(rounds=15, case_seconds=2.0, precision=1e-4))
     assert len(timing.seconds[0]) > 100 and not timing.precise
     assert 2.0 <= world.now < 2.3
 
@@ -113,13 +111,13 @@ def test_slow_contestants_sit_out() -> None:
     assert [len(s) for s in timing.seconds] == [15, 15]
 
 
-def test_a_disturbed_batch_is_timed_again() -> None:
-    world = World(busy=[0.5, 0.0])
-    timing = timed(world, world.contestant("svod", lambda: 1e-3))
-    assert timing.noisy is None and world.pauses == 30
-    world = World(busy=[0.5, 0.2, 0.3])
-    timing = timed(world, world.contestant("svod", lambda: 1e-3))
-    assert timing.load.foreign == 0.2 and "20 %" in (timing.noisy or "") and world.pauses == 15 * TRIES
+def test_who_is_close_is_told_by_the_medians_so_far() -> None:
+    """A peer whose first call was slow is the fastest: rounds go on until the ratio to it is known, not only to the steady one."""
+    world, rng = World(), random.Random(2)
+    first = iter([8e-3, 8e-3])
+    fast = world.contestant("fast", lambda: next(first, 0.5e-3 * rng.uniform(0.7, 1.3)))
+    timing = timed(world, world.contestant("svod", lambda: 1e-3), world.contestant("steady", lambda: 1e-3), fast)
+    assert len(timing.seconds[0]) > 50
 
 
 def test_nothing_to_time_is_an_error() -> None:

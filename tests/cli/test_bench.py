@@ -244,7 +244,7 @@ def test_blocks_of_cases() -> None:
     text = "\n".join(describe_case(example_run().cases[6]))
     assert "the same code as heuristic" in text
     assert "unsupported: MatMul is not implemented" in "\n".join(describe_case(example_run().cases[2]))
-    assert describe_case(example_model_run().cases[0])[-1] == "  noisy        other processes used 7 % of the machine"
+    assert describe_case(example_model_run().cases[0])[-1] == "  noisy        others used 12 % of the machine"
 
 
 def test_words_for_numbers() -> None:

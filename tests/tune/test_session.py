@@ -208,8 +208,8 @@ def test_the_roofline_bound_of_a_contraction() -> None:
         def flops_per_second(self, dtype: Any, threads: int | None = None) -> float:
             return 1e9
 
-        def bytes_per_second(self, kind: str, level: str) -> float:
-            return 1e6 if kind == "read" else 2e6
+        def rate_at(self, size: float, level: str, writes: bool) -> float:
+            return 2e6 if writes else 1e6
     small = roofline_bound(GEMM, TARGET, Ceilings())  # type: ignore[arg-type]
     assert small == pytest.approx(2 * 48 * 64 * 40 / 1e9)       # it lies in the first level, whose bandwidth is not known
     large = gemm(128, 128, 16)

@@ -1,0 +1,375 @@
+"""Measuring what this machine can do at best: multiply-adds per second, bytes per second by cache level, and the price of a launch.
+
+Measured by loops compiled for the target, run through the same pool as every kernel:
+
+    fma     A independent accumulators, acc = acc * m + c, A more than latency × issue width
+    dot     as many, acc += sums of 2 products of bfloat16, or 4 of bytes, where the target has the instruction
+    read    eight vector loads a turn, or four, each into an accumulator of its own
+    write   eight vector stores a turn; write_stream: past the caches
+    copy    a load and a store each; copy_stream: the store past the caches
+
+A figure is the lower quartile of several samples' times: disturbances make a sample slower, but on virtual machines single samples of
+memory loops are too fast by up to 2× as well (a C program sees the same), so the least will not do. Bandwidth counts bytes the
+kernel asks for: a copy of n bytes counts 2n; what the hardware reads in addition before it overwrites a line is not counted. Numbers
+are per second, in flops and bytes, for one core and for all threads. A launch works for a quarter of a millisecond at least, so that its
+own price, a microsecond or two with all threads, is below 1 %. `experiments/ceilings_c` is the same in C.
+"""
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from svod.bench.timer import Contestant, calibrate, time_calls
+from svod.compile.codegen import LoadedProgram, compile_object
+from svod.compile.plan import ExecutionPlan
+from svod.compile.pool import HUGE_PAGE, private_memory
+from svod.compile.program import PhaseSpec, ProgramSpec
+from svod.core.dtype import BY_NAME, DType, dtypes, to_numpy
+from svod.core.target import Target
+
+REVISION = 3                    # of the loops below: cached figures of another one are measured anew
+UNROLL = 8                      # vectors per turn of a memory loop
+READ_UNROLLS = (8, 4)           # of reads the better counts: eight are 3 % better from the first cache, four 9 % from the second
+FMA_TURNS = 1 << 16             # of a thread, in a launch
+GAP = 16 << 10                  # between the slices of threads: what one prefetches past its end is not what another one writes
+LEAST_BYTES = 64 << 20          # of a thread, in a launch that repeats a smaller working set
+MAX_MEMORY = 512 << 20          # never use more than this, unless twice the last-level cache asks for it
+SAMPLE_SECONDS = 2e-3
+SAMPLES, QUICK_SAMPLES, CURVE_SAMPLES = 20, 5, 8
+FMA_DTYPES = (dtypes.float32, dtypes.float64)
+DOTS = {"bfloat16": "bf16", "int8": "vnni"}     # dot instructions: dtype of the operands → feature of the target
+STREAMS = {"read": ("read",), "write": ("write", "write_stream"), "copy": ("copy", "copy_stream")}
+LEVELS = ("l1", "l2", "l3", "memory")
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """What all threads reach over a working set of `bytes` together, bytes per second; a copy with the better kind of stores."""
+
+    bytes: int
+    read: float
+    copy: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The fields of `Ceilings` that are measured."""
+
+    flops: dict[str, tuple[float, float]]
+    bandwidth: dict[str, dict[str, tuple[float, float]]]
+    dispatch: tuple[float, float]
+    curve: tuple[CurvePoint, ...]
+
+
+def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
+    """Measure with one thread and with `threads`."""
+    counts = sorted({1, threads})
+    loops = Loops(target)
+    samples = QUICK_SAMPLES if quick else SAMPLES
+    flops = {}
+    for dtype in FMA_DTYPES[:1] if quick else FMA_DTYPES:
+        flops[dtype.name] = _both([loops.fma_rate(dtype, n, samples) for n in counts])
+    if not quick and target.vector_bytes == 64:
+        for name, feature in DOTS.items():
+            if feature in target.features:
+                flops[name] = _both([loops.dot_rate(name, n, samples) for n in counts])
+    bandwidth: dict[str, dict[str, tuple[float, float]]] = {}
+    curve: dict[int, CurvePoint] = {}
+    for level in ("memory",) if quick else LEVELS:
+        kinds = ("read", "copy", "copy_stream") if quick else kinds_of(level)
+        sizes = [working_set(target, level, n) for n in counts]
+        if all(sizes):
+            memory = Memory(max(n * size for n, size in zip(counts, sizes, strict=True)), threads)
+            loops.fill(memory, threads)
+            count = min(samples, CURVE_SAMPLES) if level == "memory" else samples
+            rates = {kind: [loops.memory_rate(kind, n, size, memory, count) for n, size in zip(counts, sizes, strict=True)]
+                     for kind in kinds}
+            bandwidth[level] = {kind: _both(found) for kind, found in rates.items()}
+            size = threads * sizes[-1]
+            curve[size] = CurvePoint(size, rates["read"][-1], max(rates[k][-1] for k in STREAMS["copy"] if k in rates))
+    if not quick:
+        memory = Memory(threads * working_set(target, "memory", threads), threads)
+        loops.fill(memory, threads)
+        for size in curve_sizes(target, threads):
+            read, *copies = (loops.memory_rate(kind, threads, size, memory, CURVE_SAMPLES) for kind in ("read", *STREAMS["copy"]))
+            curve[threads * size] = CurvePoint(threads * size, read, max(copies))
+    return Figures(flops, bandwidth, _both([loops.dispatch_cost(n) for n in counts]),
+                   () if quick else falling(curve[size] for size in sorted(curve)))
+
+
+def falling(points: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
+    """Points of ascending sizes, each at least as fast as all larger ones: what comes faster over more bytes can be had over fewer, and the
+    point was disturbed."""
+    out: list[CurvePoint] = []
+    for p in reversed(list(points)):
+        out.append(p if not out else CurvePoint(p.bytes, max(p.read, out[-1].read), max(p.copy, out[-1].copy)))
+    return tuple(reversed(out))
+
+
+def kinds_of(level: str) -> tuple[str, ...]:
+    """What is measured in a level. A streaming store leaves the inner caches by its nature."""
+    every = tuple(kind for kinds in STREAMS.values() for kind in kinds)
+    return tuple(k for k in every if not k.endswith("_stream")) if level in ("l1", "l2") else every
+
+
+def curve_sizes(target: Target, threads: int) -> list[int]:
+    """Bytes per thread of the working sets between those of the levels: twice the first cache, the second, and doubling from there."""
+    last = working_set(target, "memory", threads)
+    sizes = [2 * target.l1, target.l2]
+    while 2 * sizes[-1] < last:
+        sizes.append(2 * sizes[-1])
+    taken = {working_set(target, level, threads) for level in LEVELS}
+    return [s for s in (size // 8192 * 8192 for size in sizes) if s not in taken and s < last]
+
+
+def _both(rates: list[float]) -> tuple[float, float]:
+    """(one core, all threads); on a single core they are the same measurement."""
+    return rates[0], rates[-1]
+
+
+def working_set(target: Target, level: str, threads: int) -> int:
+    """Bytes per thread that live in `level` and not in the one below; 0 if there are none. Half a cache leaves room for what else is in it.
+    Of a last-level cache eight times the one below is enough: a large one is shared with other cores, or other machines, and how much of
+    it one has is not told. Memory is four times the last-level cache over all threads (of twice, a third is still found in the cache)."""
+    last = target.l3 or target.l2 * threads
+    if level == "l1":
+        size = target.l1 // 2
+    elif level == "l2":
+        size = target.l2 // 2
+    elif level == "l3":
+        size = min(target.l3 // (2 * threads), 8 * target.l2)
+        if size < 2 * target.l2:
+            return 0
+    else:
+        size = max(64 << 20, 2 * last, min(4 * last, MAX_MEMORY)) // threads
+    return size // 8192 * 8192
+
+
+class Memory:
+    """Whole huge pages where the system grants them, not touched yet: the first write decides which node they belong to. In a huge page
+    neighbours are neighbours in physical memory too; over small ones a cache of many sets is filled unevenly, and differently each time."""
+
+    def __init__(self, size: int, threads: int = 1) -> None:
+        """For `size` bytes in slices of `threads` threads, each in two parts, and the gaps between them."""
+        whole = -(-(size + 2 * threads * GAP) // HUGE_PAGE) * HUGE_PAGE
+        self._map = private_memory(whole + HUGE_PAGE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        words = np.frombuffer(self._map, np.int64)
+        offset = -int(words.__array_interface__["data"][0]) % HUGE_PAGE
+        self.words = words[offset // 8:(offset + whole) // 8]
+
+
+class Loops:
+    """The loops for one target, each compiled when it is first asked for."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.accumulators = 24 if target.vector_registers >= 32 else 12
+        self._loaded: dict[str, LoadedProgram] = {}
+
+    def _load(self, symbol: str) -> LoadedProgram:
+        if symbol not in self._loaded:
+            target = self.target
+            if symbol == "nothing":
+                ir = _NOTHING
+            elif symbol.startswith("fma_"):
+                dtype = BY_NAME[symbol.removeprefix("fma_")]
+                ir = _fma_ir(dtype, target.lanes(dtype), self.accumulators, target.has_fma)
+            elif symbol.startswith("dot_"):
+                ir = _dot_ir(symbol.removeprefix("dot_"), self.accumulators)
+            else:
+                kind, unroll = symbol.rsplit("_", 1)
+                ir = _memory_ir(kind, target.vector_bytes, int(unroll))
+            attributes = f'attributes #0 = {{ nounwind "prefer-vector-width"="{8 * target.vector_bytes}" }}\n!0 = !{{i32 1}}\n'
+            self._loaded[symbol] = LoadedProgram(compile_object(ir + attributes, target, True), (symbol,))
+        return self._loaded[symbol]
+
+    def _plan(self, symbol: str, arrays: list[np.ndarray[Any, Any]], dtype: DType, extent: int, threads: int,
+              **variables: int) -> ExecutionPlan:
+        params = tuple((dtype, a.size) for a in arrays)
+        spec = ProgramSpec(symbol, params, (0,), (), (PhaseSpec(symbol, extent, threads, 0),), tuple(variables))
+        plan = ExecutionPlan.of_kernel(spec, self._load(symbol), arrays, threads=threads)
+        plan.set_variables(variables)
+        return plan
+
+    def fma_rate(self, dtype: DType, threads: int, samples: int) -> float:
+        """Flops per second of `threads` threads."""
+        lanes, extent, turns = self.target.lanes(dtype), threads, FMA_TURNS
+        out = np.zeros(extent * lanes, to_numpy(dtype))
+        # m = 0.5, c = 1 and different starts: the accumulators converge to 2 and are never the same expression.
+        start = np.concatenate([np.full(lanes, 0.5), np.full(lanes, 1.0), np.repeat(np.arange(self.accumulators), lanes)])
+        plan = self._plan(f"fma_{dtype.name}", [out, start.astype(to_numpy(dtype))], dtype, extent, threads, turns=turns)
+        return 2.0 * lanes * self.accumulators * turns * extent / _settled(plan.repeat, samples)
+
+    def dot_rate(self, name: str, threads: int, samples: int) -> float:
+        """Flops per second of `threads` threads with the dot instruction on operands of `name`."""
+        extent, turns = threads, FMA_TURNS
+        out, start = np.zeros(16 * extent, np.int32), np.zeros(16 * (2 + self.accumulators), np.int32)
+        start[32:] = np.repeat(np.arange(self.accumulators), 16)
+        plan = self._plan(f"dot_{name}", [out, start], dtypes.int32, extent, threads, turns=turns)
+        per_instruction = 2.0 * 64 / BY_NAME[name].itemsize
+        return per_instruction * self.accumulators * turns * extent / _settled(plan.repeat, samples)
+
+    def fill(self, memory: Memory, threads: int) -> None:
+        """Write every page. Pages that were never written are all one page of zeros: reading them would time the first cache."""
+        share = memory.words.nbytes // threads // 8192 * 8192
+        plan = self._plan(f"write_{UNROLL}", [memory.words, memory.words[:1]], dtypes.int64, threads, threads, bytes=share, passes=1,
+                          stride=share)
+        plan.execute()
+
+    def memory_rate(self, kind: str, threads: int, size: int, memory: Memory, samples: int) -> float:
+        """Bytes per second of `threads` threads that have `size` bytes each; a copy splits them into source and destination."""
+        copies = kind.startswith("copy")
+        turn = UNROLL * self.target.vector_bytes
+        slice_bytes = size // (2 if copies else 1) // turn * turn
+        passes = max(1, LEAST_BYTES // slice_bytes)
+        stride = slice_bytes + GAP
+        half = threads * stride // 8
+        arrays = [memory.words[half:], memory.words[:half]] if copies else [memory.words, memory.words[:1]]
+        plans = [self._plan(f"{kind}_{n}", arrays, dtypes.int64, threads, threads, bytes=slice_bytes, passes=passes, stride=stride)
+                 for n in (READ_UNROLLS if kind == "read" else (UNROLL,))]
+        return (2.0 if copies else 1.0) * slice_bytes * threads * passes / min(_settled(p.repeat, samples) for p in plans)
+
+    def dispatch_cost(self, threads: int) -> float:
+        """Seconds of a launch of `threads` threads inside a plan when there is nothing to do."""
+        return _settled(self._plan("nothing", [np.zeros(1, np.int64)], dtypes.int64, threads, threads).repeat, 10)
+
+
+def _settled(run: Callable[[int], None], samples: int) -> float:
+    """Seconds of one call: the lower quartile of `samples` samples of at least 2 ms."""
+    repeats, _ = calibrate(Contestant(run), None, time.perf_counter, SAMPLE_SECONDS)
+    times = sorted(time_calls(Contestant(run), repeats) / repeats for _ in range(samples))
+    return times[samples // 4]
+
+
+_LOOPS = """
+define void @{name}(ptr noalias %args, ptr noalias %vars, ptr %scratch, i64 %begin, i64 %end) #0 {{
+entry:
+  %a = load ptr, ptr %args
+  %slot = getelementptr ptr, ptr %args, i64 1
+  %b = load ptr, ptr %slot
+  %count = load i64, ptr %vars
+{setup}
+  br label %outer
+outer:
+  %i = phi i64 [ %begin, %entry ], [ %i.next, %outer.end ]
+  %go = icmp slt i64 %i, %end
+  br i1 %go, label %body, label %done
+body:
+{body}
+outer.end:
+{finish}
+  %i.next = add i64 %i, 1
+  br label %outer
+done:
+  ret void
+}}
+"""
+
+_NOTHING = """
+define void @nothing(ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end) #0 {
+  ret void
+}
+"""
+
+
+def _fma_ir(dtype: DType, lanes: int, accumulators: int, has_fma: bool) -> str:
+    """args: (out, [m, c, start values…]); vars: turns. out[i] = the sum of the accumulators after `turns` turns."""
+    kind = "float" if dtype.bits == 32 else "double"
+    vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}f{dtype.bits}"
+    names = range(accumulators)
+    setup, step = [f"  %m = load {vector}, ptr %b, align {dtype.itemsize}"], lanes * dtype.itemsize
+    for name, n in [("c", 1), *((f"s{n}", n + 2) for n in names)]:
+        setup += [f"  %p.{name} = getelementptr i8, ptr %b, i64 {n * step}",
+                  f"  %{name} = load {vector}, ptr %p.{name}, align {dtype.itemsize}"]
+    body = ["  br label %turn", "turn:", "  %t = phi i64 [ 0, %body ], [ %t.next, %turn ]"]
+    body += [f"  %x{n} = phi {vector} [ %s{n}, %body ], [ %y{n}, %turn ]" for n in names]
+    for n in names:
+        if has_fma:
+            body.append(f"  %y{n} = call {vector} @llvm.fma.{suffix}({vector} %x{n}, {vector} %m, {vector} %c)")
+        else:
+            body += [f"  %z{n} = fmul {vector} %x{n}, %m", f"  %y{n} = fadd {vector} %z{n}, %c"]
+    body += ["  %t.next = add i64 %t, 1", "  %more = icmp slt i64 %t.next, %count", "  br i1 %more, label %turn, label %outer.end"]
+    finish = []
+    total = "%y0"
+    for n in names[1:]:
+        finish.append(f"  %sum{n} = fadd {vector} {total}, %y{n}")
+        total = f"%sum{n}"
+    finish += [f"  %o.i = mul i64 %i, {step}", "  %o = getelementptr i8, ptr %a, i64 %o.i",
+               f"  store {vector} {total}, ptr %o, align {dtype.itemsize}"]
+    declare = f"declare {vector} @llvm.fma.{suffix}({vector}, {vector}, {vector})" if has_fma else ""
+    return declare + _LOOPS.format(name=f"fma_{dtype.name}", setup="\n".join(setup), body="\n".join(body), finish="\n".join(finish))
+
+
+def _dot_ir(name: str, accumulators: int) -> str:
+    """As `_fma_ir`, with the dot instruction of AVX-512 on operands of `name`: 16 sums of 2 products of bfloat16, or of 4 of bytes."""
+    operand, vector, add, function = {
+        "bfloat16": ("<32 x bfloat>", "<16 x float>", "fadd", "llvm.x86.avx512bf16.dpbf16ps.512"),
+        "int8": ("<64 x i8>", "<16 x i32>", "add", "llvm.x86.avx512.vpdpbusd.512"),
+    }[name]
+    names = range(accumulators)
+    setup = [f"  %m = load {operand}, ptr %b, align 4", "  %p.c = getelementptr i8, ptr %b, i64 64",
+             f"  %c = load {operand}, ptr %p.c, align 4"]
+    for n in names:
+        setup += [f"  %p.s{n} = getelementptr i8, ptr %b, i64 {64 * (n + 2)}", f"  %s{n} = load {vector}, ptr %p.s{n}, align 4"]
+    body = ["  br label %turn", "turn:", "  %t = phi i64 [ 0, %body ], [ %t.next, %turn ]"]
+    body += [f"  %x{n} = phi {vector} [ %s{n}, %body ], [ %y{n}, %turn ]" for n in names]
+    body += [f"  %y{n} = call {vector} @{function}({vector} %x{n}, {operand} %m, {operand} %c)" for n in names]
+    body += ["  %t.next = add i64 %t, 1", "  %more = icmp slt i64 %t.next, %count", "  br i1 %more, label %turn, label %outer.end"]
+    finish, total = [], "%y0"
+    for n in names[1:]:
+        finish.append(f"  %sum{n} = {add} {vector} {total}, %y{n}")
+        total = f"%sum{n}"
+    finish += ["  %o.i = mul i64 %i, 64", "  %o = getelementptr i8, ptr %a, i64 %o.i", f"  store {vector} {total}, ptr %o, align 4"]
+    declare = f"declare {vector} @{function}({vector}, {operand}, {operand})"
+    return declare + _LOOPS.format(name=f"dot_{name}", setup="\n".join(setup), body="\n".join(body), finish="\n".join(finish))
+
+
+def _memory_ir(kind: str, vector_bytes: int, unroll: int) -> str:
+    """args: (destination, source), a read has one array as both; vars: (bytes of a slice, passes over it, bytes from one slice to the
+    next). Iteration i works on slice i."""
+    vector = f"<{vector_bytes // 8} x i64>"
+    loads, stores, streams = kind != "write" and kind != "write_stream", kind != "read", kind.endswith("_stream")
+    source = "%b" if stores else "%a"
+    units = range(unroll)
+    setup = ["  %p.passes = getelementptr i64, ptr %vars, i64 1", "  %passes = load i64, ptr %p.passes",
+             "  %p.stride = getelementptr i64, ptr %vars, i64 2", "  %stride = load i64, ptr %p.stride"]
+    body = ["  %base = mul i64 %i, %stride", "  br label %pass", "pass:",
+            "  %r = phi i64 [ 0, %body ], [ %r.next, %pass.end ]"]
+    if not stores:
+        body += [f"  %u{n} = phi {vector} [ zeroinitializer, %body ], [ %w{n}, %pass.end ]" for n in units]
+    body += ["  br label %turn", "turn:", "  %t = phi i64 [ 0, %pass ], [ %t.next, %turn ]"]
+    if not stores:
+        body += [f"  %v{n} = phi {vector} [ %u{n}, %pass ], [ %w{n}, %turn ]" for n in units]
+    body += ["  %at = add i64 %base, %t"]
+    for n in units:
+        body.append(f"  %at{n} = add i64 %at, {n * vector_bytes}")
+        value = "splat (i64 1)"
+        if loads:
+            body += [f"  %src{n} = getelementptr i8, ptr {source}, i64 %at{n}",
+                     f"  %l{n} = load {vector}, ptr %src{n}, align {vector_bytes}"]
+            value = f"%l{n}"
+        if stores:
+            hint = ", !nontemporal !0" if streams else ""
+            body += [f"  %dst{n} = getelementptr i8, ptr %a, i64 %at{n}",
+                     f"  store {vector} {value}, ptr %dst{n}, align {vector_bytes}{hint}"]
+        else:
+            body.append(f"  %w{n} = xor {vector} %v{n}, %l{n}")
+    body += [f"  %t.next = add i64 %t, {unroll * vector_bytes}", "  %more = icmp slt i64 %t.next, %count",
+             "  br i1 %more, label %turn, label %pass.end", "pass.end:", '  call void asm sideeffect "", "~{memory}"()',
+             "  %r.next = add i64 %r, 1", "  %again = icmp slt i64 %r.next, %passes", "  br i1 %again, label %pass, label %outer.end"]
+    finish = []
+    if not stores:
+        # The result goes where the slice begins, so that the loads are needed; a store per slice is not seen.
+        total = "%w0"
+        for n in units[1:]:
+            finish.append(f"  %sum{n} = xor {vector} {total}, %w{n}")
+            total = f"%sum{n}"
+        finish += ["  %o = getelementptr i8, ptr %a, i64 %base", f"  store {vector} {total}, ptr %o, align {vector_bytes}"]
+    return _LOOPS.format(name=f"{kind}_{unroll}", setup="\n".join(setup), body="\n".join(body), finish="\n".join(finish))
