@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -69,14 +69,13 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
     written: set[int] = set()
     for kernel in kernels:
         spec, name = kernel.spec, _name(kernel)
+        spec.check()
         if kernel.level is not None:
             if kernel.level < last_level:
                 raise LaunchError(f"kernel {name} of level {kernel.level} comes after one of level {last_level}; order them by level")
             last_level = kernel.level
         if len(kernel.buffers) != len(spec.params):
             raise LaunchError(f"kernel {name} takes {len(spec.params)} buffers and was given {len(kernel.buffers)}")
-        if any(later.once and not phase.once for phase, later in pairwise(spec.phases)):
-            raise LaunchError(f"kernel {name}: phases that run once must come before the others")
         if len(kernel.loaded.addresses) != len(spec.phases) or 0 in kernel.loaded.addresses:
             raise LaunchError(f"kernel {name} has {len(spec.phases)} phases; its code has the addresses {kernel.loaded.addresses}")
         for slot, index in enumerate(kernel.buffers):

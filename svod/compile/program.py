@@ -13,9 +13,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from svod.core.dtype import DType
+from svod.errors import LaunchError
 
 Instr = tuple[Any, ...]  # (op, dtype, lanes, src, arg): docs/ir.md, section 4
 
@@ -41,6 +43,32 @@ class ProgramSpec:
     temps: tuple[int, ...]                  # bytes of each temporary
     phases: tuple[PhaseSpec, ...]
     variables: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise LaunchError for a description that no program can have. What is run has passed this, wherever it was read from."""
+        def refuse(what: str) -> None:
+            raise LaunchError(f"program {self.name}: {what}; it was not made by svod's lowering, or the file that it is from was changed")
+
+        if not self.params:
+            refuse("it has no parameters, so it can compute nothing")
+        if not self.outs:
+            refuse("it writes none of its parameters")
+        if list(self.outs) != sorted(set(self.outs)) or not 0 <= self.outs[0] <= self.outs[-1] < len(self.params):
+            refuse(f"the slots it writes are {self.outs}; they must be different, in order, and of its {len(self.params)} parameters")
+        if any(size < 0 for _, size in self.params) or any(size < 0 for size in self.temps):
+            refuse("a parameter or a temporary has a negative size")
+        if list(self.variables) != sorted(set(self.variables)):
+            refuse(f"its variables are {', '.join(self.variables)}; they must be different and in order")
+        if not self.phases:
+            refuse("it has no phases")
+        for phase in self.phases:
+            if phase.extent < 0 or phase.threads < 1 or phase.scratch_bytes < 0:
+                refuse(f"phase {phase.symbol} has {phase.extent} iterations on {phase.threads} threads and {phase.scratch_bytes} bytes of "
+                       "scratch")
+        if any(later.once and not phase.once for phase, later in pairwise(self.phases)):
+            refuse("phases that run once must come before the others")
+        if len({phase.symbol for phase in self.phases}) != len(self.phases):
+            refuse(f"two of its phases have one symbol: {', '.join(phase.symbol for phase in self.phases)}")
 
 
 @dataclass(frozen=True)
