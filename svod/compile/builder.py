@@ -152,7 +152,8 @@ class Builder:
         return self.pure("CAST", dtype, self.lanes[v], (v,))
 
     def bitcast(self, dtype: DType, v: int) -> int:
-        return v if self.dtype[v] == dtype else self.pure("BITCAST", dtype, self.lanes[v], (v,))
+        """The bits of `v` as another type; more or fewer lanes where its elements are narrower or wider."""
+        return v if self.dtype[v] == dtype else self.pure("BITCAST", dtype, self.lanes[v] * self.dtype[v].itemsize // dtype.itemsize, (v,))
 
     def add(self, a: int, b: int) -> int:
         return self.alu("ADD", _INDEX, 1, a, b)

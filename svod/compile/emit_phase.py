@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from svod.compile.emit_reduce import Reductions, Sink
-from svod.compile.nests import COPY_LANES, NO_POINT, SLACK, Layout, Lin, Nest, Staged, add_lins, is_exact, sum_lins
+from svod.compile.nests import COPY_LANES, MAX_TILE_VECTORS, NO_POINT, SLACK, Layout, Lin, Nest, Staged, add_lins, is_exact, sum_lins
 from svod.compile.program import Instr
 from svod.compile.transpose import transpose_squares
 from svod.core.dtype import dtypes
@@ -14,7 +14,6 @@ from svod.core.nest import Piece, fit, lane_row
 from svod.core.scheduler import LOOP, UNROLL, UPCAST
 
 MIN_ITERATIONS = 64             # a phase offers at least this many iterations per core, so that cores and slices have something to share
-MAX_TILE_VECTORS = 4            # vectors side by side in derived copy loops
 
 
 class Spec(NamedTuple):
@@ -42,11 +41,11 @@ class Phase(Reductions):
 
     def emit_temp(self, r: ResolvedStage, temp: tuple[int, Layout]) -> Emitted:
         index, layout = temp
-        pointer = self.b.pure("TEMP", r.stage.dtype, 1, (), index)
         nest = self._root_nest(r)
         once = self.low.once(r.stage.index)
         threads = self.state.target.threads if once else self.low.threads
-        return self._launch(nest, lambda n, v: self._store_layout(n, v, pointer, layout, [({}, 0)] * len(layout.extents)), threads, once)
+        sink = self._copy_sink(r.stage.index, ("TEMP", index), layout, [({}, 0)] * len(layout.extents))
+        return self._launch(nest, sink, threads, once)
 
     def emit_partial(self, r: ResolvedStage, axis: int, chunk: int, count: int, temps: list[list[int]], flat: Linear,
                      total: int) -> Emitted:
@@ -102,11 +101,17 @@ class Phase(Reductions):
         if s in self.low.derived:
             layout = self.low.temp_of[s][1]
             extents = list(layout.extents)
-            return Nest(r, self._derived_pieces(r, extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0), extents,
-                         [({}, 0)] * len(extents), self.low.lane[s], COPY_LANES, width)
+            return self._derived_nest(r, extents, [({}, 0)] * len(extents), layout, width)
         extents = [self.state.axis_extent(a) for a in r.axes]
         pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)]
         return Nest(r, pieces, extents, [({}, 0)] * len(extents), self.low.lane[s], lane_row(self.state, r), width)
+
+    def _derived_nest(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout, width: int) -> Nest:
+        """The loops of a copy over a box of its stage."""
+        if r.stage.index in self.low.packed:
+            return self._packed_nest(r, extents, base, layout)
+        pieces = self._derived_pieces(r, extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0)
+        return Nest(r, pieces, extents, base, layout.order[-1] if layout.order else -1, COPY_LANES, width)
 
     def _derived_pieces(self, r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int,
                         tile: int = 0) -> list[tuple[Piece, ...]]:
@@ -257,8 +262,7 @@ class Phase(Reductions):
     def _hull(self, s: int, dim: int) -> tuple[Lin, int, bool]:
         """(start, extent) of what the readers of stage `s` need of its dim, under the loops opened so far, and whether they may ask for
         positions outside all the same (beyond the axis, where it is padded)."""
-        axis = self.kernel.stages[s].outs[dim]
-        full = self.kernel.axes[axis].extent
+        full, unsafe = self.low.positions(s, dim), self.low.guarded(s, dim)
         start: Lin | None = None
         lo = hi = 0
         for q in self.low.plan.readers[s]:
@@ -270,7 +274,7 @@ class Phase(Reductions):
                     continue
                 lin = node.dims[dim]
                 if lin.atoms:
-                    return ({}, 0), full, axis in self.low.unsafe
+                    return ({}, 0), full, unsafe
                 base: Lin = ({}, lin.const)
                 low = high = 0
                 for a, c in lin.coefs:
@@ -286,10 +290,10 @@ class Phase(Reductions):
                     delta = base[1] - start[1]
                     lo, hi = min(lo, low + delta), max(hi, high + delta)
                 else:
-                    return ({}, 0), full, axis in self.low.unsafe
+                    return ({}, 0), full, unsafe
         assert start is not None
         extent = hi - lo + 1
-        if axis not in self.low.unsafe and extent >= full:
+        if not unsafe and extent >= full:
             return ({}, 0), full, False
         return (start[0], start[1] + lo), extent, False
 
@@ -333,8 +337,7 @@ class Phase(Reductions):
         if layout.tiled >= 0 and (base[layout.tiled][0] or base[layout.tiled][1]):
             layout = self.low.layout(s, tuple(extents), tiled=False)   # tiles are whole only when the box starts at 0
         if s in self.low.derived:
-            pieces = self._derived_pieces(r, extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0)
-            nest = Nest(r, pieces, extents, base, layout.order[-1] if layout.order else -1, COPY_LANES, width)
+            nest = self._derived_nest(r, extents, base, layout, width)
         else:
             pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, extents + reds, strict=True)]
             nest = Nest(r, pieces, extents + reds, base + red_base, self.low.lane[s], lane_row(self.state, r), width)
@@ -346,9 +349,9 @@ class Phase(Reductions):
             self._walk(nest, self._loops(nest), 0, lambda n, v: got.append(v), True)
             self.env[s] = Staged(got[0], -1, None, tuple(base), b.level, 0, False)
         else:
-            offset = self._area(s, layout.size * stage.dtype.itemsize + SLACK)
-            pointer = b.pure("SCRATCH", stage.dtype, 1, (), offset)
-            self._walk(nest, self._loops(nest), 0, lambda n, v: self._store_layout(n, v, pointer, layout, base), True)
+            offset = self._area(s, layout.size * self.low.stored(s).itemsize + SLACK)
+            pointer = b.pure("SCRATCH", self.low.stored(s), 1, (), offset)
+            self._walk(nest, self._loops(nest), 0, self._copy_sink(s, ("SCRATCH", offset), layout, base), True)
             self.versions += 1
             self.env[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.versions, guarded)
         if outer is None:
@@ -369,11 +372,19 @@ class Phase(Reductions):
         self.areas[s] = (offset, nbytes)
         return offset
 
+    def _copy_sink(self, s: int, area: tuple[str, int], layout: Layout, base: list[Lin]) -> Sink:
+        """Where the positions of a staged value go: `area` is the operation and arg of its pointer."""
+        op, arg = area
+        if s in self.low.packed:
+            return lambda n, _: self._store_packed(n, op, arg, layout, base)
+        pointer = self.b.pure(op, self.kernel.stages[s].dtype, 1, (), arg)
+        return lambda n, v: self._store_layout(n, v, pointer, layout, base)
+
     def _body(self, nest: Nest, sink: Sink) -> None:
-        """A stage without reduction: every position's value to the sink."""
+        """A stage without reduction: every position's value to the sink. Operands of dot instructions are evaluated there."""
         nest.memo.clear()
         chunks = self._lane_chunks(nest)
         for _, offsets in self._positions(nest, (UPCAST,), range(len(nest.r.stage.outs))):
             for chunk in chunks:
                 if self._set_position(nest, offsets, chunk):
-                    sink(nest, self._eval(nest, nest.r.value))
+                    sink(nest, self._eval(nest, nest.r.value) if nest.r.stage.index not in self.low.packed else -1)

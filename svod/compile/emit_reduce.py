@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from svod.compile.emit_values import Values
+from svod.compile.emit_dots import DotValues
 from svod.compile.nests import SLACK, Chunk, Nest, Terms
 from svod.core.combiner import get_combiner
+from svod.core.dots import Plan
 from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Reduction
 from svod.core.nest import Piece
@@ -19,7 +20,7 @@ from svod.core.uop import Ops
 Sink = Callable[["Nest", int], None]
 
 
-class Reductions(Values):
+class Reductions(DotValues):
     """The part of a phase that reduces."""
 
     def _children(self, s: int, depth: int) -> None:
@@ -50,7 +51,21 @@ class Reductions(Values):
                 for red in nest.r.reductions:
                     values = get_combiner(red.combiner).identity(*red.dtypes)
                     out += [b.const(d, width, v) for d, v in zip(red.dtypes, values, strict=True)]
+        found = self._dot_plan(nest)
+        nest.sums.clear()
+        if found is not None and found.corrects >= 0:
+            for offsets, oc in self._out_positions(nest):
+                for index, _, pc in self._partial_positions(nest):
+                    key = self._sum_key(nest, found, offsets, oc, index)
+                    if key not in nest.sums:
+                        nest.sums[key] = len(out)
+                        out.append(b.const(found.dot.accumulator, pc.width if reduce_lane else oc.width, 0))
         return out
+
+    def _sum_key(self, nest: Nest, found: Plan, offsets: dict[int, int], chunk: Chunk, partial: tuple[Any, ...]) -> Any:
+        """What a correction depends on: the position of the operand that is summed up, and the partial result."""
+        axes = found.operands[found.corrects].axes
+        return tuple(offsets.get(a, 0) for a in axes), chunk.offset if nest.lane in axes else 0, partial
 
     def _reduce(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, accs: list[int]) -> list[int]:
         """Open the reduce loops from number k with the accumulators carried; returns the results."""
@@ -167,6 +182,7 @@ class Reductions(Values):
         reduce_lane = nest.lane >= outs
         components = sum(len(red.values) for red in nest.r.reductions)
         masks: dict[Chunk, int] = {}
+        found = self._dot_plan(nest)
         reds = range(outs, len(nest.pieces))
         for _, unrolled in self._positions(nest, (UNROLL,), reds):
             for index, offsets, pc in present:
@@ -175,6 +191,7 @@ class Reductions(Values):
                     more[a] = more.get(a, 0) + o
                 slot = partial[index]
                 full = slot[1]
+                summed: set[Any] = set()
                 for t, (toff, oc) in enumerate(tile):
                     chunk = Chunk(pc.offset, full, pc.active) if reduce_lane else oc
                     if not self._set_position(nest, toff, chunk, more):
@@ -186,11 +203,24 @@ class Reductions(Values):
                         if mask is None:
                             mask = masks[nest.chunk] = self._prefix_mask(nest.chunk)
                         guard = mask if guard < 0 else b.alu("AND", dtypes.bool, nest.chunk.width, mask, guard)
+                    if found is not None:
+                        accs[at] = self._guarded(self._dot(nest, found, accs[at], chunk.width), accs[at], guard)
+                        key = self._sum_key(nest, found, toff, oc, index) if nest.sums else None
+                        if key is not None and key not in summed:
+                            summed.add(key)
+                            n = nest.sums[key]
+                            accs[n] = self._guarded(self._dot_correction(nest, found, accs[n], chunk.width), accs[n], guard)
+                        continue
                     for red in nest.r.reductions:
                         n = len(red.values)
                         accs[at:at + n] = self._combine_value(nest, red, accs[at:at + n], guard, chunk.width)
                         at += n
         return accs
+
+    def _guarded(self, value: int, acc: int, guard: int) -> int:
+        """The new value of an accumulator where `guard` holds."""
+        b = self.b
+        return value if guard < 0 else b.alu("WHERE", b.dtype[acc], b.lanes[acc], guard, value, acc)
 
     def _combine_value(self, nest: Nest, red: Reduction, acc: list[int], guard: int, width: int) -> list[int]:
         b = self.b
@@ -222,8 +252,14 @@ class Reductions(Values):
         reduce_lane = nest.lane >= len(nest.r.stage.outs)
         components = sum(len(red.values) for red in nest.r.reductions)
         lane = nest.lane
+        found = self._dot_plan(nest)
         for t, (offsets, oc) in enumerate(tile):
             at = t * len(partial) * components
+            if found is not None and nest.sums:
+                for index, (k, _) in partial.items():
+                    acc = accs[at + k]
+                    extra = accs[nest.sums[self._sum_key(nest, found, offsets, oc, index)]]
+                    accs[at + k] = self.b.alu("SUB", self.b.dtype[acc], self.b.lanes[acc], acc, extra)
             done: dict[tuple[int, int], int] = {}
             first = 0
             for k, red in enumerate(nest.r.reductions):

@@ -246,7 +246,7 @@ class Values:
             if i == layout.tiled:
                 # whole tiles: every coefficient is a multiple of the tile, expanded positions lie inside one
                 here = ({v: c * layout.outer // layout.tile for v, c in here[0].items()},
-                        here[1] // layout.tile * layout.outer + here[1] % layout.tile)
+                        here[1] // layout.tile * layout.outer + here[1] % layout.tile * stride)
                 start = add_lins(start, here, 1)
             else:
                 start = add_lins(start, here, stride)
@@ -323,8 +323,8 @@ class Values:
         found = self.env.get(s)
         if found is None:
             index, layout = self.low.temp_of[s]
-            pointer = self.b.pure("TEMP", self.kernel.stages[s].dtype, 1, (), index)
-            guarded = any(a in self.low.unsafe for a in self.kernel.stages[s].outs)
+            pointer = self.b.pure("TEMP", self.low.stored(s), 1, (), index)
+            guarded = any(self.low.guarded(s, i) for i in range(len(layout.extents)))
             found = self.env[s] = Staged(-1, pointer, layout, (({}, 0),) * len(layout.extents), 0, 0, guarded)
         return found
 

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from svod.compile.program import Instr, PhaseSpec, Program, ProgramSpec
+from svod.core.dots import DOTS
 from svod.core.dtype import DType, dtypes, to_numpy
 from svod.core.uop import BINARY_OPS, COMPARISONS, TERNARY, TRANSCENDENTAL, UNARY, Ops
-from svod.core.values import FUNCTIONS, Array, apply_alu, bitcast, cast, constant, held_dtype, hold, unhold
+from svod.core.values import FUNCTIONS, Array, apply_alu, bitcast, cast, constant, dot, held_dtype, hold, unhold
 from svod.errors import CompileError, LaunchError
 
 INDEX, BOOL = dtypes.index, dtypes.bool
@@ -118,6 +119,8 @@ class _PhaseCheck:
             self.memory(op, dtype, lanes, src, arg)
         elif op in ("LOOP", "CARRY", "ENDLOOP", "RESULT"):
             self.loop(op, dtype, lanes, src, arg)
+        elif op == "DOT":
+            self.dot(dtype, lanes, src, arg)
         elif op in ("CAST", "BITCAST", "SPLAT", "EXTRACT", "SHUFFLE"):
             self.lanes_and_types(op, dtype, lanes, src, arg)
         elif op in ("CONST", "VCONST"):
@@ -155,9 +158,13 @@ class _PhaseCheck:
         self.require(len(src) == 1 or (op == "SHUFFLE" and len(src) == 2), "wrong number of operands")
         of, width = self.kind(src[0])
         self.require(self.code[src[0]][0] not in POINTERS, f"operand %{src[0]} is a pointer")
-        if op in ("CAST", "BITCAST"):
+        if op == "CAST":
             self.require(width == lanes, f"keeps the {width} lanes of its operand")
-            self.require(op == "CAST" or of.itemsize == dtype.itemsize, f"{of.name} and {dtype.name} differ in width")
+            return
+        if op == "BITCAST":
+            same = of.itemsize == dtype.itemsize and width == lanes
+            self.require(same or (of.itemsize * width == dtype.itemsize * lanes and BOOL not in (of, dtype)),
+                         f"{of.name}x{width} and {dtype.name}x{lanes} differ in width")
             return
         self.require(of == dtype, f"keeps the type {of.name} of its operand")
         if op == "SPLAT":
@@ -168,6 +175,15 @@ class _PhaseCheck:
             self.operand(src[-1], dtype, width, "operand")
             ok = isinstance(arg, tuple) and len(arg) == lanes and all(-1 <= k < width * len(src) for k in arg)
             self.require(ok, f"needs {lanes} lane numbers below {width * len(src)}")
+
+    def dot(self, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+        self.require(len(src) == 3, "takes an accumulator and two operands")
+        self.operand(src[0], dtype, lanes, "accumulator")
+        kinds = tuple(self.kind(s)[0] for s in src[1:])
+        known = [(d.accumulator, d.operands, d.group) for d in DOTS.values()]
+        self.require((dtype, kinds, arg) in known, f"{dtype.name} of {arg} {' by '.join(k.name for k in kinds)} is no dot instruction")
+        for s, k in zip(src[1:], kinds, strict=True):
+            self.operand(s, k, lanes * arg, "operand")
 
     def memory(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         store, indexed = op in STORE_OPS, op in ("GATHER", "SCATTER")
@@ -428,6 +444,8 @@ class _Phase:
             return lambda x: cast(x, of, dtype)
         if op == "BITCAST":
             return lambda x: bitcast(x, of, dtype)
+        if op == "DOT":
+            return lambda acc, x, y: dot(acc, x, y, arg)
         if op == "SPLAT":
             return lambda x: np.broadcast_to(x, (lanes,))
         if op == "EXTRACT":

@@ -21,6 +21,7 @@ from typing import Any
 
 from svod.compile.llvm_memory import Handler
 from svod.compile.llvm_text import SCALAR, Writer, constant, overload, refuse, register_type, splat
+from svod.core.dots import DOTS
 from svod.core.dtype import DType, dtypes
 
 F32 = dtypes.float32
@@ -333,10 +334,11 @@ def _cast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
 
 
 def _bitcast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    of, operand = w.code[src[0]][1], w.value[src[0]]
-    if of.itemsize != dtype.itemsize:
-        raise refuse("BITCAST", dtype, f"{of.name} has another width")
-    a, b = register_type(of.name, lanes), register_type(dtype.name, lanes)
+    _, of, width, _, _ = w.code[src[0]]
+    operand = w.value[src[0]]
+    if of.itemsize * width != dtype.itemsize * lanes:
+        raise refuse("BITCAST", dtype, f"{of.name}x{width} and {dtype.name}x{lanes} differ in width")
+    a, b = register_type(of.name, width), register_type(dtype.name, lanes)
     if a == b:
         w.value[i] = operand
     elif dtype.kind == "b":
@@ -383,7 +385,50 @@ def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
     w.value[i] = result if lanes > 1 else w.temp(f"extractelement <1 x {scalar}> {result}, i64 0")
 
 
+# -- dot instructions -------------------------------------------------------------------------------
+_DOTS = {"vnni8": "llvm.x86.avx512.vpdpbusd", "vnni16": "llvm.x86.avx512.vpdpwssd", "bf16": "llvm.x86.avx512bf16.dpbf16ps"}
+
+
+def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    kinds = tuple(w.code[s][1] for s in src[1:])
+    dot = next((d for d in DOTS.values() if d.accumulator is dtype and d.operands == kinds and d.group == arg), None)
+    if dot is None or not dot.runs_on(w.target):
+        raise refuse("DOT", dtype, f"{w.target.arch} with {', '.join(w.target.features)} has no such instruction")
+    # a register of 4, 8 or 16 words; lanes beyond those in use hold anything
+    words = max(4, lanes)
+    if words & (words - 1) or words * 4 > w.target.vector_bytes:
+        raise refuse("DOT", dtype, f"{lanes} lanes are no register")
+    wide = f"<{words * arg} x bfloat>" if dot.accumulator.is_float else f"<{words} x i32>"
+    acc_type = f"<{words} x {SCALAR[dtype.name]}>"
+    operands = [f"{acc_type} {_widened(w, w.value[src[0]], SCALAR[dtype.name], lanes, words)}"]
+    for s, k in zip(src[1:], kinds, strict=True):
+        scalar = SCALAR[k.name]
+        value = _widened(w, w.value[s], scalar, lanes * arg, words * arg)
+        operands.append(f"{wide} {w.temp(f'bitcast <{words * arg} x {scalar}> {value} to {wide}')}")
+    name = f"{_DOTS[dot.name]}.{words * 32}"
+    w.declared.add(f"declare {acc_type} @{name}({acc_type}, {wide}, {wide})")
+    result = w.temp(f"call {acc_type} @{name}({', '.join(operands)})")
+    if lanes == 1:
+        result = w.temp(f"extractelement {acc_type} {result}, i64 0")
+    elif lanes < words:
+        order = ", ".join(f"i32 {k}" for k in range(lanes))
+        result = w.temp(f"shufflevector {acc_type} {result}, {acc_type} poison, <{lanes} x i32> <{order}>")
+    w.value[i] = result
+
+
+def _widened(w: Writer, operand: str, scalar: str, lanes: int, wanted: int) -> str:
+    """A vector of `lanes` elements with undefined ones behind them."""
+    if lanes == wanted:
+        return operand
+    vec = f"<{lanes} x {scalar}>"
+    if lanes == 1:
+        operand = w.temp(f"insertelement {vec} poison, {scalar} {operand}, i64 0")
+    order = ", ".join(f"i32 {k}" if k < lanes else "i32 poison" for k in range(wanted))
+    return w.temp(f"shufflevector {vec} {operand}, {vec} poison, <{wanted} x i32> <{order}>")
+
+
 HANDLERS: dict[str, Handler] = {
+    "DOT": _dot,
     **{op: _alu(op) for op in CORES},
     "WHERE": _where, "CAST": _cast, "BITCAST": _bitcast, "CONST": _const, "VCONST": _vconst, "SPLAT": _splat, "EXTRACT": _extract,
     "SHUFFLE": _shuffle,

@@ -10,6 +10,7 @@ from svod.core.scheduler import LOOP
 Terms = dict[int, int]          # index value → coefficient
 Lin = tuple[Terms, int]         # Σ coefficient·value + constant
 
+MAX_TILE_VECTORS = 4            # vectors side by side in derived copy loops
 COPY_LANES = -2                 # the row number of the vector in derived loops
 NO_POINT = -2                   # depth of a derived loop: no stage lives there
 SLACK = 128                     # bytes behind each scratch area: a partial vector may be read past its end
@@ -111,7 +112,7 @@ class Nest:
     """One stage while it is emitted: its loops, the values of its axes, the current vector chunk."""
 
     __slots__ = ("base", "bounds", "chunk", "lane", "lane_row", "lane_stride", "linear", "memo", "offsets", "opened", "partial", "pieces",
-                 "r", "results", "width")
+                 "r", "results", "sums", "width")
 
     def __init__(self, r: ResolvedStage, pieces: list[tuple[Piece, ...]], bounds: list[int], base: list[Lin], lane: int, lane_row: int,
                  width: int):
@@ -130,4 +131,5 @@ class Nest:
         self.memo: dict[Any, int] = {}
         self.linear: dict[Any, Any] = {}
         self.results: dict[tuple[int, int], int] = {}   # (reduction, component) → value, while a position is stored
+        self.sums: dict[Any, int] = {}   # what a correction of a dot instruction depends on → its accumulator
         self.partial: dict[tuple[int, ...], tuple[int, int]] = {}   # partial position → (number, vector width)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from svod.core.dots import rate_of, stored_bytes
 from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Linear, ResolvedStage
 from svod.core.nest import Piece, Plan, fit, is_derived, lane_row, plan
-from svod.core.scheduler import LOOP, ROOT, UPCAST, Scheduler
+from svod.core.scheduler import DOT, LOOP, ROOT, UPCAST, Scheduler
 from svod.core.uop import TRANSCENDENTAL
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL)
@@ -76,7 +77,7 @@ def features(state: Scheduler) -> Features:
             for t, depth in path:
                 for row in state.order[t][:depth]:
                     times *= next((p.extent for group in pieces[t] for p in group if p.row == row), 1)
-            size = stage.dtype.itemsize
+            size = stored_bytes(state, s)
             for e in box:
                 size *= e
             scratch += size
@@ -210,7 +211,7 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
     upcast = [1.0] * len(own)
     for a, group in enumerate(own):
         for p in group:
-            if p.role != LOOP:
+            if p.role not in (LOOP, DOT):
                 positions = -(-p.extent // width) if p.row == lane_piece else p.extent
                 expanded[a] *= positions
                 if p.role == UPCAST:
@@ -233,12 +234,13 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
     loads = alu = fmas = 0.0
     accesses: list[tuple[tuple[int, ...], Linear | None, int, int]] = []
     skip = set()
+    dot = rate_of(state, r.stage.index)
     for red in r.reductions:
         product = r.nodes[red.values[0]]
         if red.combiner == "ADD" and product.kind == "alu" and product.op == "MUL":
             skip.add(red.values[0])
         fmas += body * tile
-        alu += body * tile * (1 if len(red.values) == 1 else 6)
+        alu += body * tile * (dot.cost if len(red.values) == 1 else 6)
     for i, n in enumerate(r.nodes):
         if n.dtype == dtypes.index or i in skip:
             continue
@@ -258,7 +260,7 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
                 count *= 2.0    # rows side by side that share the sets of the first cache push each other out
             loads += count
             size = state.kernel.params[n.arg].arg.size if n.kind == "load" else 1 << 62
-            accesses.append((n.deps, n.linear, n.dtype.itemsize, size))
+            accesses.append((n.deps, n.linear, n.dtype.itemsize if n.kind == "load" else stored_bytes(state, n.arg), size))
         elif n.kind in ("alu", "cast"):
             count = runs(n.deps)
             weight = 14.0 if n.op in _COSTLY else 8.0 if n.op in ("FDIV", "RECIPROCAL", "SQRT") else 1.5 if n.op in ("MAX", "MIN") else 1.0
@@ -271,6 +273,10 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
     accs = 1.0
     for a in range(len(own)):
         accs *= upcast[a]
+    if dot.corrects:    # a sum beside it for each vector
+        vectors = expanded[lane] if lane >= 0 else 1.0
+        alu += body * vectors * tile / max(accs, 1.0)
+        accs += vectors
     spills = 0.0
     inner_reduce = bool(loops) and loops[-1][0] >= outs
     if r.reductions and accs + 2 > state.target.vector_registers:
@@ -284,7 +290,7 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
     traffic, moved = _traffic(state, loops, own, accesses, prefix)
     cycles = max(compute, *traffic) + 0.25 * sum(traffic)
     lanes = lane_extent / -(-lane_extent // width) if lane >= 0 else 1.0     # positions per vector
-    return cycles * times, accs, 2 * fmas * lanes * times, moved * times, loads, max(fmas, 1.0)
+    return cycles * times, accs, 2 * fmas * dot.group * lanes * times, moved * times, loads, max(fmas, 1.0)
 
 
 def _conflict(stride: int) -> float:

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from svod.core import dots
 from svod.core.nest import first_reduce, plan
-from svod.core.scheduler import AUTO, INLINE, LOOP, ROOT, UNROLL, UPCAST, Row, Scheduler
+from svod.core.scheduler import AUTO, DOT, INLINE, LOOP, ROOT, UNROLL, UPCAST, Row, Scheduler
 from svod.errors import KernelOptError
 
 Rule = Callable[[Scheduler, str, Any], Scheduler]
@@ -309,6 +310,8 @@ def inline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     st = state.kernel.stages[s]
     if st.is_output:
         raise KernelOptError(f"INLINE({axis}): an output is stored")
+    if s in dots.packed_stages(state):
+        raise KernelOptError(f"INLINE({axis}): a dot instruction reads it in groups, as only staged values are laid out")
     place = AUTO if st.has_reduce else INLINE
     if state.place[s] == place:
         raise KernelOptError(f"INLINE({axis}): it is computed in place already")
@@ -355,6 +358,44 @@ def stream(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     return state.copy(stream=True)
 
 
+def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Sum up groups of narrow products by a dot instruction of the target, named `arg` (`svod.core.dots.DOTS`). Both operands are staged
+    in their narrow type with the group innermost, at first at the root; what is left of the last group is filled with zeros. The
+    axis then counts groups. Before the axis is split, after or before any other opt.
+
+        for r in K: c += wide(a[r])*wide(b[r, n])     p[r, n, i] = b[r*g + i, n];  for r in K/g: c += Σ a[r*g + i]*p[r, n, i], i < g
+    """
+    row = _loop_row(state, axis, "TC")
+    r = state.rows[row]
+    stage = state.stage_of_row(row)
+    dot = dots.DOTS.get(arg) if isinstance(arg, str) else None
+    if dot is None:
+        raise KernelOptError(f"TC({axis}, {arg!r}): needs the name of an instruction, one of {', '.join(dots.DOTS)}")
+    if not _is_reduce(state, row):
+        raise KernelOptError(f"TC({axis}, {arg}): nothing is summed up along {axis}; name a reduce axis")
+    if state.dots[stage]:
+        raise KernelOptError(f"TC({axis}, {arg}): the stage has an instruction already")
+    if len(state.axis_rows[r.axis]) > 1 or state.pads[r.axis] or (state.split_reduce and state.split_reduce[0] == r.axis):
+        raise KernelOptError(f"TC({axis}, {arg}): an instruction is chosen before its axis is split or padded")
+    try:
+        operands = dots.check(state, stage, r.axis, dot)
+    except KernelOptError as e:
+        raise KernelOptError(f"TC({axis}, {arg}): {e}") from None
+    extent = state.kernel.axes[r.axis].extent
+    padded = -(-extent // dot.group) * dot.group
+    rows, pads, places, chosen = list(state.rows), list(state.pads), list(state.place), list(state.dots)
+    if padded != extent:
+        rows[row] = r._replace(extent=padded)
+        pads[r.axis] = padded
+    for o in operands:
+        if places[o.stage] == INLINE:
+            places[o.stage] = ROOT
+    chosen[stage] = (r.axis, dot.name)
+    new = _split(state.copy(rows=tuple(rows), pads=tuple(pads), place=tuple(places), dots=tuple(chosen)), row, dot.group, DOT)
+    plan(new)
+    return new
+
+
 def _needs(what: str, capability: str) -> Rule:
     def refuse(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         raise KernelOptError(f"{what}({axis}): target {state.target.arch} has no {capability}")
@@ -364,10 +405,10 @@ def _needs(what: str, capability: str) -> Rule:
 
 OPTS: dict[str, Rule] = {
     "UPCAST": upcast, "UNROLL": unroll, "LANES": lanes, "THREAD": thread, "TILE": tile, "ORDER": reorder, "SWAP": swap,
-    "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream,
+    "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream, "TC": tc,
     "LOCAL": _needs("LOCAL", "workgroups"), "NOLOCALS": _needs("NOLOCALS", "workgroups"),
     "GROUP": _needs("GROUP", "memory shared by a workgroup"), "GROUPTOP": _needs("GROUPTOP", "memory shared by a workgroup"),
-    "TC": _needs("TC", "matrix instruction svod knows"), "SPLITK": _needs("SPLITK", "grid"),
+    "SPLITK": _needs("SPLITK", "grid"),
     "PREFETCH": _needs("PREFETCH", "software prefetch in svod yet"), "PIPELINE": _needs("PIPELINE", "asynchronous copies"),
     "ONLINE": _needs("ONLINE", "online rewrite in svod yet"),
 }

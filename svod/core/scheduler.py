@@ -25,6 +25,7 @@ ROOT = "root"       # a phase of its own, its result a temporary
 Placement = str | int  # or a row id: inside that loop
 
 LOOP, UPCAST, UNROLL = "loop", "upcast", "unroll"
+DOT = "dot"     # the positions that one dot instruction sums up
 
 
 class Opt(NamedTuple):
@@ -65,7 +66,7 @@ class Row(NamedTuple):
 class Scheduler:
     """A state. Fields are read-only; equal states have equal `digest`."""
 
-    __slots__ = ("_digest", "_features", "_plan", "applied_opts", "axis_rows", "kernel", "lanes", "order", "pads", "place", "rows",
+    __slots__ = ("_digest", "_features", "_plan", "applied_opts", "axis_rows", "dots", "kernel", "lanes", "order", "pads", "place", "rows",
                  "split_reduce", "stream", "target", "thread")
 
     kernel: Kernel
@@ -79,6 +80,7 @@ class Scheduler:
     thread: tuple[int, int] | None           # (row, cores) of the output stage's parallel loop
     split_reduce: tuple[int, int] | None     # (axis, parts): partials per core and a combining phase
     stream: bool                             # the output is stored past the caches
+    dots: tuple[tuple[int, str] | None, ...]  # per stage: the reduce axis and the dot instruction that TC chose
     applied_opts: tuple[Opt, ...]
     _digest: bytes | None
     _features: Features | None
@@ -94,13 +96,14 @@ class Scheduler:
         self.pads = (0,) * len(kernel.axes)
         self.thread = self.split_reduce = None
         self.stream = False
+        self.dots = (None,) * len(kernel.stages)
         self.applied_opts = ()
         self._digest = self._features = self._plan = None
 
     def copy(self, **changes: Any) -> Scheduler:
         """This state with some fields replaced."""
         new = object.__new__(Scheduler)
-        for name in ("kernel", "target", "rows", "axis_rows", "order", "place", "lanes", "pads", "thread", "split_reduce", "stream",
+        for name in ("kernel", "target", "rows", "axis_rows", "order", "place", "lanes", "pads", "thread", "split_reduce", "stream", "dots",
                      "applied_opts"):
             setattr(new, name, changes[name] if name in changes else getattr(self, name))
         new._digest = new._features = new._plan = None
@@ -168,7 +171,9 @@ class Scheduler:
             place = tuple(ident(p) if isinstance(p, int) else p for p in self.place)
             lanes = tuple(ident(r) if r >= 0 else None for r in self.lanes)
             thread = (ident(self.thread[0]), self.thread[1]) if self.thread else None
-            content = (table, order, place, lanes, self.pads, thread, self.split_reduce, self.stream)
+            content: tuple[object, ...] = (table, order, place, lanes, self.pads, thread, self.split_reduce, self.stream)
+            if any(self.dots):
+                content = (*content, self.dots)
             self._digest = hashlib.blake2b(repr(content).encode(), digest_size=16).digest()
         return self._digest
 

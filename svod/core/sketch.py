@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from svod.core import dots
 from svod.core.kernel import ResolvedStage, node_sources
 from svod.core.nest import is_derived, plan
 from svod.core.scheduler import ROOT, Opt, Scheduler
@@ -173,8 +174,9 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
     operands = _operands(state, r)
     inner = [s.index for s in kernel.stages if not s.is_output and s.has_reduce]
     if operands is not None:
-        for tiled in _contractions(state, r, operands):
-            yield _finish(tiled, inner)
+        for start in (state, *(_try(state, "TC", axis, dot) for axis, dot in dots.applicable(state, out))):
+            for tiled in _contractions(start, r, operands):
+                yield _finish(tiled, inner)
         return
     for rows in ((1, 4) if inner else (1,)):
         for vectors in (4, 2, 1):
@@ -503,8 +505,7 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: _Operand) -> Scheduler:
             if local >= len(r.stage.outs) or local not in operand.axes:
                 break
             at = row
-        if at >= 0:
-            return _try(state, "STAGE", name, state.rows[at].name)
+        return _try(state, "STAGE", name, state.rows[at].name if at >= 0 else ROOT)
     return state
 
 

@@ -102,8 +102,9 @@ def cast(x: Array, source: DType, dtype: DType) -> Array:
 
 
 def bitcast(x: Array, source: DType, dtype: DType) -> Array:
-    """BITCAST in held form, between types of one width."""
-    return hold(np.ascontiguousarray(unhold(np.asarray(x), source)).view(to_numpy(dtype)).reshape(np.shape(x)), dtype)
+    """BITCAST in held form, between types of one width, or of a vector with other lanes and the same bytes."""
+    bits = np.ascontiguousarray(unhold(np.asarray(x), source)).view(to_numpy(dtype))
+    return hold(bits.reshape(np.shape(x)) if source.itemsize == dtype.itemsize else bits, dtype)
 
 
 def fma64(a: Array, b: Array, c: Array) -> Array:
@@ -126,6 +127,25 @@ def _mulacc(a: Array, b: Array, c: Array) -> Array:
     if a.dtype == np.float32:
         return (a.astype(np.float64) * b + c).astype(np.float32)
     return fma64(a, b, c) if a.dtype == np.float64 else a * b + c
+
+
+def dot(acc: Array, x: Array, y: Array, group: int) -> Array:
+    """acc[lane] + Σ x·y over a lane's group of narrow numbers, in held form, as dot instructions of processors compute it.
+
+    Integers wrap. Of bfloat16 the last product of a group is added first, each sum is rounded to nearest even, and denormal operands,
+    products and sums count as zeros of their sign (VDPBF16PS, Intel SDM volume 2)."""
+    a, b = x.reshape(-1, group), y.reshape(-1, group)
+    if acc.dtype != np.float32:
+        return np.asarray((acc + (a.astype(np.int64) * b).sum(-1)).astype(acc.dtype))
+    total = _flush(acc)
+    for k in reversed(range(group)):
+        total = _flush(_mulacc(_flush(a[:, k]), _flush(b[:, k]), total))
+    return total
+
+
+def _flush(x: Array) -> Array:
+    """float32 numbers with denormals as zeros of their sign."""
+    return np.asarray(np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x))
 
 
 def _pow(a: Array, b: Array) -> Array:

@@ -15,6 +15,7 @@ axis from the target and the extent:
     order           SWAP of two serial loops of one nest
     output          STREAM where it is larger than the second-level cache
     vectors         LANES of each upcast axis
+    dot instructions  TC with each one that the target has and a contraction fits
 
 An amount equal to the extent is written 0, "whole", and only there. The reference grid (`--actions reference`) is that of
 tinygrad and of Svod in Rust: 193 positional opts, the positions resolved to names when the action is generated.
@@ -25,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+from svod.core import dots
 from svod.core.scheduler import INLINE, LOOP, ROOT, UNROLL, UPCAST, Opt, Row
 from svod.errors import KernelOptError
 
@@ -129,6 +131,10 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
     for row in state.rows:
         if row.role == UPCAST and row.extent > 1:
             yield Opt("LANES", row.name)
+    for s in kernel.stages:
+        if s.has_reduce and not state.dots[s.index]:
+            for name, dot in dots.applicable(state, s.index):
+                yield Opt("TC", name, dot)
     for i, (a, _, stage) in enumerate(loops):
         for b, _, other in loops[i + 1:]:
             if stage == other:

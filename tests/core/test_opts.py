@@ -12,9 +12,11 @@ from svod.core.opts import OPTS
 from svod.core.scheduler import AUTO, INLINE, ROOT, Opt, Scheduler
 from svod.errors import KernelOptError
 from tests.compile.native import AVX512
+from tests.core.corpus import data, kernel_of
 from tests.hand_kernels import HAND, gemm, softmax
 
-TARGET = replace(AVX512, threads=4)
+TARGET = replace(AVX512, threads=4, features=(*AVX512.features, "vnni"))
+BYTES = Kernel(kernel_of(data(24, 30, dtype="int8").cast("int32") @ data(30, 48, dtype="int8").cast("int32")))
 GEMM = Kernel(gemm(24, 48, 30))
 PRIME = Kernel(gemm(17, 19, 23))
 SOFTMAX = Kernel(softmax(12, 40))
@@ -57,6 +59,7 @@ LEGAL: list[tuple[str, Kernel, Chain, str, tuple[str, str]]] = [
     ("THREAD", GEMM, [["THREAD", "o1", 4]], "o1:48 o0:24 r0:30", ("o1", "loop 48×1")),
     ("THREAD", GEMM, [["THREAD", "r0", 4]], "o0:24 o1:48 r0:30", ("r0", "loop 30×1")),
     ("LANES", GEMM, [["UPCAST", "o0", 4], ["UPCAST", "o1", 16], ["LANES", "o0.in"]], "o0:6 o1:3 r0:30", ("o0", "loop 6×4, upcast 4×1")),
+    ("TC", BYTES, [["TC", "r0", "vnni8"]], "o0:24 o1:48 r0:8", ("r0", "loop 8×4, dot 4×1")),
     ("STAGE", GEMM, [["STAGE", "s1", "o1"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("STAGE", GEMM, [["STAGE", "s1", "root"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("INLINE", GEMM, [["STAGE", "s1", "o1"], ["INLINE", "s1"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
@@ -120,12 +123,13 @@ ILLEGAL: list[tuple[str, Kernel, Chain, str]] = [
     ("STAGE", SOFTMAX, [["STAGE", "s0", "s1.r0"]], "also read outside"),
     ("STAGE", GEMM, [["THREAD", "r0", 2], ["STAGE", "s0", "o0"]], "keeps its stages in place"),
     ("INLINE", GEMM, [["INLINE", "s0"]], "in place already"),
+    ("TC", GEMM, [["TC", "r0", "vnni8"]], "made wide"),
     ("INLINE", GEMM, [["INLINE", "out"]], "an output is stored"),
     ("INLINE", SOFTMAX, [["INLINE", "s1"]], "in place already"),
     ("STREAM", GEMM, [["STREAM", "s0"]], "only an output"),
     ("STREAM", GEMM, [["STREAM", "out"], ["STREAM", "out"]], "streamed already"),
-    *((op, GEMM, [[op, "o0", 4]], "has no") for op in ("LOCAL", "NOLOCALS", "GROUP", "GROUPTOP", "TC", "SPLITK", "PREFETCH", "PIPELINE",
-                                                       "ONLINE")),
+    *((op, GEMM, [[op, "o0", 4]], "has no")
+      for op in ("LOCAL", "NOLOCALS", "GROUP", "GROUPTOP", "SPLITK", "PREFETCH", "PIPELINE", "ONLINE")),
 ]
 
 
