@@ -17,6 +17,7 @@ from svod.compile.planner import PlannerMode
 from svod.core.buffer import aligned_empty
 from svod.core.dtype import DType
 from svod.core.kernel import Kernel
+from svod.errors import LaunchError
 from svod.optimize import Compiled
 
 
@@ -66,10 +67,12 @@ class Outline:
 def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Sequence[np.ndarray[Any, Any] | None], *,
                threads: int | None = None, planner: PlannerMode = "arena") -> ExecutionPlan:
     """The plan that runs `outline` with the given code per kernel key. `arrays`: memory per buffer; None for intermediates and for
-    inputs that are bound later."""
+    inputs that are bound later. Raises LaunchError for an outline that cannot be run with that code and memory."""
     buffers = [PlanBuffer(b.nbytes, b.kind, a) for b, a in zip(outline.buffers, arrays, strict=True)]
     kernels = []
     for c in outline.calls:
+        if c.kernel not in compiled:
+            raise LaunchError(f"call {c.name or '?'} is of kernel {c.kernel[:12]}, which has no code; compiled are {len(compiled)} kernels")
         code = compiled[c.kernel]
         kernels.append(PreparedKernel(code.spec, code.loaded, c.args, c.name, c.kernel, tuple(o.to_json() for o in code.chain), code.source,
                                       code.why, c.origin, code.estimate, c.level))

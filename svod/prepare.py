@@ -28,7 +28,7 @@ from svod.core.schedule import Schedule
 from svod.core.schedule_cache import schedule_of
 from svod.core.target import Target
 from svod.core.uop import Ops, UOp
-from svod.errors import ConfigError, ScheduleError, UnsupportedError
+from svod.errors import ConfigError, DeviceError, ScheduleError, UnsupportedError
 from svod.optimize import Choice, Compiled, Compiler, choose, compile_all, compiler_for
 from svod.outline import BufferSpec, Call, Outline, build_plan
 from svod.tensor.realize import constant_value, replace_nodes
@@ -111,8 +111,13 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
                   inputs: frozenset[UOp] = frozenset()) -> Prepared:
     """Prepare a plan for graph nodes. BUFFERs in `constants` are weights of the plan; those in `inputs` are bound before each run.
 
-    Raises ScheduleError where the plan would write memory that lies under another of its buffers as well."""
-    schedule = schedule_of(graph.sink(*outputs), constants, remember=not config.disable_schedule_cache)
+    Raises DeviceError for a graph that is to run elsewhere, ScheduleError where the plan would write memory that lies under another of its
+    buffers as well."""
+    sink = graph.sink(*outputs)
+    for u in sink.walk(Ops.DEVICE):
+        if u.arg != "CPU":
+            raise DeviceError(f"a value is to be computed on or copied to {u.arg!r}; svod runs on the device 'CPU' only")
+    schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
     target = host_target(config.threads)
     outline, buffers, numbers = make_outline(schedule, constants)
     nodes = []

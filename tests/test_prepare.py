@@ -9,7 +9,11 @@ import pytest
 from svod import Tensor
 from svod.config import PrepareConfig
 from svod.core import schedule
-from svod.errors import DeviceError, ScheduleError, UnsupportedError
+from svod.core.dtype import dtypes
+from svod.core.uop import Ops, UOp
+from svod.errors import DeviceError, LaunchError, ScheduleError, UnsupportedError
+from svod.outline import build_plan, synthetic_arrays
+from tests.plans import gemm_then_softmax
 
 X = np.ones((300, 300), np.float32)
 
@@ -28,6 +32,23 @@ def test_another_device_than_the_cpu_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="device='CUDA'"):
         (Tensor(X) + 1).prepare(PrepareConfig(device="CUDA"))
     (Tensor(X) + 1).prepare(PrepareConfig(device="cpu"))
+
+
+def test_a_copy_to_another_device_is_refused() -> None:
+    x = Tensor(X)
+    there = Tensor.from_uop(UOp(Ops.COPY, x.dtype, ((x + 1).uop, UOp(Ops.DEVICE, dtypes.void, (), "CUDA:0"))))
+    with pytest.raises(DeviceError, match="copied to 'CUDA:0'; svod runs on the device 'CPU' only"):
+        (there * 2).realize()
+    here = Tensor.from_uop(UOp(Ops.COPY, x.dtype, ((x + 1).uop, UOp(Ops.DEVICE, dtypes.void, (), "CPU"))))
+    plan = (here * 2).prepare()
+    plan.execute()
+    assert len(plan.kernels) == 2 and (plan.output_buffer() == 4).all()     # the copy has memory of its own
+
+
+def test_an_outline_without_code_for_one_of_its_kernels_is_refused() -> None:
+    outline = gemm_then_softmax()
+    with pytest.raises(LaunchError, match=f"call gemm is of kernel {outline.calls[0].kernel[:12]}, which has no code"):
+        build_plan(outline, {}, synthetic_arrays(outline))
 
 
 def test_an_output_cannot_be_read_before_its_plan_ran() -> None:
