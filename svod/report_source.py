@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from svod.bench.ceilings import Ceilings
+from svod.bench.ceilings import Ceilings, known_ceilings
 from svod.bench.report_data import Course, Trial, TunedKernel, Tuning, fates_of, kind_of_step
 from svod.compile.host import host_target
+from svod.config import data_dir
 from svod.core.estimate import estimate
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
@@ -31,7 +32,8 @@ _FURTHEST = ("failed", "timeout", "slow", "screened", "raced", "confirmed", "wro
 
 
 def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | None = None) -> Tuning | None:
-    """What `db` knows about `target` (a key; None: the one that was searched or measured last); None where it knows nothing about it."""
+    """What `db` knows about `target` (a key; None: the one that was searched or measured last); None where it knows nothing about it.
+    `ceilings`: of that machine; None: as they are cached, where that machine is this one."""
     measurements = [m for m, _ in db.select(Measurement)]
     searches = [s for s, _ in db.select(Search)]
     last: dict[str, float] = {}
@@ -72,7 +74,8 @@ def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | No
     kernels.sort(key=lambda k: (-k.saved, -(k.heuristic or 0.0), k.key))
     remarks = tuple(f"{s.where}: {s.reason}" for s in db.skipped[:5]) + ((db.problem,) if db.problem else ())
     return Tuning(str(db.plan.write or ":none:"), chosen, newest.compiler if newest else "", facts, tuple(kernels),
-                  tuple(k for k in last if k != chosen), remarks, ceilings)
+                  tuple(k for k in last if k != chosen), remarks, ceilings if ceilings is not None or machine is None else
+                  known_ceilings(data_dir() / "ceilings.json", machine))
 
 
 def _machine_of(key: str) -> Target | None:

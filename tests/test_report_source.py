@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from svod.bench.ceilings import Ceilings
 from svod.bench.report import render_html, render_markdown
 from svod.bench.report_data import START
 from svod.compile.host import host_target
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.serialize import ast_to_data
+from svod.core.target import Target
 from svod.report_source import read_tuning
 from svod.tune.db import Kernel as KernelRecord
 from svod.tune.db import Measurement, Origin, Search, TargetFacts, TuningDB, Verdict
+from tests.bench.example_run import CEILINGS
 from tests.core.corpus import data, kernel_of
 
 CHAIN = (("UPCAST", "o0", 4), ("UPCAST", "o1", 16), ("STAGE", "s1", "root"))
@@ -132,6 +136,27 @@ def test_records_of_another_machine(db: TuningDB) -> None:
     assert theirs is not None and not theirs.kernels[0].nest and "another kind of machine" in theirs.kernels[0].problem
     assert theirs.kernels[0].gain == pytest.approx(2.0)
     assert read_tuning(db, "x86_64/nobody/t1") is None
+
+
+def test_ceilings_of_this_machine_come_from_the_cache(db: TuningDB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report of a database alone has roofs where `svod-bench ceilings` ran here once; those of another machine are not taken."""
+    monkeypatch.setattr("svod.report_source.data_dir", lambda: tmp_path)
+    other = "aarch64/other/neon/l1 32k/l2 1m/l3 8m/t4"
+    fill(db, host_target().key, kernel())
+    fill(db, other, kernel())
+    asked: list[tuple[Path, str]] = []
+
+    def known(path: Path, target: Target) -> Ceilings:
+        asked.append((path, target.key))
+        return CEILINGS
+    monkeypatch.setattr("svod.report_source.known_ceilings", known)
+    mine, theirs = read_tuning(db, host_target().key), read_tuning(db, other)
+    assert mine is not None and mine.ceilings is CEILINGS and theirs is not None and theirs.ceilings is None
+    assert asked == [(tmp_path / "ceilings.json", host_target().key)]
+    assert "f32 FMA" in render_html([], mine) and "f32 FMA" not in render_html([], theirs)
+    given = replace(CEILINGS, quick=True)
+    again = read_tuning(db, host_target().key, given)
+    assert again is not None and again.ceilings is given
 
 
 def test_a_chain_that_does_not_apply_any_more_is_told(db: TuningDB) -> None:

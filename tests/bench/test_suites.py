@@ -166,6 +166,14 @@ def test_contestants_agree_with_the_reference(peer: Peer, case: Case) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(operands, kept, strict=True)), "the operands were changed"
 
 
+def test_kernels_of_svod_come_from_their_case() -> None:
+    heuristic = CONTESTANTS[0]
+    small = next(c for c in SMALL if c.name == "linear")
+    assert {k.origin for k in heuristic.prepare(small, small.draw()).kernels} == {"linear"}
+    mlp = next(c for c in SUITES["models"] if c.name == "mlp")
+    assert "mlp" not in {k.origin.split(".")[0] for k in heuristic.prepare(mlp, mlp.draw()).kernels}, "a model has layers of its own"
+
+
 def test_all_operations_have_a_reference() -> None:
     assert {c.op for c in EVERY} == set(FUNCTIONS) and {c.op for c in SMALL} == set(FUNCTIONS) - {"model"}
 
