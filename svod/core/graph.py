@@ -90,7 +90,7 @@ def _alu_shape(u: UOp) -> Shape:
 def _assign_shape(u: UOp) -> Shape:
     target, value = u.src
     if shape_of(target) != shape_of(value) or target.dtype != value.dtype:
-        raise ShapeError(f"ASSIGN of {value.dtype.name}{list(shape_of(value))} to {target.dtype.name}{list(shape_of(target))}: "
+        raise ShapeError(f"assign of {value.dtype.name}{list(shape_of(value))} to {target.dtype.name}{list(shape_of(target))}: "
                          "shape and dtype must agree")
     return shape_of(target)
 
@@ -98,42 +98,42 @@ def _assign_shape(u: UOp) -> Shape:
 def _reshape_shape(u: UOp) -> Shape:
     old = shape_of(u.src[0])
     if any(n < 0 for n in u.arg) or math.prod(old) != math.prod(u.arg):
-        raise ShapeError(f"RESHAPE of {old} to {u.arg}: {math.prod(old)} elements do not make {math.prod(u.arg)}")
+        raise ShapeError(f"reshape of shape {old} to {u.arg}: {math.prod(old)} elements do not make {math.prod(u.arg)}")
     return tuple(u.arg)
 
 
 def _permute_shape(u: UOp) -> Shape:
     old = shape_of(u.src[0])
     if sorted(u.arg) != list(range(len(old))):
-        raise ShapeError(f"PERMUTE of {old} by {u.arg}: name each of the {len(old)} axes once")
+        raise ShapeError(f"permute of shape {old} by {u.arg}: name each of the {len(old)} axes once")
     return tuple(old[a] for a in u.arg)
 
 
 def _expand_shape(u: UOp) -> Shape:
     old = shape_of(u.src[0])
     if len(old) != len(u.arg) or any(o not in (1, n) for o, n in zip(old, u.arg, strict=False)):
-        raise ShapeError(f"EXPAND of {old} to {u.arg}: only axes of extent 1 are repeated, and the number of axes stays")
+        raise ShapeError(f"expand of shape {old} to {u.arg}: only axes of extent 1 are repeated, and the number of axes stays")
     return tuple(u.arg)
 
 
 def _pad_shape(u: UOp) -> Shape:
     old, pads = shape_of(u.src[0]), u.arg[0]
     if len(old) != len(pads) or any(lo < 0 or hi < 0 for lo, hi in pads):
-        raise ShapeError(f"PAD of {old} by {pads}: one pair (before, after) of non-negative ints per axis")
+        raise ShapeError(f"pad of shape {old} by {pads}: one pair (before, after) of non-negative ints per axis")
     return tuple(n + lo + hi for n, (lo, hi) in zip(old, pads, strict=True))
 
 
 def _shrink_shape(u: UOp) -> Shape:
     old = shape_of(u.src[0])
     if len(old) != len(u.arg) or any(not 0 <= b <= e <= n for n, (b, e) in zip(old, u.arg, strict=True)):
-        raise ShapeError(f"SHRINK of {old} to {u.arg}: one pair 0 <= begin <= end <= extent per axis")
+        raise ShapeError(f"shrink of shape {old} to {u.arg}: one pair 0 <= begin <= end <= extent per axis")
     return tuple(e - b for b, e in u.arg)
 
 
 def _flip_shape(u: UOp) -> Shape:
     old = shape_of(u.src[0])
     if len(set(u.arg)) != len(u.arg) or any(not 0 <= a < len(old) for a in u.arg):
-        raise ShapeError(f"FLIP of {old} along {u.arg}: distinct axes below {len(old)}")
+        raise ShapeError(f"flip of shape {old} along {u.arg}: distinct axes below {len(old)}")
     return old
 
 
@@ -142,11 +142,11 @@ def _window_shape(u: UOp) -> Shape:
     new, seen = list(old), set()
     for axis, size, stride, dilation in u.arg:
         if not 0 <= axis < len(old) or axis in seen or size < 1 or stride < 1 or dilation < 1:
-            raise ShapeError(f"WINDOW of {old} by {u.arg}: each entry is (axis, size, stride, dilation) with a distinct axis and "
+            raise ShapeError(f"window of shape {old} by {u.arg}: each entry is (axis, size, stride, dilation) with a distinct axis and "
                              "positive numbers")
         span = dilation * (size - 1) + 1
         if span > old[axis]:
-            raise ShapeError(f"WINDOW of {old}: a window of {size} with dilation {dilation} spans {span} and does not fit axis {axis} "
+            raise ShapeError(f"window of {old}: a window of {size} with dilation {dilation} spans {span} and does not fit axis {axis} "
                              f"of extent {old[axis]}")
         seen.add(axis)
         new[axis] = (old[axis] - span) // stride + 1
@@ -156,7 +156,7 @@ def _window_shape(u: UOp) -> Shape:
 def _gather_shape(u: UOp) -> Shape:
     x, index, axis = shape_of(u.src[0]), shape_of(u.src[1]), u.arg
     if not 0 <= axis < len(x):
-        raise ShapeError(f"GATHER along axis {axis} of {x}: there is no such axis")
+        raise ShapeError(f"gather along axis {axis} of {x}: there is no such axis")
     if not u.src[1].dtype.is_int:
         raise DTypeError(f"GATHER from {x} with an index {index} of {u.src[1].dtype.name}: the index must have an integer dtype")
     return x[:axis] + index + x[axis + 1:]
@@ -241,7 +241,7 @@ def reshape(x: UOp, shape: Sequence[int]) -> UOp:
     if -1 in new:
         known = math.prod(n for n in new if n != -1)
         if new.count(-1) > 1 or known == 0 or math.prod(old) % known:
-            raise ShapeError(f"RESHAPE of {old} to {new}: cannot work out the -1")
+            raise ShapeError(f"reshape of shape {old} to {new}: cannot work out the -1")
         new = tuple(math.prod(old) // known if n == -1 else n for n in new)
     if new == old:
         return x
@@ -254,7 +254,7 @@ def reshape(x: UOp, shape: Sequence[int]) -> UOp:
 def permute(x: UOp, axes: Sequence[int]) -> UOp:
     """Axis i of the result is axis `axes[i]` of x."""
     rank = len(shape_of(x))
-    order = tuple(_axis("PERMUTE", a, rank) for a in axes)
+    order = tuple(_axis("permute", a, rank) for a in axes)
     result = _made(UOp(Ops.PERMUTE, x.dtype, (x,), order))
     if x.op is Ops.PERMUTE:
         return permute(x.src[0], tuple(x.arg[a] for a in order))
@@ -275,27 +275,37 @@ def expand(x: UOp, shape: Sequence[int]) -> UOp:
     return expand(x.src[0], new) if x.op is Ops.EXPAND else result
 
 
-def broadcast(x: UOp, shape: Sequence[int], name: str = "EXPAND") -> UOp:
+def broadcast(x: UOp, shape: Sequence[int], name: str = "expand") -> UOp:
     """x to `shape` by NumPy's rule: missing leading axes are added, axes of extent 1 repeated. Errors name `name`."""
     new, old = tuple(shape), shape_of(x)
     if new == old:
         return x
-    missing = len(new) - len(old)
-    if missing < 0 or any(o not in (1, n) for o, n in zip(old, new[missing:], strict=True)):
-        raise ShapeError(f"{name}: shape {old} does not broadcast to {new}")
-    return expand(reshape(x, (1,) * missing + old), new)
+    if not can_broadcast(old, new):
+        axis = next((-i for i in range(1, len(new) + 1) if i <= len(old) and old[-i] not in (1, new[-i])), None)
+        why = f"{len(old)} axes do not become {len(new)}" if axis is None else \
+            f"axis {axis} has extents {old[axis]} and {new[axis]}, which do not broadcast"
+        raise ShapeError(f"{name} of shape {old} to {new}: {why}")
+    return expand(reshape(x, (1,) * (len(new) - len(old)) + old), new)
 
 
-def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
-    """The common shape by NumPy's broadcasting rule; ShapeError naming `name` and all shapes where there is none."""
+def can_broadcast(old: Shape, new: Shape) -> bool:
+    """Whether `old` broadcasts to `new` by NumPy's rule."""
+    return len(old) <= len(new) and all(o in (1, n) for o, n in zip(reversed(old), reversed(new), strict=False))
+
+
+def broadcast_shapes(name: str, *shapes: Shape, given: Sequence[Shape] | None = None) -> Shape:
+    """The common shape by NumPy's broadcasting rule; ShapeError naming `name` and all shapes where there is none.
+
+    `given`: the operands' shapes in full, where `shapes` are only their leading axes: the error shows them."""
     rank = max((len(s) for s in shapes), default=0)
     result = [1] * rank
     for shape in shapes:
         for i, n in enumerate(shape, rank - len(shape)):
             if n != 1:
                 if result[i] not in (1, n):
-                    raise ShapeError(f"{name} of shapes {' and '.join(map(str, shapes))}: axis {i - rank} has extents {result[i]} and {n}, "
-                                     "which do not broadcast")
+                    axis = i - rank if given is None else i - rank - len(given[0]) + len(shapes[0])
+                    raise ShapeError(f"{name} of shapes {' and '.join(map(str, given or shapes))}: axis {axis} has extents {result[i]} and "
+                                     f"{n}, which do not broadcast")
                 result[i] = n
     return tuple(result)
 
@@ -325,20 +335,20 @@ def shrink(x: UOp, bounds: Sequence[Pair]) -> UOp:
 def flip(x: UOp, axes: int | Sequence[int]) -> UOp:
     """Reverse the given axes."""
     shape = shape_of(x)
-    order = tuple(a for a in normalize_axes("FLIP", axes, len(shape)) if shape[a] > 1)
+    order = tuple(a for a in normalize_axes("flip", axes, len(shape)) if shape[a] > 1)
     return _made(UOp(Ops.FLIP, x.dtype, (x,), order)) if order else x
 
 
 def window(x: UOp, windows: Sequence[tuple[int, int, int, int]]) -> UOp:
     """Sliding windows `(axis, size, stride, dilation)`: one axis of `size` per entry is appended; see docs/ir.md."""
     rank = len(shape_of(x))
-    entries = tuple((_axis("WINDOW", a, rank), size, stride, dilation) for a, size, stride, dilation in windows)
+    entries = tuple((_axis("window", a, rank), size, stride, dilation) for a, size, stride, dilation in windows)
     return _made(UOp(Ops.WINDOW, x.dtype, (x,), entries)) if entries else x
 
 
 def gather(x: UOp, index: UOp, axis: int) -> UOp:
     """`numpy.take(x, index, axis)`; an index outside `[0, n)` reads 0."""
-    axis = _axis("GATHER", axis, len(shape_of(x)))
+    axis = _axis("gather", axis, len(shape_of(x)))
     result = UOp(Ops.GATHER, x.dtype, (x, index), axis)
     shape = shape_of(result)
     return full(shape, 0, x.dtype) if 0 in shape_of(x) or 0 in shape else result
@@ -393,7 +403,7 @@ def arg_reduce(value: UOp, index: UOp, combiner: str, axes: Sequence[int]) -> UO
     if 0 in shape_of(result):
         return full(shape_of(result), 0, index.dtype)
     if 0 in shape:
-        raise ShapeError(f"{combiner} of {shape} over axes {order}: there is no element to choose")
+        raise ShapeError(f"{combiner.lower()} of shape {shape} over axes {order}: there is no element to choose")
     return UOp(Ops.GEP, index.dtype, (result,), 1)
 
 

@@ -71,11 +71,11 @@ class Elementwise(Movement):
         return self._arithmetic(Ops.MUL, "mul", self, other)
 
     def div(self, other: Operand, *, rounding_mode: str | None = None) -> Self:
-        """self / other in floats; rounding_mode 'floor' is `//`, 'trunc' rounds toward zero."""
+        """self / other in floats; rounding_mode 'floor' is `//`, Python's; 'trunc' rounds toward zero, as C does. Both keep integers."""
         if rounding_mode == "floor":
             return self.floor_divide(other)
         if rounding_mode == "trunc":
-            return self._true_divide(self, other).trunc()
+            return self._divide_trunc(other)
         if rounding_mode is not None:
             raise DTypeError(f"div with rounding_mode {rounding_mode!r}: use None, 'floor' or 'trunc'")
         return self._true_divide(self, other)
@@ -94,6 +94,19 @@ class Elementwise(Movement):
     def remainder(self, other: Operand) -> Self:
         """self % other, with the sign of the divisor. Of floats: x - floor(x / y) * y, which loses what x / y cannot hold."""
         return self._modulo("remainder", self, other)
+
+    def _divide_trunc(self, other: Operand) -> Self:
+        a, b = self, self._operand(other)
+        dtype = common_dtype("div", a, b)
+        if dtype.is_float:
+            return self._true_divide(self, other).trunc()
+        floor = self._divide_floor("div", a, b)
+        if not dtype.is_signed:
+            return floor
+        # one more where the quotient is negative and not whole; by zero the quotient is 0
+        x, y = (self.from_uop(u) for u in operand_uops("div", dtype, a, b))
+        inexact = floor.mul(y).ne(x).logical_and(x.lt(0).ne(y.lt(0))).logical_and(y.ne(0))
+        return floor.add(inexact.cast(floor.dtype))
 
     def _divide_floor(self, name: str, x: Operand, y: Operand) -> Self:
         a, b = self._operand(x), self._operand(y)

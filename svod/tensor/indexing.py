@@ -3,6 +3,9 @@
 An int drops its axis, a slice keeps part of it (any step), None adds one, Ellipsis stands for the axes not named. These are
 SHRINK, FLIP and WINDOW with windows of one element: index arithmetic, no copy, no gather.
 
+A NumPy array or list of bools is the positions it chooses, as `numpy.nonzero` gives them: their number is known when the graph is built.
+A mask that is a Tensor is refused: `where`, or `masked_select` with a size.
+
 One integer tensor (or list, or array) in an index is `take` along its axis. Several are broadcast against each other and
 read one element per position; their axes come where the first stood if they stand together, else in front. Ints are applied
 before the tensors, as in PyTorch (NumPy counts them among the tensors). Negative indices count from the end; one that is
@@ -21,10 +24,11 @@ from svod.core.dtype import DType, dtypes
 from svod.core.uop import Ops, UOp
 from svod.errors import DTypeError, ShapeError, TensorIndexError, UnsupportedError
 from svod.tensor.base import TensorBase
-from svod.tensor.elementwise import Elementwise, Operand
+from svod.tensor.elementwise import Operand
+from svod.tensor.functions import Functions
 
 
-class Indexing(Elementwise):
+class Indexing(Functions):
     """`t[…]`, take, gather."""
 
     __slots__ = ()
@@ -41,7 +45,7 @@ class Indexing(Elementwise):
 
     def __getitem__(self, index: Any) -> Self:
         entries = list(index) if isinstance(index, tuple) else [index]
-        entries = [type(self)(e) if isinstance(e, (list, np.ndarray)) else e for e in entries]
+        entries = self._with_positions(entries)
         entries = self._with_all_axes(entries)
         view, shape, tensors = self._basic(entries)
         result = view.reshape(shape)
@@ -55,6 +59,27 @@ class Indexing(Elementwise):
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise UnsupportedError("t[…] = value: a part of a tensor cannot be written, as operations never change a tensor; make the new one "
                                "with svod.where(mask, value, t) or Tensor.cat([…]), and t.assign(new) to keep it in t's memory")
+
+    def _with_positions(self, entries: list[Any]) -> list[Any]:
+        """The index with arrays and lists as tensors; a mask among them, whose values are known, as the positions it chooses."""
+        found: list[Any] = []
+        for e in entries:
+            array = np.asarray(e) if isinstance(e, (list, np.ndarray)) else None
+            if array is None:
+                found.append(e)
+            elif array.dtype != bool:
+                found.append(type(self)(e if array.size else array.astype(np.int64)))
+            else:
+                found += self._mask_positions(array, found)
+        return found
+
+    def _mask_positions(self, mask: np.ndarray[Any, Any], before: list[Any]) -> list[Self]:
+        if Ellipsis in [e for e in before if not isinstance(e, TensorBase)]:
+            raise TensorIndexError(f"a mask of shape {mask.shape} behind '...': name the axes before it")
+        first = sum(1 for e in before if e is not None)
+        if mask.ndim == 0 or mask.shape != self.shape[first:first + mask.ndim]:
+            raise TensorIndexError(f"a mask of shape {mask.shape} for axes {first} … of {self.shape}: the extents must agree")
+        return [type(self)(positions) for positions in np.nonzero(mask)]
 
     def _with_all_axes(self, entries: list[Any]) -> list[Any]:
         """The index with its Ellipsis replaced, so that it names every axis of self."""
@@ -92,7 +117,8 @@ class Indexing(Elementwise):
                 shape.append(count)
             elif isinstance(e, type(self)):
                 if not e.dtype.is_int:
-                    hint = "; a mask gives an unknown number of elements: use where()" if e.dtype.kind == "b" else ""
+                    hint = ("; a mask chooses an unknown number of elements: use where(), masked_select(mask, size=…), or a mask of "
+                            "known values, mask.numpy()") if e.dtype.kind == "b" else ""
                     raise UnsupportedError(f"indexing {self.shape} with a {e.dtype.name} tensor: use integers{hint}")
                 tensors.append((len(shape), e))
                 bounds.append((0, n))

@@ -8,10 +8,10 @@ from svod.core.dtype import DType, accumulator, dtypes, promote
 from svod.core.uop import Ops
 from svod.errors import ShapeError
 from svod.tensor.elementwise import Operand
-from svod.tensor.reduction import Reduction
+from svod.tensor.scatter import Scatter
 
 
-class Linalg(Reduction):
+class Linalg(Scatter):
     """Matrix products."""
 
     __slots__ = ()
@@ -23,10 +23,11 @@ class Linalg(Reduction):
         a, b = self, self._as_tensor(other)
         if a.ndim == 0 or b.ndim == 0:
             raise ShapeError(f"matmul of shapes {a.shape} and {b.shape}: both need at least one axis")
-        if a.shape[-1] != b.shape[-2 if b.ndim > 1 else -1]:
-            raise ShapeError(f"matmul of shapes {a.shape} and {b.shape}: {a.shape[-1]} columns do not meet "
-                             f"{b.shape[-2 if b.ndim > 1 else -1]} rows")
-        batch = graph.broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2])
+        inner = -2 if b.ndim > 1 else -1
+        if a.shape[-1] != b.shape[inner]:
+            raise ShapeError(f"matmul of shapes {a.shape} and {b.shape}: axis -1 of the first has extent {a.shape[-1]}, axis {inner} of "
+                             f"the second {b.shape[inner]}; they are summed over and must be equal")
+        batch = graph.broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2], given=(a.shape, b.shape))
         # each operand only has the free axis it brings; a vector brings none
         rows, columns = a.shape[-2:-1], b.shape[-1:] if b.ndim > 1 else ()
         k = a.shape[-1]
@@ -56,7 +57,13 @@ class Linalg(Reduction):
         if w.ndim not in (1, 2) or self.ndim == 0 or self.shape[-1] != w.shape[-1]:
             raise ShapeError(f"linear of {self.shape} with a weight of {w.shape}: the weight is (out, in), and in must be the last extent")
         result = self.matmul(w.T)
-        return result if bias is None else result.add(bias)
+        if bias is None:
+            return result
+        added = self._as_tensor(bias)
+        if not graph.can_broadcast(added.shape, result.shape):
+            raise ShapeError(f"linear of {self.shape} with a weight of {w.shape} and a bias of {added.shape}: the bias is (out,), here "
+                             f"{w.shape[:-1]}")
+        return result.add(added)
 
     def _contract(self, other: Self, shape: tuple[int, ...], axes: tuple[int, ...], dtype: DType) -> Self:
         """The sum over `axes` of the product of both, each broadcast to `shape`; the axes are dropped.

@@ -110,11 +110,11 @@ class Movement(Creation):
         wanted = shape_argument(sizes)
         missing = len(wanted) - self.ndim
         kept = tuple(self.shape[i - missing] if n == -1 and i >= missing else n for i, n in enumerate(wanted))
-        return self.broadcast_to(kept)
+        return self.from_uop(graph.broadcast(self.uop, kept, "expand"))
 
     def expand_as(self, other: TensorBase) -> Self:
         """`expand` to the other's shape."""
-        return self.broadcast_to(other.shape)
+        return self.from_uop(graph.broadcast(self.uop, other.shape, "expand_as"))
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
         """To `shape` by the broadcasting rule."""
@@ -145,16 +145,40 @@ class Movement(Creation):
         """Elements of `value` around the tensor; negative counts cut.
 
         `pad` is either flat as in PyTorch, `(before, after)` of the last axis, then of the one before it, …, or as in NumPy
-        one pair (or None) for every axis in order. Raises ShapeError; UnsupportedError for another mode."""
-        if mode != "constant":
-            raise UnsupportedError(f"pad with mode {mode!r}: only 'constant' is there")
+        one pair (or None) for every axis in order. `mode`: 'constant', 'reflect' (mirrored without the edge), 'symmetric' (with it),
+        'replicate' ('edge': the edge repeated), 'circular' ('wrap': from the other end). Raises ShapeError, UnsupportedError."""
         pairs = self._pad_pairs(tuple(pad))
+        if mode != "constant":
+            return self._pad_from_within(pairs, mode)
         cut = tuple((max(0, -lo), n - max(0, -hi)) for n, (lo, hi) in zip(self.shape, pairs, strict=True))
         if any(b > e for b, e in cut):
             raise ShapeError(f"pad of {self.shape} by {pairs}: it cuts more than there is")
         inner = graph.shrink(self.uop, cut)
         check_scalar(value, self.dtype, "pad")
         return self.from_uop(graph.pad(inner, tuple((max(0, lo), max(0, hi)) for lo, hi in pairs), value))
+
+    def _pad_from_within(self, pairs: tuple[tuple[int, int], ...], mode: str) -> Self:
+        """Padding with the tensor's own elements, axis by axis: what comes before it, the tensor, what comes after it."""
+        names = {"reflect": 1, "symmetric": 0, "replicate": None, "edge": None, "circular": -1, "wrap": -1}
+        if mode not in names:
+            raise UnsupportedError(f"pad with mode {mode!r}: use 'constant', {', '.join(map(repr, names))}")
+        skip = names[mode]
+        result = self
+        for axis, (before, after) in enumerate(pairs):
+            n = result.shape[axis]
+            most = n if skip in (0, -1) else n - 1
+            if min(before, after) < 0 or (skip is not None and max(before, after) > most) or (skip is None and n == 0 and before + after):
+                raise ShapeError(f"pad of {self.shape} by {pairs} with mode {mode!r}: axis {axis} has {n} elements to take from")
+            if skip is None:
+                ends = [result.narrow(axis, at, 1).expand([count if i == axis else -1 for i in range(self.ndim)]) if count else None
+                        for at, count in ((0, before), (n - 1, after))]
+            elif skip == -1:
+                ends = [result.narrow(axis, n - before, before), result.narrow(axis, 0, after)]
+            else:
+                ends = [result.narrow(axis, skip, before).flip(axis), result.narrow(axis, n - skip - after, after).flip(axis)]
+            parts = [p for p, count in ((ends[0], before), (result, 1), (ends[1], after)) if p is not None and count]
+            result = result.cat(parts, axis) if len(parts) > 1 else result
+        return result
 
     def _pad_pairs(self, pad: tuple[Any, ...]) -> tuple[tuple[int, int], ...]:
         if pad and all(isinstance(p, int) for p in pad):

@@ -1,4 +1,4 @@
-"""What neural networks are made of: activations, convolution, pooling, normalisation, softmax, embedding, attention.
+"""What neural networks are made of: convolution, pooling, normalisation, softmax, embedding, attention.
 
 Names and signatures are those of torch.nn.functional, with the first operand as self. Functions made of several steps are
 computed in float32 at least and rounded once to the operand's dtype. Convolution and pooling read WINDOW views inside one
@@ -14,86 +14,17 @@ from svod.core import graph
 from svod.core.dtype import dtypes, promote
 from svod.core.uop import Ops
 from svod.errors import ShapeError, UnsupportedError
+from svod.tensor.activations import Activations
 from svod.tensor.creation import coordinates
 from svod.tensor.elementwise import Operand
-from svod.tensor.linalg import Linalg
 
 IntOrInts = int | Sequence[int]
 
 
-class NeuralNetwork(Linalg):
+class NeuralNetwork(Activations):
     """torch.nn.functional, as methods."""
 
     __slots__ = ()
-
-    # -- activations -----------------------------------------------------------------------------
-    def relu(self) -> Self:
-        """max(x, 0)."""
-        return self.maximum(0)
-
-    def relu6(self) -> Self:
-        """min(max(x, 0), 6)."""
-        return self.clamp(0, 6)
-
-    def leaky_relu(self, negative_slope: float = 0.01) -> Self:
-        """x where positive, negative_slope · x elsewhere."""
-        x = self._float()
-        return x.where(x.gt(0), x.mul(negative_slope))
-
-    def elu(self, alpha: float = 1.0) -> Self:
-        """x where positive, alpha · (exp(x) - 1) elsewhere."""
-        x = self._wide_float()
-        return x.where(x.gt(0), x.expm1().mul(alpha)).cast(self._float_dtype())
-
-    def sigmoid(self) -> Self:
-        """1 / (1 + exp(-x))."""
-        return self._wide_float().neg().exp().add(1).reciprocal().cast(self._float_dtype())
-
-    def logsigmoid(self) -> Self:
-        """log(sigmoid(x))."""
-        return self._wide_float().neg().softplus().neg().cast(self._float_dtype())
-
-    def silu(self) -> Self:
-        """x · sigmoid(x)."""
-        x = self._wide_float()
-        return x.mul(x.sigmoid()).cast(self._float_dtype())
-
-    def gelu(self, approximate: str = "none") -> Self:
-        """x · Φ(x) with the error function ('none') or its tanh approximation ('tanh'; Hendrycks and Gimpel, 2016)."""
-        x = self._wide_float()
-        if approximate == "none":
-            bell = x.mul(math.sqrt(0.5)).erf()
-        elif approximate == "tanh":
-            bell = x.add(x.mul(x).mul(x).mul(0.044715)).mul(math.sqrt(2 / math.pi)).tanh()
-        else:
-            raise UnsupportedError(f"gelu with approximate={approximate!r}: use 'none' or 'tanh'")
-        return x.mul(0.5).mul(bell.add(1)).cast(self._float_dtype())
-
-    def softplus(self, beta: float = 1.0, threshold: float = 20.0) -> Self:
-        """log(1 + exp(beta · x)) / beta; x itself where beta · x is above the threshold."""
-        x = self._wide_float()
-        scaled = x.mul(beta)
-        # max(s, 0) + log1p(exp(-|s|)) does not overflow
-        smooth = scaled.maximum(0).add(scaled.abs().neg().exp().log1p()).div(beta)
-        return x.where(scaled.gt(threshold), smooth).cast(self._float_dtype())
-
-    def hardsigmoid(self) -> Self:
-        """min(max(x + 3, 0), 6) / 6."""
-        return self._wide_float().add(3).clamp(0, 6).div(6).cast(self._float_dtype())
-
-    def hardswish(self) -> Self:
-        """x · hardsigmoid(x)."""
-        x = self._wide_float()
-        return x.mul(x.add(3).clamp(0, 6)).div(6).cast(self._float_dtype())
-
-    def hardtanh(self, min_val: float = -1.0, max_val: float = 1.0) -> Self:
-        """x between two bounds."""
-        return self.clamp(min_val, max_val)
-
-    def mish(self) -> Self:
-        """x · tanh(softplus(x))."""
-        x = self._wide_float()
-        return x.mul(x.softplus().tanh()).cast(self._float_dtype())
 
     # -- rows ------------------------------------------------------------------------------------
     def softmax(self, dim: int = -1, *, axis: int | None = None) -> Self:
@@ -120,6 +51,7 @@ class NeuralNetwork(Linalg):
                    eps: float = 1e-5) -> Self:
         """(x - mean) / sqrt(var + eps) over the last axes, whose extents are `normalized_shape`; then · weight + bias."""
         axes = self._last_axes("layer_norm", normalized_shape)
+        weight, bias = self._affine_operand("layer_norm", "weight", weight, axes), self._affine_operand("layer_norm", "bias", bias, axes)
         x = self._wide_float()
         centred = x.sub(x.mean(axes, keepdim=True))
         scale = centred.square().mean(axes, keepdim=True).add(eps).rsqrt()
@@ -128,9 +60,17 @@ class NeuralNetwork(Linalg):
     def rms_norm(self, normalized_shape: IntOrInts, weight: Operand | None = None, eps: float | None = None) -> Self:
         """x / sqrt(mean(x²) + eps) over the last axes; then · weight. eps defaults to that of float32."""
         axes = self._last_axes("rms_norm", normalized_shape)
+        weight = self._affine_operand("rms_norm", "weight", weight, axes)
         x = self._wide_float()
         scale = x.square().mean(axes, keepdim=True).add(1.1920928955078125e-07 if eps is None else eps).rsqrt()
         return self._affine(x.mul(scale), weight, None)
+
+    def _affine_operand(self, name: str, what: str, given: Operand | None, axes: Sequence[int]) -> Self | None:
+        """A weight or bias over the axes that are normalised. Raises ShapeError."""
+        t = None if given is None else self._as_tensor(given)
+        if t is not None and not graph.can_broadcast(t.shape, self.shape):
+            raise ShapeError(f"{name} of {self.shape} with a {what} of {t.shape}: it must be {self.shape[-len(axes):]}")
+        return t
 
     def _affine(self, normalised: Self, weight: Operand | None, bias: Operand | None) -> Self:
         if weight is not None:
@@ -177,6 +117,16 @@ class NeuralNetwork(Linalg):
         given = [None if v is None else self._as_tensor(v).reshape(per_channel) for v in (weight, bias)]
         return self._affine(normalised, *given)
 
+    def instance_norm(self, running_mean: Operand | None = None, running_var: Operand | None = None, weight: Operand | None = None,
+                      bias: Operand | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5) -> Self:
+        """Layer norm over the axes after the channels (axis 1), each channel by itself; then · weight + bias per channel. Without
+        `use_input_stats` it is `batch_norm` with the given statistics."""
+        if not use_input_stats:
+            return self.batch_norm(running_mean, running_var, weight, bias, False, momentum, eps)
+        if self.ndim < 3:
+            raise ShapeError(f"instance_norm of {self.shape}: it needs axes after the channels (axis 1)")
+        return self.group_norm(self.shape[1], weight, bias, eps)
+
     # -- convolution and pooling -----------------------------------------------------------------
     def conv1d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts | str = 0,
                dilation: IntOrInts = 1, groups: int = 1) -> Self:
@@ -204,7 +154,7 @@ class NeuralNetwork(Linalg):
         if self.ndim != spatial + 2 or w.ndim != spatial + 2 or groups < 1 or w.shape[0] % groups or w.shape[1] * groups != self.shape[1]:
             raise ShapeError(f"{name} of {self.shape} with a weight of {w.shape} in {groups} group(s): the input is (N, C, …) with "
                              f"{spatial} more axes, the weight (O, C/groups, …), and groups divides O")
-        strides, dilations = _per_axis(name, "stride", stride, spatial), _per_axis(name, "dilation", dilation, spatial)
+        strides, dilations = per_axis(name, "stride", stride, spatial), per_axis(name, "dilation", dilation, spatial)
         kernel = w.shape[2:]
         pads = _conv_padding(name, padding, kernel, strides, dilations)
         n, c, o = self.shape[0], self.shape[1], w.shape[0]
@@ -237,25 +187,57 @@ class NeuralNetwork(Linalg):
         entries = [(axis, size, step, d) for axis, (size, step, d) in enumerate(zip(kernel, strides, dilations, strict=True), first)]
         return self.from_uop(graph.window(padded.uop, entries))
 
+    def max_pool1d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, dilation: IntOrInts = 1,
+                   ceil_mode: bool = False) -> Self:
+        """As `max_pool2d`, over the last axis."""
+        return self._max_pool("max_pool1d", 1, kernel_size, stride, padding, dilation, ceil_mode)
+
     def max_pool2d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, dilation: IntOrInts = 1,
                    ceil_mode: bool = False) -> Self:
         """Largest value of each window of the last two axes; padding never wins. `stride` defaults to the kernel's size."""
-        kernel, strides, pads, extra = self._pool_geometry("max_pool2d", kernel_size, stride, padding, dilation, ceil_mode)
+        return self._max_pool("max_pool2d", 2, kernel_size, stride, padding, dilation, ceil_mode)
+
+    def max_pool3d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, dilation: IntOrInts = 1,
+                   ceil_mode: bool = False) -> Self:
+        """As `max_pool2d`, over the last three axes."""
+        return self._max_pool("max_pool3d", 3, kernel_size, stride, padding, dilation, ceil_mode)
+
+    def _max_pool(self, name: str, spatial: int, kernel_size: IntOrInts, stride: IntOrInts | None, padding: IntOrInts,
+                  dilation: IntOrInts, ceil_mode: bool) -> Self:
+        kernel, strides, pads, extra = self._pool_geometry(name, spatial, kernel_size, stride, padding, dilation, ceil_mode)
         sides = [(p, p + e) for p, e in zip(pads, extra, strict=True)]
-        windows = self._windows("max_pool2d", sides, self.dtype.min, kernel, strides, _per_axis("max_pool2d", "dilation", dilation, 2))
-        return windows.max((-2, -1))
+        windows = self._windows(name, sides, self.dtype.min, kernel, strides, per_axis(name, "dilation", dilation, spatial))
+        return windows.max(tuple(range(-spatial, 0)))
+
+    def avg_pool1d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, ceil_mode: bool = False,
+                   count_include_pad: bool = True) -> Self:
+        """As `avg_pool2d`, over the last axis."""
+        return self._avg_pool("avg_pool1d", 1, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
     def avg_pool2d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, ceil_mode: bool = False,
                    count_include_pad: bool = True) -> Self:
         """Mean of each window of the last two axes. `count_include_pad` counts padding as elements (zeros)."""
-        kernel, strides, pads, extra = self._pool_geometry("avg_pool2d", kernel_size, stride, padding, 1, ceil_mode)
+        return self._avg_pool("avg_pool2d", 2, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+    def avg_pool3d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, ceil_mode: bool = False,
+                   count_include_pad: bool = True) -> Self:
+        """As `avg_pool2d`, over the last three axes."""
+        return self._avg_pool("avg_pool3d", 3, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+    def _avg_pool(self, name: str, spatial: int, kernel_size: IntOrInts, stride: IntOrInts | None, padding: IntOrInts, ceil_mode: bool,
+                  count_include_pad: bool) -> Self:
+        kernel, strides, pads, extra = self._pool_geometry(name, spatial, kernel_size, stride, padding, 1, ceil_mode)
         sides = [(p, p + e) for p, e in zip(pads, extra, strict=True)]
-        total = self._wide_float()._windows("avg_pool2d", sides, 0, kernel, strides, (1, 1)).sum((-2, -1))
+        windows = self._wide_float()._windows(name, sides, 0, kernel, strides, (1,) * spatial)
+        total = windows.sum(tuple(range(-spatial, 0)))
         if not any(extra) and (count_include_pad or not any(pads)):
             return total.div(float(math.prod(kernel))).cast(self._float_dtype())
-        extents = zip(self.shape[-2:], total.shape[-2:], kernel, strides, pads, strict=True)
+        extents = zip(self.shape[-spatial:], total.shape[-spatial:], kernel, strides, pads, strict=True)
         counts = [self._window_counts(*numbers, count_include_pad) for numbers in extents]
-        return total.div(counts[0].unsqueeze(-1).mul(counts[1])).cast(self._float_dtype())
+        count = counts[0]
+        for along in counts[1:]:
+            count = count.unsqueeze(-1).mul(along)
+        return total.div(count).cast(self._float_dtype())
 
     def _window_counts(self, n: int, out: int, size: int, step: int, pad: int, include_pad: bool) -> Self:
         """float32 number of elements of each window along one axis that count."""
@@ -263,19 +245,20 @@ class NeuralNetwork(Linalg):
         low, high = (-pad, n + pad) if include_pad else (0, n)
         return start.add(size).minimum(high).sub(start.maximum(low)).cast(dtypes.float32)
 
-    def _pool_geometry(self, name: str, kernel_size: IntOrInts, stride: IntOrInts | None, padding: IntOrInts, dilation: IntOrInts,
-                       ceil_mode: bool) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Kernel, strides, padding, and what ceil_mode adds behind each of the two axes."""
-        if self.ndim not in (3, 4):
-            raise ShapeError(f"{name} of {self.shape}: the input is (N, C, H, W) or (C, H, W)")
-        kernel = _per_axis(name, "kernel_size", kernel_size, 2)
-        strides = kernel if stride is None else _per_axis(name, "stride", stride, 2)
-        pads, dilations = _per_axis(name, "padding", padding, 2), _per_axis(name, "dilation", dilation, 2)
+    def _pool_geometry(self, name: str, spatial: int, kernel_size: IntOrInts, stride: IntOrInts | None, padding: IntOrInts,
+                       dilation: IntOrInts, ceil_mode: bool) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Kernel, strides, padding, and what ceil_mode adds behind each of the axes."""
+        if self.ndim not in (spatial + 1, spatial + 2):
+            axes = ", ".join("DHW"[-spatial:] if spatial > 1 else "L")
+            raise ShapeError(f"{name} of {self.shape}: the input is (N, C, {axes}) or (C, {axes})")
+        kernel = per_axis(name, "kernel_size", kernel_size, spatial)
+        strides = kernel if stride is None else per_axis(name, "stride", stride, spatial)
+        pads, dilations = per_axis(name, "padding", padding, spatial), per_axis(name, "dilation", dilation, spatial)
         if any(2 * p > k or p < 0 for p, k in zip(pads, kernel, strict=True)):
             raise ShapeError(f"{name} with kernel {kernel} and padding {pads}: the padding is at most half the kernel")
-        extra = [0, 0]
+        extra = [0] * spatial
         if ceil_mode:
-            for i, n in enumerate(self.shape[-2:]):
+            for i, n in enumerate(self.shape[-spatial:]):
                 room = n + 2 * pads[i] - dilations[i] * (kernel[i] - 1) - 1
                 # the last window must begin inside the input or the padding before it
                 count = -(-room // strides[i]) + 1
@@ -284,14 +267,20 @@ class NeuralNetwork(Linalg):
                 extra[i] = max(0, (count - 1) * strides[i] - room)
         return kernel, strides, pads, tuple(extra)
 
+    def adaptive_avg_pool1d(self, output_size: IntOrInts) -> Self:
+        """The last axis averaged down to `output_size`, as `adaptive_avg_pool2d`."""
+        return self._adaptive_average("adaptive_avg_pool1d", 1, output_size)
+
     def adaptive_avg_pool2d(self, output_size: IntOrInts) -> Self:
         """The last two axes averaged down to `output_size`, whose extents must divide theirs. Raises UnsupportedError."""
-        wanted = _per_axis("adaptive_avg_pool2d", "output_size", output_size, 2)
-        if self.ndim < 2 or any(o < 1 or n % o for n, o in zip(self.shape[-2:], wanted, strict=True)):
-            raise UnsupportedError(f"adaptive_avg_pool2d of {self.shape} to {wanted}: the new extents must divide the last two")
-        rows, columns = self.shape[-2] // wanted[0], self.shape[-1] // wanted[1]
-        blocks = self.reshape(*self.shape[:-2], wanted[0], rows, wanted[1], columns)
-        return blocks.mean((-3, -1))
+        return self._adaptive_average("adaptive_avg_pool2d", 2, output_size)
+
+    def _adaptive_average(self, name: str, spatial: int, output_size: IntOrInts) -> Self:
+        wanted = per_axis(name, "output_size", output_size, spatial)
+        if self.ndim < spatial or any(o < 1 or n % o for n, o in zip(self.shape[-spatial:], wanted, strict=True)):
+            raise UnsupportedError(f"{name} of {self.shape} to {wanted}: the new extents must divide the last {spatial}")
+        parts = [x for n, o in zip(self.shape[-spatial:], wanted, strict=True) for x in (o, n // o)]
+        return self.reshape(*self.shape[:-spatial], *parts).mean(tuple(range(-2 * spatial + 1, 0, 2)))
 
     # -- lookup and attention --------------------------------------------------------------------
     def embedding(self, weight: Operand) -> Self:
@@ -314,17 +303,22 @@ class NeuralNetwork(Linalg):
         if min(self.ndim, k.ndim, v.ndim) < 2 or self.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
             raise ShapeError(f"scaled_dot_product_attention of query {self.shape}, key {k.shape} and value {v.shape}: they are (…, L, E), "
                              "(…, S, E) and (…, S, V)")
+        graph.broadcast_shapes("scaled_dot_product_attention", self.shape[:-2], k.shape[:-2], v.shape[:-2],
+                               given=(self.shape, k.shape, v.shape))
         scores = self.matmul(k.transpose(-2, -1))._wide_float().mul(1 / math.sqrt(self.shape[-1]) if scale is None else scale)
         if is_causal:
             row, column = coordinates(*scores.shape[-2:])
             scores = scores.where(self.from_uop(graph.alu(Ops.CMPLE, column, row)), -math.inf)
         elif attn_mask is not None:
             mask = self._as_tensor(attn_mask)
+            if not graph.can_broadcast(mask.shape, scores.shape):
+                raise ShapeError(f"scaled_dot_product_attention of query {self.shape} and key {k.shape} with a mask of {mask.shape}: it "
+                                 f"must broadcast to the scores, {scores.shape}")
             scores = scores.where(mask, -math.inf) if mask.dtype.kind == "b" else scores.add(mask)
         return scores.softmax(-1).cast(promote(self.dtype, v.dtype)).matmul(v)
 
 
-def _per_axis(name: str, what: str, value: IntOrInts, axes: int) -> tuple[int, ...]:
+def per_axis(name: str, what: str, value: IntOrInts, axes: int) -> tuple[int, ...]:
     """One number for each of `axes` axes."""
     found = (value,) * axes if isinstance(value, int) else tuple(value)
     if len(found) != axes:
@@ -342,7 +336,7 @@ def _conv_padding(name: str, padding: IntOrInts | str, kernel: Sequence[int], st
             raise ShapeError(f"{name} with padding {padding!r} and stride {tuple(strides)}: use numbers, 'valid', or 'same' with stride 1")
         spans = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
         return [(s // 2, s - s // 2) for s in spans]
-    pads = _per_axis(name, "padding", padding, len(kernel))
+    pads = per_axis(name, "padding", padding, len(kernel))
     if any(p < 0 for p in pads):
         raise ShapeError(f"{name} with padding {pads}: it cannot be negative")
     return [(p, p) for p in pads]

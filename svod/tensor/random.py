@@ -17,7 +17,7 @@ from svod.core.forksafe import remake_after_fork
 from svod.core.uop import Ops, UOp
 from svod.errors import DTypeError, ShapeError
 from svod.tensor.base import DTypeLike, Shape, as_dtype, shape_argument
-from svod.tensor.nn import NeuralNetwork
+from svod.tensor.losses import Losses
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
@@ -66,7 +66,7 @@ def threefry2x32(x0: UOp, x1: UOp, key: tuple[int, int]) -> tuple[UOp, UOp]:
     return x0, x1
 
 
-class Random(NeuralNetwork):
+class Random(Losses):
     """Random tensors; the same seed and the same calls give the same numbers, on every machine."""
 
     __slots__ = ()

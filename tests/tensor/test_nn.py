@@ -204,7 +204,12 @@ def test_errors_of_networks() -> None:
              (lambda: x.conv2d(w, stride=0), "does not fit"), (lambda: x.max_pool2d(2, padding=2), "half the kernel"),
              (lambda: x.max_pool2d(7), "does not fit"), (lambda: x.layer_norm(4), "last extents"),
              (lambda: x.batch_norm(Tensor.zeros(4), Tensor.zeros(4)), "batch_norm"), (lambda: x.group_norm(2), "divide evenly"),
-             (lambda: x.scaled_dot_product_attention(w, w), "query"), (lambda: Tensor([1]).embedding(x), "embedding"))
+             (lambda: x.scaled_dot_product_attention(w, w), "query"),
+             (lambda: x.scaled_dot_product_attention(Tensor.zeros(2, 1, 4, 5), Tensor.zeros(2, 2, 4, 7)),
+              r"attention of shapes \(1, 3, 5, 5\) and \(2, 1, 4, 5\) and \(2, 2, 4, 7\): axis -3 has extents 3 and 2"),
+             (lambda: x.scaled_dot_product_attention(x, x, Tensor.zeros(4, 5)), r"with a mask of \(4, 5\): it must broadcast"),
+             (lambda: x.layer_norm(5, weight=Tensor.zeros(4)), r"layer_norm of \(1, 3, 5, 5\) with a weight of \(4,\): it must be \(5,\)"),
+             (lambda: Tensor([1]).embedding(x), "embedding"))
     for act, match in cases:
         with pytest.raises(ShapeError, match=match):
             act()

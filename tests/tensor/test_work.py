@@ -66,16 +66,27 @@ UNARY = [
     "cos", "tanh", "erf", "log10", "tan", "rsqrt", "square", "log1p", "expm1", "isnan", "isinf", "isfinite", "relu", "relu6",
     "leaky_relu", "elu", "sigmoid", "logsigmoid", "silu", "gelu", "softplus", "hardsigmoid", "hardswish", "hardtanh", "mish",
     "softmax", "log_softmax", "flatten", "ravel", "squeeze", "contiguous", "clone", "float", "double", "half", "bfloat16", "int",
-    "long", "bool", "sum", "prod", "mean", "var", "std", "max", "min", "amax", "amin", "argmax", "argmin", "any", "all",
+    "long", "bool", "frac", "isposinf", "isneginf", "nan_to_num", "signbit", "cosh", "acosh", "erfc", "deg2rad",
+    "rad2deg", "selu", "celu", "hardshrink", "softshrink", "tanhshrink", "softsign", "glu", "swiglu", "dropout", "diff", "norm", "normalize",
+    "diagonal", "diag", "trace", "sum", "prod", "mean", "var", "std", "max", "min", "amax", "amin", "argmax", "argmin", "any", "all",
     "count_nonzero", "logsumexp", "tril", "triu", "zeros_like", "ones_like"]
 BINARY = [
     "add", "sub", "mul", "div", "floor_divide", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
-    "logical_xor", "maximum", "minimum", "reshape_as", "expand_as"]
+    "logical_xor", "maximum", "minimum", "reshape_as", "expand_as", "true_divide", "fmod", "logaddexp", "hypot", "copysign", "xlogy", "isclose",
+    "clamp_min", "clamp_max", "heaviside", "mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "kl_div", "cosine_similarity", "pairwise_distance"]
 INTEGER = [
     "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"]
 ALONG = [
     "sum", "prod", "mean", "var", "std", "max", "min", "argmax", "argmin", "any", "all", "count_nonzero", "logsumexp", "softmax",
-    "log_softmax"]
+    "log_softmax", "norm"]
+SCANS = ["cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"]
+
+
+def passes(n: int) -> int:
+    """How often a merge sort goes over n elements."""
+    return (n - 1).bit_length()
+
 
 WORK: dict[str, Work] = {
     **{name: square(name) for name in UNARY},
@@ -83,6 +94,38 @@ WORK: dict[str, Work] = {
     **{name: of_integers(name) for name in INTEGER},
     **{f"{name} along an axis": square(name, 0) for name in ALONG},
     "gelu tanh": square("gelu", "tanh"),
+    **{name: Work(lambda n, name=name: getattr(f(n, n), name)(), each=30) for name in ("sinh", "asinh", "atanh")},  # type: ignore[misc]
+    # -- routines: one combination per element, whatever the axis
+    **{f"{name} {along}": Work(lambda n, name=name, dim=dim: getattr(f(n, n, 3), name)(dim), lambda n: 3 * n * n, each=4)  # type: ignore[misc]
+       for name in SCANS for along, dim in (("of rows", 1), ("of columns", 0))},
+    "argsort": Work(lambda n: f(n, n).argsort(), lambda n: n * n * passes(n), each=1),
+    "argsort of columns": Work(lambda n: f(n, n).argsort(0), lambda n: n * n * passes(n), each=1),
+    "sort": Work(lambda n: f(n, n).sort().values, lambda n: n * n * passes(n), each=2),
+    "msort": Work(lambda n: f(n, n).msort(), lambda n: n * n * passes(n), each=2),
+    "median": Work(lambda n: f(n, n).median(1), lambda n: n * n * passes(n), each=4, copies=6),
+    "topk": Work(lambda n: f(n, n).topk(2).values, each=2),
+    "topk of many": Work(lambda n: f(n, n).topk(n // 2).values, lambda n: n * n * passes(n), each=2),
+    "kthvalue": Work(lambda n: f(n, n).kthvalue(3).values, each=4),
+    "scatter": Work(lambda n: f(n, n).scatter(0, i(n, n), f(n, n)), each=1),
+    "scatter a part": Work(lambda n: f(n, n).scatter(0, i(3, n), f(n, n))),
+    "scatter_add": Work(lambda n: f(n, n).scatter_add(1, i(n, n), f(n, n)), each=1),
+    "scatter_reduce": Work(lambda n: f(n, n).scatter_reduce(1, i(n, n), f(n, n), "mean", include_self=False), each=6, copies=5),
+    "index_add": Work(lambda n: f(n, n).index_add(0, i(n), f(n, n)), each=1),
+    "index_copy": Work(lambda n: f(n, n).index_copy(1, i(n), f(n, n)), each=1),
+    "index_fill": square("index_fill", 0, [1, 2], 7.0),
+    "nonzero": Work(lambda n: i(n, n).nonzero(size=n * n), copies=5),
+    "masked_select": Work(lambda n: f(n, n).masked_select(f(n, n) > 0, size=n * n), copies=6),
+    # -- mixtures
+    "lerp": Work(lambda n: f(n, n).lerp(f(n, n), f(n, n))),
+    "addcmul": Work(lambda n: f(n, n).addcmul(f(n, n), f(n, n), value=2)),
+    "addcdiv": Work(lambda n: f(n, n).addcdiv(f(n, n), f(n, n), value=2)),
+    "div of integers toward zero": Work(lambda n: i(n, n).div(i(n, n), rounding_mode="trunc")),
+    "prelu": Work(lambda n: f(n, n).prelu(f(n))),
+    "threshold": square("threshold", 0.1, 5.0),
+    "nll_loss": Work(lambda n: f(n, n).nll_loss(i(n), f(n)), lambda n: n),
+    "cross_entropy": Work(lambda n: f(n, n).cross_entropy(i(n), f(n), label_smoothing=0.1)),
+    "rotary_embedding": Work(lambda n: f(3, n, 8).rotary_embedding(f(n, 4), f(n, 4)), lambda n: 24 * n),
+    "rotary_angles": Work(lambda n: Tensor.rotary_angles(n, 8), lambda n: 8 * n),
     "bitwise_not": Work(lambda n: i(n, n).bitwise_not()),
     "floor_divide of integers": Work(lambda n: i(n, n) // i(n, n)),
     "remainder of integers": Work(lambda n: i(n, n) % i(n, n)),
@@ -128,6 +171,12 @@ WORK: dict[str, Work] = {
     "narrow": Work(lambda n: f(n, n).narrow(0, 1, n // 2)),
     "unfold": square("unfold", 0, 5, 2),
     "roll": square("roll", 3, 0),
+    **{f"pad {mode}": square("pad", (1, 2, 3, 4), mode) for mode in ("reflect", "symmetric", "replicate", "circular")},
+    "diag of a vector": Work(lambda n: f(n).diag()),
+    "diag_embed": Work(lambda n: f(3, n).diag_embed(1), lambda n: 3 * n * n),
+    "meshgrid": Work(lambda n: Tensor.meshgrid(f(n), f(n))),
+    "pixel_shuffle": Work(lambda n: f(8, n, n).pixel_shuffle(2)),
+    "pixel_unshuffle": Work(lambda n: f(3, n, n).pixel_unshuffle(2)),
     "cat": Work(lambda n: Tensor.cat([f(n, n), f(n, n), f(5, n)], 0)),
     # a few selects per level of groups: elements × log(parts), where a loop that copies part by part would do with elements
     "cat of many": Work(lambda n: Tensor.cat([f(1, 8) for _ in range(n)], 0), lambda n: int(8 * n * math.log2(n)), each=3),
@@ -138,6 +187,7 @@ WORK: dict[str, Work] = {
     # -- indexing
     "__getitem__": Work(lambda n: f(n, n)[1:-1, ::-2]),
     "__getitem__ of integers": Work(lambda n: f(n, n)[i(n), 3:]),
+    "__getitem__ of a mask": Work(lambda n: f(n, n)[np.arange(n) % 2 == 0]),
     "__getitem__ of points": Work(lambda n: f(n, n)[i(n), i(n)], lambda n: n),
     "take": Work(lambda n: f(n, n).take(i(n), 0)),
     "take of a few": Work(lambda n: f(n, 8).take(i(5), 0), lambda n: 40),
@@ -152,17 +202,37 @@ WORK: dict[str, Work] = {
     "dot": Work(lambda n: f(n).dot(f(n)), lambda n: n, each=2),
     "mm": Work(lambda n: f(n, n).mm(f(n, n)), lambda n: n ** 3, each=2),
     "bmm": Work(lambda n: f(n, 5, 6).bmm(f(n, 6, 7)), lambda n: n * 5 * 6 * 7, each=2),
+    "outer": Work(lambda n: f(n).outer(f(n)), each=1),
+    "inner": Work(lambda n: f(n, n).inner(f(n, n)), lambda n: n ** 3, each=2),
+    "tensordot": Work(lambda n: f(n, 3, n).tensordot(f(3, n, n)), lambda n: 3 * n ** 3, each=2),
+    "addmm": Work(lambda n: f(n, n).addmm(f(n, n), f(n, n)), lambda n: n ** 3, each=2.1),
+    "einsum": Work(lambda n: Tensor.einsum("bij,bjk->bik", f(3, n, n), f(3, n, n)), lambda n: 3 * n ** 3, each=2),
+    "einsum of three": Work(lambda n: Tensor.einsum("ij,jk,kl->il", f(n, n), f(n, n), f(n, n)), lambda n: n ** 3, each=4),
+    "einsum of a diagonal": Work(lambda n: Tensor.einsum("ii->i", f(n, n)), lambda n: n),
+    "cdist": Work(lambda n: f(n, 8).cdist(f(n, 8)), lambda n: 8 * n * n, each=4),
     "linear": Work(lambda n: f(n, n).linear(f(n, n), f(n)), lambda n: n ** 3, each=2.1),
     "conv1d": Work(lambda n: f(2, n, n).conv1d(f(n, n, 3), padding=1), lambda n: 2 * n * n * n * 3, each=2),
     "conv2d": Work(lambda n: f(2, 3, n, n).conv2d(f(5, 3, 3, 3), padding=1), lambda n: 2 * 5 * n * n * 27, each=2),
     "conv2d of channels": Work(lambda n: f(1, n, 7, 7).conv2d(f(2 * n, n, 3, 3), stride=2), lambda n: 2 * n * 9 * n * 9, each=2),
     "conv2d of groups": Work(lambda n: f(1, n, 9, 9).conv2d(f(n, 1, 3, 3), groups=n), lambda n: n * 49 * 9, each=2),
     "conv3d": Work(lambda n: f(1, 2, n, 6, 6).conv3d(f(3, 2, 1, 3, 3)), lambda n: 3 * n * 16 * 18, each=2),
+    # each tap of the weight once for each element of the input
+    "conv_transpose1d": Work(lambda n: f(2, n, n).conv_transpose1d(f(n, n, 4), stride=2, padding=1), lambda n: 2 * n ** 3 * 4, each=2.1),
+    "conv_transpose2d": Work(lambda n: f(1, 3, n, n).conv_transpose2d(f(3, 5, 4, 4), stride=2, padding=1), lambda n: 15 * n * n * 16, each=2.3),
+    "conv_transpose3d": Work(lambda n: f(1, 2, n, 6, 6).conv_transpose3d(f(2, 3, 2, 2, 2), stride=2), lambda n: 6 * n * 36 * 8, each=2.1),
     "scaled_dot_product_attention": Work(lambda n: f(2, n, 8).scaled_dot_product_attention(f(2, n, 8), f(2, n, 8)),
                                          lambda n: 2 * n * n * 16, each=3),
     "scaled_dot_product_attention causal": Work(
         lambda n: f(2, n, 8).scaled_dot_product_attention(f(2, n, 8), f(2, n, 8), is_causal=True), lambda n: 2 * n * n * 16, each=3),
     # -- windows and norms
+    "max_pool1d": Work(lambda n: f(2, n, n).max_pool1d(2), lambda n: 2 * n * n, each=2),
+    "max_pool3d": Work(lambda n: f(2, n, n, 4).max_pool3d(2), lambda n: 8 * n * n, each=2),
+    "avg_pool1d": Work(lambda n: f(2, n, n).avg_pool1d(2), lambda n: 2 * n * n, each=2),
+    "avg_pool3d": Work(lambda n: f(2, n, n, 4).avg_pool3d(2), lambda n: 8 * n * n, each=2),
+    "adaptive_avg_pool1d": Work(lambda n: f(2, n, n).adaptive_avg_pool1d(4), lambda n: 2 * n * n, each=2),
+    "instance_norm": Work(lambda n: f(2, n, n).instance_norm(None, None, f(n), f(n)), lambda n: 2 * n * n),
+    "interpolate": Work(lambda n: f(2, 3, n, n).interpolate(scale_factor=2), lambda n: 24 * n * n),
+    "interpolate bilinear": Work(lambda n: f(2, 3, n, n).interpolate(scale_factor=1.5, mode="bilinear"), lambda n: 14 * n * n),
     "max_pool2d": Work(lambda n: f(2, 3, n, n).max_pool2d(3, 2, 1), lambda n: 6 * (n // 2) ** 2 * 9, each=2),
     "avg_pool2d": Work(lambda n: f(2, 3, n, n).avg_pool2d(2), lambda n: 6 * (n // 2) ** 2 * 4, each=2),
     "avg_pool2d of borders": Work(lambda n: f(2, 3, n, n).avg_pool2d(3, 2, 1, count_include_pad=False), lambda n: 6 * (n // 2) ** 2 * 9),

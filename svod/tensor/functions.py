@@ -1,0 +1,195 @@
+"""More functions of single elements, made of those in `elementwise.py`: remainders, mixtures, comparisons within a tolerance, hyperbolic
+functions. Names and signatures are PyTorch's; functions made of several steps are computed in float32 at least and rounded once.
+"""
+from __future__ import annotations
+
+import math
+from typing import Self
+
+from svod.core.dtype import dtypes
+from svod.errors import DTypeError
+from svod.tensor.base import Scalar, common_dtype
+from svod.tensor.elementwise import Elementwise, Operand
+
+
+class Functions(Elementwise):
+    """Functions of one, two and three tensors."""
+
+    __slots__ = ()
+
+    # -- quotients -------------------------------------------------------------------------------
+    def true_divide(self, other: Operand) -> Self:
+        """`div`."""
+        return self.div(other)
+
+    def fmod(self, other: Operand) -> Self:
+        """What is left after division rounded toward zero, as C's %: the sign is that of self. Integers by zero give 0; of floats:
+        x - trunc(x / y) · y, which loses what x / y cannot hold."""
+        dtype = common_dtype("fmod", self, self._operand(other))
+        a, b = self.cast(dtype), self._as_tensor(other).cast(dtype)
+        if dtype.is_float:
+            return a.sub(a.div(b).trunc().mul(b))
+        rest = a.remainder(b)
+        if not dtype.is_signed:
+            return rest
+        return rest.sub(b).where(rest.ne(0).logical_and(a.lt(0).ne(b.lt(0))), rest)
+
+    def frac(self) -> Self:
+        """x - trunc(x)."""
+        return self.sub(self.trunc())
+
+    # -- mixtures --------------------------------------------------------------------------------
+    def lerp(self, end: Operand, weight: Operand) -> Self:
+        """self + weight · (end - self); exactly `end` at weight 1, as torch computes it from the nearer side."""
+        a, b, w = self._float(), self._as_tensor(end), self._as_tensor(weight)
+        distance = b.sub(a)
+        return a.add(w.mul(distance)).where(w.abs().lt(0.5), b.sub(distance.mul(w.neg().add(1))))
+
+    def addcmul(self, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1) -> Self:
+        """self + value · tensor1 · tensor2."""
+        product = self._as_tensor(tensor1).mul(tensor2)
+        return self.add(product if value == 1 else product.mul(value))
+
+    def addcdiv(self, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1) -> Self:
+        """self + value · tensor1 / tensor2."""
+        quotient = self._as_tensor(tensor1).div(tensor2)
+        return self.add(quotient if value == 1 else quotient.mul(value))
+
+    def logaddexp(self, other: Operand) -> Self:
+        """log(exp(x) + exp(y)) without overflow."""
+        y = self._as_tensor(other)
+        dtype = common_dtype("logaddexp", self._float(), y._float())
+        a, b = self._wide_float(), y._wide_float()
+        top, distance = a.maximum(b), a.sub(b).abs().neg()
+        # equal infinities have no distance
+        return top.where(a.eq(b).logical_and(top.isinf()), top.add(distance.exp().log1p())).cast(dtype)
+
+    def hypot(self, other: Operand) -> Self:
+        """sqrt(x² + y²), scaled by the larger so that it does not overflow."""
+        y = self._as_tensor(other)
+        dtype = common_dtype("hypot", self._float(), y._float())
+        a, b = self._wide_float().abs(), y._wide_float().abs()
+        top = a.maximum(b)
+        ratio = a.minimum(b).div(top.where(top.ne(0), 1.0))
+        result = top.mul(ratio.square().add(1).sqrt())
+        return result.where(top.isfinite(), top.where(a.eq(math.inf).logical_or(b.eq(math.inf)).logical_not(), math.inf)).cast(dtype)
+
+    def copysign(self, other: Operand) -> Self:
+        """|x| with the sign of y, that of -0.0 included."""
+        y = self._as_tensor(other)
+        dtype = common_dtype("copysign", self._float(), y._float())
+        size = self._float().cast(dtype).abs()
+        return size.neg().where(y.signbit(), size)
+
+    def signbit(self) -> Self:
+        """True where negative, -0.0 included."""
+        if not self.dtype.is_float:
+            return self.lt(0) if self.dtype.is_signed else self._full_like(False, dtypes.bool)
+        return self.bitcast(f"int{self.dtype.bits}").lt(0)
+
+    def xlogy(self, other: Operand) -> Self:
+        """x · log(y), 0 where x is 0 and y is no NaN."""
+        y = self._as_tensor(other)
+        dtype = common_dtype("xlogy", self._float(), y._float())
+        a, b = self._wide_float(), y._wide_float()
+        return a.mul(b.log()).where(a.ne(0).logical_or(b.isnan()), 0.0).cast(dtype)
+
+    # -- comparisons -----------------------------------------------------------------------------
+    def isclose(self, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Self:
+        """|x - y| <= atol + rtol · |y|, and where both are equal; NaNs are close to each other with `equal_nan`."""
+        y = self._as_tensor(other)
+        dtype = common_dtype("isclose", self, y)
+        a, b = self.cast(dtype), y.cast(dtype)
+        same = a.eq(b)
+        if equal_nan and dtype.is_float:
+            same = same.logical_or(a.isnan().logical_and(b.isnan()))
+        a, b = a._wide_float(), b._wide_float()
+        near = a.sub(b).abs().le(b.abs().mul(rtol).add(atol))
+        return same.logical_or(near.logical_and(a.isfinite()).logical_and(b.isfinite()))
+
+    def isposinf(self) -> Self:
+        """True where +inf."""
+        return self.eq(math.inf) if self.dtype.is_float else self._full_like(False, dtypes.bool)
+
+    def isneginf(self) -> Self:
+        """True where -inf."""
+        return self.eq(-math.inf) if self.dtype.is_float else self._full_like(False, dtypes.bool)
+
+    def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Self:
+        """NaN and infinities replaced; None: by the dtype's largest finite numbers."""
+        if not self.dtype.is_float:
+            return self
+        largest = _LARGEST[self.dtype.name]
+        x = self.where(self.isnan().logical_not(), nan)
+        x = x.where(self.isposinf().logical_not(), largest if posinf is None else posinf)
+        return x.where(self.isneginf().logical_not(), -largest if neginf is None else neginf)
+
+    def clamp_min(self, min: Operand) -> Self:
+        """At least `min`."""
+        return self.clamp(min=min)
+
+    def clamp_max(self, max: Operand) -> Self:
+        """At most `max`."""
+        return self.clamp(max=max)
+
+    def heaviside(self, values: Operand) -> Self:
+        """0 below zero, 1 above, `values` at zero; NaN stays, as in NumPy."""
+        if self.dtype.kind == "b":
+            raise DTypeError("heaviside of bools: cast them to numbers")
+        step = self._as_tensor(values).where(self.eq(0), self.gt(0).cast(self.dtype))
+        return self.where(self.isnan(), step) if self.dtype.is_float else step
+
+    # -- hyperbolic functions ----------------------------------------------------------------------
+    def sinh(self) -> Self:
+        """(exp(x) - exp(-x)) / 2, without cancellation near zero."""
+        x = self._wide_float()
+        half = x.abs().expm1()
+        # e/2 + e/(2(e + 1)) with e = exp|x| - 1; twice half an exponential where exp itself would overflow
+        small = half.add(half.div(half.add(1))).mul(0.5)
+        large = x.abs().mul(0.5).exp()
+        size = small.where(half.lt(math.inf), large.mul(0.5).mul(large))
+        return x.where(x.eq(0), size.copysign(x)).cast(self._float_dtype())
+
+    def cosh(self) -> Self:
+        """(exp(x) + exp(-x)) / 2."""
+        half = self._wide_float().abs().mul(0.5).exp()
+        return half.mul(0.5).mul(half).add(half.reciprocal().mul(0.5).mul(half.reciprocal())).cast(self._float_dtype())
+
+    def asinh(self) -> Self:
+        """log(x + sqrt(x² + 1)), through log1p."""
+        x = self._wide_float()
+        a = x.abs()
+        square = a.square()
+        small = a.add(square.div(square.add(1).sqrt().add(1))).log1p()
+        large = a.log().add(math.log(2))
+        size = small.where(a.lt(1e18 if x.dtype == dtypes.float32 else 1e150), large)
+        return x.where(x.eq(0), size.copysign(x)).cast(self._float_dtype())
+
+    def acosh(self) -> Self:
+        """log(x + sqrt(x² - 1)), through log1p; NaN below 1."""
+        x = self._wide_float()
+        t = x.sub(1)
+        small = t.add(t.mul(t.add(2)).sqrt()).log1p()
+        return small.where(x.lt(1e18 if x.dtype == dtypes.float32 else 1e150), x.log().add(math.log(2))).cast(self._float_dtype())
+
+    def atanh(self) -> Self:
+        """log((1 + x) / (1 - x)) / 2, through log1p; NaN beyond ±1."""
+        x = self._wide_float()
+        a = x.abs()
+        result = a.mul(2).div(a.neg().add(1)).log1p().mul(0.5)
+        return x.where(x.eq(0), result.where(a.lt(1), result.where(a.le(1), math.nan)).copysign(x)).cast(self._float_dtype())
+
+    def erfc(self) -> Self:
+        """1 - erf(x): absolute precision only, as small values are differences from 1."""
+        return self._wide_float().erf().neg().add(1).cast(self._float_dtype())
+
+    def deg2rad(self) -> Self:
+        """x · π / 180."""
+        return self._wide_float().mul(math.pi / 180).cast(self._float_dtype())
+
+    def rad2deg(self) -> Self:
+        """x · 180 / π."""
+        return self._wide_float().mul(180 / math.pi).cast(self._float_dtype())
+
+
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
