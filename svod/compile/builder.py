@@ -28,6 +28,7 @@ class Builder:
         self.level_of: list[int] = []
         self.code: list[list[int]] = [[]]
         self.memo: list[dict[tuple[Any, ...], int]] = [{}]
+        self.round = 0
 
     # -- primitives -----------------------------------------------------------------------------
     @property
@@ -178,9 +179,12 @@ class Builder:
     def load(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any, floor: int = 0, ordered: bool = False,
              version: int = 0) -> int:
         """A load at or below level `floor`; an `ordered` one stays where it is asked for and is never merged. Loads of different
-        `version` are not the same either: the memory was written again between them."""
+        `version` are not the same either: the memory was written again between them; nor are loads of different rounds in the innermost
+        loop, while `round` counts them: a value that waited for the next round would take a register."""
         if ordered:
             return self._new(op, dtype, lanes, src, arg, self.level)
+        if self.round and (floor == self.level or any(self.level_of[s] == self.level for s in src)):
+            version += self.round << 32
         return self.pure(op, dtype, lanes, src, arg, floor, version)
 
     def store(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:

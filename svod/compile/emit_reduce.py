@@ -184,7 +184,11 @@ class Reductions(DotValues):
         masks: dict[Chunk, int] = {}
         found = self._dot_plan(nest)
         reds = range(outs, len(nest.pieces))
-        for _, unrolled in self._positions(nest, (UNROLL,), reds):
+        crowded = 4 * sum(b.lanes[v] > 1 for v in accs) >= self.state.target.vector_registers
+        for number, (_, unrolled) in enumerate(self._positions(nest, (UNROLL,), reds)):
+            if crowded and number:
+                b.round = number
+                nest.memo.clear()
             for index, offsets, pc in present:
                 more = dict(unrolled)
                 for a, o in offsets.items():
@@ -215,6 +219,7 @@ class Reductions(DotValues):
                         n = len(red.values)
                         accs[at:at + n] = self._combine_value(nest, red, accs[at:at + n], guard, chunk.width)
                         at += n
+        b.round = 0
         return accs
 
     def _guarded(self, value: int, acc: int, guard: int) -> int:

@@ -111,6 +111,10 @@ class Writer:
         "lines",
         "loops",
         "nonneg",
+        "round",
+        "round_block",
+        "round_end",
+        "round_of",
         "slots",
         "streams",
         "target",
@@ -134,6 +138,8 @@ class Writer:
         self.block = "entry"                # label of the block being written: phis name it
         self.fresh = 0
         self.streams = False
+        self.round, self.round_block, self.round_end = 0, "", 0     # of multiply-adds into the same accumulators (llvm_alu.py)
+        self.round_of: dict[int, int] = {}
 
     def temp(self, text: str) -> str:
         """Write `%tN = text` and return the register."""

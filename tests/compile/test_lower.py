@@ -18,7 +18,7 @@ from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
 from tests.agreement import Case, has_native, run_interpreted, run_native
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
-from tests.hand_kernels import HAND, constants_only, gemm, in_place, lines, row_sums, softmax, variance
+from tests.hand_kernels import HAND, constants_only, gemm, in_place, lines, padded_window, row_sums, softmax, variance
 
 WIDTHS = {16: replace(BASELINE, threads=4), 32: replace(AVX2, threads=4), 64: replace(AVX512, threads=4)}
 NATIVE = {t.vector_bytes: replace(t, threads=4) for t in runnable_targets().values()}
@@ -68,6 +68,24 @@ def test_a_gemm_tile_lives_in_registers() -> None:
     loads = [i[2] for i in code if i[0] == "LOAD"]
     assert sorted(loads) == [1] * 4 + [16] * 2
     assert program.spec.phases[0].extent == 8 * 2 and program.spec.phases[0].scratch_bytes == 0
+
+
+def test_unrolled_rounds_of_a_large_tile_keep_their_loads_apart() -> None:
+    """Rounds into the same accumulators: what LLVM may not gather before the first one stands behind an empty statement, one per round
+    but the first; and a large tile reads an element again in the round that needs it, where a small one keeps it."""
+    kernel = Kernel(gemm(32, 64, 24))
+    tile: Chain = [["UPCAST", "o0", 4], ["UPCAST", "o1", 32]]
+    for rounds in (2, 3, 4):
+        program = lowered(kernel, [*tile, ["UNROLL", "r0", rounds]])
+        assert render(program, AVX512).count('asm sideeffect ""') == rounds - 1
+        assert ops(program).count("LOAD") == rounds * (4 + 2)
+    assert "asm" not in render(lowered(kernel, [*tile, ["UPCAST", "r0", 2]]), AVX512), "partial results are no rounds"
+
+    def loads(positions: int) -> int:
+        chain: Chain = [["UPCAST", "o0", 16], ["UPCAST", "o1", positions], ["LANES", "o0.in"], ["UNROLL", "r1", 0]]
+        return ops(lowered(Kernel(padded_window(64, 64, 3)), chain)).count("LOADS")
+    assert loads(4) < 4 * 3
+    assert loads(8) == 8 * 3
 
 
 def test_operands_are_packed_where_they_are_staged() -> None:
