@@ -75,7 +75,7 @@ def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Seque
             raise LaunchError(f"call {c.name or '?'} is of kernel {c.kernel[:12]}, which has no code; compiled are {len(compiled)} kernels")
         code = compiled[c.kernel]
         kernels.append(PreparedKernel(code.spec, code.loaded, c.args, c.name, c.kernel, tuple(o.to_json() for o in code.chain), code.source,
-                                      code.why, c.origin, code.estimate, c.level))
+                                      code.why, c.origin, code.estimate, c.level, c.why))
     return ExecutionPlan(kernels, buffers, outline.outputs, threads=threads, planner=planner)
 
 

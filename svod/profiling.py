@@ -21,15 +21,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from svod.analysis import dtype_of
 from svod.bench.ceilings import Ceilings, cached_ceilings
 from svod.bench.timer import Clock
+from svod.columns import columns, duration, percent
 from svod.compile.host import host_target
 from svod.compile.plan import ExecutionPlan
 from svod.compile.plan_parts import PreparedKernel
 from svod.config import data_dir
-from svod.core.dtype import DType, dtypes
 from svod.core.estimate import Estimate
-from svod.errors import LaunchError
+from svod.errors import ArgumentError, LaunchError
 
 LEAST_PASSES, MOST_PASSES = 5, 1000
 UNKNOWN = "(no origin)"
@@ -102,17 +103,17 @@ class Profile:
         """Two tables as text: the kernels that take most time (`top` of them), and the layers. At most `width` columns, 60 at least."""
         ranked = sorted(self.kernels, key=lambda k: -k.seconds)
         shown = ranked[:top]
-        rows = [(k.name or k.key[:12], _time(k.seconds), _percent(k.share), _percent(k.ceiling_share), k.source, k.origin or UNKNOWN)
+        rows = [(k.name or k.key[:12], duration(k.seconds), percent(k.share), percent(k.ceiling_share), k.source, k.origin or UNKNOWN)
                 for k in shown]
-        out = [f"plan {_time(self.plan_seconds)}, {len(self.kernels)} kernels {_time(self.kernel_seconds)} one by one, {self.threads} "
-               f"thread{'s' if self.threads > 1 else ''}", ""]
-        out += _columns(("kernel", "time", "share", "ceiling", "opts", "origin"), rows, {1, 2, 3}, width)
+        out = [f"plan {duration(self.plan_seconds)}, {len(self.kernels)} kernels {duration(self.kernel_seconds)} one by one, "
+               f"{self.threads} thread{'s' if self.threads > 1 else ''}", ""]
+        out += columns(("kernel", "time", "share", "ceiling", "opts", "origin"), rows, {1, 2, 3}, width)
         if len(shown) < len(ranked):
             rest = sum(k.seconds for k in ranked[len(shown):])
-            out.append(f"and {len(ranked) - len(shown)} more kernels, {_time(rest)}")
-        layers = [("  " * x.depth + (x.path if not x.depth else _last(x.path)), _time(x.inclusive), _percent(x.share), _time(x.exclusive),
-                   _percent(x.ceiling_share), str(x.kernels)) for x in self.layers]
-        out += ["", *_columns(("layer", "inclusive", "share", "exclusive", "ceiling", "kernels"), layers, {1, 2, 3, 4, 5}, width)]
+            out.append(f"and {len(ranked) - len(shown)} more kernels, {duration(rest)}")
+        layers = [("  " * x.depth + (x.path if not x.depth else _last(x.path)), duration(x.inclusive), percent(x.share),
+                   duration(x.exclusive), percent(x.ceiling_share), str(x.kernels)) for x in self.layers]
+        out += ["", *columns(("layer", "inclusive", "share", "exclusive", "ceiling", "kernels"), layers, {1, 2, 3, 4, 5}, width)]
         return "\n".join(out)
 
     def __str__(self) -> str:
@@ -122,7 +123,10 @@ class Profile:
 def profile(plan: ExecutionPlan, *, seconds: float = 1.0, ceilings: Ceilings | None = None, clock: Clock = time.perf_counter) -> Profile:
     """Time the kernels of a plan for about `seconds`. `ceilings`: of this machine; None: as they are cached, else measured quickly.
 
-    Raises LaunchError for a plan without kernels, and what running it raises."""
+    Raises ArgumentError for what is no plan, LaunchError for a plan without kernels, and what running it raises."""
+    if not isinstance(plan, ExecutionPlan):
+        raise ArgumentError(f"svod.profile takes an ExecutionPlan, got {type(plan).__name__}; a tensor has one by plan = t.prepare(), a function "
+                            "under svod.jit that was called has them in f.plans")
     if not plan.kernels:
         raise LaunchError("this plan has no kernels: its outputs are inputs or constants, there is nothing to profile")
     limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", host_target(), quick=True)
@@ -160,14 +164,8 @@ def _kernel_time(index: int, k: PreparedKernel, seconds: float, share: float, li
     flops = moved = bound = None
     if isinstance(k.estimate, Estimate):
         flops, moved = k.estimate.flops, k.estimate.bytes_moved
-        bound = limits.bound_seconds(flops, k.estimate.bytes_read, k.estimate.bytes_written, _dtype_of(k), threads)
+        bound = limits.bound_seconds(flops, k.estimate.bytes_read, k.estimate.bytes_written, dtype_of(k), threads)
     return KernelTime(index, k.name or k.spec.name, k.key, k.origin, k.opts_source, tuple(k.opts), seconds, share, flops, moved, bound)
-
-
-def _dtype_of(k: PreparedKernel) -> DType:
-    """What a kernel computes in: the type of its first output, float32 for one of bools."""
-    dtype = k.spec.params[k.spec.outs[0]][0]
-    return dtypes.float32 if dtype == dtypes.bool else dtype
 
 
 # -- layers -----------------------------------------------------------------------------------------
@@ -224,24 +222,3 @@ def _depth_first(paths: Mapping[tuple[str, ...], object]) -> list[tuple[str, ...
 def _last(path: str) -> str:
     found = _FILE_AND_LINE.fullmatch(path)
     return f"line {found[2]}" if found is not None else path.rsplit(".", 1)[-1]
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f} %" if value < 0.0995 else f"{100 * value:.0f} %"
-
-
-def _time(value: float) -> str:
-    return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} µs"
-
-
-def _columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: set[int], width: int) -> list[str]:
-    """Aligned columns; the first and, if it is text, the last are cut where the lines would be too long."""
-    widths = [max(len(r[i]) for r in (header, *rows)) for i in range(len(header))]
-    for i in (len(header) - 1, 0):
-        if i not in right:
-            widths[i] = max(12, widths[i] - max(0, sum(widths) + 2 * (len(widths) - 1) - max(60, width)))
-
-    def line(cells: Sequence[str]) -> str:
-        cut = [c if len(c) <= w else f"{c[:w - 1]}…" for c, w in zip(cells, widths, strict=True)]
-        return "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cut, widths, strict=True))).rstrip()
-    return [line(header), *map(line, rows)]

@@ -28,8 +28,8 @@ ALLOWED = {
     "tune": {"core", "compile", "bench", *COMMON},
 }
 ABOVE_THE_PARTS = {"core", "tensor", "compile", "bench", "tune"}
-# the one place where tensors meet the pipeline above them, imported when something is first realised
-EXCEPTIONS = {("svod/tensor/realize.py", "svod.prepare"), ("svod/tensor/realize.py", "svod")}
+# where tensors meet the pipeline above them, imported when something is first realised; and a plan its analysis, when it is asked for
+EXCEPTIONS = {("svod/tensor/realize.py", "svod.prepare"), ("svod/tensor/realize.py", "svod"), ("svod/compile/plan.py", "svod.analysis")}
 HEAVY = ("ray", "optuna", "rich", "click", "sqlite_utils", "sqlite3", "llvmlite", "multiprocessing", "platformdirs", "pycuda")
 
 

@@ -75,6 +75,14 @@ class Ceilings:
                 return math.exp((1.0 - share) * math.log(fast) + share * math.log(slow))
         return points[-1][1]
 
+    def estimate_seconds(self, flops: float, bytes_read: float, bytes_written: float, dtype: DType, threads: int, launches: int) -> float:
+        """What a kernel takes that reaches its roof: the larger of arithmetic and traffic, its operands as warm as a working set of their
+        size is, and the price of its launches. `threads`: of the kernel; its share of the bandwidth is theirs."""
+        compute = flops / self.flops_per_second(dtype, threads)
+        total = bytes_read + bytes_written
+        rate = self.rate_at(total, "memory", bytes_written > 0.01 * total) * min(1.0, threads / self.threads)
+        return max(compute, total / rate) + launches * self.dispatch[threads > 1]
+
     def bound_seconds(self, flops: float, bytes_read: float, bytes_written: float, dtype: DType, threads: int | None = None) -> float:
         """The roofline: no kernel with these flops and this traffic to and from memory can be faster. The traffic of a kernel that both
         reads and writes is held against the better of the copy and the read ceiling."""

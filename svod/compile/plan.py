@@ -16,18 +16,31 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from svod.compile import runtime as rt
 from svod.compile.codegen import LoadedProgram
-from svod.compile.plan_parts import BufferKind, PlanBuffer, PreparedKernel, address_of, check_array, check_plan, levels_of, written_by
+from svod.compile.plan_parts import (
+    BufferKind,
+    PlanBuffer,
+    PreparedKernel,
+    address_of,
+    check_array,
+    check_plan,
+    levels_of,
+    lifetimes_of,
+    written_by,
+)
 from svod.compile.planner import PlannerMode, plan_memory
 from svod.compile.pool import Arena, Pool, fit_launch
 from svod.compile.program import ProgramSpec
 from svod.core.buffer import Buffer
 from svod.errors import LaunchError
+
+if TYPE_CHECKING:
+    from svod.analysis import PlanAnalysis
 
 _HEADER, _LAUNCH = rt.PLAN_BYTES // 8, rt.LAUNCH_BYTES // 8     # in words
 
@@ -151,6 +164,14 @@ class ExecutionPlan:
             once = sum(phase.once for phase in self.kernels[kernel].spec.phases)
             self._enter(self._base + 8 * (first + once * _LAUNCH), count - once, times)
 
+    def analyze(self, ceilings: Any = None) -> PlanAnalysis:
+        """What the plan does, kernel by kernel and as a whole: work, memory, dependencies, the critical path, fusions that were not taken.
+        `ceilings` (`svod.bench.ceilings.Ceilings`): what times are estimated with; None: this machine's, measured quickly if they are not
+        known. Runs nothing."""
+        from svod.analysis import analyze
+
+        return analyze(self, ceilings)
+
     def profile(self, runs: int = 5) -> list[float]:
         """Seconds of each kernel, run in order and timed one by one; the least of `runs` runs of the plan. Each
         includes about half a microsecond of the call."""
@@ -256,28 +277,10 @@ class ExecutionPlan:
 
     def _allocate(self, planner: PlannerMode) -> list[int]:
         """Address of every buffer (0: unbound), then of every temporary in order of kernel and number."""
-        sizes: dict[int, int] = {}
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        kept: dict[int, int] = {}           # what a once phase leaves there must survive every run
-        end = len(self.buffers)
-        for level, group in enumerate(levels_of(self.kernels)):
-            for i in group:
-                kernel = self.kernels[i]
-                for index in kernel.buffers:
-                    if self.buffers[index].kind == "intermediate":
-                        sizes[index] = self.buffers[index].nbytes
-                        first.setdefault(index, level)
-                        last[index] = level
-                once = any(phase.once for phase in kernel.spec.phases)
-                for size in kernel.spec.temps:
-                    if once:
-                        kept[end] = size
-                    else:
-                        sizes[end], first[end], last[end] = size, level, level
-                    end += 1
-        shared = plan_memory(sizes, first, last, planner)
-        always = plan_memory(kept, dict.fromkeys(kept, 0), dict.fromkeys(kept, 0), "disabled")
+        alive = lifetimes_of(self.kernels, self.buffers)
+        end = len(self.buffers) + sum(len(k.spec.temps) for k in self.kernels)
+        shared = plan_memory(alive.sizes, alive.first, alive.last, planner)
+        always = plan_memory(alive.kept, dict.fromkeys(alive.kept, 0), dict.fromkeys(alive.kept, 0), "disabled")
         self.memory = PlanMemory(planner, shared.total, shared.lower_bound, always.total)
         addresses = [address_of(b.array) if b.array is not None else 0 for b in self.buffers] + [0] * (end - len(self.buffers))
         self._shared = Arena(shared.total, 0) if shared.total else None

@@ -47,6 +47,7 @@ class PreparedKernel:
     origin: str = ""                    # module path or file:line
     estimate: Any = None                # flops and bytes of one run
     level: int | None = None            # kernels of one level are independent; None: a level of its own
+    cut: str = ""                       # the rule that made it a kernel of its own
 
     @property
     def single_core(self) -> bool:
@@ -61,6 +62,38 @@ def levels_of(kernels: Sequence[PreparedKernel]) -> list[list[int]]:
 
 def written_by(kernel: PreparedKernel) -> set[int]:
     return {kernel.buffers[slot] for slot in kernel.spec.outs}
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """What the memory planner is asked to place: `sizes` in bytes, with the first and the last level of use, of intermediates (by buffer
+    number) and of temporaries (numbered after the buffers, in order of level); `kept`: sizes of temporaries that outlive a run."""
+
+    sizes: dict[int, int]
+    first: dict[int, int]
+    last: dict[int, int]
+    kept: dict[int, int]
+
+
+def lifetimes_of(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> Lifetimes:
+    """When the memory of a plan's own is in use. What a once phase leaves in a temporary must survive every run."""
+    out = Lifetimes({}, {}, {}, {})
+    number = len(buffers)
+    for level, group in enumerate(levels_of(kernels)):
+        for kernel in (kernels[i] for i in group):
+            for index in kernel.buffers:
+                if buffers[index].kind == "intermediate":
+                    out.sizes[index] = buffers[index].nbytes
+                    out.first.setdefault(index, level)
+                    out.last[index] = level
+            once = any(phase.once for phase in kernel.spec.phases)
+            for size in kernel.spec.temps:
+                if once:
+                    out.kept[number] = size
+                else:
+                    out.sizes[number], out.first[number], out.last[number] = size, level, level
+                number += 1
+    return out
 
 
 def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:

@@ -63,6 +63,11 @@ def plan_memory(sizes: Mapping[int, int], first_use: Mapping[int, int], last_use
     return Placement(offsets, total, bound)
 
 
+def lower_bound(sizes: Mapping[int, int], first_use: Mapping[int, int], last_use: Mapping[int, int]) -> int:
+    """`Placement.lower_bound` of such buffers, which nobody has to place for it."""
+    return _largest_level({b: _round_up(n, ALIGNMENT) for b, n in sizes.items()}, {b: (first_use[b], last_use[b]) for b in sizes})
+
+
 Lifetimes = Mapping[int, tuple[int, int]]       # buffer → (first level, last level)
 _Found = tuple[dict[int, int], int]             # offsets, total
 
