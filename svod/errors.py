@@ -17,6 +17,10 @@ class TensorIndexError(SvodError, IndexError):
     """An index that is out of range, or of a kind that cannot index a tensor."""
 
 
+class ArgumentError(SvodError, TypeError):
+    """An argument of a kind that the function does not take."""
+
+
 class ConfigError(SvodError, ValueError):
     """An option or environment variable with a value svod cannot use."""
 
@@ -47,6 +51,12 @@ class TuneError(SvodError):
 
 class FormatError(SvodError, ValueError):
     """Data from a file, a database or another process that does not have the form svod writes."""
+
+
+class StateError(SvodError, KeyError):
+    """Parameters that do not fit the module that is to take them."""
+
+    __str__ = SvodError.__str__     # KeyError shows its message quoted
 
 
 class DatabaseError(SvodError):
