@@ -3,9 +3,9 @@
 With SVOD_CAPTURE=DIRECTORY (PrepareConfig.capture) every `prepare` calls `append`, which adds lines of JSON to a file of this process in
 that directory. `read_capture` reads a directory or a file and merges what several processes wrote; `write_capture` makes one file of it.
 
-    {"format": "svod-capture", "version": 1, "svod": …, "python": …, "command": […]}       first line of every file
+    {"format": "svod-capture", "version": 2, "svod": …, "python": …, "command": […]}       first line of every file
     {"kernel": key, "target": …, "name": …, "structure": family, "ast": …}                 once per kernel
-    {"plan": digest, "target": …, "calls": [[kernel, [buffer, …], name, origin, why, level], …],
+    {"plan": digest, "target": …, "calls": [[kernel, [buffer, …], name, origin, why, level, [offset, …]], …],
      "buffers": [[dtype, elements, kind], …], "outputs": [buffer, …], "seconds": {kernel: seconds of one call}}
     {"runs": digest, "count": n}                           how often the plan was run so far; the last such line of a file counts
 
@@ -46,7 +46,7 @@ from svod.core.target import Target
 from svod.errors import FormatError, SvodError, TuneError
 from svod.outline import BufferSpec, Call, Outline
 
-FORMAT, VERSION = "svod-capture", 1
+FORMAT, VERSION = "svod-capture", 2
 RECORDS_FORMAT = "svod-tune-db"     # of another file of ours that people may mix up with this one
 STOP_FILE = "stop"
 FLUSH_SECONDS = 0.5         # how often the runs of live plans are written
@@ -229,7 +229,7 @@ def kernel_lines(outline: Outline, target: str) -> Iterator[dict[str, Any]]:
 
 def plan_line(outline: Outline, seconds: Mapping[str, float], target: str) -> dict[str, Any]:
     return {"plan": plan_digest(outline, target), "target": target,
-            "calls": [[c.kernel, list(c.args), c.name, c.origin, c.why, c.level] for c in outline.calls],
+            "calls": [[c.kernel, list(c.args), c.name, c.origin, c.why, c.level, list(c.offsets)] for c in outline.calls],
             "buffers": [[b.dtype.name, b.size, b.kind] for b in outline.buffers],
             "outputs": list(outline.outputs),
             "seconds": {k: v for k, v in seconds.items() if math.isfinite(v) and v > 0}}
@@ -237,7 +237,7 @@ def plan_line(outline: Outline, seconds: Mapping[str, float], target: str) -> di
 
 def plan_digest(outline: Outline, target: str) -> str:
     """The identity of a plan: what it computes, on what; not what things are called."""
-    content = [target, [[c.kernel, list(c.args), c.level] for c in outline.calls],
+    content = [target, [[c.kernel, list(c.args), c.level, list(c.offsets)] for c in outline.calls],
                [[b.dtype.name, b.size, b.kind] for b in outline.buffers], list(outline.outputs)]
     return hashlib.blake2b(json.dumps(content, separators=(",", ":")).encode(), digest_size=16).hexdigest()
 
@@ -398,21 +398,24 @@ class _Reader:
         return BufferSpec(BY_NAME[dtype], _count(size, "a buffer's size", MAX_ELEMENTS), kind)
 
     def _call(self, value: Any, buffers: tuple[BufferSpec, ...]) -> Call:
-        key, args, name, origin, why, level = _row(value, 6, "a call")
+        key, args, name, origin, why, level, offsets = _row(value, 7, "a call")
         kernel = self.kernels.get(key) if isinstance(key, str) else None
         if kernel is None:
             raise FormatError(f"a plan calls kernel {key!r:.14}, which could not be read")
         numbers = tuple(_count(a, "a buffer's number", len(buffers) - 1) for a in _list(args, "arguments"))
         if len(numbers) != len(kernel.params):
             raise FormatError(f"kernel {key[:12]} takes {len(kernel.params)} buffers, a call gives {len(numbers)}")
-        for p, n in zip(kernel.params, numbers, strict=True):
-            if buffers[n].dtype is not p.dtype or buffers[n].size < p.arg.size:
-                raise FormatError(f"kernel {key[:12]}, slot {p.arg.slot}: {p.arg.size} × {p.dtype.name} are needed, buffer {n} has "
-                                  f"{buffers[n].size} × {buffers[n].dtype.name}")
+        skipped = tuple(_count(k, "an offset", MAX_ELEMENTS) for k in _list(offsets, "offsets"))
+        if len(skipped) != len(numbers):
+            raise FormatError(f"kernel {key[:12]} takes {len(numbers)} buffers, a call gives {len(skipped)} offsets")
+        for p, n, k in zip(kernel.params, numbers, skipped, strict=True):
+            if buffers[n].dtype is not p.dtype or buffers[n].size < k + p.arg.size:
+                raise FormatError(f"kernel {key[:12]}, slot {p.arg.slot}: {p.arg.size} × {p.dtype.name} from {k} on are needed, buffer {n} "
+                                  f"has {buffers[n].size} × {buffers[n].dtype.name}")
             if p.arg.slot in kernel.outs and buffers[n].kind == "constant":
                 raise FormatError(f"kernel {key[:12]} writes buffer {n}, a constant")
         return Call(key, numbers, _text(name, "a name"), _text(origin, "an origin"), _text(why, "a reason"),
-                    _count(level, "a level", 1 << 40))
+                    _count(level, "a level", 1 << 40), skipped)
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from svod.compile.planner import PlannerMode
 from svod.core.buffer import aligned_empty
 from svod.core.dtype import DType
 from svod.core.kernel import Kernel
+from svod.core.regions import regions_of
 from svod.errors import LaunchError
 from svod.optimize import Compiled
 
@@ -36,7 +37,8 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel of the plan: `kernel` is its key, `args` a buffer number per slot. Calls of one `level` are independent."""
+    """One kernel of the plan: `kernel` is its key, `args` a buffer number per slot. `offsets`: per slot how many elements of the buffer
+    come before the PARAM. Calls of one `level` are independent."""
 
     kernel: str
     args: tuple[int, ...]
@@ -44,6 +46,7 @@ class Call:
     origin: str
     why: str
     level: int
+    offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,12 @@ def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Seque
     for c in outline.calls:
         if c.kernel not in compiled:
             raise LaunchError(f"call {c.name or '?'} is of kernel {c.kernel[:12]}, which has no code; compiled are {len(compiled)} kernels")
-        code = compiled[c.kernel]
+        code, kernel = compiled[c.kernel], outline.kernels[c.kernel]
+        sizes = [p.dtype.itemsize for p in kernel.params]
+        regions = tuple(r.moved(k, size) for r, k, size in zip(regions_of(kernel.ast), c.offsets, sizes, strict=True))
         kernels.append(PreparedKernel(code.spec, code.loaded, c.args, c.name, c.kernel, tuple(o.to_json() for o in code.chain), code.source,
-                                      code.why, c.origin, code.estimate, c.level, c.why))
+                                      code.why, c.origin, code.estimate, c.level, c.why,
+                                      tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions))
     return ExecutionPlan(kernels, buffers, outline.outputs, threads=threads, planner=planner)
 
 

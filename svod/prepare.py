@@ -31,7 +31,7 @@ from svod.core.uop import Ops, UOp
 from svod.errors import ConfigError, DeviceError, ScheduleError, UnsupportedError
 from svod.optimize import Choice, Compiled, Compiler, choose, compile_all, compiler_for
 from svod.outline import BufferSpec, Call, Outline, build_plan
-from svod.tensor.realize import constant_value, replace_nodes
+from svod.tensor.realize import constant_value, last_contents, replace_nodes
 from svod.tune.db import TuningDB
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class Prepared:
         return self.nodes[number] not in self.numbers
 
     def attach(self, tensors: Sequence[Tensor]) -> None:
-        """Make the tensors the plan's outputs."""
-        done = {}
+        """Make the tensors the plan's outputs, and every tensor that waits for an assignment of the plan the memory that it writes."""
+        done = last_contents([t.uop for t in tensors])
         for t, i in zip(tensors, self.outline.outputs, strict=True):
             base = graph.base_of(t.uop)
             # a constant stays one: every tensor that contains it holds the same node
@@ -193,7 +193,8 @@ def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline
         for a in call.args:
             numbers.setdefault(a, len(numbers))
         written.update(call.args[s] for s in kernel.outs)
-        calls.append(Call(kernel.key, tuple(numbers[a] for a in call.args), call.name_hint, call.origin, call.why, levels[i]))
+        calls.append(Call(kernel.key, tuple(numbers[a] for a in call.args), call.name_hint, call.origin, call.why, levels[i],
+                          call.offsets))
     for u in schedule.outputs:
         numbers.setdefault(u, len(numbers))
 

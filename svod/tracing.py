@@ -25,7 +25,6 @@ from svod.compile.plan import ExecutionPlan
 from svod.config import PrepareConfig
 from svod.core import graph
 from svod.core.buffer import aligned_empty, buffer_of
-from svod.core.schedule import storage_of
 from svod.core.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
 from svod.errors import SvodError
 from svod.prepare import Prepared, buffers_under, complete_config, prepare_graph, refuse_shared_memory, span_of
@@ -33,7 +32,7 @@ from svod.tensor import Tensor
 from svod.tensor.base import live_tensors
 from svod.tensor.realize import is_realized, realize_tensors
 
-_FOLDED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.GEP, Ops.GATHER, Ops.CONTIGUOUS}
+_FOLDED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.GEP, Ops.GATHER, Ops.CAT, Ops.CONTIGUOUS, Ops.COPY}
 _here = threading.local()       # `capturing`: this thread is inside a function that is being captured
 
 
@@ -121,13 +120,13 @@ class Jit:
             buffer_of(u).closed = (f"svod.jit: {name} reads the values of an argument while it is captured; compute with tensors only, and "
                                    "pass what decides on the computation as a Python value")
         # what was assigned before is not the function's to repeat
-        realize_tensors([t for t in live_tensors() if isinstance(t, Tensor) and graph.base_of(t.uop).op is Ops.ASSIGN])
+        realize_tensors([t for t in live_tensors() if isinstance(t, Tensor) and graph.base_of(t.uop).op is Ops.AFTER])
         before = [(t, t.uop) for t in live_tensors() if is_realized(t)]
         _here.capturing = True
         try:
             swap = iter(stand_ins)
             result = self.fn(*_substitute(args, swap), **_substitute(kwargs, swap))
-            effects = [Tensor.from_uop(t.uop) for t, _ in before if graph.base_of(t.uop).op is Ops.ASSIGN]
+            effects = [Tensor.from_uop(t.uop) for t, _ in before if graph.base_of(t.uop).op is Ops.AFTER]
             outputs: list[Tensor] = []
             structure = _structure(result, outputs)
             if not outputs:
@@ -137,7 +136,7 @@ class Jit:
         finally:
             _here.capturing = False
             for t, u in before:
-                if graph.base_of(t.uop).op is Ops.ASSIGN:
+                if graph.base_of(t.uop).op is Ops.AFTER:
                     t.uop = u       # the plan writes that memory; the tensor goes on holding it
 
     def _prepare(self, tensors: list[Tensor], inputs: list[UOp], structure: Any, outputs: list[Tensor],
@@ -145,7 +144,7 @@ class Jit:
         """The plan for what the function returned and for what it assigned."""
         config = complete_config(self.config)
         roots = [*outputs, *effects]
-        assigned = frozenset(storage_of(a) for t in roots for a in t.uop.walk(Ops.ASSIGN))
+        assigned = frozenset(graph.storage_of(a) for t in roots for a in t.uop.walk(Ops.AFTER))
         changing = assigned.union(inputs)
         _fold_constants(roots, changing, config)
         results = [t.uop for t in outputs]

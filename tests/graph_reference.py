@@ -80,12 +80,39 @@ def _value(u: UOp, src: list[Any], buffers: Mapping[UOp, Array]) -> Any:
             return _bitcast(src[0], u.src[0].dtype, u.dtype)
         case Ops.CONTIGUOUS | Ops.DETACH | Ops.COPY:
             return src[0]
+        case Ops.CAT:
+            return np.concatenate(src, u.arg)
         case Ops.ASSIGN:
-            return src[1]
+            return _positions(u.src[0]), src[1]
+        case Ops.AFTER:
+            content = np.array(src[0])
+            for positions, value in src[1:]:
+                content[positions] = value
+            return content
     assert u.op in ALU, f"{u.op} is not a graph operation"
     result = _alu(u.op, src)
     assert result.dtype == kind, (u, result.dtype, kind)
     return result
+
+
+def _positions(view: UOp) -> Array:
+    """The positions in its storage that a view shows."""
+    chain = []
+    node = view
+    while node.op not in (Ops.BUFFER, Ops.AFTER):
+        chain.append(node)
+        node = node.src[0]
+    found = np.arange(_storage_size(node))
+    for u in reversed(chain):
+        found = np.asarray(_value(u, [found], {}))
+    return found
+
+
+def _storage_size(content: UOp) -> int:
+    """The number of elements of what an AFTER leaves."""
+    while content.op is Ops.AFTER:
+        content = content.src[0]
+    return int(content.arg)
 
 
 def _windows(x: Array, windows: tuple[tuple[int, int, int, int], ...]) -> Array:

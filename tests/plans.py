@@ -20,7 +20,8 @@ def gemm_then_softmax(m: int = 24, n: int = 40, k: int = 16) -> Outline:
     assert gemm.outs == softmax.outs == (0,), "the order of the other slots is the canonical form's"
     inputs = [BufferSpec(f32, p.arg.size, "input") for p in gemm.params[1:]]
     buffers = (BufferSpec(f32, m * n, "intermediate"), *inputs, BufferSpec(f32, m * n, "output"))
-    calls = (Call(gemm.key, (0, 1, 2), "gemm", "block.linear", "", 0), Call(softmax.key, (3, 0), "softmax", "block.softmax", "", 1))
+    calls = (Call(gemm.key, (0, 1, 2), "gemm", "block.linear", "", 0, (0, 0, 0)),
+             Call(softmax.key, (3, 0), "softmax", "block.softmax", "", 1, (0, 0)))
     return Outline(calls, buffers, (3,), {gemm.key: gemm, softmax.key: softmax})
 
 
@@ -29,5 +30,5 @@ def scaled(n: int = 1000, times: int = 1) -> Outline:
     kernel = canonical(search_kernels.elementwise(n))
     f32 = dtypes.float32
     buffers = (*(BufferSpec(f32, n, "input") for _ in range(2)), *(BufferSpec(f32, n, "output") for _ in range(times)))
-    calls = tuple(Call(kernel.key, (2 + i, 0, 1), "scale", f"layers.{i}", "", 0) for i in range(times))
+    calls = tuple(Call(kernel.key, (2 + i, 0, 1), "scale", f"layers.{i}", "", 0, (0, 0, 0)) for i in range(times))
     return Outline(calls, buffers, tuple(range(2, 2 + times)), {kernel.key: kernel})

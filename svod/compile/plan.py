@@ -235,8 +235,8 @@ class ExecutionPlan:
                 positions = self._bindable[buffer]
             except KeyError:
                 raise LaunchError(f"buffer {buffer} cannot be bound: the plan's inputs and outputs are {sorted(self._bindable)}") from None
-            for position in positions:
-                words[position] = address
+            for position, offset in positions:
+                words[position] = address + offset
             if self._unbound:
                 self._unbound.discard(buffer)
 
@@ -315,7 +315,7 @@ class ExecutionPlan:
         self._words = words = self._block.data
         words[2] = self._pool.address if self.threads > 1 else 0
 
-        positions: list[list[int]] = [[] for _ in self.buffers]
+        positions: list[list[tuple[int, int]]] = [[] for _ in self.buffers]     # words that hold an argument, and its offset in the buffer
         self._shared_at: list[tuple[int, int]] = []             # words that hold an address of shared memory, and its offset there
         self._variables: dict[str, list[int]] = {}
         self._spans: list[tuple[int, int]] = []                 # per kernel: first word and number of its records
@@ -337,12 +337,14 @@ class ExecutionPlan:
                 words[position + 5] = threads
                 words[position + 6] = chunks
                 position += _LAUNCH
-            for index in (*kernel.buffers, *range(temporary[i], temporary[i] + len(spec.temps))):
-                words[args_at] = self._addresses[index]
+            temps = range(temporary[i], temporary[i] + len(spec.temps))
+            offsets = (*(kernel.offsets or (0,) * len(kernel.buffers)), *(0,) * len(temps))
+            for index, offset in zip((*kernel.buffers, *temps), offsets, strict=True):
+                words[args_at] = self._addresses[index] + offset
                 if index < len(positions):
-                    positions[index].append(args_at)
+                    positions[index].append((args_at, offset))
                 if index in self._offsets:
-                    self._shared_at.append((args_at, self._offsets[index]))
+                    self._shared_at.append((args_at, self._offsets[index] + offset))
                 args_at += 1
             for name in spec.variables:
                 self._variables.setdefault(name, []).append(vars_at)
@@ -353,8 +355,9 @@ class ExecutionPlan:
         self._launch_count = 0
         inner_at = position + _LAUNCH * (records + len(groups))
         for group, together in zip(groups, parallel, strict=True):
+            at_once = set(together)
             for i in group:
-                if i not in together:
+                if i not in at_once:
                     position = self._copy_phases(i, position)
                     self._launch_count = (8 * position + base - self._launches) // rt.LAUNCH_BYTES
             if together:

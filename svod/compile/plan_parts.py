@@ -8,7 +8,7 @@ a wrong level shows as a wrong number now and then.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, get_args
@@ -17,6 +17,7 @@ import numpy as np
 
 from svod.compile.codegen import LoadedProgram
 from svod.compile.program import ProgramSpec
+from svod.core.regions import Region, are_disjoint, find_overlap
 from svod.errors import LaunchError
 
 BufferKind = Literal["input", "output", "constant", "intermediate"]
@@ -48,6 +49,8 @@ class PreparedKernel:
     estimate: Any = None                # flops and bytes of one run
     level: int | None = None            # kernels of one level are independent; None: a level of its own
     cut: str = ""                       # the rule that made it a kernel of its own
+    offsets: tuple[int, ...] = ()       # per slot: bytes of the buffer before what the kernel is given; (): none
+    regions: tuple[Region, ...] = ()    # per slot: the bytes of the buffer it reaches; (): any
 
     @property
     def single_core(self) -> bool:
@@ -115,9 +118,11 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
             if not 0 <= index < len(buffers):
                 raise LaunchError(f"kernel {name}, slot {slot}: buffer {index} was asked for; the plan has {len(buffers)}")
             dtype, size = spec.params[slot]
-            if buffers[index].nbytes < size * dtype.itemsize:
-                raise LaunchError(f"kernel {name}, slot {slot}: {size} elements of {dtype.name} need {size * dtype.itemsize} bytes; buffer "
-                                  f"{index} has {buffers[index].nbytes}")
+            offset = kernel.offsets[slot] if kernel.offsets else 0
+            if offset < 0 or buffers[index].nbytes < offset + size * dtype.itemsize:
+                after = f" after byte {offset}" if offset else ""
+                raise LaunchError(f"kernel {name}, slot {slot}: {size} elements of {dtype.name} need {size * dtype.itemsize} bytes{after}; "
+                                  f"buffer {index} has {buffers[index].nbytes}")
         for index in written_by(kernel):
             if buffers[index].kind == "constant":
                 raise LaunchError(f"kernel {name} writes buffer {index}, a constant of the plan")
@@ -133,27 +138,40 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
 
 
 def _check_order(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:
-    """Intermediates are written before they are read, and kernels of a level leave each other's buffers alone."""
+    """Intermediates are written before they are read, and kernels of a level leave alone what others write: of buffers, or of the parts of
+    a buffer that they reach."""
     written: set[int] = set()
     for group in levels_of(kernels):
-        writer: dict[int, int] = {}
-        for i in group:
-            for index in written_by(kernels[i]):
-                if index in writer:
-                    raise _conflict(kernels, writer[index], i, f"buffer {index}")
-                writer[index] = i
+        writer = {index: i for i in reversed(group) for index in written_by(kernels[i])}
         users: dict[int, set[int]] = {}
         for i in group:
             outs = written_by(kernels[i])
             for index in kernels[i].buffers:
-                if writer.get(index, i) != i:
-                    raise _conflict(kernels, writer[index], i, f"buffer {index}")
                 if index not in outs and index not in written and buffers[index].kind == "intermediate":
                     raise LaunchError(f"kernel {_name(kernels[i])} reads buffer {index}, an intermediate that no kernel before it writes")
                 users.setdefault(index, set()).add(i)
         written.update(writer)
+        for index in writer:
+            if len(users[index]) > 1:
+                _check_parts(kernels, index, users[index], buffers[index].nbytes)
         if len(group) > 1:
             _check_overlap(kernels, buffers, users, writer)
+
+
+def _check_parts(kernels: Sequence[PreparedKernel], index: int, users: Iterable[int], nbytes: int) -> None:
+    """Of the kernels that use a buffer at one time, those that write it reach parts that no other reaches."""
+    ordered = sorted(users)
+    reached = [(i, slot) for i in ordered for slot, b in enumerate(kernels[i].buffers) if b == index]
+    regions = [kernels[i].regions[slot] if kernels[i].regions else Region(0, nbytes) for i, slot in reached]
+    written = [slot in kernels[i].spec.outs for i, slot in reached]
+    if all(written):
+        found = find_overlap(regions)
+        pairs = [found] if found is not None else []
+    else:
+        pairs = [(a, b) for a in range(len(reached)) if written[a] for b in range(len(reached)) if not are_disjoint(regions[a], regions[b])]
+    for a, b in pairs:
+        if reached[a][0] != reached[b][0]:
+            raise _conflict(kernels, reached[a][0], reached[b][0], f"buffer {index}")
 
 
 def _check_overlap(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], users: Mapping[int, set[int]],

@@ -18,7 +18,7 @@ node that breaks a rule names the node to realise, which may lie above; the walk
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from svod.core.graph import Shape, shape_of, size_of
@@ -82,7 +82,7 @@ def varying_axes(u: UOp) -> frozenset[int]:
 
 def _varying(u: UOp) -> frozenset[int]:
     shape = shape_of(u)
-    if u.op in ELEMENTWISE or u.op in (Ops.CONTIGUOUS, Ops.COPY, Ops.DETACH, Ops.REDUCE_AXIS, Ops.GEP, Ops.ASSIGN):
+    if u.op in ELEMENTWISE or u.op in (Ops.CONTIGUOUS, Ops.COPY, Ops.DETACH, Ops.REDUCE_AXIS, Ops.GEP):
         return frozenset[int]().union(*(varying_axes(s) for s in u.src if s.op is not Ops.DEVICE)) - {
             a for a, n in enumerate(shape) if n == 1}
     if u.op in MOVEMENT:
@@ -118,7 +118,7 @@ def is_contraction(u: UOp) -> bool:
     return result
 
 
-def attention_region(u: UOp, stops: frozenset[UOp], consumers: Mapping[UOp, Sequence[UOp]]) -> frozenset[UOp]:
+def attention_region(u: UOp, stops: Container[UOp], consumers: Mapping[UOp, Sequence[UOp]]) -> frozenset[UOp]:
     """For a contraction one of whose operands is the softmax of another contraction's result: the reductions between them and
     the other contraction. Empty where the pattern is not met, or something outside reads what lies between. `stops` have buffers."""
     factors = factors_of(u)
@@ -292,6 +292,8 @@ class Cut:
         self.exempt = {r: e for r, e in self.exempt.items() if e[1] is not u}
 
     def open_kernel(self, u: UOp) -> None:
+        if u.op is Ops.AFTER:   # its ASSIGNs are the kernels
+            return
         shape = shape_of(u)
         place = tuple((self.new_range(n), 0) if n != 1 else (NONE, 0) for n in shape)
         use = Use(u, place, ids_of(place), NONE, (), None, None)
@@ -305,7 +307,7 @@ class Cut:
     def claim(self, kernel: UOp, contraction: UOp) -> None:
         """The kernel has its contraction, and with it the reductions of an attention that ends in it."""
         self.contraction_of[kernel] = contraction
-        for r in attention_region(contraction, frozenset(self.why), self.consumers):
+        for r in attention_region(contraction, self.why, self.consumers):
             self.exempt[r] = kernel, contraction
 
     def new_range(self, extent: int) -> Ids:

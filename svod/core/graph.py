@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from svod.core.combiner import get_combiner
 from svod.core.dtype import DType, dtypes
 from svod.core.routine import shape_of_routine
-from svod.core.uop import ALU, COMPARISONS, Ops, UOp
-from svod.errors import DTypeError, ShapeError
+from svod.core.uop import ALU, COMPARISONS, MOVEMENT, Ops, UOp
+from svod.errors import DTypeError, ScheduleError, ShapeError
 
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
@@ -92,7 +92,30 @@ def _assign_shape(u: UOp) -> Shape:
     if shape_of(target) != shape_of(value) or target.dtype != value.dtype:
         raise ShapeError(f"assign of {value.dtype.name}{list(shape_of(value))} to {target.dtype.name}{list(shape_of(target))}: "
                          "shape and dtype must agree")
+    if content_under(target) is None:
+        raise ScheduleError(f"ASSIGN to {_unassignable(target)} of shape {shape_of(target)}: the target must be a buffer, or a view of one "
+                            "made of reshape, permute, shrink, flip and windows that do not overlap; realize the tensor first")
     return shape_of(target)
+
+
+def _after_shape(u: UOp) -> Shape:
+    content, *assigns = u.src
+    if content.op not in (Ops.BUFFER, Ops.AFTER) or not assigns or any(a.op is not Ops.ASSIGN or content_under(a.src[0]) is not content
+                                                                        for a in assigns):
+        raise ScheduleError("AFTER names a BUFFER, or what an AFTER leaves of one, and the ASSIGNs to it")
+    return shape_of(content)
+
+
+def _cat_shape(u: UOp) -> Shape:
+    first, axis = shape_of(u.src[0]), u.arg
+    if not 0 <= axis < len(first) or any(_beside(shape_of(s), axis) != _beside(first, axis) or s.dtype != u.dtype for s in u.src):
+        raise ShapeError(f"CAT of shapes {_shapes(u.src)} along axis {axis}: all other extents and the dtypes must agree")
+    return (*first[:axis], sum(shape_of(s)[axis] for s in u.src), *first[axis + 1:])
+
+
+def _beside(shape: Shape, axis: int) -> tuple[int, ...]:
+    """The extents but that of `axis`, and how many there are."""
+    return (len(shape), *shape[:axis], *shape[axis + 1:])
 
 
 def _reshape_shape(u: UOp) -> Shape:
@@ -181,7 +204,8 @@ _INFER: dict[Ops, Callable[[UOp], Shape]] = {
     Ops.BUFFER: _buffer_shape, Ops.IOTA: _buffer_shape,
     Ops.RESHAPE: _reshape_shape, Ops.PERMUTE: _permute_shape, Ops.EXPAND: _expand_shape, Ops.PAD: _pad_shape,
     Ops.SHRINK: _shrink_shape, Ops.FLIP: _flip_shape, Ops.WINDOW: _window_shape, Ops.GATHER: _gather_shape,
-    Ops.REDUCE_AXIS: _reduce_shape, Ops.GEP: _first_shape, Ops.ASSIGN: _assign_shape, Ops.CUSTOM_FUNCTION: _routine_shape,
+    Ops.REDUCE_AXIS: _reduce_shape, Ops.GEP: _first_shape, Ops.ASSIGN: _assign_shape, Ops.AFTER: _after_shape, Ops.CAT: _cat_shape,
+    Ops.CUSTOM_FUNCTION: _routine_shape,
     **dict.fromkeys(_SCALAR_OPS, _scalar_shape),
     **dict.fromkeys(_SAME_SHAPE_OPS, _first_shape),
     **dict.fromkeys(ALU, _alu_shape),
@@ -354,6 +378,16 @@ def gather(x: UOp, index: UOp, axis: int) -> UOp:
     return full(shape, 0, x.dtype) if 0 in shape_of(x) or 0 in shape else result
 
 
+def cat(nodes: Sequence[UOp], axis: int) -> UOp:
+    """Nodes of one dtype one after the other along `axis`; those without elements are left out."""
+    axis = _axis("CAT", axis, len(shape_of(nodes[0])))
+    result = UOp(Ops.CAT, nodes[0].dtype, tuple(nodes), axis)
+    if 0 in shape_of(result):
+        return full(shape_of(result), 0, result.dtype)
+    parts = tuple(n for n in nodes if shape_of(n)[axis])
+    return parts[0] if len(parts) == 1 else UOp(Ops.CAT, result.dtype, parts, axis)
+
+
 # -- computation --------------------------------------------------------------------------------
 def alu(op: Ops, *operands: UOp) -> UOp:
     """An elementwise node over operands of one shape and, but for the condition of a WHERE, one dtype. Comparisons give bool.
@@ -429,9 +463,52 @@ def copy(x: UOp, device: str) -> UOp:
 
 
 def assign(target: UOp, value: UOp) -> UOp:
-    """Write `value` into the buffer under `target`; the node is the new content. A read of the buffer that does not go
-    through this node, in the same schedule, is of the old content."""
-    return _made(UOp(Ops.ASSIGN, target.dtype, (target, value)))
+    """What a buffer holds, flat, after `value` was written to `target`, a view of it. A read of the buffer that does not go through
+    this node, in the same schedule, is of the old content. Raises ScheduleError for a target that is no view of a buffer."""
+    written = UOp(Ops.ASSIGN, target.dtype, (target, value))
+    shape_of(written)
+    content = content_under(target)
+    assert content is not None
+    return UOp(Ops.AFTER, target.dtype, (content, written))
+
+
+def content_under(view: UOp) -> UOp | None:
+    """The BUFFER or AFTER of which `view` shows elements, each once; None for any other node."""
+    while _shows_once(view):
+        view = view.src[0]
+    return view if view.op in (Ops.BUFFER, Ops.AFTER) else None
+
+
+def _shows_once(u: UOp) -> bool:
+    """Whether u is a view that shows elements of its source, none of them twice."""
+    if u.op is Ops.WINDOW:
+        return all(dilation * (size - 1) < stride for _, size, stride, dilation in u.arg)
+    return u.op is Ops.DETACH or (u.op in MOVEMENT and u.op not in (Ops.EXPAND, Ops.PAD))
+
+
+def _unassignable(view: UOp) -> str:
+    while _shows_once(view):
+        view = view.src[0]
+    return view.op.value
+
+
+def storage_of(content: UOp) -> UOp:
+    """The BUFFER whose content, at some time, a BUFFER or AFTER is."""
+    return history_of(content)[0]
+
+
+def history_of(content: UOp) -> tuple[UOp, int]:
+    """(storage, how many AFTERs led to this content). Remembered on the node."""
+    later: list[UOp] = []
+    node = content
+    while node.op is Ops.AFTER and not (node._cache and "history" in node._cache):
+        later.append(node)
+        node = node.src[0]
+    storage, number = node._cache["history"] if node._cache and "history" in node._cache else (node, 0)
+    for node in reversed(later):
+        number += 1
+        node.cached("history", lambda _, found=(storage, number): found)  # type: ignore[misc]
+    return storage, number
 
 
 def sink(*outputs: UOp) -> UOp:
@@ -440,7 +517,8 @@ def sink(*outputs: UOp) -> UOp:
 
 
 def base_of(u: UOp) -> UOp:
-    """What lies under the RESHAPEs and DETACHes of u: the BUFFER of a realised tensor, or the node that computes it."""
+    """What lies under the RESHAPEs and DETACHes of u: the BUFFER of a realised tensor, the AFTER of one that was assigned to, or the node
+    that computes it."""
     while u.op is Ops.RESHAPE or u.op is Ops.DETACH:
         u = u.src[0]
     return u

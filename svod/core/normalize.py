@@ -1,6 +1,7 @@
 """What a graph means, without the ways of saying it: the first pass of `create_schedule`.
 
     CONTIGUOUS(RESHAPE(x + y))            →   RESHAPE(x + y), and x + y is a root: it gets a buffer
+    CAT(x, y)                             →   selects, or stores into the parts of a buffer (svod.core.join)
     DETACH(x)                             →   x
     sum of a sum over other axes          →   one sum over all of them
     RESHAPE(RESHAPE(x))                   →   RESHAPE(x)
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from svod.core.dtype import dtypes
 from svod.core.graph import base_of, permute, reshape, shape_of, shrink
+from svod.core.join import expand_joins
 from svod.core.origin import inherit_origin
 from svod.core.rewrite import Pattern, PatternMatcher, graph_rewrite
 from svod.core.uop import MOVEMENT, Ops, UOp
@@ -92,7 +94,8 @@ def normalize(sink: UOp) -> Normalized:
     """See the module. Raises ScheduleError for an output that is no graph node."""
     roots: dict[UOp, str] = {}
     done: dict[UOp, UOp] = {}
-    simplified = graph_rewrite(sink, RULES)
+    expanded = expand_joins(sink)
+    simplified = graph_rewrite(expanded, RULES)
     readers: dict[UOp, int] = {}
     for u in simplified.toposort():
         for s in set(u.src):
@@ -100,57 +103,35 @@ def normalize(sink: UOp) -> Normalized:
     for u in simplified.toposort():
         src = tuple([done[s] for s in u.src])
         node = u if src == u.src else u.replace(src=src)
+        if any(s.op is Ops.ASSIGN for s in src) and u.op is not Ops.AFTER:
+            raise ScheduleError(f"{u.op.value} of an ASSIGN, which has no value of its own: read the AFTER of it, what it leaves")
         if u.op is Ops.REDUCE_AXIS and readers[u.src[0]] == 1 and (u.src[0].op is not Ops.RESHAPE or readers[u.src[0].src[0]] == 1):
             node = MERGE_REDUCTIONS.rewrite(node) or node
         if node.op is Ops.CONTIGUOUS:
             node = node.src[0]
             base = base_of(node)
-            if base.op is not Ops.BUFFER and base.op is not Ops.ASSIGN and base.op is not Ops.CONST:
+            if base.op not in (Ops.BUFFER, Ops.AFTER, Ops.CONST):
                 roots.setdefault(base, "contiguous")
         elif node.op is Ops.CUSTOM_FUNCTION:
-            node = _with_buffers(node, roots)
+            for s in node.src:
+                if base_of(s).op not in (Ops.BUFFER, Ops.AFTER):
+                    roots.setdefault(base_of(s), "operand of a routine")
             roots.setdefault(node, "routine")
         elif node.op is Ops.COPY:
-            roots.setdefault(node, "copy to a device")
-        elif node.op is Ops.ASSIGN:
-            _check_target(node)
-            roots.setdefault(node, "assigned")
+            roots.setdefault(node, "copy")
+        elif node.op is Ops.AFTER:
+            parts = len(node.src) - 1
+            why = f"put together from {parts} parts" if parts > 1 else "assigned"
+            roots[node] = why
+            roots.update(dict.fromkeys(node.src[1:], why))
         if node is not u:
             inherit_origin(node, u)
         done[u] = node
     outputs = []
     for s in done[sink if sink in done else simplified].src:
         base = base_of(s)
-        shape_of(base)
-        if base.op is Ops.ASSIGN and base_of(base.src[0]).op not in (Ops.BUFFER, Ops.ASSIGN):
-            # the content of a part of a buffer: a copy of that part
-            base = UOp(Ops.COPY, base.dtype, (base, UOp(Ops.DEVICE, dtypes.void, (), "CPU")))
-            roots.setdefault(base, "output that is a part of a buffer")
-        elif base.op is not Ops.BUFFER and 0 not in shape_of(base):
+        if base.op not in (Ops.BUFFER, Ops.AFTER) and 0 not in shape_of(base):
             roots.setdefault(base, "output")
         outputs.append(base)
     live = tuple(o for o in outputs if 0 not in shape_of(o))
     return Normalized(UOp(Ops.SINK, dtypes.void, live), tuple(outputs), roots)
-
-
-def _with_buffers(routine: UOp, roots: dict[UOp, str]) -> UOp:
-    """The routine, whose operands are whole buffers, reshaped."""
-    operands = []
-    for s in routine.src:
-        base = base_of(s)
-        if base.op is Ops.ASSIGN and base_of(base.src[0]).op not in (Ops.BUFFER, Ops.ASSIGN):
-            base = UOp(Ops.COPY, base.dtype, (base, UOp(Ops.DEVICE, dtypes.void, (), "CPU")))
-            s = reshape(base, shape_of(s))
-        if base.op is not Ops.BUFFER and base.op is not Ops.ASSIGN:
-            roots.setdefault(base, "operand of a routine")
-        operands.append(s)
-    return routine if tuple(operands) == routine.src else routine.replace(src=tuple(operands))
-
-
-def _check_target(assign: UOp) -> None:
-    node = assign.src[0]
-    while node.op is not Ops.BUFFER:
-        if node.op not in (Ops.RESHAPE, Ops.PERMUTE, Ops.SHRINK, Ops.FLIP, Ops.ASSIGN):
-            raise ScheduleError(f"ASSIGN to {node.op.value} of shape {shape_of(assign.src[0])}: the target must be a buffer, or a view "
-                                "of one made of reshape, permute, shrink and flip; realize the tensor first")
-        node = node.src[0]

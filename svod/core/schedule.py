@@ -1,10 +1,12 @@
 """A graph as kernels in the order they can run: `create_schedule`.
 
-    SINK(outputs)  →  normalise  →  cut (which nodes get a buffer)  →  per kernel: rangeify, split and merge ranges, canonical form
+    SINK(outputs)  →  normalise  →  cut (which nodes get a buffer)  →  per kernel: rangeify, split and merge ranges,
+                      narrow PARAMs, canonical form
                    →  order: reads after the writes they need, ASSIGNs after the reads of what they overwrite
 
-Every buffer has *versions*: version 0 is what it holds when the schedule starts, each ASSIGN makes the next. A kernel reads one version
-and must run before the ASSIGN that ends it. Where that is impossible (a swap of two buffers) the old content is copied first.
+Every buffer has *versions*: version 0 is what it holds when the schedule starts, each AFTER makes the next. Its ASSIGNs write disjoint
+parts of the buffer, in any order or at once; what they do not write stays. A kernel reads one version and must run before the ASSIGNs that
+end it. Where that is impossible (a swap of two buffers) the old content is copied first.
 """
 from __future__ import annotations
 
@@ -13,29 +15,34 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from heapq import heapify, heappop, heappush
 from threading import Lock
+from typing import NamedTuple
 
 from svod.core.axes import merge_ranges, split_ranges
 from svod.core.canonical import canonicalize
 from svod.core.cut import Cut, is_contraction, is_reduction
 from svod.core.dtype import DType, dtypes
 from svod.core.forksafe import remake_after_fork
-from svod.core.graph import base_of, shape_of, size_of
+from svod.core.graph import base_of, shape_of, size_of, storage_of
 from svod.core.kernel import Param
 from svod.core.normalize import Normalized, normalize
 from svod.core.origin import origin_of
 from svod.core.rangeify import Output, rangeify, reads_memory
+from svod.core.regions import are_disjoint, begin_at_zero, narrow_params, regions_of
 from svod.core.uop import MOVEMENT, Ops, UOp
 from svod.errors import ScheduleError
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One kernel of a schedule. `ast`: canonical SINK. `args`: a BUFFER per slot, outputs first. `deps`: positions in
-    `Schedule.calls` that must have run. `origin`: module path or file:line, "" if unknown. `why`: the rule that made it a kernel."""
+    """One kernel of a schedule. `ast`: canonical SINK. `args`: a BUFFER per slot, outputs first. `offsets`: per slot the element of the
+    buffer with which the PARAM begins. `deps`: positions in `Schedule.calls` that must have run. `origin`: module path or file:line, ""
+    if unknown. `why`: the rule that made it a kernel."""
 
     ast: UOp
     args: tuple[UOp, ...]
+    offsets: tuple[int, ...]
     name_hint: str
     origin: str
     deps: tuple[int, ...]
@@ -56,10 +63,12 @@ Version = tuple[UOp, int]
 
 @dataclass
 class _Pending:
-    """A kernel before it is ordered. `reads` and `writes` are (buffer, version); `args` has the same pairs by slot."""
+    """A kernel before it is ordered. `reads` and `writes` are (buffer, version); `args` has the same pairs by slot, `offsets` where in
+    the buffer the PARAM begins."""
 
     ast: UOp
     args: list[Version]
+    offsets: list[int]
     outs: int
     name_hint: str
     origin: str
@@ -78,14 +87,22 @@ class _Pending:
         return (self.snapshots[v], 0) if v in self.snapshots else v
 
 
-_ASTS: OrderedDict[tuple[UOp, UOp, frozenset[UOp]], tuple[UOp, tuple[UOp, ...]]] = OrderedDict()
+class KernelAst(NamedTuple):
+    """A canonical AST, and by slot the BUFFER and the element of it with which the PARAM begins."""
+
+    ast: UOp
+    buffers: tuple[UOp, ...]
+    offsets: tuple[int, ...]
+
+
+_ASTS: OrderedDict[tuple[UOp, UOp, frozenset[UOp]], KernelAst] = OrderedDict()
 _ASTS_LIMIT = 4096
 _ASTS_LOCK = Lock()
 remake_after_fork(sys.modules[__name__], "_ASTS_LOCK", Lock)
 
 
-def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> tuple[UOp, tuple[UOp, ...]]:
-    """(canonical AST, BUFFERs by slot) of the kernel that stores the graph node `value` into `target`, a view of a BUFFER.
+def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> KernelAst:
+    """The kernel that stores the graph node `value` into `target`, a view of a BUFFER.
 
     All passes from rangeify to the canonical form. With `remember`, equal arguments give a remembered result: the layers of a
     model repeat."""
@@ -97,14 +114,30 @@ def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(),
                 _ASTS.move_to_end(ident)
                 return found
     ast, buffers = rangeify([Output(value, target)], constants)
-    ast, slots = canonicalize(merge_ranges(split_ranges(ast)))
-    result = ast, tuple(buffers[s] for s in slots)
+    ast, first = narrow_params(merge_ranges(split_ranges(ast)))
+    ast, slots = canonicalize(ast)
+    result = KernelAst(ast, tuple(buffers[s] for s in slots), tuple(first.get(s, 0) for s in slots))
     if remember:
         with _ASTS_LOCK:
             _ASTS[ident] = result
             while len(_ASTS) > _ASTS_LIMIT:
                 _ASTS.popitem(last=False)
     return result
+
+
+def part_ast(value: UOp, target: UOp, constants: frozenset[UOp], *, remember: bool) -> KernelAst:
+    """`kernel_ast`, found again for parts of buffers that begin elsewhere."""
+    (moved_value, moved_target), first = begin_at_zero((value, target))
+    if not first:
+        return kernel_ast(value, target, constants, remember=remember)
+    made = kernel_ast(moved_value, moved_target, constants, remember=remember)
+    offsets = tuple(k + first.get(b, 0) for b, k in zip(made.buffers, made.offsets, strict=True))
+    ends = [0] * len(offsets)
+    for p in made.ast.walk(Ops.PARAM):
+        ends[p.arg.slot] = offsets[p.arg.slot] + p.arg.size
+    if any(end > b.arg for b, end in zip(made.buffers, ends, strict=True)):     # not narrowed: reads under a gate
+        return kernel_ast(value, target, constants, remember=remember)
+    return made._replace(offsets=offsets)
 
 
 def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> Schedule:
@@ -125,7 +158,8 @@ class _Builder:
         self.buffer_of: dict[UOp, UOp] = {}        # realised node → its new buffer
         # constants that a routine reads from memory
         self.stored = {base_of(s) for u in graph.roots if u.op is Ops.CUSTOM_FUNCTION for s in u.src}
-        self.version_of: dict[UOp, Version] = {}   # ASSIGN → what it leaves
+        self.version_of: dict[UOp, Version] = {}   # AFTER → what it is, ASSIGN → what it is a part of
+        self.versions: set[Version] = set()
         self.pending: list[_Pending] = []
 
     def new_buffer(self, dtype: DType, size: int) -> UOp:
@@ -137,12 +171,11 @@ class _Builder:
         cut = Cut(self.graph.sink, self.graph.roots)
         roots = cut.run()
         layouts: dict[UOp, UOp] = {}
-        versions: dict[UOp, int] = {}
         for u in roots:
-            if u.op is Ops.ASSIGN:
-                storage = storage_of(u)
-                versions[storage] = versions.get(storage, 0) + 1
-                self.version_of[u] = storage, versions[storage]
+            if u.op is Ops.AFTER:
+                self.add_version(u)
+            elif u.op is Ops.ASSIGN:
+                continue
             elif not is_constant(u) or u in self.graph.outputs or u in self.stored:
                 layouts[u] = u if u in self.graph.roots else cut.layout_of(u)
                 self.buffer_of[layouts[u]] = self.new_buffer(u.dtype, size_of(u))
@@ -158,17 +191,29 @@ class _Builder:
         outputs = tuple(self.output(u) for u in self.graph.outputs)
         return Schedule(tuple(self.order()), outputs)
 
+    def add_version(self, u: UOp) -> None:
+        """Number what an AFTER leaves of a buffer."""
+        storage, before = self.version(u.src[0])
+        if (storage, before + 1) in self.versions:
+            raise ScheduleError(f"two ASSIGNs start from the same content of a buffer of {storage.arg} {storage.dtype.name}: assign to "
+                                "what the first one leaves")
+        self.versions.add((storage, before + 1))
+        for n in (u, *u.src[1:]):
+            self.version_of[n] = storage, before + 1
+
+    def version(self, content: UOp) -> Version:
+        """What a BUFFER or AFTER is."""
+        return (content, 0) if content.op is Ops.BUFFER else self.version_of[content]
+
     def output(self, u: UOp) -> UOp:
-        if u.op is Ops.BUFFER:
-            return u
-        if u.op is Ops.ASSIGN:
+        if u.op is Ops.BUFFER or u.op is Ops.AFTER:
             return storage_of(u)
         return self.buffer_of[u] if u in self.buffer_of else self.new_buffer(u.dtype, 0)
 
     # -- kernels ----------------------------------------------------------------------------
     def ends(self, n: UOp, root: UOp) -> bool:
         """True where the kernel of `root` reads a buffer."""
-        return n.op is Ops.BUFFER or n.op is Ops.ASSIGN or (n is not root and n in self.buffer_of and not is_constant(n))
+        return n.op is Ops.BUFFER or n.op is Ops.AFTER or (n is not root and n in self.buffer_of and not is_constant(n))
 
     def origin(self, root: UOp, value: UOp) -> str:
         """Where a kernel comes from: its contraction, which takes the time, else what it stores."""
@@ -189,10 +234,8 @@ class _Builder:
 
         done: dict[UOp, UOp] = {}
         for n in value.toposort(gate=lambda n: not self.ends(n, root)):
-            if n.op is Ops.BUFFER:
-                done[n] = leaf((n, 0))
-            elif n.op is Ops.ASSIGN:
-                done[n] = view_of(n, leaf(self.version_of[n]))
+            if n.op is Ops.BUFFER or n.op is Ops.AFTER:
+                done[n] = leaf(self.version(n))
             elif self.ends(n, root):
                 done[n] = reshaped(leaf((self.buffer_of[n], 0)), shape_of(n))
             else:
@@ -207,24 +250,23 @@ class _Builder:
         stand_in = UOp(Ops.BUFFER, out[0].dtype, (unique, self.device), out[0].arg)
         target = reshaped(stand_in, shape_of(value)) if view is None else view(stand_in)
         constants = frozenset(b for b, (buffer, version) in versions.items() if version == 0 and buffer in self.constants)
-        ast, buffers = kernel_ast(graph, target, constants, remember=self.remember)
-        args = [out if b is stand_in else versions[b] for b in buffers]
-        self.pending.append(_Pending(ast, args, 1, name_of(graph), self.origin(root, value), why))
+        made = part_ast(graph, target, constants, remember=self.remember)
+        args = [out if b is stand_in else versions[b] for b in made.buffers]
+        self.pending.append(_Pending(made.ast, args, list(made.offsets), 1, name_of(graph), self.origin(root, value), why))
 
     def add_routine(self, u: UOp, why: str) -> None:
         """The kernel of a routine over the buffers of its operands."""
         operands: list[Version] = []
         for s in u.src:
             base = base_of(s)
-            operands.append((base, 0) if base.op is Ops.BUFFER else self.version_of[base] if base.op is Ops.ASSIGN
-                            else (self.buffer_of[base], 0))
+            operands.append(self.version(base) if base.op in (Ops.BUFFER, Ops.AFTER) else (self.buffer_of[base], 0))
         out = self.buffer_of[u], 0
         params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate((out, *operands))]
         name, options = u.arg
         value = UOp(Ops.CUSTOM_FUNCTION, u.dtype, tuple(params[1:]), (name, options, tuple(shape_of(s) for s in u.src)))
         where = UOp(Ops.INDEX, u.dtype, (params[0], UOp.const(dtypes.index, 0)))
         ast = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (where, value)),))
-        self.pending.append(_Pending(ast, [out, *operands], 1, name.lower(), origin_of(u) or "", why))
+        self.pending.append(_Pending(ast, [out, *operands], [0] * (1 + len(operands)), 1, name.lower(), origin_of(u) or "", why))
 
     def add_assign(self, u: UOp, why: str) -> None:
         storage, version = self.version_of[u]
@@ -234,11 +276,14 @@ class _Builder:
         if not old:
             return
         if len(old) == 1 and kernel.args[old[0]] == (storage, version - 1):
-            in_place = merge_slots(kernel.ast, old[0])
+            slot, regions = old[0], regions_of(kernel.ast)
+            if are_disjoint(regions[0].moved(kernel.offsets[0]), regions[slot].moved(kernel.offsets[slot])):
+                return
+            in_place = merge_slots(kernel.ast, slot) if kernel.offsets[slot] == kernel.offsets[0] else None
             if in_place is not None:
-                rest = [a for i, a in enumerate(kernel.args) if i != old[0]]
                 kernel.ast, slots = canonicalize(in_place)
-                kernel.args = [rest[s] for s in slots]
+                rest = [i for i in range(len(kernel.args)) if i != slot]
+                kernel.args, kernel.offsets = [kernel.args[rest[s]] for s in slots], [kernel.offsets[rest[s]] for s in slots]
                 return
         self.pending.pop()
         # the value reads the buffer it is written to: compute it first, then copy
@@ -251,16 +296,22 @@ class _Builder:
         while True:
             deps = self.dependencies()
             sequence: list[int] = []
-            placed: set[int] = set()
-            waiting = list(range(len(self.pending)))
-            while waiting:
-                ready = [i for i in waiting if deps[i] <= placed]
-                if not ready:
-                    break
-                # one at a time keeps the graph's order wherever it is possible
-                sequence.append(ready[0])
-                placed.add(ready[0])
-                waiting.remove(ready[0])
+            readers: list[list[int]] = [[] for _ in self.pending]
+            missing = [len(d) for d in deps]
+            for i, d in enumerate(deps):
+                for before in d:
+                    readers[before].append(i)
+            # the first that is ready, one at a time, keeps the graph's order wherever it is possible
+            ready = [i for i, n in enumerate(missing) if not n]
+            heapify(ready)
+            while ready:
+                first = heappop(ready)
+                sequence.append(first)
+                for i in readers[first]:
+                    missing[i] -= 1
+                    if not missing[i]:
+                        heappush(ready, i)
+            waiting = [i for i, n in enumerate(missing) if n]
             if not waiting:
                 break
             self.take_snapshot(waiting, deps)
@@ -269,38 +320,41 @@ class _Builder:
         for k in sequence:
             p = self.pending[k]
             args = (*(v[0] for v in p.writes), *(v[0] for v in p.reads))
-            calls.append(KernelCall(p.ast, args, p.name_hint, p.origin, tuple(sorted(position[d] for d in deps[k])), p.why))
+            earlier = tuple(sorted(position[d] for d in deps[k]))
+            calls.append(KernelCall(p.ast, args, tuple(p.offsets), p.name_hint, p.origin, earlier, p.why))
         return calls
 
     def dependencies(self) -> list[set[int]]:
         """For each pending kernel those that have to run before it."""
-        writer: dict[Version, int] = {v: i for i, p in enumerate(self.pending) for v in p.writes}
+        writers: dict[Version, list[int]] = {}
+        for i, p in enumerate(self.pending):
+            for v in p.writes:
+                writers.setdefault(v, []).append(i)
         deps: list[set[int]] = [set() for _ in self.pending]
         for i, p in enumerate(self.pending):
             for v in p.reads:
-                if v in writer:
-                    deps[i].add(writer[v])
-                following = writer.get((v[0], v[1] + 1))
-                if following is not None and following != i:
-                    deps[following].add(i)
+                deps[i].update(writers.get(v, ()))
+                for following in writers.get((v[0], v[1] + 1), ()):
+                    if following != i:
+                        deps[following].add(i)
             for buffer, version in p.writes:
-                if (buffer, version - 1) in writer:
-                    deps[i].add(writer[buffer, version - 1])
+                deps[i].update(writers.get((buffer, version - 1), ()))
         return deps
 
     def take_snapshot(self, stuck: list[int], deps: list[set[int]]) -> None:
         """Copy a version of a buffer that a stuck kernel reads and another stuck kernel overwrites."""
-        writer = {v: i for i in stuck for v in self.pending[i].writes}
+        written = {v for i in stuck for v in self.pending[i].writes}
         for i in stuck:
             p = self.pending[i]
             for v in p.reads:
-                if writer.get((v[0], v[1] + 1), i) == i:
+                after = v[0], v[1] + 1
+                if after not in written or after in p.writes:
                     continue
                 copy = self.new_buffer(v[0].dtype, v[0].arg)
                 stand_in = [UOp(Ops.BUFFER, v[0].dtype, (UOp(Ops.LUNIQUE, dtypes.void, (), n), self.device), v[0].arg) for n in (0, "out")]
-                ast, buffers = kernel_ast(stand_in[0], stand_in[1], remember=self.remember)
-                self.pending.append(_Pending(ast, [(copy, 0) if b is stand_in[1] else v for b in buffers], 1, "copy", p.origin,
-                                             "the old content of a buffer that is assigned before this is read"))
+                made = kernel_ast(stand_in[0], stand_in[1], remember=self.remember)
+                self.pending.append(_Pending(made.ast, [(copy, 0) if b is stand_in[1] else v for b in made.buffers], [0, 0], 1, "copy",
+                                             p.origin, "the old content of a buffer that is assigned before this is read"))
                 for other in stuck:
                     if v in self.pending[other].args[self.pending[other].outs:]:
                         self.pending[other].snapshots[v] = copy
@@ -331,21 +385,12 @@ def is_constant(u: UOp) -> bool:
     return u.op is Ops.CONST
 
 
-def storage_of(assign: UOp) -> UOp:
-    """The BUFFER an ASSIGN writes."""
-    node = assign
-    while node.op is not Ops.BUFFER:
-        node = node.src[0]
-    return node
-
-
 def view_of(assign: UOp, buffer: UOp) -> UOp:
     """The view an ASSIGN writes through, with `buffer` in the place of its storage."""
     chain = []
     node = assign.src[0]
-    while node.op is not Ops.BUFFER:
-        if node.op in MOVEMENT:
-            chain.append(node)
+    while node.op is not Ops.BUFFER and node.op is not Ops.AFTER:
+        chain.append(node)
         node = node.src[0]
     result = buffer
     for m in reversed(chain):

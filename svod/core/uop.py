@@ -30,7 +30,7 @@ class Ops(Enum):
     DEFINE_LOCAL = "DEFINE_LOCAL"; SPECIAL = "SPECIAL"; IOTA = "IOTA"; THREEFRY = "THREEFRY"  # noqa: E702
     # movement (graph level)
     RESHAPE = "RESHAPE"; PERMUTE = "PERMUTE"; EXPAND = "EXPAND"; PAD = "PAD"; SHRINK = "SHRINK"; FLIP = "FLIP"  # noqa: E702
-    WINDOW = "WINDOW"; GATHER = "GATHER"; REDUCE_AXIS = "REDUCE_AXIS"  # noqa: E702
+    WINDOW = "WINDOW"; GATHER = "GATHER"; REDUCE_AXIS = "REDUCE_AXIS"; CAT = "CAT"  # noqa: E702
     # memory and loops
     INDEX = "INDEX"; LOAD = "LOAD"; STORE = "STORE"; RANGE = "RANGE"; REDUCE = "REDUCE"; STAGE = "STAGE"; GEP = "GEP"  # noqa: E702
     # order and structure

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -44,11 +44,7 @@ class Indexing(Functions):
         return iter(self.unbind(0))
 
     def __getitem__(self, index: Any) -> Self:
-        entries = list(index) if isinstance(index, tuple) else [index]
-        entries = self._with_positions(entries)
-        entries = self._with_all_axes(entries)
-        view, shape, tensors = self._basic(entries)
-        result = view.reshape(shape)
+        result, tensors = self._views(index)
         if not tensors:
             return result
         if len(tensors) == 1:
@@ -56,9 +52,22 @@ class Indexing(Functions):
             return result.take(chosen, axis)
         return result._take_points(tensors)
 
-    def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        raise UnsupportedError("t[…] = value: a part of a tensor cannot be written, as operations never change a tensor; make the new one "
-                               "with svod.where(mask, value, t) or Tensor.cat([…]), and t.assign(new) to keep it in t's memory")
+    def _part(self, index: Any) -> Self:
+        """The part that an index of ints and slices names, as a view: what `t[index] = value` writes."""
+        result, tensors = self._views(index)
+        if tensors:
+            raise UnsupportedError(f"t[…] = value with {len(tensors)} tensors in the index: only parts named by ints and slices can be "
+                                   "written; make the new tensor, for example with svod.where(mask, value, t), and t.assign(new) to keep "
+                                   "it in t's memory")
+        return result
+
+    def _views(self, index: Any) -> tuple[Self, list[tuple[int, Self]]]:
+        """What the ints and slices of an index name, and the tensors in it with the axes they are to be applied to."""
+        entries = list(index) if isinstance(index, tuple) else [index]
+        entries = self._with_positions(entries)
+        entries = self._with_all_axes(entries)
+        view, shape, tensors = self._basic(entries)
+        return view.reshape(shape), tensors
 
     def _with_positions(self, entries: list[Any]) -> list[Any]:
         """The index with arrays and lists as tensors; a mask among them, whose values are known, as the positions it chooses."""

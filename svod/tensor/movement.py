@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
 from svod.core import graph
-from svod.core.dtype import dtypes
-from svod.core.uop import Ops, UOp
+from svod.core.uop import Ops
 from svod.errors import ShapeError, UnsupportedError
-from svod.tensor.base import Scalar, Shape, TensorBase, check_scalar, common_dtype, shape_argument
+from svod.tensor.base import Scalar, TensorBase, check_scalar, common_dtype, shape_argument
 from svod.tensor.creation import Creation, coordinates
 
 TensorT = TypeVar("TensorT", bound=TensorBase)
 
-
-MOST_SELECTS = 8      # parts that one kernel of `cat` puts together
 
 class Movement(Creation):
     """Views, joins and splits."""
@@ -229,8 +226,8 @@ class Movement(Creation):
     def cat(cls, tensors: Sequence[Self], dim: int = 0) -> Self:
         """Tensors one after the other along `dim`, in their common dtype. The other extents must agree.
 
-        A select between padded operands by the position along `dim`: each element is loaded once, and nothing is added, so
-        that NaN, -0.0 and bools pass through."""
+        A few are selected from by whatever reads them; of many, each is stored into its part of one buffer (`svod.core.join`). Each
+        element is loaded once either way, and nothing is added, so that NaN, -0.0 and bools pass through."""
         parts = _list_of_tensors("cat", tensors)
         if not parts:
             raise ShapeError("cat of no tensors: give at least one")
@@ -244,10 +241,7 @@ class Movement(Creation):
                 raise ShapeError(f"cat of shapes {' and '.join(str(t.shape) for t in parts)} along axis {dim}: "
                                  "all other extents must agree")
         dtype = common_dtype("cat", *parts)
-        nodes = [t.cast(dtype).uop for t in parts if t.shape[axis]]
-        if not nodes:
-            return parts[0].cast(dtype)
-        return cls.from_uop(_select_parts(nodes, axis))
+        return cls.from_uop(graph.cat([t.cast(dtype).uop for t in parts], axis))
 
     @classmethod
     def stack(cls, tensors: Sequence[Self], dim: int = 0) -> Self:
@@ -307,33 +301,3 @@ def _list_of_tensors(name: str, tensors: Sequence[TensorT]) -> list[TensorT]:
     if isinstance(tensors, TensorBase):
         raise ShapeError(f"{name} of one tensor of shape {tensors.shape}: give a list, Tensor.{name}([a, b])")
     return list(tensors)
-
-
-def _select_parts(nodes: list[UOp], axis: int) -> UOp:
-    """The concatenation of nodes of one dtype along `axis` as nested selects, the first part outermost.
-
-    Of many parts, groups are put together first: an element passes a few selects per level instead of one per part."""
-    if len(nodes) == 1:
-        return nodes[0]
-    if len(nodes) > MOST_SELECTS:
-        size = -(-len(nodes) // MOST_SELECTS)
-        groups = [nodes[i:i + size] for i in range(0, len(nodes), size)]
-        return _select_parts([graph.contiguous(_select_parts(g, axis)) if len(g) > 1 else g[0] for g in groups], axis)
-    extents = [graph.shape_of(n)[axis] for n in nodes]
-    shape: Shape = (*graph.shape_of(nodes[0])[:axis], sum(extents), *graph.shape_of(nodes[0])[axis + 1:])
-    rank = len(shape)
-    position = graph.iota(shape[axis], dtypes.int32)
-    position = graph.expand(graph.reshape(position, [n if i == axis else 1 for i, n in enumerate(shape)]), shape)
-    result: UOp | None = None
-    end = shape[axis]
-    for node, extent in zip(reversed(nodes), reversed(extents), strict=True):
-        begin = end - extent
-        padded = graph.pad(node, [(begin, shape[axis] - end) if i == axis else (0, 0) for i in range(rank)])
-        if result is None:
-            result = padded
-        else:
-            inside = graph.alu(Ops.CMPLT, position, graph.full(shape, end, dtypes.int32))
-            result = graph.alu(Ops.WHERE, inside, padded, result)
-        end = begin
-    assert result is not None
-    return result

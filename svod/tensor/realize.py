@@ -56,17 +56,22 @@ def _pending(tensors: Iterable[Tensor]) -> list[Tensor]:
     return list(found.values())
 
 
+def last_contents(nodes: Iterable[UOp]) -> dict[UOp, UOp]:
+    """What computing `nodes` leaves in buffers that it assigns to: the last AFTER of each, and the BUFFER."""
+    contents = list(graph.sink(*nodes).walk(Ops.AFTER))
+    inner = {c.src[0] for c in contents}
+    return {c: graph.storage_of(c) for c in contents if c not in inner}
+
+
 def _readers_of_old_content(nodes: list[UOp]) -> list[Tensor]:
     """Live lazy tensors that read, other than through the last ASSIGN, a buffer that computing `nodes` assigns to.
 
     They were written down before the assignment, so they must see what was there before: they are computed in the same
     schedule, which orders reads of the old content before the write."""
-    assigns = list(graph.sink(*nodes).walk(Ops.ASSIGN))
-    if not assigns:
+    last = last_contents(nodes)
+    if not last:
         return []
-    overwritten = {_target_buffer(a) for a in assigns}
-    inner = {graph.base_of(a.src[0]) for a in assigns}
-    last = {a for a in assigns if a not in inner}
+    overwritten = set(last.values())
     readers = []
     for t in live_tensors():
         if is_realized(t):
@@ -77,19 +82,20 @@ def _readers_of_old_content(nodes: list[UOp]) -> list[Tensor]:
     return readers  # type: ignore[return-value]
 
 
-def _target_buffer(assign: UOp) -> UOp:
-    node = graph.base_of(assign.src[0])
-    while node.op is Ops.ASSIGN:
-        node = graph.base_of(node.src[0])
-    return node
+def is_writable(content: UOp) -> bool:
+    """Whether the memory whose content, at some time, a BUFFER or AFTER is may be written."""
+    return not buffer_of(graph.storage_of(content)).read_only
 
 
-def is_assignable(tensor: TensorBase) -> bool:
-    """Whether there is memory under the tensor that may be written: a buffer, reshaped or assigned to, not read-only."""
-    node = graph.base_of(tensor.uop)
-    while node.op is Ops.ASSIGN:
-        node = graph.base_of(node.src[0])
-    return node.op is Ops.BUFFER and not buffer_of(node).read_only
+def latest_content(content: UOp) -> UOp:
+    """What the storage of `content` holds after all that was assigned to it so far: as the live tensors over it say."""
+    storage, _ = graph.history_of(content)
+    found = [content]
+    for t in live_tensors():
+        base = graph.base_of(t.uop)
+        if base.op in (Ops.BUFFER, Ops.AFTER) and graph.history_of(base)[0] is storage:
+            found.append(base)
+    return max(found, key=lambda c: graph.history_of(c)[1])
 
 
 def replace_nodes(mapping: dict[UOp, UOp]) -> None:

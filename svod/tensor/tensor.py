@@ -11,11 +11,12 @@ from svod.core import graph
 from svod.core.buffer import bfloat16_bits_to_float32, buffer_of, float32_to_bfloat16_bits
 from svod.core.dtype import dtypes, to_numpy
 from svod.core.origin import origin_of
-from svod.errors import DeviceError, ShapeError
+from svod.core.uop import UOp
+from svod.errors import DeviceError, ShapeError, UnsupportedError
 from svod.tensor.base import Array, DTypeLike, Scalar, live_tensors
 from svod.tensor.elementwise import Operand
 from svod.tensor.random import Random
-from svod.tensor.realize import constant_value, is_assignable, is_realized, prepare_tensors, realize_tensors
+from svod.tensor.realize import constant_value, is_realized, is_writable, latest_content, prepare_tensors, realize_tensors
 
 
 class Tensor(Random):
@@ -25,7 +26,7 @@ class Tensor(Random):
         y = (a @ b).relu().softmax(-1)          # nothing runs yet
         y.numpy()                               # compute
 
-    A tensor is a value: operations never change it, with the one exception of `assign`. Its memory, once computed, is kept for as
+    A tensor is a value: operations never change it, except `assign` and `t[…] = x`. Its memory, once computed, is kept for as
     long as the tensor lives."""
 
     __slots__ = ()
@@ -104,7 +105,7 @@ class Tensor(Random):
 
     def clone(self) -> Tensor:
         """The same values in another buffer."""
-        return self.from_uop(graph.contiguous(self.uop))
+        return self.from_uop(graph.copy(self.uop, self.device) if self.numel() else self.uop)
 
     def detach(self) -> Tensor:
         """A tensor of the same value, sharing memory: there are no gradients to cut off."""
@@ -113,19 +114,59 @@ class Tensor(Random):
     def assign(self, value: Operand) -> Tensor:
         """Write `value` (broadcast, cast to this dtype) into this tensor's memory when it is realised; returns self.
 
-        Tensors that share the memory as a reshape see the new content; lazy tensors written down before keep the old. A tensor
-        without memory of its own, or over a read-only array, gets new memory."""
+        A part of a tensor, `t[1:3].assign(x)`, is written in the memory of `t`. Tensors that share the memory as a reshape see the new
+        content; lazy tensors written down before, and parts among them, keep the old. A tensor without memory of its own, or over a
+        read-only array, gets new memory. Raises UnsupportedError for a part of a read-only array."""
         given = self._as_tensor(value).cast(self.dtype)
         node = graph.broadcast(given.uop, self.shape, "assign")
-        if not is_assignable(self):
-            self._hold(graph.contiguous(node))
-            return self
-        old = graph.base_of(self.uop)
-        new = graph.assign(self.uop, node)
-        sharing = [t for t in live_tensors() if graph.base_of(t.uop) is old]
-        for t in sharing:
-            t._hold(graph.reshape(new, t.shape))
+        if 0 in self.shape or not self._is_in_memory():
+            self._hold(graph.copy(node, self.device) if 0 not in self.shape else node)
+        else:
+            self._write(self.uop, node)
         return self
+
+    def __setitem__(self, index: Any, value: Operand) -> None:
+        """`t[1:3] = x`, `t[:, ::2] = x`: write a part (ints, slices, None, …) when the tensor is realised, with `x` broadcast and cast as
+        in NumPy; all of `x` is read before anything is written. Who sees it, and what gets new memory: as for `assign`. Raises
+        UnsupportedError for an index of tensors, and for a part of a read-only array."""
+        part = self._part(index)
+        given = self._as_tensor(value).cast(self.dtype)
+        while given.ndim > part.ndim and given.shape[0] == 1:
+            given = given.reshape(given.shape[1:])
+        node = graph.broadcast(given.uop, part.shape, "t[…] = value")
+        if 0 in part.shape:
+            return
+        if not self._is_in_memory():
+            memory = graph.reshape(graph.buffer(self.dtype, self.numel(), self.device), self.shape)
+            self._hold(graph.reshape(graph.assign(memory, self.uop), self.shape))
+            part = self._part(index)
+        self._write(part.uop, node)
+
+    def _is_in_memory(self) -> builtins.bool:
+        """Whether an assignment goes to memory that is there; if not, the tensor gets its own. Raises UnsupportedError for a part of a
+        read-only array: who holds the array would not see it."""
+        content = graph.content_under(self.uop)
+        if content is None:
+            return False
+        if is_writable(content):
+            return True
+        if graph.base_of(self.uop) is content:
+            return False
+        raise UnsupportedError(f"assignment to a part, of shape {self.shape}, of a read-only array: assign to the tensor that holds the "
+                               "array, t[…] = value, and it gets memory of its own; or make the part a tensor of its own with clone()")
+
+    def _write(self, view: UOp, value: UOp) -> None:
+        """Write `value` through `view`, self or a part of it, into the memory under both: self, and every tensor that holds the memory as a
+        reshape, become its content after that."""
+        older = graph.content_under(view)
+        assert older is not None
+        content = latest_content(older) if graph.base_of(self.uop) is not older else older
+        new = graph.assign(view.substitute({older: content}), value)
+        if graph.base_of(self.uop) is not content:
+            self._hold(self.uop.substitute({older: new}))
+        for t in live_tensors():
+            if graph.base_of(t.uop) is content:
+                t._hold(graph.reshape(new, t.shape))
 
     # -- conversions by name (they shadow the builtins inside this class) -------------------------------
     def to(self, target: DTypeLike) -> Tensor:

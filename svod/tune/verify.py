@@ -16,8 +16,9 @@ ones), and the whole output is compared with that of a *baseline* kernel (the he
 through the same points itself.
 
 Outputs are poisoned before each run (NaN; 0xA5 bytes for integers), every buffer stands between guard bytes of the same pattern, and
-inputs must be unchanged afterwards. All sets use the same buffers and the same program, so scratch and temporaries that a wrong
-kernel forgets to write hold the previous set's values.
+inputs, and what lies between the parts of an output that a kernel writes, must be unchanged afterwards.
+All sets use the same buffers and the same program, so scratch and temporaries that a wrong kernel forgets to write hold the previous
+set's values.
 """
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ import numpy as np
 from svod.core.dtype import DType, dtypes, to_numpy
 from svod.core.evaluate import evaluate, evaluate_points, store_addresses, store_extents
 from svod.core.kernel import Kernel, own_reduces, reduce_parts
+from svod.core.regions import Region, regions_of
 from svod.core.uop import ALU, Ops, UOp
 from svod.core.values import Array, from_float, to_float
 from svod.tune.bounds import error_bounds
@@ -293,6 +295,7 @@ class GuardedBuffers:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
+        self._regions = regions_of(kernel.ast)
         self.arrays: list[Array] = []
         self._guards: list[tuple[Array, Array, int]] = []
         for p in kernel.params:
@@ -323,7 +326,19 @@ class GuardedBuffers:
         for slot, (array, value) in enumerate(zip(self.arrays, before, strict=True)):
             if slot not in self.kernel.outs and not np.array_equal(array.view(np.uint8), value.view(np.uint8)):
                 return f"input {slot} was changed"
+        for slot in sorted(set(self.kernel.outs)):
+            if not _equal_beside(self._regions[slot], self.arrays[slot], before[slot]):
+                return f"output {slot} was changed between the parts that the kernel writes"
         return ""
+
+
+def _equal_beside(region: Region, array: Array, before: Array) -> bool:
+    """Whether an output is what it was wherever `region` does not reach."""
+    a, b = array.view(np.uint8).reshape(array.size, -1), before.view(np.uint8).reshape(array.size, -1)
+    between = slice(region.start, region.start + region.stride * (region.times - 1))
+    rows = (max(region.times - 1, 0), region.stride, a.shape[1])
+    return (np.array_equal(a[:region.start], b[:region.start]) and np.array_equal(a[region.end:], b[region.end:])
+            and np.array_equal(a[between].reshape(rows)[:, region.run:], b[between].reshape(rows)[:, region.run:]))
 
 
 @dataclass

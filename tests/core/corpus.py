@@ -102,7 +102,8 @@ BUILDERS: dict[str, Build] = {
     "attention": lambda: attention(9, 8),
     "attention_causal": lambda: attention(6, 4, causal=True),
     "pad": lambda: data(5, 6).pad((1, 2, 0, 3)) + 1.0,
-    "cat": lambda: Tensor.cat([data(3, 7), data(2, 7)], dim=0),
+    "cat": lambda: Tensor.cat([data(3, 7), data(2, 7)], dim=0) * 2.0,
+    "cat_part": lambda: Tensor.cat([data(5, 3), data(5, 7)], dim=1),       # columns 3 … 9 of 10
     "flip": lambda: data(6, 11).flip(1).contiguous(),
     "scalar": lambda: data(1) + data(1),
 }

@@ -20,9 +20,9 @@ def run_schedule(schedule: Schedule, buffers: Mapping[UOp, Array]) -> dict[UOp, 
     for call in schedule.calls:
         for b in call.args:
             memory.setdefault(b, np.zeros(b.arg, to_numpy(b.dtype)))
-        stores = [memory[b] for b in call.args]
-        for store, content in zip(call.ast.src, evaluate(call.ast, stores), strict=True):
-            memory[call.args[store.src[0].src[0].arg.slot]] = content
+        views = [memory[b][offset:] for b, offset in zip(call.args, call.offsets, strict=True)]
+        for store, content in zip(call.ast.src, evaluate(call.ast, views), strict=True):
+            views[store.src[0].src[0].arg.slot][:] = content
     for b in schedule.outputs:
         memory.setdefault(b, np.zeros(b.arg, to_numpy(b.dtype)))
     return memory

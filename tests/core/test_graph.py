@@ -28,7 +28,8 @@ def test_shapes() -> None:
                         (graph.window(x, ((2, 2, 2, 1), (1, 2, 1, 2))), (2, 1, 2, 2, 2)), (graph.gather(x, index, 1), (2, 5, 1, 4)),
                         (graph.reduce_axis(x, "ADD", (0, -1)), (1, 3, 1)), (graph.arg_reduce(x, x, "ARGMAX", (1,)), (2, 1, 4)),
                         (graph.alu(Ops.ADD, x, x), (2, 3, 4)), (graph.iota(7), (7,)), (graph.full((2, 0), 1, dtypes.bool), (2, 0)),
-                        (graph.contiguous(graph.flip(x, 0)), (2, 3, 4)), (graph.detach(x), (2, 3, 4)), (graph.assign(x, x), (2, 3, 4)),
+                        (graph.contiguous(graph.flip(x, 0)), (2, 3, 4)), (graph.detach(x), (2, 3, 4)), (graph.assign(x, x), (24,)),
+                        (graph.cat((x, data(2, 1, 4), data(2, 0, 4)), 1), (2, 4, 4)),
                         (graph.copy(x, "CUDA"), (2, 3, 4)), (UOp.const(dtypes.int8, 3), ())):
         assert shape_of(node) == shape
 

@@ -59,8 +59,9 @@ def test_a_routine_is_a_kernel_of_its_own_between_buffers() -> None:
 def test_a_routine_reads_what_was_assigned() -> None:
     x, new = buffer(1, 6, 1), buffer(1, 6, 1)
     content = graph.assign(x, new)
-    part = graph.assign(graph.shrink(graph.reshape(x, (6,)), ((2, 5),)), graph.reshape(graph.shrink(new, ((0, 1), (0, 3), (0, 1))), (3,)))
-    calls = create_schedule(graph.sink(graph.routine("SCAN", ("ADD",), F32, content))).calls
+    written = graph.reshape(graph.shrink(new, ((0, 1), (0, 3), (0, 1))), (3,))
+    part = graph.shrink(graph.assign(graph.shrink(graph.base_of(x), ((2, 5),)), written), ((2, 5),))
+    calls = create_schedule(graph.sink(graph.routine("SCAN", ("ADD",), F32, graph.reshape(content, (1, 6, 1))))).calls
     assert [c.name_hint for c in calls] == ["copy", "scan"] and calls[1].deps == (0,) and calls[1].args[1] is graph.base_of(x)
     calls = create_schedule(graph.sink(graph.routine("SCAN", ("ADD",), F32, graph.reshape(part, (1, 3, 1))))).calls
     assert [c.name_hint for c in calls] == ["copy", "copy", "scan"] and shape_of(calls[2].args[1]) == (3,)

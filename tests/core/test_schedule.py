@@ -282,7 +282,8 @@ def test_assign_to_a_view() -> None:
     expected = ints(12).reshape(3, 4).copy()
     expected.T[1:3, :2] = ints(4, 5).reshape(2, 2)
     np.testing.assert_array_equal(memory[x], expected.ravel())
-    np.testing.assert_array_equal(memory[schedule.outputs[0]], ints(4, 5))
+    # the output is the buffer, not a copy of the part
+    assert schedule.outputs == (x,) and len(schedule.calls) == 1
 
 
 def test_two_buffers_are_swapped() -> None:

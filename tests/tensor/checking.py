@@ -15,7 +15,7 @@ from svod.core.buffer import bfloat16_bits_to_float32, buffer_of
 from svod.core.dtype import dtypes, to_numpy
 from svod.core.evaluate import evaluate as evaluate_kernel
 from svod.core.schedule import create_schedule
-from svod.core.uop import UOp
+from svod.core.uop import Ops, UOp
 from svod.tensor import Tensor
 from svod.tensor.realize import constant_value
 from tests.graph_reference import evaluate_graph
@@ -29,9 +29,12 @@ def run_schedule(tensor: Tensor) -> Array:
     schedule = create_schedule(graph.sink(tensor.uop))
     memory: dict[UOp, Array] = {}
     for call in schedule.calls:
-        args = [memory[b] if b in memory else buffer_of(b).array for b in call.args]
-        for b, content in zip(call.args, evaluate_kernel(call.ast, args), strict=False):
-            memory[b] = content
+        for b in call.args:
+            if b not in memory:
+                memory[b] = np.zeros(b.arg, to_numpy(b.dtype)) if b.src[0].op is Ops.LUNIQUE else buffer_of(b).array.copy()
+        views = [memory[b][offset:] for b, offset in zip(call.args, call.offsets, strict=True)]
+        for view, content in zip(views, evaluate_kernel(call.ast, views), strict=False):
+            view[:] = content
     flat = memory[schedule.outputs[0]].reshape(tensor.shape)
     return bfloat16_bits_to_float32(flat) if tensor.dtype == dtypes.bfloat16 else flat
 

@@ -134,11 +134,3 @@ def test_errors_of_indexing() -> None:
         t.gather(0, Tensor([0]))
     with pytest.raises(ShapeError):
         len(Tensor(1.0))
-
-
-def test_parts_cannot_be_written() -> None:
-    t = Tensor(np.arange(4, dtype=np.float32))
-    with pytest.raises(UnsupportedError, match=r"svod\.where\(mask, value, t\)"):
-        t[2:4] = 1
-    with pytest.raises(UnsupportedError, match=r"t\.assign\(new\)"):
-        t[0] += 1

@@ -14,7 +14,7 @@ from svod.core.origin import origin_of, scope
 from svod.core.uop import Ops, UOp
 from svod.errors import DTypeError, ShapeError
 from svod.tensor import Tensor
-from svod.tensor.realize import replace_nodes
+from svod.tensor.realize import last_contents, replace_nodes
 from tests.graph_reference import evaluate_graph
 
 
@@ -28,15 +28,13 @@ class Interpreter(types.ModuleType):
     def realize_tensors(self, tensors: list[Tensor], config: object = None) -> None:
         self.batches.append(len(tensors))
         values = [np.array(evaluate_graph(t.uop)) for t in tensors]
-        mapping: dict[UOp, UOp] = {}
+        mapping: dict[UOp, UOp] = last_contents([t.uop for t in tensors])
+        contents = [(storage, evaluate_graph(content)) for content, storage in mapping.items()]
+        for storage, content in contents:
+            buffer_of(storage).array[:] = content
         for t, value in zip(tensors, values, strict=True):
             base = graph.base_of(t.uop)
-            if base.op is Ops.ASSIGN:
-                target = graph.base_of(base.src[0])
-                while target.op is Ops.ASSIGN:
-                    target = graph.base_of(target.src[0])
-            else:
-                target = graph.buffer(t.dtype, t.numel())
+            target = graph.storage_of(base) if base.op is Ops.AFTER else graph.buffer(t.dtype, t.numel())
             buffer_of(target).array[:] = value.ravel()
             mapping[base] = graph.reshape(target, graph.shape_of(base))
         replace_nodes(mapping)

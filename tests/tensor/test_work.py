@@ -5,9 +5,9 @@ iterations of the direct loop and than the bytes of its operands and result, and
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -59,6 +59,13 @@ def with_other(name: str) -> Work:
 
 def of_integers(name: str) -> Work:
     return Work(lambda n: getattr(i(n, n), name)(i(n, n)))
+
+
+def written_in_parts(t: Tensor, n: int) -> Tensor:
+    """t with every row written by an assignment of its own."""
+    for row in range(n):
+        t[row] = f(n)
+    return t
 
 
 UNARY = [
@@ -178,8 +185,14 @@ WORK: dict[str, Work] = {
     "pixel_shuffle": Work(lambda n: f(8, n, n).pixel_shuffle(2)),
     "pixel_unshuffle": Work(lambda n: f(3, n, n).pixel_unshuffle(2)),
     "cat": Work(lambda n: Tensor.cat([f(n, n), f(n, n), f(5, n)], 0)),
-    # a few selects per level of groups: elements × log(parts), where a loop that copies part by part would do with elements
-    "cat of many": Work(lambda n: Tensor.cat([f(1, 8) for _ in range(n)], 0), lambda n: int(8 * n * math.log2(n)), each=3),
+    # each part is stored into its slice: no operation, and nothing is moved twice
+    "cat of many": Work(lambda n: Tensor.cat([f(1, 8) for _ in range(n)], 0), lambda n: 8 * n, each=0, copies=1),
+    "cat of many along the last axis": Work(lambda n: Tensor.cat([f(n, 1) for _ in range(n)], 1), each=0, copies=1),
+    "cat of many that is read": Work(lambda n: Tensor.cat([f(n, 8) for _ in range(n)], 1) * 2, lambda n: 8 * n * n, each=1, copies=2),
+    "cat of cats": Work(lambda n: reduce(lambda x, _: Tensor.cat([x, f(1, 8)]), range(n), f(1, 8)), lambda n: 8 * n, each=0, copies=1),
+    "stack of slices": Work(lambda n: Tensor.stack(f(n, n).unbind(0), 1), each=0, copies=1),
+    "assign": Work(lambda n: f(n, n).assign(f(n, n)), each=0, copies=1),
+    "__setitem__": Work(lambda n: written_in_parts(f(n, n), n), each=0, copies=1),
     "stack": Work(lambda n: Tensor.stack([f(n, n), f(n, n)], 1)),
     "split": Work(lambda n: f(n, n).split(n // 3)),
     "chunk": Work(lambda n: f(n, n).chunk(3)),
@@ -253,7 +266,7 @@ WORK: dict[str, Work] = {
 # what schedules nothing: facts of a tensor, values, memory
 NO_KERNELS = {"shape", "dtype", "ndim", "dim", "size", "numel", "element_size", "nbytes", "device", "uop", "from_uop", "from_numpy",
               "empty", "empty_like", "is_realized", "realize", "realize_batch", "prepare", "prepare_batch", "numpy", "item", "tolist",
-              "detach", "manual_seed", "assign"}
+              "detach", "manual_seed"}
 
 
 def test_every_operation_has_a_row() -> None:

@@ -1,0 +1,188 @@
+"""Which elements of its buffers a kernel reaches.
+
+`narrow_params`: each PARAM becomes the smallest interval of its buffer that the kernel reaches, so that kernels that do the same to
+different parts of a buffer are one kernel, called with different offsets.
+
+    STORE(p0[i + 24], LOAD(p1[i + 8]); i:8), both of 100 elements   →   STORE(p0[i], LOAD(p1[i]); i:8), both of 8; offsets 24 and 8
+
+`Region`: the elements as runs of equal length at equal distances, an upper bound. A column of a matrix and the next one are two regions
+whose intervals overlap and that have no element in common.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import gcd
+from typing import NamedTuple
+
+from svod.core import symbolic as sy
+from svod.core.uop import Ops, UOp
+
+
+def begin_at_zero(nodes: Sequence[UOp]) -> tuple[tuple[UOp, ...], dict[UOp, int]]:
+    """Graph nodes with every BUFFER that one SHRINK only reads (or writes) used from its beginning: SHRINK(b, 8…12) → SHRINK(b, 0…4);
+    and by how many elements each was moved. What differs in that only is one kernel, so its AST need not be made twice."""
+    readers: dict[UOp, list[UOp]] = {}
+    buffers: dict[UOp, None] = {}
+    for node in nodes:
+        for u in node.toposort(gate=lambda n: n.op is not Ops.BUFFER):
+            if u.op is Ops.BUFFER:
+                buffers[u] = None
+            else:
+                for s in u.src:
+                    found = readers.setdefault(s, [])
+                    if u not in found:
+                        found.append(u)
+    moved: dict[UOp, UOp] = {}
+    first: dict[UOp, int] = {}
+    for b in buffers:
+        node, strides = b, [1]
+        while len(above := readers.get(node, [])) == 1 and node not in nodes:
+            if above[0].op is Ops.RESHAPE and node is b:
+                shape = above[0].arg
+                strides = [math.prod(shape[a + 1:]) for a in range(len(shape))]
+            elif above[0].op is Ops.PERMUTE:
+                strides = [strides[a] for a in above[0].arg]
+            else:
+                break
+            node = above[0]
+        if len(above) == 1 and above[0].op is Ops.SHRINK and node not in nodes:
+            begin = sum(k * low for k, (low, _) in zip(strides, above[0].arg, strict=True))
+            if begin:
+                first[b] = begin
+                moved[above[0]] = above[0].replace(src=(node,), arg=tuple((0, high - low) for low, high in above[0].arg))
+    return tuple(n.substitute(moved) for n in nodes) if moved else tuple(nodes), first
+
+
+class Region(NamedTuple):
+    """`times` runs of `run` elements (or bytes), the first at `start`, each `stride` after the one before; stride 0 for a single run."""
+
+    start: int
+    run: int
+    stride: int = 0
+    times: int = 1
+
+    @property
+    def end(self) -> int:
+        """The first position after the last run."""
+        return self.start + self.run + self.stride * (self.times - 1)
+
+    def moved(self, offset: int, scale: int = 1) -> Region:
+        """In units `scale` times smaller, `offset` (old units) further on."""
+        return Region((self.start + offset) * scale, self.run * scale, self.stride * scale, self.times)
+
+
+def are_disjoint(a: Region, b: Region) -> bool:
+    """Whether two regions have no element in common: by their intervals, or by where in a common period of both their runs lie."""
+    if a.end <= b.start or b.end <= a.start:
+        return True
+    period = gcd(a.stride, b.stride)
+    if not period:
+        return False
+    gap = (b.start - a.start) % period
+    return gap >= a.run and period - gap >= b.run
+
+
+def find_overlap(regions: Sequence[Region]) -> tuple[int, int] | None:
+    """The positions of two regions that may have an element in common; None if there are none. Parts of one buffer, which have a common
+    period, are compared with their neighbours only."""
+    period = gcd(*(r.stride for r in regions))
+    order = sorted(range(len(regions)), key=lambda i: regions[i].start % period if period else regions[i].start)
+    pairs = list(pairwise(order))
+    if period and len(order) > 1:
+        pairs.append((order[-1], order[0]))
+    if all(_apart(regions[i], regions[j], period) for i, j in pairs):
+        return None
+    return next(((i, j) for at, i in enumerate(order) for j in order[at + 1:] if not are_disjoint(regions[i], regions[j])), None)
+
+
+def _apart(a: Region, b: Region, period: int) -> bool:
+    """Whether b begins after the end of a, and so whatever follows b; on a circle of `period` positions if there is one."""
+    if not period:
+        return a.end <= b.start
+    gap = (b.start - a.start) % period
+    return gap >= a.run and period - gap >= b.run
+
+
+# -- of kernels ------------------------------------------------------------------------------------------------------------
+def _indices(ast: UOp) -> dict[UOp, list[UOp]]:
+    """The index expressions at which each PARAM is read and written; none for those that are not only read and written there."""
+    found: dict[UOp, list[UOp]] = {}
+    whole: set[UOp] = set()
+    for u in ast.toposort():
+        if u.op is Ops.INDEX and u.src[0].op is Ops.PARAM:
+            found.setdefault(u.src[0], []).append(u.src[1])
+        else:
+            whole.update(s for s in u.src if s.op is Ops.PARAM)
+            if u.op is Ops.STORE and u.src[1].op is Ops.CUSTOM_FUNCTION:    # what it writes is not said by an index
+                whole.add(u.src[0].src[0])
+    return {p: [] if p in whole else indices for p, indices in found.items()} | {p: [] for p in whole}
+
+
+def narrow_params(ast: UOp) -> tuple[UOp, dict[int, int]]:
+    """See the module: (AST, offset in elements by slot)."""
+    first: dict[UOp, int] = {}
+    narrowed: dict[UOp, UOp] = {}
+    for param, indices in _indices(ast).items():
+        if not indices:
+            continue
+        bounds = [sy.bounds(i) for i in indices]
+        low, high = min(lo for lo, _ in bounds), max(hi for _, hi in bounds)
+        # bounds of an index under a gate may lie outside
+        if low >= 0 and high < param.arg.size and high - low + 1 < param.arg.size:
+            first[param] = low
+            narrowed[param] = param.replace(arg=replace(param.arg, size=high - low + 1))
+    if not narrowed:
+        return ast, {}
+    done: dict[UOp, UOp] = {}
+    for u in ast.toposort():
+        src = tuple([done[s] for s in u.src])
+        if u.op is Ops.INDEX and u.src[0] in narrowed:
+            src = (narrowed[u.src[0]], sy.shift(src[1], -first[u.src[0]]))
+        done[u] = u if src == u.src else u.replace(src=src)
+    return done[ast], {p.arg.slot: low for p, low in first.items()}
+
+
+def regions_of(ast: UOp) -> tuple[Region, ...]:
+    """By slot the elements that a kernel reaches, in elements from the start of the PARAM. Remembered on the node."""
+    result: tuple[Region, ...] = ast.cached("regions", _regions_of)
+    return result
+
+
+def _regions_of(ast: UOp) -> tuple[Region, ...]:
+    found: dict[int, Region] = {}
+    for param, indices in _indices(ast).items():
+        regions = {region_of(i, param.arg.size) for i in indices}
+        if len(regions) == 1:
+            found[param.arg.slot] = regions.pop()
+        else:
+            start = min((r.start for r in regions), default=0)
+            end = max((r.end for r in regions), default=param.arg.size)
+            found[param.arg.slot] = Region(start, end - start)
+    return tuple(found[slot] for slot in sorted(found))
+
+
+def region_of(index: UOp, size: int) -> Region:
+    """The elements of a buffer of `size` that an index expression reaches: its terms from the smallest step up, those without a gap as
+    a run, the others as its repetitions."""
+    terms, start = sy.linear(index)
+    steps = []
+    for atom, k in terms.items():
+        low, high = sy.bounds(atom)
+        start += k * (low if k > 0 else high)
+        steps.append((abs(k), abs(k) * (high - low)))
+    run, apart = 1, []
+    for step, width in sorted(steps):
+        if step <= run:
+            run += width
+        else:
+            apart.append((step, width))
+    stride = gcd(*(step for step, _ in apart))
+    span = sum(width for _, width in apart)
+    region = Region(start, run + span) if run > stride else Region(start, run, stride, span // stride + 1)
+    if region.start < 0 or region.end > size:   # under a gate
+        start = max(0, region.start)
+        return Region(start, min(size, region.end) - start)
+    return region

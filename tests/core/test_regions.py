@@ -1,0 +1,90 @@
+"""Which elements a kernel reaches: against the elements themselves, counted one by one."""
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from svod.core import graph
+from svod.core import symbolic as sy
+from svod.core.dtype import dtypes
+from svod.core.regions import Region, are_disjoint, find_overlap, region_of, regions_of
+from svod.core.schedule import create_schedule, kernel_ast
+from svod.core.uop import Ops, UOp
+from tests.core.scheduling import run_schedule
+
+regions = st.builds(Region, st.integers(0, 30), st.integers(1, 6), st.integers(1, 12), st.integers(1, 4)).map(
+    lambda r: r if r.times > 1 and r.run <= r.stride else Region(r.start, r.run))
+
+
+def elements(r: Region) -> set[int]:
+    return {r.start + i * r.stride + j for i in range(r.times) for j in range(r.run)}
+
+
+@given(regions, regions)
+def test_disjoint_regions_share_no_element(a: Region, b: Region) -> None:
+    assert max(elements(a)) + 1 == a.end
+    if are_disjoint(a, b):
+        assert not elements(a) & elements(b)
+    elif not a.stride or a.stride == b.stride or not b.stride:
+        # one period: said to overlap in a row that only one of them reaches, or truly overlapping
+        widest = max(a.stride, b.stride)
+        shifted = {(x - y) for x in elements(a) for y in elements(b)}
+        assert any(d % widest == 0 if widest else d == 0 for d in shifted)
+
+
+@given(st.lists(regions, max_size=6))
+def test_overlaps_among_many_are_those_of_pairs(found: list[Region]) -> None:
+    pair = find_overlap(found)
+    if pair is None:
+        assert all(not elements(a) & elements(b) for a, b in itertools.combinations(found, 2))
+    else:
+        assert not are_disjoint(found[pair[0]], found[pair[1]])
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6), st.integers(0, 9))
+def test_parts_beside_each_other_do_not_overlap(rows: int, columns: int, parts: int, start: int) -> None:
+    width = parts * columns
+    found = [Region(start + i * columns, columns, width if rows > 1 else 0, rows) for i in range(parts)]
+    assert find_overlap(found) is None
+    assert find_overlap([*found, found[-1]]) is not None
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(-9, 9)), min_size=1, max_size=3), st.integers(0, 9))
+def test_a_region_holds_what_an_index_reaches(terms: list[tuple[int, int]], extra: int) -> None:
+    lowest = sum(min(0, k) * (n - 1) for n, k in terms)
+    index, reached = sy.const(extra - lowest), {extra - lowest}
+    for axis, (n, k) in enumerate(terms):
+        if n > 1:
+            index = sy.add(index, sy.scale(sy.make_range(n, axis), k))
+        reached = {x + i * k for x in reached for i in range(n)}
+    found = region_of(index, max(reached) + 1 + extra)
+    assert reached <= elements(found) and found.start == min(reached) and found.end == max(reached) + 1
+
+
+def part(x: UOp, y: UOp, row: int, column: int) -> tuple[UOp, UOp]:
+    """Columns `column` … of y as rows `row` … of x."""
+    target = graph.shrink(graph.reshape(x, (8, 6)), [(row, row + 2), (0, 5)])
+    value = graph.permute(graph.shrink(graph.reshape(y, (5, 9)), [(0, 5), (column, column + 2)]), (1, 0))
+    return value, target
+
+
+def test_what_is_done_to_other_parts_is_the_same_kernel() -> None:
+    x, y = graph.buffer(dtypes.int32, 48), graph.buffer(dtypes.int32, 45)
+    first, second = kernel_ast(*part(x, y, 0, 0)), kernel_ast(*part(x, y, 5, 7))
+    assert first.ast is second.ast and first.offsets == (0, 0) and second.offsets == (30, 7)
+    assert regions_of(first.ast) == (Region(0, 5, 6, 2), Region(0, 2, 9, 5))
+
+
+def test_reads_under_a_gate_are_found_again() -> None:
+    """A padded part: the index of its load leaves the part where the gate is closed."""
+    x = graph.buffer(dtypes.int32, 40)
+    values = np.arange(40, dtype=np.int32)
+    for begin in (0, 3, 34):
+        y = graph.pad(graph.shrink(x, [(begin, begin + 6)]), [(2, 30)])
+        schedule = create_schedule(graph.sink(graph.alu(Ops.ADD, y, y)))
+        memory = run_schedule(schedule, {x: values})
+        np.testing.assert_array_equal(memory[schedule.outputs[0]], np.pad(values[begin:begin + 6], (2, 30)) * 2)

@@ -1,0 +1,168 @@
+"""`t[…] = x` and `t[…].assign(x)`: what NumPy's assignment to a part does, in the tensor's own memory."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from svod.core import graph
+from svod.core.buffer import buffer_of
+from svod.errors import ShapeError, UnsupportedError
+from svod.tensor import Tensor
+from tests.tensor import checking
+from tests.tensor.checking import check, evaluate
+from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes
+
+few = settings(max_examples=25, deadline=None)
+
+
+@st.composite
+def indices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[object, ...]:
+    """An int, a slice of any step, or nothing for each axis; a None and an Ellipsis now and then."""
+    found: list[object] = []
+    for n in shape[:draw(st.integers(0, len(shape)))]:
+        if n and draw(st.booleans()):
+            found.append(draw(st.integers(-n, n - 1)))
+        else:
+            step = draw(st.sampled_from([None, 1, 2, 3, -1, -2]))
+            found.append(slice(draw(st.none() | st.integers(-n, n)), draw(st.none() | st.integers(-n, n)), step))
+    if draw(st.integers(0, 3)) == 0:
+        found.insert(draw(st.integers(0, len(found))), None)
+    return tuple(found)
+
+
+def broadcastable(data: st.DataObject, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape that broadcasts to `shape` in an assignment: some extents 1, leading axes dropped, or leading ones too many."""
+    ones = [1 if data.draw(st.integers(0, 3)) == 0 else n for n in shape]
+    return (*(1,) * data.draw(st.integers(0, 1)), *ones) if data.draw(st.booleans()) else tuple(ones[data.draw(st.integers(0, len(ones))):])
+
+
+@few
+@given(shape=shapes(1, 3), dtype=any_dtype, value_dtype=any_dtype, seed=seeds, data=st.data())
+def test_parts_are_written_as_in_numpy(shape: tuple[int, ...], dtype: str, value_dtype: str, seed: int, data: st.DataObject) -> None:
+    a = make(shape, dtype, seed)
+    t = Tensor(a.copy()) if data.draw(st.booleans()) else Tensor(a.copy()) * np.ones((), dtype)
+    for i in range(data.draw(st.integers(1, 3))):
+        index = (*data.draw(indices(shape)), ...)     # NumPy writes a single element by other rules
+        value = make(broadcastable(data, a[index].shape), value_dtype, seed + 1 + i)
+        if np.dtype(dtype).kind == "u":
+            value = abs(value) if value.dtype.kind != "b" else value     # a negative float has no unsigned value
+        a[index] = value
+        t[index] = value
+    check(t, a)
+
+
+@few
+@given(shape=shapes(1, 3, zero=False), seed=seeds, data=st.data())
+def test_parts_that_overlap_what_is_read(shape: tuple[int, ...], seed: int, data: st.DataObject) -> None:
+    """All of the value is read before anything is written."""
+    a = make(shape, "int32", seed)
+    t = Tensor(a.copy())
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    n = shape[axis]
+    count = data.draw(st.integers(1, n))
+    step = data.draw(st.sampled_from([1, -1]))
+    first, second = (data.draw(st.integers(0, n - count)) for _ in range(2))
+    target = (slice(None),) * axis + (slice(first, first + count),)
+    source = (slice(None),) * axis + (slice(second, second + count),)
+    flipped = (slice(None),) * axis + (slice(None, None, step),)
+    a[target] = a[source][flipped] + 1
+    t[target] = t[source][flipped] + 1
+    check(t, a)
+    a[target] += 3
+    t[target] += 3
+    check(t, a)
+
+
+def test_a_row_shifted_over_itself() -> None:
+    for case in (lambda t: t.__setitem__(slice(1, None), t[:-1]), lambda t: t.__setitem__(slice(None, -1), t[1:]),
+                 lambda t: t.__setitem__(slice(None), t[::-1]), lambda t: t.__setitem__(slice(None, None, 2), t[1::2])):
+        a = np.arange(10, dtype=np.float32)
+        t = Tensor(a.copy())
+        case(a)
+        case(t)
+        check(t, a)
+
+
+def memory_of(t: Tensor) -> Array:
+    return buffer_of(graph.storage_of(graph.base_of(t.uop))).array
+
+
+def test_a_part_is_written_in_the_memory_of_its_tensor() -> None:
+    a = np.arange(12, dtype=np.float32).reshape(3, 4)
+    t = Tensor(a)
+    rows, before = t.reshape(12), t + 0
+    part = t[1:3, ::2]
+    part.assign(Tensor([[-1.0], [-2.0]]))
+    expected = np.array([[0, 1, 2, 3], [-1, 5, -1, 7], [-2, 9, -2, 11]], np.float32)
+    check(part, expected[1:3, ::2])
+    check(rows, expected.ravel())
+    check(before, np.arange(12, dtype=np.float32).reshape(3, 4))
+    check(t, expected)
+    assert memory_of(t) is memory_of(rows) and np.shares_memory(memory_of(t), a)
+    if checking.active == "compiled":
+        np.testing.assert_array_equal(a, expected)
+
+
+def test_parts_written_down_earlier() -> None:
+    """A part keeps the values it had when it was written down; assigned to, it is where it was in memory."""
+    t = Tensor(np.zeros(6, np.int32))
+    old, again = t[1:4], t[2:5]
+    t[:] = 1
+    again.assign(2)
+    check(old, np.zeros(3, np.int32))
+    check(again, np.full(3, 2, np.int32))
+    check(t, np.array([1, 1, 2, 2, 2, 1], np.int32))
+
+
+def test_many_rows_one_by_one() -> None:
+    t, a = Tensor.zeros(40, 3), np.zeros((40, 3), np.float32)
+    for i in range(40):
+        a[i] = i
+        t[i] = i
+    check(t, a)
+
+
+def test_what_has_no_memory_gets_its_own() -> None:
+    a = np.arange(4, dtype=np.float32)
+    a.flags.writeable = False
+    frozen, computed, constant = Tensor(a), Tensor(a) + 1, Tensor.ones(4)
+    same = computed.detach()
+    for t in (frozen, computed, constant):
+        t[1] = 9
+        t[1:3] = t[2:4]
+    for t, expected in ((frozen, [0, 2, 3, 3]), (computed, [1, 3, 4, 4]), (constant, [1, 1, 1, 1]), (same, [1, 2, 3, 4])):
+        assert evaluate(t).tolist() == expected
+    assert a.tolist() == [0, 1, 2, 3]
+    with pytest.raises(UnsupportedError, match="read-only array"):
+        Tensor(a)[1:3].assign(0)
+
+
+def test_an_assignment_runs_once() -> None:
+    t = Tensor(np.zeros(4, np.float32))
+    t[1:3] += 5
+    later = t * 2
+    other = t.clone()
+    assert evaluate(later).tolist() == [0, 10, 10, 0] and evaluate(t).tolist() == [0, 5, 5, 0]
+    t[0] = 1
+    assert evaluate(t).tolist() == [1, 5, 5, 0] and evaluate(other).tolist() == [0, 5, 5, 0]
+
+
+def test_a_clone_is_another_memory() -> None:
+    t = Tensor(np.zeros(4, np.float32))
+    copy = t.clone().realize() if checking.active == "compiled" else t.clone()
+    lazy = t + 1
+    both = lazy.clone()
+    t[0] = 1
+    lazy[0] = 7
+    assert [evaluate(x).tolist() for x in (copy, t, lazy, both)] == [[0] * 4, [1, 0, 0, 0], [7, 1, 1, 1], [1] * 4]
+
+
+def test_errors_of_assignment() -> None:
+    t = Tensor(np.zeros((2, 3), np.float32))
+    with pytest.raises(ShapeError, match=r"t\[…\] = value.*\(4,\).*\(3,\)"):
+        t[1] = np.zeros(4)
+    with pytest.raises(UnsupportedError, match=r"svod\.where\(mask, value, t\)"):
+        t[Tensor([0, 1])] = 1
+    assert t.is_realized
