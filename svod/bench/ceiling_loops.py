@@ -27,8 +27,9 @@ import numpy as np
 from svod.bench.timer import Contestant, calibrate, time_calls
 from svod.compile.codegen import LoadedProgram, compile_object
 from svod.compile.plan import ExecutionPlan
-from svod.compile.pool import HUGE_PAGE, private_memory
+from svod.compile.pool import private_memory
 from svod.compile.program import PhaseSpec, ProgramSpec
+from svod.core.allocator import HUGE_PAGE
 from svod.core.dtype import BY_NAME, DType, dtypes, to_numpy
 from svod.core.target import Target
 

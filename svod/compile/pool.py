@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from svod.compile import runtime as rt
+from svod.core.allocator import LARGE, LARGE_ARRAYS
 from svod.core.forksafe import remake_after_fork
 from svod.errors import LaunchError
 
@@ -30,7 +31,6 @@ SPIN_SECONDS = 50e-6        # a worker gives up spinning after this long without
 PATIENCE_SECONDS = 20e-6    # a caller waits this long before it yields its core
 NAP_MICROSECONDS = 100      # between two looks for work, where there is no futex
 PAGE = 4096
-HUGE_PAGE = 2 << 20
 
 # System call numbers: futex, sched_setaffinity, sched_getaffinity (Linux, asm/unistd.h of each architecture).
 _SYSCALLS = {"x86_64": (202, 203, 204), "aarch64": (98, 122, 123)}
@@ -42,22 +42,19 @@ def private_memory(length: int) -> mmap.mmap:
 
 
 class Arena:
-    """`size` bytes of zeroed, touched memory that starts 64-byte aligned at `address`, `stagger` lines into a page.
+    """`size` bytes of uninitialised, touched memory that starts 64-byte aligned at `address`, `stagger` lines into a page.
 
     Scratch of different workers, and scratch and large arrays, would otherwise share their low 12 address bits, and stores to the
     one would delay loads of the other (4 KiB aliasing)."""
 
-    __slots__ = ("_map", "address", "size")
+    __slots__ = ("_memory", "address", "size")
 
     def __init__(self, size: int, stagger: int) -> None:
         offset = (17 + 5 * stagger) % 64 * 64
         length = -(-(size + offset) // PAGE) * PAGE
-        self._map = private_memory(length)
-        if length >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        view = np.frombuffer(self._map, np.uint8)
-        view[::PAGE] = 0                        # page faults happen here, not inside a launch
-        self.address = int(view.__array_interface__["data"][0]) + offset
+        self._memory = LARGE_ARRAYS.allocate(length) if length >= LARGE else np.frombuffer(private_memory(length), np.uint8)
+        self._memory[::PAGE] = 0                # page faults happen here, not inside a launch
+        self.address = int(self._memory.__array_interface__["data"][0]) + offset
         self.size = length - offset
 
 

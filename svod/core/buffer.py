@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from svod.core import graph
+from svod.core.allocator import LARGE, LARGE_ARRAYS
 from svod.core.dtype import DType, to_numpy
 from svod.core.uop import Ops, UOp
 from svod.errors import DeviceError
@@ -25,8 +26,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def aligned_empty(size: int, dtype: DType) -> Array:
-    """An uninitialised flat array of `size` elements whose first byte lies at a multiple of 64."""
+    """An uninitialised flat array of `size` elements whose first byte lies at a multiple of 64; large ones in memory that is used again
+    (`svod.core.allocator`)."""
     kind = to_numpy(dtype)
+    if size * kind.itemsize >= LARGE:
+        return LARGE_ARRAYS.allocate(size * kind.itemsize).view(kind)
     raw = np.empty(size * kind.itemsize + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start:start + size * kind.itemsize].view(kind)
