@@ -4,7 +4,8 @@ An option is a field of one of four frozen dataclasses. Its declaration (`_optio
 what is accepted, and the help text. The table in docs/configuration.md is made from these declarations by `write_docs`.
 
 A variable that is unset or empty means the default. A value that cannot be used raises `ConfigError` naming the variable, the
-value and what is accepted; the same checks hold for values given in Python, there the field is named.
+value and what is accepted; the same checks hold for values given in Python, there the field is named. A variable is read where its
+option was left open, and not otherwise: `BEAM=abc` is no error of those who do not search, or say how.
 """
 from __future__ import annotations
 
@@ -90,6 +91,10 @@ def _parse_strict(text: str) -> str:
 _STRICT = Accept("reference, or 0", _parse_strict, lambda v: v in ("", "reference"))
 
 
+def _is_chain(v: Any) -> bool:
+    return isinstance(v, (list, tuple)) and all(isinstance(o, (list, tuple)) and o and isinstance(o[0], str) for o in v)
+
+
 # -- declaring and reading options --------------------------------------------------------------------------------------
 
 class Option(NamedTuple):
@@ -130,6 +135,13 @@ class _Config:
 
     __slots__ = ()
 
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        for name in given:
+            if name not in names:
+                raise ConfigError(f"{cls.__name__} has no option {name!r}; it has {', '.join(names)}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
             option: Option | None = f.metadata.get("option")
@@ -138,18 +150,24 @@ class _Config:
                 raise ConfigError(f"{type(self).__name__}({f.name}={value!r}) is not usable; accepted: {option.accept.description}")
 
     @classmethod
-    def _env_values(cls) -> dict[str, Any]:
-        values = {}
-        for f in fields(cls):  # type: ignore[arg-type]
-            option: Option | None = f.metadata.get("option")
-            if option is not None and option.variable is not None:
-                values[f.name] = _read_variable(option.variable, option.accept, f.metadata.get("default_env", f.default))
-        return values
+    def env_value(cls, name: str) -> Any:
+        """What the environment says about one option. Raises ConfigError for an unusable value."""
+        f = cls.__dataclass_fields__[name]  # type: ignore[attr-defined]
+        option: Option = f.metadata["option"]
+        assert option.variable is not None, f"{name} has no variable"
+        return _read_variable(option.variable, option.accept, f.metadata.get("default_env", f.default))
 
     @classmethod
-    def from_env(cls) -> Self:
-        """The configuration the environment asks for. Raises ConfigError for a variable with an unusable value."""
-        return cls(**cls._env_values())
+    def _env_values(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """`given`, and what the environment says about all other options that have a variable."""
+        options = {f.name: f.metadata.get("option") for f in fields(cls)}  # type: ignore[arg-type]
+        return {**given, **{name: cls.env_value(name) for name, o in options.items() if name not in given and o is not None and o.variable}}
+
+    @classmethod
+    def from_env(cls, **given: Any) -> Self:
+        """The configuration the environment asks for, but for the options given: their variables are not read. Raises ConfigError for a
+        variable with an unusable value."""
+        return cls(**cls._env_values(given))
 
 
 # -- the options --------------------------------------------------------------------------------------------------------
@@ -238,6 +256,11 @@ class PrepareConfig(_Config):
         super().__post_init__()
         if self.beam is not None and not isinstance(self.beam, BeamConfig):
             raise ConfigError(f"PrepareConfig(beam={self.beam!r}) is not usable; accepted: BeamConfig(width=…), or None for no search")
+        if not isinstance(self.optimizer, OptimizerConfig):
+            raise ConfigError(f"PrepareConfig(optimizer={self.optimizer!r}) is not usable; accepted: OptimizerConfig(…)")
+        if not isinstance(self.opts, Mapping) or not all(isinstance(k, str) and _is_chain(v) for k, v in self.opts.items()):
+            raise ConfigError(f"PrepareConfig(opts={self.opts!r:.80}) is not usable; accepted: chains by kernel key, as in "
+                              "{'1e0aeffe': [('UPCAST', 'o0', 8)]}")
         if self.beam is not None and (self.beam.width == 0 or self.optimizer.noopt or self.capture is not None):
             object.__setattr__(self, "beam", None)
 
@@ -246,19 +269,25 @@ class PrepareConfig(_Config):
         return self.optimizer.noopt
 
     @classmethod
-    def from_env(cls) -> Self:
-        """The configuration the environment asks for: BEAM, unless SVOD_NOOPT or SVOD_CAPTURE say that nothing is searched."""
-        return cls(beam=BeamConfig.from_env(), optimizer=OptimizerConfig.from_env(), **cls._env_values())
+    def from_env(cls, **given: Any) -> Self:
+        """The configuration the environment asks for, but for the options given: BEAM, unless SVOD_NOOPT or SVOD_CAPTURE say that nothing
+        is searched."""
+        values = cls._env_values(given)
+        if "beam" not in given:
+            values["beam"] = BeamConfig.from_env()
+        if "optimizer" not in given:
+            values["optimizer"] = OptimizerConfig.from_env()
+        return cls(**values)
 
     def in_environment(self) -> Self:
         """This configuration with what it leaves open (databases, object cache, cores) as the environment says. SVOD_CAPTURE and
         SVOD_NOOPT win over it: a captured script searches nothing, whatever it asks for."""
-        env = type(self).from_env()
-        return replace(self, db=self.db if self.db is not None else env.db,
-                       threads=self.threads if self.threads is not None else env.threads,
-                       object_cache=self.object_cache if self.object_cache is not None else env.object_cache,
-                       capture=env.capture if env.capture is not None else self.capture,
-                       optimizer=env.optimizer if env.noopt else self.optimizer)
+        changes = {name: self.env_value(name) for name in ("db", "threads", "object_cache") if getattr(self, name) is None}
+        if (capture := self.env_value("capture")) is not None:
+            changes["capture"] = capture
+        if OptimizerConfig.env_value("noopt"):
+            changes["optimizer"] = OptimizerConfig.from_env()
+        return replace(self, **changes)
 
 
 CONFIGS: tuple[type[_Config], ...] = (PrepareConfig, OptimizerConfig, BeamConfig, BenchConfig)
@@ -266,7 +295,7 @@ CONFIGS: tuple[type[_Config], ...] = (PrepareConfig, OptimizerConfig, BeamConfig
 
 def default_threads() -> int | None:
     """SVOD_THREADS, where nobody has a PrepareConfig at hand. None: not limited."""
-    value: int | None = _read_variable("SVOD_THREADS", _integer(1, none=True), None)
+    value: int | None = PrepareConfig.env_value("threads")
     return value
 
 

@@ -63,12 +63,12 @@ def svod_contestants(mode: str, beam: int | None, cases: Sequence[Case] = (), *,
                      config: PrepareConfig | None = None) -> list[SvodContestant]:
     """The contestants of a run. `mode`: heuristic, db-only or beam, with a beam of `beam`; then `cases` decide the budget. `fresh`:
     search what is known, too."""
-    base = replace(config if config is not None else PrepareConfig.from_env(), beam=None, capture=None)
+    base = replace(config, beam=None, capture=None) if config is not None else PrepareConfig.from_env(beam=None, capture=None)
     out = [SvodContestant("heuristic", replace(base, db=NONE))]
     if mode != "heuristic":
         searched = None
         if mode == "beam":
-            searched = replace(BeamConfig.from_env(), width=beam or BeamConfig().width, ignore_cache=fresh)
+            searched = BeamConfig.from_env(width=beam or BeamConfig().width, ignore_cache=fresh)
             searched = replace(searched, budget=search_seconds(cases, searched))
         out.append(SvodContestant("tuned", replace(base, beam=searched, db=db if db is not None else base.db)))
     return out

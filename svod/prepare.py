@@ -73,11 +73,12 @@ def prepare_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None) -> 
 
 def complete_config(config: PrepareConfig | None) -> PrepareConfig:
     """A configuration with what it leaves open as the environment says. Raises ConfigError for what is none."""
-    if config is None:
-        return PrepareConfig.from_env()
-    if not isinstance(config, PrepareConfig):
+    if config is not None and not isinstance(config, PrepareConfig):
         raise ConfigError(f"a PrepareConfig is needed, got {type(config).__name__}; for a search: PrepareConfig(beam=BeamConfig(width=4))")
-    return config.in_environment()
+    try:
+        return PrepareConfig.from_env() if config is None else config.in_environment()
+    except ConfigError as e:
+        raise e.with_traceback(None) from None      # how the environment is read says nothing about the variable that is wrong
 
 
 # -- the pipeline -----------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     compiled = compile_outline(outline, target, config)
     plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner))
     plan.carried = overwritten
-    plan.keep = nodes  # type: ignore[attr-defined]  # the plan's addresses are valid while its buffers live
+    plan.keep = nodes           # its addresses are valid while its buffers live
     if config.capture is not None and outline.calls:
         from svod import capture
         seconds: dict[str, float] = {}

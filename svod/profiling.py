@@ -125,8 +125,8 @@ def profile(plan: ExecutionPlan, *, seconds: float = 1.0, ceilings: Ceilings | N
 
     Raises ArgumentError for what is no plan, LaunchError for a plan without kernels, and what running it raises."""
     if not isinstance(plan, ExecutionPlan):
-        raise ArgumentError(f"svod.profile takes an ExecutionPlan, got {type(plan).__name__}; a tensor has one by plan = t.prepare(), a function "
-                            "under svod.jit that was called has them in f.plans")
+        raise ArgumentError(f"svod.profile takes an ExecutionPlan, got {type(plan).__name__}; a tensor has one by plan = t.prepare(), a "
+                            "function under svod.jit that was called has them in f.plans")
     if not plan.kernels:
         raise LaunchError("this plan has no kernels: its outputs are inputs or constants, there is nothing to profile")
     limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", host_target(), quick=True)

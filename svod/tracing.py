@@ -26,7 +26,7 @@ from svod.config import PrepareConfig
 from svod.core import graph
 from svod.core.buffer import aligned_empty, buffer_of
 from svod.core.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
-from svod.errors import SvodError
+from svod.errors import ArgumentError, ConfigError, SvodError
 from svod.prepare import Prepared, buffers_under, complete_config, prepare_graph, refuse_shared_memory, span_of
 from svod.tensor import Tensor
 from svod.tensor.base import live_tensors
@@ -86,6 +86,12 @@ class Jit:
     """What `svod.jit` returns: call it like the function."""
 
     def __init__(self, fn: Callable[..., Any], config: PrepareConfig | None = None):
+        if not callable(fn):
+            hint = "; to compute a tensor, call its realize()" if isinstance(fn, Tensor) else ""
+            raise ArgumentError(f"svod.jit takes a function of tensors, got {type(fn).__name__}{hint}")
+        if config is not None and not isinstance(config, PrepareConfig):
+            raise ConfigError(f"svod.jit(config=…) takes a PrepareConfig, got {type(config).__name__}; for a search: "
+                              "PrepareConfig(beam=BeamConfig(width=4))")
         self.fn, self.config = fn, config
         self._captured: dict[Hashable, _Captured] = {}
         self._lock = threading.Lock()
@@ -164,7 +170,7 @@ def jit(fn: Callable[..., Any] | None = None, *, config: PrepareConfig | None = 
     """Capture a function of tensors: `f = svod.jit(model)`, or as a decorator, `@svod.jit` or `@svod.jit(config=…)`.
 
     Arguments may be tensors, NumPy arrays, and tuples, lists and dicts of them; everything else must be hashable and is part of the
-    signature. Raises SvodError when the function returns no tensor."""
+    signature. Raises ArgumentError for what is no function, and when called SvodError where the function returns no tensor."""
     if fn is None:
         return lambda f: Jit(f, config)
     return Jit(fn, config)

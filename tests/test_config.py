@@ -4,6 +4,8 @@ from __future__ import annotations
 import ast
 import logging
 import os
+import re
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -54,6 +56,32 @@ def test_a_bad_value_names_variable_value_and_what_is_accepted(monkeypatch: pyte
     with pytest.raises(ConfigError) as e:
         PrepareConfig.from_env()
     assert name in str(e.value) and text in str(e.value) and "accepted:" in str(e.value)
+
+
+def test_a_variable_is_read_where_its_option_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEAM", "abc")
+    monkeypatch.setenv("SVOD_THREADS", "2")
+    assert BeamConfig.from_env(width=3).width == 3
+    assert PrepareConfig.from_env(beam=None).threads == 2
+    assert PrepareConfig(beam=BeamConfig(width=5)).in_environment() == PrepareConfig(beam=BeamConfig(width=5), threads=2)
+    assert PrepareConfig.env_value("threads") == 2 == config.default_threads()
+    with pytest.raises(ConfigError, match="BEAM='abc'"):
+        PrepareConfig.from_env()
+    monkeypatch.setenv("SVOD_THREADS", "many")
+    assert PrepareConfig(threads=1).in_environment().threads == 1
+    with pytest.raises(ConfigError, match="SVOD_THREADS='many'"):
+        PrepareConfig().in_environment()
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: PrepareConfig(thread=2), "PrepareConfig has no option 'thread'; it has beam, optimizer, device, threads"),  # type: ignore[call-arg]
+    (lambda: BeamConfig(nonsense=1), "BeamConfig has no option 'nonsense'; it has width"),  # type: ignore[call-arg]
+    (lambda: PrepareConfig(opts=3), "chains by kernel key"), (lambda: PrepareConfig(opts={"a": ((1, 2),)}), "chains by kernel key"),  # type: ignore[arg-type]
+    (lambda: PrepareConfig(optimizer=3), "OptimizerConfig"), (lambda: PrepareConfig(beam=3), "BeamConfig(width=…)"),  # type: ignore[arg-type]
+])
+def test_options_that_do_not_exist_and_values_of_other_kinds(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        make()
 
 
 def test_bad_values_in_python_name_the_field() -> None:

@@ -1,17 +1,20 @@
 """From tensors to a plan: what the configuration decides."""
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 import pytest
 
+import svod
 from svod import Tensor
 from svod.config import PrepareConfig
 from svod.core import schedule
 from svod.core.dtype import dtypes
 from svod.core.uop import Ops, UOp
-from svod.errors import DeviceError, LaunchError, ScheduleError, UnsupportedError
+from svod.errors import ConfigError, DeviceError, LaunchError, ScheduleError, SvodError, UnsupportedError
 from svod.outline import build_plan, synthetic_arrays
 from tests.plans import gemm_then_softmax
 
@@ -95,3 +98,31 @@ def test_without_a_schedule_cache_nothing_is_looked_up_or_kept(monkeypatch: pyte
     assert float(plan.outputs[0][0]) == 303
     (Tensor(X).sum(0) + 3).prepare(PrepareConfig())
     assert schedule._ASTS
+
+
+@pytest.mark.parametrize(("act", "said"), [
+    (lambda: svod.profile(Tensor(X)), "takes an ExecutionPlan, got Tensor; a tensor has one by plan = t.prepare()"),
+    (lambda: Tensor.realize_batch([Tensor(X), 3]), "realize_batch takes tensors in a list, got int"),
+    (lambda: Tensor.prepare_batch(3), "prepare_batch takes tensors in a list, got int"),
+    (lambda: Tensor.cat(3), "cat of int"), (lambda: Tensor.stack([Tensor(X), "b"]), "stack of str"),
+    (lambda: Tensor(X).sum("x"), "'x' is not an axis"), (lambda: Tensor(X).sum(1.5), "1.5 is not an axis"),
+    (lambda: Tensor.full((2,), "a"), "a constant of str"), (lambda: Tensor.arange("a"), "arange of str"),
+])
+def test_arguments_of_another_kind_are_named(act: Any, said: str) -> None:
+    with pytest.raises(SvodError, match=re.escape(said)):
+        act()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert Tensor.full((2,), np.float32(1.5)).tolist() == [1.5, 1.5] and Tensor.arange(np.int64(3)).dtype.name == "int32"
+    assert Tensor(X).sum(np.int64(0)).shape == Tensor(X).sum(0).shape
+
+
+def test_an_unusable_variable_is_one_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEAM", "abc")
+    with pytest.raises(ConfigError, match="BEAM='abc' is not usable; accepted: an integer") as caught:
+        (Tensor(X) + 1).numpy()
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+    assert not any("config.py" in str(entry.path) for entry in caught.traceback), "how the environment is read is no news"
+    plan = (Tensor(X) + 1).prepare(PrepareConfig(beam=None))
+    assert plan.kernels, "who says what to do is not asked for BEAM"

@@ -32,6 +32,17 @@ def test_one_plan_per_signature_and_fresh_outputs() -> None:
     assert first.tolist() == [1, 3, 5, 7], "a later run wrote into an earlier result"
 
 
+@pytest.mark.parametrize(("given", "config", "said"), [
+    (3, None, "takes a function of tensors, got int"), (Tensor(X), None, "got Tensor; to compute a tensor, call its realize()"),
+    (lambda x: x, {"beam": 4}, r"takes a PrepareConfig, got dict; .* PrepareConfig\(beam=BeamConfig\(width=4\)\)"),
+])
+def test_what_cannot_be_captured_is_refused_at_once(given: Any, config: Any, said: str) -> None:
+    with pytest.raises(SvodError, match=said):
+        svod.jit(given, config=config)
+    with pytest.raises((TypeError, ValueError)):
+        svod.jit(config=config)(given)
+
+
 def test_structures_of_arguments_and_results() -> None:
     f = svod.jit(lambda p, named: {"sum": [p.first + named["b"]], "pair": Pair(p.second, "text")})
     result = f(Pair(X, X * 2), {"b": X * 10})

@@ -162,7 +162,7 @@ def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool)
         check_output("-o", output)
     found = [read_run(path) for path in runs]
     tuning = None
-    spec = db if db is not None else config.PrepareConfig.from_env().db
+    spec = db if db is not None else config.PrepareConfig.env_value("db")
     if spec != config.NONE:
         with TuningDB.open(spec, read_only=True) as database:
             if database.problem is not None:
@@ -183,7 +183,7 @@ def _mode(beam: int | None, heuristic: bool, db_only: bool, fresh: bool) -> tupl
         raise click.UsageError(f"{' and '.join(given)} do not go together; give one of them")
     width = beam
     if not given:
-        width = config.BeamConfig.from_env().width or None
+        width = config.BeamConfig.env_value("width") or None
     if fresh and width is None:
         raise click.UsageError("--fresh needs a search; add --beam N")
     return ("heuristic" if heuristic else "beam" if width is not None else "db-only"), width

@@ -33,7 +33,7 @@ SCRIPT_SECONDS = 600.0  # longest run of a script that `why` runs
 def cli(context: click.Context, spec: str | None) -> None:
     """Look at the tuning database, move records between machines, retract them."""
     logging.getLogger("svod").addHandler(logging.NullHandler())  # what it would say, the commands say themselves
-    context.obj = spec if spec is not None else config.PrepareConfig.from_env().db
+    context.obj = spec if spec is not None else config.PrepareConfig.env_value("db")
 
 
 def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:

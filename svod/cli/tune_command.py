@@ -113,7 +113,7 @@ def cli(beam: int | None, **given: Any) -> NoReturn:
 
     Options may stand before and after SCRIPT; everything after -- is the script's own."""
     if beam is None:
-        beam = config.BeamConfig.from_env().width or DEFAULT_BEAM
+        beam = config.BeamConfig.env_value("width") or DEFAULT_BEAM
     options = TuneOptions(beam=beam, **given)
     check(options)
     logging.getLogger("svod").addHandler(_log_handler(options.verbose))

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -85,13 +85,11 @@ class _Run:
     def __init__(self, options: TuneOptions) -> None:
         self.options = options
         self.started = time.monotonic()
-        base = config.PrepareConfig.from_env()
-        spec = options.db if options.db is not None else base.db
-        self.config = replace(base, beam=None, optimizer=config.OptimizerConfig(), capture=None, db=spec)
-        self.beam = replace(config.BeamConfig.from_env(), width=options.beam)
-        if options.actions is not None:
-            self.beam = replace(self.beam, actions=options.actions)
-        self.db = TuningDB.open(spec, fresh=options.fresh, read_only=options.dry_run)
+        given = {"db": options.db} if options.db is not None else {}
+        self.config = config.PrepareConfig.from_env(beam=None, optimizer=config.OptimizerConfig(), capture=None, **given)
+        actions = {"actions": options.actions} if options.actions is not None else {}
+        self.beam = config.BeamConfig.from_env(width=options.beam, **actions)
+        self.db = TuningDB.open(self.config.db, fresh=options.fresh, read_only=options.dry_run)
         self.executor: ExecutorStart | None = None
         self.script: ScriptEnd | None = None
         self.result: SessionResult | None = None

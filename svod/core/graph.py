@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import SupportsIndex
 
 from svod.core.combiner import get_combiner
 from svod.core.dtype import DType, dtypes
@@ -223,6 +225,9 @@ def _made(u: UOp) -> UOp:
 
 
 def _axis(name: str, axis: int, rank: int) -> int:
+    if not isinstance(axis, SupportsIndex):
+        raise ShapeError(f"{name}: {axis!r} is not an axis: give ints")
+    axis = operator.index(axis)
     if not -rank <= axis < rank:
         raise ShapeError(f"{name}: axis {axis} of a tensor with {rank} axes; use {-rank} … {rank - 1}")
     return axis % rank
@@ -233,7 +238,7 @@ def normalize_axes(name: str, axes: int | Sequence[int] | None, rank: int) -> Sh
     of range or given twice."""
     if axes is None:
         return tuple(range(rank))
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
     found = sorted(_axis(name, a, rank) for a in given)
     if len(set(found)) != len(found):
         raise ShapeError(f"{name}: axes {given} of a tensor with {rank} axes name an axis twice")

@@ -94,6 +94,7 @@ class Creation(TensorBase):
                dtype: DTypeLike | None = None) -> Self:
         """start, start + step, … below `end` (above it for a negative step); `arange(n)` is 0 … n-1. Computed, not stored."""
         first, last = (0, start) if end is None else (start, end)
+        first, last, step = (_number("arange", v) for v in (first, last, step))
         if step == 0:
             raise ShapeError(f"arange from {first} to {last} with step 0: it would never end")
         n = max(0, math.ceil((last - first) / step))
@@ -135,8 +136,17 @@ def coordinates(rows: int, columns: int, diagonal: int = 0) -> tuple[UOp, UOp]:
     return row, graph.broadcast(graph.iota(columns), shape)
 
 
+def _number(name: str, value: Any) -> Scalar:
+    """A number as Python's. Raises DTypeError for what is none."""
+    found = value.item() if isinstance(value, np.generic) else value
+    if not is_scalar(found):
+        raise DTypeError(f"{name} of {type(value).__name__}: give a number")
+    return found
+
+
 def _scalar_node(value: Scalar, dtype: DType | None) -> UOp:
     """A constant of shape ()."""
+    value = _number("a constant", value)
     if dtype is None:
         wide = isinstance(value, int) and not -2 ** 31 <= value < 2 ** 31
         dtype = (dtypes.bool if isinstance(value, bool) else dtypes.default_float if isinstance(value, float)

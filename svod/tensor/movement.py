@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from svod.core import graph
 from svod.core.uop import Ops
-from svod.errors import ShapeError, UnsupportedError
+from svod.errors import ArgumentError, ShapeError, UnsupportedError
 from svod.tensor.base import Scalar, TensorBase, check_scalar, common_dtype, shape_argument
 from svod.tensor.creation import Creation, coordinates
 
@@ -300,4 +300,8 @@ def _list_of_tensors(name: str, tensors: Sequence[TensorT]) -> list[TensorT]:
     """The tensors given; a tensor in place of a list (`a.cat(b)`) would be taken apart along its first axis."""
     if isinstance(tensors, TensorBase):
         raise ShapeError(f"{name} of one tensor of shape {tensors.shape}: give a list, Tensor.{name}([a, b])")
-    return list(tensors)
+    found = list(tensors) if isinstance(tensors, Iterable) else [tensors]
+    for t in found:
+        if not isinstance(t, TensorBase):
+            raise ArgumentError(f"{name} of {type(t).__name__}: give a list of tensors, Tensor.{name}([a, b])")
+    return found

@@ -13,6 +13,7 @@ from svod.core import graph
 from svod.core.buffer import buffer_of
 from svod.core.origin import inherit_origin
 from svod.core.uop import Ops, UOp
+from svod.errors import ArgumentError
 from svod.tensor.base import TensorBase, live_tensors
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def is_realized(tensor: TensorBase) -> bool:
 
 def realize_tensors(tensors: Iterable[Tensor], config: Any = None) -> None:
     """Compute every tensor that is neither in memory nor a constant. One schedule for all, in the given order."""
-    pending = _pending(tensors)
+    pending = _pending(_tensors("realize_batch", tensors))
     if pending:
         from svod import prepare
         prepare.realize_tensors(pending, config)
@@ -42,7 +43,16 @@ def realize_tensors(tensors: Iterable[Tensor], config: Any = None) -> None:
 def prepare_tensors(tensors: Iterable[Tensor], config: Any) -> Any:
     """The ExecutionPlan that computes the tensors, as `svod.prepare` makes it; they are its outputs from then on."""
     from svod import prepare
-    return prepare.prepare_tensors(list(tensors), config)
+    return prepare.prepare_tensors(_tensors("prepare_batch", tensors), config)
+
+
+def _tensors(name: str, given: Iterable[Tensor]) -> list[Tensor]:
+    """What was given as tensors. Raises ArgumentError for what is none."""
+    found = list(given) if isinstance(given, Iterable) and not isinstance(given, TensorBase) else [given]
+    for t in found:
+        if not isinstance(t, TensorBase):
+            raise ArgumentError(f"{name} takes tensors in a list, got {type(t).__name__}")
+    return found  # type: ignore[return-value]
 
 
 def _pending(tensors: Iterable[Tensor]) -> list[Tensor]:

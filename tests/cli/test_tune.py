@@ -145,6 +145,8 @@ def test_console_script_answers_bad_input_with_status_2(tmp_path: Path) -> None:
     assert done.returncode == 2 and "use ray:N, local:N" in done.stderr and "Traceback" not in done.stderr
     done = main(tmp_path, path, BEAM="abc")
     assert done.returncode == 2 and "BEAM='abc'" in done.stderr and "Traceback" not in done.stderr
+    done = main(tmp_path, path, "--beam", "2", "--db", ":none:", BEAM="abc")
+    assert done.returncode == 2 and "prepared no kernel" in done.stderr and done.stdout == "hello\n", "BEAM is not used"
 
 
 def test_scripts_that_give_nothing_to_tune(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
