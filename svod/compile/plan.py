@@ -36,7 +36,8 @@ from svod.compile.plan_parts import (
 from svod.compile.planner import PlannerMode, plan_memory
 from svod.compile.pool import Arena, Pool, fit_launch
 from svod.compile.program import ProgramSpec
-from svod.core.buffer import Buffer
+from svod.core.buffer import Buffer, aligned_empty
+from svod.core.dtype import dtypes
 from svod.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class ExecutionPlan:
         self._outputs = tuple(outputs)
         self._failure: str | None = None    # why the plan refuses to run
         self._running = False
+        self.keep: object = None            # what has to live as long as the plan: owners of memory that it uses
         self.carried: frozenset[int] = frozenset()      # buffers whose content is the state that a run starts from and changes
         self._released = False              # the memory of intermediates was given back
         self._closed: list[tuple[Buffer, np.ndarray[Any, Any]]] = []    # outputs not computed yet
@@ -126,6 +128,29 @@ class ExecutionPlan:
             self._shared = None
             self._released = True
             return self.memory.shared
+
+    def replicate(self, threads: int | None = None) -> ExecutionPlan:
+        """A plan of its own over the same code, inputs and constants, with its own outputs and intermediates: the two run at the same time.
+        `threads`: as many as this one has by default; 1 for one replica per thread of a server. What is bound and set here is so there.
+
+        Raises LaunchError for a plan whose runs go on from what they wrote: its state is in one place."""
+        with self.lock:
+            if self._failure is not None:
+                self._refuse()
+            if self.carried:
+                raise LaunchError(f"a plan that goes on from what it wrote to buffer {min(self.carried)} cannot run twice at a time; "
+                                  "prepare one for each state")
+            written = {index for k in self.kernels for index in written_by(k)}
+            buffers = []
+            for index, b in enumerate(self.buffers):
+                array = self._arrays.get(index, b.array)
+                if array is not None and index in written:
+                    array = aligned_empty(array.nbytes, dtypes.uint8).view(array.dtype)
+                buffers.append(PlanBuffer(b.nbytes, b.kind, array))
+            plan = ExecutionPlan(self.kernels, buffers, self._outputs, threads=threads or self.threads, planner=self.memory.mode)
+            plan.keep = self.keep
+            plan.set_variables({name: int(self._words[at[0]]) for name, at in self._variables.items() if name not in self._unset})
+            return plan
 
     # What is run.
 

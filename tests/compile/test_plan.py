@@ -111,6 +111,9 @@ def test_variables():
     assert (y == 6).all() and (z == 8).all()
     plan.execute(m=-2)
     assert (y == 6).all() and (z == -1).all()
+    replica = plan.replicate()
+    replica.execute(n=1)
+    assert [int(o[0]) for o in replica.outputs] == [2, -1] and (y == 6).all()
     with pytest.raises(LaunchError, match=r"k were given; the plan has m, n"):
         plan.execute(k=1)
 
@@ -228,6 +231,39 @@ def test_intermediates_released_and_allocated_anew():
         plan.execute()
         assert (y == 12 * i + 5).all()
     assert plan.release_intermediate_buffers() == plan.memory.shared
+
+
+def test_replicas_run_at_the_same_time():
+    plan, y = diamond(2, (0, 1, 2))
+    plan.bind_array(0, array(-5))
+    replicas = [plan.replicate(threads=1 + i % 2) for i in range(4)]
+    assert [r.threads for r in replicas] == [1, 2, 1, 2] and all(r.kernels is plan.kernels for r in replicas)
+    plan.execute()
+    inside = threading.Barrier(4)
+    wrong = []
+
+    def work(i):
+        replica = replicas[i]
+        inside.wait()
+        for x in range(100):
+            if x:           # the first time what was bound when it was made
+                replica.bind_array(0, array(1000 * i + x))
+            replica.execute()
+            if not (replica.output_buffer() == (12 * (1000 * i + x) + 5 if x else -55)).all():
+                wrong.append((i, x))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and (y == -55).all()
+    plan.carried = frozenset((3,))
+    with pytest.raises(LaunchError, match="goes on from what it wrote to buffer 3 cannot run twice"):
+        plan.replicate()
+    plan.poison("it was lost")
+    with pytest.raises(LaunchError, match="it was lost"):
+        plan.replicate()
 
 
 def test_outputs_by_position():
