@@ -111,9 +111,10 @@ def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None,
         problem = f"the stored chain or kernel cannot be replayed by this svod: {e}"
     chain = tuple(str(Opt.from_json(list(o))) for o in winner.chain) if winner else ()
     speedup = (1 / winner.ratio_high, 1 / winner.ratio, 1 / winner.ratio_low) if winner else None
+    seconds = winner.time if winner else None
+    heuristic = seconds / winner.ratio if winner and seconds is not None else None
     return TunedKernel(record.kernel, record.name or "kernel", shape, dtype, tuple(origins), flops, moved,
-                       chain, winner.time if winner else None, winner.baseline if winner else None, speedup, verified, nest, problem,
-                       tuple(courses))
+                       chain, seconds, heuristic, speedup, verified, nest, problem, tuple(courses))
 
 
 def _courses(searches: Sequence[Search], measurements: Sequence[Measurement]) -> list[Course]:

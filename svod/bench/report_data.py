@@ -75,7 +75,8 @@ class Course:
 @dataclass(frozen=True)
 class TunedKernel:
     """A kernel of the database on one target, and its winner. `speedup`: (lower end, middle, upper end) over the heuristic in the run that
-    confirmed it, None where nothing is confirmed; `nest`: the winner's loop nest, or "" and `problem` says why."""
+    confirmed it, None where nothing is confirmed; `seconds`: of the winner, median, `heuristic`: as much longer as the paired ratio says,
+    which two medians of a noisy machine may not; `nest`: the winner's loop nest, or "" and `problem` says why."""
 
     key: str
     name: str

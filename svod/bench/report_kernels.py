@@ -119,7 +119,8 @@ def _kernel(k: TunedKernel, open_: bool, draw: bool) -> Markup:
     elif k.problem:
         left.append(note(f"No loop nest: {k.problem}"))
     right: list[object] = []
-    for n, course in enumerate(k.courses, 1):
+    told = [(n, c) for n, c in enumerate(k.courses, 1) if len(c.trials) > 1] or list(enumerate(k.courses, 1))[-1:]
+    for n, course in told:      # one in which nothing was tried is told where it is the only one
         title = f"Search {n} of {len(k.courses)}" if len(k.courses) > 1 else "Search"
         right.append(tag("h4", title, tag("small", f"{course.settings} · {q.seconds(course.spent)} · ended: {course.ended_by}")))
         if not draw:

@@ -175,8 +175,8 @@ def roofline_section(view: Overview, tuning: Tuning | None) -> Markup | None:
                 case.flops / peer.median if peer is not None and peer.median else None,
             )
         )
-    from_database = not points
-    if from_database and tuning is not None:
+    whole = all(c.suite == "models" for c in view.cases)        # none, or models: their kernels say more
+    if whole and tuning is not None:
         for k in tuning.kernels:
             if k.seconds and k.flops and k.bytes:
                 points.append(
@@ -221,6 +221,8 @@ def roofline_section(view: Overview, tuning: Tuning | None) -> Markup | None:
     notes = []
     if not roofs:
         notes.append("The machine's ceilings are not known here, so no roofs are drawn: `svod-bench ceilings` measures them.")
+    if whole and view.cases and tuning is not None and len(points) > len(view.cases):
+        notes.append("Beside the models stand the kernels that the tuning database knows, as they were confirmed.")
     if without:
         notes.append(f"Without arithmetic, and so not on this plot: {listed(without)}.")
     notes.append(

@@ -315,7 +315,7 @@ def _ceiling_tables(c: Ceilings) -> Markup:
                     Cell(level.upper() if level != "memory" else level),
                     *(
                         Cell(
-                            join(q.bytes_rate(values[k][1]), tag("small", f"one core {q.bytes_rate(values[k][0])}", class_="under")),
+                            join(q.bytes_rate(values[k][1]), tag("small", f"one core {q.bytes_rate(values[k][0])}", class_="under minor")),
                             values[k][1],
                         )
                         if k in values

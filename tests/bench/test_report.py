@@ -162,6 +162,22 @@ def test_every_case_with_arithmetic_is_on_the_roofline(run: Run) -> None:
         assert expected or case.title in plot, "what cannot be drawn is named"
 
 
+def test_kernels_of_a_model_are_on_the_roofline_with_it(run: Run, model_run: Run) -> None:
+    roofline = render_html([model_run], tuning(), now=NOW).split('<section id="roofline"')[1].split("</section>")[0]
+    assert "ResNet-18" in roofline and "layer1.0.conv1" in roofline and "Beside the models stand the kernels" in roofline
+    other = render_html([run], tuning(), now=NOW).split('<section id="roofline"')[1].split("</section>")[0]
+    assert "layer1.0.conv1" not in other and "Beside the models" not in other
+
+
+def test_a_search_that_tried_nothing_is_told_where_it_is_the_only_one() -> None:
+    won = tuning().kernels[0]
+    nothing = replace(won.courses[0], trials=won.courses[0].trials[:1])
+    both = render_html([], replace(tuning(), kernels=(replace(won, courses=(nothing, won.courses[0])),)), now=NOW)
+    assert "Search 2 of 2" in both and "Search 1 of 2" not in both and "Only the heuristic was timed" not in both
+    alone = render_html([], replace(tuning(), kernels=(replace(won, courses=(nothing,)),)), now=NOW)
+    assert "Only the heuristic was timed" in alone
+
+
 @pytest.mark.parametrize(("with_run", "with_database"), [(True, False), (False, True)])
 def test_missing_parts_are_left_out_and_said(run: Run, with_run: bool, with_database: bool) -> None:
     found = check(render_html([run] if with_run else [], tuning() if with_database else None, now=NOW))
