@@ -19,17 +19,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from svod.bench.ceilings import Ceilings, cached_ceilings
 from svod.columns import amount, columns, duration
 from svod.compile.host import host_target
 from svod.compile.plan import ExecutionPlan
-from svod.compile.plan_parts import PreparedKernel, levels_of, lifetimes_of, written_by
+from svod.compile.plan_parts import PreparedKernel, levels_of, lifetimes_of, region_in, written_by
 from svod.compile.planner import lower_bound
 from svod.config import data_dir
 from svod.core.dtype import DType, dtypes
 from svod.core.estimate import Estimate
+from svod.core.regions import Region, are_disjoint
 
 
 @dataclass(frozen=True)
@@ -213,26 +214,41 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits
 
 
 def dependencies_of(plan: ExecutionPlan) -> tuple[Dependency, ...]:
-    """Which kernel waits for which, and for what; of several reasons between two kernels each buffer is one."""
+    """Which kernel waits for which, and for what; of several reasons between two kernels each buffer is one. Kernels that reach different
+    parts of a buffer do not wait for each other."""
     out: list[Dependency] = []
-    writer: dict[int, int] = {}
-    readers: dict[int, list[int]] = {}
+    writers: dict[int, list[_Use]] = {}
+    readers: dict[int, list[_Use]] = {}
     for i, k in enumerate(plan.kernels):
         written = written_by(k)
         for b in dict.fromkeys(k.buffers):
-            size = plan.buffers[b].nbytes
-            if b not in written or _reads_own(k, b):
-                if b in writer:
-                    out.append(Dependency(writer[b], i, "data", b, size))
-                readers.setdefault(b, []).append(i)
+            use = _Use(i, k.level, region_in(k, b, plan.buffers[b].nbytes))
+            before, read = writers.setdefault(b, []), readers.setdefault(b, [])
+            reads = b not in written or _reads_own(k, b)
+            if reads:
+                out += [Dependency(w.kernel, i, "data", b, w.region.size) for w in before if w.meets(use)]
             if b in written:
-                out += [Dependency(r, i, "control", b, size) for r in readers.get(b, ()) if r != i]
-                if b in writer and not readers.get(b):
-                    out.append(Dependency(writer[b], i, "control", b, size))
-        for b in written:
-            writer[b] = i
-            readers[b] = []
+                waited = [r for r in read if r.meets(use)]
+                out += [Dependency(r.kernel, i, "control", b, use.region.size) for r in waited]
+                if not waited and not reads:
+                    out += [Dependency(w.kernel, i, "control", b, w.region.size) for w in before if w.meets(use)]
+                writers[b] = [w for w in before if not use.region.covers(w.region)] + [use]
+                readers[b] = [r for r in read if not use.region.covers(r.region)]
+            else:
+                read.append(use)
     return tuple(out)
+
+
+class _Use(NamedTuple):
+    """The part of a buffer that a kernel of a level reaches."""
+
+    kernel: int
+    level: int | None
+    region: Region
+
+    def meets(self, other: _Use) -> bool:
+        """Whether both reach one byte; kernels of one level never do."""
+        return (self.level is None or self.level != other.level) and not are_disjoint(self.region, other.region)
 
 
 def _reads_own(k: PreparedKernel, buffer: int) -> bool:
@@ -266,8 +282,10 @@ def fusions_of(plan: ExecutionPlan) -> tuple[Fusion, ...]:
     alive = lifetimes_of(plan.kernels, plan.buffers)
     bound = plan.memory.lower_bound
     out = []
+    seen: set[int] = set()
     for i, k in enumerate(plan.kernels):
-        for b in sorted(written_by(k)):
+        for b in sorted(written_by(k) - seen):
+            seen.add(b)
             consumers = tuple(j for j, other in enumerate(plan.kernels) if j > i and b in other.buffers and b not in written_by(other))
             if plan.buffers[b].kind != "intermediate" or not consumers:
                 continue

@@ -15,6 +15,7 @@ from svod.compile.plan import ExecutionPlan
 from svod.compile.plan_parts import PlanBuffer, PreparedKernel
 from svod.config import NONE, PrepareConfig
 from svod.core.estimate import Estimate
+from svod.core.regions import Region
 from tests.compile import loop_kernels
 
 N = 97                          # int64s of a buffer: 776 bytes, 832 as the planner rounds them
@@ -117,3 +118,17 @@ def test_a_plan_from_tensors() -> None:
     assert fusion.bytes == 4 * 16 * 24 and fusion.traffic == 2 * fusion.bytes and "reduction" in fusion.why
     assert a.memory.lower_bound == a.memory.peak >= 4 * 16 * 24 and a.memory.outputs == 4 * 16 * 24
     assert a.critical_path == (0, 1)
+
+
+def test_kernels_that_put_a_buffer_together_do_not_wait_for_each_other() -> None:
+    """Two columns of a matrix, then all of it, then the first column anew."""
+    columns = [Region(8 * c, 8, 16, N) for c in range(2)]
+    whole, half = Region(0, 16 * N), Region(0, 8 * N)
+    buffers = [PlanBuffer(16 * N, "output", np.zeros(2 * N, np.int64)), PlanBuffer(16 * N, "output", np.zeros(2 * N, np.int64))]
+    kernels = [kernel("affine", (0, 1), 0, (776, 776), level=0, regions=(columns[0], half)),
+               kernel("affine", (0, 1), 0, (776, 776), level=0, regions=(columns[1], half)),
+               kernel("affine", (1, 0), 0, (776, 776), level=1, regions=(whole, whole)),
+               kernel("affine", (0, 1), 0, (776, 776), level=2, regions=(columns[0], half))]
+    data = [(d.before, d.after) for d in ExecutionPlan(kernels, buffers, [0]).analyze(LIMITS).dependencies if d.kind == "data"]
+    control = [(d.before, d.after) for d in ExecutionPlan(kernels, buffers, [0]).analyze(LIMITS).dependencies if d.kind == "control"]
+    assert data == [(0, 2), (1, 2), (2, 3)] and control == [(0, 2), (1, 2), (2, 3)]

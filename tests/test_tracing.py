@@ -102,6 +102,26 @@ def test_state_advances_once_a_call() -> None:
         assert state.tolist() == [k + 1] * 4
 
 
+def test_parts_of_state_and_of_arguments_are_written() -> None:
+    state = Tensor(np.zeros((3, 4), np.float32))
+
+    def step(x: Tensor, row: int) -> Tensor:
+        state[row] = x
+        state[:, 1:] = state[:, :-1]
+        x[0] += 1
+        return state.sum()
+    f = svod.jit(step)
+    expected, a = np.zeros((3, 4), np.float32), X.copy()
+    argument = a.copy()
+    for row in (0, 2, 0):
+        expected[row] = argument
+        expected[:, 1:] = expected[:, :-1].copy()
+        argument[0] += 1
+        assert f(a, row).item() == expected.sum()
+        assert state.tolist() == expected.tolist() and a.tolist() == argument.tolist()
+    assert len(f.plans) == 2
+
+
 def test_an_argument_that_is_assigned_to_changes_in_place() -> None:
     f = svod.jit(lambda x: x.assign(x + 1))
     a, b = X.copy(), X * 10

@@ -67,6 +67,12 @@ def written_by(kernel: PreparedKernel) -> set[int]:
     return {kernel.buffers[slot] for slot in kernel.spec.outs}
 
 
+def region_in(kernel: PreparedKernel, buffer: int, nbytes: int) -> Region:
+    """The bytes of a buffer of `nbytes` that a kernel reaches."""
+    found = [kernel.regions[slot] for slot, b in enumerate(kernel.buffers) if b == buffer] if kernel.regions else []
+    return found[0] if len(found) == 1 else Region(0, nbytes)
+
+
 @dataclass(frozen=True)
 class Lifetimes:
     """What the memory planner is asked to place: `sizes` in bytes, with the first and the last level of use, of intermediates (by buffer

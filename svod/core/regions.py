@@ -69,6 +69,15 @@ class Region(NamedTuple):
         """The first position after the last run."""
         return self.start + self.run + self.stride * (self.times - 1)
 
+    @property
+    def size(self) -> int:
+        """How many elements (or bytes) it has."""
+        return self.run * self.times
+
+    def covers(self, other: Region) -> bool:
+        """Whether every element of the other is surely one of this."""
+        return self == other or (not self.stride and self.start <= other.start and other.end <= self.end)
+
     def moved(self, offset: int, scale: int = 1) -> Region:
         """In units `scale` times smaller, `offset` (old units) further on."""
         return Region((self.start + offset) * scale, self.run * scale, self.stride * scale, self.times)

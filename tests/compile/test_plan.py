@@ -10,6 +10,7 @@ from svod.compile.plan_parts import PlanBuffer, PreparedKernel
 from svod.compile.pool import Pool
 from svod.compile.program import PhaseSpec, ProgramSpec
 from svod.core.dtype import dtypes
+from svod.core.regions import Region
 from svod.errors import LaunchError
 from tests.compile import loop_kernels
 
@@ -340,3 +341,49 @@ def test_a_single_core_plan_makes_no_threads():
     plan.execute()
     assert threading.active_count() == before and (y == 5).all()
     assert shared is None or Pool._shared is shared
+
+
+def parts(start, *, late=0, intermediate=False):
+    """Two kernels of a level that write halves of buffer 1, the second from element `start` on, and one that reads it all."""
+    whole = PlanBuffer(16 * N, "intermediate") if intermediate else PlanBuffer(16 * N, "output", array(n=2 * N))
+    buffers = [PlanBuffer(8 * N, "input"), whole, PlanBuffer(8 * N, "output", array(-1))]
+    kernels = [kernel("affine", (1, 0), level=0, offsets=(8 * k, 0), regions=(Region(8 * k, 8 * N), Region(0, 8 * N))) for k in (0, start)]
+    kernels.append(kernel("affine", (2, 1), level=1 - late, offsets=(0, 8 * N), regions=(Region(0, 8 * N), Region(8 * N, 8 * N))))
+    return ExecutionPlan(kernels, buffers, [2], threads=2)
+
+
+@pytest.mark.parametrize("intermediate", [False, True])
+def test_kernels_of_a_level_write_parts_of_one_buffer(intermediate):
+    plan = parts(N, intermediate=intermediate)
+    for seed in range(3):
+        x = np.random.default_rng(seed).integers(-99, 99, N)
+        plan.bind_array(0, x)
+        plan.execute()
+        assert (plan.outputs[0] == 9 * x + 4).all()
+    if intermediate:
+        assert plan.release_intermediate_buffers()
+    else:
+        plan.bind_array(1, moved := array(n=2 * N))
+    plan.execute()
+    assert (plan.outputs[0] == 9 * x + 4).all()
+    assert intermediate or (moved == np.tile(3 * x + 1, 2)).all()
+
+
+def test_parts_that_do_not_fit_are_refused():
+    with pytest.raises(LaunchError, match="share level 0 and buffer 1"):
+        parts(N - 1)
+    with pytest.raises(LaunchError, match=f"need {8 * N} bytes after byte {8 * N + 8}; buffer 1 has {16 * N}"):
+        parts(N + 1)
+    with pytest.raises(LaunchError, match="share level 0 and buffer 1"):
+        parts(N, late=1)
+
+
+def test_interleaved_parts_are_told_from_overlapping_ones():
+    """Columns of a matrix: their intervals overlap, their elements do not."""
+    def plan(*columns):
+        kernels = [kernel("affine", (0, 1), level=0, offsets=(8 * c, 0), regions=(Region(8 * c, 8, 8 * 4, N), Region(0, 8 * N)))
+                   for c in columns]
+        return ExecutionPlan(kernels, [PlanBuffer(8 * 4 * N, "output", array(n=4 * N)), PlanBuffer(8 * N, "input", array())], [0])
+    plan(0, 1, 2, 3)
+    with pytest.raises(LaunchError, match="share level 0"):
+        plan(0, 3, 1, 3)

@@ -137,6 +137,18 @@ def test_a_store_to_part_of_a_buffer_leaves_the_rest() -> None:
     assert not check(k, after(k, lambda a: a[0].__setitem__(0, 0.0)))[0]
 
 
+def test_what_lies_between_the_parts_of_a_large_output_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only points are compared, a kernel that writes rows of a wider matrix must leave the other columns alone."""
+    monkeypatch.setattr("svod.tune.verify.FULL_COST", 0)
+    y, x = param(0, 100 * 30 - 10), param(1, 100 * 20)
+    i, j = axis(0, 100), axis(1, 20)
+    k = kernel(store(y, i * 30 + j, load(x, i * 20 + j), i, j))
+    assert check(k, right(k))[0]
+    for position in (20, 29, 30 * 98 + 20, 30 * 98 + 29):
+        ok, _, reason = check(k, after(k, lambda a, at=position: a[0].__setitem__(at, 0.0)))
+        assert not ok and "between the parts" in reason
+
+
 @pytest.mark.parametrize(("combiner", "identity"), [("MAX", 0.0), ("MIN", 0.0)])
 def test_a_wrong_identity_is_seen(combiner: str, identity: float) -> None:
     """A maximum that starts from 0 is right for every row that holds a positive value."""
