@@ -43,6 +43,7 @@ from svod.errors import LaunchError
 if TYPE_CHECKING:
     from svod.analysis import PlanAnalysis
 
+_GROUP_CHUNKS = 8       # pieces per thread that the kernels of a level are taken in: taking one costs more than a small kernel
 _HEADER, _LAUNCH = rt.PLAN_BYTES // 8, rt.LAUNCH_BYTES // 8     # in words
 
 
@@ -409,7 +410,7 @@ class ExecutionPlan:
         words[position] = self._native.run_group
         words[position + 1] = base + 8 * inner_at
         words[position + 4] = len(kernels)
-        words[position + 5], words[position + 6] = fit_launch(len(kernels), self.threads, len(kernels), self.threads)
+        words[position + 5], words[position + 6] = fit_launch(len(kernels), self.threads, _GROUP_CHUNKS * self.threads, self.threads)
         return position + _LAUNCH
 
     def _copy_phases(self, kernel: int, position: int) -> int:
