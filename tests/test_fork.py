@@ -101,6 +101,50 @@ def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None
     db.close()
 
 
+def test_a_claim_stays_with_the_process_that_took_it(tmp_path: Path) -> None:
+    """A child that inherits one neither renews nor releases it, and takes its own over a connection of its own."""
+    with TuningDB.open(tmp_path / "t.db") as db, TuningDB.open(":none:") as memory:
+        claim, within = db.claim("k", "t"), memory.claim("k", "t")
+        assert claim is not None and within is not None and db._own is not None
+        inherited = db._own.conn
+
+        def work() -> bool:
+            def execute(*a: Any) -> Any:
+                raise AssertionError("the parent's connection was used")
+            assert db._own is not None
+            db._own.conn = type("Parent", (), {"execute": execute, "close": execute})()
+            assert not claim.renew() and not within.renew()
+            claim.release()
+            within.release()
+            assert db.claim("k", "t") is None and db.holder("k", "t") is not None, "it is the parent's"
+            assert memory.claim("k", "t") is not None, "a claim within a process is none in another"
+            own = db.claim("other", "t")
+            assert own is not None and own.renew()
+            own.release()
+            return db.holder("other", "t") is None
+        in_child(work)
+        assert db._own.conn is inherited and claim.renew() and within.renew() and memory.claim("k", "t") is None
+        claim.release()
+        assert db.holder("k", "t") is None
+
+
+def test_a_renewal_or_a_claim_is_the_first_thing_a_child_does(tmp_path: Path) -> None:
+    """What comes first after a fork must not depend on another method having looked."""
+    with TuningDB.open(tmp_path / "t.db") as db:
+        claim = db.claim("k", "t")
+        assert claim is not None
+
+        def child_of(act: Callable[[TuningDB], object]) -> Callable[[], bool]:
+            def work() -> bool:
+                before = db._own
+                act(db)
+                return db._own is not before and db._pid == os.getpid()
+            return work
+        in_child(child_of(lambda d: d.renew_claim(claim)))
+        in_child(child_of(lambda d: d.claim("other", "t")))
+        assert db.holder("k", "t") is not None
+
+
 def test_a_child_realizes_while_a_thread_of_its_parent_does() -> None:
     numbers = np.arange(12, dtype=np.float32)
     stop = threading.Event()

@@ -77,20 +77,29 @@ def holder_of(row: sqlite3.Row) -> Holder:
 
 
 class Claim:
-    """The right to search (kernel, target). A context manager; `release` is idempotent.
+    """The right to search (kernel, target). A context manager; `release` is idempotent. It belongs to the process that took it: a forked
+    child has no part in it.
 
     `token` None: the database cannot be written, nobody else knows of the claim, and the search goes on all the same."""
 
     def __init__(self, db: TuningDB, kernel: str, target: str, token: str | None) -> None:
         self.db, self.kernel, self.target, self.token = db, kernel, target, token
+        self.pid = os.getpid()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process took it, and not the one that it was forked from."""
+        return self.pid == os.getpid()
 
     def renew(self) -> bool:
-        """Say that the search is alive; False where the claim was lost (this process slept too long and another one took over).
-        The database's own heartbeat calls it as well; a long search need not."""
-        return self.token is None or self.db.renew_claim(self)
+        """Say that the search is alive; False where the claim was lost (this process slept too long and another one took over) or is the
+        parent's. The database's own heartbeat calls it as well; a long search need not."""
+        return self.is_ours and (self.token is None or self.db.renew_claim(self))
 
     def release(self) -> None:
-        self.db.release_claim(self)
+        """Give it back; what a forked child inherited stays its parent's."""
+        if self.is_ours:
+            self.db.release_claim(self)
 
     def __enter__(self) -> Self:
         return self

@@ -163,6 +163,7 @@ class TuningDB:
         _abandoned.append((self._own, self._read))
         self._pid, self._own, self._read = os.getpid(), None, None
         self._heartbeat = claims.Heartbeat()
+        self._held.clear()
         self._memo.clear()
         self._open_own()
 
@@ -383,6 +384,7 @@ class TuningDB:
     def renew_claim(self, claim: claims.Claim) -> bool:
         """The heartbeat of a claim; False where it is no longer this process's. One that cannot be written is tried at the next beat."""
         with self._lock:
+            self._after_fork()
             if self._own is None or self._unwritable is not None:
                 return True  # nobody can be told, nobody else can know
             try:
@@ -396,8 +398,9 @@ class TuningDB:
 
     def release_claim(self, claim: claims.Claim) -> None:
         """Give a claim back. Where that cannot be written it becomes void by its silence."""
-        self._heartbeat.remove(claim)
         with self._lock:
+            self._after_fork()
+            self._heartbeat.remove(claim)
             if claim.token is None:
                 self._held.discard((claim.kernel, claim.target))
             elif self._own is not None and self._unwritable is None:
