@@ -14,7 +14,7 @@ from typing import Literal
 import click
 
 from svod import config
-from svod.cli.outputs import check_output
+from svod.cli.outputs import check_database, check_output
 from svod.errors import DatabaseError
 
 INSTALL_PEERS = f"{shlex.quote(sys.executable)} -m pip install 'svod[peers]'"
@@ -53,7 +53,26 @@ def ceilings(json_path: Path | None, refresh: bool) -> None:
         json_path.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
 
 
-@cli.command()
+class _Run(click.Command):
+    """Says how kernels are named when it meets a word that is no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as e:
+            if not e.format_message().startswith("Got unexpected extra argument"):
+                raise
+            from svod.bench.suites import SUITE_NAMES
+
+            words = [a for a in given if not a.startswith("-")]
+            hint = next((f"--suite {a}" for a in words if a in (*SUITE_NAMES, "all")), f"--kernels '{words[-1]}*'")
+            raise click.UsageError(f"{e.format_message().rstrip('.')}; kernels are named by options, as in: svod-bench run {hint}. "
+                                   f"The suites are {', '.join(SUITE_NAMES)}, and all; svod-bench run --suite all --list shows their "
+                                   "kernels", ctx) from e
+
+
+@cli.command(cls=_Run)
 @click.option("--suite", default="core", show_default=True, metavar="core|models|odd|all", help="Which kernels.")
 @click.option("--kernels", default="*", metavar="GLOB", help="Only kernels whose names match; several patterns are joined by commas.")
 @click.option("--beam", type=click.IntRange(min=1), metavar="N", help="Search what the tuning database lacks, with this beam width.")
@@ -78,6 +97,7 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     from svod.compile.host import host_target
 
     mode, width = _mode(beam, heuristic, db_only, fresh)
+    check_database(db if mode == "beam" else None)
     cases = select_cases(suite, kernels)
     names = parse_peers(peers)
     if only_list:

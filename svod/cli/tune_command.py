@@ -13,8 +13,7 @@ import click
 
 from svod import config
 from svod.cli.installation import program
-from svod.cli.outputs import check_output
-from svod.errors import DatabaseError
+from svod.cli.outputs import check_database, check_output
 
 DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
@@ -149,12 +148,9 @@ def check(options: TuneOptions) -> None:
         raise click.UsageError(f"{options.script} cannot be read")
     check_output("--json", options.json_path)
     check_output("--capture-to", options.capture_to)
-    from svod.tune.db import layers
+    check_database(None if options.dry_run else options.db)
     from svod.tune.executor import parse_workers
 
-    problem = layers.name_problem(layers.resolve(options.db)) if options.db is not None and not options.dry_run else None
-    if problem is not None:
-        raise DatabaseError(f"--db {options.db}: {problem}")
 
     name, _ = parse_workers(options.workers)
     if options.address is not None and name != "ray":

@@ -73,6 +73,19 @@ def test_results_of_another_version(call: Call, tmp_path: Path) -> None:
     assert result.exit_code == 2 and "version 0" in result.stderr and "measure again" in result.stderr
 
 
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["run", "nonsuch"], "svod-bench run --kernels 'nonsuch*'. The suites are core, odd, models, and all"),
+    (["run", "models", "--heuristic"], "svod-bench run --suite models"), (["run", "--nonsuch"], "No such option"),
+    (["run", "--json", "none/r.json"], "the directory"), (["run", "--beam", "2", "--db", "old.json"], "not a tuning database"),
+    (["report", "-o", "none/r.html"], "-o none/r.html: the directory"), (["ceilings", "--json", "none/c.json"], "--json none/c.json"),
+])
+def test_what_cannot_be_run_or_written_is_said_at_once(call: Call, tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "old.json").write_text("{}")
+    result = call(*arguments)
+    assert result.exit_code == 2 and said in " ".join(result.stderr.split()) and not result.stdout
+    assert sorted(p.name for p in tmp_path.iterdir() if p.suffix) == ["old.json"]
+
+
 def test_the_script_itself_answers_in_one_line() -> None:
     done = subprocess.run([sys.executable, "-m", "svod.cli.bench", "run", "--suite", "huge"], capture_output=True, text=True, check=False,
                           cwd=Path(__file__).parents[2])
