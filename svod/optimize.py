@@ -73,6 +73,7 @@ class Compiler:
         self.target, self.cache, self.limit = target, cache, limit
         self.generator = f"{COMPILER}, source {source_digest('core', 'compile')}"   # other code may come from other sources
         self._made: OrderedDict[str, Compiled] = OrderedDict()
+        self._heuristics: OrderedDict[str, Chain] = OrderedDict()
         self._lock = threading.Lock()
         self._flights = _make_flights()
         remake_after_fork(self, "_lock", threading.Lock)
@@ -107,10 +108,21 @@ class Compiler:
         return Compiled(entry.spec, loaded, entry.remarks["linear"], choice.chain, choice.source, choice.why)
 
     def heuristic(self, kernel: Kernel) -> Chain:
-        """The heuristic's chain, remembered beside the objects: finding it costs more than loading one."""
+        """The heuristic's chain, remembered in memory and beside the objects: finding it costs more than loading one."""
         if kernel.routine is not None:
             return ()
         key = self._key(kernel, "heuristic")
+        with self._lock:
+            chain = self._heuristics.get(key)
+        if chain is None:
+            chain = self._heuristic(kernel, key)
+            with self._lock:
+                self._heuristics[key] = chain
+                while len(self._heuristics) > self.limit:
+                    self._heuristics.popitem(last=False)
+        return chain
+
+    def _heuristic(self, kernel: Kernel, key: str) -> Chain:
         entry = self.cache.get(key)
         if entry is not None:
             try:

@@ -100,3 +100,18 @@ def test_of_the_kernels_in_memory_the_first_in_goes_first(compiled: list[str]) -
     assert len(compiled) == 3 and 0 not in first.loaded.addresses
     again = compiler.compile(a, NONE)
     assert len(compiled) == 4 and again.loaded is not first.loaded and again.linear == first.linear
+
+
+def test_the_heuristic_is_asked_once_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    original: Callable[[Any], Any] = optimize.heuristic
+
+    def counted(state: Any) -> Any:
+        asked.append(state.kernel.key)
+        return original(state)
+
+    monkeypatch.setattr(optimize, "heuristic", counted)
+    compiler = Compiler(host_target(1), ObjectCache(None), 2)
+    a, b, c = KERNELS
+    chains = [compiler.heuristic(k) for k in (a, b, a, b, c, a)]    # c puts out a
+    assert asked == [k.key for k in (a, b, c, a)] and chains[0] == chains[2] == chains[5]
