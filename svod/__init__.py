@@ -15,25 +15,29 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Tensor": "svod.tensor", "where": "svod.tensor", "scope": "svod.core.origin", "dtypes": "svod.core.dtype",
-    "jit": "svod.tracing", "profile": "svod.profiling", "ExecutionPlan": "svod.compile.plan",
+    "jit": "svod.tracing", "profile": "svod.profiling", "explain": "svod.explaining", "ExecutionPlan": "svod.compile.plan",
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
     "SvodError": "svod.errors",
 }
-__all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "dtypes", "jit",
-           "profile", "scope", "where"]
+__all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "dtypes", "explain",
+           "jit", "nn", "profile", "scope", "where"]
 
 if TYPE_CHECKING:
+    from svod import nn
     from svod.compile.plan import ExecutionPlan
     from svod.config import BeamConfig, BenchConfig, OptimizerConfig, PrepareConfig
     from svod.core.dtype import dtypes
     from svod.core.origin import scope
     from svod.errors import SvodError
+    from svod.explaining import explain
     from svod.profiling import profile
     from svod.tensor import Tensor, where
     from svod.tracing import jit
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return import_module("svod.nn")
     if name not in _WHERE:
         raise AttributeError(f"module 'svod' has no attribute {name!r}")
     value = getattr(import_module(_WHERE[name]), name)

@@ -40,6 +40,7 @@ FMA_TURNS = 1 << 16             # of a thread, in a launch
 GAP = 16 << 10                  # between the slices of threads: what one prefetches past its end is not what another one writes
 LEAST_BYTES = 64 << 20          # of a thread, in a launch that repeats a smaller working set
 MAX_MEMORY = 512 << 20          # never use more than this, unless twice the last-level cache asks for it
+QUICK_MEMORY = 128 << 20        # of all threads, where a quick measurement is asked for: a large last-level cache has part of it
 SAMPLE_SECONDS = 2e-3
 SAMPLES, QUICK_SAMPLES, CURVE_SAMPLES = 20, 5, 8
 FMA_DTYPES = (dtypes.float32, dtypes.float64)
@@ -84,6 +85,8 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
     for level in ("memory",) if quick else LEVELS:
         kinds = ("read", "copy", "copy_stream") if quick else kinds_of(level)
         sizes = [working_set(target, level, n) for n in counts]
+        if quick:
+            sizes = [min(size, QUICK_MEMORY // n) for n, size in zip(counts, sizes, strict=True)]
         if all(sizes):
             memory = Memory(max(n * size for n, size in zip(counts, sizes, strict=True)), threads)
             loops.fill(memory, threads)

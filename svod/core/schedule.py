@@ -73,6 +73,7 @@ class _Pending:
     name_hint: str
     origin: str
     why: str
+    root: UOp | None = None     # the node that it stores; None for a copy that the order needs
     snapshots: dict[Version, UOp] = field(default_factory=dict)
 
     @property
@@ -148,6 +149,23 @@ def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remem
     if sink.op is not Ops.SINK:
         raise ScheduleError(f"a schedule is made of a SINK of graph nodes, found {sink!r}; wrap the outputs in svod.core.graph.sink")
     return _Builder(normalize(sink), constants, remember).run()
+
+
+@dataclass(frozen=True)
+class Explained:
+    """How a graph became its schedule. `graph`: normalised. `roots`: for each call the node it stores, None for a copy that the order
+    needs."""
+
+    graph: Normalized
+    schedule: Schedule
+    roots: tuple[UOp | None, ...]
+
+
+def explain_schedule(sink: UOp, constants: frozenset[UOp] = frozenset()) -> Explained:
+    """`create_schedule`, with what it was made of. Remembers nothing. Raises ScheduleError."""
+    builder = _Builder(normalize(sink), constants, False)
+    schedule = builder.run()
+    return Explained(builder.graph, schedule, tuple(builder.pending[i].root for i in builder.sequence))
 
 
 class _Builder:
@@ -252,7 +270,7 @@ class _Builder:
         constants = frozenset(b for b, (buffer, version) in versions.items() if version == 0 and buffer in self.constants)
         made = part_ast(graph, target, constants, remember=self.remember)
         args = [out if b is stand_in else versions[b] for b in made.buffers]
-        self.pending.append(_Pending(made.ast, args, list(made.offsets), 1, name_of(graph), self.origin(root, value), why))
+        self.pending.append(_Pending(made.ast, args, list(made.offsets), 1, name_of(graph), self.origin(root, value), why, root))
 
     def add_routine(self, u: UOp, why: str) -> None:
         """The kernel of a routine over the buffers of its operands."""
@@ -266,7 +284,7 @@ class _Builder:
         value = UOp(Ops.CUSTOM_FUNCTION, u.dtype, tuple(params[1:]), (name, options, tuple(shape_of(s) for s in u.src)))
         where = UOp(Ops.INDEX, u.dtype, (params[0], UOp.const(dtypes.index, 0)))
         ast = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (where, value)),))
-        self.pending.append(_Pending(ast, [out, *operands], [0] * (1 + len(operands)), 1, name.lower(), origin_of(u) or "", why))
+        self.pending.append(_Pending(ast, [out, *operands], [0] * (1 + len(operands)), 1, name.lower(), origin_of(u) or "", why, u))
 
     def add_assign(self, u: UOp, why: str) -> None:
         storage, version = self.version_of[u]
@@ -315,6 +333,7 @@ class _Builder:
             if not waiting:
                 break
             self.take_snapshot(waiting, deps)
+        self.sequence = sequence
         position = {k: i for i, k in enumerate(sequence)}
         calls = []
         for k in sequence:

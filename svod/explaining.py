@@ -1,0 +1,133 @@
+"""`svod.explain(tensor)`: for a person, how a tensor's graph becomes kernels, and what the plan of them does.
+
+    svod.explain((x @ w).softmax(-1))
+
+    graph: 15 nodes, as the schedule sees it
+       …
+       7  mul %3, %6             float32 16×24×8  kernel 0
+       8  reduce add over 2 %7   float32 16×24×1  kernel 0
+       9  reshape %8             float32 16×24
+      10  reduce max over 1 %9   float32 16×1     kernel 1
+       …
+    kernels: 2, each what is computed between buffers
+      0  gemm  float32 16×24×1  stores 8, from 0, 4  model.py:12
+         because: a reduction read at several places
+       …
+    plan: the table of `plan.analyze()`
+
+Views (reshape, permute, …) are nodes of the graph and cost nothing; a value that several kernels compute is listed for each. Kernels are
+compiled with the chains that are known (nothing is searched); nothing is run, and the tensors stay as they are.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TextIO
+
+from svod.core import graph
+from svod.core.origin import origin_of
+from svod.core.schedule import Explained, explain_schedule
+from svod.core.uop import MOVEMENT, Ops, UOp
+from svod.errors import ScheduleError
+from svod.prepare import complete_config, prepare_graph
+from svod.tensor import Tensor
+
+_HIDDEN = frozenset({Ops.UNIQUE, Ops.LUNIQUE, Ops.DEVICE, Ops.CONST, Ops.SINK})
+
+
+def explain(*tensors: Tensor, file: TextIO | None = None) -> None:
+    """Print `explanation(*tensors)` to `file` (default: standard output)."""
+    print(explanation(*tensors), file=sys.stdout if file is None else file)
+
+
+def explanation(*tensors: Tensor) -> str:
+    """The graph of the tensors, its kernels with the rule that cut each, and the analysis of their plan, as text.
+
+    Raises ScheduleError when nothing is given, and what preparing the tensors raises."""
+    if not tensors:
+        raise ScheduleError("explain needs at least one tensor")
+    nodes = [t.uop for t in tensors]
+    found = explain_schedule(graph.sink(*nodes))
+    numbers = {u: i for i, u in enumerate(n for n in found.graph.sink.toposort() if n.op not in _HIDDEN)}
+    if not found.schedule.calls:
+        return "\n".join([*_graph_lines(found, numbers, {}), "", "kernels: none; the tensors are buffers, views of them or constants"])
+    config = replace(complete_config(None), beam=None, capture=None)
+    plan = prepare_graph(nodes, config).plan
+    order = _plan_order(found)
+    kernels = {found.roots[i]: position for position, i in enumerate(order)}
+    return "\n".join([*_graph_lines(found, numbers, kernels), "", *_kernel_lines(found, numbers, order), "", "plan", str(plan.analyze())])
+
+
+def _plan_order(found: Explained) -> list[int]:
+    """Positions of the calls in the order of the plan: by level."""
+    levels: list[int] = []
+    for call in found.schedule.calls:
+        levels.append(1 + max((levels[d] for d in call.deps), default=-1))
+    return sorted(range(len(levels)), key=lambda i: (levels[i], i))
+
+
+def _inside(root: UOp, realised: Iterable[UOp]) -> list[UOp]:
+    """What the kernel of `root` computes: down to buffers and to what has one."""
+    ends = set(realised) - {root}
+    return [n for n in root.toposort(gate=lambda n: n not in ends and n.op is not Ops.BUFFER) if n not in ends and n.op is not Ops.BUFFER]
+
+
+def _graph_lines(found: Explained, numbers: dict[UOp, int], kernels: dict[UOp | None, int]) -> list[str]:
+    computed: dict[UOp, list[int]] = {}
+    for root, position in kernels.items():
+        if root is not None:
+            for n in _inside(root, (r for r in kernels if r is not None)):
+                computed.setdefault(n, []).append(position)
+    rows = []
+    for u, number in numbers.items():
+        where = ", ".join(map(str, sorted(computed.get(u, ())))) if u.op not in MOVEMENT else ""
+        rows.append((str(number), _what(u, numbers), _type(u), f"kernel {where}" if where else "", origin_of(u) or ""))
+    widths = [max((len(r[i]) for r in rows), default=0) for i in range(5)]
+    lines = [f"  {n:>{widths[0]}}  {what:<{widths[1]}}  {kind:<{widths[2]}}  {where:<{widths[3]}}  {origin}".rstrip()
+             for n, what, kind, where, origin in rows]
+    return [f"graph: {len(rows)} nodes, as the schedule sees it", *lines]
+
+
+def _kernel_lines(found: Explained, numbers: dict[UOp, int], order: Sequence[int]) -> list[str]:
+    realised = [r for r in found.roots if r is not None]
+    lines = [f"kernels: {len(order)}, each what is computed between buffers"]
+    for position, i in enumerate(order):
+        call, root = found.schedule.calls[i], found.roots[i]
+        if root is None:
+            lines.append(f"  {position}  {call.name_hint}")
+        else:
+            inside = set(_inside(root, realised))
+            reads = sorted({numbers[s] for n in inside for s in n.src if s not in inside and s in numbers})
+            sources = f", from {', '.join(map(str, reads))}" if reads else ""
+            lines.append(f"  {position}  {call.name_hint}  {_type(root)}  stores {numbers[root]}{sources}  {call.origin}".rstrip())
+        lines.append(f"     because: {'it is an output' if call.why == 'output' else call.why}")
+    return lines
+
+
+def _type(u: UOp) -> str:
+    if u.op is Ops.BUFFER:
+        return f"{u.dtype.name} {u.arg}"
+    shape = "×".join(map(str, graph.shape_of(u)))
+    return f"{u.dtype.name} {shape or 'scalar'}"
+
+
+def _what(u: UOp, numbers: dict[UOp, int]) -> str:
+    """The operation, what it is told, and its operands by number; constants by their value."""
+    name = u.op.name.lower().removesuffix("_axis")
+    told = ""
+    if u.op is Ops.REDUCE_AXIS:
+        told = f" {u.arg[0].lower()} over {', '.join(map(str, u.arg[1]))}"
+    elif u.op in (Ops.PERMUTE, Ops.FLIP):
+        told = f" {', '.join(map(str, u.arg))}"
+    elif u.op is Ops.PAD:
+        told = " " + ", ".join(f"{lo}+{hi}" for lo, hi in u.arg[0]) + f" with {u.arg[1]}"
+    elif u.op is Ops.SHRINK:
+        told = " to " + ", ".join(f"{begin}…{end}" for begin, end in u.arg)
+    elif u.op is Ops.WINDOW:
+        told = " " + ", ".join(f"axis {axis}: {size} by {stride}" + (f", dilated {dilation}" if dilation != 1 else "")
+                               for axis, size, stride, dilation in u.arg)
+    elif u.op in (Ops.GATHER, Ops.GEP, Ops.IOTA):
+        told = f" {u.arg}"
+    operands = [str(s.arg) if s.op is Ops.CONST else f"%{numbers[s]}" for s in u.src if s in numbers or s.op is Ops.CONST]
+    return f"{name}{told} {', '.join(operands)}".rstrip()
