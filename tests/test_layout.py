@@ -23,6 +23,7 @@ COMMON = {"svod", "errors", "config"}
 ALLOWED = {
     "core": {"errors"},
     "tensor": {"core", "errors"},
+    "nn": {"core", "tensor", "errors"},
     "compile": {"core", *COMMON},
     "bench": {"core", "compile", *COMMON},
     "tune": {"core", "compile", "bench", *COMMON},

@@ -3,20 +3,23 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path`: a reader sees the old file or the whole new one. Links are followed; a device or a pipe is written
-    to, not replaced. Raises OSError; then what was there before is still there."""
+def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Have `write` fill the file `path`: a reader sees the old file or the whole new one. Links are followed; a device or a pipe is
+    written to, not replaced. Raises OSError; then what was there before is still there."""
     path = path.resolve()
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        with open(path, "wb") as f:
+            write(f)
         return
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
-            f.write(text)
+        with os.fdopen(fd, "wb") as f:
+            write(f)
             f.flush()
             os.fsync(f.fileno())
         os.chmod(temporary, 0o644)   # mkstemp made it private
@@ -24,3 +27,8 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path`, as `write_file` does."""
+    write_file(path, lambda f: f.write(text.encode()))

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from svod.core import graph
-from svod.core.buffer import bfloat16_bits_to_float32, buffer_of, float32_to_bfloat16_bits
+from svod.core.buffer import bfloat16_bits_to_float32, buffer_from_numpy, buffer_of, float32_to_bfloat16_bits
 from svod.core.dtype import dtypes, to_numpy
 from svod.core.origin import origin_of
 from svod.core.uop import UOp
 from svod.errors import DeviceError, ShapeError, UnsupportedError
+from svod.tensor import dlpack
 from svod.tensor.base import Array, DTypeLike, Scalar, live_tensors
 from svod.tensor.elementwise import Operand
 from svod.tensor.random import Random
@@ -78,6 +79,31 @@ class Tensor(Random):
             return self._values()
         values = self.numpy()
         return values if dtype is None else values.astype(dtype, copy=False)
+
+    # -- memory shared with other libraries -------------------------------------------------------
+    def __dlpack_device__(self) -> tuple[builtins.int, builtins.int]:
+        return dlpack.CPU
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: builtins.bool | None = None) -> Any:
+        """A DLPack capsule over the tensor's memory, computed now: what `torch.from_dlpack(t)` and `numpy.from_dlpack(t)` call. Raises
+        DeviceError for another device than the CPU and BufferError for read-only memory that the caller could not tell."""
+        if dl_device is not None and (builtins.int(dl_device[0]), builtins.int(dl_device[1])) != dlpack.CPU:
+            raise DeviceError(f"__dlpack__ for DLPack device {tuple(dl_device)}: tensors live on the CPU, {dlpack.CPU}")
+        values = self._values().copy() if copy else self._values()
+        if self.dtype == dtypes.bfloat16:
+            return dlpack.bfloat16_capsule(values)
+        return values.__dlpack__(max_version=max_version)
+
+    @classmethod
+    def from_dlpack(cls, source: Any) -> Tensor:
+        """The tensor of an object with `__dlpack__` on the CPU (a PyTorch tensor, a NumPy or JAX array), sharing its memory where that is
+        C-contiguous. Raises DeviceError and DTypeError."""
+        array, is_bfloat16 = dlpack.array_of(source)
+        if not is_bfloat16:
+            return cls(array)
+        if 0 in array.shape:
+            return cls.full(array.shape, 0, dtypes.bfloat16)
+        return cls.from_uop(graph.reshape(buffer_from_numpy(array, dtypes.bfloat16), array.shape))
 
     def item(self) -> Scalar:
         """The value of a tensor of one element, as a Python scalar."""

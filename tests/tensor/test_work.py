@@ -74,13 +74,13 @@ UNARY = [
     "leaky_relu", "elu", "sigmoid", "logsigmoid", "silu", "gelu", "softplus", "hardsigmoid", "hardswish", "hardtanh", "mish",
     "softmax", "log_softmax", "flatten", "ravel", "squeeze", "contiguous", "clone", "float", "double", "half", "bfloat16", "int",
     "long", "bool", "frac", "isposinf", "isneginf", "nan_to_num", "signbit", "cosh", "acosh", "erfc", "deg2rad",
-    "rad2deg", "selu", "celu", "hardshrink", "softshrink", "tanhshrink", "softsign", "glu", "swiglu", "dropout", "diff", "norm", "normalize",
-    "diagonal", "diag", "trace", "sum", "prod", "mean", "var", "std", "max", "min", "amax", "amin", "argmax", "argmin", "any", "all",
-    "count_nonzero", "logsumexp", "tril", "triu", "zeros_like", "ones_like"]
+    "rad2deg", "selu", "celu", "hardshrink", "softshrink", "tanhshrink", "softsign", "glu", "swiglu", "dropout", "diff", "norm",
+    "normalize", "diagonal", "diag", "trace", "sum", "prod", "mean", "var", "std", "max", "min", "amax", "amin", "argmax", "argmin",
+    "any", "all", "count_nonzero", "logsumexp", "tril", "triu", "zeros_like", "ones_like"]
 BINARY = [
     "add", "sub", "mul", "div", "floor_divide", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
-    "logical_xor", "maximum", "minimum", "reshape_as", "expand_as", "true_divide", "fmod", "logaddexp", "hypot", "copysign", "xlogy", "isclose",
-    "clamp_min", "clamp_max", "heaviside", "mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss", "binary_cross_entropy",
+    "logical_xor", "maximum", "minimum", "reshape_as", "expand_as", "true_divide", "fmod", "logaddexp", "hypot", "copysign", "xlogy",
+    "isclose", "clamp_min", "clamp_max", "heaviside", "mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "kl_div", "cosine_similarity", "pairwise_distance"]
 INTEGER = [
     "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"]
@@ -231,7 +231,8 @@ WORK: dict[str, Work] = {
     "conv3d": Work(lambda n: f(1, 2, n, 6, 6).conv3d(f(3, 2, 1, 3, 3)), lambda n: 3 * n * 16 * 18, each=2),
     # each tap of the weight once for each element of the input
     "conv_transpose1d": Work(lambda n: f(2, n, n).conv_transpose1d(f(n, n, 4), stride=2, padding=1), lambda n: 2 * n ** 3 * 4, each=2.1),
-    "conv_transpose2d": Work(lambda n: f(1, 3, n, n).conv_transpose2d(f(3, 5, 4, 4), stride=2, padding=1), lambda n: 15 * n * n * 16, each=2.3),
+    "conv_transpose2d": Work(lambda n: f(1, 3, n, n).conv_transpose2d(f(3, 5, 4, 4), stride=2, padding=1),
+                             lambda n: 15 * n * n * 16, each=2.3),
     "conv_transpose3d": Work(lambda n: f(1, 2, n, 6, 6).conv_transpose3d(f(2, 3, 2, 2, 2), stride=2), lambda n: 6 * n * 36 * 8, each=2.1),
     "scaled_dot_product_attention": Work(lambda n: f(2, n, 8).scaled_dot_product_attention(f(2, n, 8), f(2, n, 8)),
                                          lambda n: 2 * n * n * 16, each=3),

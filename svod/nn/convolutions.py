@@ -1,0 +1,156 @@
+"""Convolutions, transposed convolutions, pooling."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from svod.errors import ShapeError
+from svod.nn.module import Module, fan_in_bound, uniform
+from svod.tensor import Tensor
+
+IntOrInts = int | Sequence[int]
+
+
+class _Conv(Module):
+    """A weight (out_channels, in_channels/groups, kernel…) and a bias. `padding_mode` as in `Tensor.pad`, 'zeros' for none."""
+
+    spatial = 0
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: IntOrInts, stride: IntOrInts = 1, padding: IntOrInts | str = 0,
+                 dilation: IntOrInts = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros") -> None:
+        kernel = _extents(self, kernel_size, self.spatial)
+        _check_groups(self, in_channels, out_channels, groups)
+        self.stride, self.padding, self.dilation, self.groups, self.padding_mode = stride, padding, dilation, groups, padding_mode
+        bound = fan_in_bound(in_channels // groups * math.prod(kernel))
+        self.weight = uniform((out_channels, in_channels // groups, *kernel), bound)
+        self.bias = uniform((out_channels,), bound) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            if isinstance(padding, str):
+                raise ShapeError(f"{type(self).__name__} with padding {padding!r} and padding_mode {self.padding_mode!r}: give numbers")
+            sides = [n for p in reversed(_extents(self, padding, self.spatial)) for n in (p, p)]
+            x, padding = x.pad(sides, mode=self.padding_mode), 0
+        name = f"conv{self.spatial}d"
+        result: Tensor = getattr(x, name)(self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        return result
+
+
+class Conv1d(_Conv):
+    """(N, C, L)."""
+
+    spatial = 1
+
+
+class Conv2d(_Conv):
+    """(N, C, H, W)."""
+
+    spatial = 2
+
+
+class Conv3d(_Conv):
+    """(N, C, D, H, W)."""
+
+    spatial = 3
+
+
+class _ConvTranspose(Module):
+    """A weight (in_channels, out_channels/groups, kernel…) and a bias."""
+
+    spatial = 0
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: IntOrInts, stride: IntOrInts = 1, padding: IntOrInts = 0,
+                 output_padding: IntOrInts = 0, groups: int = 1, bias: bool = True, dilation: IntOrInts = 1) -> None:
+        kernel = _extents(self, kernel_size, self.spatial)
+        _check_groups(self, in_channels, out_channels, groups)
+        self.stride, self.padding, self.output_padding, self.groups, self.dilation = stride, padding, output_padding, groups, dilation
+        bound = fan_in_bound(out_channels // groups * math.prod(kernel))
+        self.weight = uniform((in_channels, out_channels // groups, *kernel), bound)
+        self.bias = uniform((out_channels,), bound) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        name = f"conv_transpose{self.spatial}d"
+        sizes = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+        result: Tensor = getattr(x, name)(self.weight, self.bias, *sizes)
+        return result
+
+
+class ConvTranspose1d(_ConvTranspose):
+    """(N, C, L)."""
+
+    spatial = 1
+
+
+class ConvTranspose2d(_ConvTranspose):
+    """(N, C, H, W)."""
+
+    spatial = 2
+
+
+class ConvTranspose3d(_ConvTranspose):
+    """(N, C, D, H, W)."""
+
+    spatial = 3
+
+
+class _Pool(Module):
+    """Windows of the last axes; `stride` defaults to the kernel's size."""
+
+    name = ""
+
+    def __init__(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0,
+                 **options: bool | IntOrInts) -> None:
+        self.kernel_size, self.stride, self.padding, self.options = kernel_size, stride, padding, options
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = getattr(x, self.name)(self.kernel_size, self.stride, self.padding, **self.options)
+        return result
+
+
+class MaxPool1d(_Pool):
+    """`Tensor.max_pool1d`; options `dilation`, `ceil_mode`."""
+
+    name = "max_pool1d"
+
+
+class MaxPool2d(_Pool):
+    """`Tensor.max_pool2d`; options `dilation`, `ceil_mode`."""
+
+    name = "max_pool2d"
+
+
+class MaxPool3d(_Pool):
+    """`Tensor.max_pool3d`; options `dilation`, `ceil_mode`."""
+
+    name = "max_pool3d"
+
+
+class AvgPool1d(_Pool):
+    """`Tensor.avg_pool1d`; options `ceil_mode`, `count_include_pad`."""
+
+    name = "avg_pool1d"
+
+
+class AvgPool2d(_Pool):
+    """`Tensor.avg_pool2d`; options `ceil_mode`, `count_include_pad`."""
+
+    name = "avg_pool2d"
+
+
+class AvgPool3d(_Pool):
+    """`Tensor.avg_pool3d`; options `ceil_mode`, `count_include_pad`."""
+
+    name = "avg_pool3d"
+
+
+def _extents(module: Module, size: IntOrInts, axes: int) -> tuple[int, ...]:
+    found = (size,) * axes if isinstance(size, int) else tuple(size)
+    if len(found) != axes:
+        raise ShapeError(f"{type(module).__name__} with {found}: give one number, or one for each of {axes} axes")
+    return found
+
+
+def _check_groups(module: Module, in_channels: int, out_channels: int, groups: int) -> None:
+    if groups < 1 or in_channels % groups or out_channels % groups:
+        raise ShapeError(f"{type(module).__name__} from {in_channels} to {out_channels} channels in {groups} group(s): groups divides both")

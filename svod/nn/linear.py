@@ -1,0 +1,27 @@
+"""Layers of products: Linear, Embedding."""
+from __future__ import annotations
+
+from svod.nn.module import Module, fan_in_bound, uniform
+from svod.tensor import Tensor
+
+
+class Linear(Module):
+    """x @ weightᵀ + bias: (…, in_features) → (…, out_features)."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        bound = fan_in_bound(in_features)
+        self.weight = uniform((out_features, in_features), bound)
+        self.bias = uniform((out_features,), bound) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.linear(self.weight, self.bias)
+
+
+class Embedding(Module):
+    """Rows of a table at integer positions: (…) → (…, embedding_dim)."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        self.weight = Tensor.randn(num_embeddings, embedding_dim).contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.embedding(self.weight)

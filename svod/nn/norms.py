@@ -1,0 +1,119 @@
+"""Normalisation layers."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from svod.errors import ShapeError
+from svod.nn.module import Module
+from svod.tensor import Tensor
+
+
+class _BatchNorm(Module):
+    """(x - running_mean) / sqrt(running_var + eps) · weight + bias per channel (axis 1)."""
+
+    axes: tuple[int, ...] = ()
+
+    def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True) -> None:
+        self.eps = eps
+        self.weight = Tensor.ones(num_features) if affine else None
+        self.bias = Tensor.zeros(num_features) if affine else None
+        self.running_mean = Tensor.zeros(num_features)
+        self.running_var = Tensor.ones(num_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _check_axes(self, x, self.axes)
+        return x.batch_norm(self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+class BatchNorm1d(_BatchNorm):
+    """Of (N, C) or (N, C, L)."""
+
+    axes = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """Of (N, C, H, W)."""
+
+    axes = (4,)
+
+
+class BatchNorm3d(_BatchNorm):
+    """Of (N, C, D, H, W)."""
+
+    axes = (5,)
+
+
+class LayerNorm(Module):
+    """Over the last axes, whose extents are `normalized_shape`."""
+
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
+                 bias: bool = True) -> None:
+        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.eps = eps
+        self.weight = Tensor.ones(self.normalized_shape) if elementwise_affine else None
+        self.bias = Tensor.zeros(self.normalized_shape) if elementwise_affine and bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.layer_norm(self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Module):
+    """x / sqrt(mean(x²) + eps) over the last axes, · weight."""
+
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True) -> None:
+        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.eps = eps
+        self.weight = Tensor.ones(self.normalized_shape) if elementwise_affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.rms_norm(self.normalized_shape, self.weight, self.eps)
+
+
+class GroupNorm(Module):
+    """Over each of `num_groups` groups of channels (axis 1) and all later axes."""
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True) -> None:
+        self.num_groups, self.eps = num_groups, eps
+        self.weight = Tensor.ones(num_channels) if affine else None
+        self.bias = Tensor.zeros(num_channels) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.group_norm(self.num_groups, self.weight, self.bias, self.eps)
+
+
+class _InstanceNorm(Module):
+    """Over the axes after the channels (axis 1), each channel by itself."""
+
+    axes: tuple[int, ...] = ()
+
+    def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = False) -> None:
+        self.eps = eps
+        self.weight = Tensor.ones(num_features) if affine else None
+        self.bias = Tensor.zeros(num_features) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        _check_axes(self, x, self.axes)
+        return x.instance_norm(None, None, self.weight, self.bias, eps=self.eps)
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """Of (N, C, L)."""
+
+    axes = (3,)
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """Of (N, C, H, W)."""
+
+    axes = (4,)
+
+
+class InstanceNorm3d(_InstanceNorm):
+    """Of (N, C, D, H, W)."""
+
+    axes = (5,)
+
+
+def _check_axes(module: Module, x: Tensor, axes: tuple[int, ...]) -> None:
+    if x.ndim not in axes:
+        raise ShapeError(f"{type(module).__name__} of {x.shape}: it takes {' or '.join(map(str, axes))} axes")

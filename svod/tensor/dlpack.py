@@ -1,0 +1,97 @@
+"""Memory shared with other libraries through DLPack (https://dmlc.github.io/dlpack): by way of NumPy, which knows the protocol, and for
+bfloat16, which it does not have, by the C structure itself.
+"""
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from svod.core.buffer import Array
+from svod.errors import DeviceError, DTypeError
+
+CPU = (1, 0)          # kDLCPU, device 0
+_BFLOAT = 4           # kDLBfloat
+_REFUSED = (BufferError, RuntimeError, TypeError)      # what libraries say of memory they cannot share
+_NAME = b"dltensor"   # of a capsule that nobody has taken
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
+
+
+class _DLManagedTensor(ctypes.Structure):
+    pass
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))
+_DLManagedTensor._fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
+
+_is_capsule = ctypes.pythonapi.PyCapsule_IsValid
+_is_capsule.argtypes, _is_capsule.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_int
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.argtypes, _pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.argtypes, _new_capsule.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
+
+_exported: dict[int, tuple[Any, ...]] = {}      # what a structure that was handed out needs, by its address
+
+
+def _forget(managed: Any) -> None:
+    _exported.pop(ctypes.addressof(managed.contents), None)
+
+
+_release = _Deleter(_forget)
+
+
+def array_of(source: Any) -> tuple[Array, bool]:
+    """(array, whether it holds the bits of bfloat16) over the CPU memory of an object with `__dlpack__`. Raises DeviceError, DTypeError."""
+    if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
+        raise DTypeError(f"from_dlpack of {type(source).__name__}: it has no __dlpack__")
+    device = tuple(int(n) for n in source.__dlpack_device__())
+    if device[0] != CPU[0]:
+        raise DeviceError(f"from_dlpack of memory on DLPack device {device}: tensors live on the CPU; move it there first")
+    try:
+        return np.from_dlpack(source), False
+    except _REFUSED as error:
+        found = _bfloat16_bits(source)
+        if found is None:
+            raise DTypeError(f"from_dlpack of {type(source).__name__}: {error}") from error
+        return found, True
+
+
+def _bfloat16_bits(source: Any) -> Array | None:
+    """The uint16 of a bfloat16 tensor's bits, which keep its capsule; None for what is no such tensor."""
+    try:
+        capsule = source.__dlpack__()
+    except _REFUSED:
+        return None
+    if not _is_capsule(capsule, _NAME):
+        return None
+    tensor = ctypes.cast(_pointer_of(capsule, _NAME), ctypes.POINTER(_DLManagedTensor)).contents.tensor
+    if (tensor.code, tensor.bits, tensor.lanes) != (_BFLOAT, 16, 1):
+        return None
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    if 0 in shape:
+        return np.zeros(shape, np.uint16)
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if strides is not None else int(np.prod(shape))
+    memory: Any = (ctypes.c_uint16 * span).from_address(tensor.data + tensor.byte_offset)
+    memory.capsule = capsule      # its end gives the memory back to its owner
+    flat = np.frombuffer(memory, np.uint16)
+    if strides is None:
+        return flat.reshape(shape)
+    return np.asarray(np.lib.stride_tricks.as_strided(flat, shape, tuple(2 * s for s in strides)))
+
+
+def bfloat16_capsule(bits: Array) -> Any:
+    """A capsule over the uint16 of bfloat16 bits; the array lives until whoever takes it is done. One that nobody takes keeps it."""
+    shape = (ctypes.c_int64 * max(1, bits.ndim))(*bits.shape)
+    strides = (ctypes.c_int64 * max(1, bits.ndim))(*(s // 2 for s in bits.strides))
+    tensor = _DLTensor(bits.ctypes.data, *CPU, bits.ndim, _BFLOAT, 16, 1, shape, strides, 0)
+    managed = _DLManagedTensor(tensor, None, _release)
+    _exported[ctypes.addressof(managed)] = (managed, bits, shape, strides)
+    return _new_capsule(ctypes.addressof(managed), _NAME, None)

@@ -1,0 +1,173 @@
+"""Layers against NumPy, their names against PyTorch's; parameters taken and given."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import svod
+from svod import nn
+from svod.core.origin import origin_of
+from svod.errors import ShapeError, StateError
+from svod.tensor import Tensor
+from tests.graph_reference import evaluate_graph
+from tests.tensor.strategies import Array, make
+
+
+def close(t: Tensor, expected: Any) -> None:
+    """By the interpreter of graphs: layers are made of tested operations."""
+    found = evaluate_graph(t.uop)
+    assert found.shape == np.shape(expected)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def with_values(module: nn.Module, seed: int = 0) -> dict[str, Array]:
+    """Random parameters, given to the module."""
+    state = {n: make(t.shape, "float32", seed + i) for i, (n, t) in enumerate(module.named_parameters())}
+    state = {n: abs(a) if n.endswith("var") else a for n, a in state.items()}
+    module.load_state_dict(state)
+    return state
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def test_linear_embedding_and_norms() -> None:
+    x = make((2, 6, 5), "float32", 9)
+    linear = nn.Linear(5, 3)
+    s = with_values(linear)
+    close(linear(Tensor(x)), x @ s["weight"].T + s["bias"])
+    table = nn.Embedding(7, 4)
+    s = with_values(table)
+    close(table(Tensor([[1, 6]])), s["weight"][[[1, 6]]])
+    norm = nn.BatchNorm1d(6)
+    s = with_values(norm)
+    scale = s["weight"] / np.sqrt(s["running_var"] + 1e-5)
+    close(norm(Tensor(x)), (x - s["running_mean"][:, None]) * scale[:, None] + s["bias"][:, None])
+    layer = nn.LayerNorm(5)
+    s = with_values(layer)
+    close(layer(Tensor(x)), (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * s["weight"] + s["bias"])
+    group = nn.GroupNorm(2, 6)
+    s = with_values(group)
+    y = x.reshape(2, 2, 15)
+    y = ((y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5)).reshape(x.shape)
+    close(group(Tensor(x)), y * s["weight"][:, None] + s["bias"][:, None])
+    close(nn.InstanceNorm1d(6)(Tensor(x)), (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5))
+    close(nn.RMSNorm(5, eps=1e-6)(Tensor(x)), x / np.sqrt((x ** 2).mean(-1, keepdims=True) + 1e-6))
+    with pytest.raises(ShapeError, match="BatchNorm2d of"):
+        nn.BatchNorm2d(6)(Tensor(x))
+
+
+def test_convolutions() -> None:
+    x = make((1, 2, 5), "float32", 3)
+    conv = nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular")
+    s = with_values(conv)
+    wide = np.pad(x, [(0, 0), (0, 0), (1, 1)], mode="wrap")
+    close(conv(Tensor(x)), np.stack([np.tensordot(s["weight"], wide[0, :, i:i + 3], 2) + s["bias"] for i in range(5)], -1)[None])
+    up = nn.ConvTranspose1d(2, 3, 2, stride=2)
+    s = with_values(up)
+    close(up(Tensor(x)), (np.einsum("ncl,cok->nolk", x, s["weight"]).reshape(1, 3, 10) + s["bias"][:, None]))
+    assert nn.Conv2d(4, 6, (3, 5), groups=2).weight.shape == (6, 2, 3, 5)
+    assert nn.ConvTranspose3d(4, 6, 2, groups=2).weight.shape == (4, 3, 2, 2, 2)
+    close(nn.MaxPool1d(2)(Tensor(x)), x[..., :4].reshape(1, 2, 2, 2).max(-1))
+    with pytest.raises(ShapeError, match=r"Conv2d from 4 to 5 channels in 2 group\(s\)"):
+        nn.Conv2d(4, 5, 3, groups=2)
+
+
+def test_attention() -> None:
+    x, y = make((2, 4, 6), "float32", 1), make((2, 3, 6), "float32", 2)
+    layer = nn.MultiheadAttention(6, 2)
+    s = with_values(layer)
+    assert list(s) == ["in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"]
+
+    def expected(query: Array, key: Array, hidden: Array) -> Array:
+        parts = zip(np.split(s["in_proj_weight"], 3), np.split(s["in_proj_bias"], 3), (query, key, key), strict=True)
+        q, k, v = ((t @ w.T + b).reshape(2, -1, 2, 3).transpose(0, 2, 1, 3) for w, b, t in parts)
+        scores = np.where(hidden, -np.inf, q @ k.transpose(0, 1, 3, 2) / np.sqrt(3))
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        heads = weights / weights.sum(-1, keepdims=True) @ v
+        return heads.transpose(0, 2, 1, 3).reshape(2, -1, 6) @ s["out_proj.weight"].T + s["out_proj.bias"]
+    causal = np.triu(np.ones((4, 4), bool), 1)
+    close(layer(Tensor(x), is_causal=True), expected(x, x, causal))
+    close(layer(Tensor(x), attn_mask=Tensor(causal)), expected(x, x, causal))
+    padding = np.array([[False, False, True], [False, True, False]])
+    close(layer(Tensor(x), Tensor(y), Tensor(y), key_padding_mask=Tensor(padding)), expected(x, y, padding[:, None, None]))
+
+
+def test_recurrent_cells() -> None:
+    x, h, c = make((2, 4), "float32", 1), make((2, 3), "float32", 2), make((2, 3), "float32", 3)
+
+    def products(cell: nn.Module) -> tuple[Array, Array]:
+        s = with_values(cell)
+        return x @ s["weight_ih"].T + s["bias_ih"], h @ s["weight_hh"].T + s["bias_hh"]
+    rnn, lstm, gru = nn.RNNCell(4, 3), nn.LSTMCell(4, 3), nn.GRUCell(4, 3)
+    a, b = products(rnn)
+    close(rnn(Tensor(x), Tensor(h)), np.tanh(a + b))
+    a, b = products(lstm)
+    i, f, g, o = np.split(a + b, 4, -1)
+    cell = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    found = lstm(Tensor(x), (Tensor(h), Tensor(c)))
+    close(found[0], sigmoid(o) * np.tanh(cell))
+    close(found[1], cell)
+    a, b = products(gru)
+    (ar, az, an), (br, bz, bn) = np.split(a, 3, -1), np.split(b, 3, -1)
+    z = sigmoid(az + bz)
+    close(gru(Tensor(x), Tensor(h)), (1 - z) * np.tanh(an + sigmoid(ar + br) * bn) + z * h)
+    assert rnn(Tensor(x)).shape == lstm(Tensor(x))[0].shape == (2, 3)
+
+
+class Model(nn.Module):
+    """Modules as attributes, in a list, and shared names."""
+
+    def __init__(self) -> None:
+        self.stem = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4, bias=False), nn.GELU("tanh")), nn.Sequential(nn.ReLU(), nn.PReLU())])
+        self.scale = Tensor.ones(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return x.mul(self.scale)
+
+
+def test_parameters_have_paths_and_kernels_know_them() -> None:
+    model = Model()
+    assert list(model.state_dict()) == ["scale", "stem.weight", "stem.bias", "blocks.0.0.weight", "blocks.1.1.weight"]
+    assert origin_of(model.blocks[0](Tensor.zeros(2, 4)).uop) == "blocks.0.1"
+    assert "(blocks): ModuleList(" in repr(model) and "weight=[4, 4]" in repr(model)
+    narrow = Model().half()
+    assert {t.dtype.name for t in narrow.parameters()} == {"float16"} and narrow.eval() is narrow
+    assert svod.nn.Linear is nn.Linear
+
+
+def test_load_state_dict_checks_before_it_takes() -> None:
+    model = Model()
+    before = model.state_dict()
+    state = {n: np.full(t.shape, 2.0, np.float32) for n, t in before.items()}
+    for wrong, match in (({n: a for n, a in state.items() if n != "scale"}, "missing scale, unknown nothing"),
+                         ({**state, "head.weight": state["scale"]}, "unknown head.weight"),
+                         ({**state, "scale": np.zeros(2, np.float32)}, r"shapes differ: scale \(2,\), the module's is \(1,\)")):
+        with pytest.raises(StateError, match=match):
+            model.load_state_dict(wrong)
+    assert all(a is b for a, b in zip(model.state_dict().values(), before.values(), strict=True))
+    model.load_state_dict({"scale": state["scale"], "other": state["scale"]}, strict=False)
+    assert model.scale.item() == 2
+    model.load_state_dict({**state, "stem.num_batches_tracked": np.array(3)})
+    close(model(Tensor.ones(1, 4)), model(Tensor.ones(1, 4)).numpy())
+
+
+def test_functions_as_modules() -> None:
+    x = Tensor(make((1, 8, 2, 2), "float32", 0))
+    assert nn.Softmax(dim=1)(x).uop is x.softmax(1).uop and nn.ReLU(inplace=True)(x).uop is x.relu().uop
+    assert nn.Upsample(scale_factor=2.0)(x).shape == (1, 8, 4, 4) and nn.PixelShuffle(2)(x).shape == (1, 2, 4, 4)
+    assert nn.Flatten()(x).shape == (1, 32) and nn.Dropout(0.1)(x) is x and nn.Identity()(x) is x
+    assert nn.AdaptiveAvgPool2d(1)(x).shape == (1, 8, 1, 1)
+    with pytest.raises(TypeError, match="Softmax"):
+        nn.Softmax(axis=1)
+    with pytest.raises(StateError, match="element 1 is a int"):
+        nn.ModuleList([nn.ReLU(), 3])
+    with pytest.raises(NotImplementedError, match="Module defines no forward"):
+        nn.Module()(x)
