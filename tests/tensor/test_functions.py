@@ -100,7 +100,8 @@ def test_mixtures_and_gates() -> None:
 
 
 @few
-@given(n=st.integers(1, 6), before=st.integers(0, 7), after=st.integers(0, 7), mode=st.sampled_from(["reflect", "symmetric", "edge", "wrap"]))
+@given(n=st.integers(1, 6), before=st.integers(0, 7), after=st.integers(0, 7),
+       mode=st.sampled_from(["reflect", "symmetric", "edge", "wrap"]))
 def test_padding_from_within(n: int, before: int, after: int, mode: str) -> None:
     a = make((2, n, 3), "int16", n)
     most = {"reflect": n - 1, "edge": 99}.get(mode, n)

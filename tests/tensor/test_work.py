@@ -267,7 +267,7 @@ WORK: dict[str, Work] = {
 # what schedules nothing: facts of a tensor, values, memory
 NO_KERNELS = {"shape", "dtype", "ndim", "dim", "size", "numel", "element_size", "nbytes", "device", "uop", "from_uop", "from_numpy",
               "empty", "empty_like", "is_realized", "realize", "realize_batch", "prepare", "prepare_batch", "numpy", "item", "tolist",
-              "detach", "manual_seed"}
+              "detach", "manual_seed", "from_dlpack"}
 
 
 def test_every_operation_has_a_row() -> None:
