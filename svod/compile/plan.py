@@ -310,7 +310,7 @@ class ExecutionPlan:
         self.memory = PlanMemory(planner, shared.total, shared.lower_bound, always.total)
         addresses = [address_of(b.array) if b.array is not None else 0 for b in self.buffers] + [0] * (end - len(self.buffers))
         self._shared = Arena(shared.total, 0) if shared.total else None
-        self._kept = Arena(always.total, 0) if always.total else None
+        self._kept = Arena(always.total, 0, touch=False) if always.total else None     # once phases fill it
         for arena, placement in ((self._shared, shared), (self._kept, always)):
             for index, offset in placement.offsets.items():
                 addresses[index] = offset + (arena.address if arena is not None else 0)

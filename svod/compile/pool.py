@@ -42,18 +42,20 @@ def private_memory(length: int) -> mmap.mmap:
 
 
 class Arena:
-    """`size` bytes of uninitialised, touched memory that starts 64-byte aligned at `address`, `stagger` lines into a page.
+    """`size` bytes of uninitialised memory that starts 64-byte aligned at `address`, `stagger` lines into a page. `touch`: page faults
+    happen here, not inside a launch; without it the launches that fill it first take them, on all their cores.
 
     Scratch of different workers, and scratch and large arrays, would otherwise share their low 12 address bits, and stores to the
     one would delay loads of the other (4 KiB aliasing)."""
 
     __slots__ = ("_memory", "address", "size")
 
-    def __init__(self, size: int, stagger: int) -> None:
+    def __init__(self, size: int, stagger: int, touch: bool = True) -> None:
         offset = (17 + 5 * stagger) % 64 * 64
         length = -(-(size + offset) // PAGE) * PAGE
         self._memory = LARGE_ARRAYS.allocate(length) if length >= LARGE else np.frombuffer(private_memory(length), np.uint8)
-        self._memory[::PAGE] = 0                # page faults happen here, not inside a launch
+        if touch:
+            self._memory[::PAGE] = 0
         self.address = int(self._memory.__array_interface__["data"][0]) + offset
         self.size = length - offset
 
