@@ -18,7 +18,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from svod.compile.host import MACHINES, llvm_features
+from svod.compile.host import MACHINES, llvm_features, may_use_tiles
 from svod.core.target import Target
 from svod.errors import CompileError, LaunchError
 
@@ -140,6 +140,7 @@ class LoadedProgram:
         arch = _architecture(code)
         if arch != MACHINES.get(platform.machine().lower()):
             raise CompileError(f"the object is for {arch}, this machine is {platform.machine()}: it cannot be loaded here")
+        may_use_tiles()     # before code that may need them runs
         self._context = llvm.create_context()
         # MCJIT wants a module to start from, and owns the machine it is given
         empty = llvm.parse_assembly(f'target triple = "{TRIPLES[arch]}"', self._context)

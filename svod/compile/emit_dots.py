@@ -1,7 +1,8 @@
-"""Dot instructions: operands staged in groups, and products of groups summed up.
+"""Dot and matrix instructions: operands staged in groups, and products of groups summed up.
 
     p[k/2, n, 2] ← b[k, n]:   x = LOAD b[k, n…];  y = LOAD b[k+1, n…];  STORE p ← SHUFFLE x, y       x0 y0 x1 y1 …
     c[n] += a[k]·b[k, n]:     DOT c, (word of a in all lanes), (vector of words of p) [2]
+    tiles:                        TILEDOT c, (rows of a), (rows of groups of b); afterwards TILESTORE to scratch, and rows from there
 
 The copies know where the sum ends: what is left of the last group is zero. The nests that read have whole groups only.
 """
@@ -10,12 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from svod.compile.emit_values import Values
-from svod.compile.nests import COPY_LANES, MAX_TILE_VECTORS, Layout, Lin, Nest, add_lins
+from svod.compile.nests import COPY_LANES, MAX_TILE_VECTORS, Layout, Lin, Nest, Staged, add_lins
 from svod.core.dots import Operand, Packed, Plan
 from svod.core.dtype import dtypes
-from svod.core.kernel import ResolvedStage
+from svod.core.kernel import Linear, ResolvedStage
 from svod.core.nest import Piece
 from svod.core.scheduler import DOT, LOOP, UPCAST
+from svod.errors import KernelOptError
 
 WORD = dtypes.uint32
 SIGN = 0x80
@@ -90,6 +92,51 @@ class DotValues(Values):
         if words == 1:
             return b.splat(gate, lanes)
         return b.pure("SHUFFLE", dtypes.bool, lanes, (gate,), tuple(i * words // lanes for i in range(lanes)))
+
+    # -- tiles -----------------------------------------------------------------------------------------
+    def _tile_shape(self, nest: Nest, found: Plan) -> tuple[int, int]:
+        """(rows, columns) of a tile in this nest: an axis may have fewer positions."""
+        rows, columns = (next((p.extent for p in nest.pieces[a] if p.role == DOT), 1) for a in (found.rows, found.columns))
+        return rows, columns
+
+    def _tile_zero(self, nest: Nest, found: Plan, number: int) -> int:
+        """A new accumulator. Tiles change in place, so that none is merged with another, or made outside of the loop it is used in."""
+        rows, columns = self._tile_shape(nest, found)
+        return self.b.load("TILEZERO", found.dot.accumulator, rows * columns, (), (rows, columns, number), ordered=True)
+
+    def _tile_dot(self, nest: Nest, found: Plan, acc: int) -> int:
+        """`acc` and the products of the tiles at the current position."""
+        rows, columns = self._tile_shape(nest, found)
+        g, depth = found.dot.group, found.dot.depth
+        chosen = self.state.dots[nest.r.stage.index]
+        assert chosen is not None
+        along = nest.r.axes.index(chosen.axis)
+        values = []
+        for o, p, lines, length, down in ((found.operands[0], found.packed[0], rows, depth * g, found.rows),
+                                          (found.operands[1], found.packed[1], depth, columns * g, along)):
+            staged, linear, start, const = self._tile_start(nest, o)
+            step = linear.coef(down) * (1 if down == found.rows else g)
+            beside = linear.coef(along) if down == found.rows else linear.coef(found.columns) // g
+            if beside != 1 or staged.guarded:
+                raise KernelOptError(f"stage {self.kernel.stages[o.stage].name} does not lie in rows for tiles; leave its axes as TC put them, "
+                                     f"without PADTO")
+            # not moved out of the loop: registers are few, and those of what is outside are taken all the time
+            values.append(self.b.load("TILELOAD", p.dtype, lines * length, (staged.pointer, start), (const, lines, step),
+                                      max(staged.floor, self.b.level), False, staged.version))
+        return self.b.pure("TILEDOT", found.dot.accumulator, rows * columns, (acc, *values), (rows, columns, g))
+
+    def _tile_start(self, nest: Nest, o: Operand) -> tuple[Staged, Linear, int, int]:
+        """(staged operand, its elements over local axes, index and constant of the first one) at the current position."""
+        node = nest.r.nodes[o.node]
+        staged = self._staged(o.stage)
+        cached = nest.linear.get((o.stage, node.dims))
+        if cached is None:
+            cached = nest.linear[o.stage, node.dims] = self._relative(nest, staged, node.dims)
+        linear, base = cached
+        start, const, _, vector = self._address(nest, linear, base)
+        if vector >= 0:
+            raise KernelOptError(f"stage {self.kernel.stages[o.stage].name} is gathered column by column; a tile has rows in memory")
+        return staged, linear, start, const
 
     # -- packing ---------------------------------------------------------------------------------------
     def _packed_nest(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout) -> Nest:

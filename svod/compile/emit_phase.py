@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from svod.compile.emit_reduce import Reductions, Sink
-from svod.compile.nests import COPY_LANES, MAX_TILE_VECTORS, NO_POINT, SLACK, Layout, Lin, Nest, Staged, add_lins, is_exact, sum_lins
+from svod.compile.nests import COPY_LANES, MAX_TILE_VECTORS, NO_POINT, Layout, Lin, Nest, Staged, add_lins, is_exact, sum_lins
 from svod.compile.program import Instr
 from svod.compile.transpose import transpose_squares
 from svod.core.dtype import dtypes
@@ -349,7 +349,7 @@ class Phase(Reductions):
             self._walk(nest, self._loops(nest), 0, lambda n, v: got.append(v), True)
             self.env[s] = Staged(got[0], -1, None, tuple(base), b.level, 0, False)
         else:
-            offset = self._area(s, layout.size * self.low.stored(s).itemsize + SLACK)
+            offset = self._area(s, self.low.area(s, layout))
             pointer = b.pure("SCRATCH", self.low.stored(s), 1, (), offset)
             self._walk(nest, self._loops(nest), 0, self._copy_sink(s, ("SCRATCH", offset), layout, base), True)
             self.versions += 1

@@ -16,6 +16,7 @@ from svod.core.kernel import Reduction
 from svod.core.nest import Piece
 from svod.core.scheduler import UNROLL, UPCAST
 from svod.core.uop import Ops
+from svod.errors import KernelOptError
 
 Sink = Callable[["Nest", int], None]
 
@@ -45,13 +46,16 @@ class Reductions(DotValues):
         out = []
         nest.partial = {key: (i, c.width) for i, (key, _, c) in enumerate(self._partial_positions(nest))}
         reduce_lane = nest.lane >= len(nest.r.stage.outs)
+        found = self._dot_plan(nest)
+        if found is not None and found.dot.is_tile:
+            nest.sums.clear()
+            return [self._tile_zero(nest, found, i) for i in range(len(self._out_positions(nest)) * len(nest.partial))]
         for _, oc in self._out_positions(nest):
             for _, _, pc in self._partial_positions(nest):
                 width = pc.width if reduce_lane else oc.width
                 for red in nest.r.reductions:
                     values = get_combiner(red.combiner).identity(*red.dtypes)
                     out += [b.const(d, width, v) for d, v in zip(red.dtypes, values, strict=True)]
-        found = self._dot_plan(nest)
         nest.sums.clear()
         if found is not None and found.corrects >= 0:
             for offsets, oc in self._out_positions(nest):
@@ -207,6 +211,11 @@ class Reductions(DotValues):
                         if mask is None:
                             mask = masks[nest.chunk] = self._prefix_mask(nest.chunk)
                         guard = mask if guard < 0 else b.alu("AND", dtypes.bool, nest.chunk.width, mask, guard)
+                    if found is not None and found.dot.is_tile:
+                        if guard >= 0:
+                            raise KernelOptError("tiles cannot be masked: a reduce axis was padded; leave PADTO away")
+                        accs[at] = self._tile_dot(nest, found, accs[at])
+                        continue
                     if found is not None:
                         accs[at] = self._guarded(self._dot(nest, found, accs[at], chunk.width), accs[at], guard)
                         key = self._sum_key(nest, found, toff, oc, index) if nest.sums else None
@@ -258,6 +267,9 @@ class Reductions(DotValues):
         components = sum(len(red.values) for red in nest.r.reductions)
         lane = nest.lane
         found = self._dot_plan(nest)
+        if found is not None and found.dot.is_tile:
+            self._tile_epilogue(nest, found, accs, sink, values)
+            return
         for t, (offsets, oc) in enumerate(tile):
             at = t * len(partial) * components
             if found is not None and nest.sums:
@@ -280,6 +292,30 @@ class Reductions(DotValues):
                 nest.results = done
                 sink(nest, self._eval(nest, nest.r.value) if values else -1)
             nest.lane = lane
+
+    def _tile_epilogue(self, nest: Nest, found: Plan, accs: list[int], sink: Sink, values: bool) -> None:
+        """Rows of each tile by way of scratch; partial results are added there."""
+        b = self.b
+        rows, columns = self._tile_shape(nest, found)
+        dtype = found.dot.accumulator
+        count, words = len(nest.partial), found.dot.columns
+        size = rows * words * dtype.itemsize
+        areas = [self.scratch + i * (-(-size // 64) * 64) for i in range(count)]
+        self.scratch = areas[-1] + -(-(size + SLACK) // 64) * 64
+        pointers = [b.pure("SCRATCH", dtype, 1, (), a) for a in areas]
+        for t, (offsets, chunk) in enumerate(self._out_positions(nest)):
+            for i, pointer in enumerate(pointers):
+                b.store("TILESTORE", dtype, rows * columns, (pointer, b.index(0), accs[t * count + i]), (0, rows, words))
+            for row in range(rows):
+                if not self._set_position(nest, {**offsets, found.rows: offsets.get(found.rows, 0) + row}, chunk):
+                    continue
+                total = -1
+                for pointer in pointers:
+                    part = b.load("LOAD", dtype, chunk.width, (pointer, b.index(0)), row * words, ordered=True)
+                    total = part if total < 0 else b.alu("ADD", dtype, chunk.width, total, part)
+                nest.results = {(0, 0): total}
+                nest.memo.clear()
+                sink(nest, self._eval(nest, nest.r.value) if values else -1)
 
     def _combine_all(self, red: Reduction, parts: list[list[int]], reduce_lane: bool) -> list[int]:
         """A tree over partial results, then across the lanes of those that are vectors on a reduce axis."""
@@ -325,6 +361,8 @@ class Reductions(DotValues):
         outs = len(nest.r.stage.outs)
         inner = [loop for loop in loops[k:end] if loop[0] < outs]
         identities = self._identities(nest)
+        found = self._dot_plan(nest)
+        shape = self._tile_shape(nest, found) if found is not None and found.dot.is_tile else None
         # one slot of scratch per accumulator, over the iterations of the inner loops
         counts = [piece.extent for _, piece, _ in inner]
         total = 1
@@ -358,12 +396,18 @@ class Reductions(DotValues):
         def write(accs: list[int]) -> None:
             for i, v in enumerate(accs):
                 pointer, at = slot(i, b.dtype[v], b.lanes[v])
+                if shape is not None:
+                    b.store("TILESTORE", b.dtype[v], b.lanes[v], (pointer, at, v), (0, *shape))
+                    continue
                 b.store("STORE", b.dtype[v], b.lanes[v], (pointer, at, v), (0, False))
 
         def read() -> list[int]:
             out = []
             for i, v in enumerate(identities):
                 pointer, at = slot(i, b.dtype[v], b.lanes[v])
+                if shape is not None:
+                    out.append(b.load("TILELOAD", b.dtype[v], b.lanes[v], (pointer, at), (0, *shape), ordered=True))
+                    continue
                 out.append(b.load("LOAD", b.dtype[v], b.lanes[v], (pointer, at), 0, ordered=True))
             return out
 

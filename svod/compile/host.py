@@ -9,6 +9,7 @@ instruction sets come from LLVM, which asks the processor.
 """
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from collections.abc import Iterable
@@ -29,6 +30,7 @@ ISA: dict[str, dict[str, tuple[str, ...]]] = {
         "bf16": ("avx512bf16",),
         "vbmi": ("avx512vbmi", "avx512vbmi2"),
         "vnni": ("avx512vnni",),
+        "amx": ("amx-tile", "amx-int8", "amx-bf16"),
     },
     "aarch64": {
         "neon": ("neon",),
@@ -43,6 +45,7 @@ ISA: dict[str, dict[str, tuple[str, ...]]] = {
 Code uses nothing else, whatever the core's name implies: a virtual machine may hide what its model has, and equal keys give equal code."""
 
 MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # Linux: arch/x86/include/uapi/asm/prctl.h
 FALLBACK_CACHES = (32 << 10, 512 << 10, 8 << 20)  # l1, l2, l3 where the system does not tell (macOS, some containers)
 
 
@@ -180,6 +183,18 @@ def make_target(arch: str, cpu: str, features: tuple[str, ...], caches: tuple[in
 
 
 @lru_cache(maxsize=1)
+def may_use_tiles() -> bool:
+    """Ask the system to let this process, and those forked from it, use tile registers (AMX). False where it does not, or has none.
+
+    Linux grants their 8 KiB of state per process on request; an instruction without it ends the process."""
+    if platform.system() != "Linux" or platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    call = ctypes.CDLL(None).syscall
+    call.restype = ctypes.c_long
+    return int(call(ctypes.c_long(ARCH_PRCTL), ctypes.c_long(ARCH_REQ_XCOMP_PERM), ctypes.c_long(XFEATURE_XTILEDATA))) == 0
+
+
+@lru_cache(maxsize=1)
 def _processor() -> tuple[str, str, tuple[str, ...]]:
     """(arch, LLVM's CPU name, names of `ISA`) of this machine."""
     machine = platform.machine().lower()
@@ -189,6 +204,8 @@ def _processor() -> tuple[str, str, tuple[str, ...]]:
 
     arch = MACHINES[machine]
     available = {name for name, on in llvm.get_host_cpu_features().items() if on}
+    if not may_use_tiles():
+        available = {name for name in available if not name.startswith("amx")}
     return arch, str(llvm.get_host_cpu_name()), isa_features(arch, available)
 
 

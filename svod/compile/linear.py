@@ -20,7 +20,7 @@ from svod.compile.program import Instr, PhaseSpec, Program, ProgramSpec
 from svod.core.dots import DOTS
 from svod.core.dtype import DType, dtypes, to_numpy
 from svod.core.uop import BINARY_OPS, COMPARISONS, TERNARY, TRANSCENDENTAL, UNARY, Ops
-from svod.core.values import FUNCTIONS, Array, apply_alu, bitcast, cast, constant, dot, held_dtype, hold, unhold
+from svod.core.values import FUNCTIONS, Array, apply_alu, bitcast, cast, constant, dot, held_dtype, hold, tile_dot, unhold
 from svod.errors import CompileError, LaunchError
 
 INDEX, BOOL = dtypes.index, dtypes.bool
@@ -33,7 +33,8 @@ BITS_ONLY = frozenset({"AND", "OR", "XOR", "NOT", "SHL", "SHR"})
 POINTERS = frozenset({"ARG", "TEMP", "SCRATCH"})
 LOADS_OPS = frozenset({"LOAD", "LOADS", "GATHER"})
 STORE_OPS = frozenset({"STORE", "STORES", "SCATTER"})
-NO_VALUE = STORE_OPS | {"ENDLOOP"}
+NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE"}
+TILE_OPS = frozenset({"TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
 
 
 # -- printing ---------------------------------------------------------------------------------------
@@ -79,6 +80,7 @@ class _PhaseCheck:
         self.open: list[int] = []                    # LOOPs around the current instruction, outermost first
         self.scope: list[int] = []                   # per instruction: the innermost LOOP around it, -1 outside
         self.ends: dict[int, tuple[int, ...]] = {}   # closed LOOP → final values
+        self.tiles: set[int] = set()                 # values in tile registers
         self.at = 0
 
     def require(self, ok: bool, why: str) -> None:
@@ -88,8 +90,9 @@ class _PhaseCheck:
     def kind(self, s: int) -> tuple[DType, int]:
         return self.code[s][1], self.code[s][2]
 
-    def operand(self, s: int, dtype: DType, lanes: int, what: str) -> None:
+    def operand(self, s: int, dtype: DType, lanes: int, what: str, tile: bool = False) -> None:
         found, width = self.kind(s)
+        self.require((s in self.tiles) == tile, f"{what} %{s} is {'no' if tile else 'a'} tile")
         self.require(self.code[s][0] not in POINTERS, f"{what} %{s} is a pointer")
         self.require((found, width) == (dtype, lanes), f"{what} %{s} is {found.name}x{width}, needed is {dtype.name}x{lanes}")
 
@@ -102,6 +105,10 @@ class _PhaseCheck:
                 self.require(self.code[s][0] not in NO_VALUE, f"operand %{s} has no value")
                 inside = self.scope[s] == -1 or self.scope[s] in self.open or (op == "RESULT" and s in self.ends)
                 self.require(inside, f"operand %{s} is defined in the loop %{self.scope[s]}, which is closed")
+            if op in ("TILEZERO", "TILELOAD", "TILEDOT"):
+                self.tiles.add(at)
+            elif op in ("CARRY", "RESULT") and src and isinstance(arg, int) and self.code[src[0]][0] == "LOOP":
+                self.tiles.update({at} & {at for s in self.code[src[0]][3][2 + arg:3 + arg] if s in self.tiles})
             self.check(op, dtype, lanes, src, arg)
             if op == "LOOP":
                 self.open.append(self.at)
@@ -121,6 +128,8 @@ class _PhaseCheck:
             self.loop(op, dtype, lanes, src, arg)
         elif op == "DOT":
             self.dot(dtype, lanes, src, arg)
+        elif op in TILE_OPS:
+            self.tile(op, dtype, lanes, src, arg)
         elif op in ("CAST", "BITCAST", "SPLAT", "EXTRACT", "SHUFFLE"):
             self.lanes_and_types(op, dtype, lanes, src, arg)
         elif op in ("CONST", "VCONST"):
@@ -180,10 +189,36 @@ class _PhaseCheck:
         self.require(len(src) == 3, "takes an accumulator and two operands")
         self.operand(src[0], dtype, lanes, "accumulator")
         kinds = tuple(self.kind(s)[0] for s in src[1:])
-        known = [(d.accumulator, d.operands, d.group) for d in DOTS.values()]
+        known = [(d.accumulator, d.operands, d.group) for d in DOTS.values() if not d.is_tile]
         self.require((dtype, kinds, arg) in known, f"{dtype.name} of {arg} {' by '.join(k.name for k in kinds)} is no dot instruction")
         for s, k in zip(src[1:], kinds, strict=True):
             self.operand(s, k, lanes * arg, "operand")
+
+    def tile(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+        self.require(isinstance(arg, tuple) and len(arg) == 3 and all(isinstance(n, int) for n in arg), "the arg is three numbers")
+        if op == "TILEZERO":
+            self.require(not src and lanes == arg[0] * arg[1], f"has {arg[0]}·{arg[1]} lanes and no operands")
+        elif op == "TILEDOT":
+            rows, columns, group = arg
+            self.require(len(src) == 3, "takes an accumulator and two operands")
+            kinds = tuple(self.kind(s)[0] for s in src[1:])
+            found = next((d for d in DOTS.values() if d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, group)), None)
+            if found is None:
+                self.require(False, f"{dtype.name} of {group} {' by '.join(k.name for k in kinds)} is no instruction")
+                return
+            self.require(1 <= rows <= found.rows and 1 <= columns <= found.columns, f"has {found.rows} rows of {found.columns} at most")
+            self.operand(src[0], dtype, lanes, "accumulator", tile=True)
+            self.require(lanes == rows * columns, f"has {rows}·{columns} lanes")
+            for s, k, n in zip(src[1:], kinds, (rows, columns), strict=True):
+                self.operand(s, k, n * group * found.depth, "operand", tile=True)
+        else:
+            self.require(len(src) == (3 if op == "TILESTORE" else 2), "wrong number of operands")
+            self.require(self.code[src[0]][:2] in ((p, dtype) for p in POINTERS), f"operand %{src[0]} is no pointer to {dtype.name}")
+            self.require(op == "TILELOAD" or self.code[src[0]][0] != "ARG", "tiles are stored to scratch")
+            self.operand(src[1], INDEX, 1, "index")
+            self.require(lanes % arg[1] == 0, f"{lanes} lanes are no {arg[1]} rows")
+            if op == "TILESTORE":
+                self.operand(src[2], dtype, lanes, "value", tile=True)
 
     def memory(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         store, indexed = op in STORE_OPS, op in ("GATHER", "SCATTER")
@@ -235,7 +270,7 @@ class _PhaseCheck:
             self.require(bool(self.open) and self.open[-1] == src[0], f"closes %{src[0]}, the innermost open loop is {self.open[-1:]}")
             self.require(len(src) - 1 == len(init), f"the loop carries {len(init)} values")
             for s, first in zip(src[1:], init, strict=True):
-                self.operand(s, *self.kind(first), "next value")
+                self.operand(s, *self.kind(first), "next value", first in self.tiles)
             self.ends[src[0]] = src[1:]
             return
         if op == "CARRY":
@@ -389,6 +424,11 @@ class _Phase:
             head = src[0]
             def carry() -> None: regs[i] = carried[head][arg]
             return carry
+        elif op in ("TILELOAD", "TILESTORE"):
+            return self.tile_memory(i)
+        elif op == "TILEZERO":
+            def zero() -> None: regs[i] = np.zeros(lanes, held_dtype(dtype))
+            return zero
         elif op in STORE_OPS:
             return self.store(i)
         elif op in LOADS_OPS:
@@ -444,6 +484,8 @@ class _Phase:
             return lambda x: cast(x, of, dtype)
         if op == "BITCAST":
             return lambda x: bitcast(x, of, dtype)
+        if op == "TILEDOT":
+            return lambda acc, x, y: tile_dot(acc, x, y, *arg)
         if op == "DOT":
             return lambda acc, x, y: dot(acc, x, y, arg)
         if op == "SPLAT":
@@ -502,6 +544,18 @@ class _Phase:
             where = self.checked(i, memory, addresses(), mask)
             regs[i] = np.where(mask, hold(array[where], dtype), regs[alt]) if mask.any() else regs[alt]
         return masked
+
+    def tile_memory(self, i: int) -> Step:
+        op, dtype, lanes, src, (offset, rows, stride) = self.code[i]
+        regs, memory, index = self.regs, self.regs[src[0]], src[1]
+        spread = (np.arange(rows)[:, None] * stride + np.arange(lanes // rows)).ravel() + offset
+
+        def load() -> None:
+            regs[i] = hold(memory.array[self.checked(i, memory, regs[index] + spread, None)], dtype)
+
+        def store() -> None:
+            memory.array[self.checked(i, memory, regs[index] + spread, None)] = unhold(regs[src[2]], dtype)
+        return load if op == "TILELOAD" else store
 
     def store(self, i: int) -> Step:
         op, dtype, lanes, src, arg = self.code[i]

@@ -26,6 +26,8 @@ from svod.compile.llvm_alu import HANDLERS as ALU_HANDLERS
 from svod.compile.llvm_memory import HANDLERS as MEMORY_HANDLERS
 from svod.compile.llvm_memory import Handler
 from svod.compile.llvm_text import Writer, register_type
+from svod.compile.llvm_tiles import HANDLERS as TILE_HANDLERS
+from svod.compile.llvm_tiles import assign_registers, begin_tiles, end_tiles
 from svod.compile.program import Instr, PhaseSpec, Program
 from svod.core.dtype import DType
 from svod.core.target import Target
@@ -88,7 +90,8 @@ def _loop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
 
 def _carry(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     loop = w.loops[src[0]]
-    w.value[i] = w.value[loop.init[arg]] if loop.once else f"%c{src[0]}.{arg}"
+    if i not in w.in_tiles:      # a tile has its register already
+        w.value[i] = w.value[loop.init[arg]] if loop.once else f"%c{src[0]}.{arg}"
 
 
 def _endloop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -105,6 +108,9 @@ def _endloop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
     w.lines[loop.header_line] = f"  %v{at} = phi i64 [{loop.start}, %{loop.before}], [%n{at}, %{bottom}]"
     w.label(f"done{at}")
     for j, (first, following_j) in enumerate(zip(loop.init, following, strict=True)):
+        if first in w.in_tiles:
+            loop.results.append(w.value[first])
+            continue
         ty = register_type(w.code[first][1].name, w.code[first][2])
         w.lines[loop.header_line + 1 + j] = (
             f"  %c{at}.{j} = phi {ty} [{w.value[first]}, %{loop.before}], [{following_j}, %{bottom}]")
@@ -120,7 +126,7 @@ def _result(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], a
 
 
 HANDLERS: dict[str, Handler] = {
-    **MEMORY_HANDLERS, **ALU_HANDLERS,
+    **MEMORY_HANDLERS, **ALU_HANDLERS, **TILE_HANDLERS,
     "BEGIN": _begin, "END_": _end, "LOOP": _loop, "CARRY": _carry, "ENDLOOP": _endloop, "RESULT": _result,
 }
 
@@ -153,12 +159,17 @@ def _render_function(name: str, spec: PhaseSpec, code: tuple[Instr, ...], target
                      declared: set[str], linkage: str = "") -> str:
     w = Writer(code, target, variables, temp_base, declared)
     handlers = HANDLERS
+    if any(op == "TILEDOT" for op, _, _, _, _ in code):
+        assign_registers(w)
     try:
         for i, (op, dtype, lanes, src, arg) in enumerate(code):
             handlers[op](w, i, dtype, lanes, src, arg)
     except KeyError as missing:
         raise CompileError(f"phase {spec.symbol}: LINEAR instruction {i}, {code[i]!r}: {missing} does not exist here") from missing
     w.finish()
+    if w.tiles:
+        w.lines[1] += ("\n" if w.lines[1] else "") + begin_tiles(w)
+        end_tiles(w)
     if w.streams and target.arch == "x86_64":
         # non-temporal stores are not ordered with the release by which the pool reports the phase as done
         w.lines.append("  call void @llvm.x86.sse.sfence()")

@@ -41,7 +41,7 @@ def _element(dtype: DType) -> str:
     return memory_type(dtype.name, 1)
 
 
-def _address(w: Writer, ptr: int, idx: int, offset: int) -> str:
+def address_of(w: Writer, ptr: int, idx: int, offset: int) -> str:
     """The address `ptr[idx + offset]`, with the offset as a constant of its own that addressing modes absorb.
 
     Not `inbounds`: the base of a masked or padded access may lie outside the buffer."""
@@ -116,7 +116,7 @@ def _reverse(w: Writer, vec: str, lanes: int, operand: str) -> str:
 
 # -- contiguous -------------------------------------------------------------------------------------
 def _load(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    address = _address(w, src[0], src[1], arg)
+    address = address_of(w, src[0], src[1], arg)
     if len(src) == 2:
         mem, size = memory_type(dtype.name, lanes), dtype.itemsize
         if dtype.kind == "b":
@@ -155,7 +155,7 @@ def _masked_load(w: Writer, i: int, dtype: DType, lanes: int, address: str, mask
 def _store(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     offset, stream = arg
     _, dtype, lanes, _, _ = w.code[src[2]]
-    address = _address(w, src[0], src[1], offset)
+    address = address_of(w, src[0], src[1], offset)
     operand, mem, size = _to_memory(w, dtype, lanes, w.value[src[2]]), memory_type(dtype.name, lanes), dtype.itemsize
     if len(src) == 3:
         if stream:
@@ -199,19 +199,19 @@ def _loads(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
     if lanes == 1 or stride == 1:
         _load(w, i, dtype, lanes, src, offset)
     elif stride == -1:
-        address = _address(w, src[0], src[1], offset - lanes + 1)
+        address = address_of(w, src[0], src[1], offset - lanes + 1)
         if masked:
             _masked_load(w, i, dtype, lanes, address, src[2], src[3], reverse=True)
         else:
             loaded = w.temp(f"load {mem}, ptr {address}, align {size}")
             _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded))
     elif not masked and stride == 0:
-        one = w.temp(f"load {_element(dtype)}, ptr {_address(w, src[0], src[1], offset)}, align {size}")
+        one = w.temp(f"load {_element(dtype)}, ptr {address_of(w, src[0], src[1], offset)}, align {size}")
         _from_memory(w, i, dtype, lanes, w.broadcast(_element(dtype), lanes, one))
     elif not masked and abs(stride) <= WIDE_STRIDE and lanes >= 4:
         _from_memory(w, i, dtype, lanes, _wide_load(w, dtype, lanes, src, offset, stride))
     else:
-        base = _address(w, src[0], src[1], offset)
+        base = address_of(w, src[0], src[1], offset)
         elem = _element(dtype)
         at = [base if k == 0 else w.temp(f"getelementptr {elem}, ptr {base}, i64 {k * stride}") for k in range(lanes)]
         _load_lanes(w, i, dtype, lanes, at, src)
@@ -223,7 +223,7 @@ def _wide_load(w: Writer, dtype: DType, lanes: int, src: tuple[int, ...], offset
     span = (lanes - 1) * step + 1
     first = offset if stride > 0 else offset - (span - 1)
     starts = [min(c * lanes, span - lanes) for c in range(step)]
-    chunks = [w.temp(f"load {mem}, ptr {_address(w, src[0], src[1], first + s)}, align {size}") for s in starts]
+    chunks = [w.temp(f"load {mem}, ptr {address_of(w, src[0], src[1], first + s)}, align {size}") for s in starts]
     position = [(k if stride > 0 else lanes - 1 - k) * step for k in range(lanes)]
     chunk_of = [min(p // lanes, step - 1) for p in position]
     result = chunks[0]
@@ -266,14 +266,14 @@ def _stores(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], a
         return
     operand, mem = _to_memory(w, dtype, lanes, w.value[src[2]]), memory_type(dtype.name, lanes)
     if stride == -1:
-        address = _address(w, src[0], src[1], offset - lanes + 1)
+        address = address_of(w, src[0], src[1], offset - lanes + 1)
         operand = _reverse(w, mem, lanes, operand)
         if len(src) == 4:
             _masked_store(w, dtype, lanes, address, operand, src[3], reverse=True)
         else:
             w.lines.append(f"  store {mem} {operand}, ptr {address}, align {dtype.itemsize}")
         return
-    base = _address(w, src[0], src[1], offset)
+    base = address_of(w, src[0], src[1], offset)
     elem = _element(dtype)
     at = [base if k == 0 else w.temp(f"getelementptr {elem}, ptr {base}, i64 {k * stride}") for k in range(lanes)]
     _store_lanes(w, dtype, lanes, at, operand, src)

@@ -108,6 +108,7 @@ class Writer:
         "code",
         "declared",
         "fresh",
+        "in_tiles",
         "lines",
         "loops",
         "nonneg",
@@ -119,6 +120,7 @@ class Writer:
         "streams",
         "target",
         "temp_base",
+        "tiles",
         "value",
         "variables",
     )
@@ -137,9 +139,11 @@ class Writer:
         self.loops: dict[int, Any] = {}             # LOOP → its state (llvm.py)
         self.block = "entry"                # label of the block being written: phis name it
         self.fresh = 0
-        self.streams = False
         self.round, self.round_block, self.round_end = 0, "", 0     # of multiply-adds into the same accumulators (llvm_alu.py)
         self.round_of: dict[int, int] = {}
+        self.streams = False
+        self.in_tiles: set[int] = set()                 # values that are tiles
+        self.tiles: dict[int, tuple[int, int]] = {}     # tile registers in use → (rows, bytes of a row)
 
     def temp(self, text: str) -> str:
         """Write `%tN = text` and return the register."""

@@ -166,8 +166,8 @@ class Lowering:
                     in_place = r.stage.is_output and bool(self.kernel.written)
                     if in_place and not reduce and not is_exact(pieces, extent):
                         self.fixed.add(axis)
-                    summed = s in self.dots and state.dots[s] == (axis, self.dots[s].dot.name)
-                    if (state.pads[axis] and not summed) or axis in self.fixed:
+                    chosen = state.dots[s]
+                    if (state.pads[axis] and not (chosen and chosen.axis == axis)) or axis in self.fixed:
                         self.unsafe[axis] = self.kernel.axes[axis].extent
             if s in self.packed:
                 axis = r.stage.outs[self.packed[s].dim]
@@ -226,13 +226,19 @@ class Lowering:
     def _temp(self, r: ResolvedStage) -> tuple[int, Layout]:
         s = r.stage.index
         layout = self.layout(s, tuple(self.positions(s, i) for i in range(len(r.stage.outs))))
-        found = self.new_temp(layout.size * self.stored(s).itemsize + SLACK), layout
+        found = self.new_temp(self.area(s, layout)), layout
         self.temp_of[s] = found
         return found
 
     def stored(self, s: int) -> DType:
         """The type in which a staged value lies in memory."""
         return self.packed[s].dtype if s in self.packed else self.kernel.stages[s].dtype
+
+    def area(self, s: int, layout: Layout) -> int:
+        """Bytes that a staged value takes, with room behind for what is read beyond its end."""
+        packed = self.packed.get(s)
+        beyond = layout.strides[packed.row_dim] * (packed.rows - 1) if packed is not None and packed.row_dim >= 0 else 0
+        return (layout.size + beyond) * self.stored(s).itemsize + SLACK
 
     def positions(self, s: int, dim: int) -> int:
         """The positions of a dim of a staged value that may be read: whole groups for a dot instruction."""

@@ -1,20 +1,21 @@
-"""Dot instructions: a vector of sums of a few narrow products, as data, and which contractions they compute.
+"""Dot and matrix instructions: sums of narrow products, as data, and which contractions they compute.
 
-    acc[lane] += Σ over i < group of a[lane·group + i] · b[lane·group + i]
+    acc[lane]   += Σ over i < group of a[lane·group + i] · b[lane·group + i]                                         vectors
+    acc[m, n]   += Σ over k < depth, i < group of a[m, k·group + i] · b[k, n·group + i]                               tiles
 
 A group is one 32-bit word of 4 bytes or 2 halves. The operands are staged in their narrow type with the group innermost, rounded up to
-whole groups and filled with zeros: masks and conversions die in the copy. One of them is read as a vector of words, the other one
-as a word in all lanes.
+whole instructions and filled with zeros: masks and conversions die in the copy. Of vectors one operand is read as a vector of
+words, the other one as a word in all lanes. Of tiles one has rows along the sum, the other one rows of groups side by side.
 """
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Kernel, ResolvedStage, Stage
-from svod.core.scheduler import Scheduler
+from svod.core.scheduler import UPCAST, Scheduler
 from svod.core.target import Target
 from svod.errors import KernelOptError
 
@@ -35,10 +36,23 @@ class Dot:
     sources: tuple[DType, ...]
     group: int
     slow: tuple[tuple[str, float], ...] = ()
+    rows: int = 1                      # of a tile of results; 1: vectors
+    columns: int = 1
+    depth: int = 1                     # groups that one instruction sums up
+    base_cost: float = 1.0
+
+    @property
+    def is_tile(self) -> bool:
+        return self.rows > 1
+
+    @property
+    def positions(self) -> int:
+        """Positions along the sum of one instruction."""
+        return self.group * self.depth
 
     def cost(self, target: Target) -> float:
-        """Multiply-adds of one vector that take as long as one instruction: 1, or what `slow` says of a core by the start of its name."""
-        return next((n for core, n in self.slow if target.cpu.startswith(core)), 1.0)
+        """Vector multiply-adds that take as long as one instruction: `base_cost`, or what `slow` says of a core, by its name's start."""
+        return next((n for core, n in self.slow if target.cpu.startswith(core)), self.base_cost)
 
     def runs_on(self, target: Target) -> bool:
         return target.arch == self.arch and set(self.features) <= set(target.features)
@@ -51,7 +65,13 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
     Dot("bf16", "x86_64", ("avx512f", "bf16"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2,
         # one every two cycles on Intel's cores, of which some go by an older name where LLVM does not know them
         tuple((core, 4.0) for core in ("cooperlake", "sapphirerapids", "emeraldrapids", "graniterapids", "rocketlake", "icelake"))),
+    # 16 cycles for 16 rows of 16 columns of 64 bytes, whatever they hold
+    *(Dot("amx8" + suffix, "x86_64", ("amx", "avx512f"), dtypes.int32, (a, b), (a, b), 4, rows=16, columns=16, depth=16, base_cost=32.0)
+      for suffix, a, b in (("", _I8, _I8), ("uu", _U8, _U8), ("su", _I8, _U8), ("us", _U8, _I8))),
+    Dot("amxbf16", "x86_64", ("amx", "avx512f"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2,
+        rows=16, columns=16, depth=16, base_cost=32.0),
 )}
+TILES = 8           # registers that hold tiles
 
 
 class Operand(NamedTuple):
@@ -96,8 +116,9 @@ def narrow_source(stage: Stage) -> DType | None:
     return value.src[0].dtype if value.op.value == "CAST" and not stage.is_output and not stage.has_reduce else None
 
 
-def check(state: Scheduler, stage: int, axis: int, dot: Dot) -> tuple[Operand, Operand]:
-    """The operands of `dot` where it computes the contraction in `stage`. Raises KernelOptError with the reason where it does not."""
+def check(state: Scheduler, stage: int, axis: int, dot: Dot, tile: tuple[int, int] = (-1, -1)) -> tuple[Operand, Operand]:
+    """The operands of `dot` where it computes the contraction in `stage`, `tile` the axes of the rows and columns of its tiles, if it has
+    any. Raises KernelOptError with the reason where it does not."""
     kernel = state.kernel
     if not dot.runs_on(state.target):
         raise KernelOptError(f"the target has no {' and '.join(dot.features)} on {dot.arch}; its features are "
@@ -112,18 +133,56 @@ def check(state: Scheduler, stage: int, axis: int, dot: Dot) -> tuple[Operand, O
     for o in found:
         if sum(o.stage in reads for reads in kernel.reads) != 1:
             raise KernelOptError(f"{kernel.stages[o.stage].name} is read by other stages too")
+    return _by_rows(kernel, r, found, dot, tile) if dot.is_tile else found
+
+
+def _by_rows(kernel: Kernel, r: ResolvedStage, found: tuple[Operand, Operand], dot: Dot, tile: tuple[int, int]) -> tuple[Operand, Operand]:
+    """The operand with the rows of a tile, and that with its columns."""
+    rows, columns = (r.axes.index(a) for a in tile)
+    if kernel.written:
+        raise KernelOptError("a kernel that reads what it writes computes no position twice, as whole tiles may")
+    if columns in found[0].axes:
+        found = found[1], found[0]
+    for o, own, other in ((found[0], rows, columns), (found[1], columns, rows)):
+        strides = [c for lin in r.nodes[o.node].dims for a, c in lin.coefs if a == own]
+        inside = any(own in r.nodes[n].deps for lin in r.nodes[o.node].dims for n, _ in lin.atoms)
+        if strides != [1] or inside or other in o.axes:
+            raise KernelOptError(f"{kernel.stages[o.stage].name} is not read along {kernel.axes[r.axes[own]].name} position by position, "
+                                 f"the same for all of {kernel.axes[r.axes[other]].name}")
+    if (found[0].source, found[1].source) != dot.operands:
+        raise KernelOptError(f"{dot.name} multiplies {dot.operands[0].name} in rows by {dot.operands[1].name} in columns")
     return found
 
 
-def applicable(state: Scheduler, stage: int) -> Iterator[tuple[str, str]]:
-    """(reduce axis, instruction) of what TC may do to a stage."""
-    for axis in state.kernel.stages[stage].reds:
-        for dot in DOTS.values():
-            try:
-                check(state, stage, axis, dot)
-            except KernelOptError:
-                continue
-            yield state.kernel.axes[axis].name, dot.name
+def check_tiles(state: Scheduler, stage: int) -> None:
+    """Raises KernelOptError where the tiles of a stage side by side, a row of operands and one more need more registers than there are."""
+    chosen = state.dots[stage]
+    if chosen is None or not DOTS[chosen.name].is_tile:
+        return
+    results, wide = 1, 1
+    s = state.kernel.stages[stage]
+    for axis in s.outs + s.reds:
+        for row in state.axis_rows[axis]:
+            if state.rows[row].role == UPCAST:
+                results *= state.rows[row].extent
+                wide *= state.rows[row].extent if axis != chosen.rows else 1
+    if results + wide + 1 > TILES:
+        raise KernelOptError(f"{results} tiles side by side and {wide + 1} of operands; the target has {TILES}")
+
+
+def applicable(state: Scheduler, stage: int) -> Iterator[tuple[str, Any]]:
+    """(reduce axis, argument) of what TC may do to a stage."""
+    axes, s = state.kernel.axes, state.kernel.stages[stage]
+    usable = [d for d in DOTS.values() if d.runs_on(state.target)]
+    for axis in s.reds if usable else ():
+        for dot in usable:
+            pairs = [(a, b) for a in s.outs for b in s.outs if a != b and axes[a].extent > 1 and axes[b].extent > 1]
+            for tile in pairs if dot.is_tile else [(-1, -1)]:
+                try:
+                    check(state, stage, axis, dot, tile)
+                except KernelOptError:
+                    continue
+                yield axes[axis].name, (dot.name, axes[tile[0]].name, axes[tile[1]].name) if dot.is_tile else dot.name
 
 
 class Packed(NamedTuple):
@@ -134,14 +193,18 @@ class Packed(NamedTuple):
     padded: int                # positions of the dim, whole groups
     dtype: DType
     flipped: bool
+    row_dim: int = -1          # the dim along which tiles have rows, which may reach beyond the end by all but one, or -1
+    rows: int = 1
 
 
 class Plan(NamedTuple):
-    """A dot instruction of a stage: its operands in the order of the instruction, and whether flipped sign bits must be made up for."""
+    """An instruction of a stage: its operands in the order of the instruction, and the local axes of the rows and columns of its tiles."""
 
     dot: Dot
     operands: tuple[Operand, Operand]
     packed: tuple[Packed, Packed]
+    rows: int
+    columns: int
 
     @property
     def corrects(self) -> int:
@@ -154,11 +217,13 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> Plan | None:
     chosen = state.dots[r.stage.index]
     if chosen is None:
         return None
-    axis, name = chosen
-    dot = DOTS[name]
+    axis, dot = chosen.axis, DOTS[chosen.name]
     found = list(operands_of(state.kernel, r, axis))
-    flipped = -1
-    if dot.operands[0] != dot.operands[1]:
+    flipped = rows = columns = -1
+    if dot.is_tile:
+        rows, columns = r.axes.index(chosen.rows), r.axes.index(chosen.columns)
+        found = list(_by_rows(state.kernel, r, (found[0], found[1]), dot, (chosen.rows, chosen.columns)))
+    elif dot.operands[0] != dot.operands[1]:
         if found[0].source == found[1].source:
             broadcast = next((i for i, o in enumerate(found) if lane not in o.axes), 0)
             if (found[broadcast].source == dot.operands[0]) == (broadcast == 0):
@@ -169,7 +234,10 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> Plan | None:
             found.reverse()
     padded = state.axis_extent(axis)
     packed = [Packed(o.dim, dot.group, padded, dot.operands[i], i == flipped) for i, o in enumerate(found)]
-    return Plan(dot, (found[0], found[1]), (packed[0], packed[1]))
+    if dot.is_tile:
+        row_dim = next(i for i, lin in enumerate(r.nodes[found[0].node].dims) if lin.coef(rows))
+        packed[0] = packed[0]._replace(row_dim=row_dim, rows=dot.rows)
+    return Plan(dot, (found[0], found[1]), (packed[0], packed[1]), rows, columns)
 
 
 class Rate(NamedTuple):
@@ -178,6 +246,8 @@ class Rate(NamedTuple):
     group: int
     cost: float
     corrects: bool
+    load: float = 1.0          # vector loads that take as long as one of an operand
+    store: float = 1.0         # vector stores that take as long as one of results
 
 
 def rate_of(state: Scheduler, stage: int) -> Rate:
@@ -185,10 +255,12 @@ def rate_of(state: Scheduler, stage: int) -> Rate:
     chosen = state.dots[stage]
     if chosen is None:
         return Rate(1, 1.0, False)
-    dot = DOTS[chosen[1]]
+    dot = DOTS[chosen.name]
+    if dot.is_tile:
+        return Rate(dot.rows * dot.positions, dot.cost(state.target), False, float(dot.rows), 3.0 * dot.rows)
     r = state.kernel.resolve(frozenset())[stage]
     assert r is not None
-    a, b = operands_of(state.kernel, r, chosen[0])
+    a, b = operands_of(state.kernel, r, chosen.axis)
     return Rate(dot.group, dot.cost(state.target), dot.operands[0] != dot.operands[1] and a.source == b.source)
 
 
@@ -198,8 +270,8 @@ def stored_bytes(state: Scheduler, stage: int) -> int:
         if chosen is not None:
             r = state.kernel.resolve(frozenset())[s]
             assert r is not None
-            if stage in (o.stage for o in operands_of(state.kernel, r, chosen[0])):
-                return DOTS[chosen[1]].operands[0].itemsize
+            if stage in (o.stage for o in operands_of(state.kernel, r, chosen.axis)):
+                return DOTS[chosen.name].operands[0].itemsize
     return state.kernel.stages[stage].dtype.itemsize
 
 
@@ -210,5 +282,5 @@ def packed_stages(state: Scheduler) -> frozenset[int]:
         if chosen is not None:
             r = state.kernel.resolve(frozenset())[s]
             assert r is not None
-            found.update(o.stage for o in operands_of(state.kernel, r, chosen[0]))
+            found.update(o.stage for o in operands_of(state.kernel, r, chosen.axis))
     return frozenset(found)

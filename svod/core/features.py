@@ -258,7 +258,7 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
             if n.linear is not None and any(expanded[a] > _SET_ROWS and n.linear.coef(a) * n.dtype.itemsize % _SET_STRIDE == 0 and a != lane
                                             for a in n.deps):
                 count *= 2.0    # rows side by side that share the sets of the first cache push each other out
-            loads += count
+            loads += count * dot.load if n.kind == "read" else count
             size = state.kernel.params[n.arg].arg.size if n.kind == "load" else 1 << 62
             accesses.append((n.deps, n.linear, n.dtype.itemsize if n.kind == "load" else stored_bytes(state, n.arg), size))
         elif n.kind in ("alu", "cast"):
@@ -268,6 +268,7 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
     store = prefix[sum(1 for a, _ in loops if a < outs)] if all(a < outs for a, _ in loops[:sum(1 for x, _ in loops if x < outs)]) else body
     for a in range(outs):
         store *= expanded[a]
+    store *= dot.store
     if lane >= 0 and lane < outs and r.store is not None and r.store.coef(lane) != 1:
         store *= _conflict(r.store.coef(lane) * r.stage.dtype.itemsize) * min(width, lane_extent)   # lane by lane
     accs = 1.0

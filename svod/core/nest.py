@@ -217,6 +217,9 @@ def _fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[Piece, .
 def lane_row(state: Scheduler, r: ResolvedStage) -> int:
     """The row that is the vector of a stage with axis rows: LANES' choice, else the upcast row that makes most accesses unit-stride."""
     s = r.stage.index
+    chosen = state.dots[s]
+    if chosen is not None and chosen.columns >= 0:
+        return state.axis_rows[chosen.columns][-1]      # the columns of a tile
     if state.lanes[s] >= 0:
         return state.lanes[s]
     best, best_score = -1, 0.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from svod.core import dots
 from svod.core.nest import first_reduce, plan
-from svod.core.scheduler import AUTO, DOT, INLINE, LOOP, ROOT, UNROLL, UPCAST, Row, Scheduler
+from svod.core.scheduler import AUTO, DOT, INLINE, LOOP, ROOT, UNROLL, UPCAST, Chosen, Row, Scheduler
 from svod.errors import KernelOptError
 
 Rule = Callable[[Scheduler, str, Any], Scheduler]
@@ -92,7 +92,11 @@ def _with_order(state: Scheduler, stage: int, order: tuple[int, ...]) -> Schedul
 
 
 def _check_registers(state: Scheduler, stage: int, what: str) -> None:
-    """Accumulators (or values side by side) of a stage ≤ 2 × the vector registers, lanes divided out."""
+    """Accumulators (or values side by side) of a stage ≤ 2 × the vector registers, lanes divided out; tiles have registers of their own."""
+    try:
+        dots.check_tiles(state, stage)
+    except KernelOptError as e:
+        raise KernelOptError(f"{what}: {e}") from None
     s = state.kernel.stages[stage]
     total = 1
     for axis in s.outs + s.reds:
@@ -220,6 +224,9 @@ def lanes(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """
     row = state.row_id(axis)
     stage = state.stage_of_row(row)
+    tiles = state.dots[stage]
+    if tiles is not None and tiles.columns >= 0:
+        raise KernelOptError(f"LANES({axis}): the vector is a row of the stage's tiles")
     if state.rows[row].role != UPCAST:
         raise KernelOptError(f"LANES({axis}): only an upcast axis can be the vector")
     if state.lanes[stage] == row:
@@ -359,39 +366,56 @@ def stream(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Sum up groups of narrow products by a dot instruction of the target, named `arg` (`svod.core.dots.DOTS`). Both operands are staged
-    in their narrow type with the group innermost, at first at the root; what is left of the last group is filled with zeros. The
-    axis then counts groups. Before the axis is split, after or before any other opt.
+    """Sum up narrow products by an instruction of the target (`svod.core.dots.DOTS`): TC("r0", name), for one with tiles TC("r0", (name,
+    rows, columns)) with two output axes. Both operands are staged in their narrow type with the group innermost, at first at the root;
+    what is left of the last instruction is filled with zeros. The axes then count instructions. Before they are split, after or
+    before any other opt.
 
         for r in K: c += wide(a[r])*wide(b[r, n])     p[r, n, i] = b[r*g + i, n];  for r in K/g: c += Σ a[r*g + i]*p[r, n, i], i < g
     """
     row = _loop_row(state, axis, "TC")
-    r = state.rows[row]
     stage = state.stage_of_row(row)
-    dot = dots.DOTS.get(arg) if isinstance(arg, str) else None
+    name, *names = arg if isinstance(arg, tuple) and arg else (arg,)
+    dot = dots.DOTS.get(name) if isinstance(name, str) else None
     if dot is None:
         raise KernelOptError(f"TC({axis}, {arg!r}): needs the name of an instruction, one of {', '.join(dots.DOTS)}")
     if not _is_reduce(state, row):
         raise KernelOptError(f"TC({axis}, {arg}): nothing is summed up along {axis}; name a reduce axis")
+    if len(names) != (2 if dot.is_tile else 0) or not all(isinstance(n, str) for n in names) or len(set(names)) != len(names):
+        raise KernelOptError(f"TC({axis}, {arg}): {name} takes {'the axes of its rows and columns' if dot.is_tile else 'no axes'}")
     if state.dots[stage]:
         raise KernelOptError(f"TC({axis}, {arg}): the stage has an instruction already")
-    if len(state.axis_rows[r.axis]) > 1 or state.pads[r.axis] or (state.split_reduce and state.split_reduce[0] == r.axis):
-        raise KernelOptError(f"TC({axis}, {arg}): an instruction is chosen before its axis is split or padded")
+    split = [(row, dot.positions)]
+    for n, amount in zip(names, (dot.rows, dot.columns), strict=False):
+        other = _loop_row(state, n, "TC")
+        if state.stage_of_row(other) != stage or _is_reduce(state, other):
+            raise KernelOptError(f"TC({axis}, {arg}): {n} is no output axis of the stage")
+        split.append((other, min(amount, state.rows[other].extent)))
+    for other, _ in split:
+        a = state.rows[other].axis
+        if other != row and state.kernel.axes[a].extent < 2:
+            raise KernelOptError(f"TC({axis}, {arg}): {state.rows[other].name} has one position")
+        if len(state.axis_rows[a]) > 1 or state.pads[a] or (state.split_reduce and state.split_reduce[0] == a):
+            raise KernelOptError(f"TC({axis}, {arg}): an instruction is chosen before its axes are split or padded")
+    axes = [state.rows[other].axis for other, _ in split]
     try:
-        operands = dots.check(state, stage, r.axis, dot)
+        operands = dots.check(state, stage, axes[0], dot, (axes[1], axes[2]) if dot.is_tile else (-1, -1))
     except KernelOptError as e:
         raise KernelOptError(f"TC({axis}, {arg}): {e}") from None
-    extent = state.kernel.axes[r.axis].extent
-    padded = -(-extent // dot.group) * dot.group
+    extent = state.kernel.axes[axes[0]].extent
+    padded = -(-extent // dot.positions) * dot.positions
     rows, pads, places, chosen = list(state.rows), list(state.pads), list(state.place), list(state.dots)
     if padded != extent:
-        rows[row] = r._replace(extent=padded)
-        pads[r.axis] = padded
+        rows[row] = rows[row]._replace(extent=padded)
+        pads[axes[0]] = padded
     for o in operands:
         if places[o.stage] == INLINE:
             places[o.stage] = ROOT
-    chosen[stage] = (r.axis, dot.name)
-    new = _split(state.copy(rows=tuple(rows), pads=tuple(pads), place=tuple(places), dots=tuple(chosen)), row, dot.group, DOT)
+    chosen[stage] = Chosen(axes[0], dot.name, *axes[1:])
+    new = state.copy(rows=tuple(rows), pads=tuple(pads), place=tuple(places), dots=tuple(chosen))
+    for other, n in split:
+        new = _split(new, other, n, DOT)
+    _check_registers(new, stage, f"TC({axis}, {arg})")
     plan(new)
     return new
 

@@ -63,6 +63,15 @@ class Row(NamedTuple):
     role: str
 
 
+class Chosen(NamedTuple):
+    """What TC chose: the reduce axis, the instruction's name, and the axes of the rows and columns of its tiles (-1: it has none)."""
+
+    axis: int
+    name: str
+    rows: int = -1
+    columns: int = -1
+
+
 class Scheduler:
     """A state. Fields are read-only; equal states have equal `digest`."""
 
@@ -80,7 +89,7 @@ class Scheduler:
     thread: tuple[int, int] | None           # (row, cores) of the output stage's parallel loop
     split_reduce: tuple[int, int] | None     # (axis, parts): partials per core and a combining phase
     stream: bool                             # the output is stored past the caches
-    dots: tuple[tuple[int, str] | None, ...]  # per stage: the reduce axis and the dot instruction that TC chose
+    dots: tuple[Chosen | None, ...]          # per stage: the instruction that TC chose
     applied_opts: tuple[Opt, ...]
     _digest: bytes | None
     _features: Features | None
@@ -173,7 +182,7 @@ class Scheduler:
             thread = (ident(self.thread[0]), self.thread[1]) if self.thread else None
             content: tuple[object, ...] = (table, order, place, lanes, self.pads, thread, self.split_reduce, self.stream)
             if any(self.dots):
-                content = (*content, self.dots)
+                content = (*content, tuple(d and tuple(d) for d in self.dots))
             self._digest = hashlib.blake2b(repr(content).encode(), digest_size=16).digest()
         return self._digest
 

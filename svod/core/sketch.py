@@ -15,6 +15,7 @@ from svod.core import dots
 from svod.core.kernel import ResolvedStage, node_sources
 from svod.core.nest import is_derived, plan
 from svod.core.scheduler import ROOT, Opt, Scheduler
+from svod.core.tile_sketch import tile_sketches
 from svod.core.uop import TRANSCENDENTAL
 from svod.errors import KernelOptError
 
@@ -174,8 +175,11 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
     operands = _operands(state, r)
     inner = [s.index for s in kernel.stages if not s.is_output and s.has_reduce]
     if operands is not None:
-        for start in (state, *(_try(state, "TC", axis, dot) for axis, dot in dots.applicable(state, out))):
-            for tiled in _contractions(start, r, operands):
+        for tiled in _contractions(state, r, operands):
+            yield _finish(tiled, inner)
+        for axis, arg in dots.applicable(state, out):
+            start = _try(state, "TC", axis, arg)
+            for tiled in tile_sketches(start, r) if isinstance(arg, tuple) else _contractions(start, r, operands):
                 yield _finish(tiled, inner)
         return
     for rows in ((1, 4) if inner else (1,)):

@@ -143,6 +143,26 @@ def dot(acc: Array, x: Array, y: Array, group: int) -> Array:
     return total
 
 
+def tile_dot(acc: Array, x: Array, y: Array, rows: int, columns: int, group: int) -> Array:
+    """acc[m, n] + Σ x[m, k·group + i]·y[k, n·group + i] over k and i, flat arrays in held form, as matrix instructions compute it.
+
+    Integers wrap. Of bfloat16 the products are summed up from 0 in their order, the first of all groups and the second ones apart, each
+    sum rounded to nearest even; both are added, then the accumulator. Denormals count as zeros (TDPBF16PS, Intel SDM volume 2)."""
+    a = x.reshape(rows, -1, group)
+    b = y.reshape(-1, columns, group)
+    total = acc.reshape(rows, columns)
+    if acc.dtype != np.float32:
+        return np.asarray((total + np.einsum("mki,kni->mn", a.astype(np.int64), b.astype(np.int64))).astype(acc.dtype).ravel())
+    sums = [np.zeros((rows, columns), np.float32) for _ in range(group)]
+    for k in range(a.shape[1]):
+        for i in range(group):
+            sums[i] = _flush(_mulacc(_flush(a[:, k, i])[:, None], _flush(b[k, :, i])[None, :], sums[i]))
+    inner = sums[0]
+    for more in sums[1:]:
+        inner = _flush(inner + more)
+    return _flush(_flush(total) + inner).ravel()
+
+
 def _flush(x: Array) -> Array:
     """float32 numbers with denormals as zeros of their sign."""
     return np.asarray(np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x))

@@ -20,7 +20,7 @@ from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.sketch import sketches
 from svod.core.uop import Ops, UOp
-from svod.core.values import dot, from_float, to_float
+from svod.core.values import dot, from_float, tile_dot, to_float
 from svod.errors import CompileError, KernelOptError
 from svod.tune.verify import GuardedBuffers, Reference, verify
 from tests.agreement import TOLERANCE, Case, run_interpreted, run_native, steps
@@ -28,10 +28,12 @@ from tests.chains import random_state
 from tests.hand_kernels import Ast, number
 
 I8, U8, I16, BF16, I32, F32 = dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.bfloat16, dtypes.int32, dtypes.float32
-TARGET = make_target("x86_64", "znver5", ("avx2", "avx512f", "bf16", "f16c", "fma", "sse4", "vnni"), (48 << 10, 1 << 20, 32 << 20), 4)
+FEATURES = ("amx", "avx2", "avx512f", "bf16", "f16c", "fma", "sse4", "vnni")
+TARGET = make_target("x86_64", "znver5", FEATURES, (48 << 10, 1 << 20, 32 << 20), 4)
 EXTENTS = (1, 2, 3, 5, 7, 8, 11, 16, 17, 23, 31, 33, 40)
 KINDS = [(I8, I8, "vnni8"), (U8, U8, "vnni8"), (U8, I8, "vnni8"), (I8, U8, "vnni8"), (I8, U8, "vnni16"), (I16, I8, "vnni16"),
          (BF16, BF16, "bf16")]
+TILED = [(I8, I8, "amx8"), (U8, U8, "amx8uu"), (U8, I8, "amx8us"), (I8, U8, "amx8su"), (BF16, BF16, "amxbf16")]
 
 
 def missing() -> list[str]:
@@ -90,10 +92,20 @@ def with_full_range(case: Case, seed: int) -> Case:
 @pytest.mark.parametrize(("left", "right", "name"), KINDS, ids=lambda v: v if isinstance(v, str) else v.name)
 def test_random_shapes_and_chains(left: DType, right: DType, name: str) -> None:
     """TC first or after other opts, then anything; extents of 1, primes, and sums that no group divides."""
+    assert check_random_chains(left, right, name, 6) >= 4
+
+
+@pytest.mark.parametrize(("left", "right", "name"), TILED, ids=lambda v: v if isinstance(v, str) else v.name)
+def test_random_shapes_and_chains_with_tiles(left: DType, right: DType, name: str) -> None:
+    assert check_random_chains(left, right, (name, "o0", "o1"), 8) >= 3
+
+
+def check_random_chains(left: DType, right: DType, arg: str | tuple[str, ...], count: int) -> int:
+    """How many of `count` chains ran with the instruction in them."""
     used = 0
-    for seed in range(6):
-        rng = random.Random(f"{left}{right}{name}{seed}")
-        m, n, k = (rng.choice(EXTENTS) for _ in range(3))
+    for seed in range(count):
+        rng = random.Random(f"{left}{right}{arg}{seed}")
+        m, n, k = (rng.choice(EXTENTS if isinstance(arg, str) else EXTENTS[1:]) for _ in range(3))    # a tile has two rows at least
         kernel = gemm(m, n, k, left, right, transposed=rng.random() < 0.4, offset=rng.choice((0, 3)) if not left.is_float else 0,
                       out=BF16 if left.is_float and rng.random() < 0.5 else None)
         if rng.random() < 0.25:
@@ -101,16 +113,19 @@ def test_random_shapes_and_chains(left: DType, right: DType, name: str) -> None:
         case = with_full_range(Case(kernel, seed), seed)
         state = random_state(rng, Scheduler(kernel, TARGET), rng.choice((0, 0, 0, 1, 2)))
         try:
-            state = state.apply_opt(Opt("TC", "r0", name))
+            state = state.apply_opt(Opt("TC", "r0", arg))
             used += 1
         except KernelOptError:
-            pass    # the axis was split, padded or cut before
+            pass    # an axis was split, padded or cut before
         state = random_state(rng, state, len(state.applied_opts) + rng.randint(0, 6))
         try:
             check_all_ways(case, state, rng.randint(1, 3))
+        except KernelOptError as e:
+            assert "PADTO" in str(e) and any(o.op == "PADTO" for o in state.applied_opts), e
+            used -= 1
         except Exception as e:
             raise AssertionError(f"{kernel}, seed {seed}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
-    assert used >= 4
+    return used
 
 
 @pytest.mark.parametrize("left", [I8, BF16], ids=lambda d: d.name)
@@ -118,12 +133,15 @@ def test_sketches_agree(left: DType) -> None:
     """All whole chains, those with an instruction among them, on a shape that nothing divides."""
     case = with_full_range(Case(gemm(29, 83, 37, left, left)), 1)
     states = [s for s in sketches(Scheduler(case.kernel, TARGET)) if any(s.dots)]
-    assert {s.dots[-1][1] for s in states if s.dots[-1]} == {d.name for d in DOTS.values() if left in d.sources}
-    for state in random.Random(3).sample(states, min(len(states), 5)):
+    chosen = {s.dots[-1].name for s in states}
+    assert chosen == {d.name for d in DOTS.values() if left in d.sources and (not d.is_tile or d.operands == (left, left))}
+    for state in [random.Random(3).choice([s for s in states if s.dots[-1].name == name]) for name in sorted(chosen)]:
         check_all_ways(case, state, 2)
 
 
-def test_machine_code_of_bf16_equals_the_interpreter_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chain", [[Opt("TC", "r0", "bf16"), Opt("UPCAST", "o1", 32)], [Opt("TC", "r0", ("amxbf16", "o0", "o1"))]],
+                         ids=["vectors", "tiles"])
+def test_machine_code_of_bf16_equals_the_interpreter_bit_for_bit(chain: list[Opt], monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of products over a wide range, denormals among them: the order of rounding and what is flushed are the processor's."""
     if missing():
         pytest.skip(f"the host has no {', '.join(missing())}")
@@ -136,7 +154,7 @@ def test_machine_code_of_bf16_equals_the_interpreter_bit_for_bit(monkeypatch: py
             values = rng.standard_normal(size) * 2.0 ** rng.integers(low - 8, low + 5, size).astype(float)
             values[::7] *= 2.0**-66
             case.args[slot] = from_float(values, BF16)
-        program = lower(Scheduler(kernel, TARGET).apply_opts([Opt("TC", "r0", "bf16"), Opt("UPCAST", "o1", 32)]))
+        program = lower(Scheduler(kernel, TARGET).apply_opts(chain))
         args = case.fresh()
         interpret(program, args)
         want = args[0].copy()
@@ -152,6 +170,9 @@ def test_sums_of_bf16_round_once_per_product_and_flush() -> None:
     y = np.array([one, one, one, tiny, 2.0**-63, 0], np.float32)
     # 2^24 + 1 rounds to even twice; denormal operands are zeros; 2^-126 - 2^-127 is denormal, hence zero
     assert dot(acc, x, y, 2).tolist() == [2.0**24, 0.0, 0.0]
+    # of tiles the sum of all products comes first, those of a group in two parts: 2^24 + (1 + 1), 2^-126 + (-2^-127 as 0)
+    assert tile_dot(acc[:1], x[:2], y[:2], 1, 1, 2).tolist() == [2.0**24 + 2]
+    assert tile_dot(acc[2:], x[4:], y[4:], 1, 1, 2).tolist() == [2.0**-126]
 
 
 def test_integers_wrap_as_the_ast_says() -> None:
@@ -171,8 +192,17 @@ REFUSED: list[tuple[str, Kernel, list[Opt], str]] = [
     ("output axis", GEMM, [Opt("TC", "o0", "vnni8")], "name a reduce axis"),
     ("other types", GEMM, [Opt("TC", "r0", "bf16")], "sums up bfloat16 in float32"),
     ("twice", GEMM, [Opt("TC", "r0", "vnni8"), Opt("TC", "r0", "vnni16")], "has an instruction already"),
-    ("after a split", GEMM, [Opt("UNROLL", "r0", 2), Opt("TC", "r0", "vnni8")], "before its axis is split"),
-    ("after a pad", GEMM, [Opt("PADTO", "r0", 8), Opt("TC", "r0", "vnni8")], "before its axis is split or padded"),
+    ("after a split", GEMM, [Opt("UNROLL", "r0", 2), Opt("TC", "r0", "vnni8")], "before its axes are split"),
+    ("after a pad", GEMM, [Opt("PADTO", "r0", 8), Opt("TC", "r0", "vnni8")], "before its axes are split or padded"),
+    ("no axes", GEMM, [Opt("TC", "r0", "amx8")], "takes the axes of its rows"),
+    ("axes", GEMM, [Opt("TC", "r0", ("vnni8", "o0", "o1"))], "takes no axes"),
+    ("a row of the sum", GEMM, [Opt("TC", "r0", ("amx8", "o0", "r0"))], "no output axis"),
+    ("other signs", GEMM, [Opt("TC", "r0", ("amx8us", "o0", "o1"))], "sums up uint8, int8 in int32|multiplies uint8 in rows"),
+    ("one column", gemm(8, 1, 20, I8, I8), [Opt("TC", "r0", ("amx8", "o0", "o1"))], "has one position"),
+    ("nine tiles", gemm(64, 64, 20, I8, I8), [Opt("TC", "r0", ("amx8", "o0", "o1")), Opt("UPCAST", "o0", 3), Opt("UPCAST", "o1", 3)],
+     "9 tiles"),
+    ("lanes of tiles", gemm(64, 64, 20, I8, I8), [Opt("TC", "r0", ("amx8", "o0", "o1")), Opt("UPCAST", "o0", 2), Opt("LANES", "o0.in2")],
+     "a row of the stage's tiles"),
     ("inlined", GEMM, [Opt("TC", "r0", "vnni8"), Opt("INLINE", "s0")], "reads it in groups"),
     ("a window", windows(4, 4, 9, 3, I8, I8), [Opt("TC", "r1", "vnni8")], "is not read along r1 alone"),
     ("already wide", gemm(4, 4, 8, F32, F32), [Opt("TC", "r0", "bf16")], "made wide"),
@@ -192,7 +222,8 @@ def test_a_target_without_them_is_left_alone() -> None:
     assert not list(applicable(state, GEMM.output)) and not any(any(s.dots) for s in sketches(state))
     with pytest.raises(KernelOptError, match="target has no avx512f and vnni"):
         state.apply_opt(Opt("TC", "r0", "vnni8"))
-    assert [name for _, name in applicable(Scheduler(GEMM, TARGET), GEMM.output)] == ["vnni8", "vnni16"]
+    assert [name for _, name in applicable(Scheduler(GEMM, TARGET), GEMM.output)] == [
+        "vnni8", "vnni16", ("amx8", "o0", "o1"), ("amx8", "o1", "o0")]
 
 
 def test_the_identity_is_that_of_the_instruction() -> None:
@@ -230,11 +261,11 @@ def edited(program: Program, phase: int, op: str, edit: Edit, number: int | None
     return Program(program.spec, tuple(codes))
 
 
-def dropped(program: Program, number: int) -> Program:
-    """A DOT whose result is its accumulator."""
+def dropped(program: Program, number: int, op: str = "DOT") -> Program:
+    """A DOT or TILEDOT whose result is its accumulator."""
     phase = len(program.code) - 1
     code = program.code[phase]
-    at = [i for i, instr in enumerate(code) if instr[0] == "DOT"][number]
+    at = [i for i, instr in enumerate(code) if instr[0] == op][number]
     moved = [(o, d, n, tuple(code[at][3][0] if s == at and i > at else s for s in src), arg) for i, (o, d, n, src, arg) in enumerate(code)]
     return Program(program.spec, (*program.code[:phase], tuple(moved)))
 
@@ -275,10 +306,28 @@ def rejected(kernel: Kernel, program: Program) -> str:
 @pytest.mark.parametrize("left", [I8, BF16], ids=lambda d: d.name)
 def test_planted_miscompiles_are_rejected(left: DType) -> None:
     kernel = gemm(6, 37, 21, left, left)
+    assert len(mutants(left)) >= 7
     for why, (right, wrong) in mutants(left).items():
         assert wrong.digest != right.digest, why
         assert not rejected(kernel, right), why
         assert rejected(kernel, wrong), why
+
+
+@pytest.mark.parametrize("left", [I8, BF16], ids=lambda d: d.name)
+def test_planted_miscompiles_of_tiles_are_rejected(left: DType) -> None:
+    kernel = gemm(20, 37, 140, left, left)
+    chain = [Opt("TC", "r0", ("amx8" if left is I8 else "amxbf16", "o0", "o1")), Opt("UPCAST", "o1", 2)]
+    program = lower(Scheduler(kernel, TARGET).apply_opts(chain))
+    assert not rejected(kernel, program)
+    last = len(program.code) - 1
+    for why, wrong in {
+        "a tile of products dropped": dropped(program, 1, "TILEDOT"),
+        "rows too far apart": edited(program, last, "TILELOAD", lambda i: (*i[:4], (i[4][0], i[4][1], i[4][2] + 4))),
+        "another tile of columns": edited(program, last, "TILELOAD", lambda i: (*i[:4], (i[4][0] + 4, *i[4][1:])), -1),
+        "the first row twice": edited(program, last, "LOAD", lambda i: (*i[:4], 0), 1),
+        "results of the other tile": edited(program, last, "TILESTORE", lambda i: (*i[:4], (i[4][0] + 16, *i[4][1:])), 1),
+    }.items():
+        assert wrong.digest != program.digest and rejected(kernel, wrong), why
 
 
 def test_swapped_operands_are_no_instruction() -> None:

@@ -1,0 +1,47 @@
+"""Sketches for matrix instructions: a block of tiles whose operands are read as often as the registers allow, and where each is packed.
+
+    TC(r0, (amx8, o0, o1)) UPCAST(o0, 2) UPCAST(o1, 2)                     4 tiles of results, 2 + 2 of operands
+    … STAGE(s0, o0)                                                        rows packed by the core that uses them
+    … ORDER(out, (o1, o0)) STAGE(s1, o1)                                   columns packed by the core that uses them
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from svod.core.kernel import ResolvedStage
+from svod.core.scheduler import Opt, Scheduler
+from svod.errors import KernelOptError
+
+BLOCKS = ((2, 2), (1, 3), (3, 1), (1, 2), (2, 1), (1, 1))
+
+
+def _try(state: Scheduler, op: str, axis: str, arg: object = None) -> Scheduler:
+    try:
+        return state.apply_opt(Opt(op, axis, arg))
+    except KernelOptError:
+        return state
+
+
+def tile_sketches(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
+    """Blocks of tiles of a stage that TC gave an instruction with tiles, to be shared among the cores."""
+    chosen = state.dots[r.stage.index]
+    assert chosen is not None
+    axes = state.kernel.axes
+    if r.store is not None and r.store.coef(r.axes.index(chosen.columns)) != 1 == r.store.coef(r.axes.index(chosen.rows)):
+        return      # the other way round the rows of a tile are those of the output
+    rows, columns, along = (axes[a].name for a in (chosen.rows, chosen.columns, chosen.axis))
+    operands = {}
+    product = r.nodes[r.nodes[r.reductions[0].values[0]].src[0]], r.nodes[r.nodes[r.reductions[0].values[0]].src[1]]
+    for node in product:
+        operands[r.axes.index(chosen.rows) in node.deps] = state.kernel.stages[node.arg].name
+    for m, n in BLOCKS:
+        block = state
+        for name, amount in ((rows, m), (columns, n)):
+            if amount > 1:
+                block = _try(block, "UPCAST", name, amount)
+        if len(block.applied_opts) - len(state.applied_opts) != (m > 1) + (n > 1):
+            continue    # too few tiles along an axis
+        for base in (block, _try(block, "UNROLL", along, 2)):
+            yield base
+            yield _try(base, "STAGE", operands[True], rows)
+            yield _try(_try(base, "ORDER", r.stage.name, (columns, rows)), "STAGE", operands[False], columns)
