@@ -163,18 +163,24 @@ class UOp:
         `gate(u)` False keeps u but does not enter its sources."""
         order: list[UOp] = []
         seen: set[int] = set()
-        stack: list[tuple[UOp, bool]] = [(self, False)]
+        stack: list[UOp | None] = [self]    # None: the node below has all its sources in the order
+        push, pop = stack.append, stack.pop
         while stack:
-            u, ready = stack.pop()
-            if ready:
-                order.append(u)
+            u = pop()
+            if u is None:
+                order.append(pop())         # type: ignore[arg-type]
                 continue
             if id(u) in seen:
                 continue
             seen.add(id(u))
-            stack.append((u, True))
-            if gate is None or gate(u):
-                stack.extend((s, False) for s in reversed(u.src) if id(s) not in seen)
+            if not u.src or (gate is not None and not gate(u)):
+                order.append(u)
+                continue
+            push(u)
+            push(None)
+            for s in reversed(u.src):
+                if id(s) not in seen:
+                    push(s)
         return order
 
     def walk(self, *ops: Ops) -> Iterator[UOp]:
