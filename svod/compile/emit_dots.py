@@ -118,8 +118,8 @@ class DotValues(Values):
             step = linear.coef(down) * (1 if down == found.rows else g)
             beside = linear.coef(along) if down == found.rows else linear.coef(found.columns) // g
             if beside != 1 or staged.guarded:
-                raise KernelOptError(f"stage {self.kernel.stages[o.stage].name} does not lie in rows for tiles; leave its axes as TC put them, "
-                                     f"without PADTO")
+                name = self.kernel.stages[o.stage].name
+                raise KernelOptError(f"stage {name} does not lie in rows for tiles; leave its axes as TC put them, without PADTO")
             # not moved out of the loop: registers are few, and those of what is outside are taken all the time
             values.append(self.b.load("TILELOAD", p.dtype, lines * length, (staged.pointer, start), (const, lines, step),
                                       max(staged.floor, self.b.level), False, staged.version))

@@ -1,6 +1,7 @@
 """Sketches for matrix instructions: a block of tiles whose operands are read as often as the registers allow, and where each is packed.
 
     TC(r0, (amx8, o0, o1)) UPCAST(o0, 2) UPCAST(o1, 2)                     4 tiles of results, 2 + 2 of operands
+    … TILE(o0, 8)                                                          as many rows as stay near pass over all columns
     … STAGE(s0, o0)                                                        rows packed by the core that uses them
     … ORDER(out, (o1, o0)) STAGE(s1, o1)                                   columns packed by the core that uses them
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from svod.core.dots import DOTS
 from svod.core.kernel import ResolvedStage
 from svod.core.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
@@ -42,6 +44,21 @@ def tile_sketches(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
         if len(block.applied_opts) - len(state.applied_opts) != (m > 1) + (n > 1):
             continue    # too few tiles along an axis
         for base in (block, _try(block, "UNROLL", along, 2)):
+            turned = _try(base, "ORDER", r.stage.name, (columns, rows))
             yield base
+            yield _near(base, rows, along)
+            yield _near(turned, columns, along)
             yield _try(base, "STAGE", operands[True], rows)
-            yield _try(_try(base, "ORDER", r.stage.name, (columns, rows)), "STAGE", operands[False], columns)
+            yield _try(turned, "STAGE", operands[False], columns)
+
+
+def _near(state: Scheduler, axis: str, along: str) -> Scheduler:
+    """A loop over blocks of `axis` whose operand takes a quarter of the second cache, of which each core gets two at least."""
+    row = state.rows[state.row_id(axis)]
+    summed = state.kernel.axes[state.rows[state.row_id(along)].axis].extent
+    stage = state.kernel.axes[row.axis].stage
+    chosen = state.dots[stage]
+    assert chosen is not None
+    near = state.target.l2 // 4 // max(1, row.stride * summed * DOTS[chosen.name].operands[0].itemsize)
+    n = min(near, row.extent // (2 * state.target.threads))
+    return _try(state, "TILE", axis, n) if n >= 2 else state
