@@ -80,6 +80,7 @@ class ExecutionPlan:
         self._run = self._native.run_plan
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}      # bound later; kept alive here
         check_plan(self.kernels, self.buffers)
+        self._written = frozenset(index for k in self.kernels for index in written_by(k))
         for index in self._outputs:
             if self.buffers[index].array is None:
                 raise LaunchError(f"buffer {index} is an output of the plan and has no memory")
@@ -141,11 +142,10 @@ class ExecutionPlan:
             if self.carried:
                 raise LaunchError(f"a plan that goes on from what it wrote to buffer {min(self.carried)} cannot run twice at a time; "
                                   "prepare one for each state")
-            written = {index for k in self.kernels for index in written_by(k)}
             buffers = []
             for index, b in enumerate(self.buffers):
                 array = self._arrays.get(index, b.array)
-                if array is not None and index in written:
+                if array is not None and index in self._written:
                     array = aligned_empty(array.nbytes, dtypes.uint8).view(array.dtype)
                 buffers.append(PlanBuffer(b.nbytes, b.kind, array))
             plan = ExecutionPlan(self.kernels, buffers, self._outputs, threads=threads or self.threads, planner=self.memory.mode)
@@ -269,7 +269,7 @@ class ExecutionPlan:
     def bind_array(self, buffer: int, array: np.ndarray[Any, Any]) -> None:
         """Use `array` for an input or output: C-contiguous, of at least the buffer's bytes. Raises LaunchError."""
         with self.lock:
-            check_array(buffer, array, self.buffers[buffer].nbytes, any(buffer in written_by(k) for k in self.kernels))
+            check_array(buffer, array, self.buffers[buffer].nbytes, buffer in self._written)
             self.bind(buffer, address_of(array))
             self._arrays[buffer] = array
 

@@ -207,13 +207,16 @@ def _name(kernel: PreparedKernel) -> str:
 
 
 def check_array(index: int, array: np.ndarray[Any, Any], nbytes: int, written: bool) -> None:
+    """Raise LaunchError for an array that cannot be the memory of buffer `index`: every call of a jitted function comes by here."""
+    flags = array.flags
+    if flags.c_contiguous and array.nbytes >= nbytes and (flags.writeable or not written):
+        return
     what = f"the array of shape {array.shape} and type {array.dtype}"
-    if not array.flags.c_contiguous:
+    if not flags.c_contiguous:
         raise LaunchError(f"buffer {index}: {what} has strides {array.strides} and is not C-contiguous; copy it first")
     if array.nbytes < nbytes:
         raise LaunchError(f"buffer {index} needs {nbytes} bytes; {what} has {array.nbytes}")
-    if written and not array.flags.writeable:
-        raise LaunchError(f"buffer {index} is written by the plan; {what} is read-only")
+    raise LaunchError(f"buffer {index} is written by the plan; {what} is read-only")
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
