@@ -202,7 +202,7 @@ class Phase(Reductions):
             self._children(s, depth + 1)
         self._walk(nest, loops, prefix, sink, values)
         b.close(i)
-        code = tuple(transpose_squares(list(b.finish())))
+        code = tuple(transpose_squares(list(b.finish()), ragged=self.state.target.vector_bytes == 64))
         return Spec(extent, min(threads, extent) if threads > 1 else 1, self.scratch, once), code
 
     def _walk(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, sink: Sink, values: bool) -> None:

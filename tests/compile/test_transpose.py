@@ -54,6 +54,26 @@ def test_squares_are_transposed(dtype: DType, lanes: int, stride: int, count: in
     assert left == count % lanes
 
 
+@pytest.mark.parametrize("store", [False, True])
+@pytest.mark.parametrize(("dtype", "lanes", "stride", "count"), [
+    (dtypes.float32, 16, 14, 14), (dtypes.float32, 16, 40, 6), (dtypes.float32, 16, 64, 37), (dtypes.float64, 8, 9, 7), (dtypes.bool, 16, 16, 23),
+    (dtypes.int16, 8, 31, 3)])
+def test_parts_of_squares_are_transposed_under_masks(dtype: DType, lanes: int, stride: int, count: int, store: bool) -> None:
+    before = strided(dtype, lanes, stride, count, store=store)
+    after = Program(before.spec, (tuple(transpose_squares(list(before.code[0]), ragged=True)),))
+    np.testing.assert_array_equal(run(after, dtype), run(before, dtype))
+    rest = count % lanes
+    assert sum(i[0] in ("LOADS", "STORES") for i in after.code[0]) == (rest if 3 * rest < lanes else 0)
+    assert sum(len(i[3]) == (3, 4)[i[0] == "LOAD"] + (i[0] == "STORE") for i in after.code[0] if i[0] in ("LOAD", "STORE")) \
+        == (lanes if rest and 3 * rest > lanes else 0)
+
+
+def test_rows_closer_than_their_part_of_a_square_stay() -> None:
+    """They would overlap: what one stores another would store again."""
+    code = list(strided(dtypes.float32, 16, 9, 10, store=True).code[0])
+    assert transpose_squares(code, ragged=True) is code
+
+
 def test_what_is_no_square_stays() -> None:
     program = strided(dtypes.float32, 16, 17, 15, store=False)
     code = list(program.code[0])
