@@ -56,6 +56,14 @@ def _number(low: float, unit: str) -> Accept:
     return Accept(f"a number of {unit} ≥ {low:g}", float, lambda v: _is_number(v) and v >= low)
 
 
+def _parse_level(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+_LEVEL = Accept("an integer from 0 to 5 (text that is no number is meant for other programs and counts as 0)", _parse_level,
+                lambda v: v is None or (_is_int(v) and 0 <= v <= 5))
+
+
 _WORDS = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
 
 
@@ -250,6 +258,10 @@ class PrepareConfig(_Config):
                                        f"directory of compiled objects; {NONE} or 0: no such cache; not set: the user's cache directory")
     capture: str | None = _option("SVOD_CAPTURE", None, _PATH,
                                   "append the kernels of every prepare to files in this directory; nothing is searched")
+    debug: int | None = _option("DEBUG", None, _LEVEL,
+                                "what to print of every plan: 1 its kernels, 2 their loops, 3 their ASTs, 4 LINEAR, 5 LLVM IR")
+    dump_after: str | None = _option("SVOD_DUMP_AFTER", None, _TEXT, "passes after which every plan is printed, with commas; "
+                                     "see docs/debugging.md")
     opts: Mapping[str, Chain] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -73,13 +73,14 @@ def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Seque
     inputs that are bound later. Raises LaunchError for an outline that cannot be run with that code and memory."""
     buffers = [PlanBuffer(b.nbytes, b.kind, a) for b, a in zip(outline.buffers, arrays, strict=True)]
     kernels = []
-    for c in outline.calls:
+    for i, c in enumerate(outline.calls):
         if c.kernel not in compiled:
             raise LaunchError(f"call {c.name or '?'} is of kernel {c.kernel[:12]}, which has no code; compiled are {len(compiled)} kernels")
         code, kernel = compiled[c.kernel], outline.kernels[c.kernel]
         sizes = [p.dtype.itemsize for p in kernel.params]
         regions = tuple(r.moved(k, size) for r, k, size in zip(regions_of(kernel.ast), c.offsets, sizes, strict=True))
-        kernels.append(PreparedKernel(code.spec, code.loaded, c.args, c.name, c.kernel, tuple(o.to_json() for o in code.chain), code.source,
+        chain = tuple(o.to_json() for o in code.chain)
+        kernels.append(PreparedKernel(code.spec, code.loaded, c.args, f"{c.name}_{i}", c.kernel, chain, code.source,
                                       code.why, c.origin, code.estimate, c.level, c.why,
                                       tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions))
     return ExecutionPlan(kernels, buffers, outline.outputs, threads=threads, planner=planner)

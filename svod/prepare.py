@@ -138,6 +138,9 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     compiled = compile_outline(outline, target, config)
     plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner))
     plan.carried = overwritten
+    if config.debug or config.dump_after is not None:
+        from svod.dumping import dump
+        dump(sink, constants, outline, plan, target, config)
     plan.keep = nodes           # its addresses are valid while its buffers live
     if config.capture is not None and outline.calls:
         from svod import capture

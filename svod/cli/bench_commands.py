@@ -6,7 +6,7 @@ import logging
 import shlex
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -83,10 +83,11 @@ class _Run(click.Command):
 @click.option("--peers", default="all", show_default=True, metavar="NAMES", help="Libraries to compare with, with commas; all, or none.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the operands.")
+@click.option("--dump-after", metavar="PASSES", help="Print what these passes make of every plan of svod's; as SVOD_DUMP_AFTER.")
 @click.option("--list", "only_list", is_flag=True, help="Show the kernels of the suite and do nothing.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT", help="Write everything to a file.")
 def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bool, fresh: bool, peers: str, db: str | None, seed: int,
-        only_list: bool, json_path: Path | None) -> None:
+        dump_after: str | None, only_list: bool, json_path: Path | None) -> None:
     """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
     from svod.bench.peers import load_peers, parse_peers
     from svod.bench.results import Run, Settings, write_run
@@ -115,7 +116,9 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     from svod.contestants import svod_contestants
 
     limits = cached_ceilings(_ceilings_path(), target)
-    contestants = [*svod_contestants(mode, width, cases, fresh=fresh, db=db), *found]
+    prepare = config.PrepareConfig.from_env()
+    prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
+    contestants = [*svod_contestants(mode, width, cases, fresh=fresh, db=db, config=prepare), *found]
     together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
     _say(f"{len(cases)} kernels, {target.threads} thread{'s' if target.threads > 1 else ''} each: {together}")
     settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,

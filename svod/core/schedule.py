@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -102,6 +103,10 @@ _ASTS_LOCK = Lock()
 remake_after_fork(sys.modules[__name__], "_ASTS_LOCK", Lock)
 
 
+_observer: ContextVar[Callable[[UOp, dict[str, UOp]], None] | None] = ContextVar("observer", default=None)
+"""Told of each kernel that is not remembered: its AST, and what each pass made of it, by the pass."""
+
+
 def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> KernelAst:
     """The kernel that stores the graph node `value` into `target`, a view of a BUFFER.
 
@@ -114,9 +119,12 @@ def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(),
             if found is not None:
                 _ASTS.move_to_end(ident)
                 return found
-    ast, buffers = rangeify([Output(value, target)], constants)
-    ast, first = narrow_params(merge_ranges(split_ranges(ast)))
-    ast, slots = canonicalize(ast)
+    ranged, buffers = rangeify([Output(value, target)], constants)
+    axes, first = narrow_params(merge_ranges(split_ranges(ranged)))
+    ast, slots = canonicalize(axes)
+    observe = _observer.get()
+    if observe is not None:
+        observe(ast, {"rangeify": ranged, "axes": axes, "canonical": ast})
     result = KernelAst(ast, tuple(buffers[s] for s in slots), tuple(first.get(s, 0) for s in slots))
     if remember:
         with _ASTS_LOCK:
@@ -154,18 +162,24 @@ def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remem
 @dataclass(frozen=True)
 class Explained:
     """How a graph became its schedule. `graph`: normalised. `roots`: for each call the node it stores, None for a copy that the order
-    needs."""
+    needs. `passes`: by kernel AST what rangeify, axes and canonical made of it."""
 
     graph: Normalized
     schedule: Schedule
     roots: tuple[UOp | None, ...]
+    passes: dict[UOp, dict[str, UOp]]
 
 
 def explain_schedule(sink: UOp, constants: frozenset[UOp] = frozenset()) -> Explained:
     """`create_schedule`, with what it was made of. Remembers nothing. Raises ScheduleError."""
     builder = _Builder(normalize(sink), constants, False)
-    schedule = builder.run()
-    return Explained(builder.graph, schedule, tuple(builder.pending[i].root for i in builder.sequence))
+    passes: dict[UOp, dict[str, UOp]] = {}
+    token = _observer.set(passes.__setitem__)
+    try:
+        schedule = builder.run()
+    finally:
+        _observer.reset(token)
+    return Explained(builder.graph, schedule, tuple(builder.pending[i].root for i in builder.sequence), passes)
 
 
 class _Builder:
