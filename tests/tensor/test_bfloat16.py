@@ -1,6 +1,11 @@
-"""bfloat16 over random shapes and views. The reference computes in float64 and rounds once: bfloat16 is held, not computed in."""
+"""bfloat16 over random shapes and views. The reference computes in float64 and rounds once: bfloat16 is held, not computed in.
+
+Where sums cancel, the bound is that of the roundings there are: half a unit in the last place of bfloat16 for each value that is
+held, and float32's for the sums between them.
+"""
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from svod.tensor import Tensor, where
-from tests.tensor.checking import check
+from tests.tensor.checking import check, evaluate
 from tests.tensor.strategies import INTS, NUMPY_FLOATS, Array, make, rounded_to_bfloat16, seeds, shapes, views
 from tests.tensor.test_elementwise import FUNCTIONS, POSITIVE, quiet
+from tests.tensor.test_nn import Pair, conv_loop, pool_loop
 
 few = settings(max_examples=8, deadline=None)
 bfloat16_views = views("bfloat16")
@@ -142,3 +148,123 @@ def test_casts(x: tuple[Tensor, Array], target: str, seed: int) -> None:
     check(t.cast(target), quiet(a.astype, target))
     other = make(a.shape, target, seed)
     same(Tensor(other).cast("bfloat16"), other.astype(np.float32))
+
+
+# -- networks: what is held is rounded once, what is between is float32 ---------------------------------------------------------
+networks = settings(max_examples=3, deadline=None)
+ROUNDED, SINGLE = 2.0**-8, 2.0**-24      # the unit roundoff of bfloat16 and of float32
+
+
+def within(tensor: Tensor, exact: Any, held: Any = 0.0, between: Any = 0.0) -> None:
+    """`tensor` is bfloat16 and off from `exact` by its own rounding, those of the values `held` before and `between` roundings of float32
+    (magnitudes times how many there are), at most."""
+    wanted = np.asarray(exact, np.float64)
+    got = evaluate(tensor)
+    assert (tensor.dtype.name, tensor.shape) == ("bfloat16", wanted.shape)
+    # the value that is rounded last is itself off by what came before
+    before = ROUNDED * np.asarray(held) + SINGLE * np.asarray(between)
+    bound = before + ROUNDED * (np.abs(wanted) + before) + 2.0**-126
+    worst = np.abs(got.astype(np.float64) - wanted) - bound
+    assert np.all(worst <= 0), f"{np.max(worst)} beyond {bound.flat[np.argmax(worst)]} at {np.argmax(worst)}"
+
+
+def pair(shape: tuple[int, ...], seed: int) -> tuple[Tensor, Array]:
+    """Random numbers as a bfloat16 tensor and as float64."""
+    a = make(shape, "bfloat16", seed)
+    return Tensor(a, dtype="bfloat16"), a.astype(np.float64)
+
+
+@networks
+@given(groups=st.sampled_from([1, 2]), cg=st.sampled_from([1, 3, 8]), og=st.integers(1, 3),
+       image=st.tuples(st.integers(5, 8), st.integers(5, 7)), kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)), stride=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+       seed=seeds, padding=st.tuples(st.integers(0, 2), st.integers(0, 1)), dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)))
+def test_convolutions(groups: int, cg: int, og: int, image: Pair, kernel: Pair, stride: Pair, seed: int, padding: Pair,
+                      dilation: Pair) -> None:
+    (x, a), (w, b) = pair((1, cg * groups, *image), seed), pair((og * groups, cg, *kernel), seed + 1)
+    t, bias = pair((og * groups,), seed + 2)
+    exact, size = (conv_loop(f(a), f(b), stride, padding, dilation, groups) for f in (np.asarray, np.abs))
+    terms = (b[0].size + 1) * size
+    within(x.conv2d(w, None, stride, padding, dilation, groups), exact, between=terms)
+    # the bias is added to what is held
+    within(x.conv2d(w, t, stride, padding, dilation, groups), exact + bias[:, None, None], np.abs(exact) + SINGLE * terms, terms)
+
+
+@networks
+@given(image=st.tuples(st.integers(4, 9), st.integers(4, 9)), kernel=st.tuples(st.integers(1, 3), st.integers(2, 4)),
+       stride=st.tuples(st.integers(1, 3), st.integers(1, 3)), pad=st.booleans(), seed=seeds)
+def test_pools(image: Pair, kernel: Pair, stride: Pair, pad: bool, seed: int) -> None:
+    x, a = pair((2, 3, *image), seed)
+    padding = (kernel[0] // 2, kernel[1] // 2) if pad else (0, 0)
+    same(x.max_pool2d(kernel, stride, padding), pool_loop(a, kernel, stride, padding, False, lambda v: v.max((2, 3))))
+    exact, size = (pool_loop(f(a), kernel, stride, padding, False, lambda v: v.mean((2, 3))) for f in (np.asarray, np.abs))
+    within(x.avg_pool2d(kernel, stride, padding, count_include_pad=False), exact, between=(kernel[0] * kernel[1] + 2) * size)
+
+
+@networks
+@given(x=views("bfloat16", least=1, zero=False), data=st.data())
+def test_rows(x: tuple[Tensor, Array], data: st.DataObject) -> None:
+    t, a = x[0], x[1].astype(np.float64)
+    axis = data.draw(st.integers(-a.ndim, a.ndim - 1))
+    shifted = a - a.max(axis, keepdims=True)
+    exps = np.exp(shifted)
+    soft = exps / exps.sum(axis, keepdims=True)
+    n = a.shape[axis]
+    # a rounding of the shifted number is one of the same absolute size in the logarithm of the result
+    off = n + 12 + np.abs(shifted)
+    within(t.softmax(axis), soft, between=2 * off * soft)
+    within(t.log_softmax(axis), np.log(soft), between=2 * off + 4 * np.abs(np.log(soft)))
+
+
+@networks
+@given(x=views("bfloat16", least=1, zero=False), data=st.data(), seed=seeds)
+def test_norms(x: tuple[Tensor, Array], data: st.DataObject, seed: int) -> None:
+    t, a = x[0], x[1].astype(np.float64)
+    k = data.draw(st.integers(1, a.ndim))
+    axes, n = tuple(range(a.ndim - k, a.ndim)), math.prod(a.shape[-k:])
+    (g, gain), (s, shift) = pair(a.shape[-k:], seed), pair(a.shape[-k:], seed + 1)
+    largest = np.abs(a).max(axes, keepdims=True)
+    deviation = np.sqrt(a.var(axes, keepdims=True) + 1e-2)
+    normal = (a - a.mean(axes, keepdims=True)) / deviation
+    # the mean is off by n roundings of the largest number; so is each difference, and through them the deviation
+    off = (n + 4) * largest / deviation * (1 + np.abs(normal)) + (n + 8) * np.abs(normal)
+    within(t.layer_norm(a.shape[-k:], eps=1e-2), normal, between=2 * off)
+    within(t.layer_norm(a.shape[-k:], g, s, eps=1e-2), normal * gain + shift, between=2 * off * np.abs(gain) + 4 * np.abs(shift))
+    rms = a / np.sqrt((a ** 2).mean(axes, keepdims=True) + 1e-2) * gain
+    within(t.rms_norm(a.shape[-k:], g, eps=1e-2), rms, between=(n + 8) * np.abs(rms))
+
+
+def test_norms_of_channels() -> None:
+    x, a = pair((2, 6, 3, 4), 0)
+    (m, mean), (v, var), (g, gain), (s, shift) = (pair((6,), i) for i in range(1, 5))
+    v, var = v.abs(), np.abs(var)
+    column = (slice(None), None, None)
+    scale = (gain / np.sqrt(var + 1e-5))[column]
+    exact = (a - mean[column]) * scale + shift[column]
+    within(x.batch_norm(m, v, g, s), exact, between=12 * (np.abs(a * scale) + np.abs(mean[column] * scale) + np.abs(shift[column])))
+    grouped = a.reshape(2, 3, -1)
+    deviation = np.sqrt(grouped.var(-1, keepdims=True) + 1e-5)
+    normal = ((grouped - grouped.mean(-1, keepdims=True)) / deviation).reshape(a.shape)
+    exact = normal * gain[column] + shift[column]
+    n = grouped.shape[-1]
+    ratio = np.broadcast_to(np.abs(grouped).max(-1, keepdims=True) / deviation, grouped.shape).reshape(a.shape)
+    off = 2 * ((n + 4) * ratio * (1 + np.abs(normal)) + (n + 8) * np.abs(normal)) * np.abs(gain[column]) + 4 * np.abs(shift[column])
+    within(x.group_norm(3, g, s), exact, between=off)
+
+
+@networks
+@given(batch=st.sampled_from([(), (2,)]), rows=st.integers(1, 5), columns=st.integers(1, 7), width=st.sampled_from([1, 4, 7]),
+       out=st.integers(1, 4), causal=st.booleans(), seed=seeds)
+def test_attention(batch: tuple[int, ...], rows: int, columns: int, width: int, out: int, causal: bool, seed: int) -> None:
+    (q, a), (k, b), (v, c) = (pair((*batch, *shape), seed + i) for i, shape in enumerate(((rows, width), (columns, width), (columns, out))))
+    turned = np.swapaxes(b, -1, -2)
+    scores, size = a @ turned / math.sqrt(width), np.abs(a) @ np.abs(turned) / math.sqrt(width)
+    if causal:
+        scores = np.where(np.tril(np.ones((rows, columns), bool)), scores, -np.inf)
+    exps = np.exp(scores - scores.max(-1, keepdims=True))
+    weights = exps / exps.sum(-1, keepdims=True)
+    # scores are held; what they are off by is the relative error of a weight, twice: its own and that of the sum
+    kept = np.isfinite(scores)
+    off = np.where(kept, ROUNDED * np.abs(np.where(kept, scores, 0)) + SINGLE * (width + 2) * size, 0).max(-1, keepdims=True)
+    relative = np.expm1(2 * off) + ROUNDED * np.exp(2 * off) + SINGLE * (2 * columns + 40)
+    largest = (weights * relative) @ np.abs(c)
+    within(q.scaled_dot_product_attention(k, v, is_causal=causal), weights @ c, largest / ROUNDED, columns * (weights @ np.abs(c)))
