@@ -176,10 +176,11 @@ def pair(shape: tuple[int, ...], seed: int) -> tuple[Tensor, Array]:
 
 @networks
 @given(groups=st.sampled_from([1, 2]), cg=st.sampled_from([1, 3, 8]), og=st.integers(1, 3),
-       image=st.tuples(st.integers(5, 8), st.integers(5, 7)), kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)), stride=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-       seed=seeds, padding=st.tuples(st.integers(0, 2), st.integers(0, 1)), dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)))
-def test_convolutions(groups: int, cg: int, og: int, image: Pair, kernel: Pair, stride: Pair, seed: int, padding: Pair,
-                      dilation: Pair) -> None:
+       image=st.tuples(st.integers(5, 8), st.integers(5, 7)), kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+       stride=st.tuples(st.integers(1, 2), st.integers(1, 2)), seed=seeds, padding=st.tuples(st.integers(0, 2), st.integers(0, 1)),
+       dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)))
+def test_convolutions(groups: int, cg: int, og: int, image: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair,
+                      seed: int) -> None:
     (x, a), (w, b) = pair((1, cg * groups, *image), seed), pair((og * groups, cg, *kernel), seed + 1)
     t, bias = pair((og * groups,), seed + 2)
     exact, size = (conv_loop(f(a), f(b), stride, padding, dilation, groups) for f in (np.asarray, np.abs))
