@@ -1,5 +1,5 @@
-"""More functions of single elements, made of those in `elementwise.py`: remainders, mixtures, comparisons within a tolerance, hyperbolic
-functions. Names and signatures are PyTorch's; functions made of several steps are computed in float32 at least and rounded once.
+"""More functions of single elements, made of those in `elementwise.py`: remainders, mixtures, comparisons within a tolerance, angles,
+hyperbolic functions. Names and signatures are PyTorch's; functions made of several steps are computed in float32 at least and rounded once.
 """
 from __future__ import annotations
 
@@ -138,6 +138,53 @@ class Functions(Elementwise):
             raise DTypeError("heaviside of bools: cast them to numbers")
         step = self._as_tensor(values).where(self.eq(0), self.gt(0).cast(self.dtype))
         return self.where(self.isnan(), step) if self.dtype.is_float else step
+
+    # -- angles ----------------------------------------------------------------------------------
+    def atan(self) -> Self:
+        """The angle of a tangent, in ±π/2."""
+        x = self._wide_float()
+        a = x.abs()
+        above = a.gt(1)
+        angle = a.where(above.logical_not(), a.reciprocal())._small_angle()
+        return angle.where(above.logical_not(), angle.neg().add(math.pi / 2)).copysign(x).cast(self._float_dtype())
+
+    def _small_angle(self) -> Self:
+        """atan of 0 … 1 by its series, after atan(t) = 2·atan(t / (1 + sqrt(1 + t²))), used twice, has brought t below tan(π/16)."""
+        t = self
+        for _ in range(2):
+            t = t.div(t.square().add(1).sqrt().add(1))
+        square = t.square()
+        terms = 6 if t.dtype == dtypes.float32 else 12
+        series = square.mul(0)
+        for k in range(terms, 0, -1):
+            series = series.add((-1) ** k / (2 * k + 1)).mul(square)
+        return t.add(t.mul(series)).mul(4)
+
+    def atan2(self, other: Operand) -> Self:
+        """The angle of the point (other, self), in ±π; signs of zeros count, as in C."""
+        o = self._as_tensor(other)
+        dtype = common_dtype("atan2", self._float(), o._float())
+        wide = dtypes.float64 if dtype == dtypes.float64 else dtypes.float32
+        y, x = self.cast(wide), o.cast(wide)
+        b, a = y.abs(), x.abs()
+        low, high = a.minimum(b), a.maximum(b)
+        # equal infinities are a ratio of 1, equal zeros one of 0
+        ratio = low.div(high.where(high.ne(0), 1.0)).where(low.ne(high).logical_or(high.isfinite()), 1.0)
+        angle = ratio._small_angle()
+        angle = angle.where(b.le(a), angle.neg().add(math.pi / 2))
+        angle = angle.neg().add(math.pi).where(x.signbit(), angle)
+        angle = angle.where(y.isnan().logical_or(x.isnan()).logical_not(), math.nan)
+        return angle.copysign(y).cast(dtype)
+
+    def asin(self) -> Self:
+        """The angle of a sine, in ±π/2; NaN beyond ±1."""
+        x = self._wide_float()
+        return x.atan2(x.neg().add(1).mul(x.add(1)).sqrt()).cast(self._float_dtype())
+
+    def acos(self) -> Self:
+        """The angle of a cosine, in 0 … π; NaN beyond ±1."""
+        x = self._wide_float()
+        return x.neg().add(1).sqrt().atan2(x.add(1).sqrt()).mul(2).cast(self._float_dtype())
 
     # -- hyperbolic functions ----------------------------------------------------------------------
     def sinh(self) -> Self:

@@ -72,12 +72,12 @@ def test_sorting(dtype: str) -> None:
                 compare(kernel_of("TOPK", (k, descending), "int64", [shape], [dtype]), [x], native)
 
 
-@pytest.mark.parametrize("shape", [(1, 5, 11, 1), (2, 4, 7, 130)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 5, 11, 1), (1, 3, 5, 67)], ids=str)
 @pytest.mark.parametrize("reduction", ["SET", "ADD", "MUL", "MAX", "MIN"])
 def test_scatter(reduction: str, shape: tuple[int, ...]) -> None:
     outer, n, m, inner = shape
     rng = np.random.default_rng(5)
-    for native, kind in ((reduction == "ADD", "float32"), (False, "int16")):
+    for native, kind in ((reduction == "ADD", "float32"), (False, "int32")):
         base, value = make((outer, n, inner), kind, 1), make((outer, m, inner), kind, 2)
         index = rng.integers(-n - 2, n + 2, (outer, m, inner)).astype(np.int32)     # some outside: left out
         kernel = kernel_of("SCATTER", (reduction,), kind, [base.shape, index.shape, value.shape], [kind, "int32", kind])

@@ -54,10 +54,11 @@ def test_division_toward_zero(dtype: str, seed: int) -> None:
 
 Pair = Callable[[Array, Array], Any]
 BINARY: dict[str, Pair] = {
-    "logaddexp": np.logaddexp, "hypot": np.hypot, "copysign": np.copysign,
+    "logaddexp": np.logaddexp, "hypot": np.hypot, "copysign": np.copysign, "atan2": np.arctan2,
     "heaviside": np.heaviside, "xlogy": lambda x, y: np.where((x == 0) & ~np.isnan(y), 0, x * np.log(y))}
 UNARY: dict[str, Callable[[Array], Any]] = {
-    "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "frac": lambda x: x - np.trunc(x),
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh,
+    "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "frac": lambda x: x - np.trunc(x),
     "deg2rad": np.deg2rad, "rad2deg": np.rad2deg, "softsign": lambda x: x / (1 + abs(x)), "tanhshrink": lambda x: x - np.tanh(x),
     "hardshrink": lambda x: np.where(abs(x) <= 0.5, 0, x), "celu": lambda x: np.where(x > 0, x, np.expm1(x)),
     "selu": lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(x)),

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from svod.errors import DTypeError, ShapeError, TensorIndexError, UnsupportedError
+from svod.config import PrepareConfig
+from svod.errors import DTypeError, KernelOptError, ShapeError, TensorIndexError, UnsupportedError
 from svod.tensor import Tensor
 from tests.tensor import checking
 from tests.tensor.checking import Cases, check
@@ -185,6 +186,10 @@ def test_they_compile() -> None:
     plan = z.prepare()
     plan.execute()
     plan.execute()
+    routines = [k for k in plan.kernels if k.opts_source == "routine"]
+    assert [k.name.partition("_")[0] for k in routines] == ["scan", "argsort", "scatter"] and not any(k.opts for k in routines)
+    with pytest.raises(KernelOptError, match="UPCAST on a scan: a routine has one form"):
+        t.cumsum(1).prepare(PrepareConfig(opts={routines[0].key: [["UPCAST", "o0", 4]]}))
     expected = scattered(np.zeros((3, 2, 5), np.float32), 1, (a > 0).astype(np.int64), expected, "sum")
     np.testing.assert_allclose(z.numpy(), expected, rtol=1e-4)
     np.testing.assert_array_equal(Tensor(np.arange(50) % 3 == 0).nonzero(size=20).numpy()[:, 0][:17], np.arange(0, 50, 3))

@@ -1,7 +1,7 @@
 """ARGSORT and TOPK: the positions of a row's elements in order.
 
 Elements are first made into integers that compare as the elements are to be ordered (`_sort_key`). ARGSORT is a merge sort that
-works upwards from single elements; keys and positions go back and forth between two halves of scratch:
+works upwards from single elements; keys and positions go back and forth between two halves of memory:
 
     for w in 1, 2, 4, …:  for each pair of sorted runs of w:  for t:  out[t] = the smaller head of both, the left one of equals
 
@@ -56,21 +56,39 @@ def _sort_key(b: Loops, x: int, descending: bool) -> int:
 
 
 class _Rows:
-    """Keys and positions of one row in scratch: two halves of `n`, and one element that is read beyond them."""
+    """Keys and positions of one row: two halves of `n`, and one element that is read beyond them. In the scratch of who sorts the row;
+    in temporaries where there are fewer rows than cores, all of which would get scratch."""
 
-    def __init__(self, b: Loops, kind: DType, n: int):
+    def __init__(self, b: Loops, kind: DType, rows: int, n: int, target: Target):
         self.b, self.n = b, n
-        self.keys = b.scratch(kind, 0)
-        positions = aligned((2 * n + 1) * kind.itemsize)
-        self.positions = b.scratch(POSITION, positions)
-        self.nbytes = positions + aligned((2 * n + 1) * POSITION.itemsize)
+        self.room = 2 * n + 1
+        sizes = [aligned(self.room * d.itemsize) for d in (kind, POSITION)]
+        self.temps = () if rows >= target.threads else tuple(rows * s for s in sizes)
+        self.nbytes = 0 if self.temps else sum(sizes)
+        if self.temps:
+            self.keys, self.positions = (b.pure("TEMP", d, 1, (), i) for i, d in enumerate((kind, POSITION)))
+        else:
+            self.keys, self.positions = b.scratch(kind, 0), b.scratch(POSITION, sizes[0])
+        self.origin = b.index(0)
 
-    def get(self, at: int) -> tuple[int, int]:
+    def begin(self, row: int) -> None:
+        """What follows is of this row."""
+        self.origin = self.b.mul(row, self.room) if self.temps else self.b.index(0)
+
+    def at(self, i: int) -> int:
+        return self.b.calc("ADD", self.origin, i)
+
+    def get(self, i: int) -> tuple[int, int]:
+        at = self.at(i)
         return self.b.get(self.keys, at, ordered=True), self.b.get(self.positions, at, ordered=True)
 
-    def put(self, at: int, key: int, position: int, mask: int | None = None) -> None:
+    def put(self, i: int, key: int, position: int, mask: int | None = None) -> None:
+        at = self.at(i)
         self.b.put(self.keys, at, key, mask)
         self.b.put(self.positions, at, position, mask)
+
+    def position(self, i: int, lanes: int = 1) -> int:
+        return self.b.get(self.positions, self.at(i), lanes, ordered=True)
 
     def fill(self, x: int, row: int, descending: bool, lanes: int) -> None:
         """The first n elements of a row of x."""
@@ -117,20 +135,21 @@ def lower_argsort(routine: UOp, target: Target) -> Program:
     b = Loops()
     y, x = b.args(routine)
     kind = _key_type(routine.src[0].dtype)
-    area = _Rows(b, kind, n)
+    area = _Rows(b, kind, rows, n, target)
     lanes = target.lanes(kind)
 
     def row(it: int) -> None:
         begin = b.mul(it, n)
+        area.begin(it)
         area.fill(x, begin, descending, lanes)
         half = area.sort(lambda key, _p, other, _q: b.alu("CMPLT", BOOL, 1, key, other))
 
         def write(i: int, width: int) -> None:
-            found = b.get(area.positions, i, width, half, ordered=True)
+            found = area.position(b.plus(i, half), width)
             b.put(y, b.calc("ADD", begin, i), b.cast(routine.dtype, found))
         b.span(b.index(0), b.index(n), lanes, write)
     b.loop(*b.bounds(), row)
-    return program(routine, (), (b, rows, cores(target, rows * n, rows), area.nbytes))
+    return program(routine, area.temps, (b, rows, cores(target, rows * n, rows), area.nbytes))
 
 
 def lower_topk(routine: UOp, target: Target) -> Program:
@@ -139,7 +158,7 @@ def lower_topk(routine: UOp, target: Target) -> Program:
     b = Loops()
     y, x = b.args(routine)
     kind = _key_type(routine.src[0].dtype)
-    heap = _Rows(b, kind, k)
+    heap = _Rows(b, kind, rows, k, target)
     depth = int(math.log2(k))
 
     # keys are such that the best is the largest: the heap's root is its smallest
@@ -149,6 +168,7 @@ def lower_topk(routine: UOp, target: Target) -> Program:
 
     def row(it: int) -> None:
         begin = b.mul(it, n)
+        heap.begin(it)
         heap.fill(x, begin, not largest, target.lanes(kind))
         half = heap.sort(worse)
         if half:
@@ -174,8 +194,8 @@ def lower_topk(routine: UOp, target: Target) -> Program:
         half = heap.sort(worse)
 
         def write(i: int) -> None:
-            found = b.get(heap.positions, b.minus(b.index(k - 1 + half), i), ordered=True)
+            found = heap.position(b.minus(b.index(k - 1 + half), i))
             b.put(y, b.calc("ADD", b.mul(it, k), i), b.cast(routine.dtype, found))
         b.loop(b.index(0), b.index(k), write)
     b.loop(*b.bounds(), row)
-    return program(routine, (), (b, rows, cores(target, rows * n, rows), heap.nbytes))
+    return program(routine, heap.temps, (b, rows, cores(target, rows * n, rows), heap.nbytes))
