@@ -122,7 +122,7 @@ def test_a_plan_from_tensors() -> None:
 
 def test_kernels_that_put_a_buffer_together_do_not_wait_for_each_other() -> None:
     """Two columns of a matrix, then all of it, then the first column anew."""
-    columns = [Region(8 * c, 8, 16, N) for c in range(2)]
+    columns = [Region(8 * c, 8, ((16, N),)) for c in range(2)]
     whole, half = Region(0, 16 * N), Region(0, 8 * N)
     buffers = [PlanBuffer(16 * N, "output", np.zeros(2 * N, np.int64)), PlanBuffer(16 * N, "output", np.zeros(2 * N, np.int64))]
     kernels = [kernel("affine", (0, 1), 0, (776, 776), level=0, regions=(columns[0], half)),

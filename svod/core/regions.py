@@ -5,16 +5,14 @@ different parts of a buffer are one kernel, called with different offsets.
 
     STORE(p0[i + 24], LOAD(p1[i + 8]); i:8), both of 100 elements   →   STORE(p0[i], LOAD(p1[i]); i:8), both of 8; offsets 24 and 8
 
-`Region`: the elements as runs of equal length at equal distances, an upper bound. A column of a matrix and the next one are two regions
-whose intervals overlap and that have no element in common.
+`Region`: the elements as runs of equal length that repeat at equal distances, an upper bound. A column of a matrix and the next one are
+two regions whose intervals overlap and that have no element in common.
 """
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
-from math import gcd
 from typing import NamedTuple
 
 from svod.core import symbolic as sy
@@ -57,62 +55,87 @@ def begin_at_zero(nodes: Sequence[UOp]) -> tuple[tuple[UOp, ...], dict[UOp, int]
 
 
 class Region(NamedTuple):
-    """`times` runs of `run` elements (or bytes), the first at `start`, each `stride` after the one before; stride 0 for a single run."""
+    """Runs of `run` elements (or bytes), the first at `start`, repeated as `steps` say: each (stride, times) repeats all before it, with
+    smaller strides first."""
 
     start: int
     run: int
-    stride: int = 0
-    times: int = 1
+    steps: tuple[tuple[int, int], ...] = ()
 
     @property
     def end(self) -> int:
         """The first position after the last run."""
-        return self.start + self.run + self.stride * (self.times - 1)
+        return self.start + self.span()
 
     @property
     def size(self) -> int:
-        """How many elements (or bytes) it has."""
-        return self.run * self.times
+        """How many elements (or bytes) it has at most."""
+        return self.run * math.prod(times for _, times in self.steps)
+
+    def span(self, period: int | None = None) -> int:
+        """From the first position to the end, of what repeats with `period` if one is given."""
+        return self.run + sum(stride * (times - 1) for stride, times in self.steps if period is None or stride < period)
+
+    def has_period(self, period: int) -> bool:
+        """Whether all that repeats less often than with `period` does so with a multiple of it."""
+        return all(stride < period or stride % period == 0 for stride, _ in self.steps)
 
     def covers(self, other: Region) -> bool:
         """Whether every element of the other is surely one of this."""
-        return self == other or (not self.stride and self.start <= other.start and other.end <= self.end)
+        return self == other or (not self.steps and self.start <= other.start and other.end <= self.end)
 
     def moved(self, offset: int, scale: int = 1) -> Region:
         """In units `scale` times smaller, `offset` (old units) further on."""
-        return Region((self.start + offset) * scale, self.run * scale, self.stride * scale, self.times)
+        return Region((self.start + offset) * scale, self.run * scale, tuple((stride * scale, times) for stride, times in self.steps))
 
 
 def are_disjoint(a: Region, b: Region) -> bool:
-    """Whether two regions have no element in common: by their intervals, or by where in a common period of both their runs lie."""
+    """Whether two regions surely have no element in common: by where they begin and end, or by where in a common period they do."""
     if a.end <= b.start or b.end <= a.start:
         return True
-    period = gcd(a.stride, b.stride)
-    if not period:
-        return False
-    gap = (b.start - a.start) % period
-    return gap >= a.run and period - gap >= b.run
+    for period in {stride for stride, _ in (*a.steps, *b.steps)}:
+        if a.has_period(period) and b.has_period(period):
+            gap = (b.start - a.start) % period
+            if gap >= a.span(period) and period - gap >= b.span(period):
+                return True
+    return False
 
 
 def find_overlap(regions: Sequence[Region]) -> tuple[int, int] | None:
-    """The positions of two regions that may have an element in common; None if there are none. Parts of one buffer, which have a common
-    period, are compared with their neighbours only."""
-    period = gcd(*(r.stride for r in regions))
-    order = sorted(range(len(regions)), key=lambda i: regions[i].start % period if period else regions[i].start)
-    pairs = list(pairwise(order))
-    if period and len(order) > 1:
-        pairs.append((order[-1], order[0]))
-    if all(_apart(regions[i], regions[j], period) for i, j in pairs):
-        return None
-    return next(((i, j) for at, i in enumerate(order) for j in order[at + 1:] if not are_disjoint(regions[i], regions[j])), None)
+    """The positions of two regions that may have an element in common; None if there are none. Regions are put into groups by where they
+    lie, and in the periods that they have, until groups do not fall apart any more: two of different groups are disjoint."""
+    periods: list[int | None] = [None, *sorted({stride for r in regions for stride, _ in r.steps}, reverse=True)]
+    groups = [list(range(len(regions)))]
+    while True:
+        before = len(groups)
+        for period in periods:
+            groups = [part for g in groups for part in _apart(regions, g, period)]
+        if len(groups) == before:
+            break
+    return next(((i, j) for g in groups for at, i in enumerate(g) for j in g[at + 1:] if not are_disjoint(regions[i], regions[j])), None)
 
 
-def _apart(a: Region, b: Region, period: int) -> bool:
-    """Whether b begins after the end of a, and so whatever follows b; on a circle of `period` positions if there is one."""
-    if not period:
-        return a.end <= b.start
-    gap = (b.start - a.start) % period
-    return gap >= a.run and period - gap >= b.run
+def _apart(regions: Sequence[Region], group: list[int], period: int | None) -> list[list[int]]:
+    """The regions of a group in groups that lie behind each other: on the line, or on a circle of `period` positions."""
+    if len(group) < 2 or (period is not None and not all(regions[i].has_period(period) for i in group)):
+        return [group]
+    begin = {i: regions[i].start if period is None else regions[i].start % period for i in group}
+    order = sorted(group, key=begin.__getitem__)
+    found: list[list[int]] = []
+    reached = 0
+    for i in order:
+        if found and begin[i] < reached:
+            found[-1].append(i)
+        else:
+            found.append([i])
+        reached = max(reached, begin[i] + regions[i].span(period))
+    if period is not None and len(found) > 1 and reached > period + begin[order[0]]:
+        # around the circle the last group meets the first ones
+        last = found.pop()
+        while found and begin[found[0][0]] + period < reached:
+            last += found.pop(0)
+        found.append(last)
+    return found
 
 
 # -- of kernels ------------------------------------------------------------------------------------------------------------
@@ -177,20 +200,19 @@ def region_of(index: UOp, size: int) -> Region:
     """The elements of a buffer of `size` that an index expression reaches: its terms from the smallest step up, those without a gap as
     a run, the others as its repetitions."""
     terms, start = sy.linear(index)
-    steps = []
+    widths: dict[int, int] = {}
     for atom, k in terms.items():
         low, high = sy.bounds(atom)
         start += k * (low if k > 0 else high)
-        steps.append((abs(k), abs(k) * (high - low)))
-    run, apart = 1, []
-    for step, width in sorted(steps):
+        if high > low:
+            widths[abs(k)] = widths.get(abs(k), 0) + abs(k) * (high - low)
+    run, steps = 1, []
+    for step, width in sorted(widths.items()):
         if step <= run:
             run += width
         else:
-            apart.append((step, width))
-    stride = gcd(*(step for step, _ in apart))
-    span = sum(width for _, width in apart)
-    region = Region(start, run + span) if run > stride else Region(start, run, stride, span // stride + 1)
+            steps.append((step, width // step + 1))
+    region = Region(start, run, tuple(steps))
     if region.start < 0 or region.end > size:   # under a gate
         start = max(0, region.start)
         return Region(start, min(size, region.end) - start)

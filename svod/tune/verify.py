@@ -295,7 +295,8 @@ class GuardedBuffers:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self._regions = regions_of(kernel.ast)
+        regions = regions_of(kernel.ast)
+        self._beside = {slot: _positions_beside(regions[slot], kernel.params[slot].arg.size) for slot in sorted(set(kernel.outs))}
         self.arrays: list[Array] = []
         self._guards: list[tuple[Array, Array, int]] = []
         for p in kernel.params:
@@ -326,19 +327,20 @@ class GuardedBuffers:
         for slot, (array, value) in enumerate(zip(self.arrays, before, strict=True)):
             if slot not in self.kernel.outs and not np.array_equal(array.view(np.uint8), value.view(np.uint8)):
                 return f"input {slot} was changed"
-        for slot in sorted(set(self.kernel.outs)):
-            if not _equal_beside(self._regions[slot], self.arrays[slot], before[slot]):
+        for slot in self._beside:
+            at = self._beside[slot]
+            if at is not None and not np.array_equal(self.arrays[slot][at].view(np.uint8), before[slot][at].view(np.uint8)):
                 return f"output {slot} was changed between the parts that the kernel writes"
         return ""
 
 
-def _equal_beside(region: Region, array: Array, before: Array) -> bool:
-    """Whether an output is what it was wherever `region` does not reach."""
-    a, b = array.view(np.uint8).reshape(array.size, -1), before.view(np.uint8).reshape(array.size, -1)
-    between = slice(region.start, region.start + region.stride * (region.times - 1))
-    rows = (max(region.times - 1, 0), region.stride, a.shape[1])
-    return (np.array_equal(a[:region.start], b[:region.start]) and np.array_equal(a[region.end:], b[region.end:])
-            and np.array_equal(a[between].reshape(rows)[:, region.run:], b[between].reshape(rows)[:, region.run:]))
+def _positions_beside(region: Region, size: int) -> Array | None:
+    """For each of `size` positions whether a region does not reach it; None if it reaches all."""
+    beside = np.ones(size, np.bool_)
+    times = tuple(times for _, times in reversed(region.steps))
+    strides = tuple(stride for stride, _ in reversed(region.steps))
+    np.lib.stride_tricks.as_strided(beside[region.start:], (*times, region.run), (*strides, 1))[...] = False
+    return beside if beside.any() else None
 
 
 @dataclass

@@ -381,7 +381,7 @@ def test_parts_that_do_not_fit_are_refused():
 def test_interleaved_parts_are_told_from_overlapping_ones():
     """Columns of a matrix: their intervals overlap, their elements do not."""
     def plan(*columns):
-        kernels = [kernel("affine", (0, 1), level=0, offsets=(8 * c, 0), regions=(Region(8 * c, 8, 8 * 4, N), Region(0, 8 * N)))
+        kernels = [kernel("affine", (0, 1), level=0, offsets=(8 * c, 0), regions=(Region(8 * c, 8, ((8 * 4, N),)), Region(0, 8 * N)))
                    for c in columns]
         return ExecutionPlan(kernels, [PlanBuffer(8 * 4 * N, "output", array(n=4 * N)), PlanBuffer(8 * N, "input", array())], [0])
     plan(0, 1, 2, 3)

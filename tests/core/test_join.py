@@ -80,7 +80,7 @@ def test_a_part_is_computed_where_it_is_stored() -> None:
     assert len(check(graph.cat([y, y, y], 0)).calls) == 3
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(st.data())
 def test_random_concatenations(data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, 3))
