@@ -78,6 +78,8 @@ def _value(u: UOp, src: list[Any], buffers: Mapping[UOp, Array]) -> Any:
             return src[0].astype(kind)
         case Ops.BITCAST:
             return _bitcast(src[0], u.src[0].dtype, u.dtype)
+        case Ops.CUSTOM_FUNCTION:
+            return _routine(*u.arg, src).astype(kind)
         case Ops.CONTIGUOUS | Ops.DETACH | Ops.COPY:
             return src[0]
         case Ops.CAT:
@@ -150,6 +152,40 @@ def _reduce(combiner: str, axes: tuple[int, ...], src: list[Array], kind: np.dty
 def _bitcast(x: Array, old: DType, new: DType) -> Array:
     bits = float32_to_bfloat16_bits(x) if old == dtypes.bfloat16 else np.ascontiguousarray(x).reshape(x.shape)
     return bfloat16_bits_to_float32(bits.view(np.uint16)) if new == dtypes.bfloat16 else bits.view(to_numpy(new))
+
+
+def _routine(name: str, options: tuple[Any, ...], src: list[Array]) -> Array:
+    """Position by position, as the table in svod/core/routine.py says."""
+    x = src[0]
+    if name == "SCAN":
+        combiner, columns = options[0], []
+        for i in range(x.shape[1]):
+            so_far = x[:, :i + 1]
+            if combiner.startswith("ARG"):
+                columns.append(i - (np.argmax if combiner == "ARGMAX" else np.argmin)(so_far[:, ::-1], 1))
+            elif combiner == "LOGADDEXP":
+                columns.append(np.logaddexp.reduce(so_far.astype(np.float64), axis=1))
+            else:
+                wide = so_far.astype(np.float64) if x.dtype.kind == "f" else so_far
+                columns.append(_REDUCERS[combiner].reduce(wide, axis=1, dtype=None if combiner in ("MAX", "MIN") else wide.dtype))
+        return np.stack(columns, 1)
+    if name == "SCATTER":
+        out = x.copy()
+        for o, j, k in np.ndindex(*src[1].shape):
+            at = int(src[1][o, j, k])
+            at = at + x.shape[1] if at < 0 else at
+            if 0 <= at < x.shape[1]:
+                new = src[2][o, j, k]
+                out[o, at, k] = new if options[0] == "SET" else _REDUCERS[options[0]](out[o, at, k], new)
+        return out
+    descending = options[-1]
+    first = x.shape[1] if name == "ARGSORT" else options[0]
+
+    def order(value: Any) -> tuple[bool, Any]:
+        nan = bool(value != value)
+        number = 0 if nan else int(value) if x.dtype.kind != "f" else float(value)
+        return (not nan, -number) if descending else (nan, number)
+    return np.array([sorted(range(x.shape[1]), key=lambda i, row=row: order(row[i]))[:first] for row in x])  # type: ignore[misc]
 
 
 _FUNCTIONS: dict[Ops, Any] = {
