@@ -3,16 +3,20 @@ and from four threads at once. `--random-plans 200` for more of them."""
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pytest
 
+from svod import Tensor
 from svod.compile.planner import PlannerMode
 from svod.config import PrepareConfig
 from svod.core.buffer import buffer_of
 from svod.core.uop import UOp
 from svod.prepare import Prepared, prepare_graph
 from tests.core.test_schedule import RandomGraph
+from tests.core.test_schedule_order import Program
 from tests.graph_reference import evaluate_graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -93,3 +97,25 @@ def test_random_plans(random_plan: int) -> None:
             prepared.plan.release_intermediate_buffers()
             prepared.plan.repeat(2)
         assert memory["arena"].lower_bound <= memory["arena"].shared <= memory["disabled"].shared
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_random_statements(random_plan: int, mode: PlannerMode) -> None:
+    """Plans with state: every run goes on from what the one before assigned, whole arrays and parts of them."""
+    program = Program(random_plan, 4 + random_plan % 8)
+    state = [Tensor(a.copy()) for a in program.start]
+    memory = [np.asarray(t, copy=False) for t in state]
+    plan = Tensor.prepare_batch(program.with_svod(state), PrepareConfig(memory_planner=mode, threads=2))
+    before = [program.start]
+
+    def run() -> None:
+        with plan.lock:         # the state is one: each run is compared before the next
+            plan.execute()
+            wanted = program.with_numpy(before[-1])
+            before.append(wanted[-3:])
+            for i, (found, want) in enumerate(zip([*plan.outputs[:-3], *memory], wanted, strict=True)):
+                np.testing.assert_array_equal(found, want, f"output {i}, run {len(before) - 1}")
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(run) for _ in range(2 * THREADS)]:
+            done.result()

@@ -3,6 +3,7 @@ every order that the dependencies allow, against NumPy doing one statement after
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,8 @@ import numpy as np
 import pytest
 
 from svod.core import graph
-from svod.core.buffer import buffer_of
 from svod.core.schedule import KernelCall, Schedule, create_schedule
-from svod.core.uop import Ops, UOp
+from svod.core.uop import Ops
 from svod.tensor import Tensor
 from tests.core.scheduling import run_schedule
 
@@ -21,44 +21,54 @@ N = 6
 
 
 class Program:
-    """Statements over three arrays, written down for svod and done by NumPy as they are written."""
+    """Statements over three arrays: values written down, arrays and parts of arrays assigned to. svod does them lazily, NumPy at once."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, statements: int):
         self.rng = random.Random(seed)
-        self.arrays = [np.random.default_rng([seed, i]).integers(-9, 9, N).astype(np.int32) for i in range(3)]
-        self.state = [Tensor(a.copy()) for a in self.arrays]
-        self.contents = {graph.base_of(t.uop): buffer_of(graph.base_of(t.uop)).array.copy() for t in self.state}
-        self.lazy: list[tuple[Tensor, Array]] = []
+        self.start = [np.random.default_rng([seed, i]).integers(-9, 9, N).astype(np.int32) for i in range(3)]
+        self.statements = [(self.rng.randrange(5), self.rng.randrange(3), self.rng.randrange(3), self.rng.randint(2, 5),
+                            self.rng.choice(("value", "value", "array", "array", "part"))) for _ in range(statements)]
 
-    def value(self) -> tuple[Tensor, Array]:
-        i, j, c = self.rng.randrange(3), self.rng.randrange(3), self.rng.randint(2, 5)
-        x, a = self.state[i], self.arrays[i]
-        match self.rng.randrange(5):
-            case 0:
-                return x.flip(0), a[::-1].copy()
-            case 1:
-                return x * c + self.state[j], a * c + self.arrays[j]
-            case 2 if self.lazy:
-                t, b = self.rng.choice(self.lazy)
-                return t - x, b - a
-            case 3:
-                return x.sum(0, keepdim=True) + self.state[j], a.sum(dtype=np.int32) + self.arrays[j]
-            case _:
-                return x + 1, a + 1
-
-    def write(self, statements: int) -> None:
-        for _ in range(statements):
-            t, a = self.value()
-            if self.rng.random() < 0.5:
-                self.lazy.append((t, a))
+    def run(self, state: list[Any], flip: Callable[[Any], Any], assign: Callable[[list[Any], int, Any], None],
+            assign_part: Callable[[list[Any], int, Any], None]) -> list[Any]:
+        """What was written down, then the state, which is changed."""
+        values: list[Any] = []
+        for kind, i, j, c, target in self.statements:
+            x = state[i]
+            match kind:
+                case 0:
+                    value = flip(x)
+                case 1:
+                    value = x * c + state[j]
+                case 2 if values:
+                    value = values[c % len(values)] - x
+                case 3:
+                    value = x.sum(0, keepdims=True) + state[j]
+                case _:
+                    value = x + 1
+            if target == "value":
+                values.append(value)
+            elif target == "array":
+                assign(state, j, value)
             else:
-                i = self.rng.randrange(3)
-                self.state[i].assign(t)
-                self.arrays[i] = a
+                assign_part(state, j, value[2:5])
+        return [*values, *state]
 
-    @property
-    def results(self) -> tuple[list[UOp], list[Array]]:
-        return [t.uop for t, _ in self.lazy] + [t.uop for t in self.state], [a for _, a in self.lazy] + self.arrays
+    def with_numpy(self, arrays: list[Array]) -> list[Array]:
+        def assign(state: list[Array], i: int, value: Array) -> None:
+            state[i] = value.astype(np.int32)
+
+        def assign_part(state: list[Array], i: int, value: Array) -> None:
+            state[i] = state[i].copy()
+            state[i][1:4] = value
+
+        return self.run(list(arrays), lambda a: a[::-1].copy(), assign, assign_part)
+
+    def with_svod(self, state: list[Tensor]) -> list[Tensor]:
+        def assign_part(state: list[Tensor], i: int, value: Tensor) -> None:
+            state[i][1:4] = value
+
+        return self.run(state, lambda t: t.flip(0), lambda state, i, value: state[i].assign(value), assign_part)
 
 
 def any_order(calls: tuple[KernelCall, ...], rng: random.Random) -> tuple[KernelCall, ...]:
@@ -73,15 +83,17 @@ def any_order(calls: tuple[KernelCall, ...], rng: random.Random) -> tuple[Kernel
 
 @pytest.mark.parametrize("seed", range(24))
 def test_every_order_that_the_dependencies_allow_gives_what_the_statements_say(seed: int) -> None:
-    program = Program(seed)
-    program.write(3 + seed % 9)
-    outputs, wanted = program.results
+    program = Program(seed, 3 + seed % 9)
+    state = [Tensor(a.copy()) for a in program.start]
+    contents = {graph.base_of(t.uop): a for t, a in zip(state, program.start, strict=True)}
+    outputs = [t.uop for t in program.with_svod(state)]
+    wanted = program.with_numpy(program.start)
     schedule = create_schedule(graph.sink(*outputs))
     for i, call in enumerate(schedule.calls):
         assert all(0 <= d < i for d in call.deps) and all(a.op is Ops.BUFFER for a in call.args)
     for _ in range(4):
         shuffled: Schedule = replace(schedule, calls=any_order(schedule.calls, program.rng))
-        memory = run_schedule(shuffled, program.contents)
+        memory = run_schedule(shuffled, contents)
         for k, (buffer, want) in enumerate(zip(schedule.outputs, wanted, strict=True)):
             np.testing.assert_array_equal(memory[buffer], want, f"output {k}")
 
