@@ -4,6 +4,7 @@ Measured by loops compiled for the target, run through the same pool as every ke
 
     fma     A independent accumulators, acc = acc * m + c, A more than latency × issue width
     dot     as many, acc += sums of 2 products of bfloat16, or 4 of bytes, where the target has the instruction
+    tile    four tiles of 16 by 16 sums, each += those of 32 products of bfloat16, or 64 of bytes, where the target has them
     read    eight vector loads a turn, or four, each into an accumulator of its own
     write   eight vector stores a turn; write_stream: past the caches
     copy    a load and a store each; copy_stream: the store past the caches
@@ -33,7 +34,7 @@ from svod.core.allocator import HUGE_PAGE
 from svod.core.dtype import BY_NAME, DType, dtypes, to_numpy
 from svod.core.target import Target
 
-REVISION = 3                    # of the loops below: cached figures of another one are measured anew
+REVISION = 4                    # of the loops below: cached figures of another one are measured anew
 UNROLL = 8                      # vectors per turn of a memory loop
 READ_UNROLLS = (8, 4)           # of reads the better counts: eight are 3 % better from the first cache, four 9 % from the second
 FMA_TURNS = 1 << 16             # of a thread, in a launch
@@ -45,6 +46,7 @@ SAMPLE_SECONDS = 2e-3
 SAMPLES, QUICK_SAMPLES, CURVE_SAMPLES = 20, 5, 8
 FMA_DTYPES = (dtypes.float32, dtypes.float64)
 DOTS = {"bfloat16": "bf16", "int8": "vnni"}     # dot instructions: dtype of the operands → feature of the target
+TILES = 4                       # accumulators of 8 registers
 STREAMS = {"read": ("read",), "write": ("write", "write_stream"), "copy": ("copy", "copy_stream")}
 LEVELS = ("l1", "l2", "l3", "memory")
 
@@ -76,10 +78,14 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
     flops = {}
     for dtype in FMA_DTYPES[:1] if quick else FMA_DTYPES:
         flops[dtype.name] = _both([loops.fma_rate(dtype, n, samples) for n in counts])
-    if not quick and target.vector_bytes == 64:
-        for name, feature in DOTS.items():
-            if feature in target.features:
-                flops[name] = _both([loops.dot_rate(name, n, samples) for n in counts])
+    for name, feature in DOTS.items():
+        tried = [[loops.dot_rate(name, n, samples) for n in counts]] if feature in target.features and target.vector_bytes == 64 else []
+        if "amx" in target.features:
+            tried.append([loops.tile_rate(name, n, samples) for n in counts])
+        if tried:
+            # what is converted once is as fast as float32, and there are processors on which that is faster than their instruction
+            one, many = zip(*(_both(r) for r in tried), flops["float32"] if name == "bfloat16" else (0.0, 0.0), strict=True)
+            flops[name] = max(one), max(many)
     bandwidth: dict[str, dict[str, tuple[float, float]]] = {}
     curve: dict[int, CurvePoint] = {}
     for level in ("memory",) if quick else LEVELS:
@@ -185,6 +191,8 @@ class Loops:
             elif symbol.startswith("fma_"):
                 dtype = BY_NAME[symbol.removeprefix("fma_")]
                 ir = _fma_ir(dtype, target.lanes(dtype), self.accumulators, target.has_fma)
+            elif symbol.startswith("tile_"):
+                ir = _tile_ir(symbol.removeprefix("tile_"))
             elif symbol.startswith("dot_"):
                 ir = _dot_ir(symbol.removeprefix("dot_"), self.accumulators)
             else:
@@ -219,6 +227,13 @@ class Loops:
         plan = self._plan(f"dot_{name}", [out, start], dtypes.int32, extent, threads, turns=turns)
         per_instruction = 2.0 * 64 / BY_NAME[name].itemsize
         return per_instruction * self.accumulators * turns * extent / _settled(plan.repeat, samples)
+
+    def tile_rate(self, name: str, threads: int, samples: int) -> float:
+        """Flops per second of `threads` threads with the matrix instruction on operands of `name`."""
+        extent, turns = threads, FMA_TURNS
+        start = np.concatenate([np.frombuffer(tile_shapes(), np.int32), np.zeros(256, np.int32)])
+        plan = self._plan(f"tile_{name}", [np.zeros(256 * extent, np.int32), start], dtypes.int32, extent, threads, turns=turns)
+        return 2.0 * 16 * 16 * 64 / BY_NAME[name].itemsize * TILES * turns * extent / _settled(plan.repeat, samples)
 
     def fill(self, memory: Memory, threads: int) -> None:
         """Write every page. Pages that were never written are all one page of zeros: reading them would time the first cache."""
@@ -333,6 +348,34 @@ def _dot_ir(name: str, accumulators: int) -> str:
     finish += ["  %o.i = mul i64 %i, 64", "  %o = getelementptr i8, ptr %a, i64 %o.i", f"  store {vector} {total}, ptr %o, align 4"]
     declare = f"declare {vector} @{function}({vector}, {operand}, {operand})"
     return declare + _LOOPS.format(name=f"dot_{name}", setup="\n".join(setup), body="\n".join(body), finish="\n".join(finish))
+
+
+def tile_shapes() -> bytes:
+    """What sets all eight tile registers to 16 rows of 64 bytes (Intel SDM volume 1, chapter 18)."""
+    shapes = bytearray(64)
+    shapes[0] = 1
+    shapes[16:32:2] = bytes([64] * 8)
+    shapes[48:56] = bytes([16] * 8)
+    return bytes(shapes)
+
+
+def _tile_ir(name: str) -> str:
+    """args: (out, [shapes, operand]); vars: turns. out[i] = 16 by 16 sums, those of the first accumulator after `turns` turns: the operand,
+    16 rows of 64 bytes, times itself."""
+    function = {"bfloat16": "llvm.x86.tdpbf16ps", "int8": "llvm.x86.tdpbssd"}[name]
+    operand, other = TILES, TILES + 1
+    body = ["  call void @llvm.x86.ldtilecfg(ptr %b)", "  %rows = getelementptr i8, ptr %b, i64 64"]
+    body += [f"  call void @llvm.x86.tileloadd64(i8 {r}, ptr %rows, i64 64)" for r in (operand, other)]
+    body += [f"  call void @llvm.x86.tilezero(i8 {n})" for n in range(TILES)]
+    body += ["  br label %turn", "turn:", "  %t = phi i64 [ 0, %body ], [ %t.next, %turn ]"]
+    body += [f"  call void @{function}(i8 {n}, i8 {operand}, i8 {other})" for n in range(TILES)]
+    body += ["  %t.next = add i64 %t, 1", "  %more = icmp slt i64 %t.next, %count", "  br i1 %more, label %turn, label %outer.end"]
+    finish = ["  %o.i = mul i64 %i, 1024", "  %o = getelementptr i8, ptr %a, i64 %o.i",
+              "  call void @llvm.x86.tilestored64(i8 0, ptr %o, i64 64)", "  call void @llvm.x86.tilerelease()"]
+    declare = "\n".join(["declare void @llvm.x86.ldtilecfg(ptr)", "declare void @llvm.x86.tileloadd64(i8, ptr, i64)",
+                         "declare void @llvm.x86.tilestored64(i8, ptr, i64)", "declare void @llvm.x86.tilezero(i8)",
+                         "declare void @llvm.x86.tilerelease()", f"declare void @{function}(i8, i8, i8)"])
+    return declare + _LOOPS.format(name=f"tile_{name}", setup="", body="\n".join(body), finish="\n".join(finish))
 
 
 def _memory_ir(kind: str, vector_bytes: int, unroll: int) -> str:
