@@ -1,42 +1,70 @@
-"""Hand-written chains for f32 GEMM, timed against the machine's multiply-add ceiling, measured in the same run.
-
-    python experiments/chains/gemm.py [SIZE …]        # 512 1024 2048 if none is given
-
-The chains are unknown to the search; they show what the compiler can do.
-"""
+"""Chains for matrix products, batched and with an epilogue, in float32 and in narrow types."""
 from __future__ import annotations
 
-import sys
+from amounts import Chain, Maker, stream, thread, tile
 
-import numpy as np
+# isort: split
+from svod.bench.suites import Case
+from svod.core.target import Target
 
-import svod
-from svod import Tensor
-from svod.bench.ceilings import measure_ceilings
-from svod.bench.timer import Contestant, measure
-from svod.compile.host import host_target
-from svod.core.dtype import dtypes
-
-CHAIN = [["ORDER", "out", ["o1", "o0"]], ["UPCAST", "o0", 8], ["UPCAST", "o1", 32], ["STAGE", "s1", "o1"]]
+PANEL_BYTES = 1 << 18       # of the right operand: up to here it is read where it lies, its rows stay in the second cache
 
 
-def main(sizes: list[int]) -> None:
-    target = host_target()
-    chain = [*CHAIN, ["THREAD", "o1", target.threads]] if target.threads > 1 else CHAIN
-    rng = np.random.default_rng(0)
-    for n in sizes:
-        x, w = (rng.standard_normal((n, n), dtype=np.float32) for _ in range(2))
-        y = Tensor(x) @ Tensor(w)
-        plan = y.prepare(svod.PrepareConfig(opts={"": chain}, db=":none:"))
-        plan.execute()
-        error = float(np.abs(y.numpy() - x @ w).max())
-        before = measure_ceilings(target, target.threads, quick=True).flops_per_second(dtypes.float32)
-        samples = measure(Contestant(plan.repeat), 15)
-        after = measure_ceilings(target, target.threads, quick=True).flops_per_second(dtypes.float32)
-        rate, ceiling = 2 * n**3 / samples.median, max(before, after)
-        print(f"GEMM {n}: {samples.median * 1e3:8.3f} ms  {rate / 1e9:6.1f} GFLOP/s = {rate / ceiling:5.1%} of {ceiling / 1e9:.0f} "
-              f"({target.threads} cores), fastest {2 * n**3 / min(samples.seconds) / 1e9:.1f}, largest error {error:.1e}")
+def square(case: Case, target: Target) -> Chain:
+    """Panels of the right operand are packed, once each, by the core that multiplies all rows by it. Two iterations of the sum in a row:
+    the loop's own instructions would take the place of multiply-adds."""
+    rows, columns = tile(case, target)
+    packed = [["STAGE", "s1", "o1"]] if case.operands[1].nbytes > PANEL_BYTES else []
+    return [["ORDER", "out", ["o1", "o0"]], ["UPCAST", "o0", rows], ["UPCAST", "o1", columns], ["UNROLL", "r0", 2], *packed,
+            *stream(case, target), *thread("o1", target)]
 
 
-if __name__ == "__main__":
-    main([int(a) for a in sys.argv[1:]] or [512, 1024, 2048])
+def linear(case: Case, target: Target) -> Chain:
+    """The weights, given transposed, are packed once at prepare; bias and activation are computed on the tile."""
+    rows, columns = tile(case, target)
+    return [["ORDER", "out", ["o1", "o0"]], ["UPCAST", "o0", rows], ["UPCAST", "o1", columns], ["LANES", "o1.in"], ["UNROLL", "r0", 2],
+            ["STAGE", "s1", "root"], *stream(case, target), *thread("o1", target)]
+
+
+def batched(case: Case, target: Target) -> Chain:
+    """A batch per core; the short sum leaves the stores of the product as the larger part."""
+    rows, columns = tile(case, target)
+    return [["UPCAST", "o1", rows], ["UPCAST", "o2", columns], ["UNROLL", "r0", 2], ["ORDER", "out", ["o0", "o2", "o1"]],
+            ["STAGE", "s1", "o2"], *stream(case, target), *thread("o0", target)]
+
+
+def widened(case: Case, target: Target) -> Chain:
+    """16-bit floats: both operands are made float32 once, the right one in panels."""
+    rows, columns = tile(case, target)
+    return [["ORDER", "out", ["o1", "o0"]], ["UPCAST", "o0", rows], ["UPCAST", "o1", columns], ["LANES", "o1.in"], ["UNROLL", "r0", 2],
+            ["STAGE", "s0", "root"], ["STAGE", "s1", "root"], *thread("o1", target)]
+
+
+def tiles(instruction: str, fallback: Maker) -> Maker:
+    """A block of four tiles of results where the target has tiles, else `fallback`."""
+    def make(case: Case, target: Target) -> Chain:
+        if "amx" not in target.features:
+            return fallback(case, target)
+        return [["TC", "r0", [instruction, "o0", "o1"]], ["UPCAST", "o0", 2], ["UPCAST", "o1", 2], *thread("o0", target)]
+    return make
+
+
+def dots(instruction: str, feature: str, fallback: Maker) -> Maker:
+    """Dot instructions of a vector where the target has them, else `fallback`."""
+    def make(case: Case, target: Target) -> Chain:
+        if feature not in target.features or target.vector_bytes < 64:
+            return fallback(case, target)
+        rows, columns = tile(case, target)
+        return [["TC", "r0", instruction], ["ORDER", "out", ["o1", "o0"]], ["UPCAST", "o0", rows], ["UPCAST", "o1", columns],
+                ["LANES", "o1.in"], *thread("o1", target)]
+    return make
+
+
+CHAINS: dict[str, Maker] = {
+    **{f"gemm_{n}": square for n in (256, 512, 1024, 2048)},
+    "gemm_bias_gelu": linear,
+    "bmm_12": batched,
+    "gemm_1024_float16": widened,
+    "gemm_1024_bfloat16": tiles("amxbf16", widened),
+    "gemm_1024_int8": tiles("amx8", dots("vnni8", "vnni", widened)),
+}

@@ -56,8 +56,8 @@ def test_squares_are_transposed(dtype: DType, lanes: int, stride: int, count: in
 
 @pytest.mark.parametrize("store", [False, True])
 @pytest.mark.parametrize(("dtype", "lanes", "stride", "count"), [
-    (dtypes.float32, 16, 14, 14), (dtypes.float32, 16, 40, 6), (dtypes.float32, 16, 64, 37), (dtypes.float64, 8, 9, 7), (dtypes.bool, 16, 16, 23),
-    (dtypes.int16, 8, 31, 3)])
+    (dtypes.float32, 16, 14, 14), (dtypes.float32, 16, 40, 6), (dtypes.float32, 16, 64, 37), (dtypes.float64, 8, 9, 7),
+    (dtypes.bool, 16, 16, 23), (dtypes.int16, 8, 31, 3)])
 def test_parts_of_squares_are_transposed_under_masks(dtype: DType, lanes: int, stride: int, count: int, store: bool) -> None:
     before = strided(dtype, lanes, stride, count, store=store)
     after = Program(before.spec, (tuple(transpose_squares(list(before.code[0]), ragged=True)),))

@@ -1,0 +1,38 @@
+"""Chains for convolutions: one nest, with output channels or output columns as lanes."""
+from __future__ import annotations
+
+from amounts import Chain, Maker, lanes, thread, tile
+
+# isort: split
+from svod.bench.suites import Case
+from svod.core.target import Target
+
+
+def channels(positions: int, vectors: int) -> Maker:
+    """Output channels are the vector, a tile of columns side by side: any stride reads single elements of the padded image, which is
+    copied once. Weights are packed at prepare. The tile is turned in registers when it is stored."""
+    def make(case: Case, target: Target) -> Chain:
+        half = 1 if target.vector_registers >= 32 else 2
+        return [["UPCAST", "o2", positions // half], ["UPCAST", "o0", vectors * lanes(case, target)], ["LANES", "o0.in"],
+                ["STAGE", "s0", "root"], ["STAGE", "s1", "root"], *thread("o1", target)]
+    return make
+
+
+def pointwise(case: Case, target: Target) -> Chain:
+    """1×1 is a matrix product: columns of the image are the vector, a panel of it stays near for all output channels."""
+    rows, columns = tile(case, target)
+    return [["UPCAST", "o0", rows], ["UPCAST", "o1", columns], ["LANES", "o1.in"], ["ORDER", "out", ["o1", "o0"]], ["UNROLL", "r0", 2],
+            *thread("o1", target)]
+
+
+def depthwise(case: Case, target: Target) -> Chain:
+    """A channel per turn: its padded image in scratch, whole rows side by side."""
+    return [["UPCAST", "o2", 0], ["UNROLL", "r1", 0], ["STAGE", "s0", "o0"], *thread("o0", target)]
+
+
+CHAINS: dict[str, Maker] = {
+    "conv3x3_64_56": channels(14, 2),
+    "conv1x1_256_56": pointwise,
+    "conv7x7_s2_224": channels(16, 1),
+    "conv_depthwise_112": depthwise,
+}

@@ -1,0 +1,38 @@
+"""Chains for reductions over all elements, rows and columns, products of a matrix and a vector, and pooling."""
+from __future__ import annotations
+
+from amounts import Chain, Maker, lanes, thread
+
+# isort: split
+from svod.bench.suites import Case
+from svod.core.target import Target
+
+
+def total(case: Case, target: Target) -> Chain:
+    """A part per core, sixteen vectors of partial sums in each."""
+    return [["UPCAST", "r0", min(16, target.vector_registers // 2) * lanes(case, target)], *thread("r0", target)]
+
+
+def rows(case: Case, target: Target) -> Chain:
+    """Four rows at a time: as many streams, and what is done across lanes at the end is shared out."""
+    return [["UPCAST", "o0", 4], ["UPCAST", "r0", (4 if target.vector_registers >= 32 else 2) * lanes(case, target)], ["LANES", "r0.in"],
+            *thread("o0", target)]
+
+
+def columns(case: Case, target: Target) -> Chain:
+    """Rows stream past sums that lie in scratch, eight at a time; each core has a part of the rows."""
+    return [["UPCAST", "o0", 4 * lanes(case, target)], ["UNROLL", "r0", 8], ["ORDER", "out", ["r0", "o0"]], *thread("r0", target)]
+
+
+def pool(case: Case, target: Target) -> Chain:
+    """A channel per turn: its padded image in scratch, whole rows of the output side by side."""
+    return [["UPCAST", "o2", 0], ["UNROLL", "r1", 0], ["STAGE", "s0", "o0"], *thread("o0", target)]
+
+
+CHAINS: dict[str, Maker] = {
+    "sum_16m": total,
+    "row_sum_4096": rows,
+    "gemv_4096": rows,
+    "column_sum_4096": columns,
+    "max_pool_64_112": pool,
+}

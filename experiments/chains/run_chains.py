@@ -1,0 +1,139 @@
+"""Hand-written chains for the core suite, against the heuristic, other libraries and the machine's ceilings, interleaved in one run.
+
+    python experiments/chains/run_chains.py                               the whole suite, against all libraries that are installed
+    python experiments/chains/run_chains.py --kernels 'gemm_*,attention*' --peers torch
+    python experiments/chains/run_chains.py --peers none -o chains.json   figures as JSON beside the table
+
+The chains show what the compiler can do; the search does not know them. What a chain should reach stands in GOALS: where it does not, the
+compiler is at fault, where the search does not reach the chain, the search is.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import attention
+import conv
+import elementwise
+import gemm
+import reduction
+import rows
+from amounts import Chain, Maker
+
+# isort: split
+from svod.bench.ceilings import cached_ceilings
+from svod.bench.peers import Peer, load_peers, parse_peers
+from svod.bench.quantities import seconds
+from svod.bench.results import CaseResult
+from svod.bench.runner import run_case
+from svod.bench.suites import Case, select_cases
+from svod.compile.host import host_target
+from svod.config import NONE, BenchConfig, PrepareConfig, data_dir
+from svod.contestants import SvodContestant
+from svod.core.target import Target
+
+CHAINS: dict[str, Maker] = {**gemm.CHAINS, **conv.CHAINS, **rows.CHAINS, **attention.CHAINS, **reduction.CHAINS, **elementwise.CHAINS}
+"""By case of the core suite."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The least ratio to the best library, and the least share of the ceiling; both, or one of them where `either`."""
+
+    peer: float | None = None
+    ceiling: float | None = None
+    either: bool = False
+
+    def is_met(self, peer: float | None, ceiling: float | None) -> bool | None:
+        """None where it cannot be told: nothing was there to compare with."""
+        found = [value >= least for value, least in ((peer, self.peer), (ceiling, self.ceiling)) if least is not None and value is not None]
+        if not found:
+            return None
+        return any(found) if self.either else all(found)
+
+
+GOALS: dict[str, Goal] = {
+    "gemm_256": Goal(0.9),
+    **dict.fromkeys(("gemm_512", "gemm_1024", "gemm_2048"), Goal(0.95, 0.85)),
+    "gemm_bias_gelu": Goal(1.0),
+    "bmm_12": Goal(0.95),
+    **dict.fromkeys(("gemv_4096", "sum_16m", "row_sum_4096", "column_sum_4096", "axpy_16m"), Goal(1.0, 0.9, either=True)),
+    **dict.fromkeys(("softmax_4096x1024", "layer_norm_4096x768", "gelu_4m", "max_pool_64_112", "attention_12x512x64"), Goal(1.0)),
+    "transpose_4096": Goal(1.3),
+    **dict.fromkeys(("conv3x3_64_56", "conv1x1_256_56", "conv7x7_s2_224", "conv_depthwise_112"), Goal(0.8)),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds are medians; `peer_ratio` is the best library's time over the chain's, paired; `ceiling` the roofline's time over it."""
+
+    kernel: str
+    chain: Chain
+    seconds: float | None
+    heuristic_seconds: float | None
+    best_peer: str | None
+    peer_seconds: float | None
+    peer_ratio: float | None
+    ceiling: float | None
+    met: bool | None
+    noisy: str | None
+    why: str
+
+
+def contestants_of(case: Case, target: Target) -> list[SvodContestant]:
+    """The chain, under the name that benches give to svod at its best, and the heuristic."""
+    chain = CHAINS[case.name](case, target)
+    return [SvodContestant("tuned", PrepareConfig(opts={"": chain}, db=NONE)), SvodContestant("heuristic", PrepareConfig(db=NONE))]
+
+
+def row_of(case: Case, result: CaseResult, target: Target) -> Row:
+    own, other, best = result.outcome("tuned"), result.outcome("heuristic"), result.outcome(result.best_peer or "")
+    assert own is not None
+    ratio = own.speedups[best.name].median if best is not None and best.name in own.speedups else None
+    goal = GOALS.get(case.name, Goal())
+    return Row(case.name, CHAINS[case.name](case, target), own.median, other.median if other is not None else None, result.best_peer,
+               best.median if best is not None else None, ratio, own.ceiling_share,
+               goal.is_met(ratio, own.ceiling_share) if own.median is not None else None, result.noisy, own.why)
+
+
+def table(found: list[Row]) -> str:
+    """Markdown."""
+    lines = ["| kernel | chain | heuristic | best library | chain against it | of the ceiling | goal |",
+             "| --- | --- | --- | --- | --- | --- | --- |"]
+    for r in found:
+        peer = f"{r.best_peer} {seconds(r.peer_seconds)}" if r.best_peer else "–"
+        ratio = f"{r.peer_ratio:.2f}×" if r.peer_ratio is not None else "–"
+        share = f"{r.ceiling:.0%}" if r.ceiling is not None else "–"
+        met = {True: "met", False: "missed", None: "–"}[r.met] + (", noisy" if r.noisy else "")
+        time = seconds(r.seconds) if r.seconds is not None else r.why
+        lines.append(f"| {r.kernel} | {time} | {seconds(r.heuristic_seconds)} | {peer} | {ratio} | {share} | {met} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--kernels", default="*", metavar="PATTERNS", help="cases of the core suite, joined by commas (default: all)")
+    parser.add_argument("--peers", default="all", help="libraries joined by commas, all, or none (default: all)")
+    parser.add_argument("--seconds", type=float, default=None, help="most time to spend on the rounds of a case")
+    parser.add_argument("-o", "--output", type=Path, default=None, help="write the figures here, as JSON")
+    args = parser.parse_args(arguments)
+    target = host_target()
+    config = BenchConfig() if args.seconds is None else BenchConfig(seconds=args.seconds)
+    peers: list[Peer] = load_peers(parse_peers(args.peers), target.threads)[0]
+    ceilings = cached_ceilings(data_dir() / "ceilings.json", target)
+    found = []
+    for case in select_cases("core", args.kernels):
+        result = run_case(case, [*contestants_of(case, target), *peers], config, target=target, ceilings=ceilings)
+        found.append(row_of(case, result, target))
+        print(table(found[-1:]).splitlines()[-1], flush=True)
+    print("\n" + table(found))
+    if args.output is not None:
+        args.output.write_text(json.dumps({"target": target.key, "rows": [asdict(r) for r in found]}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

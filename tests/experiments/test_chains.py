@@ -1,0 +1,104 @@
+"""The hand-written chains of experiments: right numbers at small and odd extents, and valid for the core suite on every kind of target."""
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from svod.bench import suites
+from svod.bench.reference import largest_error, reference, widen
+from svod.bench.suites import Case, select_cases
+from svod.compile.host import host_target
+from svod.compile.linear import validate
+from svod.compile.lower import lower
+from svod.config import NONE, PrepareConfig
+from svod.contestants import SvodContestant
+from svod.core import graph
+from svod.core.kernel import Kernel
+from svod.core.schedule import create_schedule
+from svod.core.scheduler import Opt, Scheduler
+from svod.core.target import Target
+from svod.core.uop import Ops
+from svod.tensor import Tensor
+from tests.compile.native import AVX2, AVX512, BASELINE
+
+CHAINS = Path(__file__).resolve().parents[2] / "experiments" / "chains"
+SMALL: list[tuple[str, Case]] = [       # the chain's case → one that the chain is tried on
+    ("gemm_1024", suites.matmul("a", "", (13, 37), (37, 197))),
+    ("gemm_1024", suites.matmul("a", "", (67, 8), (8, 129))),
+    ("gemm_bias_gelu", suites.linear_gelu("a", "", 11, 23, 191)),
+    ("bmm_12", suites.matmul("a", "", (3, 17, 19), (3, 19, 131))),
+    ("gemm_1024_float16", suites.matmul("a", "", (19, 33), (33, 131), "float16")),
+    ("gemm_1024_bfloat16", suites.matmul("a", "", (67, 33), (33, 131), "bfloat16")),
+    ("gemm_1024_int8", suites.matmul("a", "", (67, 71), (71, 131), "int8")),
+    ("conv3x3_64_56", suites.conv2d("a", "", 5, 37, 3, 17)),
+    ("conv7x7_s2_224", suites.conv2d("a", "", 3, 19, 7, 41, 2)),
+    ("conv1x1_256_56", suites.conv2d("a", "", 7, 13, 1, 17)),
+    ("conv_depthwise_112", suites.conv2d("a", "", 5, 5, 3, 29, groups=5)),
+    ("softmax_4096x1024", suites.softmax("a", "", 5, 197)),
+    ("layer_norm_4096x768", suites.layer_norm("a", "", 7, 131)),
+    ("attention_12x512x64", suites.attention("a", "", 2, 97, 67)),
+    ("sum_16m", suites.reduction("a", "", "sum", (4099,), 0)),
+    ("row_sum_4096", suites.reduction("a", "", "sum", (13, 197), 1)),
+    ("column_sum_4096", suites.reduction("a", "", "sum", (37, 197), 0)),
+    ("gemv_4096", suites.matmul("a", "", (13, 197), (197,))),
+    ("max_pool_64_112", suites.max_pool2d("a", "", 5, 31)),
+    ("gelu_4m", suites.gelu("a", "", 1021)),
+    ("axpy_16m", suites.axpy("a", "", 1021)),
+    ("transpose_4096", suites.transpose("a", "", 71)),
+]
+
+
+@pytest.fixture
+def chains(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The table of chains; its modules are neighbours, as when the script is run."""
+    monkeypatch.syspath_prepend(CHAINS)
+    return importlib.import_module("run_chains")
+
+
+def kernel_of(case: Case) -> Kernel:
+    """The one kernel of a case, its weights constants of the plan. Nothing is allocated for real."""
+    tensors = [Tensor(np.empty(o.shape, o.dtype)) for o in case.operands]
+    constants = frozenset(u for t, o in zip(tensors, case.operands, strict=True) if o.weight for u in t.uop.walk() if u.op is Ops.BUFFER)
+    call, = create_schedule(graph.sink(case.build(*tensors).uop), constants).calls
+    return Kernel(call.ast)
+
+
+@pytest.mark.parametrize(("name", "case"), SMALL, ids=[f"{n}-{c.shapes}" for n, c in SMALL])
+def test_chains_compute_what_numpy_does(name: str, case: Case, chains: Any) -> None:
+    chain = chains.CHAINS[name](case, host_target())
+    operands = case.draw(1)
+    prepared = SvodContestant("chain", PrepareConfig(opts={"": chain}, db=NONE)).prepare(case, operands)
+    prepared.run(2)
+    assert largest_error(widen(prepared.output(), case.out_dtype), reference(case, operands)) <= case.tolerance
+    assert {k.source for k in prepared.kernels} == {"explicit"}
+
+
+def test_every_kernel_of_the_suite_has_a_chain(chains: Any) -> None:
+    assert set(chains.CHAINS) == {c.name for c in select_cases("core")}
+    assert set(chains.GOALS) <= set(chains.CHAINS)
+
+
+@pytest.mark.parametrize("target", [replace(BASELINE, threads=1), replace(AVX2, threads=3), replace(AVX512, threads=4)],
+                         ids=lambda t: str(t.vector_bytes))
+def test_chains_are_valid_on_every_kind_of_target(target: Target, chains: Any) -> None:
+    for case in select_cases("core"):
+        if case.dtype == "bfloat16":    # NumPy has none
+            continue
+        state = Scheduler(kernel_of(case), target).apply_opts([Opt.from_json(o) for o in chains.CHAINS[case.name](case, target)])
+        program = lower(state)
+        validate(program)
+        assert max(p.threads for p in program.spec.phases) == target.threads, case.name
+
+
+def test_the_scores_of_attention_are_never_turned(chains: Any) -> None:
+    """What is computed from scratch keeps its rows: no strided access but those that pack the keys, and these are squares."""
+    target = replace(AVX512, threads=2)
+    case = suites.attention("a", "", 2, 96, 64)
+    state = Scheduler(kernel_of(case), target).apply_opts([Opt.from_json(o) for o in chains.CHAINS["attention_12x512x64"](case, target)])
+    code = [i for phase in lower(state).code for i in phase]
+    assert not [i for i in code if i[0] in ("LOADS", "STORES", "GATHER", "SCATTER")]
