@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 from typing import Self
 
+import numpy as np
+
 from svod.core.dtype import dtypes
 from svod.errors import DTypeError
-from svod.tensor.base import Scalar, common_dtype
+from svod.tensor.base import Scalar, common_dtype, is_scalar, scalar_dtype
 from svod.tensor.elementwise import Elementwise, Operand
 
 
@@ -16,6 +18,12 @@ class Functions(Elementwise):
     """Functions of one, two and three tensors."""
 
     __slots__ = ()
+
+    def _partner(self, x: Operand) -> Self:
+        """An operand as a tensor; a Python number in the dtype in which it meets self."""
+        if is_scalar(x) and not isinstance(x, np.generic):
+            return type(self)(x, dtype=scalar_dtype(self.dtype, x))
+        return self._as_tensor(x)
 
     # -- quotients -------------------------------------------------------------------------------
     def true_divide(self, other: Operand) -> Self:
@@ -26,7 +34,7 @@ class Functions(Elementwise):
         """What is left after division rounded toward zero, as C's %: the sign is that of self. Integers by zero give 0; of floats:
         x - trunc(x / y) · y, which loses what x / y cannot hold."""
         dtype = common_dtype("fmod", self, self._operand(other))
-        a, b = self.cast(dtype), self._as_tensor(other).cast(dtype)
+        a, b = self.cast(dtype), self._partner(other).cast(dtype)
         if dtype.is_float:
             return a.sub(a.div(b).trunc().mul(b))
         rest = a.remainder(b)
@@ -41,23 +49,23 @@ class Functions(Elementwise):
     # -- mixtures --------------------------------------------------------------------------------
     def lerp(self, end: Operand, weight: Operand) -> Self:
         """self + weight · (end - self); exactly `end` at weight 1, as torch computes it from the nearer side."""
-        a, b, w = self._float(), self._as_tensor(end), self._as_tensor(weight)
+        a, b, w = self._float(), self._partner(end), self._partner(weight)
         distance = b.sub(a)
         return a.add(w.mul(distance)).where(w.abs().lt(0.5), b.sub(distance.mul(w.neg().add(1))))
 
     def addcmul(self, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1) -> Self:
         """self + value · tensor1 · tensor2."""
-        product = self._as_tensor(tensor1).mul(tensor2)
+        product = self._partner(tensor1).mul(tensor2)
         return self.add(product if value == 1 else product.mul(value))
 
     def addcdiv(self, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1) -> Self:
         """self + value · tensor1 / tensor2."""
-        quotient = self._as_tensor(tensor1).div(tensor2)
+        quotient = self._partner(tensor1).div(tensor2)
         return self.add(quotient if value == 1 else quotient.mul(value))
 
     def logaddexp(self, other: Operand) -> Self:
         """log(exp(x) + exp(y)) without overflow."""
-        y = self._as_tensor(other)
+        y = self._partner(other)
         dtype = common_dtype("logaddexp", self._float(), y._float())
         a, b = self._wide_float(), y._wide_float()
         top, distance = a.maximum(b), a.sub(b).abs().neg()
@@ -66,7 +74,7 @@ class Functions(Elementwise):
 
     def hypot(self, other: Operand) -> Self:
         """sqrt(x² + y²), scaled by the larger so that it does not overflow."""
-        y = self._as_tensor(other)
+        y = self._partner(other)
         dtype = common_dtype("hypot", self._float(), y._float())
         a, b = self._wide_float().abs(), y._wide_float().abs()
         top = a.maximum(b)
@@ -76,7 +84,7 @@ class Functions(Elementwise):
 
     def copysign(self, other: Operand) -> Self:
         """|x| with the sign of y, that of -0.0 included."""
-        y = self._as_tensor(other)
+        y = self._partner(other)
         dtype = common_dtype("copysign", self._float(), y._float())
         size = self._float().cast(dtype).abs()
         return size.neg().where(y.signbit(), size)
@@ -89,7 +97,7 @@ class Functions(Elementwise):
 
     def xlogy(self, other: Operand) -> Self:
         """x · log(y), 0 where x is 0 and y is no NaN."""
-        y = self._as_tensor(other)
+        y = self._partner(other)
         dtype = common_dtype("xlogy", self._float(), y._float())
         a, b = self._wide_float(), y._wide_float()
         return a.mul(b.log()).where(a.ne(0).logical_or(b.isnan()), 0.0).cast(dtype)
@@ -97,7 +105,7 @@ class Functions(Elementwise):
     # -- comparisons -----------------------------------------------------------------------------
     def isclose(self, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Self:
         """|x - y| <= atol + rtol · |y|, and where both are equal; NaNs are close to each other with `equal_nan`."""
-        y = self._as_tensor(other)
+        y = self._partner(other)
         dtype = common_dtype("isclose", self, y)
         a, b = self.cast(dtype), y.cast(dtype)
         same = a.eq(b)
@@ -136,7 +144,7 @@ class Functions(Elementwise):
         """0 below zero, 1 above, `values` at zero; NaN stays, as in NumPy."""
         if self.dtype.kind == "b":
             raise DTypeError("heaviside of bools: cast them to numbers")
-        step = self._as_tensor(values).where(self.eq(0), self.gt(0).cast(self.dtype))
+        step = self._partner(values).where(self.eq(0), self.gt(0).cast(self.dtype))
         return self.where(self.isnan(), step) if self.dtype.is_float else step
 
     # -- angles ----------------------------------------------------------------------------------
@@ -162,7 +170,7 @@ class Functions(Elementwise):
 
     def atan2(self, other: Operand) -> Self:
         """The angle of the point (other, self), in ±π; signs of zeros count, as in C."""
-        o = self._as_tensor(other)
+        o = self._partner(other)
         dtype = common_dtype("atan2", self._float(), o._float())
         wide = dtypes.float64 if dtype == dtypes.float64 else dtypes.float32
         y, x = self.cast(wide), o.cast(wide)

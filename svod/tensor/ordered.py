@@ -60,22 +60,22 @@ class Ordered(Reduction):
         result = sum_dtype(self.dtype) if dtype is None else as_dtype(dtype)
         if result.kind == "b":
             raise DTypeError(f"{name} with dtype bool: use cummax for any so far, cummin for all so far")
-        # rounded, or wrapped, to the dtype asked for before it is summed, as in PyTorch
-        return (self if x is None else x)._along(combiner, at, result, narrow=dtype is not None)
+        values = self if x is None else x
+        # rounded to the dtype asked for before it is summed, as in PyTorch; others are converted as they are loaded
+        return (values.cast(result) if result.is_float and result.bits < 32 else values)._along(combiner, at, result)
 
     def _running(self, name: str, combiner: str, dim: int | None, axis: int | None) -> Found:
         at = self._one_axis(name, dim, axis)
         x = self.cast(dtypes.uint8) if self.dtype.kind == "b" else self
         return Found(x._along(combiner, at, x.dtype).cast(self.dtype), x._along(f"ARG{combiner}", at, dtypes.int64))
 
-    def _along(self, combiner: str, at: int, dtype: DType, narrow: bool = False) -> Self:
+    def _along(self, combiner: str, at: int, dtype: DType) -> Self:
         """The scan as (outer, n, inner): a view of self where its memory is."""
         shape = self.shape
         if 0 in shape:
             return self.full(shape, 0, dtype)
-        x = self.cast(dtype) if narrow or self.dtype.kind == "b" else self
         box = (math.prod(shape[:at]), shape[at], math.prod(shape[at + 1:]))
-        return self.from_uop(graph.reshape(graph.routine("SCAN", (combiner,), dtype, graph.reshape(x.uop, box)), shape))
+        return self.from_uop(graph.reshape(graph.routine("SCAN", (combiner,), dtype, graph.reshape(self.uop, box)), shape))
 
     def diff(self, n: int = 1, dim: int = -1, *, axis: int | None = None) -> Self:
         """Differences of neighbours along an axis, n times."""

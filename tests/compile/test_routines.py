@@ -15,6 +15,7 @@ from svod.core.dtype import to_dtype
 from svod.core.evaluate import evaluate
 from svod.core.kernel import Kernel
 from svod.core.schedule import create_schedule
+from svod.core.values import from_float
 from tests.agreement import Case, run_interpreted, run_native
 from tests.compile.native import BASELINE, runnable_targets
 from tests.tensor.strategies import make
@@ -57,15 +58,22 @@ def test_scans(combiner: str, shape: tuple[int, ...], monkeypatch: pytest.Monkey
         compare(kernel_of("SCAN", (combiner,), dtype, [shape], [source]), [x], native)
 
 
-def test_16_bit_floats_are_summed_in_float32() -> None:
-    ones = np.ones((1, 5000, 1), np.float16)
-    compare(kernel_of("SCAN", ("ADD",), "float16", [(1, 5000, 1)], ["float16"]), [ones], True)   # float16 itself ends at 2048
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_floats_are_summed_in_float32(dtype: str) -> None:
+    ones = from_float(np.ones((1, 5000, 1), np.float32), to_dtype(dtype))
+    compare(kernel_of("SCAN", ("ADD",), dtype, [(1, 5000, 1)], [dtype]), [ones], True)   # 16 bits by themselves end at 2048 and 256
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "uint64", "bool"])
+@pytest.mark.parametrize("source", ["bool", "float64"])
+def test_elements_are_converted_as_they_are_loaded(source: str) -> None:
+    compare(kernel_of("SCAN", ("ADD",), "int32", [ROWS], [source]), [make(ROWS, source, 0)], True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint64", "bool"])
 def test_sorting(dtype: str) -> None:
     for shape, native in (((3, 11), False), ((2, 37), True), ((1, 1), False)):
         x = make(shape, dtype, 3, special=True)
+        x = from_float(x, to_dtype(dtype)) if dtype == "bfloat16" else x
         for descending in (False, True) if not native else (True,):
             compare(kernel_of("ARGSORT", (descending,), "int64", [shape], [dtype]), [x], native)
             for k in {min(3, shape[1]), shape[1]} if not native else {6}:
