@@ -39,7 +39,7 @@ from svod.plan_check import Gain, PlanCheck, check_plan
 from svod.tune.budget import ModelBudget
 from svod.tune.db import TuningDB
 from svod.tune.executor import ExecutorStart, start_in_background
-from svod.tune.search import Finding
+from svod.tune.search import BUDGET_SPENT, Finding
 from svod.tune.session import KernelTask, SessionResult, TuneSession, roofline_bound
 
 EXIT_OK, EXIT_FAILED, EXIT_NOTHING, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -113,10 +113,10 @@ class _Run:
         rows = self.result.rows if self.result is not None else 0
         self._save()
         if self.saved is not None:
-            return f"{rows} measurements are kept in {self.saved}, as the database could not be written: {self.db.problem}"
+            return f"what was found is kept in {self.saved}, as the database could not be written: {self.db.problem}"
         if self.db.path is None:
             return "nothing was stored" + (f": {self.db.problem}" if self.db.problem else "")
-        return f"{rows} measurements are kept in {self.db.path}" if rows else f"nothing was added to {self.db.path}"
+        return f"{_count(rows, 'measurement')} kept in {self.db.path}" if rows else f"nothing was added to {self.db.path}"
 
     # -- the phases ---------------------------------------------------------------------------------------------------------
     def run(self) -> int:
@@ -246,7 +246,7 @@ class _Run:
             if found is not None:
                 heuristic, tuned = _finite(found.heuristic_seconds), _finite(found.seconds)
                 used = choice.source == "database"
-                why = found.why if used else f"{choice.why} ({found.why})"
+                why = found.why if used or found.winner is None else f"{choice.why} ({found.why})"
                 out.append(Outcome(row, chain, choice.source, heuristic or (None if used else row.seconds), tuned if used else heuristic,
                                    found.verified, found.confirmed, found.speedup if found.confirmed else None, found.linear, why))
             elif winner is not None and choice.source == "database":
@@ -318,7 +318,7 @@ class _Run:
         obstacle, path = self.db.obstacle(), self.db.plan.write
         if obstacle is not None:
             known = "the database cannot be written" if self.db.problem is not None else obstacle     # a problem was logged
-            say(f"svod-tune: warning: {known}; tuning goes on, and what it finds goes to a file that svod-db import reads")
+            say(f"svod-tune: warning: {known}; tuning goes on, and what cannot be stored there goes to a file that svod-db import reads")
         elif self.config.db is not None and path is not None and not path.exists():
             say(f"svod-tune: the results go to {path}, a new database")
 
@@ -397,14 +397,14 @@ class _Run:
         if r is None:
             return f"nothing was searched: the database has all kernels ({self.elapsed:.1f} s)"
         rate = f", {r.candidates / r.seconds:.0f} per second" if r.seconds > 0 else ""
-        text = f"{r.candidates} candidates timed in {r.seconds:.0f} s{rate}, on {self.executor_name}; {self.elapsed:.0f} s in all"
+        text = f"{_count(r.candidates, 'candidate')} timed in {r.seconds:.0f} s{rate}, on {self.executor_name}; {self.elapsed:.0f} s in all"
         return text + (", ended early by Ctrl-C" if r.interrupted else "")
 
     def _stored(self, status: int) -> list[str]:
         if self.result is None:
             return []
         if self.db.path is not None:
-            return [f"{self.result.rows} measurements stored in {self.db.path}"]
+            return [f"{_count(self.result.rows, 'measurement')} stored in {self.db.path}"]
         if status == EXIT_NOT_STORED or self.db.problem:
             where = f"they are in {self.saved}" if self.saved is not None else "they are lost"
             return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}", where]
@@ -416,15 +416,16 @@ class _Run:
         if self.result is not None and self.result.interrupted:
             return ["", f"next: {o.command_line()}    # goes on where this one was ended"]
         if status == EXIT_NOT_STORED and self.saved is not None:
-            file = shlex.quote(self.saved.name if self.saved.parent == Path.cwd() else str(self.saved))
-            return ["", f"next: {program('svod-db')} --db tuning.db import {file}    # into a database that can be written"]
+            beside = Path() if self.saved.parent == Path.cwd() else self.saved.parent
+            words = [program("svod-db"), "--db", str(beside / "tuning.db"), "import", str(beside / self.saved.name)]
+            return ["", f"next: {shlex.join(words)}    # into a database that can be written"]
         if status == EXIT_NOT_STORED:
             return ["", f"next: {o.command_line(db='tuning.db')}    # a database that can be written"]
         lines = []
         if o.script is not None:
             variable = f"SVOD_TUNE_DB={o.db} " if o.db else ""
             lines.append(f"next: {variable}{program('python')} {shlex.join([o.script, *o.args])}    # starts with these kernels")
-        hopeful = [x for x in outcomes if x.why == "budget spent"]
+        hopeful = [x for x in outcomes if x.why.startswith(BUDGET_SPENT)]
         prefix = "or:  " if lines else "next: "
         if hopeful:
             command = o.command_line(budget=f"{2 * o.budget:g}", fresh=True)

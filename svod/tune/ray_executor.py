@@ -450,7 +450,7 @@ def start_ray_executor(count: int | None, address: str | None, config: WorkerCon
             where = f"the Ray cluster at {address}"
             _connect(ray, address, start_deadline)
             connected = True
-        workers = f"{count} workers" if count else "workers"
+        workers = f"{count} worker{'s' * (count != 1)}" if count else "workers"
         executor = RayExecutor(ray, f"{workers} on {where}", count, embedded, connected, quiet, config or WorkerConfig(), device,
                                shared_cores)
         executor.wait_until_ready()

@@ -105,7 +105,7 @@ import ray
 ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False,
          _node_ip_address="127.0.0.1")
 with make_executor("ray:1", config=CONFIG, device="TEST") as e:
-    assert e.description == "1 workers on the Ray already running in this process", e.description
+    assert e.description == "1 worker on the Ray already running in this process", e.description
     assert facts(e)["core"] == 0 and facts(e, "bench")["nice"] == 0
 assert ray.is_initialized() and ray.get(ray.put(3)) == 3
 ray.shutdown()

@@ -45,6 +45,8 @@ log = logging.getLogger("svod.tune.db")
 
 R = TypeVar("R", bound=Record)
 
+IN_MEMORY = "What is found now is kept in memory"
+
 _abandoned: list[Any] = []  # connections inherited by a fork: closing them would drop the parent's locks
 
 #: Which of several measurements of one LINEAR says most about it, first to last.
@@ -115,10 +117,10 @@ class TuningDB:
         """The file that is written, whether it exists yet or not; None: memory only."""
         return None if self._unwritable is not None else self.plan.write
 
-    def _trouble(self, text: str) -> None:
+    def _trouble(self, text: str, advice: str = "") -> None:
         if self.problem is None:
             self.problem = text
-        config.log_once(log, logging.WARNING, f"tuning database: {text}")
+        config.log_once(log, logging.WARNING, f"tuning database: {text}{advice and f'. {advice}'}")
 
     def _open_own(self) -> None:
         """Open the written file if it exists, for writing where that is possible, else for reading."""
@@ -130,18 +132,18 @@ class TuningDB:
                 return
             conn = files.open_for_reading(path) if self.read_only else files.open_for_writing(path, wal=self.plan.wal)
         except (NewerSchema, ForeignDatabase) as e:
-            self._give_up(f"{path} cannot be used: {e}. It was left as it is; what is found is kept in memory only")
+            self._give_up(f"{path} cannot be used: {e}", f"It was left as it is. {IN_MEMORY}")
             return
         except (sqlite3.Error, OSError) as e:
             if not isinstance(e, (sqlite3.OperationalError, OSError)):  # "file is not a database", "malformed"
-                self._give_up(f"{path} cannot be used: {e}. It was left as it is; move it away to start a new one")
+                self._give_up(f"{path} cannot be used: {e}; move it away to start a new one", f"It was left as it is. {IN_MEMORY}")
                 return
             try:
                 conn = files.open_for_reading(path)
             except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as again:
-                self._give_up(f"{path} cannot be opened: {again}. What is found is kept in memory only")
+                self._give_up(f"{path} cannot be opened: {again}")
                 return
-            self._unwritable = self._unwritable or f"{path} cannot be written: {e}. What is found is kept in memory only"
+            self._unwritable = self._unwritable or f"{path} cannot be written: {e}"
         if conn is not None:
             self._own = layers.SqliteLayer(conn, str(path), OWN, self.skipped)
 
@@ -153,9 +155,9 @@ class TuningDB:
             return self.problem
         return files.unwritable(path) or files.full_disk(path)
 
-    def _give_up(self, text: str) -> None:
+    def _give_up(self, text: str, advice: str = IN_MEMORY) -> None:
         self._unwritable = text
-        self._trouble(text)
+        self._trouble(text, advice)
 
     def _after_fork(self) -> None:
         if self._pid == os.getpid():
@@ -194,7 +196,7 @@ class TuningDB:
                 self.skipped.append(Skipped(layer.name, f"cannot be read: {e}"))
                 if layer is self._own:
                     self._own = None
-                    self._give_up(f"{layer.name} cannot be read: {e}. It was left as it is; what is found is kept in memory only")
+                    self._give_up(f"{layer.name} cannot be read: {e}", f"It was left as it is. {IN_MEMORY}")
                 elif self._read is not None and layer in self._read:
                     self._read.remove(layer)
         self._tell_skipped()
@@ -267,12 +269,12 @@ class TuningDB:
                 conn = files.open_for_writing(self.plan.write, wal=self.plan.wal)
             except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
                 reason = f"{e.strerror}: {e.filename}" if isinstance(e, OSError) and e.filename else e
-                self._give_up(f"{self.plan.write} cannot be written: {reason}. What is found is kept in memory only")
+                self._give_up(f"{self.plan.write} cannot be written: {reason}")
             else:
                 self._own = layers.SqliteLayer(conn, str(self.plan.write), OWN, self.skipped)
         if self._unwritable is not None or self._own is None:
-            if self._unwritable:
-                self._trouble(self._unwritable)
+            if self._unwritable and self.problem is None:
+                self._trouble(self._unwritable, IN_MEMORY)
             return self._memory_layer()
         return self._own
 
@@ -286,10 +288,9 @@ class TuningDB:
                     with files.write_transaction(sink.conn):
                         answer = work(sink.conn)
                 except (sqlite3.Error, OSError) as e:
-                    text = f"{sink.name} cannot be written: {e}. What was stored is still there; what is found now is kept in memory"
                     if must:
                         raise DatabaseError(f"{sink.name} cannot be written: {e}; nothing was changed") from e
-                    self._give_up(text)
+                    self._give_up(f"{sink.name} cannot be written: {e}", f"What was stored is still there. {IN_MEMORY}")
                     sink = self._memory_layer()
                 else:
                     if self.fresh:
@@ -369,7 +370,7 @@ class TuningDB:
                     with files.write_transaction(sink.conn):
                         token = claims.take(sink.conn, kernel, target, time.time())
                 except sqlite3.Error as e:
-                    self._give_up(f"{sink.name} cannot be written: {e}. What is found now is kept in memory")
+                    self._give_up(f"{sink.name} cannot be written: {e}", f"What was stored is still there. {IN_MEMORY}")
                 else:
                     if token is None:
                         return None
@@ -535,10 +536,11 @@ class TuningDB:
             return True
 
     def export_unstored(self, path: Path) -> int:
-        """Write what is kept in memory for want of a file that can be written to a .jsonl file that `import_file` reads. Returns how many
-        records. Raises OSError."""
+        """Write everything about the kernels of which something is kept in memory, for want of a file that can be written, to a .jsonl file
+        that `import_file` reads. Returns how many records. Raises OSError."""
         with self._lock:
-            count = transfer.write_records(path, [r for r, _ in self._kept()])
+            kernels = {r.kernel for r, _ in self._kept() if not isinstance(r, TargetFacts)}  # type: ignore[attr-defined]
+            count = self.export(path, kernels)
             self._exported = True
             return count
 

@@ -73,7 +73,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     with TuningDB.open(tmp_path / "file" / "sub" / "t.db") as db:
         assert db.winner(K, TARGET) is None
         db.record(winning())
-        assert db.winner(K, TARGET) is not None and db.problem is not None and "memory" in db.problem
+        assert db.winner(K, TARGET) is not None and db.problem is not None and "cannot be written" in db.problem
 
 
 def test_a_full_disk_keeps_what_was_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -127,6 +127,21 @@ def test_what_cannot_be_stored_is_exported(tmp_path: Path, caplog: pytest.LogCap
     with TuningDB.open(tmp_path / "u.db") as db:
         db.import_file(tmp_path / "out.jsonl")
         assert db.winner(K, TARGET) is not None
+
+
+def test_an_export_of_what_is_left_over_is_complete(tmp_path: Path) -> None:
+    """The disk fills up in the middle: what was stored of the same kernel comes along, so that the file alone is enough."""
+    path = filled(tmp_path / "t.db")
+    with TuningDB.open(path) as db:
+        db.record(winning(0.7, "other", kernel="x" * 32))
+        assert db._own is not None
+        db._own.conn.execute(f"PRAGMA max_page_count = {db._own.conn.execute('PRAGMA page_count').fetchone()[0]}")
+        db.record([screened(f"s{i}", host={"note": "x" * 2000}) for i in range(200)])
+        assert db.path is None
+        db.export_unstored(tmp_path / "out.jsonl")
+    with TuningDB.open(tmp_path / "u.db") as db:
+        db.import_file(tmp_path / "out.jsonl")
+        assert (w := db.winner(K, TARGET)) is not None and w.linear == "aa" and len(db.select(Measurement)) == 201
 
 
 def test_a_file_that_can_be_written_again_is_used_again(tmp_path: Path) -> None:
