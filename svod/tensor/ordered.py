@@ -6,10 +6,12 @@ float32 and rounded where they are stored; integers are summed in 64 bits. NaN i
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Self
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from svod.core import graph
 from svod.core.dtype import DType, dtypes
+from svod.core.uop import UOp
 from svod.errors import DTypeError, ShapeError
 from svod.tensor.base import DTypeLike, TensorBase, as_dtype
 from svod.tensor.reduction import Reduction, sum_dtype
@@ -17,11 +19,14 @@ from svod.tensor.reduction import Reduction, sum_dtype
 SORT_SHARE = 8      # more than this share of a row's elements are found by sorting it
 
 
-class Found(NamedTuple):
+TensorT = TypeVar("TensorT", bound=TensorBase)
+
+
+class Found(NamedTuple, Generic[TensorT]):
     """Values, and the int64 positions along the axis that they were found at."""
 
-    values: TensorBase
-    indices: TensorBase
+    values: TensorT
+    indices: TensorT
 
 
 class Ordered(Reduction):
@@ -47,11 +52,11 @@ class Ordered(Reduction):
         """log(cumsum(exp(x))), shifted by the running maximum so that it does not overflow."""
         return self._scan("logcumsumexp", "LOGADDEXP", dim, axis, self._float_dtype(), self._float())
 
-    def cummax(self, dim: int | None = None, *, axis: int | None = None) -> Found:
+    def cummax(self, dim: int | None = None, *, axis: int | None = None) -> Found[Self]:
         """(values, indices) of the largest element up to each one; of equals the last, a NaN from where it stands on."""
         return self._running("cummax", "MAX", dim, axis)
 
-    def cummin(self, dim: int | None = None, *, axis: int | None = None) -> Found:
+    def cummin(self, dim: int | None = None, *, axis: int | None = None) -> Found[Self]:
         """(values, indices) of the smallest element up to each one; of equals the last, a NaN from where it stands on."""
         return self._running("cummin", "MIN", dim, axis)
 
@@ -64,7 +69,7 @@ class Ordered(Reduction):
         # rounded to the dtype asked for before it is summed, as in PyTorch; others are converted as they are loaded
         return (values.cast(result) if result.is_float and result.bits < 32 else values)._along(combiner, at, result)
 
-    def _running(self, name: str, combiner: str, dim: int | None, axis: int | None) -> Found:
+    def _running(self, name: str, combiner: str, dim: int | None, axis: int | None) -> Found[Self]:
         at = self._one_axis(name, dim, axis)
         x = self.cast(dtypes.uint8) if self.dtype.kind == "b" else self
         return Found(x._along(combiner, at, x.dtype).cast(self.dtype), x._along(f"ARG{combiner}", at, dtypes.int64))
@@ -97,7 +102,7 @@ class Ordered(Reduction):
             return self.full(self.shape, 0, dtypes.int64)
         return self._by_rows(at, lambda rows: graph.routine("ARGSORT", (bool(descending),), dtypes.int64, rows.uop))
 
-    def sort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Found:
+    def sort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Found[Self]:
         """(values, indices) of an axis in order; as `argsort`."""
         at = dim if axis is None else axis
         positions = self.argsort(at, descending, stable)
@@ -105,9 +110,9 @@ class Ordered(Reduction):
 
     def msort(self) -> Self:
         """Values sorted along the first axis."""
-        return self.sort(0).values  # type: ignore[return-value]
+        return self.sort(0).values
 
-    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None) -> Found:
+    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None) -> Found[Self]:
         """(values, indices) of the k largest (or smallest) elements along an axis, in order; of equals the first ones.
 
         A heap of the k best; a sort where k is more than an eighth of the extent."""
@@ -124,14 +129,14 @@ class Ordered(Reduction):
             positions = self._by_rows(at, lambda rows: graph.routine("TOPK", (k, bool(largest)), dtypes.int64, rows.uop))
         return Found(self.gather(at, positions), positions)
 
-    def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Found:
+    def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Found[Self]:
         """(value, index) of the k-th smallest element along an axis, counted from 1."""
         at = self._axis("kthvalue", dim if axis is None else axis)
         if not 1 <= k <= self.shape[at]:
             raise ShapeError(f"kthvalue of {self.shape} along axis {at} with k={k}: it is counted from 1 to {self.shape[at]}")
         found = self.topk(k, at, largest=False)
-        pair = [t.narrow(at, k - 1, 1) for t in found]  # type: ignore[attr-defined]
-        return Found(*(pair if keepdim or keepdims else [t.squeeze(at) for t in pair]))
+        value, index = (t.narrow(at, k - 1, 1) for t in found)
+        return Found(value, index) if keepdim or keepdims else Found(value.squeeze(at), index.squeeze(at))
 
     def median(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Self:
         """The middle value (PyTorch's: the lower of two); NaN where there is one. Of all elements, or along an axis: values only."""
@@ -143,17 +148,17 @@ class Ordered(Reduction):
         if n == 0:
             raise ShapeError(f"median of {self.shape} along axis {at}: there is no element")
         ordered = self.sort(at).values
-        middle: Self = ordered.narrow(at, (n - 1) // 2, 1)  # type: ignore[attr-defined]
+        middle = ordered.narrow(at, (n - 1) // 2, 1)
         if self.dtype.is_float:
-            last: Self = ordered.narrow(at, n - 1, 1)  # type: ignore[attr-defined]
+            last = ordered.narrow(at, n - 1, 1)
             middle = last.where(last.isnan(), middle)
         return middle if keepdim or keepdims else middle.squeeze(at)
 
-    def _by_rows(self, at: int, routine: object) -> Self:
+    def _by_rows(self, at: int, routine: Callable[[Self], UOp]) -> Self:
         """A routine over rows, applied along an axis."""
         order = [a for a in range(self.ndim) if a != at] + [at]
         moved = self.permute(order)
         rows = moved.reshape(-1, self.shape[at])
-        found = self.from_uop(routine(rows))  # type: ignore[operator]
+        found = self.from_uop(routine(rows))
         back = sorted(range(self.ndim), key=order.__getitem__)
         return found.reshape(*moved.shape[:-1], found.shape[-1]).permute(back)

@@ -80,6 +80,18 @@ class Reduction(Indexing):
         variance = self._wide_float().var(dim, correction, keepdim, unbiased=unbiased, axis=axis, keepdims=keepdims)
         return variance.sqrt().cast(self._float_dtype())
 
+    def var_mean(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
+                 axis: Axes = None, keepdims: bool = False) -> tuple[Self, Self]:
+        """(`var`, `mean`)."""
+        variance = self.var(dim, correction, keepdim, unbiased=unbiased, axis=axis, keepdims=keepdims)
+        return variance, self.mean(dim, keepdim, axis=axis, keepdims=keepdims)
+
+    def std_mean(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
+                 axis: Axes = None, keepdims: bool = False) -> tuple[Self, Self]:
+        """(`std`, `mean`)."""
+        spread = self.std(dim, correction, keepdim, unbiased=unbiased, axis=axis, keepdims=keepdims)
+        return spread, self.mean(dim, keepdim, axis=axis, keepdims=keepdims)
+
     # -- extrema ---------------------------------------------------------------------------------
     def max(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
         """Largest value (PyTorch's `amax`: values only); NaN where there is one. ShapeError over no elements."""
@@ -127,6 +139,10 @@ class Reduction(Indexing):
         positions = graph.reshape(graph.iota(n), tuple(n if i == at else 1 for i in range(self.ndim)))
         found = self.from_uop(graph.arg_reduce(values.uop, graph.broadcast(positions, self.shape), combiner, (at,)))
         return (found if keep else found._without((at,))).cast(dtypes.int64)
+
+    def aminmax(self, *, dim: int | None = None, keepdim: bool = False) -> tuple[Self, Self]:
+        """(`min`, `max`)."""
+        return self.min(dim, keepdim), self.max(dim, keepdim)
 
     # -- truth -----------------------------------------------------------------------------------
     def any(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:

@@ -97,7 +97,7 @@ def test_topk_by_a_heap() -> None:
     a = make((2, 41), "float32", 1)
     found = Tensor(a).topk(3)
     check(found.values, -np.sort(-a)[:, :3])
-    assert "TOPK" in [u.arg[0] for u in found.values.uop.toposort() if u.op.value == "CUSTOM_FUNCTION"]  # type: ignore[attr-defined]
+    assert "TOPK" in [u.arg[0] for u in found.values.uop.toposort() if u.op.value == "CUSTOM_FUNCTION"]
 
 
 def scattered(a: Array, axis: int, index: Array, values: Array, reduce: str, include_self: bool = True) -> Array:
@@ -180,7 +180,7 @@ def test_they_compile() -> None:
     """Routines between kernels, through the compiler, twice from one plan."""
     a = make((3, 40, 5), "float32", 2)
     t = Tensor(a)
-    y = t.mul(2).cumsum(1).sort(1, descending=True).values.add(1)  # type: ignore[attr-defined]
+    y = t.mul(2).cumsum(1).sort(1, descending=True).values.add(1)
     z = Tensor.zeros(3, 2, 5).scatter_add(1, t.gt(0).long(), y)
     expected = 1 - np.sort(-np.cumsum(2 * a, 1), 1)
     plan = z.prepare()

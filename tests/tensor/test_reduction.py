@@ -57,6 +57,8 @@ def test_moments(case: tuple[Tensor, Array, int | tuple[int, ...] | None, bool])
         count = a.size // max(1, np.asarray(wide.sum(axes)).size)
         if count > 1:
             check(t.var(axes), np.asarray(wide.var(axes, ddof=1)).astype(kind), 8)
+        for pair, second in ((t.var_mean(axes, 0, keep), t.var(axes, 0, keep)), (t.std_mean(axes, 0, keep), t.std(axes, 0, keep))):
+            assert pair[0].uop is second.uop and pair[1].uop is t.mean(axes, keep).uop
         check(t.logsumexp(axes, keep), np.asarray(np.log(np.exp(wide).sum(axes, keepdims=keep))).astype(kind), 8)
 
 

@@ -75,8 +75,8 @@ UNARY = [
     "softmax", "log_softmax", "flatten", "ravel", "squeeze", "contiguous", "clone", "float", "double", "half", "bfloat16", "int",
     "long", "bool", "frac", "isposinf", "isneginf", "nan_to_num", "signbit", "cosh", "acosh", "erfc", "deg2rad",
     "rad2deg", "selu", "celu", "hardshrink", "softshrink", "tanhshrink", "softsign", "glu", "swiglu", "dropout", "diff", "norm",
-    "normalize", "diagonal", "diag", "trace", "sum", "prod", "mean", "var", "std", "max", "min", "amax", "amin", "argmax", "argmin",
-    "any", "all", "count_nonzero", "logsumexp", "tril", "triu", "zeros_like", "ones_like"]
+    "normalize", "diagonal", "diag", "trace", "sum", "prod", "mean", "var", "std", "var_mean", "std_mean", "max", "min", "amax", "amin",
+    "aminmax", "argmax", "argmin", "any", "all", "count_nonzero", "logsumexp", "tril", "triu", "zeros_like", "ones_like"]
 BINARY = [
     "add", "sub", "mul", "div", "floor_divide", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
     "logical_xor", "maximum", "minimum", "reshape_as", "expand_as", "true_divide", "fmod", "logaddexp", "hypot", "copysign", "xlogy",
