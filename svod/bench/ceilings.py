@@ -32,8 +32,9 @@ log = logging.getLogger("svod.bench")
 class Ceilings:
     """`flops[dtype]` and `bandwidth[level][kind]` are (one core, all `threads` threads), per second. bfloat16 and int8 are the best rates
     of their dot and matrix instructions, where the target has them. Levels: l1, l2, l3, memory; kinds: read, write, write_stream, copy,
-    copy_stream. A quick measurement has no float64, and memory reads and copies only. `dispatch`: seconds of a
-    launch that does nothing inside a plan, (one thread, all threads). `curve`: by size of the working set, ascending; empty where it was not measured."""
+    copy_stream. A quick measurement has no float64, and memory reads and copies only. `dispatch`: seconds of a launch
+    that does nothing inside a plan, (one thread, all threads). `curve`: by size of the working set, ascending; empty where it was not
+    measured."""
 
     target: str
     threads: int

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from svod.core.dtype import DType, dtypes
@@ -116,13 +117,11 @@ def narrow_source(stage: Stage) -> DType | None:
     return value.src[0].dtype if value.op.value == "CAST" and not stage.is_output and not stage.has_reduce else None
 
 
-def check(state: Scheduler, stage: int, axis: int, dot: Dot, tile: tuple[int, int] = (-1, -1)) -> tuple[Operand, Operand]:
+def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile: tuple[int, int] = (-1, -1)) -> tuple[Operand, Operand]:
     """The operands of `dot` where it computes the contraction in `stage`, `tile` the axes of the rows and columns of its tiles, if it has
     any. Raises KernelOptError with the reason where it does not."""
-    kernel = state.kernel
-    if not dot.runs_on(state.target):
-        raise KernelOptError(f"the target has no {' and '.join(dot.features)} on {dot.arch}; its features are "
-                             f"{', '.join(state.target.features)}")
+    if not dot.runs_on(target):
+        raise KernelOptError(f"the target has no {' and '.join(dot.features)} on {dot.arch}; its features are {', '.join(target.features)}")
     r = kernel.resolve(frozenset())[stage]
     assert r is not None
     found = operands_of(kernel, r, axis)
@@ -170,16 +169,21 @@ def check_tiles(state: Scheduler, stage: int) -> None:
         raise KernelOptError(f"{results} tiles side by side and {wide + 1} of operands; the target has {TILES}")
 
 
-def applicable(state: Scheduler, stage: int) -> Iterator[tuple[str, Any]]:
-    """(reduce axis, argument) of what TC may do to a stage."""
-    axes, s = state.kernel.axes, state.kernel.stages[stage]
-    usable = [d for d in DOTS.values() if d.runs_on(state.target)]
+@lru_cache(maxsize=64)
+def applicable(kernel: Kernel, target: Target, stage: int) -> tuple[tuple[str, Any], ...]:
+    """(reduce axis, argument) of what TC may do to a stage of an untouched kernel."""
+    return tuple(_applicable(kernel, target, stage))
+
+
+def _applicable(kernel: Kernel, target: Target, stage: int) -> Iterator[tuple[str, Any]]:
+    axes, s = kernel.axes, kernel.stages[stage]
+    usable = [d for d in DOTS.values() if d.runs_on(target)]
     for axis in s.reds if usable else ():
         for dot in usable:
             pairs = [(a, b) for a in s.outs for b in s.outs if a != b and axes[a].extent > 1 and axes[b].extent > 1]
             for tile in pairs if dot.is_tile else [(-1, -1)]:
                 try:
-                    check(state, stage, axis, dot, tile)
+                    check(kernel, target, stage, axis, dot, tile)
                 except KernelOptError:
                     continue
                 yield axes[axis].name, (dot.name, axes[tile[0]].name, axes[tile[1]].name) if dot.is_tile else dot.name

@@ -399,7 +399,7 @@ def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
             raise KernelOptError(f"TC({axis}, {arg}): an instruction is chosen before its axes are split or padded")
     axes = [state.rows[other].axis for other, _ in split]
     try:
-        operands = dots.check(state, stage, axes[0], dot, (axes[1], axes[2]) if dot.is_tile else (-1, -1))
+        operands = dots.check(state.kernel, state.target, stage, axes[0], dot, (axes[1], axes[2]) if dot.is_tile else (-1, -1))
     except KernelOptError as e:
         raise KernelOptError(f"TC({axis}, {arg}): {e}") from None
     extent = state.kernel.axes[axes[0]].extent

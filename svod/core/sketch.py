@@ -177,7 +177,7 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
     if operands is not None:
         for tiled in _contractions(state, r, operands):
             yield _finish(tiled, inner)
-        for axis, arg in dots.applicable(state, out):
+        for axis, arg in dots.applicable(kernel, state.target, out):
             start = _try(state, "TC", axis, arg)
             for tiled in tile_sketches(start, r) if isinstance(arg, tuple) else _contractions(start, r, operands):
                 yield _finish(tiled, inner)

@@ -29,8 +29,9 @@ def tile_sketches(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
     chosen = state.dots[r.stage.index]
     assert chosen is not None
     axes = state.kernel.axes
-    if r.store is not None and r.store.coef(r.axes.index(chosen.columns)) != 1 == r.store.coef(r.axes.index(chosen.rows)):
-        return      # the other way round the rows of a tile are those of the output
+    if r.store is not None and r.store.coef(r.axes.index(chosen.columns)) != 1 and any(
+            r.store.coef(a) == 1 and axes[r.axes[a]].extent >= DOTS[chosen.name].columns for a in range(len(r.stage.outs))):
+        return      # with that axis as columns the rows of a tile are those of the output
     rows, columns, along = (axes[a].name for a in (chosen.rows, chosen.columns, chosen.axis))
     operands = {}
     product = r.nodes[r.nodes[r.reductions[0].values[0]].src[0]], r.nodes[r.nodes[r.reductions[0].values[0]].src[1]]

@@ -133,7 +133,7 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
             yield Opt("LANES", row.name)
     for s in kernel.stages:
         if s.has_reduce and not state.dots[s.index]:
-            for name, dot in dots.applicable(state, s.index):
+            for name, dot in dots.applicable(kernel, state.target, s.index):
                 yield Opt("TC", name, dot)
     for i, (a, _, stage) in enumerate(loops):
         for b, _, other in loops[i + 1:]:
