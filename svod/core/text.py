@@ -43,7 +43,9 @@ _WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
 
 
 def format_ast(root: UOp) -> str:
-    """`root` and everything it reaches, a line per node. Equal graphs give equal text. Raises FormatError for an arg that has none."""
+    """`root` and everything it reaches, a line per node. Equal graphs give equal text.
+
+    Raises FormatError for an arg that has no stable form."""
     lines = []
     for n, (op, dtype, sources, arg) in enumerate(ast_to_data(root)["nodes"]):
         operands = " " + ", ".join(f"%{s}" for s in sources) if sources else ""
