@@ -122,6 +122,16 @@ def test_parts_of_state_and_of_arguments_are_written() -> None:
     assert len(f.plans) == 2
 
 
+def test_what_is_computed_and_written_in_parts_is_new_at_every_call() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        y[1:3] = x[:2]
+        return y
+    g = svod.jit(f)
+    results = [g(X), g(X * 10), g(X)]
+    assert [r.tolist() for r in results] == [[0, 0, 1, 6], [0, 0, 10, 60], [0, 0, 1, 6]]
+
+
 def test_an_argument_that_is_assigned_to_changes_in_place() -> None:
     f = svod.jit(lambda x: x.assign(x + 1))
     a, b = X.copy(), X * 10

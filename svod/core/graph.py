@@ -252,6 +252,12 @@ def buffer(dtype: DType, size: int, device: str = "CPU") -> UOp:
     return UOp(Ops.BUFFER, dtype, (unique, UOp(Ops.DEVICE, dtypes.void, (), device)), size)
 
 
+def new_memory(dtype: DType, size: int, device: str = "CPU") -> UOp:
+    """A BUFFER for `assign`, different from every other, whose memory whoever computes what is assigned to it makes anew each time."""
+    unique = UOp(Ops.LUNIQUE, dtypes.void, (), f"memory{next(_unique_ids)}")
+    return UOp(Ops.BUFFER, dtype, (unique, UOp(Ops.DEVICE, dtypes.void, (), device)), size)
+
+
 def full(shape: Sequence[int], value: Scalar, dtype: DType) -> UOp:
     """A constant of `shape`: nothing is stored."""
     shape = tuple(shape)
@@ -500,6 +506,11 @@ def _unassignable(view: UOp) -> str:
 def storage_of(content: UOp) -> UOp:
     """The BUFFER whose content, at some time, a BUFFER or AFTER is."""
     return history_of(content)[0]
+
+
+def is_made_anew(storage: UOp) -> bool:
+    """Whether the memory of a BUFFER is made by whoever computes what it holds."""
+    return storage.src[0].op is Ops.LUNIQUE
 
 
 def history_of(content: UOp) -> tuple[UOp, int]:

@@ -68,7 +68,7 @@ def normal_form(sink: UOp, constants: frozenset[UOp] = frozenset()) -> tuple[byt
     for u in sink.toposort():
         position[u] = len(position)
         arg: object = u.arg
-        if u.op is Ops.UNIQUE:
+        if u.op is Ops.UNIQUE or u.op is Ops.LUNIQUE:
             arg = None      # its place in the order says which it is
         elif u.op is Ops.BUFFER:
             buffers.append(u)

@@ -57,8 +57,8 @@ class Indexing(Functions):
         result, tensors = self._views(index)
         if tensors:
             raise UnsupportedError(f"t[…] = value with {len(tensors)} tensors in the index: only parts named by ints and slices can be "
-                                   "written; make the new tensor, for example with svod.where(mask, value, t), and t.assign(new) to keep "
-                                   "it in t's memory")
+                                   "written; make the new tensor, with t.index_copy(axis, index, value) or svod.where(mask, value, t), and "
+                                   "t.assign(new) to keep it in t's memory")
         return result
 
     def _views(self, index: Any) -> tuple[Self, list[tuple[int, Self]]]:

@@ -69,10 +69,10 @@ def _pending(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def last_contents(nodes: Iterable[UOp]) -> dict[UOp, UOp]:
-    """What computing `nodes` leaves in buffers that it assigns to: the last AFTER of each, and the BUFFER."""
+    """What computing `nodes` leaves in buffers that were there before and that it assigns to: the last AFTER of each, and the BUFFER."""
     contents = list(graph.sink(*nodes).walk(Ops.AFTER))
     inner = {c.src[0] for c in contents}
-    return {c: graph.storage_of(c) for c in contents if c not in inner}
+    return {c: graph.storage_of(c) for c in contents if c not in inner and not graph.is_made_anew(graph.storage_of(c))}
 
 
 def _readers_of_old_content(nodes: list[UOp]) -> list[Tensor]:
@@ -96,7 +96,8 @@ def _readers_of_old_content(nodes: list[UOp]) -> list[Tensor]:
 
 def is_writable(content: UOp) -> bool:
     """Whether the memory whose content, at some time, a BUFFER or AFTER is may be written."""
-    return not buffer_of(graph.storage_of(content)).read_only
+    storage = graph.storage_of(content)
+    return graph.is_made_anew(storage) or not buffer_of(storage).read_only
 
 
 def latest_content(content: UOp) -> UOp:

@@ -11,7 +11,7 @@ from svod.core import graph
 from svod.core.buffer import bfloat16_bits_to_float32, buffer_from_numpy, buffer_of, float32_to_bfloat16_bits
 from svod.core.dtype import dtypes, to_numpy
 from svod.core.origin import origin_of
-from svod.core.uop import UOp
+from svod.core.uop import Ops, UOp
 from svod.errors import DeviceError, ShapeError, UnsupportedError
 from svod.tensor import dlpack
 from svod.tensor.base import Array, DTypeLike, Scalar, live_tensors
@@ -163,8 +163,11 @@ class Tensor(Random):
         if 0 in part.shape:
             return
         if not self._is_in_memory():
-            memory = graph.reshape(graph.buffer(self.dtype, self.numel(), self.device), self.shape)
-            self._hold(graph.reshape(graph.assign(memory, self.uop), self.shape))
+            memory = graph.reshape(graph.new_memory(self.dtype, self.numel(), self.device), self.shape)
+            base = graph.base_of(self.uop)
+            # a copy of its own is what it gets now
+            value = graph.reshape(base.src[0], self.shape) if base.op in (Ops.COPY, Ops.CONTIGUOUS) else self.uop
+            self._hold(graph.reshape(graph.assign(memory, value), self.shape))
             part = self._part(index)
         self._write(part.uop, node)
 

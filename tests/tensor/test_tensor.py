@@ -34,7 +34,8 @@ class Interpreter(types.ModuleType):
             buffer_of(storage).array[:] = content
         for t, value in zip(tensors, values, strict=True):
             base = graph.base_of(t.uop)
-            target = graph.storage_of(base) if base.op is Ops.AFTER else graph.buffer(t.dtype, t.numel())
+            there = base.op is Ops.AFTER and not graph.is_made_anew(graph.storage_of(base))
+            target = graph.storage_of(base) if there else graph.buffer(t.dtype, t.numel())
             buffer_of(target).array[:] = value.ravel()
             mapping[base] = graph.reshape(target, graph.shape_of(base))
         replace_nodes(mapping)
