@@ -375,7 +375,7 @@ def _resolve_dir(wanted: Path, what: str, below: str = "") -> Path:
     if is_writable(wanted):
         return wanted
     fallback = Path.cwd() / LOCAL_DIR / below
-    log_once(log, logging.WARNING, f"{wanted} cannot be written; the {what} goes to {fallback}")
+    log_once(log, logging.WARNING, f"{wanted} cannot be written; {what} {fallback}")
     return fallback
 
 
@@ -388,7 +388,7 @@ def user_data_dir() -> Path:
 
 def data_dir() -> Path:
     """The directory of the tuning database: the user's data directory, or ./.svod where that cannot be written (said once)."""
-    return _resolve_dir(user_data_dir(), "tuning database")
+    return _resolve_dir(user_data_dir(), "svod keeps its data (tuning database, figures of this machine) in")
 
 
 def object_cache_dir(object_cache: str | os.PathLike[str] | None) -> Path | None:
@@ -397,7 +397,7 @@ def object_cache_dir(object_cache: str | os.PathLike[str] | None) -> Path | None
         return None if os.fspath(object_cache) == NONE else Path(object_cache)
     import platformdirs
 
-    return _resolve_dir(Path(platformdirs.user_cache_dir("svod", appauthor=False)) / "objects", "cache of compiled objects", "objects")
+    return _resolve_dir(Path(platformdirs.user_cache_dir("svod", appauthor=False)) / "objects", "compiled objects are kept in", "objects")
 
 
 # -- documentation ------------------------------------------------------------------------------------------------------

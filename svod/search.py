@@ -39,21 +39,22 @@ def search_at_prepare(outline: Outline, unknown: Mapping[str, Kernel], compiler:
     global _spent
     beam = config.beam
     assert beam is not None
+    count = f"{len(unknown)} kernel{'s' * (len(unknown) != 1)}"
     with _lock:
         left = beam.budget - _spent
         if left <= 0:
-            log.info("the search budget of this process, %g s, is used up; %d kernels run with the heuristic", beam.budget, len(unknown))
+            log.info("the search budget of this process, %g s, is used up; the heuristic is used for %s", beam.budget, count)
             return {}
         workers = "inline" if beam.executor == "inline" else f"{beam.executor}:{beam.workers}" if beam.workers else beam.executor
-        log.warning("BEAM=%d: searching %d kernels that the tuning database does not know, for at most %.0f s; Ctrl-C stops and keeps what "
-                    "was found", beam.width, len(unknown), left)
+        log.warning("BEAM=%d: searching %s that the tuning database does not know, for at most %.0f s; Ctrl-C stops and keeps what "
+                    "was found", beam.width, count, left)
         started = time.monotonic()
         try:
             result = _run(outline, unknown, compiler, config, db, left, workers)
         except (TuneError, KeyboardInterrupt) as e:
             # a Ctrl-C during the search itself is the session's; this one came before, while the workers started
             why = "Ctrl-C" if isinstance(e, KeyboardInterrupt) else str(e)
-            log.warning("BEAM=%d: the search could not be run (%s); %d kernels run with the heuristic", beam.width, why, len(unknown))
+            log.warning("BEAM=%d: the search could not be run (%s); the heuristic is used for %s", beam.width, why, count)
             return {}
         finally:
             _spent += time.monotonic() - started
@@ -98,7 +99,7 @@ def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, co
         chosen[key] = Choice(compiler.heuristic(unknown[key]), "pending", "another process is searching this kernel")
     where = str(db.path) if db.path is not None else "memory only"
     text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, {result.candidates} candidates: {better} "
-            f"of {len(tasks)} kernels found a faster chain; kept in {where}")
+            f"of {len(tasks)} kernel{'s' * (len(tasks) != 1)} found a faster chain; kept in {where}")
     return chosen, text
 
 

@@ -266,7 +266,7 @@ def stats(context: click.Context, as_json: bool) -> None:
     for name, value in facts.items():
         shown = ", ".join(f"{n} {k}" for k, n in sorted(value.items())) if isinstance(value, dict) else \
             "; ".join(value) if isinstance(value, list) else str(value)
-        click.echo(f"{name.replace('_', ' '):24}{shown or '-'}")
+        click.echo(f"{name.replace('_', ' '):27}{shown or '-'}")
     _report(db.skipped)
 
 
