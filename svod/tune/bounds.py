@@ -14,7 +14,8 @@ same inputs, or nothing. With u the unit roundoff of a value's dtype (2^-24 for 
 
 g covers any order of summation, vectors, partial sums and fused multiply-adds: the deterministic bound is (n-1)·u·Σ|x|, the
 probabilistic one λ·√n·u·Σ|x| with λ = 6 fails with probability below 1e-7 (Higham and Mary, "A new approach to probabilistic
-rounding error analysis", 2019). The accumulator's u counts, not that of the output.
+rounding error analysis", 2019). The accumulator's u counts, not that of the output. Dot and matrix instructions of bfloat16 round as often,
+in another order; that they take numbers below 2^-126 for zero is not in the bound: inputs are never drawn so small.
 
 The reference computes with its own rounding, so a result is right when |got - want| ≤ 2·E. Where all inputs are small integers
 and every intermediate is an integer that its dtype holds, E is 0: the comparison is exact. That is decided from the AST, by the

@@ -163,3 +163,11 @@ def test_asking_again_is_cheap() -> None:
     for _ in range(100):
         host_target()
     assert time.perf_counter() - start < 0.5  # 5 ms each; measured: 10 µs
+
+
+def test_tiles_are_a_feature_only_where_the_system_grants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM says what the processor has; Linux keeps the state of tile registers from processes that did not ask."""
+    features = host._processor()[2]
+    assert "amx" not in features or host.may_use_tiles()
+    monkeypatch.setattr(host, "may_use_tiles", lambda: False)
+    assert set(host._processor.__wrapped__()[2]) == set(features) - {"amx"}
