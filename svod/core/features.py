@@ -1,31 +1,35 @@
 """What a state costs, read from its tables without lowering it: the search ranks its proposals by this.
 
 Per stage: how often its body runs, the vector instructions of one run (values that an inner loop does not change are counted at
-the loop they stand in), the registers it needs, and the bytes that cross each cache level when the innermost loops whose data fit keep
-it. The time is the slowest of these, stages added up. It ranks; it does not promise.
+the loop they stand in), the registers it needs, and what its accesses cost beyond the first-level cache (svod/core/traffic.py). The time is
+the slowest of these and a share of the others, stages added up. It ranks; it does not promise.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from svod.core.dots import rate_of, stored_bytes
 from svod.core.dtype import DType, dtypes
-from svod.core.kernel import Linear, ResolvedStage
+from svod.core.kernel import Node, ResolvedStage
 from svod.core.nest import Piece, Plan, fit, is_derived, lane_row, plan
 from svod.core.scheduler import DOT, LOOP, ROOT, UPCAST, Scheduler
+from svod.core.traffic import LINE, PAGE, Access, levels, traffic
 from svod.core.uop import TRANSCENDENTAL
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL)
 _LATENCY = 4.0            # cycles of a multiply-add or add
 _LOOP_CYCLES = 1.5        # of one iteration's bookkeeping
-_LINE = 64
-_BYTES_PER_CYCLE = (64.0, 24.0, 10.0)   # into L1 from L2, from L3, from memory; one core
+_LAUNCH_CYCLES = 2000.0   # of a phase that wakes other cores
+_OVERLAP = 0.25           # the share that is not hidden of what does not bound a stage
 _LANE_LOAD = 1.5          # loads' worth of one lane that is loaded by itself
 _LANE_READ = 8.0          # the same from a staged area, whose rows are mostly a power of two apart and share cache sets
-_FAR_PASSES = 12.0        # passes' worth of a staged area that does not stay in the second cache
-_SET_STRIDE = 4096        # bytes apart, two addresses share a set of the first cache, and every fourth of the second
-_SET_ROWS = 8             # of a set's ways that one access may fill
+_LANE_TURNED = 0.5        # the same where squares are transposed in registers
+_SQUARE = 4               # positions side by side from which stores of lanes are transposed in registers
+_LANE_STORE = 3.0         # cycles of one lane that is taken out of a vector and stored by itself
+_SPILL_CYCLES = 5.0       # of an accumulator that is kept in memory, each iteration: stored and loaded again before it is used
+_SHORT_STEP = 4           # elements between lanes up to which vectors are loaded and shuffled
+_ANYWHERE = PAGE + LINE   # bytes between neighbours of a gathered axis: another page, another set
 
 
 class Machine(Protocol):
@@ -51,12 +55,33 @@ class Features:
         return self.cycles / clock
 
 
+class _Nest(NamedTuple):
+    """A stage as it is emitted."""
+
+    r: ResolvedStage
+    box: list[int]                      # positions of its dims
+    own: list[tuple[Piece, ...]]        # per local axis its rows
+    loops: list[tuple[int, int]]        # (local axis, iterations) of its loops, outermost first
+    outside: list[tuple[int, int, int]] # (row, local axis it moves or -1, iterations) of the loops around it, outermost first
+    lane: int                           # local axis of the vector, or -1
+    lane_piece: int
+    lane_extent: int
+
+    @property
+    def times(self) -> float:
+        total = 1.0
+        for _, _, e in self.outside:
+            total *= e
+        return total
+
+
 def features(state: Scheduler) -> Features:
     """Analyse a state. Raises KernelOptError when its placements do not go together."""
     found = plan(state)
     kernel = state.kernel
-    boxes: dict[int, list[int]] = {}
     pieces: dict[int, list[tuple[Piece, ...]]] = {}
+    moves: dict[int, frozenset[int]] = {}      # axis of a stage → loop rows around the stage that move its base
+    brought: dict[int, list[tuple[int, ...]]] = {}   # argument → loops of the stages that read it
     total = accumulators = 0.0
     scratch = 0
     flops = moved = 0.0
@@ -67,47 +92,197 @@ def features(state: Scheduler) -> Features:
         r, path = found.resolved[s], found.paths[s]
         if r is None or path is None:
             continue
-        stage = r.stage
-        if path == ():
-            box = [state.axis_extent(a) for a in stage.outs]
-            times = 1.0
-        else:
-            box = [_box(state, found, pieces, boxes, s, dim, path) for dim in range(len(stage.outs))]
-            times = 1.0
-            for t, depth in path:
-                for row in state.order[t][:depth]:
-                    times *= next((p.extent for group in pieces[t] for p in group if p.row == row), 1)
+        nest = _nest(state, found, r, pieces, moves, inner)
+        pieces[s] = nest.own
+        if path != ():
             size = stored_bytes(state, s)
-            for e in box:
+            for e in nest.box:
                 size *= e
             scratch += size
-            if size > state.target.l2 // 2:     # written and read again from far away, by a few readers
-                total += _FAR_PASSES * size * times / (_BYTES_PER_CYCLE[1] * max(1, threads))
-        boxes[s] = box
-        derived = is_derived(stage)
-        if derived:
-            lane = inner.get(s, len(box) - 1)
-            own = _copy_pieces(state, r, box, lane)
-            order = [p.row for group in own for p in group if p.role == LOOP]
-            lane_extent = own[lane][-1].extent if lane >= 0 and len(own[lane]) > 1 else 1
-            lane_piece = own[lane][-1].row if lane >= 0 else -1
-        else:
-            extents = box + [state.axis_extent(a) for a in stage.reds]
-            own = [fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)]
-            order = list(state.order[s])
-            lane_piece = lane_row(state, r)
-            lane = r.axes.index(state.rows[lane_piece].axis) if lane_piece >= 0 else -1
-            lane_extent = next((p.extent for p in own[lane] if p.row == lane_piece), 1) if lane >= 0 else 1
-        pieces[s] = own
-        cycles, accs, stage_flops, stage_moved, loads, fmas = _stage_cost(state, r, own, order, lane, lane_piece, lane_extent, times, inner)
-        cores = min(threads, max(1, _iterations(own, order))) if not (path == () and _once(state, found.resolved, s)) else 1e9
-        total += cycles / cores + (2000.0 if path == () and threads > 1 else 0.0)
-        accumulators = max(accumulators, accs)
-        flops += stage_flops
+        cost = _stage_cost(state, nest, inner)
+        cost_of_data, stage_moved = _data(state, found, nest, cost.reads, brought)
+        cycles = max(cost.compute, *cost_of_data)
+        cycles += _OVERLAP * (cost.compute + sum(cost_of_data) - cycles)
+        if path != () or not _once(state, found.resolved, s):
+            total += cycles / _cores(state, nest, path == (), threads) + (_LAUNCH_CYCLES if path == () and threads > 1 else 0.0)
+        accumulators = max(accumulators, cost.accumulators)
+        flops += cost.flops
         moved += stage_moved
-        if fmas > best_fmas:
-            best_fmas, ratio = fmas, loads / fmas
+        if cost.fmas > best_fmas:
+            best_fmas, ratio = cost.fmas, cost.loads / cost.fmas
     return Features(total, int(accumulators), ratio, scratch, flops, moved)
+
+
+def needed(state: Scheduler) -> dict[int, list[int]]:
+    """Per stage that is computed somewhere: how many positions of each of its dims one computation has."""
+    return _needs(state)[0]
+
+
+def loops_that_move(state: Scheduler, s: int) -> dict[int, frozenset[int]]:
+    """Per output axis of a stage the loop rows around it that move the part of it that is computed."""
+    moves = _needs(state)[1]
+    return {a: moves.get(a, frozenset()) for a in state.kernel.stages[s].outs}
+
+
+def _needs(state: Scheduler) -> tuple[dict[int, list[int]], dict[int, frozenset[int]]]:
+    found = plan(state)
+    pieces: dict[int, list[tuple[Piece, ...]]] = {}
+    moves: dict[int, frozenset[int]] = {}
+    inner = _innermost_dims(state, found)
+    boxes = {}
+    for s in range(len(found.resolved) - 1, -1, -1):
+        r = found.resolved[s]
+        if r is not None and found.paths[s] is not None:
+            nest = _nest(state, found, r, pieces, moves, inner)
+            pieces[s], boxes[s] = nest.own, nest.box
+    return boxes, moves
+
+
+def _cores(state: Scheduler, nest: _Nest, is_phase: bool, threads: int) -> float:
+    """How many cores share a stage's work: whole iterations of the parallel loop are dealt out."""
+    if threads < 2:
+        return 1.0
+    shared = 0
+    if state.thread is not None:
+        row = state.thread[0]
+        shared = next((e for x, _, e in nest.outside if x == row), 0)
+        if not shared and nest.r.stage.index == state.kernel.output:
+            shared = next((p.extent for group in nest.own for p in group if p.row == row), 1)
+    if not shared:
+        shared = threads
+        if is_phase and not nest.r.stage.is_output:
+            shared = 1
+            for a, e in nest.loops:
+                shared *= e if a < len(nest.box) else 1
+    return shared / -(-shared // threads)
+
+
+def _nest(state: Scheduler, found: Plan, r: ResolvedStage, pieces: dict[int, list[tuple[Piece, ...]]], moves: dict[int, frozenset[int]],
+          inner: dict[int, int]) -> _Nest:
+    stage, path = r.stage, found.paths[r.stage.index]
+    outside: list[tuple[int, int, int]] = []
+    if path:
+        box = [_box(state, found, pieces, stage.index, dim, path) for dim in range(len(stage.outs))]
+        _find_moves(state, found, stage.index, path, moves)
+        for t, depth in path:
+            for row in state.order[t][:depth]:
+                extent = next((p.extent for p in pieces[t][_local_axis(state, found.resolved[t], row)] if p.row == row), 1)
+                if extent > 1:
+                    outside.append((row, next((i for i, a in enumerate(stage.outs) if row in moves[a]), -1), extent))
+    else:
+        box = [state.axis_extent(a) for a in stage.outs]
+    if is_derived(stage):
+        lane = inner.get(stage.index, len(box) - 1)
+        own = _copy_pieces(state, r, box, lane)
+        order: tuple[int, ...] = tuple(p.row for group in own for p in group if p.role == LOOP)
+        lane_piece = own[lane][-1].row if lane >= 0 else -1
+    else:
+        own = [fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, box + [state.axis_extent(a) for a in stage.reds], strict=True)]
+        order = state.order[stage.index]
+        lane_piece = lane_row(state, r)
+        lane = r.axes.index(state.rows[lane_piece].axis) if lane_piece >= 0 else -1
+    lane_extent = next((p.extent for p in own[lane] if p.row == lane_piece and p.role != LOOP), 1) if lane >= 0 else 1
+    by_row = {p.row: (a, p.extent) for a, group in enumerate(own) for p in group if p.role == LOOP and p.extent > 1}
+    return _Nest(r, box, own, [by_row[row] for row in order if row in by_row], outside, lane, lane_piece, lane_extent)
+
+
+def _local_axis(state: Scheduler, r: ResolvedStage | None, row: int) -> int:
+    assert r is not None
+    return r.axes.index(state.rows[row].axis)
+
+
+def _find_moves(state: Scheduler, found: Plan, s: int, path: Any, moves: dict[int, frozenset[int]]) -> None:
+    """Which loops around a stage move the part of each of its dims that is computed."""
+    depth_in = dict(path)
+    outs = state.kernel.stages[s].outs
+    for axis in outs:
+        moves[axis] = frozenset()
+    for q in found.readers[s]:
+        r = found.resolved[q]
+        if r is None:
+            continue
+        opened = frozenset(state.order[q][:depth_in.get(q, 0)])
+        for node in r.nodes:
+            if node.kind == "read" and node.arg == s:
+                for dim, lin in enumerate(node.dims):
+                    for a, _ in lin.coefs:
+                        axis = r.axes[a]
+                        moves[outs[dim]] |= opened.intersection(state.axis_rows[axis]) | moves.get(axis, frozenset())
+
+
+def _data(state: Scheduler, found: Plan, nest: _Nest, reads: list[Node],
+          brought: dict[int, list[tuple[int, ...]]]) -> tuple[tuple[float, ...], float]:
+    """Cycles that a stage's accesses cost at each level, over all times it runs; bytes from memory."""
+    r, target = nest.r, state.target
+    positions = [1.0] * len(nest.own)
+    for a, group in enumerate(nest.own):
+        for p in group:
+            if p.role != LOOP:
+                positions[a] *= p.extent
+    accesses, shared = [], []
+    rows = tuple(row for row, _, _ in nest.outside)
+    own_rows = () if is_derived(r.stage) else tuple(
+        row for row in state.order[r.stage.index] if any(p.row == row and p.extent > 1 for p in nest.own[_local_axis(state, r, row)]))
+
+    def dense(n: Node) -> Access:
+        """A read of a staged value: scratch laid out as it is read."""
+        outer = frozenset(row for t, depth in found.paths[n.arg] or () for row in state.order[t][:depth])
+        spans = []
+        for lin in n.dims:
+            span = 1
+            for a, c in lin.coefs:
+                extent = 1
+                for p in nest.own[a]:
+                    if p.row not in outer:
+                        extent *= p.extent
+                span += abs(c) * (extent - 1)
+            spans.append(span)
+        size = stored_bytes(state, n.arg)
+        step, steps = size, dict[int, int]()
+        for d in sorted(range(len(spans)), key=lambda d: (nest.lane >= 0 and n.dims[d].coef(nest.lane) != 0, d), reverse=True):
+            for a, c in n.dims[d].coefs:
+                steps[a] = steps.get(a, 0) + abs(c) * step
+            step *= spans[d]
+        around = sum(row in outer for row in (*rows, *own_rows))
+        return Access(tuple(steps.items()), size, float(step), local=True, fixed=around)
+
+    for n in reads:
+        if n.linear is not None:
+            steps = {a: abs(c) * n.dtype.itemsize for a, c in n.linear.coefs}
+            for atom, _ in n.linear.atoms:
+                for a in r.nodes[atom].deps:
+                    steps.setdefault(a, _ANYWHERE)
+            accesses.append(Access(tuple(steps.items()), n.dtype.itemsize, float(state.kernel.params[n.arg].arg.size * n.dtype.itemsize)))
+            seen = brought.setdefault(n.arg, [])
+            shared.append(any(x[:len(rows)] == rows for x in seen))
+            seen.append((*rows, *own_rows))
+        else:
+            accesses.append(dense(n))
+            shared.append(False)
+    size = stored_bytes(state, r.stage.index)
+    if r.store is not None:
+        steps = {a: abs(c) * size for a, c in r.store.coefs}
+        limit = float(state.kernel.params[r.store_slot].arg.size * size)
+        if not state.stream:
+            accesses.append(Access(tuple(steps.items()), size, limit, 2.0))
+            shared.append(False)
+    elif nest.outside or not is_derived(r.stage):
+        strides, step = {}, size
+        for a in sorted(range(len(nest.box)), key=lambda a: (a == nest.lane, a), reverse=True):
+            strides[a], step = step, step * nest.box[a]
+        accesses.append(Access(tuple(strides.items()), size, float(step), 2.0, bool(nest.outside), len(nest.outside)))
+        shared.append(False)
+    loops = [(a, e) for _, a, e in nest.outside] + nest.loops
+    cycles: tuple[float, ...]
+    cycles, moved = traffic(target, loops, len(nest.outside), positions, accesses, shared)
+    if r.store is not None and state.stream:
+        _, near, far = levels(target)
+        unit = nest.lane >= 0 and r.store.coef(nest.lane) == 1
+        lines = limit / LINE * (1.0 if unit else LINE / size)
+        # past the caches, and from memory again when it is read
+        cycles = (*cycles[:2], cycles[2] + lines * (2.0 * far.streamed - near.streamed), cycles[3])
+        moved += limit
+    return cycles, moved
 
 
 def family(state: Scheduler) -> tuple[Any, ...]:
@@ -146,15 +321,6 @@ def _innermost_dims(state: Scheduler, found: Plan) -> dict[int, int]:
     return inner
 
 
-def _iterations(own: list[tuple[Piece, ...]], order: list[int]) -> int:
-    n = 1
-    for group in own:
-        for p in group:
-            if p.role == LOOP:
-                n *= p.extent
-    return n
-
-
 def _copy_pieces(state: Scheduler, r: ResolvedStage, box: list[int], lane: int) -> list[tuple[Piece, ...]]:
     """Derived loops: vectors along the innermost dim."""
     width = max(1, state.target.vector_bytes // r.lanes_bytes)
@@ -165,8 +331,7 @@ def _copy_pieces(state: Scheduler, r: ResolvedStage, box: list[int], lane: int) 
     return out
 
 
-def _box(state: Scheduler, found: Any, pieces: dict[int, list[tuple[Piece, ...]]], boxes: dict[int, list[int]], s: int, dim: int,
-         path: Any) -> int:
+def _box(state: Scheduler, found: Any, pieces: dict[int, list[tuple[Piece, ...]]], s: int, dim: int, path: Any) -> int:
     """Positions of a dim that the readers need under the loops around the stage."""
     axis = state.kernel.stages[s].outs[dim]
     full = state.kernel.axes[axis].extent
@@ -194,15 +359,19 @@ def _box(state: Scheduler, found: Any, pieces: dict[int, list[tuple[Piece, ...]]
     return min(need, full)
 
 
-def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]], order: list[int], lane: int, lane_piece: int,
-                lane_extent: int, times: float, inner: dict[int, int]) -> tuple[float, float, float, float, float, float]:
+class _Cost(NamedTuple):
+    compute: float           # cycles of all times the stage runs
+    accumulators: float
+    flops: float
+    loads: float             # of one time
+    fmas: float
+    reads: list[Node]
+
+
+def _stage_cost(state: Scheduler, nest: _Nest, inner: dict[int, int]) -> _Cost:
+    r, own, loops, lane, lane_piece, lane_extent = nest.r, nest.own, nest.loops, nest.lane, nest.lane_piece, nest.lane_extent
     width = max(1, state.target.vector_bytes // r.lanes_bytes)
     outs = len(r.stage.outs)
-    loops: list[tuple[int, int]] = []      # (local axis, extent), outermost first
-    by_row = {p.row: (a, p.extent) for a, group in enumerate(own) for p in group if p.role == LOOP}
-    for row in order:
-        if row in by_row and by_row[row][1] > 1:
-            loops.append(by_row[row])
     prefix = [1.0]
     for _, e in loops:
         prefix.append(prefix[-1] * e)
@@ -232,7 +401,7 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
         return times
 
     loads = alu = fmas = 0.0
-    accesses: list[tuple[tuple[int, ...], Linear | None, int, int]] = []
+    reads: list[Node] = []
     skip = set()
     dot = rate_of(state, r.stage.index)
     for red in r.reductions:
@@ -247,20 +416,13 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
         if n.kind == "load" or n.kind == "read":
             count = runs(n.deps)
             if lane in n.deps:
-                if n.linear is not None:
-                    unit = n.linear.coef(lane) == 1
-                else:   # scratch is laid out as it is read: along the innermost dim, which another reader may have decided
-                    unit = all(not lin.coef(lane) or dim == inner.get(n.arg, dim) for dim, lin in enumerate(n.dims))
-                if not unit or (n.linear is not None and any(lane in r.nodes[x].deps for x, _ in n.linear.atoms)):
-                    count *= (_LANE_LOAD if n.kind == "load" else _LANE_READ) * min(width, lane_extent)
+                vectors, shuffles = _lane_loads(n, nest, inner, min(width, lane_extent), expanded)
+                alu += shuffles * count
+                count *= vectors
             if n.gate >= 0:
                 alu += 3 * count
-            if n.linear is not None and any(expanded[a] > _SET_ROWS and n.linear.coef(a) * n.dtype.itemsize % _SET_STRIDE == 0 and a != lane
-                                            for a in n.deps):
-                count *= 2.0    # rows side by side that share the sets of the first cache push each other out
             loads += count * dot.load if n.kind == "read" else count
-            size = state.kernel.params[n.arg].arg.size if n.kind == "load" else 1 << 62
-            accesses.append((n.deps, n.linear, n.dtype.itemsize if n.kind == "load" else stored_bytes(state, n.arg), size))
+            reads.append(n)
         elif n.kind in ("alu", "cast"):
             count = runs(n.deps)
             weight = 14.0 if n.op in _COSTLY else 8.0 if n.op in ("FDIV", "RECIPROCAL", "SQRT") else 1.5 if n.op in ("MAX", "MIN") else 1.0
@@ -270,83 +432,57 @@ def _stage_cost(state: Scheduler, r: ResolvedStage, own: list[tuple[Piece, ...]]
         store *= expanded[a]
     store *= dot.store
     if lane >= 0 and lane < outs and r.store is not None and r.store.coef(lane) != 1:
-        store *= _conflict(r.store.coef(lane) * r.stage.dtype.itemsize) * min(width, lane_extent)   # lane by lane
+        turned = any(c == 1 and expanded[a] >= _SQUARE for a, c in r.store.coefs)
+        store *= (_LANE_TURNED if turned else _conflict(r.store.coef(lane) * r.stage.dtype.itemsize)) * min(width, lane_extent)
     accs = 1.0
     for a in range(len(own)):
         accs *= upcast[a]
+    vectors = expanded[lane] if 0 <= lane < outs else 1.0
     if dot.corrects:    # a sum beside it for each vector
-        vectors = expanded[lane] if lane >= 0 else 1.0
         alu += body * vectors * tile / max(accs, 1.0)
         accs += vectors
     spills = 0.0
     inner_reduce = bool(loops) and loops[-1][0] >= outs
-    if r.reductions and accs + 2 > state.target.vector_registers:
-        spills = 2.0 * (accs + 2 - state.target.vector_registers) * body
+    registers = accs + vectors + 1     # accumulators, a row of vectors, what is read in all lanes
+    if r.reductions and registers > state.target.vector_registers:
+        spills = _SPILL_CYCLES * (registers - state.target.vector_registers) * body * tile / accs
     if r.reductions and not inner_reduce and any(a >= outs for a, _ in loops):
-        spills += 2.0 * accs * body    # accumulators in scratch
-    slots = max((loads + spills) / 2, alu / 2)
+        loads += 2.0 * accs * body    # accumulators in scratch
+    slots = max(loads / 2, alu / 2) + spills
     chain = _LATENCY * body * (tile / max(accs, 1.0)) if r.reductions else 0.0
     overhead = _LOOP_CYCLES * sum(prefix[1:])
     compute = max(slots, chain) + overhead + store
-    traffic, moved = _traffic(state, loops, own, accesses, prefix)
-    cycles = max(compute, *traffic) + 0.25 * sum(traffic)
     lanes = lane_extent / -(-lane_extent // width) if lane >= 0 else 1.0     # positions per vector
-    return cycles * times, accs, 2 * fmas * dot.group * lanes * times, moved * times, loads, max(fmas, 1.0)
+    times = nest.times
+    return _Cost(compute * times, accs, 2 * fmas * dot.group * lanes * times, loads, max(fmas, 1.0), reads)
+
+
+def _lane_loads(n: Node, nest: _Nest, inner: dict[int, int], lanes: int, expanded: list[float]) -> tuple[float, float]:
+    """(loads' worth, shuffles) of one vector of a load or read, by how its lanes lie in memory."""
+    lane = nest.lane
+    apart = next(p.stride for p in nest.own[lane] if p.row == nest.lane_piece)
+    across = 1.0
+    if n.linear is None:
+        # scratch is laid out as it is read: along the innermost dim, which another reader may have decided
+        steps = [lin.coef(lane) if dim == inner.get(n.arg, dim) else _ANYWHERE for dim, lin in enumerate(n.dims) if lin.coef(lane)]
+        step, turned, single = max(steps, key=abs, default=_ANYWHERE), False, _LANE_READ
+        if any(c % lanes for lin in n.dims if lin.coef(lane) for a, c in lin.coefs if a != lane):
+            across = 2.0
+    else:
+        step = n.linear.coef(lane)
+        if any(lane in nest.r.nodes[x].deps for x, _ in n.linear.atoms):
+            step = _ANYWHERE
+        beside = [a for a, c in n.linear.coefs if c == 1 and a != lane]
+        turned = any(expanded[a] >= lanes or (is_derived(nest.r.stage) and a < len(nest.box) and nest.box[a] >= lanes) for a in beside)
+        single = _LANE_LOAD
+        if n.linear.const % lanes or any(c % lanes for a, c in n.linear.coefs if a != lane):
+            across = 2.0        # not all vectors are aligned: a wide one takes two lines
+    step = abs(step * apart)
+    if step <= _SHORT_STEP:
+        return across * step, step - 1.0
+    return (_LANE_TURNED if turned else single) * lanes, 0.0
 
 
 def _conflict(stride: int) -> float:
     """Cycles of one store of a lane: neighbours a multiple of the cache's set stride apart evict each other."""
-    return 40.0 if stride % 4096 == 0 else 12.0 if stride % 2048 == 0 else 4.0 if stride % 1024 == 0 else 1.0
-
-
-def _traffic(state: Scheduler, loops: list[tuple[int, int]], own: list[tuple[Piece, ...]],
-             accesses: list[tuple[tuple[int, ...], Linear | None, int, int]], prefix: list[float]) -> tuple[list[float], float]:
-    """Cycles to bring data into L1 from L2, L3 and memory, and the bytes from memory."""
-    flat = [1.0] * len(own)
-    for a, group in enumerate(own):
-        for p in group:
-            if p.role != LOOP:
-                flat[a] *= p.extent
-    inside = list(flat)
-    # footprints with the loops from number k on running; and the room they take in a cache whose sets they do not use evenly
-    footprints: list[list[float]] = []
-    rooms: list[float] = []
-    for k in range(len(loops), -1, -1):
-        if k < len(loops):
-            a, e = loops[k]
-            inside[a] *= e
-        row = []
-        room = 0.0
-        for deps, linear, itemsize, size in accesses:
-            n = float(itemsize)
-            run = 1.0
-            for a in deps:
-                n *= inside[a]
-                if linear is not None and linear.coef(a) == 1:
-                    run = inside[a]
-            if linear is not None and run * itemsize < _LINE:
-                n *= _LINE / (run * itemsize)     # whole lines for a few elements
-            row.append(min(n, float(size) * itemsize))
-            spread = 1.0
-            if linear is not None:
-                apart = min((abs(linear.coef(a)) * itemsize for a in deps if inside[a] > 1 and linear.coef(a) != 1), default=0)
-                if apart and apart % (_SET_STRIDE // 2) == 0:
-                    spread = min(16.0, max(1.0, apart / (max(run, 1.0) * itemsize)))
-            room += row[-1] * spread
-        footprints.append(row)
-        rooms.append(room)
-    footprints.reverse()    # footprints[k]: inside the first k loops
-    rooms.reverse()
-    out = []
-    moved = 0.0
-    target = state.target
-    for level, cache in enumerate((target.l1, target.l2, max(target.l2, target.l3))):     # not every machine has a third level
-        k = 0
-        while k < len(loops) and rooms[k] > cache * 0.8:
-            k += 1
-        n = sum(footprints[k]) * prefix[k]
-        compulsory = sum(footprints[0])
-        n = max(n, compulsory if compulsory > cache * 0.8 else 0.0) if k or compulsory > cache * 0.8 else 0.0
-        out.append(n / _BYTES_PER_CYCLE[level])
-        moved = n
-    return out, moved
+    return 40.0 if stride % PAGE == 0 else 12.0 if stride % (PAGE // 2) == 0 else 4.0 if stride % (PAGE // 4) == 0 else _LANE_STORE

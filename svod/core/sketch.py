@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from svod.core import dots
+from svod.core.features import loops_that_move, needed
 from svod.core.kernel import ResolvedStage, node_sources
 from svod.core.nest import is_derived, plan
 from svod.core.scheduler import ROOT, Opt, Scheduler
 from svod.core.tile_sketch import tile_sketches
+from svod.core.traffic import levels, lost
 from svod.core.uop import TRANSCENDENTAL
 from svod.errors import KernelOptError
 
@@ -216,11 +218,22 @@ def _squares(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
 def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
     """Keep costly values that are read twice, give the inner reductions their vectors, share the work among cores."""
     state = _keep_costly(state)
+    if _streams(state):
+        state = _try(state, "STREAM", state.kernel.stages[state.kernel.output].name)
     for s in inner:
         r = _resolved(state, s)
         operands = _operands(state, r)
         state = _inner_contraction(state, r, operands) if operands is not None else _vectors(state, r, 4)
     return _parallel(state)
+
+
+def _streams(state: Scheduler) -> bool:
+    """Whether storing the output past the caches costs less than fetching its lines, writing them back, and finding some of them there."""
+    target = state.target
+    _, near, far = levels(target)
+    size = _bytes(state, state.kernel.output)
+    cached = 2.0 * (near.streamed * lost(size / target.threads / target.l2) + far.streamed * lost(size / max(target.l2, target.l3)))
+    return cached > 2.0 * far.streamed - near.streamed
 
 
 def _keep_costly(state: Scheduler) -> Scheduler:
@@ -370,22 +383,36 @@ def _parallel(state: Scheduler) -> Scheduler:
 
 # -- contractions -----------------------------------------------------------------------------------
 
+def _tile_score(lane: int, tile: int, n: int, m: int, width: int) -> float:
+    """How well a register tile of n lanes × m positions uses the multipliers: lanes and positions that do work, multiply-adds per load,
+    and enough of them to hide their latency (two a cycle, four cycles each)."""
+    v = -(-n // width)
+    lanes_used = lane / (-(-lane // n) * v * width)
+    useful = tile / (-(-tile // m) * m)
+    fmas, loads = v * m, v + m
+    return lanes_used * useful * min(1.0, fmas / 8) * min(1.0, fmas / loads / 1.3)
+
+
 def _tiles(state: Scheduler, r: ResolvedStage, lane: int, tile: int) -> list[tuple[int, int]]:
     """(lane amount, tile amount) pairs, best first: the most multiply-adds per load that the registers hold."""
-    width = _width(state, r)
-    registers = state.target.vector_registers
+    width, registers = _width(state, r), state.target.vector_registers
     pairs: list[tuple[float, int, int]] = []
     for n in lane_amounts(_extent(state, r, lane), width, 4):
         v = -(-n // width)
-        lanes_used = _extent(state, r, lane) / (-(-_extent(state, r, lane) // n) * v * width)
-        limit = (registers - v - 1) // v
-        for m in tile_amounts(_extent(state, r, tile), max(1, limit))[:3]:
-            useful = _extent(state, r, tile) / (-(-_extent(state, r, tile) // m) * m)
-            fmas, loads = v * m, v + m
-            latency = min(1.0, fmas / 8)   # two multiply-adds a cycle, four cycles each
-            pairs.append((lanes_used * useful * latency * min(1.0, fmas / loads / 1.3), n, m))
+        for m in tile_amounts(_extent(state, r, tile), max(1, (registers - v - 1) // v))[:3]:
+            pairs.append((_tile_score(_extent(state, r, lane), _extent(state, r, tile), n, m, width), n, m))
     pairs.sort(key=lambda p: -p[0])
     return [(n, m) for _, n, m in pairs]
+
+
+def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
+    """The innermost reduce loop in steps of two, a short one whole: less bookkeeping per multiply-add."""
+    if not r.stage.reds:
+        return state
+    axis = state.kernel.axes[r.stage.reds[-1]]
+    if axis.extent <= 4:
+        return _try(state, "UNROLL", axis.name, 0)
+    return _try(state, "UNROLL", axis.name, 2)
 
 
 def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[_Operand, _Operand]) -> list[tuple[float, int, _Operand, _Operand]]:
@@ -445,7 +472,7 @@ def _tiled(state: Scheduler, r: ResolvedStage, lane: int, tile: int, n: int, m: 
     for base, inner_operand, first in ((outside, x, True), (inside, y, False)):
         staged = _stage_operand(base, r, inner_operand, [lane] if first else [tile])
         staged = _stage_masked(staged, r, y if first else x)
-        yield staged
+        yield _unroll_last(staged, r)
         if not variants:
             return
         if staged is not base:
@@ -514,29 +541,59 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: _Operand) -> Scheduler:
 
 
 def _inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[_Operand, _Operand]) -> Scheduler:
-    """A contraction inside another nest (attention's scores): its own register tile, and its vector operand staged per outer loop."""
-    choices = _lane_choices(state, r, operands)
-    if not choices:
+    """A contraction inside another nest (attention's scores): a register tile of the part that is computed at a time, and its vector
+    operand staged at the innermost loop that moves it."""
+    box = needed(state).get(r.stage.index)
+    if box is None:
+        return state
+    width, registers = _width(state, r), state.target.vector_registers
+    best: tuple[float, int, _Operand] | None = None
+    for a, e in enumerate(box):
+        for x, y in (operands, operands[::-1]):
+            if e > 1 and a in x.axes and a not in y.axes:
+                score = e / (-(-e // width) * width) * (1.0 if a in x.unit else 0.97 if a in x.staged_unit and x.stage >= 0 else 0.3)
+                if best is None or score > best[0]:
+                    best = score, a, x
+    if best is None:
         return _vectors(state, r, 4)
-    _, lane, x, _ = choices[0]
-    width = _width(state, r)
-    n = lane_amounts(_extent(state, r, lane), width, 4)[0]
-    v = -(-n // width)
+    _, lane, x = best
+    tiles_of = [t for t, e in enumerate(box) if t not in x.axes and t != lane and e > 1]
+    tile = max(tiles_of, key=lambda t: box[t], default=-1)
+    n, m = _best_tile(box[lane], box[tile] if tile >= 0 else 1, width, registers)
+    if m > 1:
+        state = _try(state, "UPCAST", _name(state, r, tile), m)
     done = _try(state, "UPCAST", _name(state, r, lane), n)
-    tiles_of = [t for t in range(len(r.stage.outs)) if t not in x.axes and t != lane and _extent(state, r, t) > 1]
-    if tiles_of:
-        limit = max(1, (state.target.vector_registers - v - 1) // v)
-        m = tile_amounts(_extent(state, r, tiles_of[-1]), limit)[0]
-        if m > 1:
-            done = _try(done, "UPCAST", _name(state, r, tiles_of[-1]), m)
+    if done is not state and n > 1:
+        state = _try(done, "LANES", f"{_name(state, r, lane)}.in")
+    state = _unroll_last(state, r)
     if x.stage >= 0 and lane not in x.unit and is_derived(state.kernel.stages[x.stage]):
-        name = state.kernel.stages[x.stage].name
-        for row in state.order[state.kernel.output]:
-            if state.rows[row].extent > 1:
-                staged = _try(done, "STAGE", name, state.rows[row].name)
-                if staged is not done:
-                    return staged
-    return done
+        state = _stage_around(state, r, x)
+    return state
+
+
+def _best_tile(lane: int, tile: int, width: int, registers: int) -> tuple[int, int]:
+    """(lane amount, tile amount) with the most multiply-adds per load that the registers hold."""
+    best = (0.0, min(lane, width), 1)
+    for n in lane_amounts(lane, width, 4):
+        v = -(-n // width)
+        for m in tile_amounts(tile, max(1, (registers - v - 1) // v))[:3]:
+            best = max(best, (_tile_score(lane, tile, n, m, width), n, m))
+    return best[1:]
+
+
+def _stage_around(state: Scheduler, r: ResolvedStage, x: _Operand) -> Scheduler:
+    """STAGE an operand of a stage inside another nest: constants once, others at the innermost loop that moves what is read."""
+    name = state.kernel.stages[x.stage].name
+    if _constant(state, x.stage):
+        return _try(state, "STAGE", name, ROOT)
+    path = plan(state).paths[r.stage.index] or ()
+    rows = [row for t, depth in path for row in state.order[t][:depth]]
+    moving = loops_that_move(state, r.stage.index)
+    wanted = frozenset().union(*(moving[r.axes[a]] for a in x.axes if a < len(r.stage.outs)))
+    for row in reversed(rows):
+        if row in wanted:
+            return _try(state, "STAGE", name, state.rows[row].name)
+    return _try(state, "STAGE", name, ROOT)
 
 
 def placements(state: Scheduler) -> list[str]:

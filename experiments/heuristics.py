@@ -1,0 +1,241 @@
+"""How good the heuristic is: per kernel all sketches timed, the predicted cycles beside them, and what choosing by prediction loses.
+
+    python experiments/heuristics.py                        # the core suite
+    python experiments/heuristics.py --suite models --kernels 'resnet18'
+    python experiments/heuristics.py --kernels 'gemm_*,attention*' --show 8      # the first 8 chains of each, by time
+    python experiments/heuristics.py --random 20 --seed 3   # kernels of the same kinds, other extents, drawn from a seed
+    python experiments/heuristics.py --kernels gemm_512 --chain '[["UPCAST","o0",8],["UPCAST","o1",32]]'     # and a chain of one's own
+
+Sketches are timed in interleaved rounds, one sample each; those slower than three times the best leave after three samples. The
+loss is the chosen sketch's time over the best sketch's; the rank correlation (Spearman) is over the sketches that were timed. `rate` is of
+the direct loop's operations, in GFLOP/s. The last line has geometric means over kernels.
+"""
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from svod.bench.suites import Case, attention, conv2d, gelu, layer_norm, linear_gelu, matmul, max_pool2d, reduction, select_cases, softmax
+from svod.bench.timer import Contestant, calibrate, take_sample
+from svod.compile.codegen import LoadedProgram, compile_object
+from svod.compile.host import host_target
+from svod.compile.llvm import render
+from svod.compile.lower import lower
+from svod.compile.plan import ExecutionPlan
+from svod.core import graph
+from svod.core.estimate import estimate
+from svod.core.kernel import Kernel
+from svod.core.schedule import create_schedule
+from svod.core.scheduler import Opt, Scheduler
+from svod.core.sketch import sketches
+from svod.core.target import Target
+from svod.core.uop import Ops
+from svod.errors import SvodError
+from svod.tensor import Tensor
+from svod.tune.verify import GuardedBuffers, InputSet, make_inputs
+
+INPUTS = InputSet("timing", "reals", 0.5, 1.5, 17)
+
+
+@dataclass
+class Entry:
+    """One sketch: its state, the prediction, and the samples in seconds."""
+
+    state: Scheduler
+    cycles: float
+    contestant: Contestant | None = None
+    repeats: int = 1
+    call: float = 0.0
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return min(self.samples, default=math.inf)
+
+
+@dataclass
+class Study:
+    """One kernel: its sketches as timed, the chosen one first in `entries` by prediction."""
+
+    name: str
+    kernel: Kernel
+    entries: list[Entry]
+    seconds_to_choose: float
+
+    @property
+    def chosen(self) -> Entry:
+        return min(self.entries, key=lambda e: e.cycles)
+
+    @property
+    def best(self) -> Entry:
+        return min(self.entries, key=lambda e: e.seconds)
+
+    @property
+    def loss(self) -> float:
+        return self.chosen.seconds / self.best.seconds
+
+    @property
+    def correlation(self) -> float:
+        """Spearman's, over the entries with samples; 1 for fewer than three."""
+        pairs = [(e.cycles, e.seconds) for e in self.entries if e.samples]
+        if len(pairs) < 3:
+            return 1.0
+        a, b = ([sorted(column).index(x) for x in column] for column in zip(*pairs, strict=True))
+        return statistics.correlation(a, b) if len(set(a)) > 1 and len(set(b)) > 1 else 1.0
+
+
+def kernels_of(case: Case) -> Iterator[tuple[str, Kernel]]:
+    """The distinct kernels of a case, weights as constants; named by the case, and a number where there are several."""
+    operands = [Tensor(a, o.dtype).realize() if o.dtype != "bfloat16" else Tensor(a.astype("float32"), "bfloat16").realize()
+                for a, o in zip(case.draw(), case.operands, strict=True)]
+    inputs = {graph.base_of(t.uop) for t, o in zip(operands, case.operands, strict=True) if not o.weight}
+    result = case.build(*operands).uop
+    sink = graph.sink(result)
+    constants = frozenset(u for u in sink.toposort() if u.op is Ops.BUFFER and u not in inputs)
+    kernels: dict[str, Kernel] = {}
+    for call in create_schedule(sink, constants).calls:
+        kernel = Kernel(call.ast)
+        kernels.setdefault(kernel.key, kernel)
+    for i, kernel in enumerate(kernels.values()):
+        yield (f"{case.name}.{i}" if len(kernels) > 1 else case.name), kernel
+
+
+def random_cases(count: int, seed: int) -> list[Case]:
+    """Kernels of the kinds of the core suite with extents from `seed`: the same seed gives the same kernels."""
+    rng = random.Random(seed)
+
+    def extent(low: int, high: int) -> int:
+        """Log-uniform; half of them round, the others as they come."""
+        n = round(math.exp(rng.uniform(math.log(low), math.log(high))))
+        return max(low, n // 16 * 16) if rng.random() < 0.5 else n
+    kinds = (
+        lambda i: matmul(f"gemm{i}", "", (extent(64, 1500), k := extent(64, 1500)), (k, extent(64, 1500))),
+        lambda i: matmul(f"bmm{i}", "", (b := extent(2, 24), extent(32, 400), k := extent(32, 400)), (b, k, extent(32, 400))),
+        lambda i: linear_gelu(f"linear{i}", "", extent(32, 600), extent(64, 1024), extent(64, 2048)),
+        lambda i: matmul(f"gemv{i}", "", (extent(256, 6000), k := extent(256, 6000)), (k,)),
+        lambda i: conv2d(f"conv{i}", "", extent(3, 200), extent(16, 200), rng.choice((1, 3, 3, 5, 7)), extent(14, 90),
+                         rng.choice((1, 1, 2))),
+        lambda i: conv2d(f"depthwise{i}", "", c := extent(16, 200), c, rng.choice((3, 5)), extent(14, 120), rng.choice((1, 2)), c),
+        lambda i: softmax(f"softmax{i}", "", extent(64, 5000), extent(32, 3000)),
+        lambda i: layer_norm(f"norm{i}", "", extent(64, 5000), extent(32, 2000)),
+        lambda i: attention(f"attention{i}", "", extent(2, 16), extent(32, 600), rng.choice((32, 64, 80, 128))),
+        lambda i: reduction(f"sum{i}", "", rng.choice(("sum", "max")), (extent(16, 5000), extent(16, 5000)), rng.choice((0, 1))),
+        lambda i: max_pool2d(f"pool{i}", "", extent(8, 128), extent(20, 150)),
+        lambda i: gelu(f"gelu{i}", "", extent(10_000, 5_000_000)),
+    )
+    return [kinds[i % len(kinds)](i) for i in range(count)]
+
+
+class Machine:
+    """Compiles and times states of one kernel over one set of buffers."""
+
+    def __init__(self, kernel: Kernel, target: Target) -> None:
+        self.kernel, self.target = kernel, target
+        self.buffers = GuardedBuffers(kernel)
+        self.buffers.fill(make_inputs(kernel, INPUTS))
+        self.constants = [p.arg.slot for p in kernel.params if p.arg.constant]
+
+    def contestant(self, state: Scheduler) -> Contestant:
+        program = lower(state)
+        code = LoadedProgram(compile_object(render(program, self.target), self.target, passes=True),
+                             [p.symbol for p in program.spec.phases])
+        plan = ExecutionPlan.of_kernel(program.spec, code, self.buffers.arrays, threads=self.target.threads, constants=self.constants)
+        return Contestant(plan.repeat)
+
+
+def study(name: str, kernel: Kernel, target: Target, rounds: int, extra: Sequence[Sequence[Opt]] = ()) -> Study:
+    """Compile and time every sketch of a kernel, and the chains in `extra`."""
+    base = Scheduler(kernel, target)
+    start = time.perf_counter()
+    found = sketches(base)
+    entries = [Entry(s, s.features().cycles) for s in found]
+    chosen = time.perf_counter() - start
+    for chain in extra:
+        state = base.apply_opts(chain)
+        if all(e.state.digest != state.digest for e in entries):
+            entries.append(Entry(state, state.features().cycles))
+    machine = Machine(kernel, target)
+    for e in entries:
+        e.contestant = machine.contestant(e.state)
+    time_entries(entries, rounds)
+    return Study(name, kernel, entries, chosen)
+
+
+def time_entries(entries: Sequence[Entry], rounds: int, slow: float = 3.0) -> None:
+    """Interleaved rounds of one sample each, in the order of prediction at first, then at random."""
+    best = math.inf
+    for e in sorted(entries, key=lambda e: e.cycles):
+        assert e.contestant is not None
+        e.contestant.run(1)
+        e.repeats, e.call = calibrate(e.contestant)
+        # one sample of a shared machine can be anything: three before an entry may be called slow
+        e.samples.extend(take_sample(e.contestant, e.repeats, e.call) for _ in range(3 if e.call < 3 * best else 1))
+        best = min(best, e.seconds)
+    rng = random.Random(0)
+    for _ in range(rounds - 1):
+        alive = [e for e in entries if e.seconds <= slow * best]
+        for e in rng.sample(alive, len(alive)):
+            assert e.contestant is not None
+            e.samples.append(take_sample(e.contestant, e.repeats, e.call))
+        best = min(e.seconds for e in entries)
+
+
+def report(s: Study, show: int) -> str:
+    """One line per kernel, and the chains asked for."""
+    flops = estimate(s.kernel.ast).flops
+    lines = [f"{s.name:22} {len(s.entries):3} sketches  best {s.best.seconds * 1e6:9.1f} µs {flops / s.best.seconds / 1e9:6.1f} GF/s  "
+             f"chosen {s.chosen.seconds * 1e6:9.1f} µs  loss {s.loss:5.2f}  rank {s.correlation:5.2f}  "
+             f"found in {s.seconds_to_choose * 1e3:5.1f} ms"]
+    for e in sorted(s.entries, key=lambda e: e.seconds)[:show]:
+        mark = "*" if e is s.chosen else " "
+        lines.append(f"  {mark} {e.seconds * 1e6:9.1f} µs  {e.cycles / 1e3:9.1f} kcycles  {e.cycles / e.seconds / 1e9:5.2f} GHz  "
+                     f"{' '.join(map(str, e.state.applied_opts))}")
+    return "\n".join(lines)
+
+
+def summary(studies: Sequence[Study]) -> str:
+    """Geometric mean of the losses, the worst, and the mean rank correlation."""
+    mean = math.exp(statistics.fmean(math.log(s.loss) for s in studies))
+    worst = max(studies, key=lambda s: s.loss)
+    return (f"{len(studies)} kernels: loss {mean:.3f} (geometric mean), worst {worst.loss:.2f} ({worst.name}), "
+            f"mean rank correlation {statistics.fmean(s.correlation for s in studies):.2f}, "
+            f"{sum(s.seconds_to_choose for s in studies):.2f} s to choose")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", default="core")
+    parser.add_argument("--kernels", default="*", help="patterns of case names, joined by commas")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="N random kernels instead of a suite")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--show", type=int, default=0, metavar="N", help="chains to show per kernel")
+    parser.add_argument("--chain", action="append", default=[], help="a chain, as JSON, to time beside the sketches")
+    args = parser.parse_args()
+    target = host_target()
+    if args.random:
+        cases = [c for c in random_cases(args.random, args.seed) if any(fnmatch.fnmatch(c.name, p) for p in args.kernels.split(","))]
+        print(f"{args.random} kernels from seed {args.seed}")
+    else:
+        cases = select_cases(args.suite, args.kernels)
+    extra = [[Opt.from_json(o) for o in json.loads(c)] for c in args.chain]
+    studies = []
+    for case in cases:
+        for name, kernel in kernels_of(case):
+            try:
+                studies.append(study(name, kernel, target, args.rounds, extra))
+            except SvodError as e:
+                raise SystemExit(f"{name} ({case.shapes}): {e}") from e
+            print(report(studies[-1], args.show), flush=True)
+    print(summary(studies))
+
+
+if __name__ == "__main__":
+    main()
