@@ -122,6 +122,6 @@ def test_example_runs(tmp_path: Path) -> None:
                           env={**environment, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path / "data")})
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "(64, 256)" and lines[-1] == "(64, 10)" and lines[1].startswith("gemm ")
+    assert lines[0] == "(64, 256)" and lines[-1] == "(64, 10)" and lines[1].startswith("gemm_0 ")
     assert "BEAM=4: searching" in done.stderr
     assert (tmp_path / "data" / "svod" / "tuning.db").exists()
