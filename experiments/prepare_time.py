@@ -63,8 +63,8 @@ def measure(name: str) -> None:
     f(x)
     seconds = time.perf_counter() - start
     kernels, memory = f.plans[0].kernels, f.plans[0].memory
-    print(f"{seconds:6.2f} s   {len(kernels)} kernels, {len({k.key for k in kernels})} distinct, {len(compiled)} modules compiled (weights folded "
-          f"at capture among them); intermediates {memory.shared / 1e6:.2f} MB, "
+    print(f"{seconds:6.2f} s   {len(kernels)} kernels, {len({k.key for k in kernels})} distinct, {len(compiled)} modules compiled (with "
+          f"those of weights folded at capture); intermediates {memory.shared / 1e6:.2f} MB, "
           f"{memory.shared / max(1, memory.lower_bound):.3f} of the lower bound; packed weights {memory.kept / 1e6:.1f} MB")
 
 
