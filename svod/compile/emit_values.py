@@ -339,21 +339,28 @@ class Values:
 
     def _store_layout(self, nest: Nest, value: int, pointer: int, layout: Layout, base: list[Lin]) -> None:
         """Store into a staged area."""
-        lin: Lin = ({}, 0)
-        const = lane = 0
-        for i in range(len(layout.extents)):
-            terms, c = add_lins(self._axis(nest, i), base[i], -1)
+        found = nest.linear.get(("store", pointer))
+        if found is None:
+            lin: Lin = ({}, 0)
+            in_tile = lane = 0
+            for i, stride in enumerate(layout.strides):
+                terms, c = add_lins(self._axis(nest, i), base[i], -1)
+                if i == layout.tiled:
+                    lin = add_lins(lin, ({v: k * layout.outer // layout.tile for v, k in terms.items()}, 0), 1)
+                    in_tile = c
+                else:
+                    lin = add_lins(lin, (terms, c), stride)
+                if i == nest.lane:
+                    lane = stride * nest.lane_stride
+            found = nest.linear["store", pointer] = (self._ssa((lin[0], 0)), lin[1], in_tile, lane)
+        start, const, in_tile, lane = found
+        for i, stride in enumerate(layout.strides):
             if i == layout.tiled:
-                lin = add_lins(lin, ({v: k * layout.outer // layout.tile for v, k in terms.items()}, 0), 1)
-                position = c + nest.offsets[i]
+                position = in_tile + nest.offsets[i]
                 const += position // layout.tile * layout.outer + position % layout.tile
             else:
-                lin = add_lins(lin, (terms, c), layout.strides[i])
-                const += layout.strides[i] * nest.offsets[i]
-            if i == nest.lane:
-                lane = layout.strides[i] * nest.lane_stride
-        start = self._ssa((lin[0], 0))
-        self._store(nest, value, pointer, start, const + lin[1], lane, -1, False)
+                const += stride * nest.offsets[i]
+        self._store(nest, value, pointer, start, const, lane, -1, False)
 
     def _store(self, nest: Nest, value: int, pointer: int, start: int, const: int, lane: int, vector: int, stream: bool) -> None:
         b = self.b
