@@ -151,7 +151,7 @@ def test_casts(x: tuple[Tensor, Array], target: str, seed: int) -> None:
 
 
 # -- networks: what is held is rounded once, what is between is float32 ---------------------------------------------------------
-networks = settings(max_examples=3, deadline=None)
+networks = settings(max_examples=2, deadline=None)
 ROUNDED, SINGLE = 2.0**-8, 2.0**-24      # the unit roundoff of bfloat16 and of float32
 
 
