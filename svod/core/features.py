@@ -27,6 +27,7 @@ _LANE_READ = 8.0          # the same from a staged area, whose rows are mostly a
 _LANE_TURNED = 0.5        # the same where squares are transposed in registers
 _SQUARE = 4               # positions side by side from which stores of lanes are transposed in registers
 _LANE_STORE = 3.0         # cycles of one lane that is taken out of a vector and stored by itself
+_CONTENTION = 0.15        # the share of loads that is not hidden behind arithmetic, or the other way round: they are issued from one queue
 _SPILL_CYCLES = 5.0       # of an accumulator that is kept in memory, each iteration: stored and loaded again before it is used
 _SHORT_STEP = 4           # elements between lanes up to which vectors are loaded and shuffled
 _ANYWHERE = PAGE + LINE   # bytes between neighbours of a gathered axis: another page, another set
@@ -220,6 +221,9 @@ def _data(state: Scheduler, found: Plan, nest: _Nest, reads: list[Node],
             if p.role != LOOP:
                 positions[a] *= p.extent
     accesses, shared = [], []
+    threads = state.thread[1] if state.thread else 1
+    parallel = next((i for i, a in enumerate(r.axes) if state.thread and a == state.rows[state.thread[0]].axis), None)
+    turned_over = 0.0       # lines
     rows = tuple(row for row, _, _ in nest.outside)
     own_rows = () if is_derived(r.stage) else tuple(
         row for row in state.order[r.stage.index] if any(p.row == row and p.extent > 1 for p in nest.own[_local_axis(state, r, row)]))
@@ -259,6 +263,11 @@ def _data(state: Scheduler, found: Plan, nest: _Nest, reads: list[Node],
         else:
             accesses.append(dense(n))
             shared.append(False)
+            if found.paths[n.arg] == () and threads > 1 and not _once(state, found.resolved, n.arg):
+                size = stored_bytes(state, n.arg)
+                for a in state.kernel.stages[n.arg].outs:
+                    size *= state.axis_extent(a)
+                turned_over += size / LINE * (1.0 if any(a == parallel for a, _ in accesses[-1].steps) else threads)
     size = stored_bytes(state, r.stage.index)
     if r.store is not None:
         steps = {a: abs(c) * size for a, c in r.store.coefs}
@@ -275,8 +284,10 @@ def _data(state: Scheduler, found: Plan, nest: _Nest, reads: list[Node],
     loops = [(a, e) for _, a, e in nest.outside] + nest.loops
     cycles: tuple[float, ...]
     cycles, moved = traffic(target, loops, len(nest.outside), positions, accesses, shared)
+    _, near, far = levels(target)
+    # what a phase before has written lies in the caches of all cores
+    cycles = (cycles[0], cycles[1] + turned_over * near.unforeseen * (1.0 - 1.0 / threads), *cycles[2:])
     if r.store is not None and state.stream:
-        _, near, far = levels(target)
         unit = nest.lane >= 0 and r.store.coef(nest.lane) == 1
         lines = limit / LINE * (1.0 if unit else LINE / size)
         # past the caches, and from memory again when it is read
@@ -448,7 +459,7 @@ def _stage_cost(state: Scheduler, nest: _Nest, inner: dict[int, int]) -> _Cost:
         spills = _SPILL_CYCLES * (registers - state.target.vector_registers) * body * tile / accs
     if r.reductions and not inner_reduce and any(a >= outs for a, _ in loops):
         loads += 2.0 * accs * body    # accumulators in scratch
-    slots = max(loads / 2, alu / 2) + spills
+    slots = (max(loads, alu) + _CONTENTION * min(loads, alu)) / 2 + spills
     chain = _LATENCY * body * (tile / max(accs, 1.0)) if r.reductions else 0.0
     overhead = _LOOP_CYCLES * sum(prefix[1:])
     compute = max(slots, chain) + overhead + store

@@ -23,6 +23,7 @@ from svod.errors import KernelOptError
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", "SQRT"}
 _MIN_PARALLEL = 1 << 15        # operations below which a second core costs more than it brings
+_EVEN = 1.12                   # cores wait for the last one for no more than this share of the time
 _STAGE_BYTES = 1 << 13         # operands smaller than this are read in place
 
 
@@ -369,15 +370,16 @@ def _parallel(state: Scheduler) -> Scheduler:
         return state
     outs = len(r.stage.outs)
     loops = [row for row in state.order[kernel.output] if state.rows[row].extent > 1]
-    for row in loops:
-        if r.axes.index(state.rows[row].axis) < outs and state.rows[row].extent >= 2 * target.threads:
-            return _try(state, "THREAD", state.rows[row].name, target.threads)
-    for row in loops:
-        if r.axes.index(state.rows[row].axis) < outs and state.rows[row].extent >= target.threads:
-            return _try(state, "THREAD", state.rows[row].name, target.threads)
-    for row in loops:
-        if r.axes.index(state.rows[row].axis) >= outs and state.rows[row].extent >= 4 * target.threads:
-            return _try(state, "THREAD", state.rows[row].name, target.threads)
+    def waste(row: int) -> float:
+        extent = state.rows[row].extent
+        return -(-extent // target.threads) * target.threads / extent
+    shared = [row for row in loops if r.axes.index(state.rows[row].axis) < outs and state.rows[row].extent >= target.threads]
+    cut = [row for row in loops if r.axes.index(state.rows[row].axis) >= outs and state.rows[row].extent >= 4 * target.threads]
+    # the outermost loop whose iterations can be dealt out evenly, else the one that comes nearest to it
+    for row in (*[row for row in shared if waste(row) <= _EVEN], *sorted(shared, key=waste), *cut):
+        done = _try(state, "THREAD", state.rows[row].name, target.threads)
+        if done is not state:
+            return done
     return state
 
 
