@@ -34,7 +34,7 @@ from svod.core.estimate import estimate
 from svod.core.kernel import Kernel
 from svod.core.schedule import create_schedule
 from svod.core.scheduler import Opt, Scheduler
-from svod.core.sketch import sketches
+from svod.core.sketch import heuristic, sketches
 from svod.core.target import Target
 from svod.core.uop import Ops
 from svod.errors import SvodError
@@ -62,16 +62,17 @@ class Entry:
 
 @dataclass
 class Study:
-    """One kernel: its sketches as timed, the chosen one first in `entries` by prediction."""
+    """One kernel: its sketches as timed, and the heuristic's choice."""
 
     name: str
     kernel: Kernel
     entries: list[Entry]
+    choice: Scheduler
     seconds_to_choose: float
 
     @property
     def chosen(self) -> Entry:
-        return min(self.entries, key=lambda e: e.cycles)
+        return next(e for e in self.entries if e.state.digest == self.choice.digest)
 
     @property
     def best(self) -> Entry:
@@ -154,9 +155,9 @@ def study(name: str, kernel: Kernel, target: Target, rounds: int, extra: Sequenc
     """Compile and time every sketch of a kernel, and the chains in `extra`."""
     base = Scheduler(kernel, target)
     start = time.perf_counter()
-    found = sketches(base)
-    entries = [Entry(s, s.features().cycles) for s in found]
+    choice = heuristic(base)
     chosen = time.perf_counter() - start
+    entries = [Entry(s, s.features().cycles) for s in sketches(base)]
     for chain in extra:
         state = base.apply_opts(chain)
         if all(e.state.digest != state.digest for e in entries):
@@ -165,7 +166,7 @@ def study(name: str, kernel: Kernel, target: Target, rounds: int, extra: Sequenc
     for e in entries:
         e.contestant = machine.contestant(e.state)
     time_entries(entries, rounds)
-    return Study(name, kernel, entries, chosen)
+    return Study(name, kernel, entries, choice, chosen)
 
 
 def time_entries(entries: Sequence[Entry], rounds: int, slow: float = 3.0) -> None:

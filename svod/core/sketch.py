@@ -1,6 +1,6 @@
 """Sketches: whole chains that only pay in combination, their amounts derived from the target's vector width, registers and caches.
 
-`sketches(state)` lists them; the heuristic is the one with the fewest predicted cycles (svod/core/features.py). Everything is read
+`sketches(state)` lists them; the heuristic is the shortest of those predicted fastest (svod/core/features.py). Everything is read
 from the accesses: a *contraction* is a sum of products whose operands each lack an output axis that the other has, so that a register
 tile reuses both; other reductions put their vectors where memory is contiguous; elementwise stages that are costly and read twice are
 kept.
@@ -24,12 +24,16 @@ from svod.errors import KernelOptError
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", "SQRT"}
 _MIN_PARALLEL = 1 << 15        # operations below which a second core costs more than it brings
 _EVEN = 1.12                   # cores wait for the last one for no more than this share of the time
+TIE = 1.03                     # predictions this near each other say nothing
 _STAGE_BYTES = 1 << 13         # operands smaller than this are read in place
 
 
 def heuristic(state: Scheduler) -> Scheduler:
-    """The sketch that the analysis of states puts first: what runs when nothing is known about a kernel."""
-    return min(sketches(state), key=lambda s: s.features().cycles, default=state)
+    """The sketch that the analysis of states puts first, the shortest of those that it cannot tell apart: what runs when nothing is known
+    about a kernel."""
+    found = sketches(state)
+    limit = TIE * min((s.features().cycles for s in found), default=0.0)
+    return min((s for s in found if s.features().cycles <= limit), key=lambda s: (len(s.applied_opts), s.features().cycles), default=state)
 
 
 def sketches(state: Scheduler) -> list[Scheduler]:

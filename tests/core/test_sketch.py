@@ -10,7 +10,7 @@ from svod.compile.linear import validate
 from svod.compile.lower import lower
 from svod.core.kernel import Kernel
 from svod.core.scheduler import LOOP, Scheduler
-from svod.core.sketch import heuristic, lane_amounts, sketches, tile_amounts
+from svod.core.sketch import TIE, heuristic, lane_amounts, sketches, tile_amounts
 from tests.agreement import Case, has_native, run_interpreted, run_native, steps
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
 from tests.core.corpus import CORPUS
@@ -50,10 +50,13 @@ def test_every_sketch_is_correct(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_the_heuristic_is_the_cheapest_sketch(name: str) -> None:
+def test_the_heuristic_is_the_shortest_of_the_cheapest_sketches(name: str) -> None:
     start = Scheduler(case_of(name).kernel, TARGET)
     best = heuristic(start)
-    assert best.features().cycles == min(s.features().cycles for s in sketches(start))
+    found = sketches(start)
+    near = [s for s in found if s.features().cycles <= TIE * min(s.features().cycles for s in found)]
+    assert best.digest in {s.digest for s in near}
+    assert len(best.applied_opts) == min(len(s.applied_opts) for s in near)
     assert start.apply_opts(best.applied_opts).digest == best.digest
 
 
