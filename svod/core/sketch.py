@@ -24,7 +24,7 @@ from svod.errors import KernelOptError
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", "SQRT"}
 _MIN_PARALLEL = 1 << 15        # operations below which a second core costs more than it brings
 _EVEN = 1.12                   # cores wait for the last one for no more than this share of the time
-TIE = 1.03                     # predictions this near each other say nothing
+TIE = 1.015                    # predictions this near each other say nothing
 _STAGE_BYTES = 1 << 13         # operands smaller than this are read in place
 
 
@@ -379,8 +379,9 @@ def _parallel(state: Scheduler) -> Scheduler:
         return -(-extent // target.threads) * target.threads / extent
     shared = [row for row in loops if r.axes.index(state.rows[row].axis) < outs and state.rows[row].extent >= target.threads]
     cut = [row for row in loops if r.axes.index(state.rows[row].axis) >= outs and state.rows[row].extent >= 4 * target.threads]
-    # the outermost loop whose iterations can be dealt out evenly, else the one that comes nearest to it
-    for row in (*[row for row in shared if waste(row) <= _EVEN], *sorted(shared, key=waste), *cut):
+    # the outermost loop whose iterations can be dealt out evenly, also when a core is late; else the one that comes nearest to it
+    many = [row for row in shared if waste(row) <= _EVEN and state.rows[row].extent >= 2 * target.threads]
+    for row in (*many, *sorted(shared, key=waste), *cut):
         done = _try(state, "THREAD", state.rows[row].name, target.threads)
         if done is not state:
             return done
