@@ -17,7 +17,6 @@ own price, a microsecond or two with all threads, is below 1 %. `experiments/cei
 """
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,9 +27,8 @@ import numpy as np
 from svod.bench.timer import Contestant, calibrate, time_calls
 from svod.compile.codegen import LoadedProgram, compile_object
 from svod.compile.plan import ExecutionPlan
-from svod.compile.pool import private_memory
 from svod.compile.program import PhaseSpec, ProgramSpec
-from svod.core.allocator import HUGE_PAGE
+from svod.core.allocator import HUGE_PAGE, private_memory, want_huge_pages
 from svod.core.dtype import BY_NAME, DType, dtypes, to_numpy
 from svod.core.target import Target
 
@@ -168,8 +166,7 @@ class Memory:
         """For `size` bytes in slices of `threads` threads, each in two parts, and the gaps between them."""
         whole = -(-(size + 2 * threads * GAP) // HUGE_PAGE) * HUGE_PAGE
         self._map = private_memory(whole + HUGE_PAGE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+        want_huge_pages(self._map)
         words = np.frombuffer(self._map, np.int64)
         offset = -int(words.__array_interface__["data"][0]) % HUGE_PAGE
         self.words = words[offset // 8:(offset + whole) // 8]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import mmap
 import os
 import platform
 import struct
@@ -23,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from svod.compile import runtime as rt
-from svod.core.allocator import LARGE, LARGE_ARRAYS
+from svod.core.allocator import LARGE, LARGE_ARRAYS, private_memory
 from svod.core.forksafe import remake_after_fork
 from svod.errors import LaunchError
 
@@ -34,11 +33,6 @@ PAGE = 4096
 
 # System call numbers: futex, sched_setaffinity, sched_getaffinity (Linux, asm/unistd.h of each architecture).
 _SYSCALLS = {"x86_64": (202, 203, 204), "aarch64": (98, 122, 123)}
-
-
-def private_memory(length: int) -> mmap.mmap:
-    """`length` zero bytes, page-aligned, that a forked child gets a copy of (an anonymous mmap of Python's is shared by default)."""
-    return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class Arena:

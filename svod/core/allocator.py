@@ -9,6 +9,7 @@ first touched, so an array that is never used takes no memory.
 """
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -25,6 +26,18 @@ SLACK = 1.25                # a block may be this much larger than the array it 
 KEEP_AT_MOST = 1 << 30
 BLOCKS = 256                # kept at most, so that looking for one stays cheap
 HUGE_PAGE = 2 << 20
+
+
+def private_memory(length: int) -> mmap.mmap:
+    """`length` zero bytes, page-aligned, that a forked child gets a copy of (an anonymous mmap of Python's is shared by default)."""
+    return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def want_huge_pages(memory: mmap.mmap) -> None:
+    """Ask for huge pages under `memory`; systems without them leave it as it is."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 class _Block:
@@ -52,13 +65,13 @@ class Allocator:
         remake_after_fork(self, "_lock", threading.Lock)
 
     def allocate(self, nbytes: int) -> Array:
-        """`nbytes` uninitialised bytes that begin at a multiple of the page size; flat uint8."""
+        """`nbytes` uninitialised bytes that begin at a multiple of the page size; flat uint8. Raises MemoryError."""
         length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = self._find(length)
         if memory is None:
-            memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if length >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
+            memory = self._map(length)
+            if length >= HUGE_PAGE:
+                want_huge_pages(memory)
         address = int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
         return np.asarray(_Block(self, memory, address, nbytes))
 
@@ -69,6 +82,18 @@ class Allocator:
             free, self._free = self._free, []
         free.clear()
         return released
+
+    def _map(self, length: int) -> mmap.mmap:
+        """New memory; what is kept goes first where the system has no more."""
+        try:
+            return private_memory(length)
+        except OSError:
+            if not self.release():
+                raise _no_memory(length) from None
+        try:
+            return private_memory(length)
+        except OSError:
+            raise _no_memory(length) from None
 
     def _find(self, length: int) -> mmap.mmap | None:
         with self._lock:
@@ -90,6 +115,10 @@ class Allocator:
                 self.kept -= len(self._free.pop(0))
         finally:
             self._lock.release()
+
+
+def _no_memory(length: int) -> MemoryError:
+    return MemoryError(f"an array of {length / 2**30:.1f} GiB: the system has no memory for it")
 
 
 def _physical_memory() -> int:

@@ -1,7 +1,9 @@
 """Memory of large arrays: never under two live arrays, used again when the last view is gone, bounded, safe in threads and children."""
 from __future__ import annotations
 
+import errno
 import gc
+import mmap
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from svod import Tensor
-from svod.core.allocator import LARGE, LARGE_ARRAYS, Allocator
+from svod.core.allocator import HUGE_PAGE, LARGE, LARGE_ARRAYS, Allocator, private_memory
 from svod.core.buffer import aligned_empty
 from svod.core.dtype import dtypes
 
@@ -84,6 +86,29 @@ def test_a_block_that_returns_while_the_lock_is_held_waits_for_nobody() -> None:
     assert allocator.kept == 0
     allocator.allocate(PAGE)
     assert allocator.kept == PAGE
+
+
+def test_where_the_system_has_no_memory_what_is_kept_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator, system = Allocator(8 * PAGE), private_memory
+    allocator.allocate(PAGE)
+
+    def full(length: int) -> mmap.mmap:
+        if allocator.kept or length > 4 * PAGE:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return system(length)
+    monkeypatch.setattr("svod.core.allocator.private_memory", full)
+    assert allocator.kept == PAGE
+    array = allocator.allocate(3 * PAGE)
+    assert array.nbytes == 3 * PAGE and allocator.kept == 0
+    with pytest.raises(MemoryError, match="no memory"):
+        allocator.allocate(5 * PAGE)
+
+
+def test_systems_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 1 << 20, raising=False)      # an advice that no kernel knows
+    with pytest.raises(OSError), private_memory(PAGE) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    assert Allocator(0).allocate(HUGE_PAGE).nbytes == HUGE_PAGE
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
