@@ -32,11 +32,12 @@ class Functions(Elementwise):
 
     def fmod(self, other: Operand) -> Self:
         """What is left after division rounded toward zero, as C's %: the sign is that of self. Integers by zero give 0; of floats:
-        x - trunc(x / y) · y, which loses what x / y cannot hold."""
+        x - trunc(x / y) · y, which loses what x / y cannot hold; x itself where that is 0."""
         dtype = common_dtype("fmod", self, self._operand(other))
         a, b = self.cast(dtype), self._partner(other).cast(dtype)
         if dtype.is_float:
-            return a.sub(a.div(b).trunc().mul(b))
+            whole = a.div(b).trunc()
+            return a.sub(whole.mul(b)).where(whole.ne(0), a)    # an infinite divisor times 0 would be NaN
         rest = a.remainder(b)
         if not dtype.is_signed:
             return rest
@@ -225,7 +226,8 @@ class Functions(Elementwise):
         x = self._wide_float()
         t = x.sub(1)
         small = t.add(t.mul(t.add(2)).sqrt()).log1p()
-        return small.where(x.lt(1e18 if x.dtype == dtypes.float32 else 1e150), x.log().add(math.log(2))).cast(self._float_dtype())
+        result = small.where(x.lt(1e18 if x.dtype == dtypes.float32 else 1e150), x.log().add(math.log(2)))
+        return result.where(x.ge(1), math.nan).cast(self._float_dtype())
 
     def atanh(self) -> Self:
         """log((1 + x) / (1 - x)) / 2, through log1p; NaN beyond ±1."""
