@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -20,7 +21,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For the whole session, and the processes that tests start."""
+    """For the whole session, and the processes that tests start: they can be interrupted, also where a shell began this in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     variables = {o.variable for c in CONFIGS for f in dataclasses.fields(c)  # type: ignore[arg-type]
                  if (o := f.metadata.get("option")) is not None and o.variable is not None}
     with pytest.MonkeyPatch.context() as patch:

@@ -180,7 +180,8 @@ def test_ctrl_c_is_one_line_whenever_it_comes(tmp_path: Path, where: str) -> Non
         f"@click.option('--x', callback=interrupt if {where == 'while its options are read'} else None)\n"
         "def cli(x): interrupt()\n")
     done = subprocess.run([sys.executable, "-c", "from svod.cli import run_command; run_command('svod-x', 'slow_command')"],
-                          capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"})
+                          capture_output=True, text=True, check=False, timeout=60,
+                          env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"})
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "svod-x: interrupted\n")
 
 
