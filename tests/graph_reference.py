@@ -79,7 +79,7 @@ def _value(u: UOp, src: list[Any], buffers: Mapping[UOp, Array]) -> Any:
         case Ops.BITCAST:
             return _bitcast(src[0], u.src[0].dtype, u.dtype)
         case Ops.CUSTOM_FUNCTION:
-            return _routine(*u.arg, src).astype(kind)
+            return _routine(*u.arg, src, kind).astype(kind)
         case Ops.CONTIGUOUS | Ops.DETACH | Ops.COPY:
             return src[0]
         case Ops.CAT:
@@ -154,7 +154,7 @@ def _bitcast(x: Array, old: DType, new: DType) -> Array:
     return bfloat16_bits_to_float32(bits.view(np.uint16)) if new == dtypes.bfloat16 else bits.view(to_numpy(new))
 
 
-def _routine(name: str, options: tuple[Any, ...], src: list[Array]) -> Array:
+def _routine(name: str, options: tuple[Any, ...], src: list[Array], kind: np.dtype[Any]) -> Array:
     """Position by position, as the table in svod/core/routine.py says."""
     x = src[0]
     if name == "SCAN":
@@ -166,8 +166,9 @@ def _routine(name: str, options: tuple[Any, ...], src: list[Array]) -> Array:
             elif combiner == "LOGADDEXP":
                 columns.append(np.logaddexp.reduce(so_far.astype(np.float64), axis=1))
             else:
-                wide = so_far.astype(np.float64) if x.dtype.kind == "f" else so_far
-                columns.append(_REDUCERS[combiner].reduce(wide, axis=1, dtype=None if combiner in ("MAX", "MIN") else wide.dtype))
+                # of the result's type, as they are combined
+                wide = so_far.astype(np.float64 if kind.kind == "f" else kind)
+                columns.append(_REDUCERS[combiner].reduce(wide, axis=1, dtype=wide.dtype))
         return np.stack(columns, 1)
     if name == "SCATTER":
         out = x.copy()

@@ -105,7 +105,7 @@ class Activations(Products):
 
     def threshold(self, threshold: float, value: float) -> Self:
         """x where above the threshold, `value` elsewhere."""
-        return self.where(self.gt(threshold), value)
+        return self.where(self.le(threshold).logical_not(), value)
 
     def hardshrink(self, lambd: float = 0.5) -> Self:
         """x where |x| > lambd, 0 elsewhere."""

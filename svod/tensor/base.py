@@ -1,7 +1,8 @@
 """What every tensor is: a handle on a graph node, and the rules by which operands meet.
 
 The operations are layered in data-flow order, each file one class on top of the one before, so that an operation uses only
-what lies below it: base → creation → movement → elementwise → indexing → reduction → linalg → nn → random → Tensor.
+what lies below it: base → creation → movement → elementwise → functions → indexing → reduction → ordered → scatter → linalg → products →
+activations → nn → resample → losses → random → Tensor.
 """
 from __future__ import annotations
 
@@ -133,6 +134,8 @@ class TensorBase:
         return found.arg if found is not None else "CPU"
 
     def _axis(self, name: str, axis: int) -> int:
+        if isinstance(axis, Sequence):
+            raise ShapeError(f"{name} of {self.shape} along {axis}: name one axis")
         return graph.normalize_axes(name, axis, self.ndim)[0]
 
     # -- conversions -----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from svod.core.dtype import dtypes
+from svod.core.dtype import DType, dtypes
 from svod.errors import DTypeError
 from svod.tensor.base import Scalar, common_dtype, is_scalar, scalar_dtype
 from svod.tensor.elementwise import Elementwise, Operand
@@ -24,6 +24,11 @@ class Functions(Elementwise):
         if is_scalar(x) and not isinstance(x, np.generic):
             return type(self)(x, dtype=scalar_dtype(self.dtype, x))
         return self._as_tensor(x)
+
+    def _meeting(self, name: str, y: Self) -> DType:
+        """The float dtype in which self and y meet; the default one where neither is a float."""
+        dtype = common_dtype(name, self, y)
+        return dtype if dtype.is_float else dtypes.default_float
 
     # -- quotients -------------------------------------------------------------------------------
     def true_divide(self, other: Operand) -> Self:
@@ -67,7 +72,7 @@ class Functions(Elementwise):
     def logaddexp(self, other: Operand) -> Self:
         """log(exp(x) + exp(y)) without overflow."""
         y = self._partner(other)
-        dtype = common_dtype("logaddexp", self._float(), y._float())
+        dtype = self._meeting("logaddexp", y)
         a, b = self._wide_float(), y._wide_float()
         top, distance = a.maximum(b), a.sub(b).abs().neg()
         # equal infinities have no distance
@@ -76,7 +81,7 @@ class Functions(Elementwise):
     def hypot(self, other: Operand) -> Self:
         """sqrt(x² + y²), scaled by the larger so that it does not overflow."""
         y = self._partner(other)
-        dtype = common_dtype("hypot", self._float(), y._float())
+        dtype = self._meeting("hypot", y)
         a, b = self._wide_float().abs(), y._wide_float().abs()
         top = a.maximum(b)
         ratio = a.minimum(b).div(top.where(top.ne(0), 1.0))
@@ -86,7 +91,7 @@ class Functions(Elementwise):
     def copysign(self, other: Operand) -> Self:
         """|x| with the sign of y, that of -0.0 included."""
         y = self._partner(other)
-        dtype = common_dtype("copysign", self._float(), y._float())
+        dtype = self._meeting("copysign", y)
         size = self._float().cast(dtype).abs()
         return size.neg().where(y.signbit(), size)
 
@@ -99,7 +104,7 @@ class Functions(Elementwise):
     def xlogy(self, other: Operand) -> Self:
         """x · log(y), 0 where x is 0 and y is no NaN."""
         y = self._partner(other)
-        dtype = common_dtype("xlogy", self._float(), y._float())
+        dtype = self._meeting("xlogy", y)
         a, b = self._wide_float(), y._wide_float()
         return a.mul(b.log()).where(a.ne(0).logical_or(b.isnan()), 0.0).cast(dtype)
 
@@ -172,7 +177,7 @@ class Functions(Elementwise):
     def atan2(self, other: Operand) -> Self:
         """The angle of the point (other, self), in ±π; signs of zeros count, as in C."""
         o = self._partner(other)
-        dtype = common_dtype("atan2", self._float(), o._float())
+        dtype = self._meeting("atan2", o)
         wide = dtypes.float64 if dtype == dtypes.float64 else dtypes.float32
         y, x = self.cast(wide), o.cast(wide)
         b, a = y.abs(), x.abs()

@@ -181,8 +181,11 @@ class Indexing(Functions):
         return self.from_uop(graph.gather(self.uop, _wrapped(wide, self.shape[at]), at))
 
     def index_select(self, dim: int, index: Operand) -> Self:
-        """`take` along `dim` with a list of positions."""
-        return self.take(index, dim)
+        """`take` along `dim` with a list of positions, or one."""
+        chosen = self._as_tensor(index)
+        if chosen.ndim > 1:
+            raise ShapeError(f"index_select of {self.shape} at {chosen.shape}: the index is a list; `take` has any shape")
+        return self.take(chosen.ravel(), dim)
 
     def gather(self, dim: int, index: Operand) -> Self:
         """`out[i][j][k] = self[index[i][j][k]][j][k]` for dim 0, and so on: one position along `dim` per element of `index`,
@@ -203,8 +206,14 @@ class Indexing(Functions):
         return self.from_uop(graph.gather(self.ravel().uop, self._flat_index("gather", points, self.shape), 0))
 
     def take_along_dim(self, indices: Operand, dim: int) -> Self:
-        """`gather`."""
-        return self.gather(dim, indices)
+        """`gather`, after self and the indices are broadcast against each other beside that axis."""
+        at, chosen = self._axis("take_along_dim", dim), self._as_tensor(indices)
+        if chosen.ndim != self.ndim:
+            raise ShapeError(f"take_along_dim of {self.shape} along {dim} at {chosen.shape}: both need the same number of axes")
+        beside = graph.broadcast_shapes("take_along_dim", *(t.shape[:at] + t.shape[at + 1:] for t in (self, chosen)),
+                                        given=(self.shape, chosen.shape))
+        source, wanted = (t.broadcast_to((*beside[:at], t.shape[at], *beside[at:])) for t in (self, chosen))
+        return source.gather(at, wanted)
 
     def one_hot(self, num_classes: int) -> Self:
         """int32: 1 at the position each integer names along a new last axis, 0 elsewhere."""

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Self
 
+import numpy as np
+
 from svod.core import graph
 from svod.core.dtype import dtypes, promote
 from svod.core.uop import Ops
@@ -19,6 +21,7 @@ from svod.tensor.creation import coordinates
 from svod.tensor.elementwise import Operand
 
 IntOrInts = int | Sequence[int]
+OutputSize = int | None | Sequence[int | None]
 
 
 class NeuralNetwork(Activations):
@@ -36,6 +39,8 @@ class NeuralNetwork(Activations):
         """log(softmax(x)), computed as x - max - log(sum)."""
         at = self._axis("log_softmax", dim if axis is None else axis)
         x = self._wide_float()
+        if 0 in x.shape:
+            return x.cast(self._float_dtype())
         shifted = x.sub(x.max(at, keepdim=True))
         return shifted.sub(shifted.exp().sum(at, keepdim=True).log()).cast(self._float_dtype())
 
@@ -267,20 +272,39 @@ class NeuralNetwork(Activations):
                 extra[i] = max(0, (count - 1) * strides[i] - room)
         return kernel, strides, pads, tuple(extra)
 
-    def adaptive_avg_pool1d(self, output_size: IntOrInts) -> Self:
-        """The last axis averaged down to `output_size`, as `adaptive_avg_pool2d`."""
+    def adaptive_avg_pool1d(self, output_size: OutputSize) -> Self:
+        """The last axis averaged to `output_size`, as `adaptive_avg_pool2d`."""
         return self._adaptive_average("adaptive_avg_pool1d", 1, output_size)
 
-    def adaptive_avg_pool2d(self, output_size: IntOrInts) -> Self:
-        """The last two axes averaged down to `output_size`, whose extents must divide theirs. Raises UnsupportedError."""
+    def adaptive_avg_pool2d(self, output_size: OutputSize) -> Self:
+        """The last two axes averaged to `output_size` (None keeps an extent): element i of o over positions ⌊i·n/o⌋ … ⌈(i+1)·n/o⌉ - 1
+        of n."""
         return self._adaptive_average("adaptive_avg_pool2d", 2, output_size)
 
-    def _adaptive_average(self, name: str, spatial: int, output_size: IntOrInts) -> Self:
-        wanted = per_axis(name, "output_size", output_size, spatial)
-        if self.ndim < spatial or any(o < 1 or n % o for n, o in zip(self.shape[-spatial:], wanted, strict=True)):
-            raise UnsupportedError(f"{name} of {self.shape} to {wanted}: the new extents must divide the last {spatial}")
-        parts = [x for n, o in zip(self.shape[-spatial:], wanted, strict=True) for x in (o, n // o)]
-        return self.reshape(*self.shape[:-spatial], *parts).mean(tuple(range(-2 * spatial + 1, 0, 2)))
+    def _adaptive_average(self, name: str, spatial: int, output_size: OutputSize) -> Self:
+        given = (output_size,) * spatial if output_size is None or isinstance(output_size, int) else tuple(output_size)
+        old = self.shape[-spatial:]
+        if self.ndim < spatial or len(given) != spatial or any(o is not None and o < 1 for o in given) or 0 in old:
+            raise ShapeError(f"{name} of {self.shape} to {given}: give a positive extent, or None, for each of the last {spatial} axes, "
+                             "which have elements")
+        wanted = tuple(n if o is None else o for n, o in zip(old, given, strict=True))
+        if not any(n % o for n, o in zip(old, wanted, strict=True)):
+            parts = [x for n, o in zip(old, wanted, strict=True) for x in (o, n // o)]
+            return self.reshape(*self.shape[:-spatial], *parts).mean(tuple(range(-2 * spatial + 1, 0, 2)))
+        result = self._wide_float()
+        for axis, o in enumerate(wanted, self.ndim - spatial):
+            result = result._averaged(axis, o)
+        return result.cast(self._float_dtype())
+
+    def _averaged(self, axis: int, parts: int) -> Self:
+        """Means of `parts` runs of an axis, which overlap where their number does not divide the extent."""
+        n, after = self.shape[axis], (1,) * (self.ndim - axis - 1)
+        first = np.arange(parts) * n // parts
+        last = -(-np.arange(1, parts + 1) * n // parts)
+        positions = first[:, None] + np.arange((last - first).max())
+        inside = type(self)(positions < last[:, None]).reshape(parts, -1, *after)
+        taken = self.take(np.minimum(positions, n - 1).astype(np.int32), axis).where(inside, 0)
+        return taken.sum(axis + 1).div(type(self)((last - first).astype(np.float32)).reshape(parts, *after))
 
     # -- lookup and attention --------------------------------------------------------------------
     def embedding(self, weight: Operand) -> Self:

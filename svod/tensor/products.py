@@ -83,9 +83,9 @@ class Products(Linalg):
         return self.tensordot(b, ((-1,), (-1,)))
 
     def addmm(self, mat1: Operand, mat2: Operand, *, beta: Scalar = 1, alpha: Scalar = 1) -> Self:
-        """beta · self + alpha · (mat1 @ mat2)."""
+        """beta · self + alpha · (mat1 @ mat2); with beta 0 only the shape and the dtype of self count."""
         product = self._as_tensor(mat1).matmul(mat2)
-        own = self if beta == 1 else self.mul(beta)
+        own = self if beta == 1 else self.zeros_like() if beta == 0 else self.mul(beta)
         return own.add(product if alpha == 1 else product.mul(alpha))
 
     # -- diagonals -------------------------------------------------------------------------------

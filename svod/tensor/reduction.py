@@ -162,6 +162,9 @@ class Reduction(Indexing):
         """log(sum(exp(x))), shifted by the maximum so that it does not overflow."""
         axes = self._axes("logsumexp", dim, axis)
         x = self._wide_float()
+        if self._count(axes) == 0:
+            # the logarithm of an empty sum
+            return x._reduce("ADD", axes, keepdim or keepdims).full_like(-math.inf, self._float_dtype())
         peak = x.max(axes, keepdim=True)
         # an infinite maximum would make inf - inf
         peak = peak.where(peak.isfinite(), 0.0)

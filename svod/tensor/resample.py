@@ -42,7 +42,7 @@ class Resample(NeuralNetwork):
 
     def _transposed(self, name: str, spatial: int, weight: Operand, bias: Operand | None, stride: IntOrInts, padding: IntOrInts,
                     output_padding: IntOrInts, groups: int, dilation: IntOrInts) -> Self:
-        w = self._as_tensor(weight)
+        given = w = self._as_tensor(weight)
         if self.ndim == spatial + 1:
             return self.unsqueeze(0)._transposed(name, spatial, w, bias, stride, padding, output_padding, groups, dilation).squeeze(0)
         if self.ndim != spatial + 2 or w.ndim != spatial + 2 or groups < 1 or w.shape[0] != self.shape[1] or w.shape[0] % groups:
@@ -75,7 +75,7 @@ class Resample(NeuralNetwork):
         sizes = [(n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, s, p, d, k, e in
                  zip(self.shape[2:], steps, pads, dilations, kernel, extra, strict=True)]
         if min(sizes) < 1:
-            raise ShapeError(f"{name} of {self.shape} with a weight of {w.shape} and padding {pads}: nothing is left")
+            raise ShapeError(f"{name} of {self.shape} with a weight of {given.shape} and padding {pads}: nothing is left")
         behind = [max(0, p + n - m) for p, n, m in zip(pads, sizes, full.shape[2:], strict=True)]
         result = full.pad([(0, 0), (0, 0), *((0, b) for b in behind)]).shrink([None, None, *((p, p + n) for p, n in
                                                                                            zip(pads, sizes, strict=True))])
@@ -92,7 +92,7 @@ class Resample(NeuralNetwork):
         """(N, C, …) at another size: the axes after the channels become `size`, or their extents times `scale_factor`, rounded down.
 
         `mode`: 'nearest', 'nearest-exact', 'linear' (3 axes), 'bilinear' (4), 'trilinear' (5), 'bicubic' (4; Keys' kernel with a = -0.75)
-        and 'area' (sizes that divide the extents). Positions are PyTorch's: with `align_corners` the centres of the corner elements
+        and 'area' (means, as `adaptive_avg_pool2d`). Positions are PyTorch's: with `align_corners` the centres of the corner elements
         coincide, without it their edges. Axis by axis; each result is a few gathers at positions known when the graph is built."""
         spatial = self.ndim - 2
         wanted = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}.get(mode, spatial)
@@ -121,13 +121,15 @@ class Resample(NeuralNetwork):
                                    "'bicubic' or 'area'")
         result = self._wide_float()
         for axis, (n, f) in enumerate(zip(sizes, factors, strict=True), 2):
+            if n == self.shape[axis] and mode != "bicubic":
+                continue        # PyTorch copies an extent that stays, whatever the factor
             positions = _source_positions(self.shape[axis], n, f, bool(align_corners), clip=mode != "bicubic")
             result = result._weighted(axis, *(_cubic_taps if mode == "bicubic" else _linear_taps)(positions, self.shape[axis]))
         return result.cast(self._float_dtype())
 
     def _nearest(self, axis: int, n: int, factor: float | None, offset: float) -> Self:
         old = self.shape[axis]
-        if n % old == 0:
+        if n % old == 0 and factor in (None, n // old):
             return self.repeat_interleave(n // old, axis)
         step = np.float32(1 / factor if factor is not None else old / n)
         positions = np.minimum(np.floor((np.arange(n, dtype=np.float32) + np.float32(offset)) * step).astype(np.int32), old - 1)

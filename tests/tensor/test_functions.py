@@ -83,6 +83,13 @@ def test_functions(dtype: str, seed: int) -> None:
         check(Tensor(a).isclose(Tensor(a * a.dtype.type(1 + 1e-3)), rtol=1e-2), np.isclose(a, a * a.dtype.type(1 + 1e-3), rtol=1e-2))
 
 
+def test_integers_do_not_widen_16_bit_floats() -> None:
+    half, whole = Tensor.zeros(2, dtype="float16"), Tensor([1, 2])
+    for name in ("atan2", "hypot", "copysign", "logaddexp", "xlogy"):
+        types = [getattr(a, name)(b).dtype.name for a, b in ((half, whole), (whole, half), (whole, whole))]
+        assert types == ["float16", "float16", "float32"], name
+
+
 def test_mixtures_and_gates() -> None:
     a, b, w = (make((4, 6), "float32", k) for k in range(3))
     x, y, z = Tensor(a), Tensor(b), Tensor(w)

@@ -113,6 +113,9 @@ def test_gather(shape: tuple[int, ...], seed: int, data: st.DataObject) -> None:
     smaller = index[tuple(slice(0, max(1, n - 1)) for n in index.shape)]
     whole = a[tuple(slice(0, n) if i != axis else slice(None) for i, n in enumerate(smaller.shape))]
     check(Tensor(a).gather(axis, Tensor(smaller)), np.take_along_axis(whole, smaller, axis))
+    check(Tensor(a).take_along_dim(Tensor(index), axis), np.take_along_axis(a, index, axis))
+    line = index[tuple(slice(None) if i == axis else slice(0, 1) for i in range(a.ndim))]
+    check(Tensor(a).take_along_dim(Tensor(line), axis), np.take_along_axis(a, line, axis))
 
 
 def test_one_hot() -> None:

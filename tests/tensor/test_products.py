@@ -54,6 +54,7 @@ def test_einsum_without_an_arrow_and_what_it_schedules() -> None:
     check(Tensor(a).inner(Tensor(b.T.copy())), np.inner(a, b.T), 4)
     check(Tensor(a[0]).outer(Tensor(b[0])), np.outer(a[0], b[0]))
     check(Tensor.zeros(4, 5).addmm(Tensor(a), Tensor(b), alpha=2), 2 * (a @ b), 4)
+    check(Tensor.full((5,), math.nan).addmm(Tensor(a), Tensor(b), beta=0), a @ b, 4)
 
 
 @few

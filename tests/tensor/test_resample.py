@@ -17,6 +17,7 @@ from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, make, seeds
 
 few = settings(max_examples=20, deadline=None)
+extents = st.integers(1, 9)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,8 +59,10 @@ def test_conv_transpose(data: st.DataObject, spatial: int, groups: int, seed: in
 
 
 def resampled(x: Array, axis: int, new: int, factor: float | None, mode: str, corners: bool) -> Array:
-    """One axis, element by element; positions in float32 as PyTorch computes them."""
+    """One axis, element by element; positions in float32 as PyTorch computes them, which copies what stays when it is linear."""
     old = x.shape[axis]
+    if mode == "linear" and old == new:
+        return x
     step = np.float32((old - 1) / max(1, new - 1) if corners else 1 / factor if factor else old / new)
     rows = []
     for i in range(new):
@@ -88,7 +91,7 @@ def test_interpolate(data: st.DataObject, mode: str, corners: bool, seed: int) -
     old = [data.draw(st.integers(1, 6)) for _ in range(2)]
     x = make((1, 2, *old), "float32", seed)
     corners = corners and mode != "nearest"
-    factor = data.draw(st.sampled_from([None, None, 1.5, 2.0, 2.6]))
+    factor = data.draw(st.sampled_from([None, None, 1.3, 1.5, 2.0, 2.4, 2.6]))
     new = [math.floor(n * factor) for n in old] if factor else [data.draw(st.integers(1, 9)) for _ in range(2)]
     expected = x
     for axis in range(2):
@@ -96,6 +99,29 @@ def test_interpolate(data: st.DataObject, mode: str, corners: bool, seed: int) -
     options = {} if mode == "nearest" else {"align_corners": corners}
     found = Tensor(x).interpolate(None if factor else new, factor, mode, **options)  # type: ignore[arg-type]
     check(found, expected.astype(np.float32), 30)
+
+
+@pytest.mark.parametrize("factor", [1.3, 2.4])
+def test_nearest_by_a_factor_that_is_not_whole(factor: float) -> None:
+    """The extent may be a whole multiple all the same."""
+    x = make((1, 1, 3 if factor < 2 else 2), "float32", 0)
+    n = x.shape[-1]
+    check(Tensor(x).interpolate(scale_factor=factor), x[..., [math.floor(i / factor) for i in range(math.floor(n * factor))]])
+
+
+@few
+@given(sizes=st.tuples(extents, extents), wanted=st.tuples(extents, st.none() | extents), seed=seeds)
+def test_adaptive_average(sizes: tuple[int, int], wanted: tuple[int, int | None], seed: int) -> None:
+    """Any extents; an infinity stays in its own windows."""
+    x = make((2, *sizes), "float32", seed)
+    x[0, 0, 0] = np.inf
+    rows, columns = wanted[0], wanted[1] or sizes[1]
+
+    def part(i: int, n: int, o: int) -> slice:
+        return slice(i * n // o, -(-(i + 1) * n // o))
+    expected = np.array([[[x[b, part(i, sizes[0], rows), part(j, sizes[1], columns)].mean(dtype=np.float64) for j in range(columns)]
+                          for i in range(rows)] for b in range(2)])
+    check(Tensor(x).adaptive_avg_pool2d(wanted), expected.astype(np.float32), 8)
 
 
 def test_other_sizes() -> None:
@@ -181,7 +207,8 @@ def test_errors_of_resampling_and_losses() -> None:
         (lambda: x.conv_transpose2d(Tensor.zeros(4, 2, 3, 3), output_padding=1), "output padding is less"),
         (lambda: x.conv_transpose2d(Tensor.zeros(4, 2, 1, 1), padding=3), "nothing is left"),
         (lambda: x.interpolate(), "size or scale_factor"), (lambda: x.interpolate(size=(2, 2, 2)), "one for each of 2 axes"),
-        (lambda: x.interpolate(size=2, mode="linear"), "1 more axes"), (lambda: x.pixel_shuffle(3), "multiple of 3"),
+        (lambda: x.interpolate(size=2, mode="linear"), "1 more axes"), (lambda: x.adaptive_avg_pool2d((0, 2)), "positive extent"),
+        (lambda: x.pixel_shuffle(3), "multiple of 3"),
         (lambda: x.pixel_unshuffle(2), "multiples of 2"), (lambda: x.mse_loss(Tensor.zeros(4)), r"mse_loss of .* with a target of \(4,\)"),
         (lambda: x.nll_loss(Tensor.zeros(1, 5, 5)), "nll_loss of"), (lambda: x.cross_entropy(Tensor.zeros(1, 5, 5)), "probabilities"),
         (lambda: x.max_pool3d(2, padding=2), "max_pool3d"), (lambda: Tensor.rotary_angles(3, 5), "even"),
@@ -191,7 +218,6 @@ def test_errors_of_resampling_and_losses() -> None:
         with pytest.raises(ShapeError, match=match):
             act()
     for act, match in ((lambda: x.interpolate(size=3, mode="cubic"), "'bicubic'"), (lambda: x.mse_loss(x, "max"), "reduction='max'"),
-                       (lambda: x.interpolate(size=3, align_corners=True), "align_corners"),
-                       (lambda: x.interpolate(size=3, mode="area"), "must divide")):
+                       (lambda: x.interpolate(size=3, align_corners=True), "align_corners")):
         with pytest.raises(UnsupportedError, match=match):
             act()
