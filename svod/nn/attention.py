@@ -11,9 +11,9 @@ from svod.tensor import Tensor
 
 class MultiheadAttention(Module):
     """softmax(q·kᵀ / sqrt(head)) · v over heads, between projections (Vaswani et al., 2017). Parameters are named as PyTorch's; sequences
-    are (batch, length, embed_dim), PyTorch's batch_first=True."""
+    are (batch, length, embed_dim), PyTorch's batch_first=True. `dropout` is of training, and unused."""
 
-    def __init__(self, embed_dim: int, num_heads: int, bias: bool = True) -> None:
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True) -> None:
         if num_heads < 1 or embed_dim % num_heads:
             raise ShapeError(f"MultiheadAttention of {embed_dim} features in {num_heads} heads: the heads divide the features")
         self.embed_dim, self.num_heads = embed_dim, num_heads
@@ -21,8 +21,8 @@ class MultiheadAttention(Module):
         self.in_proj_bias = Tensor.zeros(3 * embed_dim) if bias else None
         self.out_proj = Linear(embed_dim, embed_dim, bias)
 
-    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, attn_mask: Tensor | None = None,
-                is_causal: bool = False, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None,
+                key_padding_mask: Tensor | None = None, *, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(batch, L, embed_dim), from keys and values (batch, S, embed_dim), by default the query. `attn_mask` is added to the scores, or
         where it is bool true hides; so does `key_padding_mask` (batch, S). Returns the result alone, no weights."""
         key = query if key is None else key

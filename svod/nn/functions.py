@@ -59,7 +59,7 @@ class Identity(Module):
 class Dropout(Module):
     """What it is given: svod runs models."""
 
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from svod.tensor import Tensor
 
 
 class _BatchNorm(Module):
-    """(x - running_mean) / sqrt(running_var + eps) · weight + bias per channel (axis 1)."""
+    """(x - running_mean) / sqrt(running_var + eps) · weight + bias per channel (axis 1). `momentum` is of training, and unused."""
 
     axes: tuple[int, ...] = ()
 
-    def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True) -> None:
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True) -> None:
         self.eps = eps
         self.weight = Tensor.ones(num_features) if affine else None
         self.bias = Tensor.zeros(num_features) if affine else None
@@ -82,11 +82,11 @@ class GroupNorm(Module):
 
 
 class _InstanceNorm(Module):
-    """Over the axes after the channels (axis 1), each channel by itself."""
+    """Over the axes after the channels (axis 1), each channel by itself. `momentum` is of training, and unused."""
 
     axes: tuple[int, ...] = ()
 
-    def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = False) -> None:
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = False) -> None:
         self.eps = eps
         self.weight = Tensor.ones(num_features) if affine else None
         self.bias = Tensor.zeros(num_features) if affine else None

@@ -93,7 +93,17 @@ def test_attention() -> None:
     close(layer(Tensor(x), is_causal=True), expected(x, x, causal))
     close(layer(Tensor(x), attn_mask=Tensor(causal)), expected(x, x, causal))
     padding = np.array([[False, False, True], [False, True, False]])
-    close(layer(Tensor(x), Tensor(y), Tensor(y), key_padding_mask=Tensor(padding)), expected(x, y, padding[:, None, None]))
+    close(layer(Tensor(x), Tensor(y), Tensor(y), Tensor(padding)), expected(x, y, padding[:, None, None]))
+    both = padding[:, None, None] | causal[:, :3]
+    close(layer(Tensor(x), Tensor(y), Tensor(y), Tensor(padding), attn_mask=Tensor(causal[:, :3])), expected(x, y, both))
+    added = Tensor(np.where(causal[:, :3], -np.inf, 0).astype(np.float32))
+    close(layer(Tensor(x), Tensor(y), Tensor(y), Tensor(padding), attn_mask=added), expected(x, y, both))
+
+
+def test_arguments_stand_where_pytorch_has_them() -> None:
+    assert not nn.BatchNorm2d(4, 1e-5, 0.1, False).state_dict().keys() & {"weight", "bias"}
+    assert list(nn.InstanceNorm1d(4, 1e-5, 0.1, True).state_dict()) == ["weight", "bias"]
+    assert nn.MultiheadAttention(6, 2, 0.0).in_proj_bias is not None and nn.MultiheadAttention(6, 2, 0.1, False).in_proj_bias is None
 
 
 def test_recurrent_cells() -> None:
