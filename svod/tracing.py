@@ -29,8 +29,8 @@ from svod.core.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
 from svod.errors import ArgumentError, ConfigError, SvodError
 from svod.prepare import Prepared, buffers_under, complete_config, prepare_graph, refuse_shared_memory, span_of
 from svod.tensor import Tensor
-from svod.tensor.base import live_tensors
-from svod.tensor.realize import is_realized, realize_tensors
+from svod.tensor.base import TensorBase, live_tensors
+from svod.tensor.realize import assignments, realize_tensors
 
 _FOLDED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.GEP, Ops.GATHER, Ops.CAT, Ops.CONTIGUOUS, Ops.COPY}
 _here = threading.local()       # `capturing`: this thread is inside a function that is being captured
@@ -127,12 +127,13 @@ class Jit:
                                    "pass what decides on the computation as a Python value")
         # what was assigned before is not the function's to repeat
         realize_tensors([t for t in live_tensors() if isinstance(t, Tensor) and graph.base_of(t.uop).op is Ops.AFTER])
-        before = [(t, t.uop) for t in live_tensors() if is_realized(t)]
+        assigned: dict[int, tuple[TensorBase, UOp]] = {}
         _here.capturing = True
         try:
             swap = iter(stand_ins)
-            result = self.fn(*_substitute(args, swap), **_substitute(kwargs, swap))
-            effects = [Tensor.from_uop(t.uop) for t, _ in before if graph.base_of(t.uop).op is Ops.AFTER]
+            with assignments() as assigned:
+                result = self.fn(*_substitute(args, swap), **_substitute(kwargs, swap))
+            effects = [Tensor.from_uop(t.uop) for t, u in assigned.values() if _is_effect(t, u)]
             outputs: list[Tensor] = []
             structure = _structure(result, outputs)
             if not outputs:
@@ -141,8 +142,8 @@ class Jit:
             return self._prepare(tensors, inputs, structure, outputs, effects)
         finally:
             _here.capturing = False
-            for t, u in before:
-                if graph.base_of(t.uop).op is Ops.AFTER:
+            for t, u in assigned.values():
+                if _is_effect(t, u):
                     t.uop = u       # the plan writes that memory; the tensor goes on holding it
 
     def _prepare(self, tensors: list[Tensor], inputs: list[UOp], structure: Any, outputs: list[Tensor],
@@ -203,6 +204,11 @@ def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: Pre
         prepared = prepare_graph([t.uop for t in tensors], replace(config, beam=None, capture=None))
         prepared.plan.execute()
         prepared.attach(tensors)
+
+
+def _is_effect(tensor: TensorBase, before: UOp) -> bool:
+    """Whether an assignment to a tensor with the node `before` is one to memory that was there, and still to be done."""
+    return graph.base_of(before).op is Ops.BUFFER and graph.base_of(tensor.uop).op is Ops.AFTER
 
 
 def _has_memory(u: UOp) -> bool:

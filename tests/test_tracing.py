@@ -1,6 +1,7 @@
 """`svod.jit`: what is captured, bound, returned and assigned; what it refuses."""
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,6 +144,28 @@ def test_an_argument_that_is_assigned_to_changes_in_place() -> None:
     with pytest.raises(LaunchError, match="read-only"):
         f(frozen)
     assert frozen.tolist() == X.tolist()
+
+
+def test_what_other_threads_assign_meanwhile_is_not_captured() -> None:
+    state = Tensor(np.zeros(4, np.float32))
+    inside, assigned = threading.Event(), threading.Event()
+
+    def assign() -> None:
+        inside.wait(60)
+        state.assign(state + 1)
+        assigned.set()
+
+    def double(x: Tensor) -> Tensor:
+        inside.set()
+        assigned.wait(60)
+        return x * 2
+    other = threading.Thread(target=assign)
+    other.start()
+    f = svod.jit(double)
+    for _ in range(3):
+        assert f(X).tolist() == (X * 2).tolist()
+    other.join()
+    assert state.tolist() == [1] * 4
 
 
 def test_a_function_that_raises_leaves_its_state_alone() -> None:

@@ -6,7 +6,9 @@ reads the buffer from then on.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from svod.core import graph
@@ -18,6 +20,27 @@ from svod.tensor.base import TensorBase, live_tensors
 
 if TYPE_CHECKING:
     from svod.tensor.tensor import Tensor
+
+
+_here = threading.local()       # `assigned`: what the innermost `assignments` of this thread gives
+
+
+@contextmanager
+def assignments() -> Iterator[dict[int, tuple[TensorBase, UOp]]]:
+    """The tensors that assignments of this thread change meanwhile, by identity, each with the node that it had before."""
+    outer = getattr(_here, "assigned", None)
+    _here.assigned = {}
+    try:
+        yield _here.assigned
+    finally:
+        _here.assigned = outer
+
+
+def note_assignment(tensor: TensorBase) -> None:
+    """To be called before an assignment gives `tensor` another node."""
+    assigned = getattr(_here, "assigned", None)
+    if assigned is not None:
+        assigned.setdefault(id(tensor), (tensor, tensor.uop))
 
 
 def constant_value(node: UOp) -> UOp | None:

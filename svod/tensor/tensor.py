@@ -17,7 +17,7 @@ from svod.tensor import dlpack
 from svod.tensor.base import Array, DTypeLike, Scalar, live_tensors
 from svod.tensor.elementwise import Operand
 from svod.tensor.random import Random
-from svod.tensor.realize import constant_value, is_realized, is_writable, latest_content, prepare_tensors, realize_tensors
+from svod.tensor.realize import constant_value, is_realized, is_writable, latest_content, note_assignment, prepare_tensors, realize_tensors
 
 
 class Tensor(Random):
@@ -167,7 +167,7 @@ class Tensor(Random):
             base = graph.base_of(self.uop)
             # a copy of its own is what it gets now
             value = graph.reshape(base.src[0], self.shape) if base.op in (Ops.COPY, Ops.CONTIGUOUS) else self.uop
-            self._hold(graph.reshape(graph.assign(memory, value), self.shape))
+            self._become(graph.reshape(graph.assign(memory, value), self.shape))
             part = self._part(index)
         self._write(part.uop, node)
 
@@ -192,10 +192,15 @@ class Tensor(Random):
         content = latest_content(older) if graph.base_of(self.uop) is not older else older
         new = graph.assign(view.substitute({older: content}), value)
         if graph.base_of(self.uop) is not content:
-            self._hold(self.uop.substitute({older: new}))
+            self._become(self.uop.substitute({older: new}))
         for t in live_tensors():
-            if graph.base_of(t.uop) is content:
-                t._hold(graph.reshape(new, t.shape))
+            if isinstance(t, Tensor) and graph.base_of(t.uop) is content:
+                t._become(graph.reshape(new, t.shape))
+
+    def _become(self, node: UOp) -> None:
+        """What an assignment makes of self."""
+        note_assignment(self)
+        self._hold(node)
 
     # -- conversions by name (they shadow the builtins inside this class) -------------------------------
     def to(self, target: DTypeLike) -> Tensor:
