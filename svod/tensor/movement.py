@@ -80,11 +80,14 @@ class Movement(Creation):
         """`transpose`."""
         return self.transpose(axis0, axis1)
 
-    def movedim(self, source: int, destination: int) -> Self:
-        """Axis `source` moved to position `destination`."""
-        a, b = self._axis("movedim", source), self._axis("movedim", destination)
-        order = [i for i in range(self.ndim) if i != a]
-        order.insert(b, a)
+    def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
+        """Axis `source` moved to position `destination`; or several, each to its own."""
+        a, b = ([self._axis("movedim", i) for i in ([axes] if isinstance(axes, int) else axes)] for axes in (source, destination))
+        if len(a) != len(b) or len(set(a)) < len(a) or len(set(b)) < len(b):
+            raise ShapeError(f"movedim of {self.shape} from {source} to {destination}: give as many positions as axes, each once")
+        order = [i for i in range(self.ndim) if i not in a]
+        for to, axis in sorted(zip(b, a, strict=True)):
+            order.insert(to, axis)
         return self.permute(order)
 
     @property

@@ -38,6 +38,8 @@ def test_order_and_repetition(x: tuple[Tensor, Array], data: st.DataObject) -> N
         check(t.repeat_interleave(2, axis), np.repeat(a, 2, axis))
         check(t.transpose(0, axis), np.swapaxes(a, 0, axis))
         check(t.movedim(0, axis), np.moveaxis(a, 0, axis))
+        several = list(data.draw(st.permutations(range(a.ndim))))[:2]
+        check(t.movedim(several, several[::-1]), np.moveaxis(a, several, several[::-1]))
         check(t.roll(3, axis), np.roll(a, 3, axis))
         check(t.unflatten(axis, (1, -1)) if a.size else t, a.reshape(_unflattened(a, axis)) if a.size else a)
 
