@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from svod.errors import ShapeError
+from svod.errors import ShapeError, UnsupportedError
 from svod.nn.module import Module, fan_in_bound, uniform
 from svod.tensor import Tensor
 
@@ -94,54 +94,71 @@ class ConvTranspose3d(_ConvTranspose):
     spatial = 3
 
 
-class _Pool(Module):
-    """Windows of the last axes; `stride` defaults to the kernel's size."""
+class _MaxPool(Module):
+    """The largest of each window of the last axes; `stride` defaults to the kernel's size. `return_indices` is not supported."""
 
-    name = ""
+    spatial = 0
 
-    def __init__(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0,
-                 **options: bool | IntOrInts) -> None:
-        self.kernel_size, self.stride, self.padding, self.options = kernel_size, stride, padding, options
+    def __init__(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, dilation: IntOrInts = 1,
+                 return_indices: bool = False, ceil_mode: bool = False) -> None:
+        if return_indices:
+            raise UnsupportedError(f"{type(self).__name__} with return_indices=True: only the values are computed")
+        self.options = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = getattr(x, self.name)(self.kernel_size, self.stride, self.padding, **self.options)
+        result: Tensor = getattr(x, f"max_pool{self.spatial}d")(**self.options)
         return result
 
 
-class MaxPool1d(_Pool):
-    """`Tensor.max_pool1d`; options `dilation`, `ceil_mode`."""
+class _AvgPool(Module):
+    """The mean of each window of the last axes; `stride` defaults to the kernel's size."""
 
-    name = "max_pool1d"
+    spatial = 0
 
+    def __init__(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, ceil_mode: bool = False,
+                 count_include_pad: bool = True) -> None:
+        self.options = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "ceil_mode": ceil_mode,
+                        "count_include_pad": count_include_pad}
 
-class MaxPool2d(_Pool):
-    """`Tensor.max_pool2d`; options `dilation`, `ceil_mode`."""
-
-    name = "max_pool2d"
-
-
-class MaxPool3d(_Pool):
-    """`Tensor.max_pool3d`; options `dilation`, `ceil_mode`."""
-
-    name = "max_pool3d"
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = getattr(x, f"avg_pool{self.spatial}d")(**self.options)
+        return result
 
 
-class AvgPool1d(_Pool):
-    """`Tensor.avg_pool1d`; options `ceil_mode`, `count_include_pad`."""
+class MaxPool1d(_MaxPool):
+    """`Tensor.max_pool1d`."""
 
-    name = "avg_pool1d"
-
-
-class AvgPool2d(_Pool):
-    """`Tensor.avg_pool2d`; options `ceil_mode`, `count_include_pad`."""
-
-    name = "avg_pool2d"
+    spatial = 1
 
 
-class AvgPool3d(_Pool):
-    """`Tensor.avg_pool3d`; options `ceil_mode`, `count_include_pad`."""
+class MaxPool2d(_MaxPool):
+    """`Tensor.max_pool2d`."""
 
-    name = "avg_pool3d"
+    spatial = 2
+
+
+class MaxPool3d(_MaxPool):
+    """`Tensor.max_pool3d`."""
+
+    spatial = 3
+
+
+class AvgPool1d(_AvgPool):
+    """`Tensor.avg_pool1d`."""
+
+    spatial = 1
+
+
+class AvgPool2d(_AvgPool):
+    """`Tensor.avg_pool2d`."""
+
+    spatial = 2
+
+
+class AvgPool3d(_AvgPool):
+    """`Tensor.avg_pool3d`."""
+
+    spatial = 3
 
 
 def _extents(module: Module, size: IntOrInts, axes: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import pytest
 import svod
 from svod import nn
 from svod.core.origin import origin_of
-from svod.errors import ShapeError, StateError
+from svod.errors import ShapeError, StateError, UnsupportedError
 from svod.tensor import Tensor
 from tests.graph_reference import evaluate_graph
 from tests.tensor.strategies import Array, make
@@ -103,6 +103,10 @@ def test_attention() -> None:
 def test_arguments_stand_where_pytorch_has_them() -> None:
     assert not nn.BatchNorm2d(4, 1e-5, 0.1, False).state_dict().keys() & {"weight", "bias"}
     assert list(nn.InstanceNorm1d(4, 1e-5, 0.1, True).state_dict()) == ["weight", "bias"]
+    x = Tensor.zeros(1, 2, 7, 7)
+    assert nn.MaxPool2d(2, 2, 0, 2, False, True)(x).shape == (1, 2, 3, 3) and nn.AvgPool2d(2, 2, 0, True, False)(x).shape == (1, 2, 4, 4)
+    with pytest.raises(UnsupportedError, match="return_indices"):
+        nn.MaxPool1d(2, return_indices=True)
     assert nn.MultiheadAttention(6, 2, 0.0).in_proj_bias is not None and nn.MultiheadAttention(6, 2, 0.1, False).in_proj_bias is None
 
 
