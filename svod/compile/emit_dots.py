@@ -56,15 +56,9 @@ class DotValues(Values):
 
     def _load_groups(self, nest: Nest, o: Operand, p: Packed, width: int) -> int:
         b = self.b
-        node = nest.r.nodes[o.node]
-        staged = self._staged(o.stage)
-        cached = nest.linear.get((o.stage, node.dims))
-        if cached is None:
-            cached = nest.linear[o.stage, node.dims] = self._relative(nest, staged, node.dims)
-        linear, base = cached
-        start, const, lane, vector = self._address(nest, linear, base)
+        staged, _, start, const, lane, vector = self._operand_at(nest, o)
         g = p.group
-        gate = self._guard(nest, node.deps) if staged.guarded else -1
+        gate = self._guard(nest, nest.r.nodes[o.node].deps) if staged.guarded else -1
         if vector < 0 and lane in (0, g):
             lanes = width * g if lane else g
             extra: tuple[int, ...] = ()
@@ -114,7 +108,9 @@ class DotValues(Values):
         values = []
         for o, p, lines, length, down in ((found.operands[0], found.packed[0], rows, depth * g, found.rows),
                                           (found.operands[1], found.packed[1], depth, columns * g, along)):
-            staged, linear, start, const = self._tile_start(nest, o)
+            staged, linear, start, const, _, vector = self._operand_at(nest, o)
+            if vector >= 0:
+                raise KernelOptError(f"stage {self.kernel.stages[o.stage].name} is gathered column by column; a tile has rows in memory")
             step = linear.coef(down) * (1 if down == found.rows else g)
             beside = linear.coef(along) if down == found.rows else linear.coef(found.columns) // g
             if beside != 1 or staged.guarded:
@@ -125,18 +121,15 @@ class DotValues(Values):
                                       max(staged.floor, self.b.level), False, staged.version))
         return self.b.pure("TILEDOT", found.dot.accumulator, rows * columns, (acc, *values), (rows, columns, g))
 
-    def _tile_start(self, nest: Nest, o: Operand) -> tuple[Staged, Linear, int, int]:
-        """(staged operand, its elements over local axes, index and constant of the first one) at the current position."""
-        node = nest.r.nodes[o.node]
+    def _operand_at(self, nest: Nest, o: Operand) -> tuple[Staged, Linear, int, int, int, int]:
+        """An operand at the current position: (where it is staged, its elements over local axes, and what `_address` gives)."""
+        dims = nest.r.nodes[o.node].dims
         staged = self._staged(o.stage)
-        cached = nest.linear.get((o.stage, node.dims))
+        cached = nest.linear.get((o.stage, dims))
         if cached is None:
-            cached = nest.linear[o.stage, node.dims] = self._relative(nest, staged, node.dims)
+            cached = nest.linear[o.stage, dims] = self._relative(nest, staged, dims)
         linear, base = cached
-        start, const, _, vector = self._address(nest, linear, base)
-        if vector >= 0:
-            raise KernelOptError(f"stage {self.kernel.stages[o.stage].name} is gathered column by column; a tile has rows in memory")
-        return staged, linear, start, const
+        return staged, linear, *self._address(nest, linear, base)
 
     # -- packing ---------------------------------------------------------------------------------------
     def _packed_nest(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout) -> Nest:

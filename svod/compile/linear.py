@@ -107,8 +107,9 @@ class _PhaseCheck:
                 self.require(inside, f"operand %{s} is defined in the loop %{self.scope[s]}, which is closed")
             if op in ("TILEZERO", "TILELOAD", "TILEDOT"):
                 self.tiles.add(at)
-            elif op in ("CARRY", "RESULT") and src and isinstance(arg, int) and self.code[src[0]][0] == "LOOP":
-                self.tiles.update({at} & {at for s in self.code[src[0]][3][2 + arg:3 + arg] if s in self.tiles})
+            elif op in ("CARRY", "RESULT") and src and isinstance(arg, int) and self.code[src[0]][0] == "LOOP" \
+                    and any(s in self.tiles for s in self.code[src[0]][3][2 + arg:3 + arg]):     # the value that the loop starts with
+                self.tiles.add(at)
             self.check(op, dtype, lanes, src, arg)
             if op == "LOOP":
                 self.open.append(self.at)

@@ -408,7 +408,7 @@ _DOTS = {"vnni8": "llvm.x86.avx512.vpdpbusd", "vnni16": "llvm.x86.avx512.vpdpwss
 
 def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     kinds = tuple(w.code[s][1] for s in src[1:])
-    dot = next((d for d in DOTS.values() if d.accumulator is dtype and d.operands == kinds and d.group == arg), None)
+    dot = next((d for d in DOTS.values() if not d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, arg)), None)
     if dot is None or not dot.runs_on(w.target):
         raise refuse("DOT", dtype, f"{w.target.arch} with {', '.join(w.target.features)} has no such instruction")
     # a register of 4, 8 or 16 words; lanes beyond those in use hold anything
