@@ -209,6 +209,7 @@ WORK: dict[str, Work] = {
     "index_select": Work(lambda n: f(n, n).index_select(1, i(n))),
     "gather": Work(lambda n: f(n, n).gather(0, i(n, n))),
     "take_along_dim": Work(lambda n: f(n, n).take_along_dim(i(n, n), 1)),
+    "take_along_dim of a row": Work(lambda n: f(n, n).take_along_dim(i(1, n), 1)),
     "one_hot": Work(lambda n: i(n).one_hot(n)),
     "embedding": Work(lambda n: i(n).embedding(f(n, n))),
     # -- contractions
@@ -253,6 +254,8 @@ WORK: dict[str, Work] = {
     "avg_pool2d": Work(lambda n: f(2, 3, n, n).avg_pool2d(2), lambda n: 6 * (n // 2) ** 2 * 4, each=2),
     "avg_pool2d of borders": Work(lambda n: f(2, 3, n, n).avg_pool2d(3, 2, 1, count_include_pad=False), lambda n: 6 * (n // 2) ** 2 * 9),
     "adaptive_avg_pool2d": Work(lambda n: f(2, 3, n, n).adaptive_avg_pool2d(4), lambda n: 6 * n * n, each=2),
+    "adaptive_avg_pool2d of uneven parts": Work(lambda n: f(2, 3, n, n).adaptive_avg_pool2d(5), lambda n: 6 * n * n),
+    "adaptive_avg_pool2d to more": Work(lambda n: f(2, 3, n, n).adaptive_avg_pool2d(n + 5), lambda n: 6 * (n + 5) ** 2),
     "layer_norm": Work(lambda n: f(n, n).layer_norm(n, f(n), f(n))),
     "rms_norm": Work(lambda n: f(n, n).rms_norm(n, f(n))),
     "batch_norm": Work(lambda n: f(2, n, n).batch_norm(f(n), f(n), f(n), f(n)), lambda n: 2 * n * n),
