@@ -92,7 +92,8 @@ class Tensor(Random):
         values = self._values().copy() if copy else self._values()
         if self.dtype == dtypes.bfloat16:
             return dlpack.bfloat16_capsule(values)
-        return values.__dlpack__(max_version=max_version)
+        # NumPy 1 has no max_version; who asks for one is told by its TypeError, and asks again without
+        return values.__dlpack__() if max_version is None else values.__dlpack__(max_version=max_version)
 
     @classmethod
     def from_dlpack(cls, source: Any) -> Tensor:
