@@ -105,10 +105,9 @@ class _PhaseCheck:
                 self.require(self.code[s][0] not in NO_VALUE, f"operand %{s} has no value")
                 inside = self.scope[s] == -1 or self.scope[s] in self.open or (op == "RESULT" and s in self.ends)
                 self.require(inside, f"operand %{s} is defined in the loop %{self.scope[s]}, which is closed")
-            if op in ("TILEZERO", "TILELOAD", "TILEDOT"):
-                self.tiles.add(at)
-            elif op in ("CARRY", "RESULT") and src and isinstance(arg, int) and self.code[src[0]][0] == "LOOP" \
-                    and any(s in self.tiles for s in self.code[src[0]][3][2 + arg:3 + arg]):     # the value that the loop starts with
+            carried = op in ("CARRY", "RESULT") and src and isinstance(arg, int) and self.code[src[0]][0] == "LOOP"
+            first = self.code[src[0]][3][2 + arg:3 + arg] if carried else ()      # what the loop starts with
+            if op in ("TILEZERO", "TILELOAD", "TILEDOT") or any(s in self.tiles for s in first):
                 self.tiles.add(at)
             self.check(op, dtype, lanes, src, arg)
             if op == "LOOP":
