@@ -144,8 +144,7 @@ class Tensor(Random):
         A part of a tensor, `t[1:3].assign(x)`, is written in the memory of `t`. Tensors that share the memory as a reshape see the new
         content; lazy tensors written down before, and parts among them, keep the old. A tensor without memory of its own, or over a
         read-only array, gets new memory. Raises UnsupportedError for a part of a read-only array."""
-        given = self._as_tensor(value).cast(self.dtype)
-        node = graph.broadcast(given.uop, self.shape, "assign")
+        node = graph.broadcast(self._given(value).uop, self.shape, "assign")
         if 0 in self.shape or not self._is_in_memory():
             self._hold(graph.copy(node, self.device) if 0 not in self.shape else node)
         else:
@@ -157,7 +156,7 @@ class Tensor(Random):
         in NumPy; all of `x` is read before anything is written. Who sees it, and what gets new memory: as for `assign`. Raises
         UnsupportedError for an index of tensors, and for a part of a read-only array."""
         part = self._part(index)
-        given = self._as_tensor(value).cast(self.dtype)
+        given = self._given(value)
         while given.ndim > part.ndim and given.shape[0] == 1:
             given = given.reshape(given.shape[1:])
         node = graph.broadcast(given.uop, part.shape, "t[…] = value")
@@ -171,6 +170,12 @@ class Tensor(Random):
             self._become(graph.reshape(graph.assign(memory, value), self.shape))
             part = self._part(index)
         self._write(part.uop, node)
+
+    def _given(self, value: Operand) -> Tensor:
+        """What is assigned, in the dtype of self. A Python float is rounded once."""
+        if isinstance(value, builtins.float) and not isinstance(value, np.generic):
+            return Tensor(value, dtype=self.dtype if self.dtype.is_float else dtypes.float64).cast(self.dtype)
+        return self._as_tensor(value).cast(self.dtype)
 
     def _is_in_memory(self) -> builtins.bool:
         """Whether an assignment goes to memory that is there; if not, the tensor gets its own. Raises UnsupportedError for a part of a

@@ -166,3 +166,13 @@ def test_errors_of_assignment() -> None:
     with pytest.raises(UnsupportedError, match=r"svod\.where\(mask, value, t\)"):
         t[Tensor([0, 1])] = 1
     assert t.is_realized
+
+
+def test_numbers_are_rounded_once() -> None:
+    for dtype, value in (("float64", 0.1), ("int64", 2.0**53 - 1), ("int32", -16777217.5), ("float16", 1.0004883), ("bool", 0.5)):
+        a = np.zeros(4, dtype)
+        t, u = Tensor(a.copy()), Tensor(a.copy())
+        a[1:3] = np.float64(value).astype(dtype)
+        t[1:3] = value
+        check(t, a)
+        check(u.assign(value), np.full(4, a[1]))
