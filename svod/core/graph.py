@@ -229,7 +229,7 @@ def _axis(name: str, axis: int, rank: int) -> int:
         raise ShapeError(f"{name}: {axis!r} is not an axis: give ints")
     axis = operator.index(axis)
     if not -rank <= axis < rank:
-        raise ShapeError(f"{name}: axis {axis} of a tensor with {rank} axes; use {-rank} … {rank - 1}")
+        raise ShapeError(f"{name}: axis {axis} of a tensor with {rank} axes" + (f"; use {-rank} … {rank - 1}" if rank else ""))
     return axis % rank
 
 

@@ -60,11 +60,11 @@ class Elementwise(Movement):
     # -- arithmetic ------------------------------------------------------------------------------
     def add(self, other: Operand, *, alpha: Scalar = 1) -> Self:
         """self + alpha * other."""
-        return self._arithmetic(Ops.ADD, "add", self, other if alpha == 1 else self._as_tensor(other).mul(alpha))
+        return self._arithmetic(Ops.ADD, "add", self, self._times(other, alpha))
 
     def sub(self, other: Operand, *, alpha: Scalar = 1) -> Self:
         """self - alpha * other."""
-        return self._arithmetic(Ops.SUB, "sub", self, other if alpha == 1 else self._as_tensor(other).mul(alpha))
+        return self._arithmetic(Ops.SUB, "sub", self, self._times(other, alpha))
 
     def mul(self, other: Operand) -> Self:
         """self * other; of bools: and."""
@@ -207,6 +207,10 @@ class Elementwise(Movement):
                                  graph.alu(Ops.WHERE, graph.alu(Ops.CMPEQ, base, minus_one), of_minus_one, zero))
             result = graph.alu(Ops.WHERE, graph.alu(Ops.CMPLT, exponent, zero), negative, result)
         return self.from_uop(result)
+
+    def _times(self, x: Operand, alpha: Scalar) -> Operand:
+        """An operand times a number: a number where it is one, which then meets self in the dtype of self."""
+        return x if alpha == 1 else x * alpha if is_scalar(x) else self._as_tensor(x).mul(alpha)
 
     def _as_tensor(self, x: Operand) -> Self:
         return x if isinstance(x, type(self)) else type(self)(x)

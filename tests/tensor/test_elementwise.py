@@ -312,3 +312,11 @@ def test_shape_errors_name_the_operation_and_the_shapes() -> None:
         Tensor.zeros(2, dtype="uint8") + 300
     with pytest.raises(DTypeError, match="complex"):
         Tensor(np.zeros(2, complex))
+
+
+def test_multiples_of_numbers_keep_the_dtype() -> None:
+    for dtype in ("float16", "float64", "int8"):
+        a = np.arange(4).astype(dtype)
+        check(Tensor(a).add(3, alpha=2), a + a.dtype.type(6))
+        if a.dtype.kind == "f":
+            check(Tensor(a).sub(0.1, alpha=3), a - a.dtype.type(0.1 * 3))
