@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from svod.core.dtype import promote
+from svod.core.dtype import promote, to_numpy
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor.elementwise import Operand
 from svod.tensor.nn import IntOrInts, NeuralNetwork, per_axis
@@ -123,7 +123,7 @@ class Resample(NeuralNetwork):
         for axis, (n, f) in enumerate(zip(sizes, factors, strict=True), 2):
             if n == self.shape[axis] and mode != "bicubic":
                 continue        # PyTorch copies an extent that stays, whatever the factor
-            positions = _source_positions(self.shape[axis], n, f, bool(align_corners), clip=mode != "bicubic")
+            positions = _source_positions(self.shape[axis], n, f, bool(align_corners), mode != "bicubic", to_numpy(result.dtype))
             result = result._weighted(axis, *(_cubic_taps if mode == "bicubic" else _linear_taps)(positions, self.shape[axis]))
         return result.cast(self._float_dtype())
 
@@ -181,19 +181,19 @@ def _spread_out(w: Any, dilations: Sequence[int], steps: Sequence[int]) -> tuple
     return w, tuple(left)
 
 
-def _source_positions(old: int, new: int, factor: float | None, align_corners: bool, clip: bool) -> Numbers:
-    """Where each element of the result stands in the source, in float32 as PyTorch computes it."""
-    index = np.arange(new, dtype=np.float32)
+def _source_positions(old: int, new: int, factor: float | None, align_corners: bool, clip: bool, kind: np.dtype[Any]) -> Numbers:
+    """Where each element of the result stands in the source, in the type that values are computed in, as in PyTorch."""
+    index: Numbers = np.arange(new, dtype=kind)
     if align_corners:
-        return index * np.float32((old - 1) / (new - 1) if new > 1 else 0.0)
-    step = np.float32(1 / factor if factor is not None else old / new)
-    positions = step * (index + np.float32(0.5)) - np.float32(0.5)
-    return np.maximum(positions, np.float32(0)) if clip else positions
+        return np.asarray(index * kind.type((old - 1) / (new - 1) if new > 1 else 0.0))
+    step = kind.type(1 / factor if factor is not None else old / new)
+    positions = np.asarray(step * (index + kind.type(0.5)) - kind.type(0.5))
+    return np.maximum(positions, kind.type(0)) if clip else positions
 
 
 def _linear_taps(positions: Numbers, old: int) -> tuple[Numbers, Numbers]:
     low = np.minimum(np.floor(positions).astype(np.int32), old - 1)
-    part = np.clip(positions - low, 0, 1).astype(np.float32)
+    part = np.clip(positions - low, 0, 1).astype(positions.dtype)
     return np.stack([low, np.minimum(low + 1, old - 1)]), np.stack([1 - part, part])
 
 
@@ -201,11 +201,11 @@ def _cubic_taps(positions: Numbers, old: int) -> tuple[Numbers, Numbers]:
     """Keys, Cubic convolution interpolation for digital image processing, 1981."""
     a = -0.75
     low = np.floor(positions).astype(np.int32)
-    t = (positions - low).astype(np.float32)
+    t = (positions - low).astype(positions.dtype)
 
     def near(x: Numbers) -> Numbers: return ((a + 2) * x - (a + 3)) * x * x + 1
     def far(x: Numbers) -> Numbers: return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    weights = np.stack([far(t + 1), near(t), near(1 - t), far(2 - t)]).astype(np.float32)
+    weights = np.stack([far(t + 1), near(t), near(1 - t), far(2 - t)]).astype(positions.dtype)
     return np.clip(np.stack([low - 1, low, low + 1, low + 2]), 0, old - 1), weights
 
 

@@ -101,6 +101,12 @@ def test_interpolate(data: st.DataObject, mode: str, corners: bool, seed: int) -
     check(found, expected.astype(np.float32), 30)
 
 
+def test_double_precision_stays() -> None:
+    x = make((1, 2, 7), "float64", 3)
+    at = np.clip((np.arange(11) + 0.5) * (7 / 11) - 0.5, 0, 6)
+    check(Tensor(x).interpolate(size=11, mode="linear"), np.array([[np.interp(at, np.arange(7), row) for row in x[0]]]), 30)
+
+
 @pytest.mark.parametrize("factor", [1.3, 2.4])
 def test_nearest_by_a_factor_that_is_not_whole(factor: float) -> None:
     """The extent may be a whole multiple all the same."""
