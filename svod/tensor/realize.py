@@ -134,6 +134,15 @@ def latest_content(content: UOp) -> UOp:
     return max(found, key=lambda c: graph.history_of(c)[1])
 
 
+def _assigned(assign: UOp, done: dict[UOp, UOp]) -> tuple[UOp, UOp]:
+    """The target and the value of an ASSIGN. The target is a place: where its view, as a value, was computed, it still is one of the memory
+    that is assigned to."""
+    target, value = assign.src
+    content = graph.content_under(target)
+    assert content is not None
+    return target.substitute({content: done[content]}), done[value]
+
+
 def replace_nodes(mapping: dict[UOp, UOp]) -> None:
     """Put other nodes in the place of some, in every live tensor: a computed value becomes its buffer.
 
@@ -146,7 +155,7 @@ def replace_nodes(mapping: dict[UOp, UOp]) -> None:
         if u in mapping:
             done[u] = mapping[u]
         elif u.op is not Ops.SINK:
-            src = tuple([done[s] for s in u.src])
+            src = _assigned(u, done) if u.op is Ops.ASSIGN else tuple([done[s] for s in u.src])
             if src == u.src:
                 done[u] = u
             else:

@@ -176,3 +176,20 @@ def test_numbers_are_rounded_once() -> None:
         t[1:3] = value
         check(t, a)
         check(u.assign(value), np.full(4, a[1]))
+
+
+@pytest.mark.parametrize("first", ["part", "whole"])
+def test_a_part_that_was_read_and_then_written(first: str) -> None:
+    """The view that is read and the place that is written are one node: what the one holds does not move the other."""
+    a = np.arange(6, dtype=np.float32).reshape(2, 3)
+    t = Tensor(a.copy())
+    part = t[:1]
+    t[0] = 9
+    t[0, 1:] = t[0, :2] + 1
+    after = np.array([[9, 10, 10], [3, 4, 5]], np.float32)
+    for which in (first, "part", "whole"):
+        if which == "part":
+            check(part, a[:1])
+            part.realize()
+        else:
+            np.testing.assert_array_equal(t.numpy(), after)
