@@ -21,7 +21,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For the whole session, and the processes that tests start: they can be interrupted, also where a shell began this in the background."""
+    """For the session and the processes that tests start: they can be interrupted, also where a shell put this into the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     variables = {o.variable for c in CONFIGS for f in dataclasses.fields(c)  # type: ignore[arg-type]
