@@ -84,10 +84,11 @@ def _pending(tensors: Iterable[Tensor]) -> list[Tensor]:
     for t in tensors:
         if not is_realized(t) and constant_value(t.uop) is None:
             found.setdefault(id(t), t)
-    if not found:
-        return []
-    for t in _readers_of_old_content([t.uop for t in found.values()]):
-        found.setdefault(id(t), t)
+    before = -1
+    while len(found) > before:      # what is computed for its old content may assign in its turn
+        before = len(found)
+        for t in _readers_of_old_content([t.uop for t in found.values()]):
+            found.setdefault(id(t), t)
     return list(found.values())
 
 

@@ -193,3 +193,17 @@ def test_a_part_that_was_read_and_then_written(first: str) -> None:
             part.realize()
         else:
             np.testing.assert_array_equal(t.numpy(), after)
+
+
+def test_who_reads_old_content_may_write_and_others_read_what_was_before_that() -> None:
+    a = np.arange(9, dtype=np.float32).reshape(3, 3)
+    t = Tensor(a.copy())
+    first = t[1:]
+    t[1, 0] = first.sum()
+    column, row = t[:, 0], t[2]
+    t[:, :2] = 4
+    t[1, 2] = first.sum()
+    # of the row's memory all is computed that reads it at first, the whole among them, and what reads it in between
+    np.testing.assert_array_equal(row.numpy(), [6, 7, 8])
+    np.testing.assert_array_equal(column.numpy(), [0, 33, 6])
+    np.testing.assert_array_equal(t.numpy(), [[4, 4, 2], [4, 4, 33], [4, 4, 8]])
