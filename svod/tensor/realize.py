@@ -64,9 +64,15 @@ def realize_tensors(tensors: Iterable[Tensor], config: Any = None) -> None:
 
 
 def prepare_tensors(tensors: Iterable[Tensor], config: Any) -> Any:
-    """The ExecutionPlan that computes the tensors, as `svod.prepare` makes it; they are its outputs from then on."""
+    """The ExecutionPlan that computes the tensors, as `svod.prepare` makes it; they are its outputs from then on. Other tensors that read
+    what the plan is going to overwrite are computed now."""
     from svod import prepare
-    return prepare.prepare_tensors(_tensors("prepare_batch", tensors), config)
+    found = _tensors("prepare_batch", tensors)
+    mine = {id(t) for t in found}
+    readers = [t for t in _readers_of_old_content([t.uop for t in found]) if id(t) not in mine]
+    if readers:
+        realize_tensors(readers)
+    return prepare.prepare_tensors(found, config)
 
 
 def _tensors(name: str, given: Iterable[Tensor]) -> list[Tensor]:

@@ -207,3 +207,17 @@ def test_who_reads_old_content_may_write_and_others_read_what_was_before_that() 
     np.testing.assert_array_equal(row.numpy(), [6, 7, 8])
     np.testing.assert_array_equal(column.numpy(), [0, 33, 6])
     np.testing.assert_array_equal(t.numpy(), [[4, 4, 2], [4, 4, 33], [4, 4, 8]])
+
+
+def test_who_reads_old_content_is_computed_before_a_plan_overwrites_it() -> None:
+    t = Tensor(np.array([1, 2], dtype=np.float32))
+    once = t + 1
+    t.assign(t + 1)
+    between = t * 10
+    t.assign(t * 2)
+    plan = t.prepare()
+    for times in (1, 2):
+        plan.execute()
+        np.testing.assert_array_equal(once.numpy(), [2, 3])
+        np.testing.assert_array_equal(between.numpy(), [20, 30])
+        np.testing.assert_array_equal(t.numpy(), np.array([4, 6]) * 2.0 ** (times - 1))
