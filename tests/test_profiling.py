@@ -11,6 +11,7 @@ import pytest
 
 import svod
 from svod import Tensor
+from svod.compile.plan import ExecutionPlan
 from svod.compile.plan_parts import PreparedKernel
 from svod.compile.program import PhaseSpec, ProgramSpec
 from svod.core.dtype import dtypes
@@ -29,7 +30,7 @@ def kernel(name: str, origin: str, flops: int = 512_000_000, moved: int = 1000) 
 
 
 @dataclass
-class FakePlan:
+class FakePlan(ExecutionPlan):
     """Kernel i takes seconds[i]; calls cost a microsecond."""
 
     kernels: tuple[PreparedKernel, ...]
@@ -57,7 +58,7 @@ SECONDS = (3e-3, 2e-3, 1e-3, 5e-4, 5e-4)
 
 
 def of(plan: FakePlan) -> Profile:
-    return profile(plan, seconds=0.1, ceilings=CEILINGS, clock=plan.clock)  # type: ignore[arg-type]
+    return profile(plan, seconds=0.1, ceilings=CEILINGS, clock=plan.clock)
 
 
 def test_kernels() -> None:
