@@ -8,10 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from svod.config import CONFIGS
+from tests import draws
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--random-plans", type=int, default=12, metavar="N", help="random graphs that run through the whole pipeline (12)")
+    parser.addoption("--draws", type=float, default=1.0, metavar="X", help="random tests draw X times as many examples (1)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    draws.SCALE = config.getoption("--draws")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -51,8 +51,6 @@ KNOWN_CHECK_SECONDS = 1.5   # where nothing was searched
 MAX_CHECKS = 3              # plans that are checked, those that take most of the time
 CHECK_SHARE = 0.05          # of the time: smaller plans are not checked
 ABOVE_CEILING = 1.05        # no kernel is that much above its ceiling
-REMEASURE_SECONDS = 18.0    # left of the budget and its grace: enough to measure the machine in full again
-FULL_CEILINGS_BUDGET = 60.0 # seconds of budget above which the machine is measured in full, once
 MAX_PROBLEMS = 3            # lines of a capture whose faults are said one by one
 PIPE_WIDTH = 110            # columns of a table that does not go to a terminal
 
@@ -158,7 +156,7 @@ class _Run:
             self.executor = None
         if wanted:      # workers that are still starting would spoil the ceilings
             self._start_executor().result().wait_until_ready()
-        ceilings = self._ceilings(target, bool(wanted))
+        ceilings = self._ceilings(target)
         if wanted:
             self._search(wanted, target, ceilings)
         outcomes = self._outcomes([r for r in rows if r.decision in ("search", "known")], target, compiler)
@@ -218,22 +216,20 @@ class _Run:
         self.executor = None
         self.seconds["closing"] = self.elapsed
 
-    def _ceilings(self, target: Target, searching: bool, *, refresh: bool = False) -> Ceilings | None:
-        """What the machine can do, from the cache or measured; None where it cannot be measured."""
-        quick = not searching or self.options.budget < FULL_CEILINGS_BUDGET
+    def _ceilings(self, target: Target, *, refresh: bool = False) -> Ceilings | None:
+        """What the machine can do, from the cache or measured quickly (`svod-bench ceilings` takes its time); None where it cannot be."""
         try:
-            return cached_ceilings(config.data_dir() / "ceilings.json", target, quick=quick, refresh=refresh)
+            return cached_ceilings(config.data_dir() / "ceilings.json", target, quick=True, refresh=refresh)
         except (SvodError, OSError, MemoryError) as e:
             say(f"svod-tune: what this machine can do at best was not measured: {e}")
             return None
 
     def _corrected(self, ceilings: Ceilings | None, outcomes: Sequence[Outcome], target: Target) -> Ceilings | None:
-        """The ceilings, measured again where a kernel is above them: they were taken while the machine was busy."""
+        """The ceilings, measured again where a kernel is above quick ones: they were taken while the machine was busy."""
         shares = [rate_of(o.row, o.tuned, target, ceilings).share for o in outcomes if o.tuned]
-        if ceilings is None or max((s for s in shares if s is not None), default=0.0) <= ABOVE_CEILING:
+        if ceilings is None or not ceilings.quick or max((s for s in shares if s is not None), default=0.0) <= ABOVE_CEILING:
             return ceilings
-        quick = ceilings.quick or self.options.budget + GRACE_SECONDS - self.elapsed < REMEASURE_SECONDS
-        return self._ceilings(target, not quick, refresh=True)
+        return self._ceilings(target, refresh=True)
 
     def _outcomes(self, rows: Sequence[Row], target: Target, compiler: Compiler) -> list[Outcome]:
         """Per kernel what the next `prepare` will use, and the times it was chosen by."""
@@ -370,7 +366,7 @@ class _Run:
         return shutil.get_terminal_size().columns if stream.isatty() else PIPE_WIDTH
 
     def _dry_run(self, rows: Sequence[Row], target: Target) -> int:
-        ceilings = self._ceilings(target, False)
+        ceilings = self._ceilings(target)
         bounds = {r.key: b for r in rows if (b := roofline_bound(r.kernel, target, ceilings)) > 0}
         self._print(["", *dry_table(rows, bounds, self._width()), "",
                      f"next: {self.options.command_line()}"])

@@ -3,18 +3,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.core import graph
 from svod.core.buffer import buffer_of
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor import Tensor
+from tests.draws import draws
 from tests.tensor import checking
 from tests.tensor.checking import check, evaluate
 from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes
 
-few = settings(max_examples=25, deadline=None)
+few = draws(10)
 
 
 @st.composite

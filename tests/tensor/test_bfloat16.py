@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.tensor import Tensor, where
+from tests.draws import draws
 from tests.tensor.checking import check, evaluate
 from tests.tensor.strategies import INTS, NUMPY_FLOATS, Array, make, rounded_to_bfloat16, seeds, shapes, views
 from tests.tensor.test_elementwise import FUNCTIONS, POSITIVE, quiet
 from tests.tensor.test_nn import Pair, conv_loop, pool_loop
 
-few = settings(max_examples=8, deadline=None)
+few = draws(4)
 bfloat16_views = views("bfloat16")
 EXACT = 0.0
 
@@ -95,7 +96,7 @@ def test_choices_and_comparisons(x: tuple[Tensor, Array], seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@settings(max_examples=2, deadline=None)
+@draws(2)
 @given(x=bfloat16_views)
 def test_functions(name: str, x: tuple[Tensor, Array]) -> None:
     ours, numpy, tolerance = FUNCTIONS[name]
@@ -104,7 +105,7 @@ def test_functions(name: str, x: tuple[Tensor, Array]) -> None:
 
 
 @pytest.mark.parametrize("name", POSITIVE)
-@settings(max_examples=2, deadline=None)
+@draws(2)
 @given(x=bfloat16_views)
 def test_functions_of_positive_numbers(name: str, x: tuple[Tensor, Array]) -> None:
     ours, numpy = POSITIVE[name]
@@ -151,7 +152,7 @@ def test_casts(x: tuple[Tensor, Array], target: str, seed: int) -> None:
 
 
 # -- networks: what is held is rounded once, what is between is float32 ---------------------------------------------------------
-networks = settings(max_examples=2, deadline=None)
+networks = draws(2)
 ROUNDED, SINGLE = 2.0**-8, 2.0**-24      # the unit roundoff of bfloat16 and of float32
 
 

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.core.dtype import BY_NAME, promote
 from svod.errors import DTypeError, ShapeError
 from svod.tensor import Tensor, where
+from tests.draws import draws
 from tests.tensor.checking import check
 from tests.tensor.strategies import Array, any_dtype, float_dtype, float_result, int_dtype, make, seeds, shapes, views
 
-few = settings(max_examples=25, deadline=None)
+few = draws(10)
 ARITHMETIC = [operator.add, operator.sub, operator.mul]
 COMPARE = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
 
@@ -144,7 +145,7 @@ POSITIVE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Array], Array]]]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@settings(max_examples=12, deadline=None)
+@draws(6)
 @given(x=views(st.sampled_from(["float16", "float32", "float64", "int8", "int32"])))
 def test_functions(name: str, x: tuple[Tensor, Array]) -> None:
     ours, numpy, tolerance = FUNCTIONS[name]
@@ -158,7 +159,7 @@ def test_functions(name: str, x: tuple[Tensor, Array]) -> None:
 
 
 @pytest.mark.parametrize("name", POSITIVE)
-@settings(max_examples=12, deadline=None)
+@draws(6)
 @given(x=views(float_dtype))
 def test_functions_of_positive_numbers(name: str, x: tuple[Tensor, Array]) -> None:
     ours, numpy = POSITIVE[name]

@@ -6,16 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.errors import DTypeError, ShapeError, UnsupportedError
 from svod.tensor import Tensor
+from tests.draws import draws
 from tests.tensor import checking
 from tests.tensor.checking import check
 from tests.tensor.strategies import INTS, Array, any_dtype, float_dtype, make, seeds
 
-few = settings(max_examples=25, deadline=None)
+few = draws(10)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,16 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.core.uop import Ops
 from svod.errors import DTypeError, ShapeError, TensorIndexError, UnsupportedError
 from svod.tensor import Tensor
+from tests.draws import draws
 from tests.tensor.checking import check
 from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes, views
 
-few = settings(max_examples=60, deadline=None)
+few = draws(24)
 
 
 @st.composite

@@ -5,15 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.errors import DTypeError, ShapeError, UnsupportedError
 from svod.tensor import Tensor
+from tests.draws import draws
 from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes, views
 
-few = settings(max_examples=25, deadline=None)
+few = draws(10)
 
 
 @few

@@ -6,17 +6,18 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.core.graph import shape_of, size_of
 from svod.core.uop import Ops
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor import Tensor
+from tests.draws import draws
 from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, make, seeds, views
 
-few = settings(max_examples=20, deadline=None)
+few = draws(10)
 Pair = tuple[int, int]
 
 

@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.config import PrepareConfig
 from svod.errors import DTypeError, KernelOptError, ShapeError, TensorIndexError, UnsupportedError
 from svod.tensor import Tensor
+from tests.draws import draws
 from tests.tensor import checking
 from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes, views
 
-few = settings(max_examples=15, deadline=None)
+few = draws(8)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor import Tensor
+from tests.draws import draws
 from tests.tensor import checking
 from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, make, seeds
 
-few = settings(max_examples=20, deadline=None)
+few = draws(10)
 extents = st.integers(1, 9)
 
 
