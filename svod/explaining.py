@@ -61,9 +61,7 @@ def explanation(*tensors: Tensor) -> str:
 
 def _plan_order(found: Explained) -> list[int]:
     """Positions of the calls in the order of the plan: by level."""
-    levels: list[int] = []
-    for call in found.schedule.calls:
-        levels.append(1 + max((levels[d] for d in call.deps), default=-1))
+    levels = found.schedule.levels()
     return sorted(range(len(levels)), key=lambda i: (levels[i], i))
 
 

@@ -183,9 +183,7 @@ def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline
     """The outline of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER."""
     numbers: dict[UOp, int] = {}
     kernels: dict[str, Kernel] = {}
-    levels: list[int] = []
-    for call in schedule.calls:
-        levels.append(1 + max((levels[d] for d in call.deps), default=-1))
+    levels = schedule.levels()
     order = sorted(range(len(levels)), key=lambda i: (levels[i], i))
     outputs = set(schedule.outputs)
     written: set[UOp] = set()

@@ -58,6 +58,13 @@ class Schedule:
     calls: tuple[KernelCall, ...]
     outputs: tuple[UOp, ...]
 
+    def levels(self) -> list[int]:
+        """For each call the length of the longest chain of calls that it waits for: calls of a level are independent."""
+        found: list[int] = []
+        for call in self.calls:
+            found.append(1 + max((found[d] for d in call.deps), default=-1))
+        return found
+
 
 Version = tuple[UOp, int]
 
