@@ -1,7 +1,6 @@
-"""Sketches: every one of every kernel lowers, those that are run are correct; contractions get register tiles, rows vectors."""
+"""Sketches: every one of every kernel is legal and correct; contractions get register tiles, rows vectors, large work cores."""
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from functools import cache
 
@@ -15,7 +14,6 @@ from svod.core.sketch import TIE, heuristic, lane_amounts, sketches, tile_amount
 from tests.agreement import Case, has_native, run_interpreted, run_native, steps
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
 from tests.core.corpus import CORPUS
-from tests.draws import count
 from tests.hand_kernels import HAND, gemm, lines, row_sums, softmax
 
 KERNELS = {**CORPUS, **HAND}
@@ -31,20 +29,18 @@ def case_of(name: str) -> Case:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_sketch_lowers_and_those_that_are_run_are_correct(name: str) -> None:
-    """All as LINEAR for all targets. The heuristic's and some drawn ones run (--draws 100: all), as machine code too where the host can."""
+def test_every_sketch_is_correct(name: str) -> None:
+    """As LINEAR for all targets, as machine code for one that the host can run."""
     case = case_of(name)
     done: set[str] = set()
     for target in TARGETS:
         found = sketches(Scheduler(case.kernel, target))
         assert found, "at least the untouched kernel"
         assert len({s.digest for s in found}) == len(found)
-        run = {heuristic(Scheduler(case.kernel, target)).digest,
-               *(s.digest for s in random.Random(name).sample(found, min(len(found), count(5))))}
         for state in found:
             program = lower(state)
             validate(program)
-            if program.digest in done or state.digest not in run:
+            if program.digest in done:
                 continue
             done.add(program.digest)
             if steps(program) <= MOST_STEPS:
