@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from svod.compile.emit_values import Values
-from svod.compile.nests import COPY_LANES, MAX_TILE_VECTORS, Layout, Lin, Nest, Staged, add_lins
+from svod.compile.nests import COPY_LANES, MAX_TILE_VECTORS, Lin, Nest, Staged, add_lins
 from svod.core.dots import Operand, Packed, Plan
 from svod.core.dtype import dtypes
 from svod.core.kernel import Linear, ResolvedStage
+from svod.core.layout import Layout
 from svod.core.nest import Piece
 from svod.core.scheduler import DOT, LOOP, UPCAST
 from svod.errors import KernelOptError

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from svod.compile.emit_reduce import Reductions, Sink
-from svod.compile.nests import COPY_LANES, MAX_TILE_VECTORS, NO_POINT, Layout, Lin, Nest, Staged, add_lins, is_exact, sum_lins
+from svod.compile.nests import COPY_LANES, MAX_TILE_VECTORS, NO_POINT, Lin, Nest, Staged, add_lins, sum_lins
 from svod.compile.program import Instr
 from svod.compile.transpose import transpose_squares
 from svod.core.dtype import dtypes
 from svod.core.kernel import Linear, Node, Reduction, ResolvedStage, Stage
+from svod.core.layout import Layout, is_exact
 from svod.core.nest import Piece, fit, lane_row
 from svod.core.scheduler import LOOP, UNROLL, UPCAST
 

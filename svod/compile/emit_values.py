@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from svod.compile import math
 from svod.compile.builder import Builder
-from svod.compile.nests import Chunk, Layout, Lin, Nest, Staged, Terms, add_lins, chunks_of, is_exact, sum_lins
+from svod.compile.nests import Chunk, Lin, Nest, Staged, Terms, add_lins, chunks_of, sum_lins
 from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Linear, Node
+from svod.core.layout import Layout, is_exact
 from svod.core.scheduler import LOOP
 from svod.core.uop import TRANSCENDENTAL
 

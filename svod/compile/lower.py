@@ -17,16 +17,13 @@ shorter copy of the body.
 from __future__ import annotations
 
 from svod.compile.emit_phase import Emitted, Phase
-from svod.compile.nests import SLACK, Layout, block_of, is_contiguous, is_exact
+from svod.compile.nests import SLACK
 from svod.compile.program import Instr, PhaseSpec, Program, ProgramSpec
-from svod.core import dots
 from svod.core.dtype import DType
-from svod.core.kernel import Linear, Node, ResolvedStage
-from svod.core.nest import Plan, fit, lane_row, plan
-from svod.core.scheduler import UPCAST, Scheduler
-
-SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
-LINE = 64
+from svod.core.kernel import Linear, ResolvedStage
+from svod.core.layout import Layout, is_exact, lay_out, layouts
+from svod.core.nest import Plan, fit, is_derived, plan
+from svod.core.scheduler import Scheduler
 
 
 def lower(state: Scheduler) -> Program:
@@ -41,115 +38,19 @@ class Lowering:
         self.state = state
         self.kernel = state.kernel
         self.plan: Plan = plan(state)
+        self.layouts = layouts(state, self.plan)
+        self.lane, self.orders = self.layouts.lanes, self.layouts.orders
+        self.dots, self.packed = self.layouts.dots, self.layouts.packed
+        self.derived = {s.index for s in self.kernel.stages if is_derived(s)}
         self.temps: list[int] = []
         self.temp_of: dict[int, tuple[int, Layout]] = {}
-        self.lane: dict[int, int] = {}        # stage → local axis that is the vector, or -1
-        self.orders: dict[int, tuple[int, ...]] = {}
-        self.tiles: dict[int, tuple[int, int]] = {}
-        self.derived: set[int] = set()
         self.unsafe: dict[int, int] = {}      # axis → extent that must be checked
         self.below: set[int] = set()          # those of them whose positions may also be negative: read backwards
         self.fixed: set[int] = set()          # axes whose last tile must not be moved back
-        self.dots: dict[int, dots.Plan] = {}  # stage → its dot instruction
-        self.packed: dict[int, dots.Packed] = {}    # operands of dot instructions
-        self.rows: set[int] = set()           # stages read in all lanes, laid out in rows along the sum
         self.threads = state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
-        self._layouts()
         self._guards()
 
     # -- facts about stages, readers before what they read -----------------------------------------
-    def _layouts(self) -> None:
-        state, resolved = self.state, self.plan.resolved
-        for s in range(len(self.kernel.stages) - 1, -1, -1):
-            r = resolved[s]
-            if r is None or self.plan.paths[s] is None:
-                continue
-            stage = r.stage
-            if not stage.is_output:
-                self.orders[s], self.tiles[s] = self._layout_order(s)
-            if stage.is_output or stage.has_reduce:
-                row = lane_row(state, r)
-                self.lane[s] = r.axes.index(state.rows[row].axis) if row >= 0 else -1
-                found = dots.plan_dot(state, r, self.lane[s])
-                if found is not None:
-                    self.dots[s] = found
-                    self.packed.update({o.stage: p for o, p in zip(found.operands, found.packed, strict=True)})
-            else:
-                self.derived.add(s)
-                self.lane[s] = self.orders[s][-1] if self.orders[s] else -1
-
-    def _layout_order(self, s: int) -> tuple[tuple[int, ...], tuple[int, int]]:
-        """The order in which a stage's dims are read: loops by depth, then register tiles, then the vector; and the dim that is
-        read in whole tiles, with the tile's size (or (-1, 1))."""
-        state, resolved = self.state, self.plan.resolved
-        dims = len(self.kernel.stages[s].outs)
-        rank = [-1.0] * dims
-        here = resolved[s]
-        copied = here is not None and any(n.kind == "load" for n in here.nodes)
-        tiles: set[tuple[int, int]] = set()     # what each read could use
-        for q in self.plan.readers[s]:
-            r = resolved[q]
-            if r is None or self.plan.paths[q] is None:
-                continue
-            lane = self.lane[q]
-            depth = {row: i for i, row in enumerate(state.order[q])}
-            for node in r.nodes:
-                if node.kind != "read" or node.arg != s:
-                    continue
-                found = (-1, 1)
-                # what is computed from scratch and read one element for all lanes keeps the order of the loops: its rows lie as those it is
-                # computed from, in vectors
-                tiles_inside = copied or any(a == lane for lin in node.dims for a, _ in lin.coefs)
-                for i, lin in enumerate(node.dims):
-                    for a, _ in lin.coefs:
-                        ids = state.axis_rows[r.axes[a]]
-                        value = max((depth[x] for x in ids if x in depth), default=0) * 1.0
-                        if q in self.derived:
-                            value = float(self.orders[q].index(a))
-                        elif tiles_inside and any(state.rows[x].role == UPCAST and state.rows[x].extent > 1 for x in ids):
-                            value = 500.0
-                        if a == lane:
-                            value = 1000.0
-                            found = (i, self._tile_of(q, r, node, i, a))
-                        rank[i] = max(rank[i], value)
-                tiles.add(found)
-        tile = tiles.pop() if len(tiles) == 1 else (-1, 1)
-        packed = self.packed.get(s)
-        if dims and max(rank) < 1000.0 and (packed is not None or self.plan.paths[s] == ()):
-            # read as a value in all lanes: rows along the sum are few streams through memory, as it mostly lies there
-            along = packed.dim if packed is not None else self._summed_dim(s)
-            if along >= 0:
-                rank[along] = 1000.0
-                self.rows.add(s)
-        if packed is not None and tile[0] == packed.dim:
-            tile = (-1, 1)
-        order = tuple(sorted(range(dims), key=lambda i: (rank[i], i)))
-        return order, tile if tile[1] > 1 and not self.kernel.stages[s].has_reduce else (-1, 1)
-
-    def _summed_dim(self, s: int) -> int:
-        """The dim of a stage along which its readers' innermost reduce loop runs, or -1."""
-        state = self.state
-        for q in self.plan.readers[s]:
-            r = self.plan.resolved[q]
-            if r is None or q in self.derived:
-                continue
-            local = {axis: i for i, axis in enumerate(r.axes)}
-            for row in reversed(state.order[q]):
-                a = local[state.rows[row].axis]
-                if a < len(r.stage.outs):
-                    continue
-                return next((i for n in r.nodes if n.kind == "read" and n.arg == s for i, lin in enumerate(n.dims) if lin.coef(a)), -1)
-        return -1
-
-    def _tile_of(self, q: int, r: ResolvedStage, node: Node, dim: int, local: int) -> int:
-        """Positions of the reader's vector axis that stand side by side, if the dim is read in whole tiles of them, else 1."""
-        lin = node.dims[dim]
-        axis = r.axes[local]
-        if lin.atoms or lin.const or lin.coefs != ((local, 1),) or self.plan.paths[q] != () or q in self.derived:
-            return 1    # a stage inside another nest computes whatever part is asked for, not whole tiles of it
-        pieces = fit(self.state, self.state.axis_rows[axis], self.state.axis_extent(axis))
-        return block_of(pieces) if is_exact(pieces, self.state.axis_extent(axis)) and is_contiguous(pieces) else 1
-
     def _guards(self) -> None:
         """Axes whose positions may fall beyond the extent and must be checked: padded ones, and what kernels that read their own output
         would otherwise compute twice. Stages read at such positions inherit the check."""
@@ -252,36 +153,7 @@ class Lowering:
 
     def layout(self, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
         """How a box of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as it may differ between boxes."""
-        order = self.orders[s]
-        dim, tile = self.tiles[s] if tiled else (-1, 1)
-        packed = self.packed.get(s)
-        if packed is not None:
-            # by words of a group: a step along the summed dim is a part of a word's stride, everything else moves by whole words
-            words = tuple(e // packed.group if d == packed.dim else e for d, e in enumerate(extents))
-            found = self._layout(order, words, dim, tile, SET_STRIDE // (packed.group * packed.dtype.itemsize) if s in self.rows else 0)
-            inside = tuple(n if d == packed.dim else n * packed.group for d, n in enumerate(found.strides))
-            return found._replace(extents=extents, strides=inside, outer=found.outer * packed.group, size=found.size * packed.group)
-        return self._layout(order, extents, dim, tile, SET_STRIDE // self.kernel.stages[s].dtype.itemsize if s in self.rows else 0)
-
-    def _layout(self, order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: int, apart: int) -> Layout:
-        """`apart`: rows of a multiple of so many elements get a line of the cache more, or they would share its sets; 0: none do."""
-        strides = [0] * len(extents)
-        if dim >= 0 and tile < extents[dim] and extents[dim] % tile == 0:
-            size = tile
-            for d in reversed(order):
-                if d != dim:
-                    strides[d] = size
-                    size *= extents[d]
-            strides[dim] = 1
-            return Layout(extents, tuple(strides), order, dim, tile, size, size * (extents[dim] // tile))
-        order = tuple(sorted(order, key=lambda d: extents[d] != 1))   # stable: axes of one position go outermost
-        size = 1
-        for d in reversed(order):
-            strides[d] = size
-            size *= extents[d]
-            if apart and d == order[-1] and size % apart == 0:
-                size += apart * LINE // SET_STRIDE
-        return Layout(extents, tuple(strides), order, -1, 1, 0, size)
+        return lay_out(self.state, self.layouts, s, extents, tiled)
 
     def _split_phases(self, r: ResolvedStage, split: tuple[int, int]) -> list[Emitted]:
         """A reduction cut over cores: partial results per part into a temporary, then a phase that combines them."""

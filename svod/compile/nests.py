@@ -4,8 +4,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from svod.core.kernel import ResolvedStage
+from svod.core.layout import Layout
 from svod.core.nest import Piece
-from svod.core.scheduler import LOOP
 
 Terms = dict[int, int]          # index value → coefficient
 Lin = tuple[Terms, int]         # Σ coefficient·value + constant
@@ -35,18 +35,6 @@ def add_lins(a: Lin, b: Lin, k: int) -> Lin:
     return terms, a[1] + k * b[1]
 
 
-class Layout(NamedTuple):
-    """How a staged value lies in memory. Element (p0, p1, …) stands at Σ stride·p; the tiled dim at (p // tile)·outer + p % tile."""
-
-    extents: tuple[int, ...]
-    strides: tuple[int, ...]
-    order: tuple[int, ...]         # dims, outermost first
-    tiled: int                     # the dim cut into tiles, or -1
-    tile: int
-    outer: int
-    size: int                      # elements
-
-
 class Staged(NamedTuple):
     """A stage's value for its readers: in memory (`layout`) or, for a single element, a scalar."""
 
@@ -57,31 +45,6 @@ class Staged(NamedTuple):
     floor: int                     # loads stay at or below this level
     version: int                   # which content of its area: an area is written again where a stage is computed twice
     guarded: bool                  # positions beyond the extent may be asked for: read under a gate
-
-
-def is_exact(pieces: tuple[Piece, ...], extent: int) -> bool:
-    total = 1
-    for p in pieces:
-        total *= p.extent
-    return total == extent
-
-
-def block_of(pieces: tuple[Piece, ...]) -> int:
-    """Positions that the expanded rows of an axis cover."""
-    return 1 + sum(p.stride * (p.extent - 1) for p in pieces if p.role != LOOP)
-
-
-def is_contiguous(pieces: tuple[Piece, ...]) -> bool:
-    """True when the expanded rows are the innermost ones, so that a tile is one block of positions."""
-    seen = False
-    for p in reversed(pieces):
-        if p.extent == 1:
-            continue
-        if p.role == LOOP:
-            seen = True
-        elif seen:
-            return False
-    return True
 
 
 class Chunk(NamedTuple):
