@@ -3,7 +3,7 @@
     python experiments/heuristics.py                        # the core suite
     python experiments/heuristics.py --suite models --kernels 'resnet18'
     python experiments/heuristics.py --kernels 'gemm_*,attention*' --show 8      # the first 8 chains of each, by time
-    python experiments/heuristics.py --random 20 --seed 3   # kernels of the same kinds, other extents, drawn from a seed
+    python experiments/heuristics.py --suite random --count 20 --seed 3     # kernels of the same kinds, other extents, drawn from a seed
     python experiments/heuristics.py --kernels gemm_512 --chain '[["UPCAST","o0",8],["UPCAST","o1",32]]'     # and a chain of one's own
 
 Sketches are timed in interleaved rounds, one sample each; those slower than three times the best leave after three samples. The
@@ -13,7 +13,6 @@ the direct loop's operations, in GFLOP/s. The last line has geometric means over
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import json
 import math
 import random
@@ -22,7 +21,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from svod.bench.suites import Case, attention, conv2d, gelu, layer_norm, linear_gelu, matmul, max_pool2d, reduction, select_cases, softmax
+from svod.bench.cases import Case
+from svod.bench.random_suite import RANDOM_COUNT
+from svod.bench.suites import select_cases
 from svod.bench.timer import Contestant, calibrate, take_sample
 from svod.compile.codegen import LoadedProgram, compile_object
 from svod.compile.host import host_target
@@ -108,32 +109,6 @@ def kernels_of(case: Case) -> Iterator[tuple[str, Kernel]]:
         yield (f"{case.name}.{i}" if len(kernels) > 1 else case.name), kernel
 
 
-def random_cases(count: int, seed: int) -> list[Case]:
-    """Kernels of the kinds of the core suite with extents from `seed`: the same seed gives the same kernels."""
-    rng = random.Random(seed)
-
-    def extent(low: int, high: int) -> int:
-        """Log-uniform; half of them round, the others as they come."""
-        n = round(math.exp(rng.uniform(math.log(low), math.log(high))))
-        return max(low, n // 16 * 16) if rng.random() < 0.5 else n
-    kinds = (
-        lambda i: matmul(f"gemm{i}", "", (extent(64, 1500), k := extent(64, 1500)), (k, extent(64, 1500))),
-        lambda i: matmul(f"bmm{i}", "", (b := extent(2, 24), extent(32, 400), k := extent(32, 400)), (b, k, extent(32, 400))),
-        lambda i: linear_gelu(f"linear{i}", "", extent(32, 600), extent(64, 1024), extent(64, 2048)),
-        lambda i: matmul(f"gemv{i}", "", (extent(256, 6000), k := extent(256, 6000)), (k,)),
-        lambda i: conv2d(f"conv{i}", "", extent(3, 200), extent(16, 200), rng.choice((1, 3, 3, 5, 7)), extent(14, 90),
-                         rng.choice((1, 1, 2))),
-        lambda i: conv2d(f"depthwise{i}", "", c := extent(16, 200), c, rng.choice((3, 5)), extent(14, 120), rng.choice((1, 2)), c),
-        lambda i: softmax(f"softmax{i}", "", extent(64, 5000), extent(32, 3000)),
-        lambda i: layer_norm(f"norm{i}", "", extent(64, 5000), extent(32, 2000)),
-        lambda i: attention(f"attention{i}", "", extent(2, 16), extent(32, 600), rng.choice((32, 64, 80, 128))),
-        lambda i: reduction(f"sum{i}", "", rng.choice(("sum", "max")), (extent(16, 5000), extent(16, 5000)), rng.choice((0, 1))),
-        lambda i: max_pool2d(f"pool{i}", "", extent(8, 128), extent(20, 150)),
-        lambda i: gelu(f"gelu{i}", "", extent(10_000, 5_000_000)),
-    )
-    return [kinds[i % len(kinds)](i) for i in range(count)]
-
-
 class Machine:
     """Compiles and times states of one kernel over one set of buffers."""
 
@@ -214,18 +189,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", default="core")
     parser.add_argument("--kernels", default="*", help="patterns of case names, joined by commas")
-    parser.add_argument("--random", type=int, default=0, metavar="N", help="N random kernels instead of a suite")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=RANDOM_COUNT, help="kernels of the suite random")
+    parser.add_argument("--seed", type=int, default=0, help="of the suite random")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--show", type=int, default=0, metavar="N", help="chains to show per kernel")
     parser.add_argument("--chain", action="append", default=[], help="a chain, as JSON, to time beside the sketches")
     args = parser.parse_args()
     target = host_target()
-    if args.random:
-        cases = [c for c in random_cases(args.random, args.seed) if any(fnmatch.fnmatch(c.name, p) for p in args.kernels.split(","))]
-        print(f"{args.random} kernels from seed {args.seed}")
-    else:
-        cases = select_cases(args.suite, args.kernels)
+    cases = select_cases(args.suite, args.kernels, seed=args.seed, count=args.count)
     extra = [[Opt.from_json(o) for o in json.loads(c)] for c in args.chain]
     studies = []
     for case in cases:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from svod import jit, scope
+from svod.bench.cases import Case
 from svod.bench.peers import Array, Prepared
 from svod.bench.results import KernelInfo
-from svod.bench.suites import Case
 from svod.compile.plan import ExecutionPlan
 from svod.config import NONE, BeamConfig, PrepareConfig
 from svod.core.buffer import bfloat16_bits_to_float32

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from svod.bench.suites import Case
+from svod.bench.cases import Case
 from svod.core.dtype import BY_NAME
 from svod.core.target import Target
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from amounts import Chain, Maker, lanes, thread, tile
 
 # isort: split
-from svod.bench.suites import Case
+from svod.bench.cases import Case
 from svod.core.target import Target
 
 

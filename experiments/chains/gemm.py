@@ -4,7 +4,7 @@ from __future__ import annotations
 from amounts import Chain, Maker, stream, thread, tile
 
 # isort: split
-from svod.bench.suites import Case
+from svod.bench.cases import Case
 from svod.core.target import Target
 
 PANEL_BYTES = 1 << 18       # of the right operand: up to here it is read where it lies, its rows stay in the second cache

@@ -24,12 +24,13 @@ import rows
 from amounts import Chain, Maker
 
 # isort: split
+from svod.bench.cases import Case
 from svod.bench.ceilings import cached_ceilings
 from svod.bench.peers import Peer, load_peers, parse_peers
 from svod.bench.quantities import seconds
 from svod.bench.results import CaseResult
 from svod.bench.runner import run_case
-from svod.bench.suites import Case, select_cases
+from svod.bench.suites import select_cases
 from svod.compile.host import host_target
 from svod.config import NONE, BenchConfig, PrepareConfig, data_dir
 from svod.contestants import SvodContestant

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from svod.bench.suites import Array, Case, load_model
+from svod.bench.cases import Array, Case, load_model
 from svod.core.buffer import bfloat16_bits_to_float32
 
 

@@ -29,7 +29,8 @@ SVOD = ("heuristic", "tuned")       # contestants that are svod; all others are 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for. `mode`: beam (search what the database lacks), db-only, heuristic. `started`: UTC, ISO 8601."""
+    """What was asked for. `mode`: beam (search what the database lacks), db-only, heuristic. `seed`: of the operands, and of the kernels of
+    the suite random, of which there are `count`. `started`: UTC, ISO 8601."""
 
     command: str
     suite: str
@@ -40,6 +41,7 @@ class Settings:
     seed: int
     started: str
     seconds: float
+    count: int | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from svod.bench.cases import Case
 from svod.bench.ceilings import Ceilings
 from svod.bench.load import MachineLoad, Watch, watch_machine
 from svod.bench.machine import machine_of, versions
@@ -23,7 +24,6 @@ from svod.bench.peers import Array, Peer, Prepared
 from svod.bench.race import interleave, paired_ratio
 from svod.bench.reference import largest_error, reference, widen
 from svod.bench.results import SVOD, CaseResult, Load, Outcome, PeerInfo, Run, Settings
-from svod.bench.suites import Case
 from svod.bench.summary import Timed, bound_of, group_results, judge_case
 from svod.bench.timer import Clock, Contestant, calibrate
 from svod.config import BenchConfig

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import shlex
 import sys
 import time
@@ -18,6 +19,7 @@ from svod.cli.outputs import check_database, check_output
 from svod.errors import DatabaseError
 
 INSTALL_PEERS = f"{shlex.quote(sys.executable)} -m pip install 'svod[peers]'"
+NEW_SEEDS = 1_000_000   # a seed that is drawn is below this: short enough to type
 SETTLE_SECONDS = 0.5    # how long the machine is watched before a run
 
 
@@ -73,7 +75,8 @@ class _Run(click.Command):
 
 
 @cli.command(cls=_Run)
-@click.option("--suite", default="core", show_default=True, metavar="core|models|odd|all", help="Which kernels.")
+@click.option("--suite", default="core", show_default=True, metavar="NAMES",
+              help="Which kernels: core, odd, models, random, with commas, or all.")
 @click.option("--kernels", default="*", metavar="GLOB", help="Only kernels whose names match; several patterns are joined by commas.")
 @click.option("--beam", type=click.IntRange(min=1), metavar="N", help="Search what the tuning database lacks, with this beam width.")
 @click.option("--heuristic", is_flag=True, help="svod with its heuristics alone.")
@@ -82,24 +85,32 @@ class _Run(click.Command):
 @click.option("--fresh", is_flag=True, help="With a beam: search what the database knows, too.")
 @click.option("--peers", default="all", show_default=True, metavar="NAMES", help="Libraries to compare with, with commas; all, or none.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the operands.")
+@click.option("--seed", type=click.IntRange(min=0),
+              help="Seed of the operands and of the suite random; default: 0, and with that suite a number drawn now.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="How many kernels the suite random has; default: 20.")
 @click.option("--dump-after", metavar="PASSES", help="Print what these passes make of every plan of svod's; as SVOD_DUMP_AFTER.")
 @click.option("--list", "only_list", is_flag=True, help="Show the kernels of the suite and do nothing.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT", help="Write everything to a file.")
-def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bool, fresh: bool, peers: str, db: str | None, seed: int,
-        dump_after: str | None, only_list: bool, json_path: Path | None) -> None:
+def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bool, fresh: bool, peers: str, db: str | None,
+        seed: int | None, count: int | None, dump_after: str | None, only_list: bool, json_path: Path | None) -> None:
     """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
     from svod.bench.peers import load_peers, parse_peers
+    from svod.bench.random_suite import RANDOM, RANDOM_COUNT
     from svod.bench.results import Run, Settings, write_run
     from svod.bench.runner import run_suite
-    from svod.bench.suites import select_cases
+    from svod.bench.suites import parse_suites, select_cases
     from svod.cli.bench_tables import describe_case, print_run
     from svod.cli.tables import print_table
     from svod.compile.host import host_target
 
     mode, width = _mode(beam, heuristic, db_only, fresh)
     check_database(db if mode == "beam" else None)
-    cases = select_cases(suite, kernels)
+    with_random, count = RANDOM in parse_suites(suite), count or RANDOM_COUNT
+    if seed is None:
+        seed = secrets.randbelow(NEW_SEEDS) if with_random else 0
+    cases = select_cases(suite, kernels, seed=seed, count=count)
+    if with_random:
+        _say(f"the suite random is {count} kernels of seed {seed}; --seed {seed} gives the same ones again")
     names = parse_peers(peers)
     if only_list:
         print_table(("kernel", "what", "group", "dtype", "operands"), [(c.name, c.title, c.group, c.dtype, c.shapes) for c in cases],
@@ -122,7 +133,7 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
     _say(f"{len(cases)} kernels, {target.threads} thread{'s' if target.threads > 1 else ''} each: {together}")
     settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,
-                        datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0)
+                        datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0, count if with_random else None)
 
     def finished(so_far: Run) -> None:
         click.echo("\n".join(describe_case(so_far.cases[-1])) + "\n")

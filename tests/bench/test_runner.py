@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from svod.bench import suites
+from svod.bench import cases as kinds
+from svod.bench.cases import Case
 from svod.bench.load import MachineLoad
 from svod.bench.peers import Array, Prepared
 from svod.bench.reference import reference
 from svod.bench.results import CaseResult, KernelInfo, PeerInfo, Run, Settings
 from svod.bench.runner import SLOW_ROUNDS, Timing, run_case, run_suite, time_interleaved
-from svod.bench.suites import Case
 from svod.bench.timer import Contestant
 from svod.compile.host import host_target
 from svod.config import BenchConfig
 from svod.errors import ShapeError, UnsupportedError
 from tests.bench.example_run import CEILINGS
 
-CASE = suites.axpy("axpy", "axpy of 100", 100)
+CASE = kinds.axpy("axpy", "axpy of 100", 100)
 SETTINGS = Settings("svod-bench run", "core", "*", "db-only", None, False, 0, "2026-01-01T00:00:00Z", 0.0)
 CONFIG = BenchConfig(rounds=15, case_seconds=1.0, precision=0.01, min_sample=200.0)
 
@@ -183,7 +183,7 @@ def test_the_same_code_is_timed_once() -> None:
 def test_work_of_a_model_is_that_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     kernels = (KernelInfo("a", "", "", (), "heuristic", "", 1000, 3000), KernelInfo("b", "", "", (), "heuristic", "", 500, 2000))
-    case = suites.model("mlp", "perceptron", "mlp", "Perceptron", (64, 256), (64, 10))
+    case = kinds.model("mlp", "perceptron", "mlp", "Perceptron", (64, 256), (64, 10))
     result = run(world, FakePeer(world, "heuristic", kernels=kernels), case=case)
     assert result.flops == 1500 and result.bytes_read + result.bytes_written == 5000 and result.bytes_written == 64 * 10 * 4
 
@@ -198,7 +198,7 @@ def suite_of(world: World, cases: Sequence[Case], *peers: FakePeer, **listeners:
 def test_a_suite_is_one_run() -> None:
     world = World()
     said: list[str] = []
-    cases = [suites.axpy("a", "", 10), suites.gelu("b", "", 7)]
+    cases = [kinds.axpy("a", "", 10), kinds.gelu("b", "", 7)]
     found = suite_of(world, cases, FakePeer(world, "heuristic"), FakePeer(world, "numpy", 2e-3),
                      started=lambda i, c: said.append(f"{i} {c.name}"), finished=lambda r: said.append(f"done {r.cases[-1].name}"))
     assert said == ["0 a", "done a", "1 b", "done b"]
@@ -216,7 +216,7 @@ def test_an_interrupted_suite_keeps_what_is_done() -> None:
             if case.name == "b":
                 raise KeyboardInterrupt
             return super().prepare(case, operands)
-    cases = [suites.axpy("a", "", 10), suites.gelu("b", "", 7)]
+    cases = [kinds.axpy("a", "", 10), kinds.gelu("b", "", 7)]
     found = suite_of(world, cases, Impatient(world, "heuristic"))
     assert [c.name for c in found.cases] == ["a"]
     with pytest.raises(KeyboardInterrupt):

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from svod import Tensor
-from svod.bench import suites
+from svod.bench import cases as kinds
+from svod.bench.cases import Case, Operand
 from svod.bench.peers import LIBRARIES, Peer, load_peers, parse_peers
+from svod.bench.random_suite import LEAST_SECONDS, MOST_SECONDS, is_prime, nominal_seconds, random_cases
 from svod.bench.reference import FUNCTIONS, largest_error, reference, widen
-from svod.bench.suites import SUITES, Case, Operand, select_cases
+from svod.bench.suites import SUITES, select_cases
 from svod.contestants import svod_contestants
 from svod.core.dtype import BY_NAME
 from svod.errors import ConfigError, UnsupportedError
@@ -20,29 +22,29 @@ from svod.errors import ConfigError, UnsupportedError
 EVERY = [c for cases in SUITES.values() for c in cases]
 # every operation at extents that nothing divides, and 1
 SMALL = [
-    suites.matmul("product", "", (17, 9), (9, 5)),
-    suites.matmul("product_1", "", (1, 1), (1, 1)),
-    suites.matmul("vector", "", (17, 9), (9,)),
-    suites.matmul("batch", "", (3, 7, 9), (3, 9, 5)),
-    suites.matmul("half", "", (19, 23), (23, 11), "float16"),
-    suites.matmul("brain", "", (19, 23), (23, 11), "bfloat16"),
-    suites.matmul("bytes", "", (32, 64), (64, 16), "int8"),
-    suites.linear_gelu("linear", "", 7, 9, 5),
-    suites.conv2d("conv", "", 3, 5, 3, 13),
-    suites.conv2d("conv_strided", "", 3, 4, 7, 20, 2),
-    suites.conv2d("conv_point", "", 6, 5, 1, 11),
-    suites.conv2d("conv_depthwise", "", 6, 6, 3, 11, groups=6),
-    suites.softmax("softmax", "", 5, 33),
-    suites.layer_norm("norm", "", 5, 33),
-    suites.attention("attention", "", 3, 13, 8),
-    suites.reduction("sum", "", "sum", (1009,), 0),
-    suites.reduction("rows", "", "sum", (13, 17), 1),
-    suites.reduction("columns", "", "sum", (13, 17), 0),
-    suites.reduction("maximum", "", "max", (1009,), 0),
-    suites.max_pool2d("pool", "", 3, 14),
-    suites.gelu("gelu", "", 1009),
-    suites.axpy("axpy", "", 1009),
-    suites.transpose("transpose", "", 19),
+    kinds.matmul("product", "", (17, 9), (9, 5)),
+    kinds.matmul("product_1", "", (1, 1), (1, 1)),
+    kinds.matmul("vector", "", (17, 9), (9,)),
+    kinds.matmul("batch", "", (3, 7, 9), (3, 9, 5)),
+    kinds.matmul("half", "", (19, 23), (23, 11), "float16"),
+    kinds.matmul("brain", "", (19, 23), (23, 11), "bfloat16"),
+    kinds.matmul("bytes", "", (32, 64), (64, 16), "int8"),
+    kinds.linear_gelu("linear", "", 7, 9, 5),
+    kinds.conv2d("conv", "", 3, 5, 3, 13),
+    kinds.conv2d("conv_strided", "", 3, 4, 7, 20, 2),
+    kinds.conv2d("conv_point", "", 6, 5, 1, 11),
+    kinds.conv2d("conv_depthwise", "", 6, 6, 3, 11, groups=6),
+    kinds.softmax("softmax", "", 5, 33),
+    kinds.layer_norm("norm", "", 5, 33),
+    kinds.attention("attention", "", 3, 13, 8),
+    kinds.reduction("sum", "", "sum", (1009,), 0),
+    kinds.reduction("rows", "", "sum", (13, 17), 1),
+    kinds.reduction("columns", "", "sum", (13, 17), 0),
+    kinds.reduction("maximum", "", "max", (1009,), 0),
+    kinds.max_pool2d("pool", "", 3, 14),
+    kinds.gelu("gelu", "", 1009),
+    kinds.axpy("axpy", "", 1009),
+    kinds.transpose("transpose", "", 19, 23),
 ]
 
 
@@ -86,8 +88,35 @@ def test_svod_expression_has_the_declared_shape(case: Case) -> None:
     assert made.shape == case.out_shape and made.dtype == BY_NAME[case.out_dtype]
 
 
+def test_a_neighbour_is_the_same_operation_of_about_the_same_work() -> None:
+    for c in SUITES["odd"]:
+        assert c.neighbour is not None and (c.neighbour.op, c.neighbour.dtype, c.neighbour.group) == (c.op, c.dtype, c.group)
+        assert 0.6 < c.work / c.neighbour.work < 1.1
+    assert all(c.neighbour is None for c in EVERY if c.suite != "odd")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32])
+def test_random_kernels_are_those_of_the_seed(seed: int) -> None:
+    cases = random_cases(30, seed)
+    assert [c.name for c in cases] == [c.name for c in random_cases(30, seed)] != [c.name for c in random_cases(30, seed + 1)]
+    assert [c.name for c in random_cases(7, seed)] == [c.name for c in cases[:7]]
+    assert len({c.name for c in cases}) == 30 and all(c.suite == "random" for c in cases)
+    assert sorted((c.op, c.dtype) for c in cases[:24]) == sorted((c.op, c.dtype) for c in SUITES["core"])       # the deck is core
+    assert all(LEAST_SECONDS <= nominal_seconds(c) <= MOST_SECONDS for c in cases)
+    assert any(is_prime(n) and n > 16 for c in cases for o in c.operands for n in o.shape)
+    for c in cases:
+        assert c.build(*(Tensor.empty(*o.shape, dtype=o.dtype) for o in c.operands)).shape == c.out_shape
+
+
+def test_random_kernels_are_the_same_everywhere() -> None:
+    """What seed 0 stands for is in reports: it must not change with Python or NumPy."""
+    assert [c.name for c in random_cases(3, 0)] == ["random_max_pool_379x80", "random_column_sums_3456x6203", "random_depthwise5x5_176x93"]
+    with pytest.raises(ConfigError, match="at least"):
+        random_cases(0, 0)
+
+
 def test_operands_are_decided_by_seed_and_name() -> None:
-    a, b = suites.matmul("one", "", (5, 7), (7, 3)), suites.matmul("two", "", (5, 7), (7, 3))
+    a, b = kinds.matmul("one", "", (5, 7), (7, 3)), kinds.matmul("two", "", (5, 7), (7, 3))
     first, again, other_seed, other_name = a.draw(3), a.draw(3), a.draw(4), b.draw(3)
     assert all(np.array_equal(x, y) for x, y in zip(first, again, strict=True))
     assert not np.array_equal(first[0], other_seed[0]) and not np.array_equal(first[0], other_name[0])
@@ -101,7 +130,7 @@ def test_operands_are_decided_by_seed_and_name() -> None:
 # -- the reference against formulas written another way ---------------------------------------------
 
 def test_reference_of_gelu_has_an_error_function() -> None:
-    case = suites.gelu("g", "", 501)
+    case = kinds.gelu("g", "", 501)
     x = np.linspace(-6, 6, 501, dtype=np.float32)
     wanted = [0.5 * float(v) * (1 + math.erf(float(v) / math.sqrt(2))) for v in x]
     assert np.abs(reference(case, [x]) - wanted).max() < 1e-6
@@ -124,7 +153,7 @@ def test_reference_of_convolutions_is_the_direct_loop() -> None:
 
 
 def test_reference_of_attention_is_a_loop_over_rows() -> None:
-    case = suites.attention("a", "", 2, 5, 3)
+    case = kinds.attention("a", "", 2, 5, 3)
     q, k, v = (a[0].astype(np.float64) for a in case.draw())
     wanted = np.zeros((1, 2, 5, 3))
     for h in range(2):
@@ -190,10 +219,10 @@ def test_models_are_computed_by_every_installed_library() -> None:
 
 
 def test_models_need_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(suites, "MODELS_DIR", tmp_path)
-    monkeypatch.setattr(suites, "_models", {})
+    monkeypatch.setattr(kinds, "MODELS_DIR", tmp_path)
+    monkeypatch.setattr(kinds, "_models", {})
     with pytest.raises(UnsupportedError, match="from a checkout"):
-        suites.load_model("resnet18", "ResNet18")
+        kinds.load_model("resnet18", "ResNet18")
 
 
 # -- choosing ---------------------------------------------------------------------------------------
@@ -201,7 +230,12 @@ def test_models_need_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) 
 def test_select_cases() -> None:
     assert [c.name for c in select_cases("core", "gemm_2*")] == ["gemm_256", "gemm_2048"]
     assert [c.name for c in select_cases("core", "softmax*, gemm_256")] == ["gemm_256", "softmax_4096x1024"]
-    assert len(select_cases("all")) == len(EVERY)
+    assert len(select_cases("all")) == len(EVERY) == len(select_cases("core,all, odd"))
+    assert [c.name for c in select_cases("odd,core", "gemm_1000,gemm_256")] == ["gemm_1000", "gemm_256"]
+    both = select_cases("random,models", count=3, seed=5)
+    assert [c.suite for c in both] == ["random"] * 3 + ["models"] * len(SUITES["models"])
+    assert [c.name for c in both[:3]] == [c.name for c in select_cases("random", count=3, seed=5)] != [
+        c.name for c in select_cases("random", count=3, seed=6)]
 
 
 @pytest.mark.parametrize(("suite", "pattern", "words"), [
@@ -209,6 +243,7 @@ def test_select_cases() -> None:
     ("core", "gem", ["'gem'", "gemm_256", "transpose_4096"]),
     ("core", "resnet18", ["--suite models"]),
     ("core", " , ", ["no kernel was asked for"]),
+    (" , ", "*", ["no suite in", "core, odd, models, random"]),
 ])
 def test_what_is_unknown_is_answered_with_what_exists(suite: str, pattern: str, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -235,7 +270,7 @@ def test_a_missing_library_is_left_out_and_said_to_be(monkeypatch: pytest.Monkey
 
 def test_the_search_budget_is_that_of_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEAM_KERNEL_BUDGET", "7")
-    cases = [suites.gelu("a", "", 7), suites.gelu("b", "", 9), SUITES["models"][0]]
+    cases = [kinds.gelu("a", "", 7), kinds.gelu("b", "", 9), SUITES["models"][0]]
     heuristic, tuned = svod_contestants("beam", 3, cases, fresh=True, db=":none:")
     assert heuristic.config.beam is None and heuristic.config.db == ":none:"
     beam = tuned.config.beam

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import svod.bench.cases
 import svod.bench.ceilings
 import svod.bench.load
 from svod.bench.compare import compare_runs
@@ -74,7 +75,7 @@ def test_results_of_another_version(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["run", "nonsuch"], "svod-bench run --kernels 'nonsuch*'. The suites are core, odd, models, and all"),
+    (["run", "nonsuch"], "svod-bench run --kernels 'nonsuch*'. The suites are core, odd, models, random, and all"),
     (["run", "models", "--heuristic"], "svod-bench run --suite models"), (["run", "--nonsuch"], "No such option"),
     (["run", "--json", "none/r.json"], "the directory"), (["run", "--beam", "2", "--db", "old.json"], "not a tuning database"),
     (["report", "-o", "none/r.html"], "-o none/r.html: the directory"), (["ceilings", "--json", "none/c.json"], "--json none/c.json"),
@@ -127,6 +128,15 @@ def test_list(call: Call) -> None:
                                                                             "gemm_1x4096x4096"]
 
 
+def test_list_of_random_kernels_says_its_seed(call: Call) -> None:
+    drawn = call("run", "--list", "--suite", "random,odd", "--count", "3")
+    found = re.search(r"random is 3 kernels of seed (\d+); --seed \1", drawn.stderr)
+    again = call("run", "--list", "--suite", "random", "--count", "3", "--seed", found[1] if found else "")
+    assert drawn.exit_code == again.exit_code == 0 and drawn.stdout.splitlines()[:4] == again.stdout.splitlines()
+    assert len(call("run", "--list", "--suite", "random", "--seed", "0").stdout.splitlines()) == 21
+    assert call("run", "--list").stderr == ""
+
+
 def test_run(call: Call, tmp_path: Path) -> None:
     result = call("run", "--suite", "odd", "--kernels", "gemm_255*", "--peers", "numpy", "--json", "run.json")
     assert result.exit_code == 0, result.output
@@ -158,7 +168,7 @@ def test_run_with_the_heuristic_alone_and_without_peers(call: Call, tmp_path: Pa
 
 
 def test_wrong_results_end_with_status_1(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(svod.bench.suites, "TOLERANCE", {"float32": -1.0})
+    monkeypatch.setattr(svod.bench.cases, "TOLERANCE", {"float32": -1.0})
     result = call("run", "--kernels", "gemm_256", "--peers", "numpy")
     assert result.exit_code == 1 and "svod gives wrong results or fails: gemm_256 (heuristic), gemm_256 (tuned)" in result.stderr
     assert "WRONG" in result.stdout

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.bench import suites
+from svod.bench import cases as kinds
+from svod.bench.cases import Case
 from svod.bench.reference import largest_error, reference, widen
-from svod.bench.suites import Case, select_cases
+from svod.bench.suites import select_cases
 from svod.compile.host import host_target
 from svod.compile.linear import validate
 from svod.compile.lower import lower
@@ -28,28 +29,28 @@ from tests.compile.native import AVX2, AVX512, BASELINE
 
 CHAINS = Path(__file__).resolve().parents[2] / "experiments" / "chains"
 SMALL: list[tuple[str, Case]] = [       # the chain's case → one that the chain is tried on
-    ("gemm_1024", suites.matmul("a", "", (13, 37), (37, 197))),
-    ("gemm_1024", suites.matmul("a", "", (67, 8), (8, 129))),
-    ("gemm_bias_gelu", suites.linear_gelu("a", "", 11, 23, 191)),
-    ("bmm_12", suites.matmul("a", "", (3, 17, 19), (3, 19, 131))),
-    ("gemm_1024_float16", suites.matmul("a", "", (19, 33), (33, 131), "float16")),
-    ("gemm_1024_bfloat16", suites.matmul("a", "", (67, 33), (33, 131), "bfloat16")),
-    ("gemm_1024_int8", suites.matmul("a", "", (67, 71), (71, 131), "int8")),
-    ("conv3x3_64_56", suites.conv2d("a", "", 5, 37, 3, 17)),
-    ("conv7x7_s2_224", suites.conv2d("a", "", 3, 19, 7, 41, 2)),
-    ("conv1x1_256_56", suites.conv2d("a", "", 7, 13, 1, 17)),
-    ("conv_depthwise_112", suites.conv2d("a", "", 5, 5, 3, 29, groups=5)),
-    ("softmax_4096x1024", suites.softmax("a", "", 5, 197)),
-    ("layer_norm_4096x768", suites.layer_norm("a", "", 7, 131)),
-    ("attention_12x512x64", suites.attention("a", "", 2, 97, 67)),
-    ("sum_16m", suites.reduction("a", "", "sum", (4099,), 0)),
-    ("row_sum_4096", suites.reduction("a", "", "sum", (13, 197), 1)),
-    ("column_sum_4096", suites.reduction("a", "", "sum", (37, 197), 0)),
-    ("gemv_4096", suites.matmul("a", "", (13, 197), (197,))),
-    ("max_pool_64_112", suites.max_pool2d("a", "", 5, 31)),
-    ("gelu_4m", suites.gelu("a", "", 1021)),
-    ("axpy_16m", suites.axpy("a", "", 1021)),
-    ("transpose_4096", suites.transpose("a", "", 71)),
+    ("gemm_1024", kinds.matmul("a", "", (13, 37), (37, 197))),
+    ("gemm_1024", kinds.matmul("a", "", (67, 8), (8, 129))),
+    ("gemm_bias_gelu", kinds.linear_gelu("a", "", 11, 23, 191)),
+    ("bmm_12", kinds.matmul("a", "", (3, 17, 19), (3, 19, 131))),
+    ("gemm_1024_float16", kinds.matmul("a", "", (19, 33), (33, 131), "float16")),
+    ("gemm_1024_bfloat16", kinds.matmul("a", "", (67, 33), (33, 131), "bfloat16")),
+    ("gemm_1024_int8", kinds.matmul("a", "", (67, 71), (71, 131), "int8")),
+    ("conv3x3_64_56", kinds.conv2d("a", "", 5, 37, 3, 17)),
+    ("conv7x7_s2_224", kinds.conv2d("a", "", 3, 19, 7, 41, 2)),
+    ("conv1x1_256_56", kinds.conv2d("a", "", 7, 13, 1, 17)),
+    ("conv_depthwise_112", kinds.conv2d("a", "", 5, 5, 3, 29, groups=5)),
+    ("softmax_4096x1024", kinds.softmax("a", "", 5, 197)),
+    ("layer_norm_4096x768", kinds.layer_norm("a", "", 7, 131)),
+    ("attention_12x512x64", kinds.attention("a", "", 2, 97, 67)),
+    ("sum_16m", kinds.reduction("a", "", "sum", (4099,), 0)),
+    ("row_sum_4096", kinds.reduction("a", "", "sum", (13, 197), 1)),
+    ("column_sum_4096", kinds.reduction("a", "", "sum", (37, 197), 0)),
+    ("gemv_4096", kinds.matmul("a", "", (13, 197), (197,))),
+    ("max_pool_64_112", kinds.max_pool2d("a", "", 5, 31)),
+    ("gelu_4m", kinds.gelu("a", "", 1021)),
+    ("axpy_16m", kinds.axpy("a", "", 1021)),
+    ("transpose_4096", kinds.transpose("a", "", 71, 67)),
 ]
 
 
@@ -98,7 +99,7 @@ def test_chains_are_valid_on_every_kind_of_target(target: Target, chains: Any) -
 def test_the_scores_of_attention_are_never_turned(chains: Any) -> None:
     """What is computed from scratch keeps its rows: no strided access but those that pack the keys, and these are squares."""
     target = replace(AVX512, threads=2)
-    case = suites.attention("a", "", 2, 96, 64)
+    case = kinds.attention("a", "", 2, 96, 64)
     state = Scheduler(kernel_of(case), target).apply_opts([Opt.from_json(o) for o in chains.CHAINS["attention_12x512x64"](case, target)])
     code = [i for phase in lower(state).code for i in phase]
     assert not [i for i in code if i[0] in ("LOADS", "STORES", "GATHER", "SCATTER")]
