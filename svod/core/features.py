@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from svod.core.dots import rate_of, stored_bytes
 from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Node, ResolvedStage
+from svod.core.layout import Layouts, lay_out, layouts
 from svod.core.nest import Piece, Plan, fit, is_derived, lane_row, plan
 from svod.core.scheduler import DOT, LOOP, ROOT, UPCAST, Scheduler
 from svod.core.traffic import LINE, PAGE, Access, levels, traffic
@@ -88,7 +89,8 @@ def features(state: Scheduler) -> Features:
     flops = moved = 0.0
     best_fmas, ratio = 0.0, 0.0
     threads = state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
-    inner = _innermost_dims(state, found)
+    lay = layouts(state, found)
+    inner = _innermost(lay)
     for s in range(len(kernel.stages) - 1, -1, -1):
         r, path = found.resolved[s], found.paths[s]
         if r is None or path is None:
@@ -101,7 +103,7 @@ def features(state: Scheduler) -> Features:
                 size *= e
             scratch += size
         cost = _stage_cost(state, nest, inner)
-        cost_of_data, stage_moved = _data(state, found, nest, cost.reads, brought)
+        cost_of_data, stage_moved = _data(state, found, lay, nest, cost.reads, brought)
         cycles = max(cost.compute, *cost_of_data)
         cycles += _OVERLAP * (cost.compute + sum(cost_of_data) - cycles)
         if path != () or not _once(state, found.resolved, s):
@@ -129,7 +131,7 @@ def _needs(state: Scheduler) -> tuple[dict[int, list[int]], dict[int, frozenset[
     found = plan(state)
     pieces: dict[int, list[tuple[Piece, ...]]] = {}
     moves: dict[int, frozenset[int]] = {}
-    inner = _innermost_dims(state, found)
+    inner = _innermost(layouts(state, found))
     boxes = {}
     for s in range(len(found.resolved) - 1, -1, -1):
         r = found.resolved[s]
@@ -211,7 +213,7 @@ def _find_moves(state: Scheduler, found: Plan, s: int, path: Any, moves: dict[in
                         moves[outs[dim]] |= opened.intersection(state.axis_rows[axis]) | moves.get(axis, frozenset())
 
 
-def _data(state: Scheduler, found: Plan, nest: _Nest, reads: list[Node],
+def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[Node],
           brought: dict[int, list[tuple[int, ...]]]) -> tuple[tuple[float, ...], float]:
     """Cycles that a stage's accesses cost at each level, over all times it runs; bytes from memory."""
     r, target = nest.r, state.target
@@ -229,26 +231,32 @@ def _data(state: Scheduler, found: Plan, nest: _Nest, reads: list[Node],
         row for row in state.order[r.stage.index] if any(p.row == row and p.extent > 1 for p in nest.own[_local_axis(state, r, row)]))
 
     def dense(n: Node) -> Access:
-        """A read of a staged value: scratch laid out as it is read."""
-        outer = frozenset(row for t, depth in found.paths[n.arg] or () for row in state.order[t][:depth])
-        spans = []
-        for lin in n.dims:
-            span = 1
-            for a, c in lin.coefs:
+        """A read of a staged value, from where it lies."""
+        path = found.paths[n.arg] or ()
+        outer = frozenset([row for t, depth in path for row in state.order[t][:depth]])
+        packed = lay.packed.get(n.arg)
+        extents = []
+        for dim, (axis, lin) in enumerate(zip(state.kernel.stages[n.arg].outs, n.dims, strict=True)):
+            full = packed.padded if packed is not None and packed.dim == dim else state.kernel.axes[axis].extent
+            span = full if not path or lin.atoms else 1
+            for a, c in lin.coefs if path else ():
                 extent = 1
                 for p in nest.own[a]:
                     if p.row not in outer:
                         extent *= p.extent
                 span += abs(c) * (extent - 1)
-            spans.append(span)
+            extents.append(min(span, full))
+        tiled = lay.tiles[n.arg][0]
+        whole = tiled >= 0 and extents[tiled] == state.kernel.axes[state.kernel.stages[n.arg].outs[tiled]].extent
+        layout = lay_out(state, lay, n.arg, tuple(extents), whole)
         size = stored_bytes(state, n.arg)
-        step, steps = size, dict[int, int]()
-        for d in sorted(range(len(spans)), key=lambda d: (nest.lane >= 0 and n.dims[d].coef(nest.lane) != 0, d), reverse=True):
-            for a, c in n.dims[d].coefs:
-                steps[a] = steps.get(a, 0) + abs(c) * step
-            step *= spans[d]
-        around = sum(row in outer for row in (*rows, *own_rows))
-        return Access(tuple(steps.items()), size, float(step), local=True, fixed=around)
+        steps = dict[int, int]()
+        for lin, stride in zip(n.dims, layout.strides, strict=True):
+            for a, c in lin.coefs:
+                steps[a] = steps.get(a, 0) + abs(c) * stride * size
+        around = sum([row in outer for row in (*rows, *own_rows)])
+        tile = (n.dims[tiled].coefs[0][0], layout.tile, layout.outer * size) if layout.tiled >= 0 else None
+        return Access(tuple(steps.items()), size, float(layout.size * size), local=True, fixed=around, tile=tile)
 
     for n in reads:
         if n.linear is not None:
@@ -276,10 +284,10 @@ def _data(state: Scheduler, found: Plan, nest: _Nest, reads: list[Node],
             accesses.append(Access(tuple(steps.items()), size, limit, 2.0))
             shared.append(False)
     elif nest.outside or not is_derived(r.stage):
-        strides, step = {}, size
-        for a in sorted(range(len(nest.box)), key=lambda a: (a == nest.lane, a), reverse=True):
-            strides[a], step = step, step * nest.box[a]
-        accesses.append(Access(tuple(strides.items()), size, float(step), 2.0, bool(nest.outside), len(nest.outside)))
+        layout = lay_out(state, lay, r.stage.index, tuple(nest.box), all(e == x for e, x in zip(nest.box, _full(state, r), strict=True)))
+        steps = {a: n * size for a, n in enumerate(layout.strides)}
+        tile = (layout.tiled, layout.tile, layout.outer * size) if layout.tiled >= 0 else None
+        accesses.append(Access(tuple(steps.items()), size, float(layout.size * size), 2.0, bool(nest.outside), len(nest.outside), tile))
         shared.append(False)
     loops = [(a, e) for _, a, e in nest.outside] + nest.loops
     cycles: tuple[float, ...]
@@ -313,23 +321,13 @@ def _once(state: Scheduler, resolved: tuple[ResolvedStage | None, ...], s: int) 
     return bool(loads) and not r.reads and all(state.kernel.params[n.arg].arg.constant for n in loads)
 
 
-def _innermost_dims(state: Scheduler, found: Plan) -> dict[int, int]:
-    """Per staged value the dim that lies innermost in its area: the last one that a reader's vectors run along."""
-    inner: dict[int, int] = {}
-    for r in reversed(found.resolved):      # readers before what they read
-        if r is None:
-            continue
-        if is_derived(r.stage):
-            lane = inner.get(r.stage.index, len(r.stage.outs) - 1)
-        else:
-            row = lane_row(state, r)
-            lane = r.axes.index(state.rows[row].axis) if row >= 0 else -1
-        for node in r.nodes:
-            if node.kind == "read":
-                for dim, lin in enumerate(node.dims):
-                    if lin.coef(lane):
-                        inner[node.arg] = max(dim, inner.get(node.arg, 0))
-    return inner
+def _innermost(lay: Layouts) -> dict[int, int]:
+    """Per staged value the dim that lies innermost in its area."""
+    return {s: order[-1] for s, order in lay.orders.items() if order}
+
+
+def _full(state: Scheduler, r: ResolvedStage) -> list[int]:
+    return [state.kernel.axes[a].extent for a in r.stage.outs]
 
 
 def _copy_pieces(state: Scheduler, r: ResolvedStage, box: list[int], lane: int) -> list[tuple[Piece, ...]]:

@@ -74,7 +74,8 @@ class Footprint(NamedTuple):
 class Access(NamedTuple):
     """One access of a nest. `steps`: (axis of the nest, bytes between neighbours), of all axes it depends on; an axis without order (a
     gathered one) has a step of a line and more. `passes`: 1 for what is read, 2 for what is written back as well. `fixed`: so many of the
-    outermost loops do not move it: it reads a part made anew by each of their iterations."""
+    outermost loops do not move it: it reads a part made anew by each of their iterations. `tile`: (axis, positions, bytes) where an axis is
+    cut into tiles of so many positions, so many bytes from one to the next."""
 
     steps: tuple[tuple[int, int], ...]
     itemsize: int
@@ -82,6 +83,7 @@ class Access(NamedTuple):
     passes: float = 1.0
     local: bool = False     # scratch: it does not come from memory at first
     fixed: int = 0
+    tile: tuple[int, int, int] | None = None
 
 
 @lru_cache(maxsize=65536)
@@ -189,5 +191,10 @@ def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body
 
 
 def _print(a: Access, extents: Sequence[float], sets2: int) -> Footprint:
-    steps = sorted([(step, extents[axis]) for axis, step in a.steps if extents[axis] > 1])
+    steps = [(step, extents[axis]) for axis, step in a.steps if extents[axis] > 1]
+    if a.tile is not None and extents[a.tile[0]] > a.tile[1]:
+        axis, positions, apart = a.tile
+        steps = [(step, extents[x]) for x, step in a.steps if extents[x] > 1 and x != axis]
+        steps += [(next(step for x, step in a.steps if x == axis), positions), (apart, extents[axis] / positions)]
+    steps.sort()
     return footprint(tuple(steps), a.itemsize, a.limit, sets2)
