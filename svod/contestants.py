@@ -21,9 +21,9 @@ from svod.compile.plan import ExecutionPlan
 from svod.config import NONE, BeamConfig, PrepareConfig
 from svod.core.buffer import bfloat16_bits_to_float32
 from svod.core.estimate import Estimate
+from svod.search import seconds_searched
 from svod.tensor import Tensor
-
-MODEL_SECONDS = 600.0       # a model's share of the search budget: that of svod-tune
+from svod.tune.budget import MODEL_SECONDS
 
 
 class SvodContestant:
@@ -44,32 +44,35 @@ class SvodContestant:
             waiting = iter(inputs)
             with nullcontext() if case.op == "model" else scope(case.name):     # a model has layers of its own
                 return case.build(*(t if o.weight else next(waiting) for t, o in zip(tensors, case.operands, strict=True)))
-        captured = jit(expression, config=self.config)
+        before = seconds_searched()
+        captured = jit(expression, config=self._config_for(case, before))
         start = time.perf_counter()
         result = captured(*given)
         seconds = time.perf_counter() - start
+        searched = None if self.config.beam is None else seconds_searched() - before
         plan = captured.plans[0]
         kernels = describe(plan)
         return Prepared(plan.repeat, lambda: np.asarray(result.numpy()), True, identity=tuple((k.key, k.chain) for k in kernels),
-                        kernels=kernels, prepare_seconds=seconds)
+                        kernels=kernels, prepare_seconds=seconds, search_seconds=searched)
+
+    def _config_for(self, case: Case, searched: float) -> PrepareConfig:
+        """Each case has a budget of its own: BEAM_KERNEL_BUDGET, a model ten minutes. `searched`: seconds of the searches before."""
+        beam = self.config.beam
+        if beam is None:
+            return self.config
+        seconds = MODEL_SECONDS if case.op == "model" else beam.kernel_budget
+        return replace(self.config, beam=replace(beam, budget=searched + seconds))
 
 
-def search_seconds(cases: Sequence[Case], config: BeamConfig) -> float:
-    """What the searches of all cases may take: BEAM_KERNEL_BUDGET a kernel, ten minutes a model."""
-    return sum(MODEL_SECONDS if c.op == "model" else config.kernel_budget for c in cases)
-
-
-def svod_contestants(mode: str, beam: int | None, cases: Sequence[Case] = (), *, fresh: bool = False, db: str | None = None,
+def svod_contestants(mode: str, beam: int | None, *, fresh: bool = False, db: str | None = None,
                      config: PrepareConfig | None = None) -> list[SvodContestant]:
-    """The contestants of a run. `mode`: heuristic, db-only or beam, with a beam of `beam`; then `cases` decide the budget. `fresh`:
-    search what is known, too."""
+    """The contestants of a run. `mode`: heuristic, db-only or beam, with a beam of `beam`. `fresh`: search what is known, too."""
     base = replace(config, beam=None, capture=None) if config is not None else PrepareConfig.from_env(beam=None, capture=None)
     out = [SvodContestant("heuristic", replace(base, db=NONE))]
     if mode != "heuristic":
         searched = None
         if mode == "beam":
             searched = BeamConfig.from_env(width=beam or BeamConfig().width, ignore_cache=fresh)
-            searched = replace(searched, budget=search_seconds(cases, searched))
         out.append(SvodContestant("tuned", replace(base, beam=searched, db=db if db is not None else base.db)))
     return out
 

@@ -33,6 +33,11 @@ remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 _spent = 0.0                      # seconds this process has searched
 
 
+def seconds_searched() -> float:
+    """Seconds of wall time that searches at prepare time have taken in this process, the start of their workers included."""
+    return _spent
+
+
 def search_at_prepare(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
                       db: TuningDB) -> dict[str, Choice]:
     """Search kernels and return the chains to use. Never raises for a search that fails: the heuristic stays, and the log says why."""

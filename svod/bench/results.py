@@ -2,7 +2,7 @@
 
     {"format": "svod-bench", "version": 1, "settings": …, "machine": …, "versions": …, "load": …, "ceilings": …, "peers": […],
      "cases": [{"name": "gemm_512", "contestants": [{"name": "heuristic", "samples": […], "speedups": {"numpy": …}, …}, …], …}],
-     "groups": […]}
+     "groups": […], "suites": […]}
 
 The classes below are the schema: a field of a class is a key of the JSON object, and no other key may stand there. Times are seconds, sizes
 bytes, rates per second, shares parts of 1. A `Speedup` says how many times faster the contestant is than the one it is compared with: above
@@ -120,7 +120,8 @@ class Outcome:
     `why`: in words, for all but ok. `samples`: seconds per run, in order of the rounds. `spread`: half the width of the 95 % interval of
     the median, relative to it. `error`: largest difference to NumPy over the largest value. `ceiling_share`: the case's bound over the
     median.
-    `same_as`: this contestant's code is that one's, so it was not timed again and has its figures. `remark`: what readers should know."""
+    `same_as`: this contestant's code is that one's, so it was not timed again and has its figures. `remark`: what readers should know.
+    `search_seconds`: of wall time that the search of its kernels took, the start of the workers included; null without a search."""
 
     name: str
     status: Literal["ok", "wrong", "failed", "unsupported"]
@@ -137,6 +138,19 @@ class Outcome:
     speedups: Mapping[str, Speedup] = field(default_factory=dict)
     kernels: tuple[KernelInfo, ...] = ()
     prepare_seconds: float | None = None
+    search_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """The round neighbour of a case, timed in the same rounds. `seconds`: median of svod, at its best; `rate`: the case's work per second
+    over the neighbour's; both null where the neighbour has no time, and `why` says so."""
+
+    name: str
+    title: str
+    seconds: float | None
+    rate: Speedup | None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,6 +186,7 @@ class CaseResult:
     precise: bool
     noisy: str | None
     load: Load | None
+    neighbour: Neighbour | None = None
 
     def outcome(self, name: str) -> Outcome | None:
         """The contestant of that name."""
@@ -195,12 +210,44 @@ class CaseResult:
 @dataclass(frozen=True)
 class GroupResult:
     """Geometric means of speed-ups over the cases of a group; the group "all" is every case. `speedups`: by "contestant/other", other a
-    peer, heuristic or "best peer". `cases`: how many went into each."""
+    peer, heuristic, tuned or "best peer". `cases`: how many went into each."""
 
     name: str
     speedups: Mapping[str, float]
     cases: Mapping[str, int]
     ceiling_share: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Searching:
+    """What the searches of a suite took, in seconds of wall time: of one case the median and the most, with its name, and in total."""
+
+    cases: int
+    median: float
+    most: float
+    longest: str
+    total: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of a suite's cases over those of their round neighbours: the geometric mean, and the least with its case."""
+
+    cases: int
+    mean: float
+    least: float
+    lowest: str
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """One suite of a run, by name. `means`: as of a group, over all of its cases."""
+
+    name: str
+    cases: int
+    means: GroupResult
+    searching: Searching | None
+    rates: Rates | None
 
 
 @dataclass(frozen=True)
@@ -215,6 +262,7 @@ class Run:
     peers: tuple[PeerInfo, ...]
     cases: tuple[CaseResult, ...]
     groups: tuple[GroupResult, ...]
+    suites: tuple[SuiteResult, ...] = ()
 
     def case(self, name: str) -> CaseResult | None:
         """The case of that name."""

@@ -5,6 +5,9 @@
       rounds:  c  a  b | b  a  c | …                 (a sample each, in random order; slow ones sit out after a few rounds)
     → CaseResult
 
+A case with a round neighbour has svod's version of that among the contestants. What breaks costs itself: a contestant that fails while it
+is timed leaves the case, a case that fails leaves the others.
+
 The protocol, with its formulas and constants, is docs/measuring.md.
 """
 from __future__ import annotations
@@ -13,7 +16,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from svod.bench.cases import Case
@@ -23,8 +26,8 @@ from svod.bench.machine import machine_of, versions
 from svod.bench.peers import Array, Peer, Prepared
 from svod.bench.race import interleave, paired_ratio
 from svod.bench.reference import largest_error, reference, widen
-from svod.bench.results import SVOD, CaseResult, Load, Outcome, PeerInfo, Run, Settings
-from svod.bench.summary import Timed, bound_of, group_results, judge_case
+from svod.bench.results import SVOD, CaseResult, Load, Neighbour, Outcome, PeerInfo, Run, Settings
+from svod.bench.summary import Timed, bound_of, group_results, judge_case, neighbour_of, suite_results
 from svod.bench.timer import Clock, Contestant, calibrate
 from svod.config import BenchConfig
 from svod.core.target import Target
@@ -35,6 +38,7 @@ WARM_BELOW_SECONDS = 20e-3      # after a pause threads sleep and caches are ano
 SLOW_FACTOR = 8.0               # a contestant slower than this many of the fastest …
 SLOW_SECONDS = 10e-3            # … and than this sits out after SLOW_ROUNDS: enough for an interval
 SLOW_ROUNDS = 7
+NEIGHBOUR = "round neighbour"   # its name among the contestants
 CLOSE_FACTOR = 1.25             # peers within this of the fastest peer: the ratio to each of them is to be known
 
 
@@ -48,12 +52,13 @@ class Timing:
     load: MachineLoad
 
 
-def time_interleaved(contestants: Sequence[Contestant], lead: int, config: BenchConfig, *, rng: random.Random,
-                     clock: Clock = time.perf_counter, watch: Watch = watch_machine,
+def time_interleaved(contestants: Sequence[Contestant], lead: int, config: BenchConfig, *, beside: Collection[int] = (),
+                     rng: random.Random, clock: Clock = time.perf_counter, watch: Watch = watch_machine,
                      pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS)) -> Timing:
     """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is spent.
 
-    Who is fast is told by the medians so far, which one bad sample does not move. Raises ValueError without contestants."""
+    Who is fast is told by the medians so far, which one bad sample does not move. Those in `beside` do something else: they are no
+    competitors, and the ratio to them is to be known too. Raises ValueError without contestants."""
     if not contestants:
         raise ValueError("nothing to time was given")
     calibrated = []
@@ -61,9 +66,10 @@ def time_interleaved(contestants: Sequence[Contestant], lead: int, config: Bench
         c.run(1)                    # first touches and lazily made threads are no part of a calibration
         calibrated.append(calibrate(c, None, clock, config.min_sample * 1e-6))
     calls = [seconds for _, seconds in calibrated]
-    fastest = min(calls)
     every = list(range(len(contestants)))
-    fast = [i for i in every if i == lead or calls[i] <= max(SLOW_FACTOR * fastest, SLOW_SECONDS)]
+    fastest = min(calls[i] for i in every if i not in beside)
+    fast = [i for i in every if i == lead or i in beside or calls[i] <= max(SLOW_FACTOR * fastest, SLOW_SECONDS)]
+    peers = [i for i in fast if i != lead and i not in beside]
     seconds: list[list[float]] = [[] for _ in every]
     begin, seen = clock(), watch()
     rounds, precise = 0, False
@@ -79,7 +85,8 @@ def time_interleaved(contestants: Sequence[Contestant], lead: int, config: Bench
                 seconds[i].append(t)
             rounds += 1
             if rounds >= config.rounds:
-                precise = _is_known([seconds[i] for i in fast if i != lead], seconds[lead], config.precision)
+                precise = (_is_known([seconds[i] for i in peers], seconds[lead], config.precision)
+                           and all(paired_ratio(seconds[i], seconds[lead]).half_width <= config.precision for i in beside))
     finally:
         if was_enabled:
             gc.enable()
@@ -108,39 +115,59 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
         outcomes.append(outcome if same is None else _same(outcome, same))
         if prepared is not None and same is None:
             ready[peer.name] = prepared
+    beside: Neighbour | None = None
+    if case.neighbour is not None:
+        prepared, beside = _prepare_neighbour(case.neighbour, contestants, outcomes, seed)
+        if prepared is not None:
+            ready[NEIGHBOUR] = prepared
     timing: Timing | None = None
-    if ready:
+    while set(ready) - {NEIGHBOUR} and timing is None:
         names = list(ready)
         lead = next((names.index(n) for n in reversed(SVOD) if n in ready), 0)
-        timing = time_interleaved([Contestant(ready[n].run, n) for n in names], lead, config, rng=rng or random.Random(seed), clock=clock,
-                                  watch=watch, pause=pause)
+        try:
+            timing = time_interleaved([Contestant(_named(n, ready[n].run), n) for n in names], lead, config,
+                                      beside=[names.index(NEIGHBOUR)] if NEIGHBOUR in ready else [], rng=rng or random.Random(seed),
+                                      clock=clock, watch=watch, pause=pause)
+        except _BrokeError as e:        # the others are timed again, from the start
+            del ready[e.name]
+            if e.name == NEIGHBOUR and beside is not None:
+                beside = replace(beside, why=e.why)
+            outcomes = [Outcome(o.name, "failed", e.why, remark=o.remark, kernels=o.kernels, prepare_seconds=o.prepare_seconds,
+                                search_seconds=o.search_seconds) if e.name in (o.name, o.same_as) else o for o in outcomes]
     samples = dict(zip(ready, timing.seconds, strict=True)) if timing is not None else {}
     flops, read, written = _work(case, outcomes)
     caches = {"l1": target.l1, "l2": target.l2, "l3": target.l3}
     bound = bound_of(flops, read, written, case.dtype, ceilings, caches) if ceilings is not None else None
     timed = [Timed(o, samples.get(o.name)) for o in outcomes]
-    return judge_case(name=case.name, title=case.title, suite=case.suite, group=case.group, dtype=case.dtype, shapes=case.shapes,
-                      flops=flops, bytes_read=read, bytes_written=written, bound=bound, timed=timed,
-                      load=load_of(timing.load) if timing is not None else None)
+    result = judge_case(name=case.name, title=case.title, suite=case.suite, group=case.group, dtype=case.dtype, shapes=case.shapes,
+                        flops=flops, bytes_read=read, bytes_written=written, bound=bound, timed=timed,
+                        load=load_of(timing.load) if timing is not None else None)
+    if case.neighbour is not None and NEIGHBOUR in samples:
+        beside = neighbour_of(result, case.work, case.neighbour.name, case.neighbour.title, case.neighbour.work, samples[NEIGHBOUR])
+    return replace(result, neighbour=beside)
 
 
 def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequence[PeerInfo], settings: Settings, config: BenchConfig, *,
               target: Target, ceilings: Ceilings | None = None, started: Callable[[int, Case], None] = lambda i, case: None,
               finished: Callable[[Run], None] = lambda so_far: None, clock: Clock = time.perf_counter,
               watch: Watch = watch_machine) -> Run:
-    """Run cases one after the other. `started` hears of each, `finished` gets the run as it is after each. Ctrl-C ends the suite after
-    the cases that are done; the run then holds those. Raises KeyboardInterrupt when none is."""
+    """Run cases one after the other. `started` hears of each, `finished` gets the run as it is after each. A case that cannot be run at all
+    is one in which every contestant failed. Ctrl-C ends the suite after the cases that are done; the run then holds those. Raises
+    KeyboardInterrupt when none is."""
     begin, seen = clock(), watch()
     results: list[CaseResult] = []
 
     def so_far() -> Run:
         return Run(replace(settings, seconds=clock() - begin), machine_of(target), versions(), load_of(seen()), ceilings, tuple(peers),
-                   tuple(results), group_results(results))
+                   tuple(results), group_results(results), suite_results(results))
     try:
         for i, case in enumerate(cases):
             started(i, case)
-            results.append(run_case(case, contestants, config, target=target, ceilings=ceilings, seed=settings.seed, clock=clock,
-                                    watch=watch))
+            try:
+                found = run_case(case, contestants, config, target=target, ceilings=ceilings, seed=settings.seed, clock=clock, watch=watch)
+            except Exception as e:      # operands or a reference that cannot be had, memory: the other cases are not to be lost
+                found = _failed_case(case, contestants, _words(e))
+            results.append(found)
             finished(so_far())
     except KeyboardInterrupt:
         if not results:
@@ -155,7 +182,47 @@ def load_of(load: MachineLoad) -> Load:
 
 def _same(outcome: Outcome, other: str) -> Outcome:
     return Outcome(outcome.name, "ok", preallocated=outcome.preallocated, error=outcome.error, same_as=other, remark=outcome.remark,
-                   kernels=outcome.kernels, prepare_seconds=outcome.prepare_seconds)
+                   kernels=outcome.kernels, prepare_seconds=outcome.prepare_seconds, search_seconds=outcome.search_seconds)
+
+
+class _BrokeError(Exception):
+    """A contestant failed while it was timed."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name, why)
+        self.name, self.why = name, why
+
+
+def _named(name: str, run: Callable[[int], None]) -> Callable[[int], None]:
+    """`run`, whose errors say whose they are."""
+    def guarded(times: int) -> None:
+        try:
+            run(times)
+        except Exception as e:      # the border to other libraries, which raise what they like: it becomes a record
+            raise _BrokeError(name, f"while it was timed: {_words(e)}") from e
+    return guarded
+
+
+def _words(e: Exception) -> str:
+    return str(e) if isinstance(e, SvodError) else f"{type(e).__name__}: {' '.join(str(e).split()):.200}"
+
+
+def _prepare_neighbour(case: Case, contestants: Sequence[Peer], outcomes: Sequence[Outcome],
+                       seed: int) -> tuple[Prepared | None, Neighbour]:
+    """svod at its best on the round neighbour of a case, or why not; nothing where svod has no time for the case itself."""
+    working = [c for c in contestants if any(o.name == c.name and o.status == "ok" for o in outcomes)]
+    svod = next((c for n in reversed(SVOD) for c in working if c.name == n), None)
+    if svod is None:
+        return None, Neighbour(case.name, case.title, None, None, "svod has no time to compare")
+    operands = case.draw(seed)
+    prepared, outcome = _prepare(svod, case, operands, reference(case, operands))
+    return prepared, Neighbour(case.name, case.title, None, None, outcome.why)
+
+
+def _failed_case(case: Case, contestants: Sequence[Peer], why: str) -> CaseResult:
+    timed = [Timed(Outcome(c.name, "failed", why), None) for c in contestants]
+    return judge_case(name=case.name, title=case.title, suite=case.suite, group=case.group, dtype=case.dtype, shapes=case.shapes,
+                      flops=case.flops, bytes_read=case.bytes_read, bytes_written=case.bytes_written, bound=None, timed=timed, load=None)
 
 
 def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array) -> tuple[Prepared | None, Outcome]:
@@ -166,16 +233,15 @@ def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array) -
         error = largest_error(widen(prepared.output(), case.out_dtype), wanted)
     except UnsupportedError as e:
         return None, Outcome(peer.name, "unsupported", str(e))
-    except SvodError as e:
-        return None, Outcome(peer.name, "failed", str(e))
     except Exception as e:      # the border to other libraries, which raise what they like: it becomes a record
-        return None, Outcome(peer.name, "failed", f"{type(e).__name__}: {' '.join(str(e).split()):.200}")
+        return None, Outcome(peer.name, "failed", _words(e))
     outcome = Outcome(peer.name, "ok", preallocated=prepared.preallocated, error=error if error < float("inf") else None,
-                      remark=prepared.remark, kernels=prepared.kernels, prepare_seconds=prepared.prepare_seconds)
+                      remark=prepared.remark, kernels=prepared.kernels, prepare_seconds=prepared.prepare_seconds,
+                      search_seconds=prepared.search_seconds)
     if error <= case.tolerance:
         return prepared, outcome
     why = f"the result differs from NumPy's by {error:.1e} of the largest value; {case.tolerance:g} is allowed"
-    return None, Outcome(peer.name, "wrong", why, error=outcome.error, remark=prepared.remark, kernels=prepared.kernels)
+    return None, replace(outcome, status="wrong", why=why)
 
 
 def _work(case: Case, outcomes: Sequence[Outcome]) -> tuple[float, float, float]:

@@ -1,7 +1,8 @@
 """From samples to figures: bounds, spreads, speed-ups, noise, geometric means. Pure functions; the formulas are in docs/measuring.md.
 
     samples of each contestant, by round → median, spread, paired speed-ups, share of the ceiling → per case
-    speed-ups of all cases → geometric means → per group
+    speed-ups of all cases → geometric means → per group, per suite
+    seconds of search, rates over round neighbours → per suite
 """
 from __future__ import annotations
 
@@ -12,7 +13,19 @@ from dataclasses import dataclass, replace
 
 from svod.bench.ceilings import Ceilings
 from svod.bench.race import Ratio, median_interval, paired_ratio
-from svod.bench.results import SVOD, Bound, CaseResult, GroupResult, Load, Outcome, Speedup
+from svod.bench.results import (
+    SVOD,
+    Bound,
+    CaseResult,
+    GroupResult,
+    Load,
+    Neighbour,
+    Outcome,
+    Rates,
+    Searching,
+    Speedup,
+    SuiteResult,
+)
 from svod.core.dtype import BY_NAME
 
 PRECISION = 0.01            # half the width of an interval of a speed-up that counts as known
@@ -89,6 +102,17 @@ def _speedup(times: Sequence[float], other: Sequence[float]) -> Speedup:
     return Speedup(ratio.median, ratio.low if bounded else None, ratio.high if bounded else None)
 
 
+def neighbour_of(case: CaseResult, work: float, name: str, title: str, its_work: float, seconds: Sequence[float]) -> Neighbour:
+    """`case` against its round neighbour, whose samples of the same rounds are `seconds`. The `work` of both is in the same unit."""
+    best = case.svod
+    if best is None:
+        return Neighbour(name, title, statistics.median(seconds), None, f"{case.name} has no time")
+    over = _speedup(best.samples, seconds)
+    scale = work / its_work
+    low, high = (None if x is None else scale * x for x in (over.low, over.high))
+    return Neighbour(name, title, statistics.median(seconds), Speedup(scale * over.median, low, high))
+
+
 def _half_width(s: Speedup) -> float:
     return 0.5 * math.log(s.high / s.low) if s.low is not None and s.high is not None else math.inf
 
@@ -119,21 +143,45 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def group_results(cases: Sequence[CaseResult]) -> tuple[GroupResult, ...]:
     """Geometric means per group, in order of appearance, and over everything. A case in which either side has no time is left out of
-    that mean, and `cases` says how many went in."""
+    that mean, and `cases` says how many went in; one in which both are the same code counts as 1."""
     names = list(dict.fromkeys(c.group for c in cases))
-    out = []
-    for group in (*names, ALL) if len(names) > 1 else names:
-        members = [c for c in cases if group in (c.group, ALL)]
-        collected: dict[str, list[float]] = {}
-        shares: dict[str, list[float]] = {}
-        for c in members:
-            for o in c.contestants:
-                for other, s in o.speedups.items():
-                    collected.setdefault(f"{o.name}/{other}", []).append(s.median)
-                    if other == c.best_peer:
-                        collected.setdefault(f"{o.name}/{BEST_PEER}", []).append(s.median)
-                if o.ceiling_share:
-                    shares.setdefault(o.name, []).append(o.ceiling_share)
-        out.append(GroupResult(group, {k: geometric_mean(v) for k, v in collected.items()}, {k: len(v) for k, v in collected.items()},
-                               {k: geometric_mean(v) for k, v in shares.items()}))
-    return tuple(out)
+    return tuple(_means(group, [c for c in cases if group in (c.group, ALL)]) for group in ((*names, ALL) if len(names) > 1 else names))
+
+
+def suite_results(cases: Sequence[CaseResult]) -> tuple[SuiteResult, ...]:
+    """What the suites of a run show, in order of appearance."""
+    members: dict[str, list[CaseResult]] = {}
+    for c in cases:
+        members.setdefault(c.suite, []).append(c)
+    return tuple(SuiteResult(name, len(found), _means(name, found), _searching(found), _rates(found)) for name, found in members.items())
+
+
+def _means(name: str, cases: Sequence[CaseResult]) -> GroupResult:
+    collected: dict[str, list[float]] = {}
+    shares: dict[str, list[float]] = {}
+    for c in cases:
+        for o in c.contestants:
+            for other, s in o.speedups.items():
+                collected.setdefault(f"{o.name}/{other}", []).append(s.median)
+                if other == c.best_peer:
+                    collected.setdefault(f"{o.name}/{BEST_PEER}", []).append(s.median)
+            if o.same_as is not None and o.median is not None:
+                for pair in (f"{o.name}/{o.same_as}", f"{o.same_as}/{o.name}"):
+                    collected.setdefault(pair, []).append(1.0)
+            if o.ceiling_share:
+                shares.setdefault(o.name, []).append(o.ceiling_share)
+    return GroupResult(name, {k: geometric_mean(v) for k, v in collected.items()}, {k: len(v) for k, v in collected.items()},
+                       {k: geometric_mean(v) for k, v in shares.items()})
+
+
+def _searching(cases: Sequence[CaseResult]) -> Searching | None:
+    found = [(o.search_seconds, c.name) for c in cases for o in c.contestants if o.search_seconds is not None]
+    if not found:
+        return None
+    seconds = [s for s, _ in found]
+    return Searching(len(found), statistics.median(seconds), *max(found), sum(seconds))
+
+
+def _rates(cases: Sequence[CaseResult]) -> Rates | None:
+    found = [(c.neighbour.rate.median, c.name) for c in cases if c.neighbour is not None and c.neighbour.rate is not None]
+    return Rates(len(found), geometric_mean([r for r, _ in found]), *min(found)) if found else None

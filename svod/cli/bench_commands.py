@@ -129,7 +129,7 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     limits = cached_ceilings(_ceilings_path(), target)
     prepare = config.PrepareConfig.from_env()
     prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
-    contestants = [*svod_contestants(mode, width, cases, fresh=fresh, db=db, config=prepare), *found]
+    contestants = [*svod_contestants(mode, width, fresh=fresh, db=db, config=prepare), *found]
     together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
     _say(f"{len(cases)} kernels, {target.threads} thread{'s' if target.threads > 1 else ''} each: {together}")
     settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,

@@ -10,12 +10,13 @@ import click
 
 from svod.bench.ceilings import Ceilings
 from svod.bench.compare import Comparison
-from svod.bench.results import SVOD, CaseResult, GroupResult, Outcome, Run, Speedup
+from svod.bench.results import SVOD, CaseResult, GroupResult, Outcome, Run, Speedup, SuiteResult
 from svod.bench.summary import ALL, BEST_PEER
 from svod.cli.tables import print_table, seconds
 
-WIDE = 116          # columns from which on every peer has a column of its own; below, the best one has
-MEDIUM = 98         # columns from which on the heuristic's time and the best peer's are shown too
+WIDEST = 140        # columns from which on the seconds of search and the rate over the round neighbour are shown too; a pipe has them all
+WIDE = 116          # … every peer has a column of its own; below, the best one has
+MEDIUM = 98         # … the heuristic's time and the best peer's are shown too
 NAME = 12           # width of a contestant's name
 
 
@@ -51,9 +52,20 @@ def describe_case(case: CaseResult) -> list[str]:
     lines = [f"{case.name}: {case.title}, {case.dtype}{bound}"]
     for o in case.contestants:
         lines.append(f"  {o.name:{NAME}} {_describe_outcome(case, o)}".rstrip())
+        if o.search_seconds is not None:
+            lines.append(f"  {'':{NAME}} {seconds(o.search_seconds):>8}  of search")
+    if case.neighbour is not None:
+        n = case.neighbour
+        text = f"not timed: {n.why}" if n.rate is None else f"{seconds(n.seconds):>8}  this one has {_rate_words(n.rate)} of its rate"
+        lines.append(f"  {n.name:{NAME}} {text}")
     if case.noisy is not None:
         lines.append(f"  {'noisy':{NAME}} {case.noisy}")
     return lines
+
+
+def _rate_words(rate: Speedup) -> str:
+    half = "" if rate.low is None or rate.high is None else f" {spread(0.5 * math.log(rate.high / rate.low))}"
+    return f"{share(rate.median)}{half}"
 
 
 def _describe_outcome(case: CaseResult, o: Outcome) -> str:
@@ -73,10 +85,13 @@ def print_run(run: Run) -> None:
     """The table of all kernels and the geometric means."""
     peers = [p.name for p in run.peers if p.version is not None]
     tuned = any(c.outcome("tuned") for c in run.cases)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDEST
     wide, medium = width >= WIDE, width >= MEDIUM
+    searched = width >= WIDEST and any(s.searching is not None for s in run.suites)
+    rated = width >= WIDEST and any(s.rates is not None for s in run.suites)
     contestants = ["heuristic", "tuned"] if tuned and medium else ["svod"] if tuned else ["heuristic"]
-    columns = ["kernel", *contestants, *(peers if wide else ["best peer"] if peers else []), *(["vs best"] if peers else []), "ceiling", ""]
+    columns = ["kernel", *contestants, *(peers if wide else ["best peer"] if peers else []), *(["vs best"] if peers else []), "ceiling",
+               *(["search"] if searched else []), *(["of neighbour"] if rated else []), ""]
     rows = []
     for c in run.cases:
         best = c.svod
@@ -88,11 +103,19 @@ def print_run(run: Run) -> None:
         if peers:
             s = best.speedups.get(c.best_peer or "") if best is not None else None
             row.append("" if s is None else f"{s.median:.2f}x{'' if not s.is_none else ' ='}")
-        rows.append([*row, share(best.ceiling_share) if best is not None else "", "noisy" if c.noisy is not None else ""])
+        row.append(share(best.ceiling_share) if best is not None else "")
+        if searched:
+            row.append(seconds(next((o.search_seconds for o in c.contestants if o.search_seconds is not None), None)))
+        if rated:
+            row.append("" if c.neighbour is None else share(c.neighbour.rate.median) if c.neighbour.rate is not None else "-")
+        rows.append([*row, "noisy" if c.noisy is not None else ""])
     print_table(columns, rows, right=frozenset(columns[1:-1]))
     if len(run.cases) > 1:
         click.echo()
         print_groups(run.groups, peers if wide else [], tuned)
+    if run.suites and (len(run.cases) > 1 or tuned):
+        click.echo()
+        print_suites(run.suites, tuned, names=wide)
 
 
 def _cell(c: CaseResult, name: str) -> str:
@@ -118,6 +141,29 @@ def print_groups(groups: Sequence[GroupResult], peers: Sequence[str], tuned: boo
             row.append(f"{g.speedups[key]:.2f}x of {g.cases[key]}" if key in g.speedups else "")
         rows.append([*row, share(g.ceiling_share.get(own))])
     print_table([f"{own} vs", *others, "ceiling"], rows, right=frozenset({*others, "ceiling"}))
+
+
+def print_suites(suites: Sequence[SuiteResult], tuned: bool, *, names: bool) -> None:
+    """One line per suite: geometric means, what the searches took (the median, and the most), and the least rate over a round neighbour;
+    with the `names` of the cases that these belong to."""
+    own = "tuned" if tuned else "heuristic"
+    peers = any(f"{own}/{BEST_PEER}" in s.means.speedups for s in suites)
+    searched, rated = any(s.searching is not None for s in suites), any(s.rates is not None for s in suites)
+    columns = ["suite", "kernels", *(["heuristic of tuned"] if tuned else []), *([f"{own} of {BEST_PEER}"] if peers else []), "ceiling",
+               *(["search", "longest search"] if searched else []), *(["least of neighbour"] if rated else [])]
+    rows = []
+    for s in suites:
+        row = [s.name, str(s.cases)]
+        for pair in (*(["heuristic/tuned"] if tuned else []), *([f"{own}/{BEST_PEER}"] if peers else [])):
+            row.append(f"{s.means.speedups[pair]:.2f}x" if pair in s.means.speedups else "")
+        row.append(share(s.means.ceiling_share.get(own)))
+        if searched:
+            row += ["", ""] if s.searching is None else [
+                seconds(s.searching.median), seconds(s.searching.most) + (f" {s.searching.longest}" if names else "")]
+        if rated:
+            row.append("" if s.rates is None else share(s.rates.least) + (f" {s.rates.lowest}" if names else ""))
+        rows.append(row)
+    print_table(columns, rows, right=frozenset(columns[1:]), fold=frozenset(columns[1:]))
 
 
 def print_ceilings(c: Ceilings) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from svod.bench.ceilings import Ceilings
 from svod.bench.results import CaseResult, KernelInfo, Load, Machine, Outcome, PeerInfo, Run, Settings, write_run
-from svod.bench.summary import Timed, bound_of, group_results, judge_case
+from svod.bench.summary import Timed, bound_of, group_results, judge_case, neighbour_of, suite_results
 
 DATA = Path(__file__).parent / "data"
 TARGET = "x86_64/znver5/avx2,avx512f,bf16,f16c,fma,sse4,vbmi,vnni/l1 48k/l2 1m/l3 32m/t2"
@@ -47,6 +47,8 @@ CASES = [
      (880, 860, None, 1500, 2300, 5200), 0.02),
     ("transpose_4096", "transpose 4096²", "core", "movement", "float32", "4096×4096", 0, 4 << 24, 4 << 24,
      (5100, 3900, 88000, 31000, 14000, 21000), 0.2),
+    ("gemm_1000", "GEMM 1000", "odd", "gemm", "float32", "1000×1000 · 1000×1000", 2 * 1000 ** 3, 2 * 1000 ** 2 * 4, 1000 ** 2 * 4,
+     (5900, 4480, 9900, 9900, 4700, 4900), 0.01),
 ]
 WHY = "1.26× the heuristic when it was confirmed"
 NAMES = ("heuristic", "tuned", "numpy", "torch", "onnxruntime", "jax")
@@ -57,8 +59,8 @@ def example_run(slower: dict[str, float] | None = None, seed: int = 0) -> Run:
     """The run; `slower` multiplies svod's times of a case."""
     rng = random.Random(seed)
     cases = tuple(_case(row, (slower or {}).get(row[0], 1.0), rng) for row in CASES)
-    return Run(Settings("svod-bench run --suite core --peers numpy,torch,onnxruntime,jax", "core", "*", "db-only", None, False, 0,
-                        "2026-01-15T10:20:30Z", 212.4),
+    return Run(Settings("svod-bench run --suite core,odd --fresh --beam 4 --peers numpy,torch,onnxruntime,jax", "core,odd", "*", "beam", 4,
+                        True, 0, "2026-01-15T10:20:30Z", 212.4),
                Machine("bench-1", "AMD EPYC 9B45", "Linux 6.12", TARGET, 2, 2, CACHES["l1"], CACHES["l2"], CACHES["l3"], 16 << 30),
                {"svod": "0.1.0", "codegen": "1", "compiler": "llvmlite 0.50.0, LLVM 22.1", "protocol": "1", "python": "3.12.3",
                 "numpy": "2.4.0"},
@@ -68,7 +70,7 @@ def example_run(slower: dict[str, float] | None = None, seed: int = 0) -> Run:
                 PeerInfo("onnxruntime", "1.24.1", None, 2, "bound once, reused"),
                 PeerInfo("jax", "0.9.0", None, 2, "a new array every run"),
                 PeerInfo("tensorrt", None, "not installed", None, "")),
-               cases, group_results(cases))
+               cases, group_results(cases), suite_results(cases))
 
 
 def _case(row: tuple[object, ...], factor: float, rng: random.Random) -> CaseResult:
@@ -81,20 +83,25 @@ def _case(row: tuple[object, ...], factor: float, rng: random.Random) -> CaseRes
         svod = contestant in ("heuristic", "tuned")
         kernels = (KernelInfo("4f2a9c0d1e5b77aa" if group == "gemm" else "9b13d5f7e2c44610", f"r_{name}", "bench.py:1",
                               (GEMM_CHAIN if group == "gemm" else ROW_CHAIN) if contestant == "tuned" else (("THREAD", "o0", 2),),
-                              "database" if contestant == "tuned" else "heuristic", WHY, flops, read + written),
+                              "beam" if contestant == "tuned" else "heuristic", WHY, flops, read + written),
                    ) if svod else ()
+        searched = 2.0 + flops ** 0.1 if contestant == "tuned" else None
         if value is None and contestant == "tuned":
-            timed.append(Timed(Outcome("tuned", "ok", same_as="heuristic", preallocated=True, kernels=kernels), None))
+            same = Outcome("tuned", "ok", same_as="heuristic", preallocated=True, kernels=kernels, search_seconds=searched)
+            timed.append(Timed(same, None))
         elif value is None:
             timed.append(Timed(Outcome(contestant, "unsupported", UNSUPPORTED.get(contestant, "")), None))
         else:
             seconds = [1e-6 * value * (factor if svod else 1.0) * d * max(0.5, rng.gauss(1.0, spread)) for d in drift]
             timed.append(Timed(Outcome(contestant, "ok", preallocated=contestant != "jax", error=2e-7, kernels=kernels,
-                                       prepare_seconds=0.2 if svod else None), seconds))
+                                       prepare_seconds=0.2 + (searched or 0.0) if svod else None, search_seconds=searched), seconds))
     bound = bound_of(flops, read, written, dtype, CEILINGS, CACHES)
     load = Load(0.3, 0.0, 0.0, 1, None)
     found = judge_case(name=str(name), title=str(title), suite=str(suite), group=str(group), dtype=dtype, shapes=str(shapes), flops=flops,
                        bytes_read=read, bytes_written=written, bound=bound, timed=timed, load=load)
+    if suite == "odd":
+        beside = [1e-6 * 4420 * d * rng.gauss(1.0, spread) for d in drift]
+        found = replace(found, neighbour=neighbour_of(found, flops, "gemm_1024", "GEMM 1024", 2.0 * 1024 ** 3, beside))
     return found
 
 
@@ -119,7 +126,7 @@ def example_model_run() -> Run:
     assert statistics.median(case.contestants[0].samples) > 0
     asked = replace(run.settings, suite="models", command="svod-bench run --suite models --beam 8", mode="beam", beam=8)
     return replace(run, settings=asked,
-                   peers=(), cases=(case,), groups=group_results((case,)))
+                   peers=(), cases=(case,), groups=group_results((case,)), suites=suite_results((case,)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -233,3 +234,66 @@ def test_operands_are_the_same_for_everyone() -> None:
             return super().prepare(case, operands)
     run(world, Looking(world, "heuristic"), Looking(world, "numpy"))
     assert all(a is b for a, b in zip(*seen, strict=True)) and np.array_equal(seen[0][0], CASE.draw(0)[0])
+
+
+# -- neighbours, and what breaks ------------------------------------------------------------------------
+
+ODD = replace(CASE, suite="odd", neighbour=kinds.axpy("round", "axpy of 128", 128))
+
+
+def test_a_neighbour_is_timed_in_the_same_rounds() -> None:
+    """svod at its best takes the case and its neighbour; nobody else takes the neighbour."""
+    world = World()
+    tuned = FakePeer(world, "tuned", 1e-3, identity="t")
+    found = run(world, FakePeer(world, "heuristic", 2e-3, identity="h"), tuned, FakePeer(world, "numpy", 4e-3), case=ODD)
+    assert found.neighbour is not None and (found.neighbour.name, found.neighbour.title) == ("round", "axpy of 128")
+    assert found.neighbour.rate is not None and found.neighbour.rate.median == pytest.approx(100 / 128)
+    assert found.best_peer == "numpy" and [o.name for o in found.contestants] == ["heuristic", "tuned", "numpy"]
+    alone = run(world, FakePeer(world, "heuristic", error=RuntimeError("no")), FakePeer(world, "numpy"), case=ODD)
+    assert alone.neighbour is not None and alone.neighbour.rate is None and "svod has no time" in alone.neighbour.why
+
+
+def test_a_neighbour_is_no_competitor() -> None:
+    """It is far faster than everyone: peers are measured against each other all the same, and the ratio to it is to be known as well."""
+    world, rng = World(), random.Random(3)
+    contestants = [world.contestant("svod", lambda: 0.2), world.contestant("peer", lambda: 0.2),
+                   world.contestant("beside", lambda: 1e-3 * rng.uniform(0.7, 1.3))]
+    timing = time_interleaved(contestants, 0, BenchConfig(rounds=15, case_seconds=20.0), beside=[2], rng=random.Random(0),
+                              clock=world.clock, watch=world.watch, pause=world.pause)
+    assert len(timing.seconds[1]) == len(timing.seconds[2]) > 20
+
+
+class Breaking(FakePeer):
+    """Runs twice, to be checked and to be warmed, and never again."""
+
+    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+        prepared, left = super().prepare(case, operands), [2]
+
+        def run(times: int) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise RuntimeError("it fell over")
+            prepared.run(times)
+        return replace(prepared, run=run)
+
+
+def test_what_breaks_while_it_is_timed_leaves_the_others() -> None:
+    world = World()
+    found = run(world, FakePeer(world, "heuristic", identity="h"), Breaking(world, "torch"), FakePeer(world, "numpy", 2e-3))
+    torch = found.outcome("torch")
+    assert torch is not None and torch.status == "failed" and torch.why == "while it was timed: RuntimeError: it fell over"
+    assert not torch.samples and found.best_peer == "numpy" and found.rounds == 15
+    copied = run(world, Breaking(world, "heuristic", identity="h"), FakePeer(world, "tuned", identity="h"), FakePeer(world, "numpy"))
+    assert {o.name: o.status for o in copied.contestants} == {"heuristic": "failed", "tuned": "failed", "numpy": "ok"}
+    assert run(world, Breaking(world, "heuristic")).svod is None
+
+
+def test_a_case_that_cannot_be_run_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    monkeypatch.setattr(kinds, "MODELS_DIR", kinds.MODELS_DIR / "none")
+    monkeypatch.setattr(kinds, "_models", {})
+    cases = [kinds.model("mlp", "perceptron", "mlp", "Perceptron", (64, 256), (64, 10)), kinds.gelu("b", "", 7)]
+    found = suite_of(world, cases, FakePeer(world, "heuristic"), FakePeer(world, "numpy", 2e-3))
+    assert [{o.status for o in c.contestants} for c in found.cases] == [{"failed"}, {"ok"}]
+    assert "from a checkout" in found.cases[0].contestants[0].why and found.cases[0].svod is None
+    assert [(s.name, s.cases) for s in found.suites] == [("models", 1), ("core", 1)]

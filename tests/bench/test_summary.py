@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from svod.bench.ceiling_loops import CurvePoint
-from svod.bench.results import CaseResult, Load, Outcome
-from svod.bench.summary import Timed, bound_of, geometric_mean, group_results, judge_case, spread_of
+from svod.bench.results import CaseResult, Load, Outcome, Rates, Searching
+from svod.bench.summary import Timed, bound_of, geometric_mean, group_results, judge_case, neighbour_of, spread_of, suite_results
 from tests.bench.example_run import CACHES, CEILINGS
 
 
@@ -97,3 +97,40 @@ def test_geometric_means() -> None:
     assert every.speedups["heuristic/best peer"] == pytest.approx(4.0) and every.cases["heuristic/best peer"] == 2
     assert every.cases["heuristic/torch"] == 1 and y.speedups["heuristic/numpy"] == pytest.approx(8.0)
     assert [g.name for g in group_results(cases[:1])] == ["x"] and group_results([]) == ()
+
+
+def test_the_same_code_counts_as_one_in_means() -> None:
+    """The heuristic is 0.5 of tuned in one case and the same code in the other: √0.5 of it over both."""
+    apart = judge(name="a", heuristic=[2.0] * 6, tuned=[1.0] * 6)
+    timed = [Timed(Outcome("heuristic", "ok"), [3.0] * 6), Timed(Outcome("tuned", "ok", same_as="heuristic"), None)]
+    same = judge_case(name="b", title="", suite="core", group="g", dtype="float32", shapes="", flops=0.0, bytes_read=0.0, bytes_written=0.0,
+                      bound=None, timed=timed, load=None)
+    (means,) = group_results([apart, same])
+    assert means.speedups["heuristic/tuned"] == pytest.approx(math.sqrt(0.5)) and means.cases["heuristic/tuned"] == 2
+    assert means.speedups["tuned/heuristic"] == pytest.approx(math.sqrt(2.0))
+
+
+def test_a_rate_over_the_round_neighbour_is_paired_by_round() -> None:
+    """A tenth less work in four fifths of the time is 9/8 of the rate, however the machine drifts."""
+    drift = [1.0, 3.0] * 8
+    case = judge(heuristic=[9.0 * d for d in drift], tuned=[0.8 * d for d in drift])
+    found = neighbour_of(case, 90.0, "round", "a round one", 100.0, drift)
+    assert found.rate is not None and (found.rate.median, found.rate.low, found.rate.high) == pytest.approx((9 / 8,) * 3)
+    assert found.seconds == 2.0 and found.name == "round"
+    without = neighbour_of(judge(numpy=[1.0] * 6), 90.0, "round", "", 100.0, drift)
+    assert without.rate is None and "no time" in without.why
+
+
+def test_what_a_suite_shows() -> None:
+    def case(name: str, suite: str, searched: float | None, rate: float | None) -> CaseResult:
+        found = judge(name=name, heuristic=[2.0] * 6, tuned=[1.0] * 6, numpy=[1.5] * 6)
+        outcomes = tuple(replace(o, search_seconds=searched) if o.name == "tuned" else o for o in found.contestants)
+        beside = None if rate is None else neighbour_of(found, rate, "n", "", 1.0, [1.0] * 6)
+        return replace(found, suite=suite, contestants=outcomes, neighbour=beside)
+    core, odd = suite_results([case("a", "core", 9.0, None), case("b", "odd", None, 0.9), case("c", "core", 41.0, None),
+                               case("d", "odd", None, 0.4), case("e", "core", 5.0, None)])
+    assert (core.name, core.cases, core.rates) == ("core", 3, None) and odd.searching is None
+    assert core.searching == Searching(3, 9.0, 41.0, "c", 55.0)
+    assert odd.rates == Rates(2, pytest.approx(0.6), 0.4, "d")
+    assert core.means.speedups["tuned/best peer"] == pytest.approx(1.5) and core.means.cases["heuristic/tuned"] == 3
+    assert suite_results([]) == ()

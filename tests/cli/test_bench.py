@@ -189,9 +189,9 @@ def test_compare(call: Call) -> None:
     better = call("compare", str(DATA / "run_slower.json"), str(DATA / "run.json"))
     assert better.exit_code == 0 and "2 faster" in better.stdout
     same = call("compare", str(DATA / "run.json"), str(DATA / "run.json"))
-    assert same.exit_code == 0 and "18 same" in same.stdout
+    assert same.exit_code == 0 and "20 same" in same.stdout
     data = json.loads(call("compare", "--json", str(DATA / "run.json"), str(DATA / "run_slower.json")).stdout)
-    assert data["worse"] is True and len(data["changes"]) == 18
+    assert data["worse"] is True and len(data["changes"]) == 20
 
 
 def test_runs_of_other_machines_are_not_compared(call: Call, tmp_path: Path) -> None:
@@ -263,11 +263,23 @@ def test_blocks_of_cases() -> None:
             assert max(map(len, describe_case(case))) <= 100
     lines = describe_case(example_run().cases[0])
     assert lines[0] == "gemm_256: GEMM 256, float32, bound 65.5 µs (compute)"
-    assert "of ceiling" in lines[1] and "× onnxruntime ±" in lines[1] and lines[4].startswith("  torch")
+    assert "of ceiling" in lines[1] and "× onnxruntime ±" in lines[1] and lines[5].startswith("  torch")
+    assert lines[3] == "                 7.66 s  of search"
+    assert re.fullmatch(r"  gemm_1024    +4\.\d+ ms  this one has 92 % ±\d\.\d % of its rate", describe_case(example_run().cases[-1])[-1])
     text = "\n".join(describe_case(example_run().cases[6]))
     assert "the same code as heuristic" in text
     assert "unsupported: MatMul is not implemented" in "\n".join(describe_case(example_run().cases[2]))
     assert describe_case(example_model_run().cases[0])[-1] == "  noisy        others used 12 % of the machine"
+
+
+def test_suites_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a run of several suites is asked for stands in one line each."""
+    print_run(example_run())
+    table = [line.split("\t") for line in capsys.readouterr().out.split("\n\n")[-1].splitlines()]
+    assert table[0] == ["suite", "kernels", "heuristic of tuned", "tuned of best peer", "ceiling", "search", "longest search",
+                        "least of neighbour"]
+    assert [row[:2] for row in table[1:]] == [["core", "9"], ["odd", "1"]]
+    assert table[1][5:] == ["7.66 s", "10.6 s gemm_1024_bf16", ""] and table[2][5:] == ["10.5 s", "10.5 s gemm_1000", "92 % gemm_1000"]
 
 
 def test_words_for_numbers() -> None:

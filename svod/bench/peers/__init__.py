@@ -32,6 +32,7 @@ class Prepared:
     identity: Hashable = None
     kernels: tuple[KernelInfo, ...] = ()
     prepare_seconds: float | None = None
+    search_seconds: float | None = None
 
 
 class Peer(Protocol):
