@@ -254,29 +254,14 @@ class Rate(NamedTuple):
     store: float = 1.0         # vector stores that take as long as one of results
 
 
-def rate_of(state: Scheduler, stage: int) -> Rate:
+def rate_of(found: Plan | None, target: Target) -> Rate:
     """The instruction that sums up in a stage: that of TC, or a multiply-add."""
-    chosen = state.dots[stage]
-    if chosen is None:
+    if found is None:
         return Rate(1, 1.0, False)
-    dot = DOTS[chosen.name]
+    dot = found.dot
     if dot.is_tile:
-        return Rate(dot.rows * dot.positions, dot.cost(state.target), False, float(dot.rows), 3.0 * dot.rows)
-    r = state.kernel.resolve(frozenset())[stage]
-    assert r is not None
-    a, b = operands_of(state.kernel, r, chosen.axis)
-    return Rate(dot.group, dot.cost(state.target), dot.operands[0] != dot.operands[1] and a.source == b.source)
-
-
-def stored_bytes(state: Scheduler, stage: int) -> int:
-    """Bytes of one element of a stage's value where it is staged."""
-    for s, chosen in enumerate(state.dots):
-        if chosen is not None:
-            r = state.kernel.resolve(frozenset())[s]
-            assert r is not None
-            if stage in (o.stage for o in operands_of(state.kernel, r, chosen.axis)):
-                return DOTS[chosen.name].operands[0].itemsize
-    return state.kernel.stages[stage].dtype.itemsize
+        return Rate(dot.rows * dot.positions, dot.cost(target), False, float(dot.rows), 3.0 * dot.rows)
+    return Rate(dot.group, dot.cost(target), found.corrects >= 0)
 
 
 def packed_stages(state: Scheduler) -> frozenset[int]:

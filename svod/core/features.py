@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from svod.core.dots import rate_of, stored_bytes
+from svod.core.dots import rate_of
 from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Node, ResolvedStage
 from svod.core.layout import Layouts, lay_out, layouts
@@ -98,11 +98,11 @@ def features(state: Scheduler) -> Features:
         nest = _nest(state, found, r, pieces, moves, inner)
         pieces[s] = nest.own
         if path != ():
-            size = stored_bytes(state, s)
+            size = _stored_bytes(state, lay, s)
             for e in nest.box:
                 size *= e
             scratch += size
-        cost = _stage_cost(state, nest, inner)
+        cost = _stage_cost(state, lay, nest, inner)
         cost_of_data, stage_moved = _data(state, found, lay, nest, cost.reads, brought)
         cycles = max(cost.compute, *cost_of_data)
         cycles += _OVERLAP * (cost.compute + sum(cost_of_data) - cycles)
@@ -249,7 +249,7 @@ def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[
         tiled = lay.tiles[n.arg][0]
         whole = tiled >= 0 and extents[tiled] == state.kernel.axes[state.kernel.stages[n.arg].outs[tiled]].extent
         layout = lay_out(state, lay, n.arg, tuple(extents), whole)
-        size = stored_bytes(state, n.arg)
+        size = _stored_bytes(state, lay, n.arg)
         steps = dict[int, int]()
         for lin, stride in zip(n.dims, layout.strides, strict=True):
             for a, c in lin.coefs:
@@ -272,11 +272,11 @@ def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[
             accesses.append(dense(n))
             shared.append(False)
             if found.paths[n.arg] == () and threads > 1 and not _once(state, found.resolved, n.arg):
-                size = stored_bytes(state, n.arg)
+                size = _stored_bytes(state, lay, n.arg)
                 for a in state.kernel.stages[n.arg].outs:
                     size *= state.axis_extent(a)
                 turned_over += size / LINE * (1.0 if any(a == parallel for a, _ in accesses[-1].steps) else threads)
-    size = stored_bytes(state, r.stage.index)
+    size = _stored_bytes(state, lay, r.stage.index)
     if r.store is not None:
         steps = {a: abs(c) * size for a, c in r.store.coefs}
         limit = float(state.kernel.params[r.store_slot].arg.size * size)
@@ -324,6 +324,11 @@ def _once(state: Scheduler, resolved: tuple[ResolvedStage | None, ...], s: int) 
 def _innermost(lay: Layouts) -> dict[int, int]:
     """Per staged value the dim that lies innermost in its area."""
     return {s: order[-1] for s, order in lay.orders.items() if order}
+
+
+def _stored_bytes(state: Scheduler, lay: Layouts, s: int) -> int:
+    """Bytes of one element of a stage's value where it is staged."""
+    return lay.packed[s].dtype.itemsize if s in lay.packed else state.kernel.stages[s].dtype.itemsize
 
 
 def _full(state: Scheduler, r: ResolvedStage) -> list[int]:
@@ -377,7 +382,7 @@ class _Cost(NamedTuple):
     reads: list[Node]
 
 
-def _stage_cost(state: Scheduler, nest: _Nest, inner: dict[int, int]) -> _Cost:
+def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, int]) -> _Cost:
     r, own, loops, lane, lane_piece, lane_extent = nest.r, nest.own, nest.loops, nest.lane, nest.lane_piece, nest.lane_extent
     width = max(1, state.target.vector_bytes // r.lanes_bytes)
     outs = len(r.stage.outs)
@@ -412,7 +417,7 @@ def _stage_cost(state: Scheduler, nest: _Nest, inner: dict[int, int]) -> _Cost:
     loads = alu = fmas = 0.0
     reads: list[Node] = []
     skip = set()
-    dot = rate_of(state, r.stage.index)
+    dot = rate_of(lay.dots.get(r.stage.index), state.target)
     for red in r.reductions:
         product = r.nodes[red.values[0]]
         if red.combiner == "ADD" and product.kind == "alu" and product.op == "MUL":

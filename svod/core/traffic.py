@@ -164,14 +164,20 @@ def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body
     translated = moved = 0.0
     for i, a in enumerate(accesses):
         column = [row[i] for row in prints]
-        lines, pages = [column[n].lines] * 3, [column[n].pages] * 3
+        last = column[n]
+        lines = [last.lines] * 3
+        pages = [last.pages] * 3
         for k in range(depth[i] - 1, -1, -1):
-            count = loops[k][1]
-            ratio, turns = column[k].lines / column[k + 1].lines, column[k].pages / column[k + 1].pages
-            inner = taken[k + 1]
-            for c in range(3):
-                lines[c] *= ratio + inner[c] * max(0.0, count - ratio)
-                pages[c] *= turns + inner[3 + c] * max(0.0, count - turns)
+            count, around, inside, inner = loops[k][1], column[k], column[k + 1], taken[k + 1]
+            ratio, turns = around.lines / inside.lines, around.pages / inside.pages
+            again, turned = count - ratio, count - turns
+            if again < 0.0:
+                again = 0.0
+            if turned < 0.0:
+                turned = 0.0
+            for c in (0, 1, 2):
+                lines[c] *= ratio + inner[c] * again
+                pages[c] *= turns + inner[3 + c] * turned
         # what is kept from run to run, what is made in the nest, and what a neighbour has brought was there at the beginning
         for c in range(3):
             there = 1.0 - (lost(2.0 * column[0].lines * LINE / caches[c].size) if a.local else taken[0][c])
