@@ -83,7 +83,7 @@ class Beam:
             except KernelOptError:
                 continue
             self.enqueue(state, Origin.ACTION)
-        if not self.strict:
+        if self.config.mutations and not self.strict:
             for state in mutations(self.base, member.chain, self.lanes):
                 self.enqueue(state, Origin.MUTATION)
 

@@ -199,7 +199,7 @@ class TuneSession:
         if not self.config.ignore_cache:
             known = self.db.known_digests(task.key, self.target.key, CODEGEN_REVISION, COMPILER, PROTOCOL_REVISION)
             seeds = self._stored_seeds(base, known)
-        if self.config.strict != "reference":
+        if self.config.sketches and self.config.strict != "reference":
             seeds += [(s, Origin.SKETCH) for s in sketches(base)]
         self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
                                      structure=family_key(kernel.ast), flops=float(estimate(kernel.ast).flops),

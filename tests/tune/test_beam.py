@@ -427,6 +427,18 @@ def test_strict_reference_measures_single_actions_and_all_of_them() -> None:
 
 
 # -- an easy landscape is climbed ---------------------------------------------------------------------------------------------
+def test_without_mutations_chains_only_grow() -> None:
+    parent = BASE.apply_opts([Opt("UPCAST", "o1", 8), Opt("UPCAST", "o0", 4)])
+    proposed = {}
+    for on in (True, False):
+        beam = Beam(BASE, BeamConfig(width=2, mutations=on), Ceiling())
+        beam.expand(raced(beam, parent, 1.0, 1))
+        proposed[on] = {c.chain for c in beam.queue.values()}
+        assert all(c.origin is Origin.MUTATION or c.chain[:2] == parent.applied_opts for c in beam.queue.values())
+    assert proposed[False] < proposed[True]
+    assert all(len(chain) == 3 for chain in proposed[False]) and any(len(chain) < 3 for chain in proposed[True])
+
+
 def test_the_beam_climbs_where_opts_pay_one_by_one() -> None:
     """Faster with every register tile, vector and thread: the search must find all three."""
     def seconds(c: Candidate) -> float:

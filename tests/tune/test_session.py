@@ -125,6 +125,15 @@ def test_ignore_cache_searches_as_if_nothing_were_known(db: TuningDB, executor: 
     assert first[GEMM.key].trace == second[GEMM.key].trace
 
 
+def test_without_sketches_nothing_but_the_database_seeds_a_search(db: TuningDB, executor: Executor) -> None:
+    def origins(**options: Any) -> set[Origin]:
+        session = make_session(db, executor, GEMM, **options)
+        return {origin for _, origin in session._make(session.tasks[0]).seeds}
+    assert origins() == {Origin.SKETCH} and origins(sketches=False) == origins(strict="reference") == set()
+    make_session(db, executor, GEMM).run()
+    assert origins(sketches=False) == {Origin.DATABASE}
+
+
 def test_a_kernel_that_another_process_searches_is_left_to_it(tmp_path: Any, executor: Executor) -> None:
     with TuningDB.open(tmp_path / "tune.db") as mine, TuningDB.open(tmp_path / "tune.db") as theirs:
         claim = theirs.claim(GEMM.key, TARGET.key)
