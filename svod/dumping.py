@@ -93,7 +93,7 @@ def _normalize(s: Subject) -> Iterator[Section]:
 
 def _cut(s: Subject) -> Iterator[Section]:
     for call, root in zip(s.explained.schedule.calls, s.explained.roots, strict=True):
-        yield f"{call.name_hint}, {call.why}", "a copy that the order needs" if root is None else format_ast(root)
+        yield f"{call.name_hint}, {call.why}", "; called, or a copy that the order needs" if root is None else format_ast(root)
 
 
 def _kernel_pass(name: str) -> Callable[[Subject], Iterator[Section]]:

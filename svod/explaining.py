@@ -33,7 +33,8 @@ from svod.errors import ScheduleError
 from svod.prepare import complete_config, prepare_graph
 from svod.tensor import Tensor
 
-_HIDDEN = frozenset({Ops.UNIQUE, Ops.LUNIQUE, Ops.DEVICE, Ops.CONST, Ops.SINK})
+_HIDDEN = frozenset({Ops.UNIQUE, Ops.LUNIQUE, Ops.DEVICE, Ops.CONST, Ops.SINK, Ops.RANGE, Ops.BIND, Ops.DEFINE_VAR})
+_READ = (Ops.BUFFER, Ops.CALL, Ops.END)      # where what is computed by one kernel begins
 
 
 def explain(*tensors: Tensor, file: TextIO | None = None) -> None:
@@ -68,7 +69,7 @@ def _plan_order(found: Explained) -> list[int]:
 def _inside(root: UOp, realised: Iterable[UOp]) -> list[UOp]:
     """What the kernel of `root` computes: down to buffers and to what has one."""
     ends = set(realised) - {root}
-    return [n for n in root.toposort(gate=lambda n: n not in ends and n.op is not Ops.BUFFER) if n not in ends and n.op is not Ops.BUFFER]
+    return [n for n in root.toposort(gate=lambda n: n not in ends and n.op not in _READ) if n not in ends and n.op not in _READ]
 
 
 def _graph_lines(found: Explained, numbers: dict[UOp, int], kernels: dict[UOp | None, int]) -> list[str]:
@@ -106,6 +107,8 @@ def _kernel_lines(found: Explained, numbers: dict[UOp, int], order: Sequence[int
 def _type(u: UOp) -> str:
     if u.op is Ops.BUFFER:
         return f"{u.dtype.name} {u.arg}"
+    if u.op in (Ops.CALL, Ops.END):
+        return ""
     shape = "×".join(map(str, graph.shape_of(u)))
     return f"{u.dtype.name} {shape or 'scalar'}"
 

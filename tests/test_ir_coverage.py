@@ -122,7 +122,7 @@ EXAMPLES: dict[str, Example] = {
     "Custom": lambda: (Tensor(A).cumsum(1), np.cumsum(A, 1)),
 }
 # in every example, or in tests of their own
-NOT_VALUES = {"Buffer", "Placeholder", "Binop", "Unary", "Ternary", "Reduce_Axis", "Sink", "Kernel", "Unique", "Device", "Assign"}
+NOT_VALUES = {"Buffer", "Placeholder", "Binop", "Unary", "Ternary", "Reduce_Axis", "Sink", "Kernel", "Unique", "Device", "Assign", "Multi"}
 BELOW_THE_GRAPH = {"Vectorize", "Wmma", "Define_Var", "Bind", "Unroll"}      # what svod has of them is in kernels and programs
 
 

@@ -292,7 +292,7 @@ class Cut:
         self.exempt = {r: e for r, e in self.exempt.items() if e[1] is not u}
 
     def open_kernel(self, u: UOp) -> None:
-        if u.op is Ops.AFTER:   # its ASSIGNs are the kernels
+        if u.op in (Ops.AFTER, Ops.CALL, Ops.END):   # the kernels are ASSIGNs, and calls, whose arguments are roots
             return
         shape = shape_of(u)
         place = tuple((self.new_range(n), 0) if n != 1 else (NONE, 0) for n in shape)

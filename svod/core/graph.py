@@ -101,10 +101,22 @@ def _assign_shape(u: UOp) -> Shape:
 
 
 def _after_shape(u: UOp) -> Shape:
-    content, *assigns = u.src
-    if content.op not in (Ops.BUFFER, Ops.AFTER) or not assigns or any(a.op is not Ops.ASSIGN or content_under(a.src[0]) is not content
-                                                                        for a in assigns):
-        raise ScheduleError("AFTER names a BUFFER, or what an AFTER leaves of one, and the ASSIGNs to it")
+    content, *done = u.src
+    if content.op not in (Ops.BUFFER, Ops.AFTER) or not done:
+        raise ScheduleError("AFTER names a BUFFER, or what an AFTER leaves of one, and what was done to it")
+    calls = [d for d in done if d.op is not Ops.AFTER]
+    for d in calls:
+        if d.op is Ops.END and (not d.src or d.src[0].op is not Ops.CALL):
+            raise ScheduleError(f"AFTER names a BUFFER and an END that must wrap a CALL, found {d.src[0].op.value if d.src else 'nothing'}")
+        if d.op not in (Ops.ASSIGN, Ops.CALL, Ops.END):
+            raise ScheduleError(f"AFTER names a BUFFER and, as what was done to it, ASSIGNs to it or a CALL, END(CALL) or AFTER; found "
+                                f"{d.op.value}")
+    if all(d.op is Ops.ASSIGN for d in done):
+        if any(content_under(a.src[0]) is not content for a in done):
+            raise ScheduleError("AFTER names a BUFFER, or what an AFTER leaves of one, and the ASSIGNs to it: one is to something else")
+    elif len(calls) != 1 or calls[0].op is Ops.ASSIGN:
+        raise ScheduleError("AFTER names a BUFFER and either ASSIGNs or one CALL or END(CALL), beside AFTERs that come before it; several "
+                            "calls are several AFTERs")
     return shape_of(content)
 
 

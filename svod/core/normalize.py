@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from svod.core.calls import arguments_of
 from svod.core.dtype import dtypes
 from svod.core.graph import base_of, permute, reshape, shape_of, shrink
 from svod.core.join import expand_joins
@@ -119,11 +120,16 @@ def normalize(sink: UOp) -> Normalized:
             roots.setdefault(node, "routine")
         elif node.op is Ops.COPY:
             roots.setdefault(node, "copy")
+        elif node.op is Ops.CALL:
+            for s in arguments_of(node):
+                if s.op not in (Ops.BUFFER, Ops.AFTER):
+                    roots.setdefault(s, "argument of a call")
+            roots.setdefault(node, "called")
         elif node.op is Ops.AFTER:
-            parts = len(node.src) - 1
+            parts = sum(s.op is Ops.ASSIGN for s in node.src)
             why = f"put together from {parts} parts" if parts > 1 else "assigned"
-            roots[node] = why
-            roots.update(dict.fromkeys(node.src[1:], why))
+            roots[node] = why if parts else "called"
+            roots.update({s: why if s.op is Ops.ASSIGN else "called" for s in node.src[1:] if s.op is not Ops.AFTER})
         if node is not u:
             inherit_origin(node, u)
         done[u] = node

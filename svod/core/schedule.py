@@ -5,7 +5,8 @@
                    →  order: reads after the writes they need, ASSIGNs after the reads of what they overwrite
 
 Every buffer has *versions*: version 0 is what it holds when the schedule starts, each AFTER makes the next. Its ASSIGNs write disjoint
-parts of the buffer, in any order or at once; what they do not write stays. A kernel reads one version and must run before the ASSIGNs that
+parts of the buffer, in any order or at once; what they do not write stays. Each invocation of a CALL makes one version of what it writes
+(`svod.core.calls`). A kernel reads one version and must run before the ASSIGNs that
 end it. Where that is impossible (a swap of two buffers) the old content is copied first.
 """
 from __future__ import annotations
@@ -21,6 +22,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from svod.core.axes import merge_ranges, split_ranges
+from svod.core.calls import Invocation, arguments_of, kernel_of_call, programs_of, unroll, written_slots
 from svod.core.canonical import canonicalize
 from svod.core.cut import Cut, is_contraction, is_reduction
 from svod.core.dtype import DType, dtypes
@@ -81,8 +83,9 @@ class _Pending:
     name_hint: str
     origin: str
     why: str
-    root: UOp | None = None     # the node that it stores; None for a copy that the order needs
+    root: UOp | None = None     # the node that it stores; None for a call, and for a copy that the order needs
     snapshots: dict[Version, UOp] = field(default_factory=dict)
+    after: tuple[Version, ...] = ()     # what else must have been written
 
     @property
     def writes(self) -> list[Version]:
@@ -168,8 +171,8 @@ def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remem
 
 @dataclass(frozen=True)
 class Explained:
-    """How a graph became its schedule. `graph`: normalised. `roots`: for each call the node it stores, None for a copy that the order
-    needs. `passes`: by kernel AST what rangeify, axes and canonical made of it."""
+    """How a graph became its schedule. `graph`: normalised. `roots`: for each call the node it stores, None for a kernel written by hand and
+    for a copy that the order needs. `passes`: by kernel AST what rangeify, axes and canonical made of it."""
 
     graph: Normalized
     schedule: Schedule
@@ -195,10 +198,15 @@ class _Builder:
         self.device = next((u.src[1] for u in graph.sink.walk(Ops.BUFFER)), UOp(Ops.DEVICE, dtypes.void, (), "CPU"))
         self.lunique = 0
         self.buffer_of: dict[UOp, UOp] = {}        # realised node → its new buffer
-        # constants that a routine reads from memory
+        # constants that a routine or a call reads from memory
         self.stored = {base_of(s) for u in graph.roots if u.op is Ops.CUSTOM_FUNCTION for s in u.src}
+        self.stored.update(a for u in graph.roots if u.op is Ops.CALL for a in arguments_of(u))
         self.version_of: dict[UOp, Version] = {}   # AFTER → what it is, ASSIGN → what it is a part of
         self.versions: set[Version] = set()
+        has_calls = any(u.op is Ops.CALL or u.op is Ops.END for u in graph.roots)
+        self.programs = programs_of(graph.sink) if has_calls else {}
+        self.invocations: dict[UOp, list[tuple[Invocation, list[Version | UOp]]]] = {}     # by CALL or END: with what they are applied to
+        self.left: dict[UOp, dict[UOp, int]] = {}       # CALL or END → storage → version that it leaves
         self.pending: list[_Pending] = []
 
     def new_buffer(self, dtype: DType, size: int) -> UOp:
@@ -213,7 +221,9 @@ class _Builder:
         for u in roots:
             if u.op is Ops.AFTER:
                 self.add_version(u)
-            elif u.op is Ops.ASSIGN:
+            elif u in self.programs:
+                self.add_versions(u)
+            elif u.op in (Ops.ASSIGN, Ops.CALL, Ops.END):
                 continue
             elif not is_constant(u) or u in self.graph.outputs or u in self.stored:
                 layouts[u] = u if u in self.graph.roots else cut.layout_of(u)
@@ -223,6 +233,8 @@ class _Builder:
                 self.add_assign(u, why)
             elif u.op is Ops.CUSTOM_FUNCTION:
                 self.add_routine(u, why)
+            elif u in self.programs:
+                self.add_calls(u, why)
             elif u in layouts:
                 layout = layouts[u]
                 self.add_kernel(u, u.src[0] if u.op is Ops.COPY else u, (self.buffer_of[layout], 0), why,
@@ -233,12 +245,44 @@ class _Builder:
     def add_version(self, u: UOp) -> None:
         """Number what an AFTER leaves of a buffer."""
         storage, before = self.version(u.src[0])
-        if (storage, before + 1) in self.versions:
+        called = next((d for d in u.src[1:] if d.op in (Ops.CALL, Ops.END)), None)
+        if called is None:
+            self.number(storage, before + 1)
+            for n in (u, *u.src[1:]):
+                self.version_of[n] = storage, before + 1
+            return
+        written = self.left.get(called, {storage: before})      # inside a loop: what the loop begins with
+        if storage not in written:
+            raise ScheduleError(f"AFTER names a buffer of {storage.arg} {storage.dtype.name} and a call that does not write it")
+        self.version_of[u] = storage, written[storage]
+
+    def number(self, storage: UOp, version: int) -> None:
+        if (storage, version) in self.versions:
             raise ScheduleError(f"two ASSIGNs start from the same content of a buffer of {storage.arg} {storage.dtype.name}: assign to "
                                 "what the first one leaves")
-        self.versions.add((storage, before + 1))
-        for n in (u, *u.src[1:]):
-            self.version_of[n] = storage, before + 1
+        self.versions.add((storage, version))
+
+    def add_versions(self, head: UOp) -> None:
+        """Number what each invocation of a call or loop leaves of the buffers that it writes."""
+        latest: dict[UOp, int] = {}
+        calls: list[tuple[Invocation, list[Version | UOp]]] = []
+        for invocation in unroll(self.programs[head]):
+            arguments: list[Version | UOp] = []
+            for a in arguments_of(invocation.call):
+                if a.op is Ops.BUFFER or a.op is Ops.AFTER:
+                    storage, version = self.version(a)
+                    arguments.append((storage, latest.get(storage, version)))
+                else:
+                    arguments.append(a)
+            for slot in written_slots(invocation.call):
+                argument = arguments[slot]
+                assert isinstance(argument, tuple)      # check_call: what is written is memory
+                storage, version = argument
+                latest[storage] = version + 1
+                self.number(storage, version + 1)
+                arguments[slot] = storage, version + 1
+            calls.append((invocation, arguments))
+        self.invocations[head], self.left[head] = calls, latest
 
     def version(self, content: UOp) -> Version:
         """What a BUFFER or AFTER is."""
@@ -306,6 +350,17 @@ class _Builder:
         where = UOp(Ops.INDEX, u.dtype, (params[0], UOp.const(dtypes.index, 0)))
         ast = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (where, value)),))
         self.pending.append(_Pending(ast, [out, *operands], [0] * (1 + len(operands)), 1, name.lower(), origin_of(u) or "", why, u))
+
+    def add_calls(self, head: UOp, why: str) -> None:
+        """The kernels of a call, or of all turns of a loop."""
+        earlier = {d: None for u in self.graph.roots if u.op is Ops.AFTER and head in u.src for d in u.src[1:] if d.op is Ops.AFTER}
+        after = tuple(self.version(d) for d in earlier)
+        for (call, values), arguments in self.invocations.pop(head):
+            ast, slots, offsets = kernel_of_call(call.arg, values)
+            args = [a if isinstance(a, tuple) else (self.buffer_of[a], 0) for a in arguments]
+            said = ", ".join(f"{name} = {value}" for name, value in values)
+            self.pending.append(_Pending(ast, [args[s] for s in slots], list(offsets), len(written_slots(call)), "call",
+                                         origin_of(head) or "", f"{why} with {said}" if said else why, after=after))
 
     def add_assign(self, u: UOp, why: str) -> None:
         storage, version = self.version_of[u]
@@ -379,6 +434,8 @@ class _Builder:
                         deps[following].add(i)
             for buffer, version in p.writes:
                 deps[i].update(writers.get((buffer, version - 1), ()))
+            for v in p.after:
+                deps[i].update(writers.get(v, ()))
         return deps
 
     def take_snapshot(self, stuck: list[int], deps: list[set[int]]) -> None:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from svod.core import graph
 from svod.core.buffer import buffer_of
+from svod.core.calls import arguments_of, written_slots
 from svod.core.origin import inherit_origin
 from svod.core.uop import Ops, UOp
-from svod.errors import ArgumentError
+from svod.errors import ArgumentError, ScheduleError
 from svod.tensor.base import TensorBase, live_tensors
 
 if TYPE_CHECKING:
@@ -69,7 +70,13 @@ def prepare_tensors(tensors: Iterable[Tensor], config: Any) -> Any:
     from svod import prepare
     found = _tensors("prepare_batch", tensors)
     mine = {id(t) for t in found}
-    readers = [t for t in _readers_of_old_content([t.uop for t in found]) if id(t) not in mine]
+    nodes = [t.uop for t in found]
+    readers = [t for t in _readers_of_old_content(nodes) if id(t) not in mine]
+    calls = calls_under(nodes)
+    together = [t for t in readers if calls and not calls.isdisjoint(calls_under([t.uop]))]
+    if together:
+        raise ScheduleError(f"prepare: a kernel that was called writes a tensor of shape {together[0].shape} as well, or is read by one: "
+                            "prepare them in one batch")
     if readers:
         realize_tensors(readers)
     return prepare.prepare_tensors(found, config)
@@ -106,22 +113,32 @@ def last_contents(nodes: Iterable[UOp]) -> dict[UOp, UOp]:
 
 
 def _readers_of_old_content(nodes: list[UOp]) -> list[Tensor]:
-    """Live lazy tensors that read, other than through the last ASSIGN, a buffer that computing `nodes` assigns to.
+    """Live lazy tensors that read, other than through the last ASSIGN, a buffer that computing `nodes` assigns to, and those that a CALL
+    among `nodes` writes as well.
 
-    They were written down before the assignment, so they must see what was there before: they are computed in the same
-    schedule, which orders reads of the old content before the write."""
+    The first were written down before the assignment, so they must see what was there before: they are computed in the same
+    schedule, which orders reads of the old content before the write. The others are there when it has run, and it must not run again."""
     last = last_contents(nodes)
-    if not last:
+    calls = calls_under(nodes)
+    if not last and not calls:
         return []
     overwritten = set(last.values())
+    for call in calls:
+        written = (graph.storage_of(arguments_of(call)[slot]) for slot in written_slots(call))
+        overwritten.update(s for s in written if not graph.is_made_anew(s))
     readers = []
     for t in live_tensors():
         if is_realized(t):
             continue
         reached = t.uop.toposort(gate=lambda n: n not in last)
-        if t.uop not in last and any(n in overwritten for n in reached):
+        if t.uop not in last and any(n in overwritten or n in calls for n in reached):
             readers.append(t)
     return readers  # type: ignore[return-value]
+
+
+def calls_under(nodes: Iterable[UOp]) -> set[UOp]:
+    """The CALLs that computing `nodes` runs."""
+    return set(graph.sink(*nodes).walk(Ops.CALL))
 
 
 def is_writable(content: UOp) -> bool:

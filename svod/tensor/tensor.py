@@ -163,11 +163,7 @@ class Tensor(Random):
         if 0 in part.shape:
             return
         if not self._is_in_memory():
-            memory = graph.reshape(graph.new_memory(self.dtype, self.numel(), self.device), self.shape)
-            base = graph.base_of(self.uop)
-            # a copy of its own is what it gets now
-            value = graph.reshape(base.src[0], self.shape) if base.op in (Ops.COPY, Ops.CONTIGUOUS) else self.uop
-            self._become(graph.reshape(graph.assign(memory, value), self.shape))
+            self._take_memory()
             part = self._part(index)
         self._write(part.uop, node)
 
@@ -190,6 +186,14 @@ class Tensor(Random):
         raise UnsupportedError(f"assignment to a part, of shape {self.shape}, of a read-only array: assign to the tensor that holds the "
                                "array, t[…] = value, and it gets memory of its own; or make the part a tensor of its own with clone()")
 
+    def _take_memory(self) -> None:
+        """Hold the content in memory of its own."""
+        memory = graph.reshape(graph.new_memory(self.dtype, self.numel(), self.device), self.shape)
+        base = graph.base_of(self.uop)
+        # a copy of its own is what it gets now
+        value = graph.reshape(base.src[0], self.shape) if base.op in (Ops.COPY, Ops.CONTIGUOUS) else self.uop
+        self._become(graph.reshape(graph.assign(memory, value), self.shape))
+
     def _write(self, view: UOp, value: UOp) -> None:
         """Write `value` through `view`, self or a part of it, into the memory under both: self, and every tensor that holds the memory as a
         reshape, become its content after that."""
@@ -199,6 +203,11 @@ class Tensor(Random):
         new = graph.assign(view.substitute({older: content}), value)
         if graph.base_of(self.uop) is not content:
             self._become(self.uop.substitute({older: new}))
+        self._replace_content(content, new)
+
+    @staticmethod
+    def _replace_content(content: UOp, new: UOp) -> None:
+        """Every tensor that holds the memory of `content` as a reshape becomes what is in it now."""
         for t in live_tensors():
             if isinstance(t, Tensor) and graph.base_of(t.uop) is content:
                 t._become(graph.reshape(new, t.shape))

@@ -1,0 +1,293 @@
+"""Kernels written by hand and called in a graph, and loops of such calls.
+
+    k = CALL(x, y, BIND(i, r)) [AST]     the AST over memory x, which it writes, and y; its variable i is a RANGE
+    e = END(k, r)                        for each value of r
+    AFTER(x, e)                          what is in x then
+
+    BEGIN r; RUN k; END r                →   k with i = 0, k with i = 1, …
+
+A loop is found by structure: a RANGE that an END closes, and the calls in between, which depend on the RANGE, or are the one that the END
+is of. Its steps are a small program, run once when the graph is scheduled: what is left is a list of invocations, each with the values that
+its variables have then. Inside a loop arguments name memory: they are what the invocations before left there.
+"""
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from svod.core import symbolic as sy
+from svod.core.canonical import canonicalize
+from svod.core.graph import base_of, size_of
+from svod.core.regions import narrow_params
+from svod.core.uop import Ops, UOp
+from svod.errors import ScheduleError
+
+MOST_INVOCATIONS = 1 << 14      # of one loop: each is a launch of the plan
+
+
+class Step(NamedTuple):
+    """One step of a loop's program: `range` is None for a RUN, `call` for a BEGIN; an END has both."""
+
+    kind: Literal["BEGIN", "RUN", "END"]
+    call: UOp | None
+    range: UOp | None
+
+
+class Invocation(NamedTuple):
+    """A CALL and the values of the variables that its AST reads."""
+
+    call: UOp
+    values: tuple[tuple[str, int], ...]
+
+
+# -- calls ---------------------------------------------------------------------------------------------------------------
+def memory_of(argument: UOp) -> UOp:
+    """What an argument of a CALL names: of several devices' memory the part that is selected, else the first."""
+    node = argument
+    while node.op in (Ops.MSELECT, Ops.MSTACK):
+        stack = node.src[0] if node.op is Ops.MSELECT else node
+        if stack.op is not Ops.MSTACK or not stack.src or not 0 <= (part := node.arg if node.op is Ops.MSELECT else 0) < len(stack.src):
+            raise ScheduleError(f"a multi-device argument must name the memory of one device: {node.op.value} of {stack.op.value} with "
+                                f"{len(stack.src)} parts does not")
+        node = stack.src[part]
+    return base_of(node)
+
+
+def arguments_of(call: UOp) -> tuple[UOp, ...]:
+    """By slot what a CALL is applied to, without RESHAPEs."""
+    return tuple(memory_of(s) for s in call.src if s.op is not Ops.BIND)
+
+
+def written_slots(call: UOp) -> tuple[int, ...]:
+    """The slots that the AST of a CALL stores to."""
+    return tuple(sorted({s.src[0].src[0].arg.slot for s in call.arg.src}))
+
+
+def bindings_of(call: UOp) -> dict[str, UOp]:
+    """The RANGE or CONST that each variable of a CALL is. Raises ScheduleError."""
+    found: dict[str, UOp] = {}
+    for bind in (s for s in call.src if s.op is Ops.BIND):
+        var, value = bind.src
+        if var.op is not Ops.DEFINE_VAR:
+            raise ScheduleError(f"BIND of a CALL must wrap a DEFINE_VAR, found {var.op.value}")
+        name, low, high = var.arg
+        if value.op not in (Ops.CONST, Ops.RANGE):
+            raise ScheduleError(f"variable {name} of a CALL is bound to {value.op.value}; bind it to a CONST or a loop's RANGE")
+        if found.get(name, value) is not value:
+            raise ScheduleError(f"bind mismatch on {name}, {_shown(found[name])} != {_shown(value)} (one CALL); rename one of them")
+        first, last = (value.arg, value.arg) if value.op is Ops.CONST else range_bounds(value)
+        if not low <= first <= last <= high:
+            raise ScheduleError(f"variable {name}={first if first < low else last} is outside bounds [{low}, {high}]")
+        found[name] = value
+    return found
+
+
+def _shown(value: UOp) -> str:
+    return str(value.arg) if value.op is Ops.CONST else f"a RANGE below {value.src[0].arg}"
+
+
+def range_bounds(loop: UOp) -> tuple[int, int]:
+    """First and last value of the RANGE of a loop. Raises ScheduleError."""
+    if loop.op is not Ops.RANGE:
+        raise ScheduleError(f"END closes a RANGE, found {loop.op.value}")
+    end = loop.src[0]
+    if end.op is not Ops.CONST or isinstance(end.arg, float):
+        raise ScheduleError(f"the RANGE of a loop of calls must end at a concrete integer, found {end.op.value} {end.arg}; call the kernel "
+                            "in a plan for each number of turns")
+    if end.arg < 1:
+        raise ScheduleError(f"invalid bounds of the RANGE of a loop of calls: first 0, last {end.arg - 1}")
+    return 0, int(end.arg) - 1
+
+
+def check_call(call: UOp) -> None:
+    """Raise ScheduleError for a CALL whose AST and arguments do not fit."""
+    ast, arguments = call.arg, arguments_of(call)
+    if not isinstance(ast, UOp) or ast.op is not Ops.SINK or not ast.src or any(s.op is not Ops.STORE for s in ast.src):
+        raise ScheduleError("the body of a CALL is a kernel: a SINK of STOREs, as in docs/ir.md, section 2")
+    params = {u.arg.slot: u for u in ast.walk(Ops.PARAM)}
+    if sorted(params) != list(range(len(arguments))):
+        raise ScheduleError(f"a kernel with parameters at the slots {sorted(params)} is called with {len(arguments)} arguments; slots are "
+                            "0, 1, … without gaps, one argument each")
+    for slot, param in sorted(params.items()):
+        given = arguments[slot]
+        if param.dtype != given.dtype or param.arg.size > size_of(given):
+            raise ScheduleError(f"slot {slot} of a kernel that is called takes {param.arg.size} elements of {param.dtype.name}; given are "
+                                f"{size_of(given)} of {given.dtype.name}")
+    for slot in written_slots(call):
+        if arguments[slot].op not in (Ops.BUFFER, Ops.AFTER):
+            raise ScheduleError(f"slot {slot} of a kernel that is called is written and must be memory, found {arguments[slot].op.value}: "
+                                "realize the tensor first")
+        if sum(_storage(a) is _storage(arguments[slot]) for a in arguments) > 1:
+            raise ScheduleError(f"slot {slot} of a kernel that is called is written, and another slot is the same memory: use one slot for "
+                                "both, or a copy")
+    bound = bindings_of(call)
+    unbound = sorted({u.arg[0] for u in ast.walk(Ops.DEFINE_VAR)} - set(bound))
+    if unbound:
+        raise ScheduleError(f"the kernel of a CALL reads the variable {unbound[0]}, which has no BIND among its arguments")
+    narrowed = {}
+    for var in ast.walk(Ops.DEFINE_VAR):
+        value = bound[var.arg[0]]
+        low, high = (value.arg, value.arg) if value.op is Ops.CONST else range_bounds(value)
+        narrowed[var] = var.replace(arg=(var.arg[0], low, high))
+    _check_accesses(ast.substitute(narrowed), ", ".join(sorted(bound)))
+
+
+def _storage(content: UOp) -> UOp:
+    while content.op is Ops.AFTER:
+        content = base_of(content.src[0])
+    return content
+
+
+def _check_accesses(ast: UOp, variables: str) -> None:
+    """Nothing outside its parameters is touched, and what is written is read at most where it is written."""
+    own = {s.src[0].src[0]: s for s in ast.src}
+    if len(own) < len(ast.src):
+        raise ScheduleError("a kernel that is called has two STOREs to one parameter; write different parameters")
+    direct = {p: set(s.src[1].toposort(gate=lambda n: n.op not in (Ops.STAGE, Ops.REDUCE))) for p, s in own.items()}
+    for u in ast.walk(Ops.LOAD, Ops.STORE):
+        param, index = u.src[0].src
+        if u.op is Ops.LOAD and param in own and (u not in direct[param] or index is not own[param].src[0].src[1]):
+            raise ScheduleError(f"a kernel that is called reads slot {param.arg.slot}, which it writes, at other elements than it writes; "
+                                "read a copy of it")
+        if u.op is Ops.LOAD and len(u.src) == 3:
+            continue        # under a gate
+        low, high = sy.bounds(index)
+        if low < 0 or high >= param.arg.size:
+            raise ScheduleError(f"a kernel that is called reaches elements {low} to {high} of slot {param.arg.slot}, which has "
+                                f"{param.arg.size}" + (f", for some value of {variables}" if variables else ""))
+
+
+def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]]) -> tuple[UOp, tuple[int, ...], tuple[int, ...]]:
+    """The canonical AST with its variables given; by slot of it the slot of `ast`, and with which element of that the PARAM begins. What
+    differs only in where it begins is one kernel."""
+    given = dict(values)
+    done: dict[UOp, UOp] = {}
+    leaves: dict[UOp, UOp] = {}     # of index expressions
+    for u in ast.toposort():
+        src = tuple([done[s] for s in u.src])
+        if u.op is Ops.INDEX:
+            src = (src[0], *(sy.simplify(e, leaves) for e in u.src[1:]))
+        elif u.op is Ops.LOAD and len(u.src) == 3:
+            src = (*src[:2], sy.simplify(u.src[2], leaves))
+        if u.op is Ops.DEFINE_VAR:
+            done[u] = sy.const(given[u.arg[0]])
+        elif u.op is Ops.PARAM:
+            done[u] = u.replace(arg=replace(u.arg, constant=False))
+        else:
+            done[u] = u if src == u.src else u.replace(src=src)
+        if u.op in (Ops.DEFINE_VAR, Ops.RANGE, Ops.CAST):
+            leaves[u] = done[u]
+    plain = done[ast]
+    narrowed, first = narrow_params(plain)
+    canonical, slots = canonicalize(narrowed)
+    return canonical, slots, tuple(first.get(s, 0) for s in slots)
+
+
+# -- loops ---------------------------------------------------------------------------------------------------------------
+def programs_of(sink: UOp) -> dict[UOp, tuple[Step, ...]]:
+    """The program of each CALL that stands alone, by the CALL, and of each loop, by its END; in topological order.
+
+    Raises ScheduleError for a loop that is not closed, or not well."""
+    order = sink.toposort(gate=lambda n: n.op is not Ops.BUFFER)
+    if not any(u.op is Ops.CALL or u.op is Ops.END for u in order):
+        return {}
+    inside: dict[UOp, frozenset[UOp]] = {}      # node → the RANGEs that it depends on and that are not closed below it
+    members: dict[UOp, list[UOp]] = {}          # RANGE → calls that depend on it
+    found: dict[UOp, tuple[Step, ...]] = {}
+    closed: dict[UOp, UOp] = {}
+    for u in order:
+        inside[u] = frozenset[UOp]().union(*(inside[s] for s in u.src)) if u.op is not Ops.BUFFER else frozenset()
+        if u.op is Ops.RANGE:
+            inside[u] |= {u}
+        elif u.op is Ops.CALL:
+            check_call(u)
+            if len(inside[u]) > 1:
+                raise ScheduleError("a CALL stands in two loops at once; loops of calls are not nested: count through both with one RANGE")
+            for r in inside[u]:
+                members.setdefault(r, []).append(u)
+            found[u] = (Step("RUN", u, None),)
+        elif u.op is Ops.END:
+            loop = _closed_range(u)
+            if loop is None:
+                found[u] = found.pop(u.src[0])
+                continue
+            if loop in closed:
+                raise ScheduleError("two ENDs close one RANGE; END the last call of the loop, or give each loop a RANGE of its own")
+            closed[loop] = u
+            needed = set(u.toposort(gate=lambda n: n.op is not Ops.BUFFER))
+            body = [c for c in dict.fromkeys((*members.get(loop, ()), u.src[0])) if c in needed]
+            for c in body:
+                found.pop(c, None)
+            found[u] = (Step("BEGIN", None, loop), *(Step("RUN", c, None) for c in body), Step("END", body[-1], loop))
+            inside[u] -= {loop}
+    looped = {step.call for c, steps in found.items() if c.op is Ops.END for step in steps}
+    for u in order:
+        if (u.op is Ops.CALL and u in found and inside[u]) or (u.op is Ops.AFTER and not inside[u] and not looped.isdisjoint(u.src[1:])):
+            raise ScheduleError("a loop of calls is missing its END, or what is left inside the loop is read outside: read the AFTER of "
+                                "the END, which closes the RANGE")
+    if inside[sink]:
+        raise ScheduleError("a loop of calls is missing its END: an output depends on its RANGE; read the AFTER of the END")
+    return found
+
+
+def _closed_range(end: UOp) -> UOp | None:
+    """The RANGE that an END closes; None for an END that closes none."""
+    if end.src[0].op is not Ops.CALL:
+        raise ScheduleError(f"END must wrap a CALL, found {end.src[0].op.value}")
+    if len(end.src) > 2:
+        raise ScheduleError(f"END of a CALL must close at most one RANGE, found {len(end.src) - 1}")
+    return end.src[1] if len(end.src) == 2 else None
+
+
+def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
+    """The invocations that a program comes to, in order.
+
+    Raises ScheduleError for a RANGE without END, an END of what is not in the program or not begun, a call whose variable is a RANGE that
+    is not begun, and for too many invocations."""
+    calls = {s.call: bindings_of(s.call) for s in program if s.kind == "RUN" and s.call is not None}
+    used = {c: {u.arg[0] for u in c.arg.walk(Ops.DEFINE_VAR)} for c in calls}
+    begun = {s.range for s in program if s.kind == "BEGIN"}
+    ended = {s.range for s in program if s.kind == "END"}
+    for step in program:
+        if step.kind == "BEGIN" and step.range not in ended:
+            raise ScheduleError("the RANGE of a loop of calls is missing END")
+    for bound in calls.values():
+        for name, value in bound.items():
+            if value.op is Ops.RANGE and value not in begun:
+                raise ScheduleError(f"variable {name} of a CALL is a RANGE that is missing from the loop: no END closes it")
+    count: dict[UOp, int] = {}      # RANGE that is begun → its value
+    after: dict[UOp, int] = {}      # the step behind its BEGIN
+    out: list[Invocation] = []
+    at = 0
+    while at < len(program):
+        kind, call, loop = program[at]
+        at += 1
+        if kind == "BEGIN" and loop is not None:
+            count[loop], after[loop] = range_bounds(loop)[0], at
+        elif kind == "RUN" and call is not None:
+            out.append(Invocation(call, _values(calls[call], used[call], count)))
+            if len(out) > MOST_INVOCATIONS:
+                raise ScheduleError(f"a loop of calls comes to more than {MOST_INVOCATIONS} invocations; loop inside the kernel")
+        elif loop is not None:
+            if call not in calls:
+                raise ScheduleError("END of a loop is of a CALL that is unknown: it is not one of the loop's")
+            if loop not in count:
+                raise ScheduleError("END closes a RANGE that is not active: its BEGIN does not stand before it")
+            if count[loop] < range_bounds(loop)[1]:
+                count[loop] += 1
+                at = after[loop]
+            else:
+                del count[loop]
+    return tuple(out)
+
+
+def _values(bound: Mapping[str, UOp], used: Container[str], count: Mapping[UOp, int]) -> tuple[tuple[str, int], ...]:
+    """The values of those variables that are used."""
+    out = []
+    for name, value in sorted(bound.items()):
+        if value.op is Ops.RANGE and value not in count:
+            raise ScheduleError(f"variable {name} of a CALL is a RANGE that is not active: the call stands outside its loop")
+        if name in used:
+            out.append((name, count[value] if value.op is Ops.RANGE else int(value.arg)))
+    return tuple(out)

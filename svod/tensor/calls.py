@@ -1,0 +1,57 @@
+"""Kernels written by hand, applied to tensors: `call_kernel`."""
+from __future__ import annotations
+
+from svod.core import graph
+from svod.core.calls import check_call, written_slots
+from svod.core.dtype import dtypes
+from svod.core.uop import Ops, UOp
+from svod.errors import ArgumentError, ScheduleError
+from svod.tensor.tensor import Tensor
+
+
+def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None, **variables: int) -> tuple[Tensor, ...]:
+    """Apply a kernel written by hand to tensors, one per slot, when they are realised; gives those that it writes.
+
+    `ast`: a kernel as in docs/ir.md, section 2: a SINK of STOREs over PARAMs, flat and row-major. The tensors of slots that it stores to
+    are assigned (`Tensor.assign`): they must be whole arrays, and what the kernel does not store stays. `variables`: values of the
+    DEFINE_VARs that it reads. `loop`: (name, times): the kernel runs for each value 0, 1, … times-1 of the variable, one run after the
+    other, each on what the one before left. Kernels that differ only in where in its arrays a run begins are compiled once.
+
+    Raises ScheduleError for a kernel that does not fit the tensors, reaches outside them, or reads elsewhere what it writes."""
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise ArgumentError(f"call_kernel takes a tensor per slot, got {type(t).__name__}; numbers are keywords, as in n=3")
+    slots = sorted({s.src[0].src[0].arg.slot for s in ast.src}) if ast.op is Ops.SINK and all(s.op is Ops.STORE for s in ast.src) else []
+    sources = [t.uop for t in tensors]
+    for slot in (s for s in slots if s < len(tensors)):
+        sources[slot] = _memory(tensors[slot], slot)
+    bounds = {u.arg[0]: u for u in ast.walk(Ops.DEFINE_VAR)}
+    unknown = sorted(set(variables) - set(bounds))
+    if unknown:
+        raise ArgumentError(f"call_kernel: the kernel reads no variable {unknown[0]}; it reads {', '.join(sorted(bounds)) or 'none'}")
+    if loop is not None and loop[0] in variables:
+        raise ArgumentError(f"call_kernel: {loop[0]} is counted by the loop and cannot be given as well")
+    values = {name: UOp.const(dtypes.index, value) for name, value in variables.items()}
+    turns = UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, loop[1]),), 0) if loop else None
+    if loop is not None and turns is not None and loop[0] in bounds:
+        values[loop[0]] = turns
+    binds = [UOp(Ops.BIND, dtypes.index, (bounds[name], value)) for name, value in sorted(values.items())]
+    call = UOp(Ops.CALL, dtypes.void, (*sources, *binds), ast)
+    check_call(call)
+    done = call if turns is None else UOp(Ops.END, dtypes.void, (call, turns))
+    written = []
+    for slot in written_slots(call):
+        content = graph.base_of(sources[slot])
+        tensors[slot]._replace_content(content, UOp(Ops.AFTER, content.dtype, (content, done)))
+        written.append(tensors[slot])
+    return tuple(written)
+
+
+def _memory(tensor: Tensor, slot: int) -> UOp:
+    """The content of the memory that a tensor is; it gets some if it has none."""
+    if 0 in tensor.shape or (graph.content_under(tensor.uop) not in (None, graph.base_of(tensor.uop))):
+        raise ScheduleError(f"slot {slot} of a kernel is written: it takes a whole array with elements, got a part or nothing, of shape "
+                            f"{tensor.shape}")
+    if not tensor._is_in_memory():
+        tensor._take_memory()
+    return graph.base_of(tensor.uop)

@@ -1,0 +1,98 @@
+"""`call_kernel`: kernels written by hand on tensors, lazy like assignments, against NumPy doing one after the other."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import svod
+from svod import Tensor
+from svod.core.dtype import dtypes
+from svod.core.uop import Ops, UOp
+from svod.errors import ArgumentError, ScheduleError
+from tests.hand_kernels import Ast, gemm, two_outputs
+
+
+def step(width: int, steps: int) -> UOp:
+    """h = h·0.5 + x[i] for a row x[i] of `steps`."""
+    k = Ast()
+    i = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("i", 0, steps - 1))
+    h, x = k.param(0, width), k.param(1, steps * width)
+    r, = k.axes(width)
+    return k.sink(k.store(h, r, k.load(h, r) * 0.5 + k.load(x, i * width + r), r))
+
+
+def rows(shape: tuple[int, ...], seed: int = 1) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(("width", "steps"), [(1, 1), (7, 5), (33, 2), (16, 9)])
+def test_a_loop_of_calls(width: int, steps: int) -> None:
+    start, x = rows((width,)), rows((steps, width), 2)
+    state, before = Tensor(start.copy()), Tensor(start)
+    later = state * 3
+    returned, = svod.call_kernel(step(width, steps), state, Tensor(x) + 1, loop=("i", steps))
+    want = start
+    for row in x:
+        want = want * np.float32(0.5) + (row + 1)
+    assert returned is state
+    np.testing.assert_allclose((state + before).numpy(), want + start, rtol=1e-6)
+    np.testing.assert_array_equal(later.numpy(), start * 3)        # written down before the call
+
+
+def test_a_plan_runs_a_loop_again_and_compiles_its_kernel_once() -> None:
+    x = rows((6, 8))
+    state = Tensor(np.zeros(8, np.float32))
+    svod.call_kernel(step(8, 6), state, Tensor(x), loop=("i", 6))
+    plan = state.prepare()
+    assert len(plan.kernels) == 6 and len({k.key for k in plan.kernels}) == 1
+    want = np.zeros(8, np.float32)
+    for _ in range(2):
+        plan.execute()
+        for row in x:
+            want = want * np.float32(0.5) + row
+    np.testing.assert_allclose(state.numpy(), want, rtol=1e-6)
+
+
+def test_a_variable_given() -> None:
+    x, state = rows((6, 8)), Tensor(np.zeros(8, np.float32))
+    svod.call_kernel(step(8, 6), state, Tensor(x), i=4)
+    np.testing.assert_array_equal(state.numpy(), x[4])
+
+
+def test_a_gemm_into_memory_that_is_made_for_it() -> None:
+    a, b = rows((17, 23)), rows((23, 19), 2)
+    c, = svod.call_kernel(gemm(17, 19, 23), Tensor.zeros(17, 19), Tensor(a), Tensor(b))
+    np.testing.assert_allclose(c.relu().numpy(), np.maximum(a @ b, 0), rtol=1e-4, atol=1e-5)
+
+
+def test_what_one_call_writes_is_computed_together_and_once() -> None:
+    """Realising one of two outputs runs the kernel: the other is in memory then, and the kernel does not run for it again."""
+    a, b = rows((65,)), rows((65,), 2)
+    p, q = Tensor(np.zeros(65, np.float32)), Tensor(np.ones(65, np.float32))
+    old = q + 1
+    svod.call_kernel(two_outputs(5, 13), p, q, Tensor(a), Tensor(b))
+    with pytest.raises(ScheduleError, match="prepare them in one batch"):
+        p.prepare()
+    p.realize()
+    assert "realized" in repr(q)
+    np.testing.assert_allclose(p.numpy(), a + b, rtol=1e-6)
+    np.testing.assert_allclose(q.numpy(), (a * b).reshape(5, 13).T.reshape(-1), rtol=1e-6)
+    np.testing.assert_array_equal(old.numpy(), np.full(65, 2, np.float32))
+
+
+def test_what_is_refused() -> None:
+    x, state = Tensor(rows((6, 8))), Tensor(np.zeros(8, np.float32))
+    ast = step(8, 6)
+    for error, said, given in (
+            (ArgumentError, "a tensor per slot, got ndarray", lambda: svod.call_kernel(ast, state, x.numpy(), i=1)),
+            (ArgumentError, "reads no variable j; it reads i", lambda: svod.call_kernel(ast, state, x, j=1)),
+            (ArgumentError, "i is counted by the loop", lambda: svod.call_kernel(ast, state, x, loop=("i", 2), i=1)),
+            (ScheduleError, "takes a whole array", lambda: svod.call_kernel(ast, Tensor(rows((2, 8)))[1], x, i=1)),
+            (ScheduleError, "outside bounds", lambda: svod.call_kernel(ast, state, x, i=6)),
+            (ScheduleError, "slot 1 .* takes 48 elements of float32; given are 40", lambda: svod.call_kernel(ast, state, x[1:], i=1)),
+            (ScheduleError, "the body of a CALL is a kernel", lambda: svod.call_kernel(UOp(Ops.SINK, dtypes.void), state))):
+        with pytest.raises(error, match=said):
+            given()
+    assert "realized" in repr(state)     # nothing was assigned
