@@ -11,6 +11,7 @@ same inputs, or nothing. With u the unit roundoff of a value's dtype (2^-24 for 
     Σ over n terms          rel = u, abs = g·Σ|x| + ΣE(x),  g = min(n, 6·√n + 8)·u
     cast                    rel = rel + u of the narrower type
     a < b, floor(a), …      a step that E(a) may cross counts with its full height
+    ±∞                      rel counts for nothing: what a constant made infinite (a mask) does not round
 
 g covers any order of summation, vectors, partial sums and fused multiply-adds: the deterministic bound is (n-1)·u·Σ|x|, the
 probabilistic one λ·√n·u·Σ|x| with λ = 6 fails with probability below 1e-7 (Higham and Mary, "A new approach to probabilistic
@@ -39,6 +40,7 @@ SMALLEST = {dtypes.float16: 2.0**-24, dtypes.bfloat16: 2.0**-126, dtypes.float32
 FUNCTION_ULPS = 8.0        # units of roundoff that an expanded function may be off: 4 ulp
 SAFETY = 2.0               # both sides round
 TINY = 1e-300
+FINITE_OF_INFINITE = frozenset({Ops.EXP, Ops.EXP2, Ops.TANH, Ops.ERF})      # functions that end a mask of -∞
 F64 = dtypes.float64
 
 
@@ -101,15 +103,22 @@ class _Analysis:
         self.bounds: dict[UOp, Bound] = {}
         self.sizes: dict[UOp, Magnitude] = {}
         self.stages: dict[UOp, UOp] = {}
+        self.infinite: set[UOp] = set()         # values that a constant may have made infinite
 
     def total(self, v: UOp) -> UOp | None:
         """E(v) as one float64 expression; None where it is 0."""
         b = self.bounds[v]
-        relative = None if b.rel == 0.0 else _abs64(v) * _const(b.rel)
+        size = None if b.rel == 0.0 else _abs64(v)
+        if size is not None and v in self.infinite:
+            size = (size < _const(math.inf)).alu(Ops.WHERE, size, _const(0.0))
+        relative = None if size is None else size * _const(b.rel)
         return _add(relative, b.abs)
 
     def run(self, root: UOp) -> None:
         for u in root.toposort():
+            if u.dtype.is_float and u.op not in FINITE_OF_INFINITE and (
+                    math.isinf(u.arg) if u.op is Ops.CONST else any(s in self.infinite for s in u.src)):
+                self.infinite.add(u)
             size = self.size(u)
             if size is not None and u.dtype.is_float and size > 1.0 / UNIT[u.dtype]:
                 size = None

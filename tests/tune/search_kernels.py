@@ -68,11 +68,14 @@ def elementwise(n: int, dtype: DType = dtypes.float32) -> Kernel:
     return kernel(store(y, i, value, i))
 
 
-def softmax(rows: int, columns: int) -> Kernel:
-    """y[r, c] = softmax over c."""
+def softmax(rows: int, columns: int, *, causal: bool = False) -> Kernel:
+    """y[r, c] = softmax over c; `causal`: over c ≤ r, what is beyond being -∞."""
     y, x = param(0, rows * columns), param(1, rows * columns)
     r = [axis(i, rows if i % 2 == 0 else columns) for i in range(10)]
-    whole = stage(load(x, r[0] * columns + r[1]), r[0], r[1])
+    value = load(x, r[0] * columns + r[1])
+    if causal:
+        value = r[1].alu(Ops.CMPLE, r[0]).alu(Ops.WHERE, value * 0.25, UOp.const(dtypes.float32, float("-inf")))
+    whole = stage(value, r[0], r[1])
     top = stage(reduce(read(whole, r[2], r[3]), "MAX", r[3]), r[2])
     grown = stage((read(whole, r[4], r[5]) - read(top, r[4])).alu(Ops.EXP), r[4], r[5])
     total = stage(reduce(read(grown, r[6], r[7]), "ADD", r[7]), r[6])
