@@ -65,6 +65,14 @@ def check_scalar(value: Scalar, dtype: DType, name: str) -> Scalar:
     return value
 
 
+def check_integers(values: int | list[Any] | tuple[Any, ...] | Array, dtype: DType, name: str) -> None:
+    """Raise DTypeError for an int, or one in nested lists, that `dtype`, if of integers, cannot hold."""
+    array = np.asarray(values)
+    if dtype.is_int and array.dtype.kind in "iu" and array.size:
+        check_scalar(int(array.min()), dtype, name)
+        check_scalar(int(array.max()), dtype, name)
+
+
 def shape_argument(shape: Sequence[Any]) -> Shape:
     """A shape passed as `f(2, 3)` or `f((2, 3))`."""
     flat = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape

@@ -16,7 +16,7 @@ from svod.core.buffer import buffer_from_numpy, float32_to_bfloat16_bits
 from svod.core.dtype import DType, dtypes
 from svod.core.uop import Ops, UOp
 from svod.errors import DTypeError, ShapeError
-from svod.tensor.base import Array, DTypeLike, Scalar, TensorBase, as_dtype, check_scalar, is_scalar, shape_argument
+from svod.tensor.base import Array, DTypeLike, Scalar, TensorBase, as_dtype, check_integers, check_scalar, is_scalar, shape_argument
 
 
 class Creation(TensorBase):
@@ -35,7 +35,10 @@ class Creation(TensorBase):
         elif isinstance(data, (np.ndarray, np.generic)) or hasattr(data, "__array__"):
             self._hold(_array_node(np.asarray(data), wanted))
         elif isinstance(data, (list, tuple)):
-            self._hold(_array_node(_array_of_lists(data), wanted))
+            array = _array_of_lists(data)
+            if wanted is not None:
+                check_integers(array, wanted, "Tensor")
+            self._hold(_array_node(array, wanted))
         else:
             raise DTypeError(f"Tensor from {type(data).__name__}: give a number, nested lists, a NumPy array or a Tensor")
 

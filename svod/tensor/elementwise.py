@@ -112,7 +112,7 @@ class Elementwise(Movement):
         a, b = self._operand(x), self._operand(y)
         dtype = common_dtype(name, a, b)
         if dtype.is_float:
-            return self._true_divide(x, y).floor()
+            return self.from_uop(_floor_quotient(*operand_uops(name, dtype, a, b)))
         dtype = dtypes.int8 if dtype.kind == "b" else dtype
         dividend, divisor = operand_uops(name, dtype, a, b)
         if is_scalar(b) and b not in (0, -1):
@@ -134,8 +134,11 @@ class Elementwise(Movement):
         dtype = common_dtype(name, a, b)
         if dtype.is_float:
             dividend, divisor = operand_uops(name, dtype, a, b)
-            whole = graph.alu(Ops.FLOOR, graph.alu(Ops.FDIV, dividend, divisor))
-            return self.from_uop(graph.alu(Ops.SUB, dividend, graph.alu(Ops.MUL, whole, divisor)))
+            whole = _floor_quotient(dividend, divisor)
+            rest = graph.alu(Ops.SUB, dividend, graph.alu(Ops.MUL, whole, divisor))
+            # 0 times an infinite divisor would be NaN
+            is_rest = graph.alu(Ops.CMPEQ, whole, graph.full(graph.shape_of(whole), 0.0, dtype))
+            return self.from_uop(graph.alu(Ops.WHERE, is_rest, dividend, rest))
         dtype = dtypes.int8 if dtype.kind == "b" else dtype
         dividend, divisor = operand_uops(name, dtype, a, b)
         if is_scalar(b) and b not in (0, -1):
@@ -489,3 +492,21 @@ def int_or_none(value: Scalar) -> int | None:
 
 
 _LOGIC_OF_BOOLS = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND}
+
+
+def _floor_quotient(dividend: UOp, divisor: UOp) -> UOp:
+    """The floor of a quotient of floats: -1 where it is negative and too small to be told from -0, as of a finite dividend by an infinite
+    divisor; NaN for an infinite dividend, but by zero."""
+    dtype = dividend.dtype
+    quotient = graph.alu(Ops.FDIV, dividend, divisor)
+    shape = graph.shape_of(quotient)
+
+    def constant(value: float) -> UOp:
+        return graph.full(shape, value, dtype)
+    zero = constant(0.0)
+    opposite = graph.alu(Ops.CMPNE, graph.alu(Ops.CMPLT, dividend, zero), graph.alu(Ops.CMPLT, divisor, zero))
+    vanished = graph.alu(Ops.AND, graph.alu(Ops.CMPEQ, quotient, zero), graph.alu(Ops.CMPNE, dividend, zero))
+    floor = graph.alu(Ops.WHERE, graph.alu(Ops.AND, opposite, vanished), constant(-1.0), graph.alu(Ops.FLOOR, quotient))
+    infinite = graph.alu(Ops.CMPEQ, graph.alu(Ops.ABS, dividend), constant(math.inf))
+    lost = graph.alu(Ops.AND, infinite, graph.alu(Ops.CMPNE, divisor, zero))
+    return graph.alu(Ops.WHERE, lost, constant(math.nan), floor)

@@ -318,7 +318,8 @@ class NeuralNetwork(Activations):
                                      is_causal: bool = False, scale: float | None = None) -> Self:
         """softmax(self @ keyᵀ · scale + mask) @ value, self being the query: (…, L, E), key (…, S, E), value (…, S, V) → (…, L, V).
 
-        A bool mask keeps where it is true, another is added. `scale` defaults to 1/sqrt(E). Raises UnsupportedError for dropout."""
+        A bool mask keeps where it is true, another is added; a row of which a mask keeps nothing gives zeros. `scale` defaults to
+        1/sqrt(E). Raises UnsupportedError for dropout."""
         k, v = self._as_tensor(key), self._as_tensor(value)
         if dropout_p:
             raise UnsupportedError(f"scaled_dot_product_attention with dropout_p={dropout_p}: svod runs models, it does not train them")
@@ -338,8 +339,11 @@ class NeuralNetwork(Activations):
             if not graph.can_broadcast(mask.shape, scores.shape):
                 raise ShapeError(f"scaled_dot_product_attention of query {self.shape} and key {k.shape} with a mask of {mask.shape}: it "
                                  f"must broadcast to the scores, {scores.shape}")
-            scores = scores.where(mask, -math.inf) if mask.dtype.kind == "b" else scores.add(mask)
-        return scores.softmax(-1).cast(promote(self.dtype, v.dtype)).matmul(v)
+            is_bool = mask.dtype.kind == "b"
+            scores = scores.where(mask, -math.inf) if is_bool else scores.add(mask)
+            kept = (mask if is_bool else mask.ne(-math.inf)).any(-1, keepdim=True)
+        result = scores.softmax(-1).cast(promote(self.dtype, v.dtype)).matmul(v)
+        return result if attn_mask is None else result.where(kept, 0)
 
 
 def per_axis(name: str, what: str, value: IntOrInts, axes: int) -> tuple[int, ...]:

@@ -22,7 +22,8 @@ class Products(Linalg):
 
     @classmethod
     def einsum(cls, equation: str, *operands: Operand) -> Self:
-        """numpy.einsum: 'ij,jk->ik', with '...' for axes that are broadcast and repeated letters for diagonals.
+        """numpy.einsum: 'ij,jk->ik', with '...' for axes that are broadcast and repeated letters for diagonals. An axis of extent 1 meets
+        any extent that another operand has under its letter.
 
         Operands meet from left to right, two at a time, and an axis is summed as soon as nothing later needs it: no more work than the
         loop over all letters. Accumulated as `matmul`."""
@@ -220,11 +221,12 @@ def _parse(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str],
     full = [t.replace("...", dots[len(dots) - h:]) for t, h in zip(terms, hidden, strict=True)]
     extents: dict[str, int] = {}
     for term, shape in zip(full, shapes, strict=True):
+        own: dict[str, int] = {}
         for letter, n in zip(term, shape, strict=True):
-            if extents.setdefault(letter, n) != n:
-                if 1 not in (n, extents[letter]) or letter not in dots:
-                    raise wrong(f"axis {letter!r} has extents {extents[letter]} and {n}")
-                extents[letter] = max(n, extents[letter])
+            known = extents.setdefault(letter, n)
+            if own.setdefault(letter, n) != n or (known != n and 1 not in (known, n)):
+                raise wrong(f"axis {letter!r} has extents {own[letter] if own[letter] != n else known} and {n}")
+            extents[letter] = n if known == 1 else known
     if arrow:
         result = right.replace("...", dots)
     else:

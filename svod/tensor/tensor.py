@@ -14,7 +14,7 @@ from svod.core.origin import origin_of
 from svod.core.uop import Ops, UOp
 from svod.errors import DeviceError, ShapeError, UnsupportedError
 from svod.tensor import dlpack
-from svod.tensor.base import Array, DTypeLike, Scalar, live_tensors
+from svod.tensor.base import Array, DTypeLike, Scalar, check_integers, live_tensors
 from svod.tensor.elementwise import Operand
 from svod.tensor.random import Random
 from svod.tensor.realize import constant_value, is_realized, is_writable, latest_content, note_assignment, prepare_tensors, realize_tensors
@@ -168,9 +168,11 @@ class Tensor(Random):
         self._write(part.uop, node)
 
     def _given(self, value: Operand) -> Tensor:
-        """What is assigned, in the dtype of self. A Python float is rounded once."""
+        """What is assigned, in the dtype of self. A Python float is rounded once; Python ints must fit."""
         if isinstance(value, builtins.float) and not isinstance(value, np.generic):
             return Tensor(value, dtype=self.dtype if self.dtype.is_float else dtypes.float64).cast(self.dtype)
+        if isinstance(value, (builtins.int, list, tuple)) and not isinstance(value, builtins.bool):
+            check_integers(value, self.dtype, "t[…] = value")
         return self._as_tensor(value).cast(self.dtype)
 
     def _is_in_memory(self) -> builtins.bool:

@@ -1,6 +1,8 @@
 """`t[…] = x` and `t[…].assign(x)`: what NumPy's assignment to a part does, in the tensor's own memory."""
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from svod.core import graph
 from svod.core.buffer import buffer_of
-from svod.errors import ShapeError, UnsupportedError
+from svod.errors import DTypeError, ShapeError, UnsupportedError
 from svod.tensor import Tensor
 from tests.draws import draws
 from tests.tensor import checking
@@ -222,3 +224,15 @@ def test_who_reads_old_content_is_computed_before_a_plan_overwrites_it() -> None
         np.testing.assert_array_equal(once.numpy(), [2, 3])
         np.testing.assert_array_equal(between.numpy(), [20, 30])
         np.testing.assert_array_equal(t.numpy(), np.array([4, 6]) * 2.0 ** (times - 1))
+
+
+@pytest.mark.parametrize("value", [300, -1, [300], [[1], [256]], (3, -200)])
+def test_integers_that_do_not_fit_are_refused(value: Any) -> None:
+    """NumPy raises OverflowError; nothing wraps, and what was there stays. Arrays and tensors are cast, as in NumPy."""
+    t = Tensor(np.zeros((2, 2), np.uint8))
+    for write in (lambda: t.__setitem__(0, value), lambda: t.assign(value), lambda: Tensor(value, dtype="uint8")):
+        with pytest.raises(DTypeError, match=r"does not fit uint8 \(0 … 255\)"):
+            write()
+    t[0] = np.array([300, 255])
+    t[1] = [True, 7]
+    assert t.tolist() == [[44, 255], [1, 7]]

@@ -88,6 +88,19 @@ def test_integer_division_by_scalar(x: tuple[Tensor, Array], divisor: int) -> No
     check(t % divisor, quiet(np.remainder, a, a.dtype.type(divisor)))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_float_division_that_rounds_down_at_the_ends_of_the_range(dtype: str) -> None:
+    """Infinite operands, and quotients too small for the type: NumPy's results, but for the sign of a zero."""
+    tiny, huge = np.finfo(dtype).smallest_subnormal, np.finfo(dtype).max
+    ends = np.array([0.0, -0.0, 3, -3, 5.5, -5.5, tiny, -tiny, huge, -huge, np.inf, -np.inf, np.nan], dtype)
+    a, b = ends[:, None], np.array([0.0, 2, -2, huge, -huge, np.inf, -np.inf, np.nan], dtype)[None]
+    for op in (operator.floordiv, operator.mod):
+        np.testing.assert_array_equal(op(Tensor(a), Tensor(b)).numpy(), quiet(op, a, b), op.__name__)
+    for divisor in (2.0, -4.0, math.inf, -math.inf):
+        np.testing.assert_array_equal((Tensor(ends) % divisor).numpy(), quiet(operator.mod, ends, ends.dtype.type(divisor)))
+        np.testing.assert_array_equal((Tensor(ends) // divisor).numpy(), quiet(operator.floordiv, ends, ends.dtype.type(divisor)))
+
+
 @few
 @given(pair=pairs(float_dtype, special=False))
 def test_float_division(pair: tuple[Array, Array]) -> None:

@@ -30,7 +30,7 @@ def evaluator() -> Iterator[None]:
 @few
 @given(data=st.data(), seed=seeds, dtype=st.sampled_from(["float32", "float64", "int32", "float16"]))
 def test_einsum(data: st.DataObject, seed: int, dtype: str) -> None:
-    """Random letters: repeated, summed, broadcast by '...', up to three operands."""
+    """Random letters: repeated, summed, of extent 1 in some operands, broadcast by '...', up to three operands."""
     extents = {x: data.draw(st.sampled_from([1, 2, 3, 5])) for x in "abcd"}
     dots = data.draw(st.booleans())
     terms = ["".join(data.draw(st.lists(st.sampled_from("abcd"), min_size=0, max_size=3))) for _ in range(data.draw(st.integers(1, 3)))]
@@ -39,7 +39,8 @@ def test_einsum(data: st.DataObject, seed: int, dtype: str) -> None:
     arrays = []
     for k, term in enumerate(terms):
         lead = (data.draw(st.sampled_from([1, 2])),) * dots
-        arrays.append(make((*lead, *(extents[x] for x in term)), dtype, seed + k))
+        here = {x: data.draw(st.sampled_from([n, n, 1])) for x, n in extents.items()}
+        arrays.append(make((*lead, *(here[x] for x in term)), dtype, seed + k))
     equation = ",".join("..." * dots + t for t in terms) + "->" + "..." * dots + result
     wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arrays]
     check(Tensor.einsum(equation, *[Tensor(a) for a in arrays]), np.einsum(equation, *wide).astype(dtype), 40 if dtype == "float16" else 8)
