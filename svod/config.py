@@ -208,7 +208,7 @@ class BeamConfig(_Config):
     round_size: int = _option("BEAM_ROUND_SIZE", 24, _integer(1), "candidates a round takes for each place in the beam")
     padto: bool = _option("BEAM_PADTO", False, _SWITCH, "PADTO(axis, 32) in the reference grid")
     actions: str = _option("BEAM_ACTIONS", "default", _choice("default", "reference"), "the grid of single opts that is proposed")
-    sketches: bool = _option("BEAM_SKETCHES", True, _SWITCH, "start from sketches; 0: from the untouched kernel and the heuristic's chain")
+    sketches: bool = _option("BEAM_SKETCHES", True, _SWITCH, "start from sketches and the heuristic's chain; 0: from the untouched kernel")
     mutations: bool = _option("BEAM_MUTATIONS", True, _SWITCH, "propose changes within a chain; 0: only opts that are added to it")
     strict: str = _option("BEAM_STRICT", "", _STRICT, "reference: the grid, order and stop rule of the reference systems")
     executor: str = _option("BEAM_EXECUTOR", "local", _choice("local", "ray", "inline"), "who compiles and times candidates")

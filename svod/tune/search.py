@@ -2,6 +2,7 @@
 
     step 1      the heuristic alone: lower, build, time, verify. It is the baseline, the first incumbent, and what a search
                 that finds nothing better returns.
+                With BEAM_SKETCHES=0 it is the baseline alone: nothing starts from it, and it is the answer where nothing else is.
     step n      propose → limits → lower → filter → build → screen → race → verify → keep
     finish()    the finalists, the heuristic and a stored winner, compiled with passes, at full size
 
@@ -141,6 +142,11 @@ class KernelSearch:
         floor = COMPILE_FACTOR * statistics.median(self.compile_seconds) if self.compile_seconds else self.config.timeout_sec
         return min(self.config.timeout_sec, max(COMPILE_FLOOR, floor))
 
+    def learn_ceilings(self, ceilings: Any, bound: float) -> None:
+        """What the machine can do, where it was not known when the search began."""
+        self.ceilings = self.strategy.ceilings = ceilings
+        self.bound = bound
+
     # -- steps ------------------------------------------------------------------------------------------------------------
     def step(self, deadline: float = float("inf")) -> None:
         """One round; `deadline` on `clock` is when it has to wind up. Raises what the laboratory may raise."""
@@ -161,15 +167,20 @@ class KernelSearch:
 
     def _time_baseline(self) -> None:
         self.listener(KernelStarted(self.key, self.name, len(self.seeds), self.bound))
-        self.strategy.seed([self.baseline])
+        if self.config.sketches:
+            self.strategy.seed([self.baseline])
         self._build_and_screen(self._prepare([self.baseline], exempt=True))
         if self.baseline.status is Status.SCREENED:
             self.baseline.score = self.baseline.seconds
             self.baseline.status = Status.RACED
             self._verify([self.baseline])
+        if not self.config.sketches:        # it may be found again
+            self.pool.clear()
+            self.digests.discard(self.baseline.linear)
         if self.baseline.status is Status.VERIFIED:
-            self._set_incumbent(self.baseline)
-            self.strategy.keep(self.pool, self._verify)
+            if self.config.sketches:
+                self._set_incumbent(self.baseline)
+                self.strategy.keep(self.pool, self._verify)
             self.listener(BaselineTimed(self.key, self.baseline.score))
         self.history.append(self.best)
         self._report([self.baseline])
@@ -429,7 +440,8 @@ class KernelSearch:
 
     def result(self) -> Finding:
         """The best verified so far, unconfirmed; the heuristic's chain where nothing was verified."""
-        if self.incumbent is None:
+        best = self.incumbent or (self.baseline if self.baseline.status is Status.VERIFIED else None)
+        if best is None:
             if self.counts.failed + self.counts.wrong or self.baseline.status in FAILED:
                 why = "every candidate failed" + (f" ({self.baseline.reason})" if self.baseline.reason else "")
             else:
@@ -438,8 +450,8 @@ class KernelSearch:
             return Finding(self.baseline.chain, "heuristic", float("inf"), float("inf"), False, False, why, self.baseline.linear,
                            (1.0, 1.0, 1.0), None, None)
         base = self.baseline.score if self.baseline.status is Status.VERIFIED else float("inf")
-        ratio = base / self.incumbent.score if base < float("inf") else 1.0
-        return self._found(self.incumbent, self.incumbent.score, base, False, (ratio, ratio, ratio))
+        ratio = base / best.score if base < float("inf") else 1.0
+        return self._found(best, best.score, base, False, (ratio, ratio, ratio))
 
     def _found(self, winner: Candidate, seconds: float, heuristic: float, confirmed: bool,
                speedup: tuple[float, float, float]) -> Finding:

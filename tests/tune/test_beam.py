@@ -212,6 +212,22 @@ def test_the_heuristic_may_fail_and_the_search_goes_on() -> None:
     assert found.source == "beam"
 
 
+def test_without_sketches_the_heuristic_is_the_baseline_alone() -> None:
+    """Nothing starts from it, it may be found again, and it is the answer where nothing faster is found."""
+    lab = ReplayedLaboratory(seconds=lambda c: 1e-3 if c.digest == HEURISTIC.digest else 2e-3)
+    search = make_search(lab, sketches=False)
+    search.step()
+    assert search.baseline.status is Status.VERIFIED and search.incumbent is None and not search.strategy.members
+    assert search.result().source == "heuristic" and search.result().verified
+    lab.built.clear()       # only here the same code may be compiled again
+    search.step()
+    first = [c for c in search.strategy.seen.values() if c.round <= 1]
+    assert BASE.digest in {c.digest for c in first} and search.baseline not in search.pool
+    assert search.incumbent is not None and search.incumbent.chain != HEURISTIC.applied_opts
+    found = run(search).finish()
+    assert found.source == "heuristic" and found.chain == HEURISTIC.applied_opts
+
+
 def test_a_wrong_candidate_never_enters_the_beam_however_fast() -> None:
     def wrong(c: Candidate) -> bool:
         return c.digest[0] % 3 == 0 and c.digest != HEURISTIC.digest

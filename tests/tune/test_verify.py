@@ -38,7 +38,8 @@ KERNELS = {
     "gemm f64": gemm(4, 3, 17, dtypes.float64), "gemm i32": gemm(4, 3, 17, dtypes.int32),
     "gemm u8": gemm(4, 3, 17, dtypes.uint8, dtypes.uint32),
     "sum": row_reduce(3, 100), "max": row_reduce(3, 100, "MAX"), "min": row_reduce(3, 100, "MIN"), "product": row_reduce(3, 50, "MUL"),
-    "max i8": row_reduce(3, 20, "MAX", dtypes.int8), "elementwise": elementwise(67), "one": elementwise(1), "softmax": softmax(3, 37), "masked softmax": softmax(13, 37, causal=True),
+    "max i8": row_reduce(3, 20, "MAX", dtypes.int8), "elementwise": elementwise(67), "one": elementwise(1), "softmax": softmax(3, 37),
+    "masked softmax": softmax(13, 37, causal=True),
     "gather": gather(13, 29, 5),
 }
 
