@@ -1,24 +1,29 @@
-"""The ceilings that svod measures against those of a C program, on this machine, interleaved.
+"""The ceilings that svod measures against those of a C program, on this machine, interleaved, with a control.
 
-    python experiments/ceilings_c/compare.py [--rounds 5] [--cc gcc] [--only GLOB] [--markdown]
+    python experiments/ceilings_c/compare.py [--rounds 9] [--cc gcc] [--only GLOB] [--threads N] [--markdown]
 
-Builds `ceilings.c` beside it (the flags stand in that file), then measures each figure `rounds` times with both, in turns; prints the
-medians and their ratio, svod over C. Both take the same working sets; nothing else is shared. Exit status 1 when a ratio is off by more
-than 5 %.
+Builds `ceilings.c` beside it (the flags stand in that file), then measures each figure in rounds: svod, C, and C once more, in random
+order, each in memory that is mapped anew. Both take the same working sets; nothing else is shared. Printed are the medians, and two ratios
+paired by round, each with its 95 % interval: svod over C (the geometric mean of the two), and C over C. The second is the control: how far
+two measurements of the same thing lie apart, one by one. A figure disagrees where the interval of svod over C lies outside of ±5 %,
+and is open where it is wider than ±5 %; exit status 1 for the first.
 """
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import math
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from svod.bench.ceiling_loops import FMA_DTYPES, LEVELS, SAMPLES, Loops, Memory, kinds_of, working_set
+from svod.bench.race import Ratio, paired_ratio
 from svod.compile.host import host_target
 from svod.core.target import Target
 
@@ -38,59 +43,98 @@ class Figure:
     measure: Callable[[], float]
 
 
-def figures(target: Target) -> Iterator[Figure]:
+@dataclass(frozen=True)
+class Rounds:
+    """Rates per second, round by round: of svod, and of the C program twice."""
+
+    svod: list[float]
+    first: list[float]
+    second: list[float]
+
+    @property
+    def ratio(self) -> Ratio:
+        """svod over C."""
+        return paired_ratio(self.svod, [math.sqrt(a * b) for a, b in zip(self.first, self.second, strict=True)])
+
+    @property
+    def control(self) -> Ratio:
+        """C over C."""
+        return paired_ratio(self.first, self.second)
+
+    @property
+    def verdict(self) -> str:
+        """Empty where they agree."""
+        if self.ratio.low > 1.0 + AGREE or self.ratio.high < 1.0 - AGREE:
+            return "disagrees"
+        return "open" if self.ratio.low < 1.0 - AGREE or self.ratio.high > 1.0 + AGREE else ""
+
+
+def figures(target: Target, counts: Sequence[int]) -> Iterator[Figure]:
     """Every figure, level by level: the memory of one level is freed before the next."""
     loops = Loops(target)
-    counts = sorted({1, target.threads})
     for dtype in FMA_DTYPES:
         for n in counts:
             yield Figure(f"multiply-add {dtype.name}", n, "GFLOP/s", (f"fma{dtype.bits}",),
                          lambda dtype=dtype, n=n: loops.fma_rate(dtype, n, SAMPLES))  # type: ignore[misc]
     for level in LEVELS:
-        sizes = {n: working_set(target, level, n) for n in counts}
-        if not all(sizes.values()):
-            continue
         for kind in kinds_of(level):
             for n in counts:
-                yield Figure(f"{level} {kind}", n, "GB/s", (kind, str(sizes[n])),
-                             lambda kind=kind, n=n, sizes=sizes: _memory_rate(loops, kind, n, sizes[n], target.threads))  # type: ignore[misc]
+                size = working_set(target, level, n)
+                if size:
+                    yield Figure(f"{level} {kind}", n, "GB/s", (kind, str(size)),
+                                 lambda kind=kind, n=n, size=size: _memory_rate(loops, kind, n, size))  # type: ignore[misc]
 
 
-def _memory_rate(loops: Loops, kind: str, threads: int, size: int, most: int) -> float:
+def measure_rounds(figure: Figure, program: str, rounds: int, rng: random.Random) -> Rounds:
+    """Rates of `rounds` rounds, in random order within each."""
+    call = [program, str(figure.threads), str(SAMPLES), *figure.arguments]
+
+    def run_c() -> float:
+        return float(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
+    found = Rounds([], [], [])
+    for _ in range(rounds):
+        turns = [(found.svod, figure.measure), (found.first, run_c), (found.second, run_c)]
+        rng.shuffle(turns)
+        for rates, measure in turns:
+            rates.append(measure())
+    return found
+
+
+def _memory_rate(loops: Loops, kind: str, threads: int, size: int) -> float:
     memory = Memory(threads * size, threads)
-    loops.fill(memory, most)
+    loops.fill(memory, threads)
     return loops.memory_rate(kind, threads, size, memory, SAMPLES)
+
+
+def _shown(ratio: Ratio) -> str:
+    return f"{ratio.median:.2f}" + (f" ({ratio.low:.2f}-{ratio.high:.2f})" if ratio.low > 0.0 else "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--cc", default="gcc")
     parser.add_argument("--only", default="*", help="names to measure, as in a shell: 'l3 *'")
+    parser.add_argument("--threads", type=int, help="only with so many threads; default: with one, and with all")
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
-    off = []
+    target, rng, wrong = host_target(), random.Random(0), 0
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "ceilings")
         subprocess.run([options.cc, *FLAGS, str(SOURCE), "-o", program], check=True)
-        row = "| {} | {} | {} | {} | {} |" if options.markdown else "{:24} {:>7} {:>14} {:>14} {:>7}"
-        print(row.format("figure", "threads", "svod", "C", "ratio"))
+        row = "| {} | {} | {} | {} | {} | {} | {} |" if options.markdown else "{:22} {:>7} {:>13} {:>8} {:>17} {:>17}  {}"
+        print(row.format("figure", "threads", "svod", "C", "svod / C", "C / C", ""))
         if options.markdown:
-            print("| --- | --- | --- | --- | --- |")
-        for figure in figures(host_target()):
+            print("| --- " + "| ---: " * 5 + "| --- |")
+        for figure in figures(target, sorted({1, target.threads}) if options.threads is None else [options.threads]):
             if not fnmatch.fnmatchcase(figure.name, options.only):
                 continue
-            own, other = [], []
-            for _ in range(options.rounds):
-                own.append(figure.measure())
-                call = [program, str(figure.threads), str(SAMPLES), *figure.arguments]
-                other.append(float(subprocess.run(call, check=True, capture_output=True, text=True).stdout))
-            a, b = statistics.median(own), statistics.median(other)
-            mark = "" if abs(a / b - 1.0) <= AGREE else " *"
-            off += [figure.name] if mark else []
-            values = f"{a / 1e9:.1f} {figure.unit}", f"{b / 1e9:.1f} {figure.unit}"
-            print(row.format(figure.name, figure.threads, *values, f"{a / b:.3f}{mark}"), flush=True)
-    sys.exit(1 if off else 0)
+            found = measure_rounds(figure, program, options.rounds, rng)
+            wrong += found.verdict == "disagrees"
+            own, other = (f"{statistics.median(rates) / 1e9:.1f}" for rates in (found.svod, found.first + found.second))
+            print(row.format(figure.name, figure.threads, f"{own} {figure.unit}", other, _shown(found.ratio), _shown(found.control),
+                             found.verdict), flush=True)
+    sys.exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ Measured by loops compiled for the target, run through the same pool as every ke
 A figure is the lower quartile of several samples' times: disturbances make a sample slower, but on virtual machines single samples of
 memory loops are too fast by up to 2× as well (a C program sees the same), so the least will not do. Bandwidth counts bytes the
 kernel asks for: a copy of n bytes counts 2n; what the hardware reads in addition before it overwrites a line is not counted. Numbers
-are per second, in flops and bytes, for one core and for all threads. A launch works for a quarter of a millisecond at least, so that its
-own price, a microsecond or two with all threads, is below 1 %. `experiments/ceilings_c` is the same in C.
+are per second, in flops and bytes, for one core and for all threads. A sample of a memory loop is one launch, of as many passes as
+make it long enough: which thread takes which slice changes from launch to launch, and the first pass after a change fetches from the other
+core. `experiments/ceilings_c` is the same in C.
 """
 from __future__ import annotations
 
@@ -32,12 +33,11 @@ from svod.core.allocator import HUGE_PAGE, private_memory, want_huge_pages
 from svod.core.dtype import BY_NAME, DType, dtypes, to_numpy
 from svod.core.target import Target
 
-REVISION = 4                    # of the loops below: cached figures of another one are measured anew
+REVISION = 5                    # of the loops below: cached figures of another one are measured anew
 UNROLL = 8                      # vectors per turn of a memory loop
 READ_UNROLLS = (8, 4)           # of reads the better counts: eight are 3 % better from the first cache, four 9 % from the second
 FMA_TURNS = 1 << 16             # of a thread, in a launch
 GAP = 16 << 10                  # between the slices of threads: what one prefetches past its end is not what another one writes
-LEAST_BYTES = 64 << 20          # of a thread, in a launch that repeats a smaller working set
 MAX_MEMORY = 512 << 20          # never use more than this, unless twice the last-level cache asks for it
 QUICK_MEMORY = 128 << 20        # of all threads, where a quick measurement is asked for: a large last-level cache has part of it
 SAMPLE_SECONDS = 2e-3
@@ -244,13 +244,18 @@ class Loops:
         copies = kind.startswith("copy")
         turn = UNROLL * self.target.vector_bytes
         slice_bytes = size // (2 if copies else 1) // turn * turn
-        passes = max(1, LEAST_BYTES // slice_bytes)
         stride = slice_bytes + GAP
         half = threads * stride // 8
         arrays = [memory.words[half:], memory.words[:half]] if copies else [memory.words, memory.words[:1]]
-        plans = [self._plan(f"{kind}_{n}", arrays, dtypes.int64, threads, threads, bytes=slice_bytes, passes=passes, stride=stride)
-                 for n in (READ_UNROLLS if kind == "read" else (UNROLL,))]
-        return (2.0 if copies else 1.0) * slice_bytes * threads * passes / min(_settled(p.repeat, samples) for p in plans)
+
+        def seconds_of_pass(unroll: int) -> float:
+            plan = self._plan(f"{kind}_{unroll}", arrays, dtypes.int64, threads, threads, bytes=slice_bytes, passes=1, stride=stride)
+
+            def run(passes: int) -> None:
+                plan.set_variables({"bytes": slice_bytes, "passes": passes, "stride": stride})
+                plan.repeat(1)
+            return _settled(run, samples)
+        return (2.0 if copies else 1.0) * slice_bytes * threads / min(map(seconds_of_pass, READ_UNROLLS if kind == "read" else (UNROLL,)))
 
     def dispatch_cost(self, threads: int) -> float:
         """Seconds of a launch of `threads` threads inside a plan when there is nothing to do."""
@@ -377,35 +382,35 @@ def _tile_ir(name: str) -> str:
 
 def _memory_ir(kind: str, vector_bytes: int, unroll: int) -> str:
     """args: (destination, source), a read has one array as both; vars: (bytes of a slice, passes over it, bytes from one slice to the
-    next). Iteration i works on slice i."""
+    next). Iteration i works on slice i. A pointer moves through what is loaded, or written where nothing is; a copy stores at the same
+    distance from it each time: an index beside the pointer costs reads 5 % even from memory."""
     vector = f"<{vector_bytes // 8} x i64>"
     loads, stores, streams = kind != "write" and kind != "write_stream", kind != "read", kind.endswith("_stream")
-    source = "%b" if stores else "%a"
     units = range(unroll)
     setup = ["  %p.passes = getelementptr i64, ptr %vars, i64 1", "  %passes = load i64, ptr %p.passes",
-             "  %p.stride = getelementptr i64, ptr %vars, i64 2", "  %stride = load i64, ptr %p.stride"]
-    body = ["  %base = mul i64 %i, %stride", "  br label %pass", "pass:",
+             "  %p.stride = getelementptr i64, ptr %vars, i64 2", "  %stride = load i64, ptr %p.stride",
+             "  %a.int = ptrtoint ptr %a to i64", "  %b.int = ptrtoint ptr %b to i64", "  %distance = sub i64 %a.int, %b.int"]
+    body = ["  %base = mul i64 %i, %stride", f"  %first = getelementptr i8, ptr {'%b' if loads and stores else '%a'}, i64 %base",
+            "  %last = getelementptr i8, ptr %first, i64 %count", "  br label %pass", "pass:",
             "  %r = phi i64 [ 0, %body ], [ %r.next, %pass.end ]"]
     if not stores:
         body += [f"  %u{n} = phi {vector} [ zeroinitializer, %body ], [ %w{n}, %pass.end ]" for n in units]
-    body += ["  br label %turn", "turn:", "  %t = phi i64 [ 0, %pass ], [ %t.next, %turn ]"]
+    body += ["  br label %turn", "turn:", "  %p = phi ptr [ %first, %pass ], [ %p.next, %turn ]"]
     if not stores:
         body += [f"  %v{n} = phi {vector} [ %u{n}, %pass ], [ %w{n}, %turn ]" for n in units]
-    body += ["  %at = add i64 %base, %t"]
     for n in units:
-        body.append(f"  %at{n} = add i64 %at, {n * vector_bytes}")
-        value = "splat (i64 1)"
+        body.append(f"  %at{n} = getelementptr i8, ptr %p, i64 {n * vector_bytes}")
+        value, target = "splat (i64 1)", f"%at{n}"
         if loads:
-            body += [f"  %src{n} = getelementptr i8, ptr {source}, i64 %at{n}",
-                     f"  %l{n} = load {vector}, ptr %src{n}, align {vector_bytes}"]
-            value = f"%l{n}"
+            body.append(f"  %l{n} = load {vector}, ptr %at{n}, align {vector_bytes}")
+            value, target = f"%l{n}", f"%to{n}"
         if stores:
-            hint = ", !nontemporal !0" if streams else ""
-            body += [f"  %dst{n} = getelementptr i8, ptr %a, i64 %at{n}",
-                     f"  store {vector} {value}, ptr %dst{n}, align {vector_bytes}{hint}"]
+            if loads:
+                body.append(f"  %to{n} = getelementptr i8, ptr %at{n}, i64 %distance")
+            body.append(f"  store {vector} {value}, ptr {target}, align {vector_bytes}{', !nontemporal !0' if streams else ''}")
         else:
             body.append(f"  %w{n} = xor {vector} %v{n}, %l{n}")
-    body += [f"  %t.next = add i64 %t, {unroll * vector_bytes}", "  %more = icmp slt i64 %t.next, %count",
+    body += [f"  %p.next = getelementptr i8, ptr %p, i64 {unroll * vector_bytes}", "  %more = icmp ult ptr %p.next, %last",
              "  br i1 %more, label %turn, label %pass.end", "pass.end:", '  call void asm sideeffect "", "~{memory}"()',
              "  %r.next = add i64 %r, 1", "  %again = icmp slt i64 %r.next, %passes", "  br i1 %again, label %pass, label %outer.end"]
     finish = []
@@ -415,5 +420,5 @@ def _memory_ir(kind: str, vector_bytes: int, unroll: int) -> str:
         for n in units[1:]:
             finish.append(f"  %sum{n} = xor {vector} {total}, %w{n}")
             total = f"%sum{n}"
-        finish += ["  %o = getelementptr i8, ptr %a, i64 %base", f"  store {vector} {total}, ptr %o, align {vector_bytes}"]
+        finish.append(f"  store {vector} {total}, ptr %first, align {vector_bytes}")
     return _LOOPS.format(name=f"{kind}_{unroll}", setup="\n".join(setup), body="\n".join(body), finish="\n".join(finish))
