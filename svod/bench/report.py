@@ -20,9 +20,9 @@ from svod.bench import report_kernels, report_sections, report_tables
 from svod.bench.charts import symbols
 from svod.bench.markup import Markup, join, tag
 from svod.bench.report_data import Overview, Tuning, overview
-from svod.bench.report_parts import kernel_title, over_best_peer, over_heuristic, peer_names
+from svod.bench.report_parts import kernel_title, over_best_peer, over_heuristic, peer_names, search_seconds
 from svod.bench.results import CaseResult, Run
-from svod.bench.summary import ALL, BEST_PEER, group_results
+from svod.bench.summary import ALL, BEST_PEER, group_results, suite_results
 from svod.core.files import write_text
 from svod.errors import ConfigError
 
@@ -206,9 +206,12 @@ def render_markdown(runs: Sequence[Run], tuning: Tuning | None = None) -> str:
     names = peer_names(view)
     if view.cases:
         out += _markdown_groups(view, bool(names))
-        columns = ["kernel", "heuristic", "tuned", *(["best peer", "vs best peer"] if names else []), "vs heuristic", "ceiling", ""]
+        out += _markdown_suites(view)
+        searched, rated = any(search_seconds(c) is not None for c in view.cases), any(c.neighbour is not None for c in view.cases)
+        columns = ["kernel", "heuristic", "tuned", *(["best peer", "vs best peer"] if names else []), "vs heuristic", "ceiling",
+                   *(["search"] if searched else []), *(["of neighbour"] if rated else []), ""]
         out += ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 2) + " --- |"]
-        out += [_markdown_case(c, bool(names)) for c in view.cases]
+        out += [_markdown_case(c, bool(names), searched, rated) for c in view.cases]
     measured = {k.key for c in view.cases for o in c.contestants for k in o.kernels}
     kernels = [k for k in tuning.kernels if not view.cases or k.key in measured] if tuning is not None else []
     if kernels:
@@ -242,7 +245,21 @@ def _markdown_groups(view: Overview, peers: bool) -> list[str]:
     return [*lines, ""]
 
 
-def _markdown_case(c: CaseResult, peers: bool) -> str:
+def _markdown_suites(view: Overview) -> list[str]:
+    """One line per suite; columns for which no suite has a figure are left out."""
+    columns = ["suite", "kernels", "vs best peer", "heuristic vs tuned", "search, median", "longest search", "least of neighbour"]
+    rows = []
+    for s in suite_results(view.cases):
+        over = s.means.speedups.get(f"tuned/{BEST_PEER}", s.means.speedups.get(f"heuristic/{BEST_PEER}"))
+        search = [q.seconds(s.searching.median), f"{q.seconds(s.searching.most)} {s.searching.longest}"] if s.searching else [q.NOTHING] * 2
+        least = f"{q.percent(s.rates.least)} {s.rates.lowest}" if s.rates else q.NOTHING
+        rows.append([s.name, str(s.cases), q.times(over), q.times(s.means.speedups.get("heuristic/tuned")), *search, least])
+    kept = [i for i in range(len(columns)) if any(r[i] != q.NOTHING for r in rows)]
+    lines = [[columns[i] for i in kept], ["---", *["---:"] * (len(kept) - 1)], *([r[i] for i in kept] for r in rows)]
+    return [*("| " + " | ".join(cells) + " |" for cells in lines), ""]
+
+
+def _markdown_case(c: CaseResult, peers: bool, searched: bool, rated: bool) -> str:
     times = []
     for name in ("heuristic", "tuned"):
         o = c.outcome(name)
@@ -261,7 +278,10 @@ def _markdown_case(c: CaseResult, peers: bool) -> str:
     return (
         "| "
         + " | ".join(
-            [_cell(c.title), *times, *middle, q.times(gain.median if gain else None), q.percent(share), "noisy" if c.noisy else ""]
+            [_cell(c.title), *times, *middle, q.times(gain.median if gain else None), q.percent(share),
+             *([q.seconds(search_seconds(c))] if searched else []),
+             *([q.percent(c.neighbour.rate.median if c.neighbour and c.neighbour.rate else None)] if rated else []),
+             "noisy" if c.noisy else ""]
         )
         + " |"
     )

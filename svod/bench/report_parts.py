@@ -37,6 +37,11 @@ def over_heuristic(case: CaseResult) -> Speedup | None:
     return Speedup(1.0, 1.0, 1.0) if tuned.same_as == "heuristic" else tuned.speedups.get("heuristic")
 
 
+def search_seconds(case: CaseResult) -> float | None:
+    """Seconds that the search of a case took; None where nothing was searched."""
+    return next((o.search_seconds for o in case.contestants if o.search_seconds is not None), None)
+
+
 def count(n: int, what: str) -> str:
     """`3 kernels`, `1 search`, `2 searches`."""
     return f"{n} {what}{'' if n == 1 else 'es' if what.endswith('ch') else 's'}"

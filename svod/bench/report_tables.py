@@ -18,10 +18,11 @@ from svod.bench.report_parts import (
     lead,
     over_best_peer,
     peer_names,
+    search_seconds,
     section,
 )
 from svod.bench.results import CaseResult, Outcome, Run
-from svod.bench.summary import ALL, BEST_PEER
+from svod.bench.summary import ALL, BEST_PEER, suite_results
 
 NEXT = 6  # kernels in "what to tune next"
 
@@ -33,6 +34,8 @@ def case_section(view: Overview, tuning: Tuning | None) -> Markup | None:
     if not view.cases:
         return None
     names = peer_names(view)
+    searched = any(search_seconds(c) is not None for c in view.cases)
+    rated = any(c.neighbour is not None for c in view.cases)
     columns = [
         Column("kernel"),
         Column("heuristic", True, minor=bool(names)),
@@ -40,6 +43,8 @@ def case_section(view: Overview, tuning: Tuning | None) -> Markup | None:
         *(Column(n, True, minor=True) for n in names),
         *([Column("vs best peer", True, help="time of the best peer over svod's: above 1 is good")] if names else []),
         Column("of ceiling", True, help="the least time that the machine's ceilings allow, over the time"),
+        *([Column("search", True, minor=True, help="seconds that the search took")] if searched else []),
+        *([Column("of neighbour", True, minor=True, help="its rate over that of its round neighbour")] if rated else []),
     ]
     lines = []
     for c in view.cases:
@@ -66,11 +71,13 @@ def case_section(view: Overview, tuning: Tuning | None) -> Markup | None:
                     *(_time_cell(c.outcome(n)) for n in names),
                     *ups,
                     Cell(_share(best, c), best.ceiling_share if best is not None else None),
+                    *([Cell(q.seconds(search_seconds(c)), search_seconds(c))] if searched else []),
+                    *([_neighbour_cell(c)] if rated else []),
                 ],
                 case_id(c),
             )
         )
-    parts: list[object] = [table(columns, lines, caption="Medians of one run; ± half the 95 % interval of the median")]
+    parts: list[object] = [_suite_table(view), table(columns, lines, caption="Medians of one run; ± half the 95 % interval of the median")]
     for c in view.cases:
         plan = c.svod.kernels if c.svod is not None else ()
         if len(plan) > 1:
@@ -101,6 +108,46 @@ def case_section(view: Overview, tuning: Tuning | None) -> Markup | None:
                 ),
             ]
     return section("cases", "All figures", *parts)
+
+
+def _suite_table(view: Overview) -> Markup:
+    """One line per suite: geometric means, what the searches took, the least rate over a round neighbour; only the columns that some suite
+    has a figure for."""
+    suites = suite_results(view.cases)
+    columns: list[tuple[Column, list[Cell]]] = [
+        (Column("suite"), [Cell(s.name) for s in suites]),
+        (Column("kernels", True), [Cell(str(s.cases), s.cases) for s in suites]),
+    ]
+
+    def add(column: Column, values: Sequence[tuple[object, float | None]]) -> None:
+        if any(value is not None for _, value in values):
+            columns.append((column, [Cell(shown, value) for shown, value in values]))
+
+    over = [s.means.speedups.get(f"tuned/{BEST_PEER}", s.means.speedups.get(f"heuristic/{BEST_PEER}")) for s in suites]
+    gains = [s.means.speedups.get("heuristic/tuned") for s in suites]
+    searching, rates = [s.searching for s in suites], [s.rates for s in suites]
+    add(Column("vs best peer", True, help="geometric mean"), [(q.times(v), v) for v in over])
+    add(Column("heuristic vs tuned", True, help="geometric mean; 1 where both are the same code"), [(q.times(v), v) for v in gains])
+    medians = [s.median if s else None for s in searching]
+    add(Column("search", True, help="of a kernel, median"), [(q.seconds(v), v) for v in medians])
+    add(Column("longest search", True), [_of_case(q.seconds(s.most), s.longest, s.most) if s else (q.NOTHING, None) for s in searching])
+    add(
+        Column("least of neighbour", True, help="of an odd kernel's rate, over that of its round neighbour"),
+        [_of_case(q.percent(r.least), r.lowest, r.least) if r else (q.NOTHING, None) for r in rates],
+    )
+    lines = [Line([cells[i] for _, cells in columns]) for i in range(len(suites))]
+    return table([c for c, _ in columns], lines, caption="The suites", sortable=False)
+
+
+def _of_case(shown: str, case: str, value: float) -> tuple[object, float]:
+    return join(shown, tag("small", case, class_="under")), value
+
+
+def _neighbour_cell(case: CaseResult) -> Cell:
+    n = case.neighbour
+    if n is None or n.rate is None:
+        return Cell(q.NOTHING if n is None else tag("abbr", "none", title=n.why))
+    return Cell(join(q.percent(n.rate.median), tag("small", n.title, class_="under")), n.rate.median)
 
 
 def _opt_words(opt: Sequence[object]) -> str:

@@ -247,6 +247,17 @@ def test_markdown_has_one_line_per_case(run: Run, model_run: Run) -> None:
     assert "`UPCAST(o0, 32) THREAD(o1, 2)`" in render_markdown([], tuning())
 
 
+def test_suites_searches_and_neighbours_are_told(run: Run, model_run: Run) -> None:
+    text = render_markdown([run]).replace(q.NBSP, " ")
+    assert "| core | 9 | 1.21× | 0.87× | 7.66 s | 10.6 s gemm_1024_bf16 | – |" in text
+    assert "| odd | 1 | 1.05× | 0.76× | 10.5 s | 10.5 s gemm_1000 | 92 % gemm_1000 |" in text
+    assert "| GEMM 1000 |" in text and "| 10.5 s | 92 % |" in text
+    page = " ".join(check(render_html([run], None, now=NOW)).text).replace(q.NBSP, " ")
+    assert "longest search" in page and "10.6 s gemm_1024_bf16" in page and "92 % GEMM 1024" in page
+    without = " ".join(check(render_html([model_run], None, now=NOW)).text)
+    assert "longest search" not in without and "of neighbour" not in without
+
+
 def test_a_large_database_stays_readable(run: Run) -> None:
     one = tuning().kernels[0]
     many = replace(tuning(), kernels=tuple(replace(one, key=f"{i:032x}"[::-1], origins=(f"layer{i}",)) for i in range(90)))

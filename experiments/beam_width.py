@@ -1,0 +1,26 @@
+"""Is a wider beam ever worse? Each kernel searched with both widths, from nothing, the winners timed against each other, interleaved.
+
+    python experiments/beam_width.py                                 # beam 8 against beam 4, the core suite, default budgets
+    python experiments/beam_width.py --seeds 3 --kernels 'gemm_*'    # three searches each, of seeds 0, 1, 2
+    python experiments/beam_width.py --widths 1,2,4,8 --suite random --random-seed 7
+
+A ratio is the narrow beam's time over the wide one's, with half its 95 % interval: above 1 the wide beam found something faster. It is
+worse beyond noise when the interval does not reach 1 or the median is below 0.97, in two timings. What is shared by the studies is in
+`paired.py`.
+"""
+from __future__ import annotations
+
+import argparse
+
+from paired import arguments, study
+
+
+def main() -> None:
+    parser = arguments(argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter))
+    parser.add_argument("--widths", default="4,8", help="joined by commas; all are compared with the first")
+    args = parser.parse_args()
+    study(args, {f"beam {width}": {"width": width} for width in map(int, args.widths.split(","))})
+
+
+if __name__ == "__main__":
+    main()
