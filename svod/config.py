@@ -243,7 +243,8 @@ class PrepareConfig(_Config):
 
     beam: BeamConfig | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    device: str | None = _option("SVOD_DEVICE", None, _TEXT, "the default device; not set: CPU")
+    device: str | None = _option("SVOD_DEVICE", None, _TEXT, "the default device; not set: CPU. CPU:interpreter runs kernels instruction "
+                                 "by instruction in NumPy, to find out whether a wrong number is the compiler's")
     threads: int | None = _option("SVOD_THREADS", None, _integer(1, none=True),
                                   "most cores a kernel may use; not set: the affinity mask and the cgroup quota decide")
     db: str | None = _option("SVOD_TUNE_DB", None, _DATABASES,

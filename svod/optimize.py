@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from svod.compile.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, compile_object
-from svod.compile.llvm import render
+from svod.compile.codegen import CODEGEN_REVISION, LoadedProgram
+from svod.compile.device import LLVM, CompilerPair, device_named
+from svod.compile.interpreted import InterpretedProgram
 from svod.compile.lower import lower
 from svod.compile.object_cache import CachedObject, ObjectCache, object_key
 from svod.compile.program import Program, ProgramSpec
@@ -53,7 +54,7 @@ class Compiled:
     """A kernel's code, ready to run."""
 
     spec: ProgramSpec
-    loaded: LoadedProgram
+    loaded: LoadedProgram | InterpretedProgram
     linear: str               # digest of the LINEAR
     chain: Chain
     source: str
@@ -69,9 +70,9 @@ class Compiler:
     """Kernel + chain → code, each once per process (single flight) and once per object cache. Keeps the last `limit` in memory; the first
     in goes first."""
 
-    def __init__(self, target: Target, cache: ObjectCache, limit: int):
-        self.target, self.cache, self.limit = target, cache, limit
-        self.generator = f"{COMPILER}, source {source_digest('core', 'compile')}"   # other code may come from other sources
+    def __init__(self, target: Target, cache: ObjectCache, limit: int, pair: CompilerPair = LLVM):
+        self.target, self.cache, self.limit, self.pair = target, cache, limit, pair
+        self.generator = f"{pair.key}, source {source_digest('core', 'compile')}"   # other code may come from other sources
         self._made: OrderedDict[str, Compiled] = OrderedDict()
         self._heuristics: OrderedDict[str, Chain] = OrderedDict()
         self._lock = threading.Lock()
@@ -101,10 +102,9 @@ class Compiler:
         entry = self.cache.get(key)
         if entry is None or "linear" not in entry.remarks:
             program = lowered(kernel, self.target, choice.chain)
-            code = compile_object(render(program, self.target), self.target, passes=True)
-            entry = CachedObject(program.spec, code, {"linear": program.digest})
+            entry = CachedObject(program.spec, self.pair.build(program, self.target), {"linear": program.digest})
             self.cache.put(key, entry)
-        loaded = LoadedProgram(entry.code, [p.symbol for p in entry.spec.phases])
+        loaded = self.pair.load(entry.code, entry.spec)
         return Compiled(entry.spec, loaded, entry.remarks["linear"], choice.chain, choice.source, choice.why)
 
     def heuristic(self, kernel: Kernel) -> Chain:
@@ -162,13 +162,14 @@ remake_after_fork(sys.modules[__name__], "_compilers_lock", threading.Lock)
 
 
 def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
-    """The process's Compiler for a target and an object cache."""
+    """The process's Compiler for a target, a device's pair and an object cache. Raises UnsupportedError for a device that is not there."""
     directory = object_cache_dir(config.object_cache)
-    key = (target, directory, config.opt_cache_max)
+    pair = device_named(config.device or target.device).pair
+    key = (target, directory, config.opt_cache_max, pair.name)
     with _compilers_lock:
         found = _compilers.get(key)
         if found is None:
-            found = _compilers[key] = Compiler(target, ObjectCache(directory), config.opt_cache_max)
+            found = _compilers[key] = Compiler(target, ObjectCache(directory), config.opt_cache_max, pair)
     return found
 
 

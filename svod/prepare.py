@@ -236,11 +236,9 @@ def compile_outline(outline: Outline, target: Target, config: PrepareConfig) -> 
     """A chain and code for every kernel; unknown ones are searched first when the configuration says so."""
     if config.lock is not None:
         raise UnsupportedError(f"PrepareConfig(lock={config.lock!r}): lock files cannot be read yet; unset SVOD_LOCK")
-    if config.device is not None and config.device.upper() != "CPU":
-        raise UnsupportedError(f"PrepareConfig(device={config.device!r}): svod runs on the CPU only; unset SVOD_DEVICE")
+    compiler = compiler_for(target, config)
     if not outline.calls:
         return {}
-    compiler = compiler_for(target, config)
     runtime(compiler.cache)   # the plan loop, from the object cache
     db = None if config.noopt or config.capture is not None else database(config)
     choices = choose_all(outline, compiler, config, db)

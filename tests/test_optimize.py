@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from svod import optimize
+from svod.compile import device
 from svod.compile.host import host_target
 from svod.compile.object_cache import ObjectCache
 from svod.core.kernel import Kernel
@@ -56,13 +57,13 @@ def test_a_chain_that_was_asked_for_is_an_error(error: SvodError) -> None:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The modules that LLVM was given."""
     modules: list[str] = []
-    original: Callable[..., bytes] = optimize.compile_object
+    original: Callable[..., bytes] = device.compile_object
 
     def counted(ir: str, *args: Any, **more: Any) -> bytes:
         modules.append(ir)
         return original(ir, *args, **more)
 
-    monkeypatch.setattr(optimize, "compile_object", counted)
+    monkeypatch.setattr(device, "compile_object", counted)
     return modules
 
 
@@ -86,7 +87,7 @@ def test_threads_that_want_the_same_kernel_compile_it_once(compiled: list[str]) 
 def test_a_failed_compilation_is_not_remembered(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler(host_target(1), ObjectCache(None), 16)
     with monkeypatch.context() as patch, pytest.raises(CompileError, match="out of memory"):
-        patch.setattr(optimize, "render", lambda *_: (_ for _ in ()).throw(CompileError("out of memory")))
+        patch.setattr(optimize, "lowered", lambda *_: (_ for _ in ()).throw(CompileError("out of memory")))
         compiler.compile(KERNEL, NONE)
     assert not compiled and compiler.compile(KERNEL, NONE).loaded.addresses
 

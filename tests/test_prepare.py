@@ -32,8 +32,9 @@ def test_no_more_threads_than_asked_for() -> None:
 
 
 def test_another_device_than_the_cpu_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="device='CUDA'"):
-        (Tensor(X) + 1).prepare(PrepareConfig(device="CUDA"))
+    for name, said in (("CUDA", "the device 'CUDA': svod runs on the CPU only"), ("CPU:1", "there is one CPU; use CPU, CPU:llvm")):
+        with pytest.raises(UnsupportedError, match=said):
+            (Tensor(X) + 1).prepare(PrepareConfig(device=name))
     (Tensor(X) + 1).prepare(PrepareConfig(device="cpu"))
 
 

@@ -311,6 +311,13 @@ def interpret(program: Program, args: Sequence[Array], variables: Mapping[str, i
                 run(begin, end)
 
 
+def run_phase(program: Program, number: int, args: Sequence[Array], temps: Sequence[Array], variables: Mapping[str, int], begin: int,
+              end: int) -> None:
+    """Runs iterations begin ≤ i < end of one phase. `args`: as for `interpret`; `temps`: the bytes of each temporary."""
+    with np.errstate(all="ignore"):
+        _Phase(program.spec, program.spec.phases[number], program.code[number], args, temps, variables)(begin, end)
+
+
 def _parts(extent: int, slices: Sequence[tuple[int, int]] | int | None) -> Sequence[tuple[int, int]]:
     if slices is None:
         return [(0, extent)]

@@ -22,6 +22,7 @@ import numpy as np
 
 from svod.compile import runtime as rt
 from svod.compile.codegen import LoadedProgram
+from svod.compile.interpreted import InterpretedProgram
 from svod.compile.plan_parts import (
     BufferKind,
     PlanBuffer,
@@ -79,6 +80,7 @@ class ExecutionPlan:
         self._native = rt.runtime()
         self._run = self._native.run_plan
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}      # bound later; kept alive here
+        self._interpreted = [k.loaded for k in self.kernels if isinstance(k.loaded, InterpretedProgram)]
         check_plan(self.kernels, self.buffers)
         self._written = frozenset(index for k in self.kernels for index in written_by(k))
         for index in self._outputs:
@@ -239,6 +241,17 @@ class ExecutionPlan:
         finally:
             # An exception here is a signal that arrived during the run; native code runs to its end.
             self._running = False
+        if self._interpreted:
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raise what went wrong in an interpreted kernel, which could not raise it itself."""
+        for loaded in self._interpreted:
+            failure, loaded.failure = loaded.failure, None
+            if failure is not None:
+                if self.carried:
+                    self.poison("a kernel failed, and runs go on from what the one before left")
+                raise failure
 
     def _refuse(self) -> None:
         if self._failure is not None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from svod.compile.codegen import LoadedProgram
+from svod.compile.interpreted import InterpretedProgram
 from svod.compile.program import ProgramSpec
 from svod.core.regions import Region, are_disjoint, find_overlap
 from svod.errors import LaunchError
@@ -38,7 +39,7 @@ class PreparedKernel:
     """A compiled program, what it is applied to, and what people want to know about it."""
 
     spec: ProgramSpec
-    loaded: LoadedProgram               # addresses by phase
+    loaded: LoadedProgram | InterpretedProgram      # addresses by phase
     buffers: tuple[int, ...]            # per slot of spec.params: index into the plan's buffers
     name: str = ""
     key: str = ""                       # kernel key of the tuning database

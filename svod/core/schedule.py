@@ -171,8 +171,8 @@ def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remem
 
 @dataclass(frozen=True)
 class Explained:
-    """How a graph became its schedule. `graph`: normalised. `roots`: for each call the node it stores, None for a kernel written by hand and
-    for a copy that the order needs. `passes`: by kernel AST what rangeify, axes and canonical made of it."""
+    """How a graph became its schedule. `graph`: normalised. `roots`: for each call the node it stores, None for a kernel written by hand
+    and for a copy that the order needs. `passes`: by kernel AST what rangeify, axes and canonical made of it."""
 
     graph: Normalized
     schedule: Schedule
