@@ -69,7 +69,7 @@ def search_at_prepare(outline: Outline, unknown: Mapping[str, Kernel], compiler:
 
 def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig, db: TuningDB, seconds: float,
          workers: str) -> tuple[dict[str, Choice], str]:
-    beam = config.beam
+    beam, started = config.beam, time.monotonic()
     assert beam is not None
     counts = outline.counts
     names = {c.kernel: c.name for c in reversed(outline.calls)}
@@ -87,7 +87,8 @@ def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, co
     progress: Listener = _Progress(len(tasks)) if sys.stderr.isatty() else nobody
     with make_executor(workers, say=log.warning) as executor:
         session = TuneSession(tasks, compiler.target, executor=executor, db=db, config=beam, bench=BenchConfig.from_env(),
-                              budget=ModelBudget(seconds, per_kernel=beam.kernel_budget), ceilings=ceilings, listener=progress)
+                              budget=ModelBudget(max(0.0, seconds - (time.monotonic() - started)), per_kernel=beam.kernel_budget),
+                              ceilings=ceilings, listener=progress)
         result = session.run()
     chosen: dict[str, Choice] = {}
     better = 0
