@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import platform
 import struct
+import sys
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -19,6 +21,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from svod.compile.host import MACHINES, llvm_features, may_use_tiles
+from svod.core.forksafe import remake_after_fork
 from svod.core.target import Target
 from svod.errors import CompileError, LaunchError
 
@@ -33,7 +36,10 @@ ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine
 BASE_CPU = {"x86_64": "x86-64", "aarch64": "generic"}
 SEARCH_OPT, FINAL_OPT = 1, 2
 """Effort of LLVM's code generator (0-3) while searching and for finalists. On a GEMM tile 1, 2 and 3 give equal speed (250 GFLOP/s of 258),
-and 1 takes 4 to 10 % less time than 3; 0 is six times slower."""
+and 1 takes 4 to 10 % less time than 3; 0 is six times slower. Only the final effort includes loop strength reduction, see `_generate`."""
+
+_generating = threading.Lock()      # options of the code generator are the process's: one module at a time is generated under its own
+remake_after_fork(sys.modules[__name__], "_generating", threading.Lock)
 
 PHASE_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
@@ -69,6 +75,14 @@ def _optimize(module: Any, machine: Any) -> None:
     builder.getModulePassManager().run(module, builder)
 
 
+def _generate(module: Any, machine: Any, final: bool) -> bytes:
+    """The object of a module. While searching without loop strength reduction: LINEAR's addresses are a base and a constant already, so
+    it costs a third of the time and changes a kernel's by less than the noise of a race."""
+    with _generating:
+        llvm.set_option("svod", f"-disable-lsr={'false' if final else 'true'}")
+        return bytes(machine.emit_object(module))
+
+
 def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
     """The ELF object of a module. `passes`: run the slim O2 pipeline first (finalists); without it code is within about 5 % at half
     the time (the search).
@@ -86,7 +100,7 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
         module.data_layout = str(_data_layout(target.arch))
         if passes:
             _optimize(module, machine)
-        code = machine.emit_object(module)
+        code = _generate(module, machine, passes)
     except RuntimeError as error:
         raise CompileError(f"LLVM could not compile for {target.key}: {error}") from error
     finally:
@@ -94,7 +108,7 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
     outside = undefined_symbols(code)
     if outside:
         raise CompileError(f"the object calls {', '.join(outside)}; code for {target.key} must not need a library")
-    return bytes(code)
+    return code
 
 
 @lru_cache(maxsize=8)

@@ -56,6 +56,32 @@ def test_code_for_other_machines_and_the_same_every_time(target: object, passes:
     assert target.arch != "x86_64" or (b"\x62\xf1\x7c\x48" in code) == ("avx512f" in target.features)
 
 
+def gather(stride: int) -> str:
+    """y[i] = x[stride·i], 64 times: an address that loop strength reduction changes."""
+    code = Code()
+    x, y = code.arg(0, F32), code.arg(1, F32)
+    loop = code.loop(code.put("BEGIN", INDEX, 1), code.put("END_", INDEX, 1), 1)
+    code.store(y, loop, code.load(x, code.alu("MUL", loop, code.index(stride)), 1))
+    code.end(loop)
+    spec = ProgramSpec("gather", ((F32, 64 * stride), (F32, 64)), (1,), (), (PhaseSpec("gather", 64, 1, 0),))
+    return render(Program(spec, (tuple(code.instructions),)), host_target())
+
+
+def test_what_one_thread_searches_does_not_change_what_another_finishes() -> None:
+    """The generator's options belong to the process."""
+    target, ir, stride = host_target(), gather(67), 67
+    alone = {passes: compile_object(ir, target, passes) for passes in (True, False)}
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(lambda i: compile_object(ir, target, i % 3 == 0) == alone[i % 3 == 0], range(48)))
+    x = np.arange(64 * stride, dtype=np.float32)
+    for code in alone.values():
+        y = np.zeros(64, np.float32)
+        with LoadedProgram(code, ("gather",)) as loaded:
+            call_phase(loaded.addresses[0], [x.ctypes.data, y.ctypes.data], [], 0, 5, 60)
+        assert (y[5:60] == x[5 * stride:60 * stride:stride]).all() and not y[:5].any() and not y[60:].any()
+    assert alone[True] != alone[False]
+
+
 def test_phases_run_in_threads_and_forked_children() -> None:
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         assert all(threads.map(run_scale, range(12)))
