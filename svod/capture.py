@@ -1,10 +1,11 @@
 """Captures: the plans that a process prepared, as files from which they can be tuned and timed without model, data or script.
 
-With SVOD_CAPTURE=DIRECTORY (PrepareConfig.capture) every `prepare` calls `append`, which adds lines of JSON to a file of this process in
-that directory. `read_capture` reads a directory or a file and merges what several processes wrote; `write_capture` makes one file of it.
+With SVOD_CAPTURE=DIRECTORY (PrepareConfig.capture) every `prepare` calls `announce` once it knows its kernels, before it compiles them,
+and `append` when it has a plan; they add lines of JSON to a file of this process in that directory. `read_capture` reads a directory or a
+file and merges what several processes wrote; `write_capture` makes one file of it.
 
     {"format": "svod-capture", "version": 2, "svod": …, "python": …, "command": […]}       first line of every file
-    {"kernel": key, "target": …, "name": …, "structure": family, "ast": …}                 once per kernel
+    {"kernel": key, "target": …, "name": …, "structure": family, "ast": …}                 once per kernel, before the plans with it
     {"plan": digest, "target": …, "calls": [[kernel, [buffer, …], name, origin, why, level, [offset, …]], …],
      "buffers": [[dtype, elements, kind], …], "outputs": [buffer, …], "seconds": {kernel: seconds of one call}}
     {"runs": digest, "count": n}                           how often the plan was run so far; the last such line of a file counts
@@ -18,6 +19,7 @@ raises StopCapture (`check_stop`).
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import json
 import math
@@ -74,6 +76,12 @@ def append(directory: str | os.PathLike[str], outline: Outline, seconds: Mapping
     `plan`: where its `runs` are counted; a plan counts as run once at least. Raises TuneError when nothing can be written, StopCapture
     when the capture was ended."""
     _recorder_for(Path(directory)).append(outline, seconds, target or host_target(), plan)
+    check_stop(directory)
+
+
+def announce(directory: str | os.PathLike[str], outline: Outline, *, target: Target | None = None) -> None:
+    """Add the kernels of a plan that is about to be compiled: whoever watches the capture gets ready meanwhile. Raises as `append` does."""
+    _recorder_for(Path(directory)).announce(outline, target or host_target())
     check_stop(directory)
 
 
@@ -135,6 +143,19 @@ class _Recorder:
         atexit.register(self.flush)
         threading.Thread(target=self._flush_now_and_then, name="svod-capture", daemon=True).start()
 
+    def announce(self, outline: Outline, target: Target) -> None:
+        with self._lock:
+            self._write(self._new_kernels(outline, target))
+
+    def _new_kernels(self, outline: Outline, target: Target) -> list[dict[str, Any]]:
+        lines = []
+        if any((key, target.key) not in self._kernels for key in outline.kernels):
+            for line in kernel_lines(outline, target.key):
+                if (line["kernel"], target.key) not in self._kernels:
+                    self._kernels.add((line["kernel"], target.key))
+                    lines.append(line)
+        return lines
+
     def append(self, outline: Outline, seconds: Mapping[str, float], target: Target, plan: Counted | None) -> None:
         with self._lock:
             lines = []
@@ -142,10 +163,7 @@ class _Recorder:
             known = self._runs.get(digest)
             if known is None:
                 known = self._runs[digest] = _Runs()
-                for line in kernel_lines(outline, target.key):
-                    if (line["kernel"], target.key) not in self._kernels:
-                        self._kernels.add((line["kernel"], target.key))
-                        lines.append(line)
+                lines = self._new_kernels(outline, target)
                 lines.append(plan_line(outline, seconds, target.key))
             known.add(plan)
             self._write(lines)
@@ -462,6 +480,18 @@ def _seconds(value: Any) -> float:
 
 # -- watching -----------------------------------------------------------------------------------------------------------
 
+@dataclass
+class News:
+    """What has appeared in a capture: keys of kernels, and of plans the seconds that one run spends in each kernel, by key, where the
+    plan's kernels were timed."""
+
+    kernels: list[str] = field(default_factory=list)
+    plans: list[dict[str, float]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.kernels or self.plans)
+
+
 class CaptureWatch:
     """What appears in a capture directory while it is written."""
 
@@ -470,9 +500,9 @@ class CaptureWatch:
         self._read: dict[Path, int] = {}
         self.seen: set[str] = set()
 
-    def poll(self) -> list[str]:
-        """Keys of the kernels that are new since the last call."""
-        new: list[str] = []
+    def poll(self) -> News:
+        """What is new since the last call."""
+        new = News()
         for file in sorted(self.directory.glob("*.jsonl")):
             with file.open("rb") as f:
                 f.seek(self._read.get(file, 0))
@@ -485,5 +515,17 @@ class CaptureWatch:
                     key = line[11:11 + 64].split(b'"', 1)[0].decode(errors="replace")
                     if key not in self.seen:
                         self.seen.add(key)
-                        new.append(key)
+                        new.kernels.append(key)
+                elif line.startswith(b'{"plan":"'):
+                    with contextlib.suppress(SvodError, KeyError, TypeError, ValueError):    # `read_capture` says what is wrong with it
+                        new.plans.append(_spent(_parse(line)))
         return new
+
+
+def _spent(plan: dict[str, Any]) -> dict[str, float]:
+    """Seconds that one run of a plan, as it was written, spends in each kernel."""
+    spent: dict[str, float] = {}
+    for key, *_ in plan["calls"]:
+        if key in plan["seconds"]:
+            spent[key] = spent.get(key, 0.0) + plan["seconds"][key]
+    return spent

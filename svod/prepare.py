@@ -135,6 +135,9 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
                             if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
     if overwritten:
         refuse_shared_memory({i: span_of(a) for i, a in enumerate(arrays) if a is not None}, overwritten)
+    if config.capture is not None and outline.calls:
+        from svod import capture
+        capture.announce(config.capture, outline, target=target)
     compiled = compile_outline(outline, target, config)
     plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner))
     plan.carried = overwritten
@@ -143,7 +146,6 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         dump(sink, constants, outline, plan, target, config)
     plan.keep = nodes           # its addresses are valid while its buffers live
     if config.capture is not None and outline.calls:
-        from svod import capture
         seconds: dict[str, float] = {}
         known = all(a is not None for a, s in zip(arrays, outline.buffers, strict=True) if s.kind != "intermediate")
         # where the plan assigns to memory of before, a run to time it would be a run too many

@@ -207,17 +207,23 @@ def test_stop(tmp_path: Path) -> None:
 
 def test_the_watch_sees_each_kernel_once(tmp_path: Path) -> None:
     watch = CaptureWatch(tmp_path)
-    assert watch.poll() == []
+    assert not watch.poll()
     outline = gemm_then_softmax()
-    capture.append(tmp_path, outline, {}, target=TARGET)
-    assert sorted(watch.poll()) == sorted(outline.kernels) and watch.poll() == []
+    capture.announce(tmp_path, outline, target=TARGET)
+    news = watch.poll()
+    assert sorted(news.kernels) == sorted(outline.kernels) and not news.plans and not watch.poll()
+    first = outline.calls[0].kernel
+    capture.append(tmp_path, outline, {first: 0.5}, target=TARGET)
+    news = watch.poll()
+    assert not news.kernels, "announced before"
+    assert news.plans == [{first: 0.5 * outline.counts[first]}] and not watch.poll()
     file = file_of(tmp_path)
     with file.open("a") as f:
         f.write('{"kernel":"abcd')
-    assert watch.poll() == []
+    assert not watch.poll()
     with file.open("a") as f:
         f.write('ef","target":""}\n')
-    assert watch.poll() == ["abcdef"]
+    assert watch.poll().kernels == ["abcdef"]
 
 
 def test_families() -> None:

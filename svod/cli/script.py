@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from svod import config
-from svod.capture import FLUSH_SECONDS, CaptureWatch, request_stop
+from svod.capture import FLUSH_SECONDS, CaptureWatch, News, request_stop
 from svod.tune.jobs import package_roots
 
 IDLE_SECONDS = 30.0         # without a new kernel: the script has shown what it has
@@ -50,9 +50,9 @@ class ScriptEnd:
 
 
 def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for: float | None = None, idle: float = IDLE_SECONDS,
-               on_kernels: Callable[[Sequence[str]], None] = lambda keys: None,
+               on_news: Callable[[News], None] = lambda news: None,
                clock: Callable[[], float] = time.monotonic) -> ScriptEnd:
-    """Run `script` with captures going to `directory`, and see to its end. `on_kernels` is given the keys of new kernels as they come.
+    """Run `script` with captures going to `directory`, and see to its end. `on_news` is told what is new as it comes.
 
     When this returns or raises, the script and its processes are gone. A second KeyboardInterrupt, while the script is being ended, is
     passed on. Raises OSError when the script cannot be started."""
@@ -64,11 +64,11 @@ def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for
         while child.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_SECONDS)
-            new = watch.poll()
+            news = watch.poll()
             now = clock()
-            if new:
+            if news:
                 last_new = now
-                on_kernels(new)
+                on_news(news)
             if child.poll() is None:
                 if capture_for is not None and now - started >= capture_for:
                     why = "time"

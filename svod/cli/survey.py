@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from svod.bench.ceilings import Ceilings
-from svod.capture import Capture, CapturedPlan
+from svod.capture import Capture, CapturedPlan, News
 from svod.compile.host import host_target
 from svod.config import PrepareConfig
 from svod.core.estimate import estimate
@@ -148,6 +148,30 @@ def was_interrupted(key: str, target: Target, db: TuningDB) -> bool:
     """Whether the latest search of a kernel that ended was broken off by a Ctrl-C: it goes on where it was."""
     ended = [s for s, _ in db.select(Search, key, target.key) if s.ended_at is not None]
     return bool(ended) and max(ended, key=lambda s: s.ended_at or 0.0).outcome == "interrupted"
+
+
+class Foresight:
+    """Whether there will be something to search, told while the script still runs: workers take seconds to start.
+
+    Where no kernel has ever been searched for this machine, the first one says so. Else times have to be waited for: kernels that
+    the database does not know because they are too small to matter must not start workers."""
+
+    def __init__(self, db: TuningDB, target: Target) -> None:
+        self.db, self.target = db, target
+        self.new_here = not db.select(Search, target=target.key)
+        self.unknown: set[str] = set()
+        self.seconds: dict[str, float] = {}
+
+    def needs_search(self, news: News) -> bool:
+        """Take news in: whether kernels that the database does not know take a share of the time that is worth a search."""
+        self.unknown.update(k for k in news.kernels if self.db.winner(k, self.target.key) is None)
+        for plan in news.plans:
+            for key, seconds in plan.items():
+                self.seconds[key] = self.seconds.get(key, 0.0) + seconds
+        if self.new_here and self.unknown:
+            return True
+        total = sum(self.seconds.values())
+        return any(self.seconds[k] >= LONE_SHARE * total for k in self.unknown & self.seconds.keys())
 
 
 @dataclass(frozen=True)

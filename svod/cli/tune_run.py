@@ -3,7 +3,7 @@
 The budget is the wall time of the command. Capture counts in it, but leaves half of it at least to the search; the report's share is kept
 back, so that everything ends within the budget and 15 s.
 
-    executor   started while the script still runs, when a kernel appears that the database does not know
+    executor   started while the script still runs, when it shows that there is something to search
     Ctrl-C     first ends the script, then the search: what was found is confirmed, stored and reported
 """
 from __future__ import annotations
@@ -28,7 +28,7 @@ from svod.cli.installation import program
 from svod.cli.progress import make_progress
 from svod.cli.report import Outcome, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json
 from svod.cli.script import IDLE_SECONDS, ScriptEnd, run_script
-from svod.cli.survey import Row, compile_heuristics, decide, pick_target, rate_of, survey
+from svod.cli.survey import Foresight, Row, compile_heuristics, decide, pick_target, rate_of, survey
 from svod.cli.tune_command import TuneOptions, say
 from svod.compile.host import host_target
 from svod.core.files import write_text
@@ -92,6 +92,8 @@ class _Run:
         self.script: ScriptEnd | None = None
         self.result: SessionResult | None = None
         self.executor_name = ""
+        self.ceilings: Ceilings | None = None
+        self.measured = False
         self.incomplete = False                     # the script failed, or the capture is damaged
         self.saved: Path | None = None              # where the results are that the database could not take
         self.seconds: dict[str, float] = {}         # from the start to the end of each phase
@@ -154,11 +156,9 @@ class _Run:
         if not wanted and self.executor is not None:
             self.executor.close()
             self.executor = None
-        if wanted:      # workers that are still starting would spoil the ceilings
-            self._start_executor().result().wait_until_ready()
-        ceilings = self._ceilings(target)
         if wanted:
-            self._search(wanted, target, ceilings)
+            self._search(wanted, target)
+        ceilings = self._ceilings(target)
         outcomes = self._outcomes([r for r in rows if r.decision in ("search", "known")], target, compiler)
         ceilings = self._corrected(ceilings, outcomes, target)
         checks = self._check_plans(captured, outcomes, target, compiler, bool(wanted))
@@ -177,12 +177,13 @@ class _Run:
         directory = Path(tempfile.mkdtemp(prefix="svod-capture-"))
         target = host_target(self.config.threads)
 
-        def meet(keys: Sequence[str]) -> None:
-            unknown = self.executor is None and not options.dry_run and any(self.db.winner(k, target.key) is None for k in keys)
-            if unknown:
+        foresight = Foresight(self.db, target)
+
+        def meet(news: capture.News) -> None:
+            if self.executor is None and not options.dry_run and foresight.needs_search(news):
                 self._start_executor()
         try:
-            self.script = run_script(options.script, options.args, directory, capture_for=options.capture_for, on_kernels=meet)
+            self.script = run_script(options.script, options.args, directory, capture_for=options.capture_for, on_news=meet)
             self._say_script_end(self.script)
             return capture.read_capture(directory)
         finally:
@@ -193,7 +194,7 @@ class _Run:
             self.executor = start_in_background(self.options.workers, self.options.address, say=lambda text: say(f"svod-tune: {text}"))
         return self.executor
 
-    def _search(self, rows: Sequence[Row], target: Target, ceilings: Ceilings | None) -> None:
+    def _search(self, rows: Sequence[Row], target: Target) -> None:
         """Search the rows within what is left of the budget. Raises TuneError where no worker can be had."""
         tasks = [KernelTask(r.kernel, r.calls, r.name, r.origins, r.share) for r in rows]
         start = self._start_executor()
@@ -207,7 +208,8 @@ class _Run:
             f"{executor.description} (Ctrl-C ends the search and keeps what it found)")
         progress = make_progress(rows, sys.stderr, verbose=self.options.verbose)
         session = TuneSession(tasks, target, executor=executor, db=self.db, config=self.beam, bench=config.BenchConfig.from_env(),
-                              budget=ModelBudget(seconds, self.beam.kernel_budget), ceilings=ceilings, listener=progress)
+                              budget=ModelBudget(seconds, self.beam.kernel_budget), ceilings=lambda: self._ceilings(target),
+                              listener=progress)
         self.result, self.executor_name = session.result, executor.description
         with progress:
             self.result = session.run()
@@ -217,12 +219,15 @@ class _Run:
         self.seconds["closing"] = self.elapsed
 
     def _ceilings(self, target: Target, *, refresh: bool = False) -> Ceilings | None:
-        """What the machine can do, from the cache or measured quickly (`svod-bench ceilings` takes its time); None where it cannot be."""
-        try:
-            return cached_ceilings(config.data_dir() / "ceilings.json", target, quick=True, refresh=refresh)
-        except (SvodError, OSError, MemoryError) as e:
-            say(f"svod-tune: what this machine can do at best was not measured: {e}")
-            return None
+        """What the machine can do, from the cache or measured quickly, once (`svod-bench ceilings` takes its time); None where it cannot
+        be."""
+        if refresh or not self.measured:
+            self.measured = True
+            try:
+                self.ceilings = cached_ceilings(config.data_dir() / "ceilings.json", target, quick=True, refresh=refresh)
+            except (SvodError, OSError, MemoryError) as e:
+                say(f"svod-tune: what this machine can do at best was not measured: {e}")
+        return self.ceilings
 
     def _corrected(self, ceilings: Ceilings | None, outcomes: Sequence[Outcome], target: Target) -> Ceilings | None:
         """The ceilings, measured again where a kernel is above quick ones: they were taken while the machine was busy."""

@@ -1,7 +1,8 @@
 """The model's budget over its kernels: whose round comes next, and when to stop.
 
-Kernels advance in interleaved rounds. The first one times the heuristic; after two warm-up rounds each, the next round goes
-to the kernel with the largest
+Kernels advance in interleaved rounds. Each begins with two warm-up rounds, one after the other, those that take most of the model's
+time first: the heuristic, which is timed and verified, and the first proposals, so that a first gain is there within seconds. After
+that the next round goes to the kernel with the largest
 
     calls × (time − what it can still be expected to reach)
 
@@ -88,19 +89,21 @@ class ModelBudget:
     def next(self, kernels: Sequence[S]) -> S | None:
         """The kernel whose round comes next, or None when the budget is spent or every search has finished.
 
-        Warm-up rounds go round robin in the order given, which should be by share of the run time."""
+        Warm-up rounds go in the order given, which should be by share of the run time, both of a kernel before those of the next."""
         if self.left <= 0:
             return None
         open_kernels = [k for k in kernels if not k.finished and k.spent < self.per_kernel]
-        for warm in range(WARM_UP_ROUNDS):
-            for k in open_kernels:
-                if len(k.history) <= warm:
-                    return k
+        for k in open_kernels:
+            if len(k.history) < WARM_UP_ROUNDS:
+                return k
         return max(open_kernels, key=expected_gain, default=None)
 
     def deadline(self, kernel: S, kernels: Sequence[S]) -> float:
         """The clock's time at which the next round of this kernel has to wind up: its share, by expected gain, of what is left."""
         limit = min(self.left, max(0.0, self.per_kernel - kernel.spent))
+        if len(kernel.history) < WARM_UP_ROUNDS:        # leave the others time for theirs
+            cold = sum(len(k.history) < WARM_UP_ROUNDS and not k.finished for k in kernels)
+            return self.clock() + min(limit, max(MIN_ROUND, self.left / max(1, cold)))
         gains = [expected_gain(k) for k in kernels if not k.finished]
         total, own = sum(gains), expected_gain(kernel)
         if 0 < total < float("inf"):

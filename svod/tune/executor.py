@@ -2,7 +2,7 @@
 
     inline     in the calling process, one after the other, unprotected: for debugging
     local:N    N compile workers and one bench worker, children of this process            (0.2 s to start)
-    ray:N      the same children inside Ray actors, here or on a cluster (`ray_executor.py`)   (3 s to start)
+    ray:N      the same children inside Ray actors, here or on a cluster (`ray_executor.py`)   (4 s to start)
 
     with make_executor("local:2") as executor:
         batch = executor.submit("svod.tune.work:compile_candidate", items, kind="compile", deadline=10.0)
@@ -220,6 +220,9 @@ class Carrier(Protocol):
     kind: Kind
     chunk: int      # most items handed over at once; above 1 where a round trip is dear
 
+    def warm_up(self) -> None:
+        """Called once, before the first item: start what takes long to start. Raises nothing; `run` says what is wrong."""
+
     def run(self, calls: Sequence[Call]) -> list[Outcome]:
         """Start to end. Raises WorkerLost when the infrastructure failed, TuneError when there can be no worker at all."""
 
@@ -307,6 +310,7 @@ class DispatchingExecutor(Executor):
 
     def _drive(self, carrier: Carrier) -> None:
         """A carrier's thread."""
+        carrier.warm_up()
         while tasks := self._take(carrier):
             for task in tasks:
                 task.attempts += 1
@@ -372,6 +376,9 @@ class _LocalCarrier:
         self._child: Child | None = None
         self._server: ForkServer | SpawnServer | None = None
         self._lock = MachineLock(owner.device) if kind == "bench" else None
+
+    def warm_up(self) -> None:
+        """A child takes 10 ms."""
 
     def run(self, calls: Sequence[Call]) -> list[Outcome]:
         if self._lock is not None and not self._lock.acquire(lambda: self._owner.closing):

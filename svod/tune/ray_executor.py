@@ -195,7 +195,7 @@ class _EmbeddedRay:
 
 # -- carrying ----------------------------------------------------------------------------------------
 class _RayCarrier:
-    """Runs calls in an actor, which it makes when there is a call and replaces when it dies."""
+    """Runs calls in an actor, which it makes at once, beside those of the others, and replaces when it dies."""
 
     def __init__(self, owner: RayExecutor, kind: Kind, name: str) -> None:
         self.kind: Kind = kind
@@ -206,7 +206,12 @@ class _RayCarrier:
         self._ray = owner.ray
         self._actor: Any = None
         self._failures = 0
+        self._hopeless: TuneError | None = None     # why there is no sense in another attempt to start
         self._locked = False
+
+    def warm_up(self) -> None:
+        with contextlib.suppress(WorkerLost, TuneError):    # tried again for the first call, which says so
+            self.start()
 
     def run(self, calls: Sequence[Call]) -> list[Outcome]:
         ray = self._ray
@@ -236,6 +241,8 @@ class _RayCarrier:
             return self._actor if self._actor is not None else self._start()
 
     def _start(self) -> Any:
+        if self._hopeless is not None:
+            raise self._hopeless
         if self._failures >= MAX_START_FAILURES:
             raise TuneError(f"{self._failures} workers in a row could not be started")
         ray = self._ray
@@ -244,9 +251,9 @@ class _RayCarrier:
             self._actor = ray.remote(**self._owner.options(self.kind))(RayWorker).remote(self._owner.config, device)
             theirs = self._await(self._actor.hello.remote())
         except ray.exceptions.RayTaskError as e:
-            self._failures = MAX_START_FAILURES
             self._drop()
-            raise TuneError(f"a worker cannot work: {e.cause}") from e
+            self._hopeless = TuneError(f"a worker cannot work: {e.cause}")
+            raise self._hopeless from e
         except ray.exceptions.RayError as e:
             self._failures += 1
             self._drop()
@@ -257,9 +264,10 @@ class _RayCarrier:
             del ours["svod source"]     # the same files; they can only differ by an edit since this process began
         different = mismatch(ours, theirs)
         if different:
-            self._failures = MAX_START_FAILURES
             self._drop()
-            raise TuneError(f"the worker on {theirs['host']} is another svod: {different}; install the same version on every node")
+            self._hopeless = TuneError(f"the worker on {theirs['host']} is another svod: {different}; install the same version on every "
+                                       "node")
+            raise self._hopeless
         return self._actor
 
     def _await(self, ref: Any) -> Any:
@@ -318,8 +326,10 @@ class RayExecutor(DispatchingExecutor):
         self._count = count
         self._stop_watching = threading.Event()
         self._compile = 0
+        self._carriers: list[_RayCarrier] = []
         self._lead = self._add_compile()
-        self._add(_RayCarrier(self, "bench", "ray-bench-0"))
+        self._carriers.append(_RayCarrier(self, "bench", "ray-bench-0"))
+        self._add(self._carriers[-1])
         self._grow()
         self._watcher = threading.Thread(target=self._watch_nodes, name="svod-ray-nodes", daemon=True)
         if embedded is None:
@@ -328,6 +338,7 @@ class RayExecutor(DispatchingExecutor):
     def _add_compile(self) -> _RayCarrier:
         carrier = _RayCarrier(self, "compile", f"ray-compile-{self._compile}")
         self._compile += 1
+        self._carriers.append(carrier)
         self._add(carrier)
         return carrier
 
@@ -379,6 +390,9 @@ class RayExecutor(DispatchingExecutor):
             self._lead.start()
         except WorkerLost as e:
             raise TuneError(f"no Ray worker could be started: {e}") from e
+        if self.embedded:       # a cluster may be long in finding a place for all; those here take two seconds and disturb what is timed
+            for carrier in self._carriers:
+                carrier.warm_up()
 
     def _shut_down(self) -> None:
         self._stop_watching.set()

@@ -3,9 +3,12 @@
     session = TuneSession(tasks, executor=…, db=…, config=…, budget=ModelBudget(120.0), ceilings=…, listener=…)
     results = session.run()          # kernel key → Finding
 
-Kernels advance in interleaved rounds (budget.py). The process that runs a session is the only one that writes the database: after
-each round the measurements of that round, after the confirmation of a kernel its confirmed times and verdicts. A kernel that
-another process is searching is left to it and looked at again at the end.
+Kernels advance in interleaved rounds (budget.py). What costs seconds for many kernels, their sketches, and the machine's ceilings
+where they are still to be measured, waits until it is needed: the first kernel is searched at once.
+
+The process that runs a session is the only one that writes the database: after each round the measurements of that round, after the
+confirmation of a kernel its confirmed times and verdicts. A kernel that another process is searching is left to it and looked at
+again at the end.
 
 Ctrl-C (KeyboardInterrupt) ends the search: the round in flight is lost, what was found is confirmed in a few tenths of a second a
 kernel, and `run` returns with `interrupted` set. A second one skips that confirmation.
@@ -33,7 +36,7 @@ from svod.core.serialize import ast_to_data
 from svod.core.sketch import heuristic, sketches
 from svod.core.target import Target
 from svod.errors import KernelOptError
-from svod.tune.budget import ModelBudget, expected_gain
+from svod.tune.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
 from svod.tune.candidate import Candidate, Origin, Status
 from svod.tune.db import Kernel as KernelRecord
 from svod.tune.db import Measurement, TuningDB, Verdict
@@ -74,7 +77,8 @@ class KernelTask:
 
 @dataclass
 class SessionResult:
-    """What a session found. `pending`: keys of kernels that another process was searching to the end."""
+    """What a session found; nothing for a kernel whose search had not begun when it was interrupted. `pending`: keys of kernels that
+    another process was searching to the end."""
 
     findings: dict[str, Finding] = field(default_factory=dict)
     pending: tuple[str, ...] = ()
@@ -101,20 +105,43 @@ def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None) ->
     return seconds
 
 
+@dataclass
+class _Planned:
+    """A kernel whose search has not begun, as the budget sees it."""
+
+    task: KernelTask
+    history: Sequence[float] = ()
+    bound: float = 0.0
+    spent: float = 0.0
+    finished: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.task.key
+
+    @property
+    def calls(self) -> float:
+        return self.task.calls
+
+
 class TuneSession:
-    """One budget, many kernels. `strategy` names an entry of `svod.tune.strategy.STRATEGIES`.
+    """One budget, many kernels. `strategy` names an entry of `svod.tune.strategy.STRATEGIES`. `ceilings`: what the machine can do, or what
+    tells it, which is called at most once, after the warm-up rounds of the first kernel, while the workers have nothing to do.
 
     `laboratory` makes what measures a kernel; the default uses the executor's workers."""
 
     def __init__(self, tasks: Sequence[KernelTask], target: Target, *, executor: Executor, db: TuningDB, config: BeamConfig,
-                 bench: BenchConfig | None = None, budget: ModelBudget | None = None, ceilings: Ceilings | None = None,
+                 bench: BenchConfig | None = None, budget: ModelBudget | None = None,
+                 ceilings: Ceilings | Callable[[], Ceilings | None] | None = None,
                  listener: Listener = nobody, strategy: str = "beam", shrink: bool = True,
                  laboratory: Callable[[Kernel], Laboratory] | None = None) -> None:
         self.tasks = sorted({t.key: t for t in tasks}.values(), key=lambda t: (-t.share, t.key))
         self.target, self.executor, self.db, self.config = target, executor, db, config
         self.bench = bench or BenchConfig()
         self.budget = budget or ModelBudget(per_kernel=config.kernel_budget)
-        self.ceilings, self.listener, self.strategy = ceilings, listener, strategy
+        self.ceilings: Ceilings | None = None if callable(ceilings) else ceilings
+        self._tell_ceilings = ceilings if callable(ceilings) else None
+        self.listener, self.strategy = listener, strategy
         self.laboratory = laboratory or (lambda kernel: WorkerLaboratory(kernel, target, executor, config, self.bench, shrink=shrink))
         self.result = SessionResult()
         self._claims: dict[str, Any] = {}
@@ -126,17 +153,17 @@ class TuneSession:
         """Search all tasks until they end or the budget does. Raises TuneError when no worker can be started."""
         started = time.monotonic()
         self.listener(SessionStarted("", len(self.tasks), self.budget.total, self.executor.description))
-        searches: list[KernelSearch] = []
+        searches: list[KernelSearch | _Planned] = []
+        late: list[KernelSearch | _Planned] = []
         waiting: dict[str, KernelTask] = {}
         try:
             self._claim(self.tasks, searches, waiting)
             self._search(searches)
-            late = len(searches)
-            self._claim(list(waiting.values()), searches, waiting)
-            self._search(searches[late:])
+            self._claim(list(waiting.values()), late, waiting)
+            self._search(late)
         except KeyboardInterrupt:
             self.result.interrupted = True
-            self._wind_up([s for s in searches if s.key not in self.result.findings])
+            self._wind_up([s for s in [*searches, *late] if isinstance(s, KernelSearch) and s.key not in self.result.findings])
         finally:
             for claim in self._claims.values():
                 claim.release()
@@ -147,7 +174,7 @@ class TuneSession:
         self.listener(SessionFinished("", len(self.result.findings), self.result.candidates, self.result.seconds, self.result.interrupted))
         return self.result
 
-    def _claim(self, tasks: Sequence[KernelTask], searches: list[KernelSearch], waiting: dict[str, KernelTask]) -> None:
+    def _claim(self, tasks: Sequence[KernelTask], searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask]) -> None:
         """Add to `searches` what this process may search; `waiting` gets the tasks that others are searching and loses the rest."""
         for task in tasks:
             claim = self.db.claim(task.key, self.target.key)
@@ -156,9 +183,10 @@ class TuneSession:
                 continue
             waiting.pop(task.key, None)
             self._claims[task.key] = claim
-            searches.append(self._make(task))
+            searches.append(_Planned(task))
 
-    def _search(self, searches: Sequence[KernelSearch]) -> None:
+    def _search(self, searches: list[KernelSearch | _Planned]) -> None:
+        """Search all, in place of their plans."""
         total = self.budget.total
         while True:
             open_ = [s for s in searches if not s.finished]
@@ -167,21 +195,43 @@ class TuneSession:
             chosen = self.budget.next(searches) if self.budget.left > reserve else None
             if chosen is None:
                 break
-            deadline = min(self.budget.deadline(chosen, open_), self.budget.clock() + self.budget.left - reserve)
-            chosen.step(deadline)
-            if chosen.finished:
-                self._finish(chosen, searches)
-        for s in searches:
+            begun = any(isinstance(s, KernelSearch) for s in searches)
+            if len(chosen.history) >= WARM_UP_ROUNDS or (isinstance(chosen, _Planned) and begun):
+                self._learn_ceilings(searches)
+            search = self._begun(chosen, searches)
+            deadline = min(self.budget.deadline(search, open_), self.budget.clock() + self.budget.left - reserve)
+            search.step(deadline)
+            if search.finished:
+                self._finish(search, searches)
+        for s in list(searches):        # where the budget ends before a search has begun, its finding says so
             if s.key not in self.result.findings:
-                self._finish(s, searches)
+                self._finish(self._begun(s, searches), searches)
 
-    def _finish(self, search: KernelSearch, searches: Sequence[KernelSearch]) -> None:
+    def _begun(self, entry: KernelSearch | _Planned, searches: list[KernelSearch | _Planned]) -> KernelSearch:
+        """The search of an entry, which takes the place of its plan."""
+        if isinstance(entry, KernelSearch):
+            return entry
+        at = searches.index(entry)
+        made = self._make(entry.task)
+        searches[at] = made
+        return made
+
+    def _learn_ceilings(self, searches: Sequence[KernelSearch | _Planned]) -> None:
+        """Have the ceilings told, and tell the searches that began without them."""
+        if self._tell_ceilings is None:
+            return
+        self.ceilings, self._tell_ceilings = self._tell_ceilings(), None
+        for s in searches:
+            if isinstance(s, KernelSearch):
+                s.learn_ceilings(self.ceilings, roofline_bound(s.base.kernel, self.target, self.ceilings))
+
+    def _finish(self, search: KernelSearch, searches: Sequence[KernelSearch | _Planned]) -> None:
         open_ = max(1, len([s for s in searches if s.key not in self.result.findings]))
         seconds = max(MIN_CONFIRM_SECONDS, min(CONFIRM_SECONDS, self.bench.seconds, self.budget.left / open_))
         self._store(search, search.finish(seconds), search.why)
 
     def _wind_up(self, searches: Sequence[KernelSearch]) -> None:
-        """After Ctrl-C: a short confirmation each; a second Ctrl-C leaves the rest unconfirmed."""
+        """After Ctrl-C: a short confirmation of each that had begun; a second Ctrl-C leaves the rest unconfirmed."""
         quick = True
         for s in searches:
             s.stop(INTERRUPTED)

@@ -17,7 +17,10 @@ Verify = Callable[[Sequence[Candidate]], None]
 
 
 class Strategy(Protocol):
-    """One search of one kernel. Everything random comes from the generator given at construction."""
+    """One search of one kernel. Everything random comes from the generator given at construction. `ceilings`: what the machine can do;
+    None until it is known."""
+
+    ceilings: Any
 
     @property
     def queued(self) -> int:

@@ -27,7 +27,7 @@ from svod.cli.installation import program
 from svod.cli.progress import LineProgress, LiveProgress, make_progress
 from svod.cli.report import Outcome, dry_table, kernel_table, text_table
 from svod.cli.script import processes_with, run_script
-from svod.cli.survey import Row, decide, pick_target, rate_of, survey, was_interrupted
+from svod.cli.survey import Foresight, Row, decide, pick_target, rate_of, survey, was_interrupted
 from svod.cli.tune_command import TuneOptions, check, cli
 from svod.compile.codegen import CODEGEN_REVISION, COMPILER
 from svod.compile.host import host_target
@@ -175,7 +175,7 @@ def test_a_script_runs_as_main_with_its_arguments_and_streams(tmp_path: Path, ca
     monkeypatch.setenv("BEAM", "4")
     met: list[str] = []
     end, found = run_captured(tmp_path, MODEL + "import os; assert 'BEAM' not in os.environ", "a b", "--x",
-                              on_kernels=lambda keys: met.extend(keys))
+                              on_news=lambda news: met.extend(news.kernels))
     assert end.why == "finished" and end.status == 0 and not end.failure
     assert "a b --x __main__" in capfd.readouterr().out
     assert len(found.plans) == 1 and set(met) <= set(found.kernels)
@@ -209,7 +209,7 @@ def test_a_script_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(script_module, "TERM_SECONDS", 0.5)
     clock = Clock()
     end, found = run_captured(tmp_path, MODEL + waits + "import time\nwhile True: time.sleep(0.05)", idle=500, clock=clock,
-                              on_kernels=lambda keys: clock.jump(1000))
+                              on_news=lambda news: clock.jump(1000 * len(news.plans)))
     assert end.why == "idle" and not end.failure and len(found.plans) == 1
 
 
@@ -217,7 +217,7 @@ def test_a_capture_ends_after_its_time_at_the_next_prepare(tmp_path: Path, capfd
     text = MODEL + "try:\n    while True: (x + 1).numpy()\nfinally: print('clean end')"
     clock = Clock()
     end, found = run_captured(tmp_path, text, capture_for=500, clock=clock,
-                              on_kernels=lambda keys: clock.jump(250 * len(keys)))      # there are two kernels
+                              on_news=lambda news: clock.jump(250 * len(news.plans)))      # there are two plans
     assert end.why == "time" and len(found.plans) == 2
     out = capfd.readouterr()
     assert "clean end" in out.out and "Traceback" not in out.err
@@ -238,6 +238,19 @@ def compiler() -> Compiler:
 def records_of_winner(key: str, chain: Sequence[Any], linear: str) -> list[Any]:
     return [Measurement(key, TARGET.key, tuple(chain), linear, "ok", CODEGEN_REVISION, COMPILER, 1, "confirm", time=5e-6, baseline=1e-5,
                         ratio=0.5, ratio_low=0.49, ratio_high=0.51), Verdict(key, TARGET.key, linear, "verified", CODEGEN_REVISION)]
+
+
+def test_workers_are_started_early_for_what_is_worth_a_search() -> None:
+    def news(**seconds: float) -> capture.News:
+        return capture.News(["big", "small"], [seconds] if seconds else [])
+    with TuningDB.open(":none:") as db:
+        assert Foresight(db, TARGET).needs_search(news()), "where nothing was ever searched the first kernel says so"
+        db.record([Search("s", "big", TARGET.key, ended_at=1.0, outcome="done"), *records_of_winner("big", (), "l")])
+        foresight = Foresight(db, TARGET)
+        assert not foresight.needs_search(news()), "times are waited for"
+        assert not foresight.needs_search(news(big=1.0, small=0.001)), "what is not known is too small to matter"
+        assert foresight.needs_search(news(big=1.0, small=0.1))
+        assert not Foresight(db, TARGET).needs_search(capture.News(["big"], [{"big": 1.0}]))
 
 
 def test_survey_weighs_and_decides(tmp_path: Path) -> None:

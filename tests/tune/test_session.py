@@ -13,7 +13,7 @@ from svod.core.scheduler import Opt, Scheduler
 from svod.tune.budget import ModelBudget
 from svod.tune.candidate import Candidate, Origin, Status
 from svod.tune.db import Measurement, Search, TuningDB, Verdict
-from svod.tune.events import Improved, KernelFinished, SearchEvent, SessionFinished, SessionStarted
+from svod.tune.events import Improved, KernelFinished, KernelStarted, RoundFinished, SearchEvent, SessionFinished, SessionStarted
 from svod.tune.executor import Executor, InlineExecutor, LocalExecutor
 from svod.tune.laboratory import Failure
 from svod.tune.session import KernelTask, SessionResult, TuneSession, roofline_bound
@@ -208,6 +208,27 @@ def test_the_budget_is_kept_and_every_kernel_has_an_answer(db: TuningDB, executo
     assert set(result.findings) == {GEMM.key, SUM.key, RELU.key}
     assert all(f.verified for f in result.findings.values())
     assert now[0] <= 8.0 + 3 * 4 * 0.05 + 0.1
+
+
+def test_the_first_kernel_is_searched_before_the_ceilings_are_asked_for(db: TuningDB, executor: Executor,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[SearchEvent] = []
+    asked: list[int] = []
+
+    def tell() -> Any:
+        asked.append(len(events))
+        return object()
+    monkeypatch.setattr("svod.tune.session.roofline_bound", lambda kernel, target, ceilings: 0.0 if ceilings is None else 1e-9)
+    monkeypatch.setattr("svod.core.features.Features.predicted_seconds", lambda self, ceilings: 1.0 if ceilings else 2.0)
+    session = make_session(db, executor, GEMM, SUM, events=events)
+    session = TuneSession(session.tasks, TARGET, executor=executor, db=db, config=session.config, listener=events.append,
+                          laboratory=lambda k: ReplayedLaboratory(), ceilings=tell)
+    session.run()
+    first = session.tasks[0].key
+    began = [e for e in events if isinstance(e, KernelStarted)]
+    rounds = [i for i, e in enumerate(events) if isinstance(e, RoundFinished) and e.kernel == first]
+    assert [e.bound for e in began] == [0.0, 1e-9] and len(asked) == 1
+    assert rounds[0] < asked[0] <= rounds[1], "after its first proposals"
 
 
 def test_the_roofline_bound_of_a_contraction() -> None:
