@@ -4,8 +4,8 @@
     python experiments/chains/run_chains.py --kernels 'gemm_*,attention*' --peers torch
     python experiments/chains/run_chains.py --peers none -o chains.json   figures as JSON beside the table
 
-The chains show what the compiler can do; the search does not know them. What a chain should reach stands in GOALS: where it does not, the
-compiler is at fault, where the search does not reach the chain, the search is.
+The chains show what the compiler can do; the search does not know them. What a chain should reach stands in goals.py: where it does not,
+the compiler is at fault, where the search does not reach the chain, the search is.
 """
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import gemm
 import reduction
 import rows
 from amounts import Chain, Maker
+from goals import GOALS, Goal
 
 # isort: split
 from svod.bench.cases import Case
@@ -38,34 +39,6 @@ from svod.core.target import Target
 
 CHAINS: dict[str, Maker] = {**gemm.CHAINS, **conv.CHAINS, **rows.CHAINS, **attention.CHAINS, **reduction.CHAINS, **elementwise.CHAINS}
 """By case of the core suite."""
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The least ratio to the best library, and the least share of the ceiling; both, or one of them where `either`."""
-
-    peer: float | None = None
-    ceiling: float | None = None
-    either: bool = False
-
-    def is_met(self, peer: float | None, ceiling: float | None) -> bool | None:
-        """None where it cannot be told: nothing was there to compare with."""
-        found = [value >= least for value, least in ((peer, self.peer), (ceiling, self.ceiling)) if least is not None and value is not None]
-        if not found:
-            return None
-        return any(found) if self.either else all(found)
-
-
-GOALS: dict[str, Goal] = {
-    "gemm_256": Goal(0.9),
-    **dict.fromkeys(("gemm_512", "gemm_1024", "gemm_2048"), Goal(0.95, 0.85)),
-    "gemm_bias_gelu": Goal(1.0),
-    "bmm_12": Goal(0.95),
-    **dict.fromkeys(("gemv_4096", "sum_16m", "row_sum_4096", "column_sum_4096", "axpy_16m"), Goal(1.0, 0.9, either=True)),
-    **dict.fromkeys(("softmax_4096x1024", "layer_norm_4096x768", "gelu_4m", "max_pool_64_112", "attention_12x512x64"), Goal(1.0)),
-    "transpose_4096": Goal(1.3),
-    **dict.fromkeys(("conv3x3_64_56", "conv1x1_256_56", "conv7x7_s2_224", "conv_depthwise_112"), Goal(0.8)),
-}
 
 
 @dataclass(frozen=True)
