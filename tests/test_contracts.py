@@ -1,4 +1,4 @@
-"""docs/contracts.md is true as far as a test can tell: every test it names exists, every row has a test or says why there is none."""
+"""docs/contracts.md is true as far as a test can tell: every test and case it names exists, every row has a test or says why not."""
 from __future__ import annotations
 
 import ast
@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)(?:\[([^`]+)\])?`")
 
 
 def rows() -> list[tuple[str, str]]:
@@ -27,9 +27,17 @@ def functions_of(file: str) -> frozenset[str]:
 
 
 def test_every_test_named_exists() -> None:
-    named = [pair for _, test in rows() for pair in NAMED.findall(test)]
+    named = [found for _, test in rows() for found in NAMED.findall(test)]
     assert len(named) > 80
-    missing = [f"{file}::{name}" for file, name in named if not (ROOT / file).exists() or name not in functions_of(file)]
+    missing = [f"{file}::{name}" for file, name, _ in named if not (ROOT / file).exists() or name not in functions_of(file)]
+    assert not missing, missing
+
+
+def test_every_case_named_is_written_in_the_file_of_its_test() -> None:
+    cases = [(file, case) for _, test in rows() for file, _, case in NAMED.findall(test) if case]
+    assert len(cases) > 30
+    missing = [f"{file}: {case}" for file, case in cases if f'"{case}"' not in (ROOT / file).read_text(encoding="utf-8")
+               and not re.search(r'match=r?f?"[^"]*' + re.escape(case), (ROOT / file).read_text(encoding="utf-8"))]
     assert not missing, missing
 
 

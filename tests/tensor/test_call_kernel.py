@@ -10,7 +10,7 @@ import svod
 from svod import Tensor
 from svod.core.dtype import dtypes
 from svod.core.uop import Ops, UOp
-from svod.errors import ArgumentError, ScheduleError
+from svod.errors import ArgumentError, LaunchError, ScheduleError
 from tests.hand_kernels import Ast, gemm, two_outputs
 
 
@@ -53,6 +53,8 @@ def test_a_plan_runs_a_loop_again_and_compiles_its_kernel_once() -> None:
         for row in x:
             want = want * np.float32(0.5) + row
     np.testing.assert_allclose(state.numpy(), want, rtol=1e-6)
+    with pytest.raises(LaunchError, match="variables i were given; the plan has none"):     # what a loop counts is nobody else's
+        plan.execute(i=2)
 
 
 def test_a_variable_given() -> None:
