@@ -298,8 +298,10 @@ def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[
     if r.store is not None and state.stream:
         unit = nest.lane >= 0 and r.store.coef(nest.lane) == 1
         lines = limit / LINE * (1.0 if unit else LINE / size)
-        # past the caches, and from memory again when it is read
-        cycles = (*cycles[:2], cycles[2] + lines * (2.0 * far.streamed - near.streamed), cycles[3])
+        # past the caches, and from memory again when it is read; a line whose neighbour is stored much later is a place of its own
+        alone = unit and nest.lane_extent * size <= LINE and (not nest.loops or nest.loops[-1][0] != nest.lane)
+        cost = 2.0 * far.streamed - near.streamed + (far.unforeseen - far.streamed) * alone
+        cycles = (*cycles[:2], cycles[2] + lines * cost, cycles[3])
         moved += limit
     return cycles, moved
 
@@ -428,13 +430,13 @@ def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, in
         if n.dtype == dtypes.index or i in skip:
             continue
         if n.kind == "load" or n.kind == "read":
-            count = runs(n.deps)
+            count = runs(n.deps) * _shared(n, expanded, nest, width)
             if lane in n.deps:
                 vectors, shuffles = _lane_loads(n, nest, inner, min(width, lane_extent), expanded)
                 alu += shuffles * count
                 count *= vectors
             if n.gate >= 0:
-                alu += 3 * count
+                alu += count
             loads += count * dot.load if n.kind == "read" else count
             reads.append(n)
         elif n.kind in ("alu", "cast"):
@@ -471,6 +473,25 @@ def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, in
     return _Cost(compute * times, accs, 2 * fmas * dot.group * lanes * times, loads, max(fmas, 1.0), reads)
 
 
+def _shared(n: Node, expanded: list[float], nest: _Nest, width: int) -> float:
+    """Different positions of a load or read over all expanded ones: neighbouring windows read some of the same elements, once."""
+    share = 1.0
+    for lin in n.dims if n.linear is None else (n.linear,):
+        terms = [(abs(c) * (width if a == nest.lane else 1), expanded[a]) for a, c in lin.coefs if expanded[a] > 1.0]
+        if len(terms) < 2:
+            continue
+        terms.sort()
+        step, count = terms[0]
+        for c, e in terms[1:]:
+            if c % step == 0 and c <= count * step:
+                more = count + c // step * (e - 1.0)
+                share *= more / (count * e)
+                count = more
+            else:
+                step, count = c, e
+    return share
+
+
 def _lane_loads(n: Node, nest: _Nest, inner: dict[int, int], lanes: int, expanded: list[float]) -> tuple[float, float]:
     """(loads' worth, shuffles) of one vector of a load or read, by how its lanes lie in memory."""
     lane = nest.lane
@@ -492,7 +513,7 @@ def _lane_loads(n: Node, nest: _Nest, inner: dict[int, int], lanes: int, expande
         if n.linear.const % lanes or any(c % lanes for a, c in n.linear.coefs if a != lane):
             across = 2.0        # not all vectors are aligned: a wide one takes two lines
     step = abs(step * apart)
-    if step <= _SHORT_STEP:
+    if step <= 1 or (step <= _SHORT_STEP and n.gate < 0):
         return across * step, step - 1.0
     return (_LANE_TURNED if turned else single) * lanes, 0.0
 

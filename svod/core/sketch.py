@@ -7,13 +7,14 @@ kept.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from svod.core import dots
 from svod.core.features import loops_that_move, needed
-from svod.core.kernel import ResolvedStage, node_sources
+from svod.core.kernel import Linear, ResolvedStage, node_sources
 from svod.core.nest import is_derived, plan
 from svod.core.scheduler import ROOT, Opt, Scheduler
 from svod.core.tile_sketch import tile_sketches
@@ -25,6 +26,8 @@ _COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", 
 _MIN_PARALLEL = 1 << 15        # operations below which a second core costs more than it brings
 _EVEN = 1.12                   # cores wait for the last one for no more than this share of the time
 TIE = 1.015                    # predictions this near each other say nothing
+_ROWS_AT_A_TIME = 8            # rows added between loading sums from scratch and storing them there
+_WINDOW = 32                   # positions of a window that become straight-line code
 _STAGE_BYTES = 1 << 13         # operands smaller than this are read in place
 
 
@@ -189,17 +192,18 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
             for tiled in tile_sketches(start, r) if isinstance(arg, tuple) else _contractions(start, r, operands):
                 yield _finish(tiled, inner)
         return
+    lane = _best_vector_axis(state, r)
     for rows in ((1, 4) if inner else (1,)):
         for vectors in (4, 2, 1):
-            done = _vectors(state, r, vectors)
+            done = _vectors(state, r, lane, vectors)
             if rows > 1:
                 done = _row_tile(done, r, rows)
             near = _stage_windows(done, r)
             if near is not done:
                 yield _finish(near, inner)
             yield _finish(done, inner)
-    if not r.reductions:
-        yield from (_finish(s, inner) for s in _squares(state, r))
+    special = _reductions(state, r, lane) if r.reductions else _squares(state, r)
+    yield from (_finish(s, inner) for s in special)
     yield _finish(state, inner)
 
 
@@ -214,10 +218,107 @@ def _squares(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
                  if a != stored and a in outs and _extent(state, r, a) >= width), -1)
     if stored < 0 or read < 0:
         return
-    for rows, columns in ((width, width), (width, 2 * width), (2 * width, width)):
-        if rows <= _extent(state, r, read) and columns <= _extent(state, r, stored):
-            tile = _try(_try(state, "UPCAST", _name(state, r, read), rows), "UPCAST", _name(state, r, stored), columns)
-            yield _try(tile, "LANES", f"{_name(state, r, stored)}.in")
+    # lines are stored in pairs; the inner loop goes on where memory is read, or where it is stored
+    for columns in (2 * width, width):
+        if columns <= _extent(state, r, stored):
+            tile = _try(_try(state, "UPCAST", _name(state, r, read), width), "UPCAST", _name(state, r, stored), columns)
+            tile = _try(tile, "LANES", f"{_name(state, r, stored)}.in")
+            yield tile
+            order = [row for row in tile.order[r.stage.index] if tile.rows[row].extent > 1 and tile.rows[row].axis != r.axes[read]]
+            reads = [row for row in tile.order[r.stage.index] if tile.rows[row].extent > 1 and tile.rows[row].axis == r.axes[read]]
+            yield _try(tile, "ORDER", r.stage.name, tuple(tile.rows[row].name for row in order + reads))
+
+
+def _reductions(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Scheduler]:
+    """Reductions that are no contractions: several rows at a time, rows that stream past many sums, tiles of windows."""
+    outs = len(r.stage.outs)
+    if lane < 0:
+        return
+    if lane >= outs:
+        several = _row_tile(state, r, 4)
+        if several is not state:
+            done = _vectors(several, r, lane, 4 if state.target.vector_registers >= 32 else 2)
+            yield _try(done, "LANES", f"{_name(state, r, lane)}.in")
+        return
+    yield from _past_sums(state, r, lane)
+    yield from _window_tiles(state, r, lane)
+
+
+def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
+    """Elements between neighbours of each axis in what is read along the vector axis, of the read that depends on most axes."""
+    found = state.kernel.resolve(state.inlined)[r.stage.index]
+    assert found is not None
+    linears = [n.linear for n in found.nodes if n.kind == "load" and n.linear is not None and n.linear.coef(lane) == 1]
+    best = max(linears, key=lambda lin: len(lin.coefs), default=None)
+    return {a: abs(c) for a, c in best.coefs} if best is not None else {}
+
+
+def _past_sums(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Scheduler]:
+    """Memory is read in its order: where a reduce axis takes larger steps than the vector axis, its loop goes outside and the sums of a
+    whole row lie in scratch, several rows added at a time. Each core has a part of the rows, or a strip of all of them."""
+    steps = _steps(state, r, lane)
+    outs, width = len(r.stage.outs), _width(state, r)
+    across = [a for a in range(outs, len(r.axes)) if steps.get(a, 0) > 1 and _extent(state, r, a) >= 2 * _ROWS_AT_A_TIME]
+    extent = _extent(state, r, lane)
+    if not across or extent < 8 * width:
+        return
+    name, row = _name(state, r, lane), _name(state, r, across[-1])
+    sizes = sum(d.itemsize for red in r.reductions for d in red.dtypes)
+
+    def ordered(s: Scheduler, first: int = -1) -> Scheduler:
+        loops = [x for x in s.order[r.stage.index] if s.rows[x].extent > 1]
+
+        def step(x: int) -> int:
+            axis = r.axes.index(s.rows[x].axis)
+            inner = s.axis_rows[r.axes[axis]]
+            if x == first:
+                return 1 << 62
+            return steps.get(axis, 0) * math.prod(s.rows[y].extent for y in inner[inner.index(x) + 1:])
+
+        loops.sort(key=step, reverse=True)
+        return _try(s, "ORDER", r.stage.name, tuple(s.rows[x].name for x in loops))
+
+    amount = lane_amounts(extent, width, 4)[0]
+    if extent * sizes <= state.target.l2 // 2:
+        whole = ordered(_try(_try(state, "UPCAST", name, amount), "UNROLL", row, _ROWS_AT_A_TIME))
+        first = next((x for x in whole.order[r.stage.index] if whole.rows[x].extent > 1), None)
+        if first is not None and whole.rows[first].axis == r.axes[across[-1]] and _is_large(state):
+            whole = _try(whole, "THREAD", row, state.target.threads)
+        yield whole
+    strip = min(-(-extent // max(1, state.target.threads)), state.target.l1 // 4 // sizes) // (4 * width) * 4 * width
+    if 0 < strip < extent:
+        tiled = _try(state, "TILE", name, strip)
+        if tiled is not state:
+            yield ordered(_try(_try(tiled, "UPCAST", f"{name}.in", 4 * width), "UNROLL", row, _ROWS_AT_A_TIME), tiled.row_id(name))
+
+
+def _window_tiles(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Scheduler]:
+    """Overlapping windows whole as straight-line code, those of several rows side by side: neighbours share what they read."""
+    outs = len(r.stage.outs)
+    reds = range(outs, len(r.axes))
+    if math.prod(_extent(state, r, a) for a in reds) > _WINDOW:
+        return
+    found = state.kernel.resolve(state.inlined)[r.stage.index]
+    assert found is not None
+    for a in range(outs):
+        if a == lane or _extent(state, r, a) < 2 or not any(_overlaps(state, r, n.linear, a) for n in found.nodes if n.linear is not None):
+            continue
+        for n in (4, 2):
+            tile = _try(state, "UPCAST", _name(state, r, a), tile_amounts(_extent(state, r, a), n)[0])
+            done = _try(tile, "UPCAST", _name(state, r, lane), lane_amounts(_extent(state, r, lane), _width(state, r), 4 // n)[0])
+            for q in reds:
+                done = _try(done, "UNROLL", _name(state, r, q), 0)
+            done = _try(done, "LANES", f"{_name(state, r, lane)}.in")
+            near = _stage_windows(done, r)
+            if near is not done:
+                yield near
+            yield done
+
+
+def _overlaps(state: Scheduler, r: ResolvedStage, lin: Linear, a: int) -> bool:
+    """Whether neighbours of an output axis read some of the same elements."""
+    c = abs(lin.coef(a))
+    return c > 0 and any(q >= len(r.stage.outs) and abs(k) > 0 and c % k == 0 and c // abs(k) < _extent(state, r, q) for q, k in lin.coefs)
 
 
 def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
@@ -228,7 +329,7 @@ def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
     for s in inner:
         r = _resolved(state, s)
         operands = _operands(state, r)
-        state = _inner_contraction(state, r, operands) if operands is not None else _vectors(state, r, 4)
+        state = _inner_contraction(state, r, operands) if operands is not None else _vectors(state, r, _best_vector_axis(state, r), 4)
     return _parallel(state)
 
 
@@ -321,9 +422,8 @@ def _contiguous_dims(state: Scheduler, s: int) -> frozenset[int]:
     return frozenset(d for d in range(len(inner.stage.outs)) if loads and all(lin.coef(d) == 1 for lin in loads))
 
 
-def _vectors(state: Scheduler, r: ResolvedStage, vectors: int) -> Scheduler:
-    """Vectors for a stage that is not a contraction."""
-    a = _best_vector_axis(state, r)
+def _vectors(state: Scheduler, r: ResolvedStage, a: int, vectors: int) -> Scheduler:
+    """Vectors along an axis for a stage that is not a contraction."""
     if a < 0:
         return state
     for n in lane_amounts(_extent(state, r, a), _width(state, r), vectors)[:2]:
@@ -365,12 +465,17 @@ def _row_tile(state: Scheduler, r: ResolvedStage, rows: int) -> Scheduler:
     return state
 
 
+def _is_large(state: Scheduler) -> bool:
+    """Whether there is work for all cores."""
+    work = sum(_work(state, _resolved(state, s.index)) for s in state.kernel.stages)
+    return work >= _MIN_PARALLEL * state.target.threads
+
+
 def _parallel(state: Scheduler) -> Scheduler:
     """Share the outermost loop among the cores; a reduction without output loops is cut into parts."""
     target, kernel = state.target, state.kernel
     r = _resolved(state, kernel.output)
-    work = sum(_work(state, _resolved(state, s.index)) for s in kernel.stages)
-    if target.threads < 2 or work < _MIN_PARALLEL * target.threads:
+    if target.threads < 2 or not _is_large(state) or state.thread is not None or state.split_reduce is not None:
         return state
     outs = len(r.stage.outs)
     loops = [row for row in state.order[kernel.output] if state.rows[row].extent > 1]
@@ -562,7 +667,7 @@ def _inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[_Oper
                 if best is None or score > best[0]:
                     best = score, a, x
     if best is None:
-        return _vectors(state, r, 4)
+        return _vectors(state, r, _best_vector_axis(state, r), 4)
     _, lane, x = best
     tiles_of = [t for t, e in enumerate(box) if t not in x.axes and t != lane and e > 1]
     tile = max(tiles_of, key=lambda t: box[t], default=-1)
