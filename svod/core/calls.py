@@ -7,8 +7,9 @@
     BEGIN r; RUN k; END r                →   k with i = 0, k with i = 1, …
 
 A loop is found by structure: a RANGE that an END closes, and the calls in between, which depend on the RANGE, or are the one that the END
-is of. Its steps are a small program, run once when the graph is scheduled: what is left is a list of invocations, each with the values that
-its variables have then. Inside a loop arguments name memory: they are what the invocations before left there.
+is of; other loops may have the same RANGE. Its steps are a small program, run once when the graph is scheduled: what is left is a list of
+invocations, each with the values that its variables have then. Inside a loop arguments name memory: they are what the invocations before
+left there.
 """
 from __future__ import annotations
 
@@ -24,6 +25,9 @@ from svod.core.uop import Ops, UOp
 from svod.errors import ScheduleError
 
 MOST_INVOCATIONS = 1 << 14      # of one loop: each is a launch of the plan
+
+
+_IN_LOOPS = frozenset({Ops.AFTER, Ops.BIND, Ops.SINK, Ops.RESHAPE, Ops.DETACH, Ops.MSTACK, Ops.MSELECT})      # besides CALL, END and RANGE
 
 
 class Step(NamedTuple):
@@ -193,9 +197,8 @@ def programs_of(sink: UOp) -> dict[UOp, tuple[Step, ...]]:
     if not any(u.op is Ops.CALL or u.op is Ops.END for u in order):
         return {}
     inside: dict[UOp, frozenset[UOp]] = {}      # node → the RANGEs that it depends on and that are not closed below it
-    members: dict[UOp, list[UOp]] = {}          # RANGE → calls that depend on it
+    members: dict[UOp, list[UOp]] = {}          # RANGE → calls that depend on it and are in no loop yet
     found: dict[UOp, tuple[Step, ...]] = {}
-    closed: dict[UOp, UOp] = {}
     for u in order:
         inside[u] = frozenset[UOp]().union(*(inside[s] for s in u.src)) if u.op is not Ops.BUFFER else frozenset()
         if u.op is Ops.RANGE:
@@ -212,15 +215,18 @@ def programs_of(sink: UOp) -> dict[UOp, tuple[Step, ...]]:
             if loop is None:
                 found[u] = found.pop(u.src[0])
                 continue
-            if loop in closed:
-                raise ScheduleError("two ENDs close one RANGE; END the last call of the loop, or give each loop a RANGE of its own")
-            closed[loop] = u
             needed = set(u.toposort(gate=lambda n: n.op is not Ops.BUFFER))
-            body = [c for c in dict.fromkeys((*members.get(loop, ()), u.src[0])) if c in needed]
+            mine = members.setdefault(loop, [])
+            body = [c for c in dict.fromkeys((*mine, u.src[0])) if c in needed]
+            members[loop] = [c for c in mine if c not in needed]
             for c in body:
                 found.pop(c, None)
+                _check_turns(c, body, inside)
             found[u] = (Step("BEGIN", None, loop), *(Step("RUN", c, None) for c in body), Step("END", body[-1], loop))
             inside[u] -= {loop}
+        elif inside[u] and u.op not in _IN_LOOPS:
+            raise ScheduleError(f"a value is computed in a loop of calls, by {u.op.value}, of what a call leaves there: compute it in a "
+                                "kernel that is called, or read the AFTER of the END")
     looped = {step.call for c, steps in found.items() if c.op is Ops.END for step in steps}
     for u in order:
         if (u.op is Ops.CALL and u in found and inside[u]) or (u.op is Ops.AFTER and not inside[u] and not looped.isdisjoint(u.src[1:])):
@@ -229,6 +235,13 @@ def programs_of(sink: UOp) -> dict[UOp, tuple[Step, ...]]:
     if inside[sink]:
         raise ScheduleError("a loop of calls is missing its END: an output depends on its RANGE; read the AFTER of the END")
     return found
+
+
+def _check_turns(call: UOp, body: Sequence[UOp], inside: Mapping[UOp, frozenset[UOp]]) -> None:
+    """What a call of a loop reads of a loop, it reads of its own."""
+    for a in arguments_of(call):
+        if a.op is Ops.AFTER and inside[a] and all(d not in body for d in a.src[1:] if d.op is Ops.CALL):
+            raise ScheduleError("a loop of calls reads what is left inside another loop: read the AFTER of its END")
 
 
 def _closed_range(end: UOp) -> UOp | None:

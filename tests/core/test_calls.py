@@ -104,6 +104,24 @@ def test_calls_of_one_loop_take_turns_on_the_same_memory() -> None:
         np.testing.assert_array_equal(found[buffer], want)
 
 
+def test_loops_of_the_same_range_are_loops_of_their_own() -> None:
+    """One after the other, and side by side: a RANGE is told by its extent only."""
+    y, z, x, r = memory(), memory(), memory(8 * N), turns(2)
+    ast = accumulate()
+    twice = after(y, end(call(ast, y, x, bind(r)), r))
+    twice = after(twice, end(call(ast, twice, x, bind(r)), r))
+    beside = after(z, end(call(ast, z, x, bind(r)), r))
+    schedule = create_schedule(graph.sink(twice, beside))
+    assert len(schedule.calls) == 6 and len({c.ast for c in schedule.calls}) == 1
+    values = np.arange(8 * N, dtype=np.float32)
+    want = np.zeros(N, np.float32)
+    for i in (0, 1, 0, 1):
+        want = want * 2 + values[i * N:(i + 1) * N]
+    found = run_schedule(schedule, {y: np.zeros(N, np.float32), z: np.zeros(N, np.float32), x: values})
+    np.testing.assert_array_equal(found[y], want)
+    np.testing.assert_array_equal(found[z], values[:N] * 2 + values[N:2 * N])
+
+
 def test_an_end_without_range_is_one_call_and_a_call_need_not_read_the_count() -> None:
     y, a = memory(), memory()
     once = create_schedule(graph.sink(after(y, end(call(add(), y, a, a)))))
@@ -158,7 +176,7 @@ def test_memory_of_several_devices_is_that_of_one() -> None:
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------------
-Y, X, A = memory(), memory(8 * N), memory()
+Y, X, A, A2 = memory(), memory(8 * N), memory(), memory()
 R, R2 = turns(3), turns(3, 1)
 
 
@@ -187,8 +205,11 @@ GRAPHS: dict[str, tuple[Callable[[], UOp], str]] = {
     "RANGE without END": (lambda: after(Y, call(accumulate(), Y, X, bind(R))), "a loop of calls is missing its END"),
     "a loop read from outside": (lambda: UOp(Ops.ADD, F32, (after(Y, (k := call(add(), Y, A, A))), after(Y, end(k, R)))),
                                  "left inside the loop is read outside"),
-    "two ENDs": (lambda: UOp(Ops.ADD, F32, (after(Y, end(call(accumulate(), Y, X, bind(R)), R)),
-                                            after(A, end(call(accumulate(), A, X, bind(R)), R)))), "two ENDs close one RANGE"),
+    "a loop read from another": (lambda: UOp(Ops.ADD, F32, (
+        after(Y, end((k := call(accumulate(), Y, X, bind(R))), R)), after(A, end(call(add(), A, after(Y, k), Y), R)))),
+        "reads what is left inside another loop"),
+    "a value computed in a loop": (lambda: after(A, end(call(add(), A, UOp(Ops.ADD, F32, (
+        (inner := after(Y, call(accumulate(), Y, X, bind(R)))), inner)), A2), R)), "a value is computed in a loop of calls, by ADD"),
     "nested loops": (lambda: after(Y, end(call(accumulate(), Y, X, bind(R), bind(R2, variable("j"))), R)), "loops of calls are not nested"),
     "END of no RANGE": (lambda: after(Y, end(call(add(), Y, A, A), A)), "END closes a RANGE, found BUFFER"),
     "no turns": (lambda: after(Y, end(call(add(), Y, A, A), turns(0))), "invalid bounds of the RANGE of a loop of calls: first 0, last -1"),

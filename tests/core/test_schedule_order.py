@@ -1,5 +1,5 @@
-"""The order of a schedule: its dependencies are enough. Reads of old and new content of buffers that are assigned to again and again, in
-every order that the dependencies allow, against NumPy doing one statement after the other."""
+"""The order of a schedule: its dependencies are enough. Reads of old and new content of buffers that are assigned to, and written by
+kernels that are called, in every order that the dependencies allow, against NumPy doing one statement after the other."""
 from __future__ import annotations
 
 import random
@@ -11,26 +11,39 @@ import numpy as np
 import pytest
 
 from svod.core import graph
+from svod.core.dtype import dtypes
 from svod.core.schedule import KernelCall, Schedule, create_schedule
-from svod.core.uop import Ops
+from svod.core.uop import Ops, UOp
 from svod.tensor import Tensor
+from svod.tensor.calls import call_kernel
 from tests.core.scheduling import run_schedule
+from tests.hand_kernels import Ast
 
 Array = np.ndarray[Any, np.dtype[Any]]
 N = 6
 
 
+def doubling() -> UOp:
+    """y = y·2 + x + i."""
+    k = Ast()
+    y, x = k.param(0, N, dtypes.int32), k.param(1, N, dtypes.int32)
+    r, = k.axes(N)
+    i = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("i", 0, 9))
+    return k.sink(k.store(y, r, k.load(y, r) * 2 + k.load(x, r) + i.cast(dtypes.int32), r))
+
+
 class Program:
-    """Statements over three arrays: values written down, arrays and parts of arrays assigned to. svod does them lazily, NumPy at once."""
+    """Statements over three arrays: values written down, arrays and parts of arrays assigned to, a kernel called once or in a loop. svod
+    does them lazily, NumPy at once."""
 
     def __init__(self, seed: int, statements: int):
         self.rng = random.Random(seed)
         self.start = [np.random.default_rng([seed, i]).integers(-9, 9, N).astype(np.int32) for i in range(3)]
         self.statements = [(self.rng.randrange(5), self.rng.randrange(3), self.rng.randrange(3), self.rng.randint(2, 5),
-                            self.rng.choice(("value", "value", "array", "array", "part"))) for _ in range(statements)]
+                            self.rng.choice(("value", "value", "array", "array", "part", "call"))) for _ in range(statements)]
 
     def run(self, state: list[Any], flip: Callable[[Any], Any], assign: Callable[[list[Any], int, Any], None],
-            assign_part: Callable[[list[Any], int, Any], None]) -> list[Any]:
+            assign_part: Callable[[list[Any], int, Any], None], call: Callable[[list[Any], int, Any, int], None]) -> list[Any]:
         """What was written down, then the state, which is changed."""
         values: list[Any] = []
         for kind, i, j, c, target in self.statements:
@@ -50,6 +63,8 @@ class Program:
                 values.append(value)
             elif target == "array":
                 assign(state, j, value)
+            elif target == "call":
+                call(state, j, value, c - 2)
             else:
                 assign_part(state, j, value[2:5])
         return [*values, *state]
@@ -62,13 +77,23 @@ class Program:
             state[i] = state[i].copy()
             state[i][1:4] = value
 
-        return self.run(list(arrays), lambda a: a[::-1].copy(), assign, assign_part)
+        def call(state: list[Array], i: int, value: Array, turns: int) -> None:
+            for turn in range(turns) if turns else [7]:
+                state[i] = (state[i] * 2 + value + turn).astype(np.int32)
+
+        return self.run(list(arrays), lambda a: a[::-1].copy(), assign, assign_part, call)
 
     def with_svod(self, state: list[Tensor]) -> list[Tensor]:
         def assign_part(state: list[Tensor], i: int, value: Tensor) -> None:
             state[i][1:4] = value
 
-        return self.run(state, lambda t: t.flip(0), lambda state, i, value: state[i].assign(value), assign_part)
+        def call(state: list[Tensor], i: int, value: Tensor, turns: int) -> None:
+            if turns:
+                call_kernel(doubling(), state[i], value.cast(dtypes.int32), loop=("i", turns))
+            else:
+                call_kernel(doubling(), state[i], value.cast(dtypes.int32), i=7)
+
+        return self.run(state, lambda t: t.flip(0), lambda state, i, value: state[i].assign(value), assign_part, call)
 
 
 def any_order(calls: tuple[KernelCall, ...], rng: random.Random) -> tuple[KernelCall, ...]:
