@@ -15,7 +15,6 @@ No operation may become a call of a library function, trap, or have undefined be
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -130,7 +129,7 @@ def _reciprocal(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[in
 
 
 def _extremum(ordered: str, signed: str, unsigned: str, boolean: str) -> Core:
-    """MAX (ordered 'ogt') or MIN ('olt')."""
+    """MAX or MIN, by LLVM's names for them."""
     def core(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
         ty, (a, b) = register_type(dtype.name, lanes), x
         if dtype.kind == "b":
@@ -138,17 +137,11 @@ def _extremum(ordered: str, signed: str, unsigned: str, boolean: str) -> Core:
         if dtype.kind != "f":
             name = signed if dtype.kind == "i" else unsigned
             return f"call {ty} @llvm.{name}.{overload(SCALAR[dtype.name], lanes)}({ty} {a}, {ty} {b})"
-        cond = register_type("bool", lanes)
-        # `select(c ordered-greater x, c, x)` is one maxps and returns x when x is NaN: enough when c is a number
-        first, last = w.code[src[0]], w.code[src[1]]
-        if first[0] == "CARRY" or (last[0] == "CONST" and not math.isnan(last[4])):
-            a, b, first = b, a, last
-        picked = f"select {cond} {w.temp(f'fcmp {ordered} {ty} {a}, {b}')}, {ty} {a}, {ty} {b}"
-        if first[0] == "CONST" and not math.isnan(first[4]):
-            return picked
-        # a NaN in b is kept by the select, one in a is tested for: a should be what is not on a reduction's critical path
-        nan = w.temp(f"fcmp uno {ty} {a}, {splat(dtype, 0.0, lanes)}")
-        return f"select {cond} {nan}, {ty} {a}, {ty} {w.temp(picked)}"
+        # the larger, or what is NaN; which zero is chosen is left open. On x86 one maxps, which keeps a NaN of its second operand, and a
+        # test of the first, left away where that is known: a should be what is not on a reduction's critical path
+        if w.code[src[0]][0] == "CARRY" or w.code[src[1]][0] == "CONST":
+            a, b = b, a
+        return f"call nsz {ty} @llvm.{ordered}.{overload(SCALAR[dtype.name], lanes)}({ty} {a}, {ty} {b})"
     return core
 
 
@@ -260,7 +253,7 @@ CORES: dict[str, Core] = {
     "NEG": _neg, "ABS": _abs, "NOT": _not, "RECIPROCAL": _reciprocal,
     "SQRT": _call({"f": "sqrt"}), "FLOOR": _call({"f": "floor"}), "CEIL": _call({"f": "ceil"}), "TRUNC": _call({"f": "trunc"}),
     "ROUND": _call({"f": "roundeven"}),
-    "MAX": _extremum("ogt", "smax", "umax", "or"), "MIN": _extremum("olt", "smin", "umin", "and"),
+    "MAX": _extremum("maximum", "smax", "umax", "or"), "MIN": _extremum("minimum", "smin", "umin", "and"),
     "IDIV": _division(False), "MOD": _division(True), "SHL": _shift(True), "SHR": _shift(False),
     "CMPLT": _comparison("olt", "slt", "ult"), "CMPLE": _comparison("ole", "sle", "ule"),
     "CMPEQ": _comparison("oeq", "eq", "eq"), "CMPNE": _comparison("une", "ne", "ne"),
