@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,12 @@ class SvodContestant:
         self.name, self.config, self.version = name, config, __version__
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+        before = seconds_searched()
+        prepared = self._prepare(self._config_for(case, before), case, operands)
+        searched = None if self.config.beam is None else seconds_searched() - before
+        return replace(prepared, search_seconds=searched, again=partial(self._prepare, replace(self.config, beam=None)))
+
+    def _prepare(self, config: PrepareConfig, case: Case, operands: Sequence[Array]) -> Prepared:
         tensors = [_tensor(a, o.dtype) for a, o in zip(operands, case.operands, strict=True)]
         given = [t for t, o in zip(tensors, case.operands, strict=True) if not o.weight]
 
@@ -44,16 +51,14 @@ class SvodContestant:
             waiting = iter(inputs)
             with nullcontext() if case.op == "model" else scope(case.name):     # a model has layers of its own
                 return case.build(*(t if o.weight else next(waiting) for t, o in zip(tensors, case.operands, strict=True)))
-        before = seconds_searched()
-        captured = jit(expression, config=self._config_for(case, before))
+        captured = jit(expression, config=config)
         start = time.perf_counter()
         result = captured(*given)
         seconds = time.perf_counter() - start
-        searched = None if self.config.beam is None else seconds_searched() - before
         plan = captured.plans[0]
         kernels = describe(plan)
         return Prepared(plan.repeat, lambda: np.asarray(result.numpy()), True, identity=tuple((k.key, k.chain) for k in kernels),
-                        kernels=kernels, prepare_seconds=seconds, search_seconds=searched)
+                        kernels=kernels, prepare_seconds=seconds)
 
     def _config_for(self, case: Case, searched: float) -> PrepareConfig:
         """Each case has a budget of its own: BEAM_KERNEL_BUDGET, a model ten minutes. `searched`: seconds of the searches before."""

@@ -2,7 +2,8 @@
 
     operands from the seed → NumPy's result
       each contestant: prepare, run, compare         (what is wrong, failed or unsupported is said and not timed)
-      rounds:  c  a  b | b  a  c | …                 (a sample each, in random order; slow ones sit out after a few rounds)
+      and again, over the same operands elsewhere    (where they happen to lie is no property of a contestant)
+      rounds:  c  a  b | b' a' c' | …                (a sample each, in random order; slow ones sit out after a few rounds)
     → CaseResult
 
 A case with a round neighbour has svod's version of that among the contestants. What breaks costs itself: a contestant that fails while it
@@ -16,18 +17,18 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from svod.bench.cases import Case
 from svod.bench.ceilings import Ceilings
 from svod.bench.load import MachineLoad, Watch, watch_machine
 from svod.bench.machine import machine_of, versions
-from svod.bench.peers import Array, Peer, Prepared
+from svod.bench.peers import Array, Peer, Prepare, Prepared
 from svod.bench.race import interleave, paired_ratio
 from svod.bench.reference import largest_error, reference, widen
 from svod.bench.results import SVOD, CaseResult, Load, Neighbour, Outcome, PeerInfo, Run, Settings
-from svod.bench.summary import Timed, bound_of, group_results, judge_case, neighbour_of, suite_results
+from svod.bench.summary import PLACEMENTS, Timed, bound_of, group_results, judge_case, neighbour_of, suite_results
 from svod.bench.timer import Clock, Contestant, calibrate
 from svod.config import BenchConfig
 from svod.core.target import Target
@@ -53,23 +54,25 @@ class Timing:
 
 
 def time_interleaved(contestants: Sequence[Contestant], lead: int, config: BenchConfig, *, beside: Collection[int] = (),
-                     rng: random.Random, clock: Clock = time.perf_counter, watch: Watch = watch_machine,
-                     pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS)) -> Timing:
+                     elsewhere: Sequence[Sequence[Contestant]] = (), rng: random.Random, clock: Clock = time.perf_counter,
+                     watch: Watch = watch_machine, pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS)) -> Timing:
     """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is spent.
 
-    Who is fast is told by the medians so far, which one bad sample does not move. Those in `beside` do something else: they are no
-    competitors, and the ratio to them is to be known too. Raises ValueError without contestants."""
+    `elsewhere`: the same contestants over operands in other memory, taken in turns, a round each. Who is fast is told by the medians so
+    far, which one bad sample does not move, and who is slow by the least of the first samples: threads that were just made share a core
+    at times. Those in `beside` do something else: they are no competitors, and the ratio to them is to be known too. Raises ValueError
+    without contestants."""
     if not contestants:
         raise ValueError("nothing to time was given")
-    calibrated = []
-    for c in contestants:
-        c.run(1)                    # first touches and lazily made threads are no part of a calibration
-        calibrated.append(calibrate(c, None, clock, config.min_sample * 1e-6))
-    calls = [seconds for _, seconds in calibrated]
+    placements = [contestants, *elsewhere]
+    calibrated: list[list[tuple[int, float]]] = []
+    for members in placements:
+        calibrated.append([])
+        for c in members:
+            c.run(1)                # first touches and lazily made threads are no part of a calibration
+            calibrated[-1].append(calibrate(c, None, clock, config.min_sample * 1e-6))
     every = list(range(len(contestants)))
-    fastest = min(calls[i] for i in every if i not in beside)
-    fast = [i for i in every if i == lead or i in beside or calls[i] <= max(SLOW_FACTOR * fastest, SLOW_SECONDS)]
-    peers = [i for i in fast if i != lead and i not in beside]
+    fast, peers = every, [i for i in every if i != lead and i not in beside]
     seconds: list[list[float]] = [[] for _ in every]
     begin, seen = clock(), watch()
     rounds, precise = 0, False
@@ -78,12 +81,16 @@ def time_interleaved(contestants: Sequence[Contestant], lead: int, config: Bench
     gc.disable()
     try:
         while rounds < config.rounds or (not precise and clock() - begin < config.case_seconds):
-            taking = every if rounds < SLOW_ROUNDS else fast
-            times = interleave([contestants[i] for i in taking], [calibrated[i] for i in taking], rng, clock=clock, pause=pause,
+            turn = rounds % len(placements)
+            times = interleave([placements[turn][i] for i in fast], [calibrated[turn][i] for i in fast], rng, clock=clock, pause=pause,
                                warm_below=WARM_BELOW_SECONDS)
-            for i, t in zip(taking, times, strict=True):
+            for i, t in zip(fast, times, strict=True):
                 seconds[i].append(t)
             rounds += 1
+            if rounds == SLOW_ROUNDS:
+                limit = max(SLOW_FACTOR * min(min(seconds[i]) for i in every if i not in beside), SLOW_SECONDS)
+                fast = [i for i in every if i == lead or i in beside or min(seconds[i]) <= limit]
+                peers = [i for i in fast if i != lead and i not in beside]
             if rounds >= config.rounds:
                 precise = (_is_known([seconds[i] for i in peers], seconds[lead], config.precision)
                            and all(paired_ratio(seconds[i], seconds[lead]).half_width <= config.precision for i in beside))
@@ -120,14 +127,16 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
         prepared, beside = _prepare_neighbour(case.neighbour, contestants, outcomes, seed)
         if prepared is not None:
             ready[NEIGHBOUR] = prepared
+    moved = [_prepare_elsewhere(case, contestants, ready, case.draw(seed), wanted) for _ in range(PLACEMENTS - 1)]
     timing: Timing | None = None
     while set(ready) - {NEIGHBOUR} and timing is None:
         names = list(ready)
         lead = next((names.index(n) for n in reversed(SVOD) if n in ready), 0)
         try:
             timing = time_interleaved([Contestant(_named(n, ready[n].run), n) for n in names], lead, config,
-                                      beside=[names.index(NEIGHBOUR)] if NEIGHBOUR in ready else [], rng=rng or random.Random(seed),
-                                      clock=clock, watch=watch, pause=pause)
+                                      beside=[names.index(NEIGHBOUR)] if NEIGHBOUR in ready else [],
+                                      elsewhere=[[Contestant(_named(n, place[n].run), n) for n in names] for place in moved],
+                                      rng=rng or random.Random(seed), clock=clock, watch=watch, pause=pause)
         except _BrokeError as e:        # the others are timed again, from the start
             del ready[e.name]
             if e.name == NEIGHBOUR and beside is not None:
@@ -219,16 +228,31 @@ def _prepare_neighbour(case: Case, contestants: Sequence[Peer], outcomes: Sequen
     return prepared, Neighbour(case.name, case.title, None, None, outcome.why)
 
 
+def _prepare_elsewhere(case: Case, contestants: Sequence[Peer], ready: Mapping[str, Prepared], operands: Sequence[Array],
+                       wanted: Array) -> dict[str, Prepared]:
+    """All that is `ready`, over other operands of the same values. What cannot be had a second time, or would be other code, stays as it
+    is."""
+    out = dict(ready)
+    for peer in contestants:
+        if peer.name in ready:
+            first = ready[peer.name]
+            again, _ = _prepare(peer, case, operands, wanted, first.again or peer.prepare)
+            if again is not None and again.identity == first.identity:
+                out[peer.name] = again
+    return out
+
+
 def _failed_case(case: Case, contestants: Sequence[Peer], why: str) -> CaseResult:
     timed = [Timed(Outcome(c.name, "failed", why), None) for c in contestants]
     return judge_case(name=case.name, title=case.title, suite=case.suite, group=case.group, dtype=case.dtype, shapes=case.shapes,
                       flops=case.flops, bytes_read=case.bytes_read, bytes_written=case.bytes_written, bound=None, timed=timed, load=None)
 
 
-def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array) -> tuple[Prepared | None, Outcome]:
-    """The contestant, or None when it is not to be timed, and what is known about it so far."""
+def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array,
+             prepare: Prepare | None = None) -> tuple[Prepared | None, Outcome]:
+    """The contestant, or None when it is not to be timed, and what is known about it so far. `prepare`: default its own."""
     try:
-        prepared = peer.prepare(case, operands)
+        prepared = (prepare or peer.prepare)(case, operands)
         prepared.run(1)
         error = largest_error(widen(prepared.output(), case.out_dtype), wanted)
     except UnsupportedError as e:

@@ -32,6 +32,7 @@ PRECISION = 0.01            # half the width of an interval of a speed-up that c
 NOISY = 0.05                # half the width of the interval of the speed-up over the best peer: more is said
 BUSY = 0.10                 # share of the machine that others may use: less slows all contestants of a round alike
 AS_MEMORY = 1.1             # a working set that is read at up to this many times memory's rate lies in memory
+PLACEMENTS = 3              # round r is of operands in memory r mod PLACEMENTS
 ALL = "all"
 BEST_PEER = "best peer"
 
@@ -97,9 +98,14 @@ def judge_case(*, name: str, title: str, suite: str, group: str, dtype: str, sha
 
 
 def _speedup(times: Sequence[float], other: Sequence[float]) -> Speedup:
-    ratio: Ratio = paired_ratio(other[:len(times)], times[:len(other)])
-    bounded = ratio.low > 0.0 and math.isfinite(ratio.high)
-    return Speedup(ratio.median, ratio.low if bounded else None, ratio.high if bounded else None)
+    """Paired by round. The interval has the medians of all placements in it: it is as wide as what where operands lie makes of the ratio,
+    however many rounds there were."""
+    rounds = min(len(times), len(other))
+    ratio: Ratio = paired_ratio(other[:rounds], times[:rounds])
+    if ratio.low <= 0.0 or not math.isfinite(ratio.high):
+        return Speedup(ratio.median, None, None)
+    medians = [statistics.median(other[i] / times[i] for i in range(place, rounds, PLACEMENTS)) for place in range(min(rounds, PLACEMENTS))]
+    return Speedup(ratio.median, min(ratio.low, *medians), max(ratio.high, *medians))
 
 
 def neighbour_of(case: CaseResult, work: float, name: str, title: str, its_work: float, seconds: Sequence[float]) -> Neighbour:

@@ -15,6 +15,7 @@ from svod.bench.peers import Array, Prepared
 from svod.bench.reference import reference
 from svod.bench.results import CaseResult, KernelInfo, PeerInfo, Run, Settings
 from svod.bench.runner import SLOW_ROUNDS, Timing, run_case, run_suite, time_interleaved
+from svod.bench.summary import PLACEMENTS
 from svod.bench.timer import Contestant
 from svod.compile.host import host_target
 from svod.config import BenchConfig
@@ -109,6 +110,14 @@ def test_slow_contestants_sit_out() -> None:
     # the lead never sits out, however slow it is
     contestants = [world.contestant("svod", lambda: 0.5), world.contestant("fast", lambda: 1e-3)]
     timing = timed(world, *contestants)
+    assert [len(s) for s in timing.seconds] == [15, 15]
+
+
+def test_slow_is_who_never_was_fast() -> None:
+    """Threads that were just made share a core for a while; later they do not."""
+    world = World()
+    start = iter([60e-3] * 5)
+    timing = timed(world, world.contestant("svod", lambda: 1e-3), world.contestant("peer", lambda: next(start, 2e-3)))
     assert [len(s) for s in timing.seconds] == [15, 15]
 
 
@@ -233,7 +242,48 @@ def test_operands_are_the_same_for_everyone() -> None:
             seen.append(list(operands))
             return super().prepare(case, operands)
     run(world, Looking(world, "heuristic"), Looking(world, "numpy"))
-    assert all(a is b for a, b in zip(*seen, strict=True)) and np.array_equal(seen[0][0], CASE.draw(0)[0])
+    assert len(seen) == 2 * PLACEMENTS
+    for own, others in zip(seen[::2], seen[1::2], strict=True):
+        assert all(a is b for a, b in zip(own, others, strict=True)) and np.array_equal(own[0], CASE.draw(0)[0])
+    first = [operands[0].ctypes.data for operands in seen[::2]]
+    assert len(set(first)) == PLACEMENTS, "each placement lies elsewhere"
+
+
+def test_where_operands_lie_is_part_of_the_spread() -> None:
+    """Every round of a placement is the same: without the placements the interval would be a point."""
+    world = World()
+
+    class Placed(FakePeer):
+        def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+            prepared = super().prepare(case, operands)
+            self.seconds += 0.1e-3
+            taken = self.seconds
+            return replace(prepared, run=world.contestant(self.name, lambda: taken).run)
+    found = run(world, FakePeer(world, "heuristic", 1e-3), Placed(world, "numpy", 1e-3)).contestants[0].speedups["numpy"]
+    assert (found.median, found.low, found.high) == pytest.approx((1.2, 1.1, 1.3))
+
+
+def test_other_code_elsewhere_is_not_timed() -> None:
+    """A search that is not done again may leave other code: the first stays, also where something cannot be prepared again."""
+    world, prepared = World(), 0
+
+    class Searched(FakePeer):
+        def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+            nonlocal prepared
+            prepared += 1
+            slower = FakePeer(world, self.name, 9e-3, identity="other")
+            return replace(super().prepare(case, operands), again=slower.prepare)
+
+    class Once(FakePeer):
+        def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+            if self.identity:
+                raise UnsupportedError("once only")
+            self.identity = "used"
+            return replace(super().prepare(case, operands), identity=None)
+    result = run(world, Searched(world, "tuned", 1e-3, identity="found"), Once(world, "numpy", 2e-3))
+    assert prepared == 1
+    own, other = (o.samples for o in result.contestants)
+    assert own == pytest.approx([1e-3] * len(own)) and other == pytest.approx([2e-3] * len(other))
 
 
 # -- neighbours, and what breaks ------------------------------------------------------------------------

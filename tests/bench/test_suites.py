@@ -2,6 +2,9 @@
 from __future__ import annotations
 
 import math
+import platform
+import subprocess
+import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -278,3 +281,24 @@ def test_each_case_has_a_search_budget_of_its_own(monkeypatch: pytest.MonkeyPatc
     budgets = [tuned._config_for(c, 100.0).beam for c in (kinds.gelu("a", "", 7), SUITES["models"][0])]
     assert [b.budget for b in budgets if b is not None] == [107.0, 700.0] and heuristic._config_for(SUITES["core"][0], 1.0).beam is None
     assert svod_contestants("db-only", None)[1].config.beam is None and len(svod_contestants("heuristic", None)) == 1
+
+
+def test_freed_memory_is_kept_once_asked() -> None:
+    """An array of 64 MB that is made again comes without page faults."""
+    script = """
+import resource
+import numpy as np
+from svod.bench.peers import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.empty(64 << 20, np.uint8)[::4096] = 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+assert faults() > 10 and faults() > 10
+keep_freed_memory()
+faults()
+assert faults() < 10
+"""
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("only glibc can be told")
+    subprocess.run([sys.executable, "-c", script], check=True)

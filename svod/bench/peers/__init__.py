@@ -5,7 +5,9 @@ or optimises it as its users would. Every peer gets as many threads as svod. A l
 """
 from __future__ import annotations
 
+import ctypes
 import importlib
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,12 +20,14 @@ from svod.bench.results import KernelInfo, PeerInfo
 from svod.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4       # malloc.h
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A case, ready to be timed. `run(n)` runs it n times back to back and returns when all are done; `output()` is the result of the last
-    run, bfloat16 as float32. `identity`: equal for two contestants that run the same code; None: it is not known to be the same."""
+    run, bfloat16 as float32. `identity`: equal for two contestants that run the same code; None: it is not known to be the same. `again`:
+    prepares the same code over other operands, where `prepare` of the contestant would do more."""
 
     run: Callable[[int], None]
     output: Callable[[], Array]
@@ -33,6 +37,10 @@ class Prepared:
     kernels: tuple[KernelInfo, ...] = ()
     prepare_seconds: float | None = None
     search_seconds: float | None = None
+    again: Prepare | None = None
+
+
+Prepare = Callable[[Case, Sequence[Array]], Prepared]
 
 
 class Peer(Protocol):
@@ -77,6 +85,7 @@ def parse_peers(text: str) -> list[str]:
 
 def load_peers(names: Sequence[str], threads: int) -> tuple[list[Peer], list[PeerInfo]]:
     """The peers that are installed, each told to use `threads` threads, and what is to be said about all that were asked for."""
+    keep_freed_memory()
     peers: list[Peer] = []
     infos: list[PeerInfo] = []
     for name in names:
@@ -93,6 +102,16 @@ def load_peers(names: Sequence[str], threads: int) -> tuple[list[Peer], list[Pee
         peers.append(peer)
         infos.append(PeerInfo(name, peer.version, None, threads, peer.outputs))
     return peers, infos
+
+
+def keep_freed_memory() -> None:
+    """Tell the C library to keep what is freed, for the rest of the process. As it is set up, whether a library that returns a new array
+    every run gets the same pages again, or has the system make new ones (a millisecond for 12 MB), depends on what was allocated in the
+    process before. svod's own large arrays are kept as well. Only glibc can be told."""
+    tell = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if tell is not None:
+        tell(M_MMAP_MAX, 0)
+        tell(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def calls(function: Callable[[], object]) -> Callable[[int], None]:
