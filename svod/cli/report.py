@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from svod.bench.ceilings import Ceilings
@@ -11,7 +11,7 @@ from svod.cli.progress import short_origin
 from svod.cli.survey import Rate, Row, rate_of
 from svod.cli.tables import seconds as in_words
 from svod.core.target import Target
-from svod.plan_check import PlanCheck, names_of
+from svod.plan_check import PlanCheck, name_of
 from svod.tune.slices import kernel_bytes
 
 KEY_SHOWN = 8
@@ -20,7 +20,8 @@ KEY_SHOWN = 8
 @dataclass(frozen=True)
 class Outcome:
     """What became of one kernel. `chain`: what the next `prepare` uses, as plain data; `source`: database, heuristic, …; seconds of one
-    call, None where not measured; `confirmed`: timed against the heuristic at full size; `speedup`: lower end, middle, upper end."""
+    call, None where not measured; `confirmed`: timed against the heuristic at full size; `speedup`: lower end, middle, upper end;
+    `against`: digest of the LINEAR that the heuristic had then, empty where it is today's."""
 
     row: Row
     chain: tuple[Any, ...]
@@ -32,6 +33,7 @@ class Outcome:
     speedup: tuple[float, float, float] | None
     linear: str
     why: str
+    against: str = ""
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str], width: int,
@@ -103,8 +105,10 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
     lines += [
         f"  predicted  {in_words(check.predicted):>8}   {predicted:.2f}×   the sum of what its kernels gained",
         f"  measured   {in_words(check.heuristic * r.median):>8}   {1 / r.median:.2f}×   {check.rounds} interleaved rounds{interval}"]
-    if check.fell_short:
-        lines.append(f"  {100 * check.gained / check.promised:.0f} % of the promised gain arrived: {check.explanation}")
+    if check.differs:
+        promised = f"{in_words(check.promised)} were promised" if check.promised > 0 else "nothing was promised"
+        way = "gained" if check.gained >= 0 else "lost"
+        lines += [f"  {in_words(abs(check.gained))} {way}, {promised}:", *(f"    {line}" for line in check.explanation)]
     if check.noisy:
         lines.append(f"  the machine was busy ({check.noisy}): take these figures with care")
     return lines
@@ -133,6 +137,7 @@ def plan_json(check: PlanCheck, plan: str, outline: Any) -> dict[str, Any]:
     return {"plan": plan, "heuristic_seconds": check.heuristic, "tuned_seconds": check.tuned, "predicted_seconds": check.predicted,
             "promised_gain": check.promised, "measured_gain": check.gained, "ratio": r.median, "ratio_low": r.low if finite else None,
             "ratio_high": r.high if finite else None, "rounds": check.rounds, "changed": check.changed, "noisy": check.noisy,
-            "bytes_touched": check.bytes_touched, "fell_short": check.fell_short, "explanation": check.explanation,
-            "swaps": [{"kernels": list(s.kernels), "names": names_of(outline, s.kernels), "promised": s.promised, "measured": s.measured,
-                       "low": s.low, "high": s.high, "reason": s.reason} for s in check.swaps]}
+            "bytes_touched": check.bytes_touched, "differs": check.differs, "explanation": list(check.explanation),
+            "kernels": [{"kernel": k.kernel, "name": name_of(outline, k.kernel), "calls": k.calls, "promised_gain": k.promised,
+                         "measured_gain": k.measured, "low": k.low, "high": k.high, "reason": k.reason, "inside": asdict(k.inside),
+                         "alone": None if k.alone is None else asdict(k.alone)} for k in check.kernels]}

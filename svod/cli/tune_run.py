@@ -252,7 +252,8 @@ class _Run:
                                    found.verified, found.confirmed, found.speedup if found.confirmed else None, found.linear, why))
             elif winner is not None and choice.source == "database":
                 out.append(Outcome(row, chain, choice.source, winner.baseline, winner.time, True, True,
-                                   (1 / winner.ratio_high, winner.speedup, 1 / winner.ratio_low), winner.linear, choice.why))
+                                   (1 / winner.ratio_high, winner.speedup, 1 / winner.ratio_low), winner.linear, choice.why,
+                                   winner.baseline_linear))
             else:
                 pending = self.result is not None and row.key in self.result.pending
                 why = "another process is searching it" if pending else choice.why
@@ -263,7 +264,7 @@ class _Run:
                      searched: bool) -> list[tuple[CapturedPlan, PlanCheck]]:
         """Time the plans that take most of the time, with heuristic and with tuned chains."""
         by_key = {o.row.key: o for o in outcomes}
-        gains = {k: Gain(o.heuristic, o.tuned) for k, o in by_key.items() if o.source == "database" and o.heuristic and o.tuned}
+        tuned_keys = {k for k, o in by_key.items() if o.source == "database" and o.heuristic and o.tuned}
         seconds = {o.row.key: o.row.seconds for o in outcomes}
         plans = sorted(captured.plans, key=lambda p: -p.runs * _plan_seconds(p, seconds))
         total = sum(p.runs * _plan_seconds(p, seconds) for p in plans) or 1.0
@@ -276,7 +277,9 @@ class _Run:
             kernels = plan.outline.kernels
             try:
                 heuristics = compile_heuristics(kernels, compiler)
-                choices = {k: choose(v, compiler, self.config, self.db) for k, v in kernels.items() if k in gains}
+                choices = {k: choose(v, compiler, self.config, self.db) for k, v in kernels.items() if k in tuned_keys}
+                gains = {k: Gain(by_key[k].heuristic or 0.0, by_key[k].tuned or 0.0) for k in choices
+                         if by_key[k].against in ("", heuristics[k].linear)}
                 tuned = {**heuristics, **compile_all({k: kernels[k] for k in choices}, choices, compiler)}
                 checks.append((plan, check_plan(plan.outline, heuristics, tuned, gains, target, seconds=max(0.5, within))))
             except KeyboardInterrupt:

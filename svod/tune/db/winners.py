@@ -30,8 +30,9 @@ SLACK = 2.0         # a paired ratio and the ratio of the representative times m
 class Winner(NamedTuple):
     """The decision for (kernel, target), and what it rests on.
 
-    `ratio` is tuned ÷ heuristic in the run that confirmed it (below 1: faster), `time` and `baseline` are seconds in that run. `layer` is
-    0 own, 1 team, 2 shipped. The chain is verified for `linear` under `codegen`: where today's LINEAR has another digest, it is a seed."""
+    `ratio` is tuned ÷ heuristic in the run that confirmed it (below 1: faster), `time` and `baseline` are seconds in that run,
+    `baseline_linear` is what the heuristic was then. `layer` is 0 own, 1 team, 2 shipped. The chain is verified for `linear` under
+    `codegen`: where today's LINEAR has another digest, it is a seed."""
 
     kernel: str
     target: str
@@ -47,6 +48,7 @@ class Winner(NamedTuple):
     layer: int
     measurement: str
     search: str
+    baseline_linear: str = ""
 
     @property
     def speedup(self) -> float:
@@ -105,7 +107,7 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
         shown = min(ranked, key=lambda m: (len(m.chain), m.chain_text))
         assert middle.ratio is not None and middle.ratio_low is not None and middle.ratio_high is not None, "rejection() saw to it"
         winner = Winner(middle.kernel, middle.target, shown.chain, linear, middle.codegen, middle.compiler, middle.ratio, middle.ratio_low,
-                        middle.ratio_high, middle.time, middle.baseline, layer, middle.id, middle.search)
+                        middle.ratio_high, middle.time, middle.baseline, layer, middle.id, middle.search, middle.baseline_linear)
         pools.setdefault((layer, age), []).append((middle.ratio_high, (len(shown.chain), shown.chain_text, linear), winner))
 
     order: list[Winner] = []
