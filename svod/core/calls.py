@@ -20,9 +20,10 @@ from typing import Literal, NamedTuple
 from svod.core import symbolic as sy
 from svod.core.canonical import canonicalize
 from svod.core.graph import base_of, size_of
+from svod.core.launch import evaluate_extent
 from svod.core.regions import narrow_params
 from svod.core.uop import Ops, UOp
-from svod.errors import ScheduleError
+from svod.errors import LaunchError, ScheduleError
 
 MOST_INVOCATIONS = 1 << 14      # of one loop: each is a launch of the plan
 
@@ -68,40 +69,48 @@ def written_slots(call: UOp) -> tuple[int, ...]:
     return tuple(sorted({s.src[0].src[0].arg.slot for s in call.arg.src}))
 
 
-def bindings_of(call: UOp) -> dict[str, UOp]:
-    """The RANGE or CONST that each variable of a CALL is. Raises ScheduleError."""
-    found: dict[str, UOp] = {}
+def bindings_of(call: UOp) -> dict[str, int | UOp]:
+    """The value of each variable of a CALL, or the RANGE that counts it. Raises ScheduleError."""
+    found: dict[str, int | UOp] = {}
     for bind in (s for s in call.src if s.op is Ops.BIND):
-        var, value = bind.src
+        var, given = bind.src
         if var.op is not Ops.DEFINE_VAR:
             raise ScheduleError(f"BIND of a CALL must wrap a DEFINE_VAR, found {var.op.value}")
         name, low, high = var.arg
-        if value.op not in (Ops.CONST, Ops.RANGE):
-            raise ScheduleError(f"variable {name} of a CALL is bound to {value.op.value}; bind it to a CONST or a loop's RANGE")
-        if found.get(name, value) is not value:
+        value = given if given.op is Ops.RANGE else _number(given, f"variable {name} of a CALL is bound to a number or to a loop's RANGE")
+        if found.setdefault(name, value) != value:
             raise ScheduleError(f"bind mismatch on {name}, {_shown(found[name])} != {_shown(value)} (one CALL); rename one of them")
-        first, last = (value.arg, value.arg) if value.op is Ops.CONST else range_bounds(value)
-        if not low <= first <= last <= high:
-            raise ScheduleError(f"variable {name}={first if first < low else last} is outside bounds [{low}, {high}]")
-        found[name] = value
+        for v in values_of(value):
+            if not low <= v <= high:
+                raise ScheduleError(f"variable {name}={v} is outside bounds [{low}, {high}]")
     return found
 
 
-def _shown(value: UOp) -> str:
-    return str(value.arg) if value.op is Ops.CONST else f"a RANGE below {value.src[0].arg}"
+def values_of(value: int | UOp) -> tuple[int, int]:
+    """The first and the last value of a variable."""
+    return (value, value) if isinstance(value, int) else range_bounds(value)
+
+
+def _shown(value: int | UOp) -> str:
+    return str(value) if isinstance(value, int) else f"a RANGE of {range_bounds(value)[1] + 1}"
+
+
+def _number(expr: UOp, what: str) -> int:
+    """The value of a launch-size expression without free variables. Raises ScheduleError."""
+    try:
+        return evaluate_extent(expr, {})
+    except LaunchError as error:
+        raise ScheduleError(f"{what}: {error}") from error
 
 
 def range_bounds(loop: UOp) -> tuple[int, int]:
     """First and last value of the RANGE of a loop. Raises ScheduleError."""
     if loop.op is not Ops.RANGE:
         raise ScheduleError(f"END closes a RANGE, found {loop.op.value}")
-    end = loop.src[0]
-    if end.op is not Ops.CONST or isinstance(end.arg, float):
-        raise ScheduleError(f"the RANGE of a loop of calls must end at a concrete integer, found {end.op.value} {end.arg}; call the kernel "
-                            "in a plan for each number of turns")
-    if end.arg < 1:
-        raise ScheduleError(f"invalid bounds of the RANGE of a loop of calls: first 0, last {end.arg - 1}")
-    return 0, int(end.arg) - 1
+    turns = _number(loop.src[0], "the RANGE of a loop of calls must end at a concrete integer")
+    if turns < 1:
+        raise ScheduleError(f"invalid bounds of the RANGE of a loop of calls: first 0, last {turns - 1}")
+    return 0, turns - 1
 
 
 def check_call(call: UOp) -> None:
@@ -131,9 +140,7 @@ def check_call(call: UOp) -> None:
         raise ScheduleError(f"the kernel of a CALL reads the variable {unbound[0]}, which has no BIND among its arguments")
     narrowed = {}
     for var in ast.walk(Ops.DEFINE_VAR):
-        value = bound[var.arg[0]]
-        low, high = (value.arg, value.arg) if value.op is Ops.CONST else range_bounds(value)
-        narrowed[var] = var.replace(arg=(var.arg[0], low, high))
+        narrowed[var] = var.replace(arg=(var.arg[0], *values_of(bound[var.arg[0]])))
     _check_accesses(ast.substitute(narrowed), ", ".join(sorted(bound)))
 
 
@@ -267,7 +274,7 @@ def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
             raise ScheduleError("the RANGE of a loop of calls is missing END")
     for bound in calls.values():
         for name, value in bound.items():
-            if value.op is Ops.RANGE and value not in begun:
+            if not isinstance(value, int) and value not in begun:
                 raise ScheduleError(f"variable {name} of a CALL is a RANGE that is missing from the loop: no END closes it")
     count: dict[UOp, int] = {}      # RANGE that is begun → its value
     after: dict[UOp, int] = {}      # the step behind its BEGIN
@@ -295,12 +302,12 @@ def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
     return tuple(out)
 
 
-def _values(bound: Mapping[str, UOp], used: Container[str], count: Mapping[UOp, int]) -> tuple[tuple[str, int], ...]:
+def _values(bound: Mapping[str, int | UOp], used: Container[str], count: Mapping[UOp, int]) -> tuple[tuple[str, int], ...]:
     """The values of those variables that are used."""
     out = []
     for name, value in sorted(bound.items()):
-        if value.op is Ops.RANGE and value not in count:
+        if not isinstance(value, int) and value not in count:
             raise ScheduleError(f"variable {name} of a CALL is a RANGE that is not active: the call stands outside its loop")
         if name in used:
-            out.append((name, count[value] if value.op is Ops.RANGE else int(value.arg)))
+            out.append((name, value if isinstance(value, int) else count[value]))
     return tuple(out)

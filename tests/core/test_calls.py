@@ -104,6 +104,16 @@ def test_calls_of_one_loop_take_turns_on_the_same_memory() -> None:
         np.testing.assert_array_equal(found[buffer], want)
 
 
+def test_turns_and_variables_are_expressions_of_what_is_bound() -> None:
+    """A RANGE of n//2 + 1 with n bound to 5, and i bound to n - 3."""
+    n = bind(5, variable("n", 1, 9))
+    y, x = memory(), memory(8 * N)
+    r = turns(UOp(Ops.IDIV, INDEX, (n, number(2))) + 1)
+    counted = create_schedule(graph.sink(after(y, end(call(accumulate(), y, x, bind(r)), r))))
+    assert [c.why for c in counted.calls] == [f"called with i = {i}" for i in range(3)]
+    assert create_schedule(graph.sink(after(y, call(accumulate(), y, x, bind(n - 3))))).calls[0].why == "called with i = 2"
+
+
 def test_loops_of_the_same_range_are_loops_of_their_own() -> None:
     """One after the other, and side by side: a RANGE is told by its extent only."""
     y, z, x, r = memory(), memory(), memory(8 * N), turns(2)
@@ -213,13 +223,15 @@ GRAPHS: dict[str, tuple[Callable[[], UOp], str]] = {
     "nested loops": (lambda: after(Y, end(call(accumulate(), Y, X, bind(R), bind(R2, variable("j"))), R)), "loops of calls are not nested"),
     "END of no RANGE": (lambda: after(Y, end(call(add(), Y, A, A), A)), "END closes a RANGE, found BUFFER"),
     "no turns": (lambda: after(Y, end(call(add(), Y, A, A), turns(0))), "invalid bounds of the RANGE of a loop of calls: first 0, last -1"),
-    "turns by variable": (lambda: after(Y, end(call(add(), Y, A, A), turns(variable("n", 1, 9)))), "must end at a concrete integer"),
+    "turns by variable": (lambda: after(Y, end(call(add(), Y, A, A), turns(variable("n", 1, 9)))),
+                          "must end at a concrete integer: missing runtime value for launch-size variable n"),
     "too many turns": (lambda: after(Y, end(call(add(), Y, A, A), turns(MOST_INVOCATIONS + 1))), "loop inside the kernel"),
     "unbound": (lambda: after(Y, call(accumulate(), Y, X)), "reads the variable i, which has no BIND"),
     "bound twice": (lambda: after(Y, call(accumulate(), Y, X, bind(1), bind(2))), r"bind mismatch on i, 1 != 2"),
     "bound outside": (lambda: after(Y, call(accumulate(), Y, X, bind(8))), r"variable i=8 is outside bounds \[0, 7\]"),
     "counted outside": (lambda: after(Y, end(call(accumulate(), Y, X, bind(turns(9))), turns(9))), r"variable i=8 is outside bounds"),
-    "bound to a value": (lambda: after(Y, call(accumulate(), Y, X, bind(A))), "bound to BUFFER; bind it to a CONST"),
+    "bound to a value": (lambda: after(Y, call(accumulate(), Y, X, bind(A))), "a number or to a loop's RANGE: unsupported op .*: BUFFER"),
+    "bound to nothing": (lambda: after(Y, call(accumulate(), Y, X, bind(variable("n", 1, 9)))), "variable i .*: missing runtime value"),
     "BIND of no variable": (lambda: after(Y, call(add(), Y, A, A, UOp(Ops.BIND, INDEX, (number(1), number(1))))),
                             "BIND of a CALL must wrap a DEFINE_VAR, found CONST"),
     "no kernel": (lambda: after(Y, call(UOp(Ops.SINK, VOID), Y)), "the body of a CALL is a kernel"),

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from svod.compile.launch import evaluate_extent, launch_size
 from svod.core.dtype import dtypes
+from svod.core.launch import evaluate_extent
 from svod.core.uop import ALU, MOVEMENT, Ops, UOp
 from svod.errors import LaunchError
 
@@ -52,7 +52,6 @@ def test_what_expressions_come_to() -> None:
         if abs(want) < 10**9:
             assert evaluate_extent(expr, {"n": 7, "m": -4}) == want
     assert divided
-    assert evaluate_extent(12, {}) == 12
     assert evaluate_extent(UOp(Ops.AFTER, INDEX, (N, UOp(Ops.STORE))), {"n": 5}) == 5      # what it is after does not matter
     assert evaluate_extent(UOp(Ops.BITCAST, dtypes.int64, (N,)), {"n": 5}) == 5
     assert evaluate_extent(bind(N, number(9)), {}) == 9                                     # a bound variable needs no value
@@ -85,10 +84,3 @@ def test_no_other_operation_has_a_place_in_a_launch_size() -> None:
         kind = "binary op" if op in (Ops.MIN, Ops.FDIV, Ops.POW, Ops.AND, Ops.SHL, Ops.CMPLT) else r"(binary )?op"
         with pytest.raises(LaunchError, match=f"unsupported {kind} in launch-size expression: {op.value};"):
             evaluate_extent(UOp(op, INDEX, (N, N)), {"n": 7})
-
-
-def test_dimensions_are_positive() -> None:
-    assert launch_size((4, N * 2), {"n": 3}) == (4, 6)
-    for extents, n, said in (((N - 3,), 3, "0 evaluated to non-positive value 0"), ((1, M), 1, "1 evaluated to non-positive value -2")):
-        with pytest.raises(LaunchError, match=f"launch dimension {said}"):
-            launch_size(extents, {"n": n, "m": -2})

@@ -1,13 +1,14 @@
-"""How many iterations a launch has: an expression over the variables of a program, worked out when they have their values.
+"""How often something is launched: an expression over variables, worked out when they have their values.
 
     n*2 + 1, n in [1, 64]        {"n": 5} → 11        {"n": 0} → error: outside its bounds
 
-An extent is a number, or an index expression of the operations below and nothing else: what decides how much memory is touched is kept so
-small that it can be read. Arithmetic is that of 64-bit integers, and what leaves them is an error instead of another number.
+The turns of a loop of calls are one, and what variables of calls are bound to (`svod.core.calls`). It consists of the operations below and
+nothing else: what decides how much memory is touched is kept so small that it can be read. Arithmetic is that of 64-bit integers, and what
+leaves them is an error instead of another number.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from svod.core.uop import BINARY_OPS, Ops, UOp
 from svod.errors import LaunchError
@@ -21,23 +22,12 @@ _TRANSPARENT = (Ops.CAST, Ops.BITCAST, Ops.AFTER)      # an AFTER is its first s
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
-def evaluate_extent(extent: int | UOp, values: Mapping[str, int]) -> int:
+def evaluate_extent(extent: UOp, values: Mapping[str, int]) -> int:
     """The value of a launch-size expression, of any sign. IDIV and MOD are floor division and its remainder, as everywhere in svod.
 
     Raises LaunchError for an operation that has no place in one, a constant that is no integer, a variable without a value or out of its
     bounds, a division by zero, and what does not fit 64 bits."""
-    return extent if isinstance(extent, int) else _evaluate(extent, values, {})
-
-
-def launch_size(extents: Sequence[int | UOp], values: Mapping[str, int]) -> tuple[int, ...]:
-    """The dimensions of a launch, each at least 1. Raises LaunchError as `evaluate_extent` does, and for one that is not positive."""
-    out = []
-    for i, extent in enumerate(extents):
-        value = evaluate_extent(extent, values)
-        if value <= 0:
-            raise LaunchError(f"launch dimension {i} evaluated to non-positive value {value}")
-        out.append(value)
-    return tuple(out)
+    return _evaluate(extent, values, {})
 
 
 def check_bounds(name: str, value: int, low: int, high: int) -> None:
@@ -63,7 +53,8 @@ def _compute(u: UOp, values: Mapping[str, int], done: dict[UOp, int]) -> int:
         return values[name]
     if u.op is Ops.BIND:
         value = _evaluate(u.src[1], values, done)
-        check_bounds(u.src[0].arg[0], value, *u.src[0].arg[1:])
+        if u.src[0].op is Ops.DEFINE_VAR:
+            check_bounds(u.src[0].arg[0], value, *u.src[0].arg[1:])
         return value
     if u.op in _TRANSPARENT:
         return _evaluate(u.src[0], values, done)
