@@ -210,5 +210,6 @@ def _anchor_time(contestant: Contestant, calibrated: tuple[int, float], clock: C
 def disturbance(anchor: Contestant, start: float, end: float, load: MachineLoad) -> str | None:
     """Why times cannot be trusted: the anchor, timed at both ends (seconds per run), moved, or the machine was busy; None when they can."""
     if abs(end / start - 1.0) > ANCHOR_TOLERANCE:
-        return f"{anchor.name or 'the anchor'} took {1e6 * start:.2f} µs before and {1e6 * end:.2f} µs after"
+        unit, size = ("ms", 1e3) if max(start, end) >= 1e-3 else ("µs", 1e6)
+        return f"{anchor.name or 'the anchor'} took {size * start:.3g} {unit} before and {size * end:.3g} {unit} after"
     return load.busy
