@@ -20,6 +20,7 @@ A KeyboardInterrupt leaves `step` at once; everything measured in earlier rounds
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -45,8 +46,10 @@ BOUND_REACHED = 1.05           # times the roofline bound
 BOUND_REFUTED = 0.95           # a time below this many bounds says that the bound is wrong
 CHUNK = 24                     # candidates built and screened before the incumbent and the budget are looked at again
 FIRST_CHUNK = 6                # of a search whose pace is not known and whose time is limited
+YARDSTICK_REACH = 4.0          # times the incumbent: a slower baseline is not raced along
 FINALISTS = 3
 SEED_ROUND = 8
+CONFIRM_SHARE, CONFIRM_FLOOR = 0.15, 0.5   # a confirmation takes at most that share of what the search took, or that many seconds
 CONFIRM_ROUNDS = 15            # the least of a confirmation, for how many finalists there is time
 COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
 
@@ -128,6 +131,7 @@ class KernelSearch:
         self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
         self.incumbent: Candidate | None = None
+        self.estimates: list[float] = []           # logarithms of the incumbent's seconds by the races since it became that
         self.baseline = Candidate(self.heuristic, self.heuristic.applied_opts, Origin.HEURISTIC)
         self.stored = [Candidate(s, s.applied_opts, o) for s, o in self.seeds if o is Origin.DATABASE]
         self.first = [Candidate(s, s.applied_opts, o) for s, o in self.seeds if o is not Origin.DATABASE]
@@ -186,7 +190,7 @@ class KernelSearch:
         self._report([self.baseline])
 
     def _round(self, deadline: float) -> None:
-        started, before = self.clock(), self.best
+        started, before = self.clock(), self.incumbent
         self.judged.clear()
         seeds = self.strategy.seed([*self.stored, Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED), *self.first]) \
             if len(self.history) == 1 else []
@@ -204,7 +208,7 @@ class KernelSearch:
         self._report(dict.fromkeys([*(c for c in batch if c.status is not Status.QUEUED), *self.judged]))
         self.history.append(self.best)
         self._announce(batch, noisy, started)
-        self._judge_progress(before)
+        self._judge_progress(before.score if before else float("inf"))
 
     def _announce(self, batch: Sequence[Candidate], noisy: bool, started: float) -> None:
         self.listener(RoundFinished(
@@ -342,10 +346,12 @@ class KernelSearch:
             self.strategy.keep(self.pool, self._verify)
             self._choose_incumbent()
         if self.incumbent is not None and racers:
-            field_ = [self.incumbent, *racers]
-            race = self.lab.race(field_)
+            along = self._needs_yardstick()
+            race = self.lab.race([self.incumbent, *racers, *([self.baseline] if along else [])])
             noisy, self.noise = race.noisy, race.noise
-            for c, ratio in zip(field_[1:], race.ratios[1:], strict=True):
+            if along:
+                self._assess_again(race.ratios[-1])
+            for c, ratio in zip(racers, race.ratios[1:1 + len(racers)], strict=True):
                 if isinstance(ratio, Failure):
                     self._drop(c, ratio)
                 else:
@@ -354,6 +360,19 @@ class KernelSearch:
         self.strategy.keep(self.pool, self._verify)
         self._choose_incumbent()
         return noisy
+
+    def _needs_yardstick(self) -> bool:
+        """Whether the baseline is raced along. An incumbent was the luckiest of a race; were its score kept, every next one would add its
+        own luck, so it is measured again in each race, against what nobody chose."""
+        return self.incumbent is not None and self.incumbent is not self.baseline and self.baseline.status is Status.VERIFIED \
+            and self.baseline.score <= YARDSTICK_REACH * self.incumbent.score
+
+    def _assess_again(self, ratio: float | Failure) -> None:
+        """Score the incumbent by the races since it became that; `ratio`: the baseline's time over its own in the latest."""
+        assert self.incumbent is not None
+        if not isinstance(ratio, Failure):
+            self.estimates.append(math.log(self.baseline.score / ratio))
+            self.incumbent.score = math.exp(statistics.fmean(self.estimates))
 
     def _choose_incumbent(self) -> None:
         best = min((c for c in self.pool if c.status is Status.VERIFIED), key=lambda c: c.order, default=None)
@@ -364,6 +383,7 @@ class KernelSearch:
         if self.incumbent is not None:
             self.listener(Improved(self.key, c.score, self.incumbent.score, chain_text(c.chain)))
         self.incumbent = c
+        self.estimates.clear()
 
     def _verify(self, candidates: Sequence[Candidate]) -> None:
         for c, verdict in zip(candidates, self.lab.verify(candidates), strict=True):
@@ -388,9 +408,10 @@ class KernelSearch:
         return self.incumbent is not None and self.incumbent is not self.baseline
 
     def finish(self, seconds: float = 3.0) -> Finding:
-        """Confirm the finalists within about `seconds` and say what was found. Falls back to `result()` where confirmation fails
-        altogether."""
+        """Confirm the finalists within about `seconds`, less after a short search, and say what was found. Falls back to `result()` where
+        confirmation fails altogether."""
         self.stop(BUDGET_SPENT)
+        seconds = min(seconds, max(CONFIRM_FLOOR, CONFIRM_SHARE * self.spent))
         verified = sorted((c for c in self.pool if c.status is Status.VERIFIED and c is not self.baseline), key=lambda c: c.order)
         # a long kernel has time for fewer: the incumbent always, the stored winners always
         count = min(FINALISTS, max(1, int(seconds / (CONFIRM_ROUNDS * max(self.best, 1e-9))) - 1)) if verified else 0

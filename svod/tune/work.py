@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import statistics
 import sys
 import time
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from svod.bench.race import confirm, race
+from svod.bench.race import Ratio, confirm, paired_ratio, race
 from svod.bench.timer import Contestant, Samples, Screening, deadline, sample_again, screen_one
 from svod.compile.codegen import LoadedProgram, compile_object
 from svod.compile.llvm import render
@@ -303,12 +304,34 @@ def _verify(context: Context, built: Built, baseline: Baseline | None, keep: boo
     return right, how, reason
 
 
-def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int], context: Context) -> list[Confirmed]:
-    """Time finalists at full size. Item: candidates, least rounds, precision, most seconds, seed."""
-    entries, rounds, precision, seconds, seed = item
+def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int, float], context: Context) -> list[Confirmed]:
+    """Time finalists at full size. Item: candidates, least rounds, precision, most seconds, seed, ratio up to which times are a tie.
+
+    Those that cannot win any more after the least rounds are left out of the rest: the time goes to the first, which is the measure of
+    all, and to those that still may."""
+    entries, rounds, precision, seconds, seed, tie = item
     runners = [context.load(built) for built in entries]
     context.ready_for_timing()
-    found = confirm([r.contestant(1.0) for r in runners], min_rounds=rounds, precision=precision, budget_seconds=seconds,
-                    rng=random.Random(seed))
-    return [Confirmed(found.seconds(i), r.low, r.median, r.high, tuple(times[i] for times in found.rounds))
-            for i, r in enumerate(found.ratios)]
+    rng, started = random.Random(seed), time.perf_counter()
+    contestants = [r.contestant(1.0) for r in runners]
+    first = confirm(contestants, min_rounds=rounds, precision=precision, budget_seconds=0.0, rng=rng)
+    times = [[r[i] for r in first.rounds] for i in range(len(entries))]
+    left = seconds - (time.perf_counter() - started)
+    open_ = may_win(first.ratios, tie)
+    if not first.reached and left > 0 and len(open_) > 1:
+        again = confirm([contestants[i] for i in open_], min_rounds=1, precision=precision, budget_seconds=left, rng=rng)
+        for i, column in zip(open_, zip(*again.rounds, strict=True), strict=True):
+            times[i] += column
+    return [Confirmed(statistics.median(t), *_against(t, times[0][:len(t)]), tuple(t)) for t in times]
+
+
+def may_win(ratios: Sequence[Ratio], tie: float) -> list[int]:
+    """The first contestant, and those that the rule of the database (`svod.tune.db.winners`) may still choose: not surely slower than the
+    first, nor than another by more than a tie."""
+    best = min(r.high for r in ratios)
+    return [i for i, r in enumerate(ratios) if i == 0 or (r.low <= 1.0 and r.low <= best * tie)]
+
+
+def _against(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
+    ratio = paired_ratio(times, base)
+    return ratio.low, ratio.median, ratio.high

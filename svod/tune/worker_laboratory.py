@@ -10,6 +10,7 @@ from svod.core.kernel import Kernel
 from svod.core.serialize import ast_to_data
 from svod.core.target import Target
 from svod.tune.candidate import Candidate, Status
+from svod.tune.db.winners import TIE
 from svod.tune.executor import Executor, Kind
 from svod.tune.jobs import Outcome
 from svod.tune.laboratory import Built, Confirmed, Failure, Lowered, Race, Screened, Verdict
@@ -117,7 +118,7 @@ class WorkerLaboratory:
 
     def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
         bench = self.bench
-        item = ([c.built for c in candidates], bench.rounds, bench.precision, seconds, self.config.seed)
+        item = ([c.built for c in candidates], bench.rounds, bench.precision, seconds, self.config.seed, TIE)
         slowest = max(c.seconds for c in candidates)
         limit = seconds + CONFIRM_EXTRA + 10 * bench.rounds * slowest * len(candidates)
         outcome = self._run("confirm_candidates", [item], "bench", limit)[0]

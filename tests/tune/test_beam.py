@@ -1,6 +1,9 @@
 """The search without hardware: a replayed laboratory, the real kernel states."""
 from __future__ import annotations
 
+import math
+import random
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +14,7 @@ from svod.core.scheduler import Opt, Scheduler
 from svod.tune.beam import Beam
 from svod.tune.candidate import Candidate, Origin, Status, chain_text
 from svod.tune.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
-from svod.tune.laboratory import Failure, Lowered
+from svod.tune.laboratory import Failure, Lowered, Race
 from svod.tune.search import FIRST_CHUNK, KernelSearch
 from svod.tune.strategy import STRATEGIES
 from tests.tune.replay import ReplayedLaboratory, is_failure, made_up_seconds
@@ -330,6 +333,28 @@ def test_a_fifth_of_a_round_is_random() -> None:
         chosen.append({c.digest for c in beam.propose()})
         assert len(chosen[-1]) == 20
     assert 16 <= len(chosen[0] & chosen[1]) < 20
+
+
+# -- what races tell ----------------------------------------------------------------------------------------------------------
+class NoisyLaboratory(ReplayedLaboratory):
+    """Each race sees each candidate about 1 % too fast or too slow."""
+
+    def race(self, candidates: Sequence[Candidate]) -> Race:
+        true = super().race(candidates)
+        rng = random.Random(len(self.trace))
+        seen = [self.seconds(c) * math.exp(rng.gauss(0.0, 0.01)) for c in candidates]
+        return Race(tuple(t / seen[0] for t in seen), true.anchor, 0.01)
+
+
+def test_the_luck_of_races_does_not_add_up() -> None:
+    """Sixteen rounds, each won by the luckiest of its race: the score stays within the luck of one."""
+    errors = []
+    for seed in range(2):
+        lab = NoisyLaboratory(lambda c: 1e-3 * random.Random(c.digest).uniform(1.0, 1.1))
+        search = run(make_search(lab, width=4, round_size=6, seed=seed, patience=100), 16)
+        assert search.incumbent is not None
+        errors.append(math.log(search.best / lab.seconds(search.incumbent)))
+    assert min(errors) > -0.05 and -0.04 < statistics.fmean(errors) < 0.01
 
 
 # -- ends ---------------------------------------------------------------------------------------------------------------------
