@@ -13,6 +13,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -212,7 +213,14 @@ def _processor() -> tuple[str, str, tuple[str, ...]]:
 @lru_cache(maxsize=64)
 def _target(cpus: tuple[int, ...], limit: int | None) -> Target:
     arch, cpu, features = _processor()
-    return make_target(arch, cpu, features, cache_sizes(cpu=cpus[0]), usable_threads(limit, cpus=len(cpus)))
+    return replace(make_target(arch, cpu, features, cache_sizes(cpu=cpus[0]), usable_threads(limit, cpus=len(cpus))), dot_cost=_dot_cost)
+
+
+def _dot_cost(name: str) -> float:
+    """`Target.dot_cost` of this machine."""
+    from svod.compile.dot_rates import measured_cost  # here: it needs the compiler, which needs this module
+
+    return measured_cost(name)
 
 
 def host_target(threads: int | None = None) -> Target:

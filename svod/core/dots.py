@@ -36,11 +36,10 @@ class Dot:
     operands: tuple[DType, DType]
     sources: tuple[DType, ...]
     group: int
-    slow: tuple[tuple[str, float], ...] = ()
     rows: int = 1                      # of a tile of results; 1: vectors
     columns: int = 1
     depth: int = 1                     # groups that one instruction sums up
-    base_cost: float = 1.0
+    base_cost: float = 1.0             # vector multiply-adds that take as long as one instruction, where that was not measured
 
     @property
     def is_tile(self) -> bool:
@@ -52,8 +51,8 @@ class Dot:
         return self.group * self.depth
 
     def cost(self, target: Target) -> float:
-        """Vector multiply-adds that take as long as one instruction: `base_cost`, or what `slow` says of a core, by its name's start."""
-        return next((n for core, n in self.slow if target.cpu.startswith(core)), self.base_cost)
+        """Vector multiply-adds that take as long as one instruction."""
+        return self.base_cost if self.is_tile or target.dot_cost is None else target.dot_cost(self.name)
 
     def runs_on(self, target: Target) -> bool:
         return target.arch == self.arch and set(self.features) <= set(target.features)
@@ -63,9 +62,7 @@ _I8, _U8, _I16 = dtypes.int8, dtypes.uint8, dtypes.int16
 DOTS: dict[str, Dot] = {d.name: d for d in (
     Dot("vnni8", "x86_64", ("avx512f", "vnni"), dtypes.int32, (_U8, _I8), (_I8, _U8), 4),
     Dot("vnni16", "x86_64", ("avx512f", "vnni"), dtypes.int32, (_I16, _I16), (_I8, _U8, _I16), 2),
-    Dot("bf16", "x86_64", ("avx512f", "bf16"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2,
-        # one every two cycles on Intel's cores, of which some go by an older name where LLVM does not know them
-        tuple((core, 4.0) for core in ("cooperlake", "sapphirerapids", "emeraldrapids", "graniterapids", "rocketlake", "icelake"))),
+    Dot("bf16", "x86_64", ("avx512f", "bf16"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2),
     # 16 cycles for 16 rows of 16 columns of 64 bytes, whatever they hold
     *(Dot("amx8" + suffix, "x86_64", ("amx", "avx512f"), dtypes.int32, (a, b), (a, b), 4, rows=16, columns=16, depth=16, base_cost=32.0)
       for suffix, a, b in (("", _I8, _I8), ("uu", _U8, _U8), ("su", _I8, _U8), ("us", _U8, _I8))),

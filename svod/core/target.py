@@ -1,7 +1,8 @@
-"""What a target can do: data only. `svod.compile.host` fills it in for the machine at hand."""
+"""What a target can do: data, and what was measured. `svod.compile.host` fills it in for the machine at hand."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from svod.core.dtype import DType
 
@@ -11,7 +12,8 @@ class Target:
     """Capabilities that opts, heuristics and lowering ask for, and the readable key the database uses.
 
     Sizes are bytes; caches are per core except `l3`, which is shared. `threads` is what svod may use:
-    min(affinity, cgroup quota, SVOD_THREADS)."""
+    min(affinity, cgroup quota, SVOD_THREADS). `dot_cost`: vector multiply-adds that take as long as a dot instruction of this name, where
+    that was measured; it ranks states and is no part of the target's identity."""
 
     arch: str                       # "x86_64", "aarch64", "nvptx64"
     cpu: str                        # LLVM's CPU name, e.g. "znver5"
@@ -28,6 +30,7 @@ class Target:
     has_shared: bool = False        # memory of a workgroup
     shared_bytes: int = 0
     device: str = "CPU"
+    dot_cost: Callable[[str], float] | None = field(default=None, compare=False, repr=False)
 
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector register."""

@@ -1,0 +1,70 @@
+"""How long dot instructions take on this machine, in vector multiply-adds: measured, as processors of one instruction set differ by four.
+
+    a_0, a_1, … += x · y        for as many turns as take 20 µs, once with multiply-adds, once with the instruction
+
+Both loops are LINEAR and go through the same code generator as kernels.
+"""
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from functools import lru_cache
+
+from svod.compile.builder import Builder
+from svod.compile.codegen import LoadedProgram, call_phase, compile_object
+from svod.compile.host import host_target
+from svod.compile.llvm import render
+from svod.compile.program import PhaseSpec, Program, ProgramSpec
+from svod.core.dots import DOTS, Dot
+from svod.core.dtype import DType, dtypes
+from svod.core.target import Target
+
+ACCUMULATORS = 16       # hide the latency of eight cycles at two instructions a cycle
+TURNS = 2000
+SAMPLES = 9
+
+
+@lru_cache(maxsize=16)
+def measured_cost(name: str) -> float:
+    """Vector multiply-adds of float32 that take as long as one instruction `name` of DOTS, which has no tiles, on this machine: a power of
+    two from 1/2 to 16. A few milliseconds when it is first asked for."""
+    target, dot = host_target(), DOTS[name]
+    programs = turns(target, dtypes.float32, None), turns(target, dot.operands[0], dot)
+    times: list[float] = []
+    area = ctypes.create_string_buffer(64 + target.vector_bytes)
+    address = -(-ctypes.addressof(area) // 64) * 64
+    loaded = []
+    for program in programs:
+        loaded.append(LoadedProgram(compile_object(render(program, target), target), ("svod_p0",)))
+        times.append(math.inf)
+    for _ in range(SAMPLES):        # in turn, so that a change of the clock meets both
+        for i, code in enumerate(loaded):
+            start = time.perf_counter()
+            call_phase(code.addresses[0], (address,), (), 0, 0, TURNS)
+            times[i] = min(times[i], time.perf_counter() - start)
+    for code in loaded:
+        code.close()
+    return 2.0 ** min(4, max(-1, round(math.log2(times[1] / times[0]))))
+
+
+def turns(target: Target, dtype: DType, dot: Dot | None, count: int = TURNS) -> Program:
+    """A program whose `count` iterations each have one product per accumulator, number n of which starts at n: of the argument with
+    itself, by a multiply-add or `dot`. The sum of all is stored there."""
+    b = Builder()
+    begin, end = b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ())
+    lanes = target.vector_bytes // 4
+    total = dot.accumulator if dot is not None else dtype
+    group = dot.group if dot is not None else 1
+    pointer = b.pure("ARG", dtype, 1, (), 0)
+    x = b.load("LOAD", dtype, lanes * group, (pointer, b.index(0)), 0)
+    y = x if dot is None or dot.operands[1] == dtype else b.bitcast(dot.operands[1], x)
+    loop, sums = b.open(begin, end, 1, tuple(b.const(total, lanes, n) for n in range(ACCUMULATORS)))
+    sums = b.close(loop, tuple(b.alu("MULACC", total, lanes, x, y, s) if dot is None else b.pure("DOT", total, lanes, (s, x, y), group)
+                               for s in sums))
+    value = sums[0]
+    for s in sums[1:]:
+        value = b.alu("ADD", total, lanes, value, s)
+    b.store("STORE", dtype, lanes * group, (pointer, b.index(0), b.bitcast(dtype, value) if group > 1 else value), (0, False))
+    spec = ProgramSpec("turns", ((dtype, lanes * group),), (0,), (), (PhaseSpec("svod_p0", count, 1, 0),))
+    return Program(spec, (b.finish(),))
