@@ -169,9 +169,10 @@ def _check_accesses(ast: UOp, variables: str) -> None:
                                 f"{param.arg.size}" + (f", for some value of {variables}" if variables else ""))
 
 
-def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]]) -> tuple[UOp, tuple[int, ...], tuple[int, ...]]:
+def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
+                   known: dict[UOp, tuple[UOp, tuple[int, ...]]]) -> tuple[UOp, tuple[int, ...], tuple[int, ...]]:
     """The canonical AST with its variables given; by slot of it the slot of `ast`, and with which element of that the PARAM begins. What
-    differs only in where it begins is one kernel."""
+    differs only in where it begins is one kernel, and found in `known`."""
     given = dict(values)
     done: dict[UOp, UOp] = {}
     leaves: dict[UOp, UOp] = {}     # of index expressions
@@ -191,7 +192,9 @@ def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]]) -> tuple[UOp, tu
             leaves[u] = done[u]
     plain = done[ast]
     narrowed, first = narrow_params(plain)
-    canonical, slots = canonicalize(narrowed)
+    if narrowed not in known:
+        known[narrowed] = canonicalize(narrowed)
+    canonical, slots = known[narrowed]
     return canonical, slots, tuple(first.get(s, 0) for s in slots)
 
 

@@ -355,8 +355,9 @@ class _Builder:
         """The kernels of a call, or of all turns of a loop."""
         earlier = {d: None for u in self.graph.roots if u.op is Ops.AFTER and head in u.src for d in u.src[1:] if d.op is Ops.AFTER}
         after = tuple(self.version(d) for d in earlier)
+        known: dict[UOp, tuple[UOp, tuple[int, ...]]] = {}
         for (call, values), arguments in self.invocations.pop(head):
-            ast, slots, offsets = kernel_of_call(call.arg, values)
+            ast, slots, offsets = kernel_of_call(call.arg, values, known)
             args = [a if isinstance(a, tuple) else (self.buffer_of[a], 0) for a in arguments]
             said = ", ".join(f"{name} = {value}" for name, value in values)
             self.pending.append(_Pending(ast, [args[s] for s in slots], list(offsets), len(written_slots(call)), "call",
