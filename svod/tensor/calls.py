@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 from svod.core import graph
-from svod.core.calls import check_call, written_slots
+from svod.core.calls import bindings_of, check_call, kernel_of_call, values_of, written_slots
 from svod.core.dtype import dtypes
+from svod.core.kernel import Kernel
 from svod.core.uop import Ops, UOp
 from svod.errors import ArgumentError, ScheduleError
 from svod.tensor.tensor import Tensor
@@ -17,7 +18,8 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
     DEFINE_VARs that it reads. `loop`: (name, times): the kernel runs for each value 0, 1, … times-1 of the variable, one run after the
     other, each on what the one before left. Kernels that differ only in where in its arrays a run begins are compiled once.
 
-    Raises ScheduleError for a kernel that does not fit the tensors, reaches outside them, or reads elsewhere what it writes."""
+    Raises ScheduleError for a kernel that does not fit the tensors, reaches outside them, or reads elsewhere what it writes; CompileError
+    for what is no kernel AST."""
     for t in tensors:
         if not isinstance(t, Tensor):
             raise ArgumentError(f"call_kernel takes a tensor per slot, got {type(t).__name__}; numbers are keywords, as in n=3")
@@ -38,6 +40,8 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
     binds = [UOp(Ops.BIND, dtypes.index, (bounds[name], value)) for name, value in sorted(values.items())]
     call = UOp(Ops.CALL, dtypes.void, (*sources, *binds), ast)
     check_call(call)
+    first = [(name, values_of(value)[0]) for name, value in bindings_of(call).items()]
+    Kernel(kernel_of_call(ast, first, {})[0])
     done = call if turns is None else UOp(Ops.END, dtypes.void, (call, turns))
     written = []
     for slot in written_slots(call):

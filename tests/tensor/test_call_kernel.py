@@ -10,7 +10,7 @@ import svod
 from svod import Tensor
 from svod.core.dtype import dtypes
 from svod.core.uop import Ops, UOp
-from svod.errors import ArgumentError, LaunchError, ScheduleError
+from svod.errors import ArgumentError, CompileError, LaunchError, ScheduleError
 from tests.hand_kernels import Ast, gemm, two_outputs
 
 
@@ -87,6 +87,9 @@ def test_what_one_call_writes_is_computed_together_and_once() -> None:
 def test_what_is_refused() -> None:
     x, state = Tensor(rows((6, 8))), Tensor(np.zeros(8, np.float32))
     ast = step(8, 6)
+    k = Ast()
+    y, z, (r,) = k.param(0, 8), k.param(1, 8), k.axes(8)
+    shared = k.sink(k.store(y, r, k.load(y, r), r), k.store(z, r, k.load(z, r), r))
     for error, said, given in (
             (ArgumentError, "a tensor per slot, got ndarray", lambda: svod.call_kernel(ast, state, x.numpy(), i=1)),
             (ArgumentError, "reads no variable j; it reads i", lambda: svod.call_kernel(ast, state, x, j=1)),
@@ -94,6 +97,7 @@ def test_what_is_refused() -> None:
             (ScheduleError, "takes a whole array", lambda: svod.call_kernel(ast, Tensor(rows((2, 8)))[1], x, i=1)),
             (ScheduleError, "outside bounds", lambda: svod.call_kernel(ast, state, x, i=6)),
             (ScheduleError, "slot 1 .* takes 48 elements of float32; given are 40", lambda: svod.call_kernel(ast, state, x[1:], i=1)),
+            (CompileError, "belongs to two stages", lambda: svod.call_kernel(shared, state, Tensor(np.ones(8, np.float32)))),
             (ScheduleError, "the body of a CALL is a kernel", lambda: svod.call_kernel(UOp(Ops.SINK, dtypes.void), state))):
         with pytest.raises(error, match=said):
             given()
