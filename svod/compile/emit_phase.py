@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from svod.compile.emit_reduce import Reductions, Sink
-from svod.compile.nests import COPY_LANES, MAX_TILE_VECTORS, NO_POINT, Lin, Nest, Staged, add_lins, sum_lins
+from svod.compile.nests import COPY_LANES, MASKED_ROW_VECTORS, MAX_TILE_VECTORS, NO_POINT, Lin, Nest, Staged, add_lins, sum_lins
 from svod.compile.program import Instr
 from svod.compile.transpose import transpose_squares
 from svod.core.dtype import dtypes
@@ -116,13 +116,16 @@ class Phase(Reductions):
 
     def _derived_pieces(self, r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int,
                         tile: int = 0) -> list[tuple[Piece, ...]]:
-        """Loops of a copy: the innermost dim in vectors, a few of them side by side, the others as loops."""
+        """Loops of a copy: the innermost dim in vectors, a few of them side by side, the others as loops. A row of what is padded is
+        straight-line code: its masks are constants then, and most of them go away."""
         pieces: list[tuple[Piece, ...]] = [(Piece(-1, LOOP, e, 1),) for e in extents]
         if not order:
             return pieces
         inner = order[-1]
         e = extents[inner]
         n = tile or next((k * width for k in (MAX_TILE_VECTORS, 2, 1) if e % (k * width) == 0), min(e, width))
+        if not tile and e <= MASKED_ROW_VECTORS * width and any(x.gate >= 0 and inner in r.nodes[x.gate].deps for x in r.nodes):
+            n = e
         pieces[inner] = (Piece(-1, LOOP, -(-e // n), n), Piece(COPY_LANES, UPCAST, n, 1))
         vectors = -(-n // width)
         square = min(n, width)
