@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from svod.core.dtype import DType
 
@@ -13,7 +14,7 @@ class Target:
 
     Sizes are bytes; caches are per core except `l3`, which is shared. `threads` is what svod may use:
     min(affinity, cgroup quota, SVOD_THREADS). `dot_cost`: vector multiply-adds that take as long as a dot instruction of this name, where
-    that was measured; it ranks states and is no part of the target's identity."""
+    that was measured; it ranks states, is no part of the target's identity, and stays where it is when a target is sent elsewhere."""
 
     arch: str                       # "x86_64", "aarch64", "nvptx64"
     cpu: str                        # LLVM's CPU name, e.g. "znver5"
@@ -31,6 +32,9 @@ class Target:
     shared_bytes: int = 0
     device: str = "CPU"
     dot_cost: Callable[[str], float] | None = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "dot_cost": None}
 
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector register."""

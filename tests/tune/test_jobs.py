@@ -32,6 +32,12 @@ def test_dataclasses_and_enums_of_svod_come_back() -> None:
     assert decode(encode(value)) == value
 
 
+def test_what_a_target_measures_stays_where_it_is() -> None:
+    target = Target("x86_64", "znver5", ("avx2",), 32, 16, 1 << 15, 1 << 20, 1 << 24, 2, dot_cost=lambda name: 2.0)
+    sent = decode(encode(target))
+    assert sent == target and sent.dot_cost is None and target.dot_cost is not None
+
+
 @pytest.mark.parametrize("value", [lambda: None, object(), print, os.system, int, Path("x"), ValueError("x"),
                                    UOp.const(dtypes.int32, 1), [1, {"x": (object(),)}]], ids=lambda v: type(v).__name__)
 def test_anything_else_is_refused_with_its_type(value: Any) -> None:
