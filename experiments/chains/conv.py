@@ -1,7 +1,7 @@
 """Chains for convolutions: one nest, with output channels or output columns as lanes."""
 from __future__ import annotations
 
-from amounts import Chain, Maker, lanes, thread, tile
+from amounts import Chain, Maker, lanes, stream, thread, tile
 
 # isort: split
 from svod.bench.cases import Case
@@ -26,8 +26,9 @@ def pointwise(case: Case, target: Target) -> Chain:
 
 
 def depthwise(case: Case, target: Target) -> Chain:
-    """A channel per turn: its padded image in scratch, whole rows side by side."""
-    return [["UPCAST", "o2", 0], ["UNROLL", "r1", 0], ["STAGE", "s0", "o0"], *thread("o0", target)]
+    """Windows as straight-line code, those of four rows side by side: they share rows of the image, which is read in place, under masks."""
+    return [["UPCAST", "o1", 4], ["UPCAST", "o2", lanes(case, target)], ["UNROLL", "r0", 0], ["UNROLL", "r1", 0], ["LANES", "o2.in"],
+            *stream(case, target), *thread("o0", target)]
 
 
 CHAINS: dict[str, Maker] = {

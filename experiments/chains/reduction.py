@@ -25,8 +25,9 @@ def columns(case: Case, target: Target) -> Chain:
 
 
 def pool(case: Case, target: Target) -> Chain:
-    """A channel per turn: its padded image in scratch, whole rows of the output side by side."""
-    return [["UPCAST", "o2", 0], ["UNROLL", "r1", 0], ["STAGE", "s0", "o0"], *thread("o0", target)]
+    """Windows as straight-line code, those of four rows side by side, from padded rows of the image in scratch."""
+    return [["UPCAST", "o1", 4], ["UPCAST", "o2", lanes(case, target)], ["UNROLL", "r0", 0], ["UNROLL", "r1", 0], ["LANES", "o2.in"],
+            ["STAGE", "s0", "o1"], *thread("o0", target)]
 
 
 CHAINS: dict[str, Maker] = {

@@ -280,7 +280,10 @@ def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[
     if r.store is not None:
         steps = {a: abs(c) * size for a, c in r.store.coefs}
         limit = float(state.kernel.params[r.store_slot].arg.size * size)
-        if not state.stream:
+        # lowering stores past the caches where tiles are of whole vectors
+        width = max(1, target.vector_bytes // r.lanes_bytes)
+        past = state.stream and nest.lane >= 0 and r.store.coef(nest.lane) == 1 and nest.lane_extent % width == 0
+        if not past:
             accesses.append(Access(tuple(steps.items()), size, limit, 2.0))
             shared.append(False)
     elif nest.outside or not is_derived(r.stage):
@@ -295,11 +298,10 @@ def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[
     _, near, far = levels(target)
     # what a phase before has written lies in the caches of all cores
     cycles = (cycles[0], cycles[1] + turned_over * near.unforeseen * (1.0 - 1.0 / threads), *cycles[2:])
-    if r.store is not None and state.stream:
-        unit = nest.lane >= 0 and r.store.coef(nest.lane) == 1
-        lines = limit / LINE * (1.0 if unit else LINE / size)
+    if past:
         # past the caches, and from memory again when it is read; a line whose neighbour is stored much later is a place of its own
-        alone = unit and nest.lane_extent * size <= LINE and (not nest.loops or nest.loops[-1][0] != nest.lane)
+        lines = limit / LINE
+        alone = nest.lane_extent * size <= LINE and (not nest.loops or nest.loops[-1][0] != nest.lane)
         cost = 2.0 * far.streamed - near.streamed + (far.unforeseen - far.streamed) * alone
         cycles = (*cycles[:2], cycles[2] + lines * cost, cycles[3])
         moved += limit

@@ -123,6 +123,9 @@ def test_streaming_needs_multiples_of_the_vector() -> None:
     """A last tile that is moved back does not start at a multiple of the vector: none of its stores may stream."""
     streamed = [i[4][1] for i in lowered(Kernel(lines(128)), [["UPCAST", "o0", 32], ["STREAM", "out"]]).code[0] if i[0] == "STORE"]
     assert streamed == [True, True]
+    # half a vector past the caches beside a whole one that is not: lines would be written twice
+    streamed = [i[4][1] for i in lowered(Kernel(lines(96)), [["UPCAST", "o0", 24], ["STREAM", "out"]]).code[0] if i[0] == "STORE"]
+    assert streamed == [False, False]
     assert not any(i[4][1] for i in lowered(Kernel(lines(100)), [["UPCAST", "o0", 32], ["STREAM", "out"]]).code[0] if i[0] == "STORE")
 
 
