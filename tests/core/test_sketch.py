@@ -1,6 +1,7 @@
 """Sketches: every one of every kernel is legal and correct; contractions get register tiles, rows vectors, large work cores."""
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import cache
 
@@ -13,7 +14,7 @@ from svod.core.scheduler import LOOP, Scheduler
 from svod.core.sketch import TIE, heuristic, lane_amounts, sketches, tile_amounts
 from tests.agreement import Case, has_native, run_interpreted, run_native, steps
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
-from tests.core.corpus import CORPUS
+from tests.core.corpus import CORPUS, data, kernel_of
 from tests.hand_kernels import HAND, gemm, lines, row_sums, softmax
 
 KERNELS = {**CORPUS, **HAND}
@@ -85,3 +86,32 @@ def test_amounts_fit_their_axis() -> None:
         assert all(0 < n <= min(extent, 14) for n in tile_amounts(extent, 14)), extent
     assert lane_amounts(64, 16, 4)[0] == 64 and lane_amounts(5, 16, 4) == [5], "whole vectors first; a short axis whole"
     assert tile_amounts(28, 14)[0] == 14 and tile_amounts(48, 12)[0] == 12, "no recomputed rows where it can be"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sketches_of_what_memory_limits_are_correct_at_any_extents(seed: int) -> None:
+    """Rows past sums, several rows at a time, tiles of windows from padded rows, squares: against NumPy, extents drawn."""
+    rng = random.Random(seed)
+    rows, columns, size, channels = rng.choice((17, 24, 41)), rng.choice((128, 149, 300)), rng.choice((1, 7, 19, 33)), rng.choice((1, 3))
+    drawn = [data(rows, columns).sum(0), data(columns) @ data(columns, rows * 8), data(rows, columns).max(1),
+             data(channels, rows, columns).sum(1), data(rows, columns).transpose(0, 1).contiguous(),
+             data(1, channels, size, size).max_pool2d(3, stride=rng.choice((1, 2)), padding=1),
+             data(1, channels, size, columns).conv2d(data(channels, 1, 3, 3), padding=1, groups=channels)]
+    target = NATIVE[-1] if NATIVE else TARGET
+    for tensor in drawn:
+        case = Case(Kernel(kernel_of(tensor)))
+        for state in sketches(Scheduler(case.kernel, target)):
+            program = lower(state)
+            if NATIVE:
+                run_native(case, program, target, 2)
+            else:
+                run_interpreted(case, program, 2)
+
+
+def test_memory_is_read_in_its_order() -> None:
+    """Sums of columns: the loop over rows stands outside. Transposing: two lines of each row are stored at a time."""
+    sums = heuristic(Scheduler(Kernel(kernel_of(data(4096, 4096).sum(0))), TARGET))
+    loops = [sums.rows[row].name for row in sums.order[sums.kernel.output] if sums.rows[row].extent > 1]
+    assert "r0" in loops[:-1] and loops[-1].startswith("o0")
+    turned = heuristic(Scheduler(Kernel(kernel_of(data(4096, 4096).transpose(0, 1).contiguous())), replace(TARGET, l3=32 << 20)))
+    assert turned.stream and [o.arg for o in turned.applied_opts if o.op == "UPCAST"] == [16, 32]
