@@ -264,10 +264,15 @@ def race_candidates(item: tuple[Sequence[tuple[Built, float]], int, int], contex
     contestants = [r.contestant(part) for r, (_, part) in zip(runners, entries, strict=True)]
     found = race(contestants, rounds, anchor=0, rng=random.Random(seed))
     ratios = tuple(math.exp(s - found.scores[0]) for s in found.scores)
-    # the spread of the anchor's own times, as the standard error of a median of `rounds` of them
     logs = [math.log(r[0] / found.seconds(0)) for r in found.rounds]
-    spread = math.sqrt(sum(x * x for x in logs) / len(logs))
-    return Race(ratios, found.seconds(0), 1.25 * spread / math.sqrt(len(logs)), found.noisy is not None)
+    return Race(ratios, found.seconds(0), error_of_median(logs), found.noisy is not None)
+
+
+def error_of_median(deviations: Sequence[float]) -> float:
+    """The standard error of the median of normal values with these deviations from it. The spread comes from the median of the absolute
+    deviations: one sample that something disturbed moves neither the median nor this."""
+    spread = 1.4826 * statistics.median(map(abs, deviations))
+    return 1.25 * spread / math.sqrt(len(deviations))
 
 
 def verify_candidate(item: tuple[Built, Built | None, bool], context: Context) -> Verdict:
