@@ -277,6 +277,7 @@ def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[
                     size *= state.axis_extent(a)
                 turned_over += size / LINE * (1.0 if any(a == parallel for a, _ in accesses[-1].steps) else threads)
     size = _stored_bytes(state, lay, r.stage.index)
+    past = False
     if r.store is not None:
         steps = {a: abs(c) * size for a, c in r.store.coefs}
         limit = float(state.kernel.params[r.store_slot].arg.size * size)
