@@ -214,7 +214,7 @@ def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Markup:
     slants = [r for r in roofs if not r.flat]
     if flat and slants:
         high_x = max(high_x, 3 * flat / min(r.rate for r in slants))
-    low_y, high_y = min(rates) / 2, max(*rates, flat) * 1.7
+    low_y, high_y = min(*rates, *(r.rate for r in roofs if r.flat), math.inf) / 2, max(*rates, flat) * 1.7
     f = Frame(
         Scale(low_x, high_x, True),
         Scale(low_y, high_y, True),

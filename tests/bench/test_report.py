@@ -307,6 +307,15 @@ def test_scales_and_ticks() -> None:
     assert 1.0 in charts.speedup_ticks(charts.speedup_scale([0.5, 8.0]))
 
 
+def test_roofs_below_all_kernels_stay_in_the_plot() -> None:
+    """Ceilings of a busy machine, or of another one."""
+    points = [charts.Point("a", "#a", 30.0, 300e9, ""), charts.Point("b", "#b", 40.0, 200e9, "")]
+    page = charts.roofline(points, [charts.Roof("f32", 12e9, True, "flat"), charts.Roof("memory", 15e9, False, "memory")])
+    drawn = [line for line in re.findall(r"<line[^>]*>", page) if 'class="roof' in line]
+    heights = [float(y) for line in drawn for y in re.findall(r' y[12]="([^"]*)"', line)]
+    assert heights and all(0 <= y <= charts.ROOF_HEIGHT for y in heights)
+
+
 def test_labels_do_not_collide() -> None:
     points = [charts.Point(f"kernel number {i}", "#x", 10 ** (i % 5 / 3), 1e9 * (1 + i // 5), "") for i in range(25)]
     page = charts.roofline(points, [charts.Roof("f32", 2e10, True, "flat"), charts.Roof("memory", 5e9, False, "memory")])
