@@ -1,11 +1,12 @@
 /* What this machine can do at best, in plain C: multiply-adds, and bandwidth of a working set.
  *
  *   gcc -O3 -march=native -fno-tree-loop-distribute-patterns -pthread ceilings.c -o ceilings
- *   ./ceilings THREADS SAMPLES KIND [BYTES]      KIND: fma32 fma64 read write write_stream copy copy_stream
+ *   ./ceilings THREADS SAMPLES KIND [BYTES]      KIND: fma32 fma64 read read4 write write_stream copy copy_stream
  *
  * prints flops or bytes per second of all threads together. BYTES is the working set of one thread; a copy has half of it as
- * source and half as destination, and counts both. Each thread is pinned, owns its memory and has touched it first. All start together; a
- * sample lasts at least 2 ms and ends with the last thread. The figure is the lower quartile of the samples' times.
+ * source and half as destination, and counts both. read4 has four loads a turn, the others eight. Each thread is pinned, owns its memory and
+ * has touched it first. All start together; a sample lasts at least 2 ms and ends with the last thread. The figure is the lower quartile of
+ * the samples' times.
  */
 #define _GNU_SOURCE
 #include <immintrin.h>
@@ -45,8 +46,8 @@ typedef __m256d vec64;
 #define MAX_THREADS 256
 #define SAMPLE_SECONDS 2e-3
 
-enum kind { FMA_32, FMA_64, READ, WRITE, WRITE_STREAM, COPY, COPY_STREAM, KINDS };
-static const char *const NAMES[KINDS] = {"fma32", "fma64", "read", "write", "write_stream", "copy", "copy_stream"};
+enum kind { FMA_32, FMA_64, READ, READ_4, WRITE, WRITE_STREAM, COPY, COPY_STREAM, KINDS };
+static const char *const NAMES[KINDS] = {"fma32", "fma64", "read", "read4", "write", "write_stream", "copy", "copy_stream"};
 
 static enum kind kind;
 static int threads;
@@ -103,6 +104,11 @@ static void run_memory(char *memory, long passes) {
             for (size_t i = 0; i < n; i += 8)
 #pragma GCC unroll 8
                 for (int k = 0; k < 8; k++) a[k] ^= p[i + k];
+            break;
+        case READ_4:
+            for (size_t i = 0; i < n; i += 4)
+#pragma GCC unroll 4
+                for (int k = 0; k < 4; k++) a[k] ^= p[i + k];
             break;
         case WRITE:
             for (size_t i = 0; i < n; i += 8)
@@ -183,7 +189,7 @@ int main(int argc, char **argv) {
     for (kind = 0; argc > 3 && kind < KINDS && strcmp(argv[3], NAMES[kind]); kind++) {}
     bytes = argc > 4 ? strtoull(argv[4], NULL, 10) : 0;
     if (argc < 4 || kind == KINDS || threads < 1 || threads > MAX_THREADS || samples < 4 || (kind >= READ && bytes < 16 * sizeof(vec))) {
-        fprintf(stderr, "usage: %s THREADS SAMPLES(>=4) fma32|fma64|read|write|write_stream|copy|copy_stream [BYTES]\n", argv[0]);
+        fprintf(stderr, "usage: %s THREADS SAMPLES(>=4) fma32|fma64|read|read4|write|write_stream|copy|copy_stream [BYTES]\n", argv[0]);
         return 2;
     }
     cpu_set_t allowed;
