@@ -18,10 +18,10 @@ _WHERE = {
     "dtypes": "svod.core.dtype",
     "jit": "svod.tracing", "profile": "svod.profiling", "explain": "svod.explaining", "ExecutionPlan": "svod.compile.plan",
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
-    "SvodError": "svod.errors",
+    "SvodError": "svod.errors", "Variable": "svod.core.variable",
 }
-__all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "call_kernel",
-           "dtypes", "explain", "jit", "nn", "profile", "scope", "where"]
+__all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "Variable",
+           "call_kernel", "dtypes", "explain", "jit", "nn", "profile", "scope", "where"]
 
 if TYPE_CHECKING:
     from svod import nn
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from svod.config import BeamConfig, BenchConfig, OptimizerConfig, PrepareConfig
     from svod.core.dtype import dtypes
     from svod.core.origin import scope
+    from svod.core.variable import Variable
     from svod.errors import SvodError
     from svod.explaining import explain
     from svod.profiling import profile

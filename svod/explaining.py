@@ -29,6 +29,7 @@ from svod.core import graph
 from svod.core.origin import origin_of
 from svod.core.schedule import Explained, explain_schedule
 from svod.core.uop import MOVEMENT, Ops, UOp
+from svod.core.variable import without_binds
 from svod.errors import ScheduleError
 from svod.prepare import complete_config, prepare_graph
 from svod.tensor import Tensor
@@ -49,7 +50,7 @@ def explanation(*tensors: Tensor) -> str:
     if not tensors:
         raise ScheduleError("explain needs at least one tensor")
     nodes = [t.uop for t in tensors]
-    found = explain_schedule(graph.sink(*nodes))
+    found = explain_schedule(without_binds(graph.sink(*nodes))[0])
     numbers = {u: i for i, u in enumerate(n for n in found.graph.sink.toposort() if n.op not in _HIDDEN)}
     if not found.schedule.calls:
         return "\n".join([*_graph_lines(found, numbers, {}), "", "kernels: none; the tensors are buffers, views of them or constants"])

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from svod.compile.plan import ExecutionPlan
-from svod.compile.plan_parts import BufferKind, PlanBuffer, PreparedKernel
+from svod.compile.plan_parts import BufferKind, PlanBuffer, PreparedKernel, VariableSpec
 from svod.compile.planner import PlannerMode
 from svod.core.buffer import aligned_empty
 from svod.core.dtype import DType
 from svod.core.kernel import Kernel
 from svod.core.regions import regions_of
+from svod.core.variable import with_bounds
 from svod.errors import LaunchError
 from svod.optimize import Compiled
 
@@ -38,7 +39,7 @@ class BufferSpec:
 @dataclass(frozen=True)
 class Call:
     """One kernel of the plan: `kernel` is its key, `args` a buffer number per slot. `offsets`: per slot how many elements of the buffer
-    come before the PARAM. Calls of one `level` are independent."""
+    come before the PARAM. Calls of one `level` are independent. `variables`: what the kernel's v0, v1, … are."""
 
     kernel: str
     args: tuple[int, ...]
@@ -47,6 +48,7 @@ class Call:
     why: str
     level: int
     offsets: tuple[int, ...]
+    variables: tuple[VariableSpec, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,12 @@ def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Seque
             raise LaunchError(f"call {c.name or '?'} is of kernel {c.kernel[:12]}, which has no code; compiled are {len(compiled)} kernels")
         code, kernel = compiled[c.kernel], outline.kernels[c.kernel]
         sizes = [p.dtype.itemsize for p in kernel.params]
-        regions = tuple(r.moved(k, size) for r, k, size in zip(regions_of(kernel.ast), c.offsets, sizes, strict=True))
+        reached = regions_of(with_bounds(kernel.ast, {f"v{i}": (v.min, v.max) for i, v in enumerate(c.variables)}))
+        regions = tuple(r.moved(k, size) for r, k, size in zip(reached, c.offsets, sizes, strict=True))
         chain = tuple(o.to_json() for o in code.chain)
         kernels.append(PreparedKernel(code.spec, code.loaded, c.args, f"{c.name}_{i}", c.kernel, chain, code.source,
                                       code.why, c.origin, code.estimate, c.level, c.why,
-                                      tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions))
+                                      tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions, c.variables))
     return ExecutionPlan(kernels, buffers, outline.outputs, threads=threads, planner=planner)
 
 

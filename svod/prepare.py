@@ -15,7 +15,7 @@ import numpy as np
 
 from svod.compile.host import host_target
 from svod.compile.plan import ExecutionPlan
-from svod.compile.plan_parts import BufferKind
+from svod.compile.plan_parts import BufferKind, VariableSpec
 from svod.compile.planner import PlannerMode
 from svod.compile.runtime import runtime
 from svod.config import PrepareConfig
@@ -28,6 +28,7 @@ from svod.core.schedule import Schedule
 from svod.core.schedule_cache import schedule_of
 from svod.core.target import Target
 from svod.core.uop import Ops, UOp
+from svod.core.variable import without_binds
 from svod.errors import ConfigError, DeviceError, ScheduleError, UnsupportedError
 from svod.optimize import Choice, Compiled, Compiler, choose, compile_all, compiler_for
 from svod.outline import BufferSpec, Call, Outline, build_plan
@@ -104,7 +105,7 @@ class Prepared:
             base = graph.base_of(t.uop)
             # a constant stays one: every tensor that contains it holds the same node
             if base.op is not Ops.BUFFER and constant_value(base) is None:
-                done[base] = graph.reshape(self.nodes[i], graph.shape_of(base))
+                done[base] = graph.storage_view(self.nodes[i], graph.shape_of(base))
         replace_nodes(done)
 
 
@@ -114,7 +115,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
 
     Raises DeviceError for a graph that is to run elsewhere, ScheduleError where the plan would write memory that lies under another of its
     buffers as well."""
-    sink = graph.sink(*outputs)
+    sink, values, _ = without_binds(graph.sink(*outputs))
     for u in sink.walk(Ops.DEVICE):
         if u.arg != "CPU":
             raise DeviceError(f"a value is to be computed on or copied to {u.arg!r}; svod runs on the device 'CPU' only")
@@ -141,10 +142,14 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     compiled = compile_outline(outline, target, config)
     plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner))
     plan.carried = overwritten
+    plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if config.debug or config.dump_after is not None:
         from svod.dumping import dump
         dump(sink, constants, outline, plan, target, config)
     plan.keep = nodes           # its addresses are valid while its buffers live
+    if config.capture is not None and plan.variables:
+        raise UnsupportedError(f"a plan with the variables {', '.join(plan.variables)} cannot be captured for tuning: its kernels run with the "
+                               "heuristic's opts; capture the model with tensors of constant shapes")
     if config.capture is not None and outline.calls:
         seconds: dict[str, float] = {}
         known = all(a is not None for a, s in zip(arrays, outline.buffers, strict=True) if s.kind != "intermediate")
@@ -198,7 +203,7 @@ def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline
             numbers.setdefault(a, len(numbers))
         written.update(call.args[s] for s in kernel.outs)
         calls.append(Call(kernel.key, tuple(numbers[a] for a in call.args), call.name_hint, call.origin, call.why, levels[i],
-                          call.offsets))
+                          call.offsets, tuple(VariableSpec(*v.arg) for v in call.variables)))
     for u in schedule.outputs:
         numbers.setdefault(u, len(numbers))
 
@@ -246,7 +251,8 @@ def compile_outline(outline: Outline, target: Target, config: PrepareConfig) -> 
     choices = choose_all(outline, compiler, config, db)
     if config.beam is not None and db is not None:
         unknown = {k: v for k, v in outline.kernels.items()
-                   if choices[k].source == "heuristic" or (config.beam.ignore_cache and choices[k].source == "database")}
+                   if not v.variables and (choices[k].source == "heuristic"
+                                           or (config.beam.ignore_cache and choices[k].source == "database"))}
         if unknown:
             from svod.search import search_at_prepare
             choices.update(search_at_prepare(outline, unknown, compiler, config, db))

@@ -5,7 +5,8 @@
     y = f(x2)           # from then on: addresses are patched, the plan runs
 
 Tensors that the function closes over are constants of the plan: what depends on nothing but them is computed once, at capture, and layouts
-are packed once. Change a weight by making a new jit. Random numbers are drawn at capture. Outputs are new tensors at every call.
+are packed once. Change a weight by making a new jit. Random numbers are drawn at capture. Outputs are new tensors at every call. A bound
+variable among the arguments, `f(x, n.bind(5))`, may have another value in each call of one plan.
 
 What the function assigns to (`state.assign(…)`) is state: every call reads and writes its memory, an argument's as well. A value of an
 argument cannot be read while the function is captured (`x.item()`, `if x.sum() > 0`): that is an error. A jitted function called by one
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +26,10 @@ from svod.compile.plan import ExecutionPlan
 from svod.config import PrepareConfig
 from svod.core import graph
 from svod.core.buffer import aligned_empty, buffer_of
+from svod.core.dtype import dtypes
 from svod.core.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
-from svod.errors import ArgumentError, ConfigError, SvodError
+from svod.core.variable import Dim, bound_values, is_symbolic, number_of, rebound, without_binds
+from svod.errors import ArgumentError, ConfigError, ScheduleError, SvodError
 from svod.prepare import Prepared, buffers_under, complete_config, prepare_graph, refuse_shared_memory, span_of
 from svod.tensor import Tensor
 from svod.tensor.base import TensorBase, live_tensors
@@ -53,7 +56,7 @@ class _Captured:
         self.fixed = {i: span_of(b.array) for i, b in enumerate(self.plan.buffers) if b.array is not None and i not in bound}
         self.state = {i: span for i, span in self.fixed.items() if i in prepared.overwritten}
 
-    def run(self, tensors: list[Tensor]) -> Any:
+    def run(self, tensors: list[Tensor], values: Mapping[str, int]) -> Any:
         plan = self.plan
         fresh: dict[UOp, UOp] = {}
         with plan.lock:
@@ -71,9 +74,10 @@ class _Captured:
                 array = aligned_empty(spec.size, spec.dtype)
                 buffer_of(node).bind(array)
                 plan.bind_array(number, array)
-            plan.execute()
+            plan.execute(**{name: value for name, value in values.items() if name in plan.variables})
         nodes = [graph.base_of(tensors[s].uop) if isinstance(s, int) else fresh.get(s, s) for s in self.sources]
-        results = [Tensor.from_uop(graph.reshape(u, shape)) for u, shape in zip(nodes, self.shapes, strict=True)]
+        results = [Tensor.from_uop(graph.storage_view(u, rebound(shape, values)) if is_symbolic(shape) else graph.reshape(u, shape))
+                   for u, shape in zip(nodes, self.shapes, strict=True)]
         return _rebuild(self.structure, iter(results))
 
     @functools.cached_property
@@ -99,7 +103,8 @@ class Jit:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensors: list[Tensor] = []
-        signature = (_signature(args, tensors), _signature(kwargs, tensors))
+        values: dict[str, int] = {}
+        signature = (_signature(args, tensors, values), _signature(kwargs, tensors, values))
         if getattr(_here, "capturing", False):
             given = iter(tensors)
             return self.fn(*_substitute(args, given), **_substitute(kwargs, given))
@@ -111,7 +116,7 @@ class Jit:
                 found = self._captured.get(signature)
                 if found is None:
                     found = self._captured[signature] = self._capture(args, kwargs, tensors)
-        return found.run(tensors)
+        return found.run(tensors, values)
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:
@@ -218,17 +223,25 @@ def _has_memory(u: UOp) -> bool:
 
 # -- nested arguments -------------------------------------------------------------------------------
 
-def _signature(value: Any, tensors: list[Tensor]) -> Hashable:
-    """What decides whether a captured plan fits a call; tensors are collected in order."""
+def _signature(value: Any, tensors: list[Tensor], values: dict[str, int]) -> Hashable:
+    """What decides whether a captured plan fits a call; tensors are collected in order, and the values of bound variables, which do not."""
     if isinstance(value, np.ndarray):
         value = Tensor(value)
+    if isinstance(value, Dim):
+        for name, bound in bound_values(value).items():
+            if values.setdefault(name, bound) != bound:
+                raise ScheduleError(f"bind mismatch on {name}, {values[name]} != {bound} (arguments of one call)")
+        return "variable", without_binds(number_of(value, dtypes.int64))[0]
     if isinstance(value, Tensor):
+        if is_symbolic(value.shape):
+            raise SvodError(f"svod.jit: an argument has the shape {value.shape}; pass the whole tensor and the bound variable, and take the "
+                            "part inside the function")
         tensors.append(value)
         return "tensor", value.shape, value.dtype
     if isinstance(value, (tuple, list)):
-        return type(value).__name__, tuple(_signature(v, tensors) for v in value)
+        return type(value).__name__, tuple(_signature(v, tensors, values) for v in value)
     if isinstance(value, dict):
-        return "dict", tuple((k, _signature(v, tensors)) for k, v in value.items())
+        return "dict", tuple((k, _signature(v, tensors, values)) for k, v in value.items())
     try:
         hash(value)
     except TypeError:

@@ -6,15 +6,19 @@ from typing import Any, NamedTuple
 
 from svod.compile.emit_reduce import Reductions, Sink
 from svod.compile.nests import COPY_LANES, MASKED_ROW_VECTORS, MAX_TILE_VECTORS, NO_POINT, Lin, Nest, Staged, add_lins, sum_lins
-from svod.compile.program import Instr
+from svod.compile.program import Count, Instr
 from svod.compile.transpose import transpose_squares
 from svod.core.dtype import dtypes
 from svod.core.kernel import Linear, Node, Reduction, ResolvedStage, Stage
 from svod.core.layout import Layout, is_exact
 from svod.core.nest import Piece, fit, lane_row
 from svod.core.scheduler import LOOP, UNROLL, UPCAST
+from svod.core.symbolic import linear
+from svod.core.uop import Ops
 
 MIN_ITERATIONS = 64             # a phase offers at least this many iterations per core, so that cores and slices have something to share
+
+ALIGNED = 64                    # a step that leaves alone what is known of the alignment of addresses
 
 
 class Spec(NamedTuple):
@@ -24,6 +28,7 @@ class Spec(NamedTuple):
     threads: int
     scratch: int
     once: bool
+    counts: tuple[Count, ...] = ()
 
 
 Emitted = tuple[Spec, tuple[Instr, ...]]
@@ -190,24 +195,92 @@ class Phase(Reductions):
             self.part = i
         values_of: list[int] = []
         rest = i
+        counts = self._counts(nest, loops[:prefix])
         for k in range(prefix - 1, -1, -1):
-            e = loops[k][1].extent
             if k == 0:
                 values_of.append(rest)
             else:
-                values_of.append(b.alu("MOD", dtypes.index, 1, rest, b.index(e)))
-                rest = b.alu("IDIV", dtypes.index, 1, rest, b.index(e))
+                e = b.index(loops[k][1].extent) if counts[k].is_constant else self._count(nest, *loops[k][:2])
+                values_of.append(b.alu("MOD", dtypes.index, 1, rest, e))
+                rest = b.alu("IDIV", dtypes.index, 1, rest, e)
         values_of.reverse()
-        for (a, piece, depth), v in zip(loops[:prefix], values_of, strict=True):
-            if piece.extent > 1:
-                self._open_row(nest, a, ({b.mul(v, piece.stride): 1}, 0))
-            else:
-                self._open_row(nest, a, ({}, 0))
-            self._children(s, depth + 1)
-        self._walk(nest, loops, prefix, sink, values)
+
+        def body(inside: int) -> None:
+            for (a, piece, depth), v in zip(loops[:prefix], values_of, strict=True):
+                start: Lin = ({b.mul(v, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
+                if inside >= 0 and self._bound(nest, a) is not None:
+                    start = add_lins(start, ({inside: 1}, 0), 1)
+                self._open_row(nest, a, start)
+                self._children(s, depth + 1)
+            self._walk(nest, loops, prefix, sink, values)
+            for a, _, _ in loops[:prefix]:
+                self._close_row(nest, a)
+        self._where_inside(nest, loops[:prefix], values_of, body)
         b.close(i)
         code = tuple(transpose_squares(list(b.finish()), ragged=self.state.target.vector_bytes == 64))
-        return Spec(extent, min(threads, extent) if threads > 1 else 1, self.scratch, once), code
+        variable = () if all(c.is_constant for c in counts) else counts
+        return Spec(extent, min(threads, extent) if threads > 1 else 1, self.scratch, once, variable), code
+
+    def _counts(self, nest: Nest, loops: list[tuple[int, Piece, int]]) -> tuple[Count, ...]:
+        """How often the loops that a launch is made of run."""
+        if self.partial is not None:
+            return (Count((), self.partial[2], 1, self.partial[2]),)
+        found = []
+        seen: set[int] = set()
+        for a, piece, _ in loops:
+            bound = self._bound(nest, a)
+            count = Count((), piece.extent, 1, piece.extent)
+            if bound is not None and a not in seen and not nest.base[a][0]:
+                terms, const = linear(bound)
+                if all(v.op is Ops.DEFINE_VAR for v in terms):
+                    names = tuple(sorted((v.arg[0], k) for v, k in terms.items()))
+                    count = Count(names, const - nest.base[a][1], piece.stride, piece.extent)
+            seen.add(a)
+            found.append(count)
+        return tuple(found)
+
+    def _count(self, nest: Nest, a: int, piece: Piece) -> int:
+        """How often the outermost loop of an axis runs whose extent depends on variables."""
+        b = self.b
+        left = b.alu("IDIV", dtypes.index, 1, b.add(self._room(nest, a), b.index(piece.stride - 1)), b.index(piece.stride))
+        return b.alu("MIN", dtypes.index, 1, b.index(piece.extent), left)
+
+    def _where_inside(self, nest: Nest, loops: list[tuple[int, Piece, int]], values_of: list[int], body: Callable[[int], None]) -> None:
+        """`body` for one iteration of a launch: where extents depend on variables, without guards if all that the iteration covers is
+        inside, with them if only a part is. It is given the index of the loop, of at most one iteration, that the condition is: an index
+        that is 0, and without which nothing of the iteration is to be computed."""
+        b = self.b
+        at: dict[int, Lin] = {}
+        for (a, piece, _), v in zip(loops, values_of, strict=True):
+            if self._bound(nest, a) is not None:
+                start: Lin = ({b.mul(v, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
+                at[a] = add_lins(at.get(a, nest.base[a]), start, 1)
+        if not at:
+            body(-1)
+            return
+        some = all_in = -1
+        whole = [a for a in at if self._is_last(nest, a, sum(other == a for other, _, _ in loops))]
+        for a, here in at.items():
+            left = b.alu("SUB", dtypes.index, 1, self._limit(nest, a), self._ssa(here))
+            for reach, wanted in ((1, True), (self._reach(nest, a), a in whole)):
+                if wanted:
+                    inside = b.alu("CMPLE", dtypes.bool, 1, b.index(reach), left)
+                    if reach == 1:
+                        some = inside if some < 0 else b.alu("AND", dtypes.bool, 1, some, inside)
+                    all_in = inside if all_in < 0 else b.alu("AND", dtypes.bool, 1, all_in, inside)
+
+        def once(condition: int) -> None:
+            loop, _ = b.open(b.index(0), b.alu("WHERE", dtypes.index, 1, condition, b.index(1), b.index(0)), ALIGNED)
+            body(loop)
+            b.close(loop)
+            for n in self.nests.values():
+                n.memo.clear()
+                n.linear.clear()
+        nest.safe.update(whole)
+        once(all_in)
+        nest.safe.difference_update(whole)
+        if any(self._reach(nest, a) > 1 for a in whole):
+            once(b.alu("AND", dtypes.bool, 1, some, b.alu("NOT", dtypes.bool, 1, all_in)))
 
     def _walk(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, sink: Sink, values: bool) -> None:
         """Open the output loops from number k, then reduce, then store."""
@@ -245,6 +318,9 @@ class Phase(Reductions):
             return
         stop = b.index(piece.extent * piece.stride)
         pieces = nest.pieces[a]
+        if self._bound(nest, a) is not None:
+            self._loop_to_limit(nest, a, piece, body)
+            return
         if pieces[0].row != piece.row and not is_exact(pieces, nest.bounds[a]):
             # an inner loop of an axis that its amounts do not divide: no iterations wholly beyond the end
             terms, const = sum_lins(nest.opened[a])
@@ -257,6 +333,30 @@ class Phase(Reductions):
         b.close(loop)
         nest.memo.clear()
 
+    def _loop_to_limit(self, nest: Nest, a: int, piece: Piece, body: Callable[[], Any]) -> None:
+        """One output loop of an axis whose extent depends on variables."""
+        b = self.b
+        room = self._room(nest, a)
+        stop = b.alu("MIN", dtypes.index, 1, b.index(piece.extent * piece.stride), room)
+
+        def looped(start: int, stop: int) -> None:
+            loop, _ = b.open(start, stop, piece.stride)
+            self._open_row(nest, a, ({loop: 1}, 0))
+            body()
+            self._close_row(nest, a)
+            b.close(loop)
+            nest.memo.clear()
+        reach = self._reach(nest, a)
+        if a in nest.safe or not self._is_last(nest, a):
+            looped(b.index(0), stop)
+            return
+        middle = self._whole_end(room, reach, piece.stride, stop) if reach > 1 else stop
+        nest.safe.add(a)
+        looped(b.index(0), middle)
+        nest.safe.discard(a)
+        if reach > 1:
+            looped(middle, stop)
+
     def _children(self, s: int, depth: int) -> None:
         """Emit the stages that live at a point."""
         for child in self.low.plan.children.get((s, depth), ()):
@@ -266,9 +366,10 @@ class Phase(Reductions):
     def _hull(self, s: int, dim: int) -> tuple[Lin, int, bool]:
         """(start, extent) of what the readers of stage `s` need of its dim, under the loops opened so far, and whether they may ask for
         positions outside all the same (beyond the axis, where it is padded)."""
-        full, unsafe = self.low.positions(s, dim), self.low.guarded(s, dim)
+        full, unsafe = self.low.positions(s, dim), self.low.guarded(s, dim) and not self._is_read_inside(s, dim)
         start: Lin | None = None
         lo = hi = 0
+        beyond = False      # the last iteration of a reduce loop, that variables end, covers more than there is
         for q in self.low.plan.readers[s]:
             r = self.low.plan.resolved[q]
             if r is None or self.low.plan.paths[q] is None:
@@ -282,6 +383,7 @@ class Phase(Reductions):
                 base: Lin = ({}, lin.const)
                 low = high = 0
                 for a, c in lin.coefs:
+                    beyond = beyond or (a >= len(r.stage.outs) and self.kernel.axes[r.axes[a]].bound is not None)
                     first, span = self._extent_of(q, a)
                     base = add_lins(base, first, c)
                     if c > 0:
@@ -294,12 +396,28 @@ class Phase(Reductions):
                     delta = base[1] - start[1]
                     lo, hi = min(lo, low + delta), max(hi, high + delta)
                 else:
-                    return ({}, 0), full, unsafe
+                    return ({}, 0), full, unsafe or beyond
         assert start is not None
         extent = hi - lo + 1
         if not unsafe and extent >= full:
-            return ({}, 0), full, False
-        return (start[0], start[1] + lo), extent, False
+            return ({}, 0), full, beyond
+        return (start[0], start[1] + lo), extent, beyond
+
+    def _is_read_inside(self, s: int, dim: int) -> bool:
+        """Whether the readers of stage `s`, where they stand, ask for positions of its dim that are inside only."""
+        if self.kernel.axes[self.kernel.stages[s].outs[dim]].bound is None:
+            return False
+        for q in self.low.plan.readers[s]:
+            r = self.low.plan.resolved[q]
+            if r is None or self.low.plan.paths[q] is None:
+                continue
+            safe = self.nests[q].safe if q in self.nests else ()
+            for node in r.nodes:
+                if node.kind == "read" and node.arg == s:
+                    axes = [a for a, _ in node.dims[dim].coefs]
+                    if node.dims[dim].atoms or any(r.axes[a] in self.low.unsafe and a not in safe for a in axes):
+                        return False
+        return True
 
     def _extent_of(self, q: int, a: int) -> tuple[Lin, int]:
         """(start, positions) of local axis `a` of stage `q`, whose loops may or may not be open."""
@@ -345,6 +463,8 @@ class Phase(Reductions):
         else:
             pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, extents + reds, strict=True)]
             nest = Nest(r, pieces, extents + reds, base + red_base, self.low.lane[s], lane_row(self.state, r), width)
+        # a box of all positions is wider than what is read
+        nest.safe.update(i for i in range(len(stage.outs)) if extents[i] < self.low.positions(s, i) and self._is_read_inside(s, i))
         outer = self.nests.get(s)
         self.nests[s] = nest
         self._children(s, 0)

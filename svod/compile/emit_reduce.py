@@ -102,6 +102,8 @@ class Reductions(DotValues):
             return out
 
         extent = self._left(nest, a, at)
+        if self._bound(nest, a) is not None:
+            return self._up_to_limit(nest, a, piece, extent, self._is_cut(nest, a, at), looped, accs)
         whole, rest = divmod(extent, piece.stride)
         if self._is_cut(nest, a, at):
             start, stop = self._part_bounds(whole * piece.stride)
@@ -122,6 +124,27 @@ class Reductions(DotValues):
             values = accs
             accs = self._remainder(nest, a, at, whole * piece.stride, rest, lambda: inside(values))
         return accs
+
+    def _up_to_limit(self, nest: Nest, a: int, piece: Piece, extent: int, cut: bool, looped: Callable[[int, int, list[int]], list[int]],
+                     accs: list[int]) -> list[int]:
+        """A reduce loop of an axis whose extent depends on variables: iterations that are wholly inside, then, guarded, the last one."""
+        b = self.b
+        end = -(-extent // piece.stride) * piece.stride
+        room = self._room(nest, a)
+        start, stop = self._part_bounds(end) if cut else (b.index(0), b.index(end))
+        stop = b.alu("MIN", dtypes.index, 1, stop, room)
+        if not self._is_last(nest, a):
+            return looped(start, stop, accs)
+        reach = self._reach(nest, a)
+        nest.safe.add(a)
+        if reach == 1:
+            accs = looped(start, stop, accs)
+            nest.safe.discard(a)
+            return accs
+        middle = self._whole_end(room, reach, piece.stride, stop)
+        accs = looped(start, middle, accs)
+        nest.safe.discard(a)
+        return looped(b.alu("MAX", dtypes.index, 1, start, middle), stop, accs)
 
     def _is_cut(self, nest: Nest, a: int, at: int) -> bool:
         """Whether this is the loop that the cores share: the outermost of the axis of a split reduction, in the output stage itself."""
@@ -437,6 +460,12 @@ class Reductions(DotValues):
                 once()
                 return []
 
+            if self._bound(nest, a) is not None:
+                def run(start: int, stop: int, accs: list[int]) -> list[int]:
+                    self._counted_reduce(nest, a, stride, start, stop, once)
+                    return accs
+                self._up_to_limit(nest, a, pieces[at], self._left(nest, a, at), cut, run, [])
+                return
             if whole:
                 start, stop = self._part_bounds(whole * stride) if cut else (b.index(0), b.index(whole * stride))
                 self._counted_reduce(nest, a, stride, start, stop, once)
@@ -460,11 +489,21 @@ class Reductions(DotValues):
             body()
             self._close_row(nest, a)
             return
-        loop, _ = b.open(b.index(0), b.index(piece.extent), 1)
+        stop = b.index(piece.extent)
+        inside = False
+        if self._bound(nest, a) is not None:
+            left = b.alu("IDIV", dtypes.index, 1, b.add(self._room(nest, a), b.index(piece.stride - 1)), b.index(piece.stride))
+            stop = b.alu("MIN", dtypes.index, 1, stop, left)
+            inside = a not in nest.safe and self._is_last(nest, a) and self._reach(nest, a) == 1
+        if inside:
+            nest.safe.add(a)
+        loop, _ = b.open(b.index(0), stop, 1)
         iteration[number] = loop
         self._open_row(nest, a, ({b.mul(loop, piece.stride): 1}, 0))
         body()
         self._close_row(nest, a)
+        if inside:
+            nest.safe.discard(a)
         del iteration[number]
         b.close(loop)
         nest.memo.clear()

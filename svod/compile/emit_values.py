@@ -15,7 +15,7 @@ from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Linear, Node
 from svod.core.layout import Layout, is_exact
 from svod.core.scheduler import LOOP
-from svod.core.uop import TRANSCENDENTAL
+from svod.core.uop import TRANSCENDENTAL, Ops, UOp
 
 if TYPE_CHECKING:
     from svod.compile.lower import Lowering
@@ -69,6 +69,46 @@ class Values:
             base_terms, base_const = nest.base[a]
             found = nest.linear[a] = add_lins((terms, const), (base_terms, base_const), 1)
         return found
+
+    # -- extents that depend on variables ----------------------------------------------------------------
+    def _bound(self, nest: Nest, a: int) -> UOp | None:
+        """How many positions local axis `a` has, where that depends on variables."""
+        axis = nest.r.axes[a]
+        return self.kernel.axes[axis].bound if axis >= 0 else None
+
+    def _limit(self, nest: Nest, a: int) -> int:
+        """The value of `_bound`."""
+        bound = self._bound(nest, a)
+        assert bound is not None
+        made: dict[UOp, int] = {}
+        b = self.b
+        for u in bound.toposort():
+            if u.op is Ops.CONST:
+                made[u] = b.index(u.arg)
+            elif u.op is Ops.DEFINE_VAR:
+                made[u] = b.pure("VAR", dtypes.index, 1, (), u.arg[0])
+            else:
+                made[u] = b.alu(u.op.value, dtypes.index, 1, *[made[s] for s in u.src])
+        return made[bound]
+
+    def _room(self, nest: Nest, a: int) -> int:
+        """Positions that are left of an axis whose extent depends on variables, from where the loops opened so far stand."""
+        at = add_lins(sum_lins(nest.opened[a]), nest.base[a], 1)
+        return self.b.alu("SUB", dtypes.index, 1, self._limit(nest, a), self._ssa(at))
+
+    def _reach(self, nest: Nest, a: int) -> int:
+        """Positions that one iteration of the innermost loop of an axis covers."""
+        return 1 + sum(p.stride * (p.extent - 1) for p in nest.pieces[a] if p.role != LOOP)
+
+    def _is_last(self, nest: Nest, a: int, loops: int = 1) -> bool:
+        """Whether all loops of the axis are open when `loops` more are."""
+        return len(nest.opened[a]) + loops == sum(p.role == LOOP for p in nest.pieces[a])
+
+    def _whole_end(self, room: int, reach: int, stride: int, stop: int) -> int:
+        """Where the iterations end, each `stride` on and `reach` positions wide, that stay inside of `room`; at most `stop`."""
+        b = self.b
+        count = b.alu("IDIV", dtypes.index, 1, b.alu("ADD", dtypes.index, 1, room, b.index(stride - reach)), b.index(stride))
+        return b.alu("MAX", dtypes.index, 1, b.index(0), b.alu("MIN", dtypes.index, 1, stop, b.mul(count, stride)))
 
     def _ssa(self, lin: Lin) -> int:
         """The value of Σ coefficient·value + constant, summed from the outermost loop inwards."""
@@ -141,6 +181,9 @@ class Values:
     def _eval_const(self, nest: Nest, node: Node) -> int:
         return self.b.const(node.dtype, 1, node.arg)
 
+    def _eval_variable(self, nest: Nest, node: Node) -> int:
+        return self.b.pure("VAR", dtypes.index, 1, (), node.arg)
+
     def _eval_axis(self, nest: Nest, node: Node) -> int:
         return self._coordinate(nest, node.arg)
 
@@ -201,12 +244,13 @@ class Values:
         result = -1
         for a in axes:
             limit = unsafe.get(nest.r.axes[a])
-            if limit is None:
+            if limit is None or a in nest.safe:
                 continue
             b = self.b
             value = self._coordinate(nest, a)
             lanes = b.lanes[value]
-            inside = b.alu("CMPLT", dtypes.bool, lanes, value, b.const(dtypes.index, lanes, limit))
+            end = b.index(limit) if self._bound(nest, a) is None else self._limit(nest, a)
+            inside = b.alu("CMPLT", dtypes.bool, lanes, value, b.splat(end, lanes))
             if nest.r.axes[a] in self.low.below:
                 above = b.alu("CMPLE", dtypes.bool, lanes, b.const(dtypes.index, lanes, 0), value)
                 inside = b.alu("AND", dtypes.bool, lanes, inside, above)
@@ -397,7 +441,8 @@ def pointer_is_output(b: Builder, pointer: int) -> bool:
 
 
 _EVAL: dict[str, Callable[[Values, Nest, Node], int]] = {
-    "const": Values._eval_const, "axis": Values._eval_axis, "alu": Values._eval_alu, "cast": Values._eval_cast,
+    "const": Values._eval_const, "variable": Values._eval_variable, "axis": Values._eval_axis,
+    "alu": Values._eval_alu, "cast": Values._eval_cast,
     "bitcast": Values._eval_bitcast, "load": Values._eval_load, "read": Values._eval_read, "reduce": Values._eval_reduce,
     "temp": Values._eval_temp,
 }

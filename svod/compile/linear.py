@@ -307,7 +307,7 @@ def interpret(program: Program, args: Sequence[Array], variables: Mapping[str, i
     with np.errstate(all="ignore"):
         for k, (phase, code) in enumerate(zip(spec.phases, program.code, strict=True)):
             run = _Phase(spec, phase, code, args, temps, variables or {})
-            for begin, end in _parts(phase.extent, slices if slices is None or isinstance(slices, int) else slices[k]):
+            for begin, end in _parts(phase.extent_at(variables or {}), slices if slices is None or isinstance(slices, int) else slices[k]):
                 run(begin, end)
 
 

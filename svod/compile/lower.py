@@ -13,6 +13,11 @@ Example, `UPCAST(o0, 16)` on y[i] = x[i] + 1 over 100 positions becomes
 Extents that an amount does not divide: an output axis moves its last tile back (recomputing a few positions) where tiles are
 contiguous and the kernel does not read what it writes, else positions are guarded; a reduce axis runs its remainder as a second,
 shorter copy of the body.
+
+Extents that depend on variables: loops end where the variables say. Where an iteration covers several positions the body is there twice,
+for iterations that are wholly inside, and with positions guarded for the last one.
+
+    UPCAST(o0, 16), n positions   →   LOOP i in 0…n-15 step 16: STORE y[i:i+16];   LOOP i in …n step 16: STORE y[i:i+16] if i+lane < n
 """
 from __future__ import annotations
 
@@ -68,7 +73,10 @@ class Lowering:
                     if in_place and not reduce and not is_exact(pieces, extent):
                         self.fixed.add(axis)
                     chosen = state.dots[s]
-                    if (state.pads[axis] and not (chosen and chosen.axis == axis)) or axis in self.fixed:
+                    varies = self.kernel.axes[axis].bound is not None
+                    if varies and not reduce and self.plan.paths[s] == ():
+                        self.fixed.add(axis)    # where the last tile ends is known when it runs
+                    if (state.pads[axis] and not (chosen and chosen.axis == axis)) or axis in self.fixed or varies:
                         self.unsafe[axis] = self.kernel.axes[axis].extent
             if s in self.packed:
                 axis = r.stage.outs[self.packed[s].dim]
@@ -100,16 +108,17 @@ class Lowering:
             else:
                 emitted = [Phase(self).emit_temp(r, self._temp(r))]
             for spec, instructions in emitted:
-                phases.append(PhaseSpec(f"svod_p{len(phases)}", spec.extent, spec.threads, spec.scratch, spec.once))
+                phases.append(PhaseSpec(f"svod_p{len(phases)}", spec.extent, spec.threads, spec.scratch, spec.once, spec.counts))
                 code.append(instructions)
         params = tuple((p.dtype, p.arg.size) for p in self.kernel.params)
-        return Program(ProgramSpec("kernel", params, self.kernel.outs, tuple(self.temps), tuple(phases)), tuple(code))
+        variables = tuple(sorted(self.kernel.variables))
+        return Program(ProgramSpec("kernel", params, self.kernel.outs, tuple(self.temps), tuple(phases), variables), tuple(code))
 
     def once(self, s: int) -> bool:
         """True for a root stage that reads nothing but constants of the plan."""
         r = self.plan.resolved[s]
         assert r is not None
-        if r.stage.is_output:
+        if r.stage.is_output or any(self.kernel.axes[a].bound is not None for a in r.axes) or any(n.kind == "variable" for n in r.nodes):
             return False
         loads = [n for n in r.nodes if n.kind == "load"]
         return bool(loads or r.reads) and all(self.kernel.params[n.arg].arg.constant for n in loads) \

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from svod.compile.program import PhaseSpec, ProgramSpec
+from svod.compile.program import Count, PhaseSpec, ProgramSpec
 from svod.core.dtype import BY_NAME
 
 log = logging.getLogger("svod.object_cache")
@@ -50,7 +50,8 @@ def spec_to_json(spec: ProgramSpec) -> dict[str, Any]:
         "params": [[dtype.name, size] for dtype, size in spec.params],
         "outs": list(spec.outs),
         "temps": list(spec.temps),
-        "phases": [[p.symbol, p.extent, p.threads, p.scratch_bytes, p.once] for p in spec.phases],
+        "phases": [[p.symbol, p.extent, p.threads, p.scratch_bytes, p.once,
+                    [[[list(t) for t in c.terms], c.const, c.stride, c.most] for c in p.counts]] for p in spec.phases],
         "variables": list(spec.variables),
     }
 
@@ -58,8 +59,9 @@ def spec_to_json(spec: ProgramSpec) -> dict[str, Any]:
 def spec_from_json(data: dict[str, Any]) -> ProgramSpec:
     """The ProgramSpec behind `spec_to_json`. Raises ValueError for data that is not one: it comes from a file."""
     try:
-        phases = tuple(PhaseSpec(str(symbol), int(extent), int(threads), int(scratch), bool(once))
-                       for symbol, extent, threads, scratch, once in data["phases"])
+        phases = tuple(PhaseSpec(str(symbol), int(extent), int(threads), int(scratch), bool(once), tuple(
+            Count(tuple((str(name), int(k)) for name, k in terms), int(const), int(stride), int(most)) for terms, const, stride, most in counts))
+                       for symbol, extent, threads, scratch, once, counts in data["phases"])
         return ProgramSpec(
             name=str(data["name"]),
             params=tuple((BY_NAME[dtype], int(size)) for dtype, size in data["params"]),

@@ -27,11 +27,13 @@ from svod.compile.plan_parts import (
     BufferKind,
     PlanBuffer,
     PreparedKernel,
+    VariableSpec,
     address_of,
     check_array,
     check_plan,
     levels_of,
     lifetimes_of,
+    names_of,
     written_by,
 )
 from svod.compile.planner import PlannerMode, plan_memory
@@ -152,7 +154,7 @@ class ExecutionPlan:
                 buffers.append(PlanBuffer(b.nbytes, b.kind, array))
             plan = ExecutionPlan(self.kernels, buffers, self._outputs, threads=threads or self.threads, planner=self.memory.mode)
             plan.keep = self.keep
-            plan.set_variables({name: int(self._words[at[0]]) for name, at in self._variables.items() if name not in self._unset})
+            plan.set_variables(self.variable_values())
             return plan
 
     # What is run.
@@ -294,9 +296,38 @@ class ExecutionPlan:
                 known = ", ".join(sorted(self._variables)) or "none"
                 raise LaunchError(f"variables {', '.join(unknown)} were given; the plan has {known}")
             for name, value in values.items():
+                limits = self.variables.get(name)
+                if not isinstance(value, (int, np.integer)) or (limits is not None and not limits.min <= value <= limits.max):
+                    bounds = f"bounds [{limits.min}, {limits.max}]" if limits is not None else "the integers"
+                    raise LaunchError(f"variable {name}={value} is outside {bounds}")
+            for name, value in values.items():
                 for position in self._variables[name]:
                     self._words[position] = value
                 self._unset.discard(name)
+            if values:
+                self._fit_launches(set(values))
+
+    def execute_with_vars(self, values: Mapping[str, int]) -> None:
+        """`execute`, with the variables in a mapping."""
+        self.execute(**values)
+
+    def variable_values(self) -> dict[str, int]:
+        """The variables that have a value, and what it is."""
+        return {name: int(self._words[at[0]]) for name, at in self._variables.items() if name not in self._unset}
+
+    def _fit_launches(self, changed: set[str]) -> None:
+        """Launches of as many iterations as the variables say."""
+        values = self.variable_values()
+        for number, kernel in enumerate(self.kernels):
+            if not any(phase.counts for phase in kernel.spec.phases):
+                continue
+            names = names_of(kernel)
+            if changed.isdisjoint(names.values()) or not values.keys() >= set(names.values()):
+                continue
+            own = {name: values[known] for name, known in names.items()}
+            for p, phase in enumerate(kernel.spec.phases):
+                if phase.counts:
+                    self.set_range(number, p, 0, phase.extent_at(own))
 
     def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
         """Let a phase compute iterations begin ≤ i < end only, for timing a slice. Raises LaunchError outside 0 … extent."""
@@ -357,6 +388,7 @@ class ExecutionPlan:
         positions: list[list[tuple[int, int]]] = [[] for _ in self.buffers]     # words that hold an argument, and its offset in the buffer
         self._shared_at: list[tuple[int, int]] = []             # words that hold an address of shared memory, and its offset there
         self._variables: dict[str, list[int]] = {}
+        self.variables: dict[str, VariableSpec] = {}            # bounds of those that have some
         self._spans: list[tuple[int, int]] = []                 # per kernel: first word and number of its records
         position, temporary = _HEADER, [0] * len(kernels)
         number = len(self.buffers)
@@ -385,9 +417,14 @@ class ExecutionPlan:
                 if index in self._offsets:
                     self._shared_at.append((args_at, self._offsets[index] + offset))
                 args_at += 1
+            names = names_of(kernel)
             for name in spec.variables:
-                self._variables.setdefault(name, []).append(vars_at)
+                self._variables.setdefault(names[name], []).append(vars_at)
                 vars_at += 1
+            for known in kernel.variables:
+                if self.variables.setdefault(known.name, known)[:3] != known[:3]:
+                    raise LaunchError(f"variable {known.name} has bounds [{known.min}, {known.max}] in one kernel of the plan and "
+                                      f"{list(self.variables[known.name][1:3])} in another")
 
         self._copies: dict[int, list[int]] = {}                 # record → its copies among the launches
         self._launches = base + 8 * position

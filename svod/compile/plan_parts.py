@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -34,6 +34,16 @@ class PlanBuffer:
     array: np.ndarray[Any, Any] | None = None
 
 
+class VariableSpec(NamedTuple):
+    """A variable of a plan: the values it can take, those that matter, and where intervals end that are tuned apart."""
+
+    name: str
+    min: int
+    max: int
+    hints: tuple[int, ...] = ()
+    buckets: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class PreparedKernel:
     """A compiled program, what it is applied to, and what people want to know about it."""
@@ -52,6 +62,7 @@ class PreparedKernel:
     cut: str = ""                       # the rule that made it a kernel of its own
     offsets: tuple[int, ...] = ()       # per slot: bytes of the buffer before what the kernel is given; (): none
     regions: tuple[Region, ...] = ()    # per slot: the bytes of the buffer it reaches; (): any
+    variables: tuple[VariableSpec, ...] = ()    # the plan's variable that each of the program's is; (): those of its names
 
     @property
     def single_core(self) -> bool:
@@ -66,6 +77,14 @@ def levels_of(kernels: Sequence[PreparedKernel]) -> list[list[int]]:
 
 def written_by(kernel: PreparedKernel) -> set[int]:
     return {kernel.buffers[slot] for slot in kernel.spec.outs}
+
+
+def names_of(kernel: PreparedKernel) -> dict[str, str]:
+    """The plan's variable that each variable of the kernel's program is. The program's i-th is called v«i» where the kernel says which
+    they are."""
+    if not kernel.variables:
+        return {name: name for name in kernel.spec.variables}
+    return {name: kernel.variables[int(name[1:])].name for name in kernel.spec.variables}
 
 
 def region_in(kernel: PreparedKernel, buffer: int, nbytes: int) -> Region:
@@ -126,7 +145,9 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
                 raise LaunchError(f"kernel {name}, slot {slot}: buffer {index} was asked for; the plan has {len(buffers)}")
             dtype, size = spec.params[slot]
             offset = kernel.offsets[slot] if kernel.offsets else 0
-            if offset < 0 or buffers[index].nbytes < offset + size * dtype.itemsize:
+            # bounds of variables are wider in a kernel than in a plan
+            end = kernel.regions[slot].end if kernel.variables and kernel.regions else offset + size * dtype.itemsize
+            if offset < 0 or buffers[index].nbytes < end:
                 after = f" after byte {offset}" if offset else ""
                 raise LaunchError(f"kernel {name}, slot {slot}: {size} elements of {dtype.name} need {size * dtype.itemsize} bytes{after}; "
                                   f"buffer {index} has {buffers[index].nbytes}")

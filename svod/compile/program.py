@@ -6,15 +6,18 @@ Every phase becomes one native function with the fixed signature
 
 `args` is an array of pointers: the kernel's parameters by slot, then the program's temporaries. `vars` is an array of i64 in
 the order of `ProgramSpec.variables`. `scratch` is the calling worker's private memory, 64-byte aligned, of at least
-`scratch_bytes`. The function computes iterations begin ≤ i < end of the phase's `extent` outer iterations, which are independent.
+`scratch_bytes`. The function computes iterations begin ≤ i < end of the phase's `extent` outer iterations, which are independent
+(`extent_at`, where their number depends on variables).
 """
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 from svod.core.dtype import DType
 from svod.errors import LaunchError
@@ -22,15 +25,37 @@ from svod.errors import LaunchError
 Instr = tuple[Any, ...]  # (op, dtype, lanes, src, arg): docs/ir.md, section 4
 
 
+class Count(NamedTuple):
+    """How often a loop runs: ceil((const + Σ factor·variable) / stride), `most` times at most."""
+
+    terms: tuple[tuple[str, int], ...]      # (variable, factor)
+    const: int
+    stride: int
+    most: int
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.terms
+
+    def at(self, variables: Mapping[str, int]) -> int:
+        """The number for these values."""
+        return max(0, min(self.most, -(-(self.const + sum(k * variables[name] for name, k in self.terms)) // self.stride)))
+
+
 @dataclass(frozen=True)
 class PhaseSpec:
     """One launch over the pool."""
 
     symbol: str
-    extent: int           # iterations that begin/end cut
+    extent: int           # iterations that begin/end cut; the most, where variables say how many there are
     threads: int          # cores the phase wants; 1: run by the caller
     scratch_bytes: int    # per worker
     once: bool = False    # reads only constants of the plan: run once at prepare
+    counts: tuple[Count, ...] = ()      # the loops that the launch is made of, where variables say how often they run
+
+    def extent_at(self, variables: Mapping[str, int]) -> int:
+        """Iterations for these values of the variables."""
+        return min(self.extent, prod(c.at(variables) for c in self.counts)) if self.counts else self.extent
 
 
 @dataclass(frozen=True)
@@ -42,7 +67,7 @@ class ProgramSpec:
     outs: tuple[int, ...]                   # slots written
     temps: tuple[int, ...]                  # bytes of each temporary
     phases: tuple[PhaseSpec, ...]
-    variables: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()     # in order
 
     def check(self) -> None:
         """Raise LaunchError for a description that no program can have. What is run has passed this, wherever it was read from."""
@@ -65,6 +90,9 @@ class ProgramSpec:
             if phase.extent < 0 or phase.threads < 1 or phase.scratch_bytes < 0:
                 refuse(f"phase {phase.symbol} has {phase.extent} iterations on {phase.threads} threads and {phase.scratch_bytes} bytes of "
                        "scratch")
+            names = {name for count in phase.counts for name, _ in count.terms}
+            if not names <= set(self.variables) or any(count.stride < 1 for count in phase.counts):
+                refuse(f"phase {phase.symbol} has iterations {phase.counts}; its variables are {self.variables}")
         if any(later.once and not phase.once for phase, later in pairwise(self.phases)):
             refuse("phases that run once must come before the others")
         if len({phase.symbol for phase in self.phases}) != len(self.phases):
@@ -89,6 +117,8 @@ class Program:
         h = hashlib.blake2b(b"svod-linear-1", digest_size=16)
         for phase, code in zip(self.spec.phases, self.code, strict=True):
             h.update(repr((phase.extent, phase.threads, phase.scratch_bytes, phase.once)).encode())
+            if phase.counts:
+                h.update(repr(phase.counts).encode())
             h.update(repr(code).encode())
         h.update(repr((self.spec.temps, self.spec.params, self.spec.outs, self.spec.variables)).encode())
         return h.hexdigest()

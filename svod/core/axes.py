@@ -37,11 +37,11 @@ def range_lists(u: UOp) -> tuple[UOp, ...]:
 
 def _rebuild(ast: UOp, mapping: dict[UOp, UOp], lists: Callable[[Coords], Coords],
              recoordinate: Callable[[UOp, Coords], Coords]) -> UOp:
-    """`ast` with RANGEs replaced by `mapping` in expressions (simplified), by `lists` where they are named, and the coordinates of
-    each read of a (old) STAGE by `recoordinate`."""
+    """`ast` with RANGEs (and DEFINE_VARs) replaced by `mapping` in expressions (simplified), by `lists` where they are named, and the
+    coordinates of each read of a (old) STAGE by `recoordinate`."""
     done: dict[UOp, UOp] = {}
     for u in ast.toposort():
-        if u.op is Ops.RANGE:
+        if u.op is Ops.RANGE or u.op is Ops.DEFINE_VAR:
             done[u] = mapping.get(u, u)
             continue
         named = range_lists(u)
@@ -69,6 +69,16 @@ def _rebuild(ast: UOp, mapping: dict[UOp, UOp], lists: Callable[[Coords], Coords
     return done[ast]
 
 
+def replace_leaves(ast: UOp, mapping: dict[UOp, UOp]) -> UOp:
+    """`ast` with DEFINE_VARs replaced by index expressions, in extents of RANGEs as well; everything simplified."""
+    ranges = {r: r.replace(src=(sy.simplify(r.src[0], mapping),)) for r in ast.walk(Ops.RANGE) if sy.is_symbolic(r)}
+
+    def lists(named: Coords) -> Coords:
+        return tuple([ranges.get(r, r) for r in named])
+
+    return _rebuild(ast, {**ranges, **mapping}, lists, lambda _, coords: coords)
+
+
 def _next_range(nodes: Sequence[UOp]) -> int:
     return max((u.arg for u in nodes if u.op is Ops.RANGE), default=-1) + 1
 
@@ -80,7 +90,7 @@ def _cut_points(nodes: Sequence[UOp]) -> dict[UOp, int]:
     for u in nodes:
         if u.op in (Ops.IDIV, Ops.MOD) and u.dtype == dtypes.index and u.src[0].op is Ops.RANGE and u.src[1].op is Ops.CONST:
             r, c = u.src[0], int(u.src[1].arg)
-            if 1 < c < sy.extent_of(r) and sy.extent_of(r) % c == 0:
+            if not sy.is_symbolic(r) and 1 < c < sy.extent_of(r) and sy.extent_of(r) % c == 0:
                 found[r] = min(c, found.get(r, c))
     return found
 
@@ -157,7 +167,7 @@ def _mergeable(nodes: Sequence[UOp]) -> set[Pair]:
     pairs: set[Pair] = set()
     for u in nodes:
         named = range_lists(u)
-        pairs.update(pairwise(named))
+        pairs.update(pair for pair in pairwise(named) if not any(map(sy.is_symbolic, pair)))
     if not pairs:
         return pairs
     by_range: dict[UOp, list[Pair]] = {}

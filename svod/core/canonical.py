@@ -176,7 +176,7 @@ def _number(ast: UOp) -> tuple[UOp, tuple[int, ...]]:
             first = {Ops.STAGE: 1, Ops.STORE: 2}.get(u.op, u.arg[1] if u.op is Ops.REDUCE else 0)
             for r in u.src[first:]:
                 if r not in ranges:
-                    ranges[r] = sy.make_range(sy.extent_of(r), len(ranges))
+                    ranges[r] = r.replace(arg=len(ranges))
         elif u.op is Ops.PARAM:
             slots.setdefault(u.arg.slot)
     number = {old: new for new, old in enumerate(slots)}

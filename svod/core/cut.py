@@ -21,9 +21,10 @@ import math
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from svod.core.graph import Shape, shape_of, size_of
+from svod.core.graph import axis_groups, shape_of, size_of
 from svod.core.rangeify import is_tuple_reduce, reads_memory, reduce_extents, repeats
 from svod.core.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
+from svod.core.variable import count_of, upper
 
 ROW_LIMIT = 1 << 16       # elements of a row that a kernel may read again
 CHEAP_COST = 4            # operations of a value that several kernels compute again
@@ -122,7 +123,7 @@ def attention_region(u: UOp, stops: Container[UOp], consumers: Mapping[UOp, Sequ
     """For a contraction one of whose operands is the softmax of another contraction's result: the reductions between them and
     the other contraction. Empty where the pattern is not met, or something outside reads what lies between. `stops` have buffers."""
     factors = factors_of(u)
-    row = math.prod(reduce_extents(u))
+    row = count_of(reduce_extents(u))
     if factors is None or row > ROW_LIMIT:
         return frozenset()
     above = {u}
@@ -149,7 +150,7 @@ def attention_region(u: UOp, stops: Container[UOp], consumers: Mapping[UOp, Sequ
             if is_reduction(n):
                 rows.append(n)
             todo += n.src
-        if (len(inner) == 1 and inner[0].op is Ops.REDUCE_AXIS and rows and all(math.prod(reduce_extents(r)) == row for r in rows)
+        if (len(inner) == 1 and inner[0].op is Ops.REDUCE_AXIS and rows and all(count_of(reduce_extents(r)) == row for r in rows)
                 and any(n.op in (Ops.EXP, Ops.EXP2) for n in seen)
                 and all(c in seen or c in above for n in (*rows, *inner) for c in consumers.get(n, ()))):
             return frozenset((*inner, *rows))
@@ -157,22 +158,6 @@ def attention_region(u: UOp, stops: Container[UOp], consumers: Mapping[UOp, Sequ
 
 
 # -- places through movement --------------------------------------------------------------------------------------------------
-def _groups(shape: Shape, source: Shape) -> list[tuple[int, int, int, int]]:
-    """Smallest groups of axes (begin, end in shape; begin, end in source) with the same number of elements; 1s go anywhere."""
-    groups = []
-    i = j = 0
-    while i < len(shape) and j < len(source):
-        first_i, first_j = i, j
-        a, b, i, j = shape[i], source[j], i + 1, j + 1
-        while a != b:
-            if a < b:
-                a, i = a * shape[i], i + 1
-            else:
-                b, j = b * source[j], j + 1
-        groups.append((first_i, i, first_j, j))
-    return groups
-
-
 def move_place(u: UOp, place: Place) -> Place:
     """`svod.core.rangeify.move_coords` for places."""
     source, arg = shape_of(u.src[0]), u.arg
@@ -182,7 +167,7 @@ def move_place(u: UOp, place: Place) -> Place:
         outer = [a for a, n in enumerate(shape) if n != 1]
         inner = [a for a, n in enumerate(source) if n != 1]
         moved = [nothing] * len(source)
-        for i0, i1, j0, j1 in _groups(tuple(shape[a] for a in outer), tuple(source[a] for a in inner)):
+        for i0, i1, j0, j1 in axis_groups(tuple(shape[a] for a in outer), tuple(source[a] for a in inner)):
             if i1 - i0 == j1 - j0 == 1:
                 moved[inner[j0]] = place[outer[i0]]
                 continue
@@ -200,7 +185,7 @@ def move_place(u: UOp, place: Place) -> Place:
         return tuple(nothing if n == 1 else p for p, n in zip(place, source, strict=True))
     if u.op is Ops.PAD or u.op is Ops.SHRINK:
         steps = [-lo for lo, _ in arg[0]] if u.op is Ops.PAD else [b for b, _ in arg]
-        return tuple((ids, tag + k if isinstance(tag, int) else (tag, k)) if k else (ids, tag)
+        return tuple((ids, tag + k if isinstance(tag, int) else (tag, k)) if k != 0 else (ids, tag)
                      for (ids, tag), k in zip(place, steps, strict=True))
     if u.op is Ops.FLIP:
         return tuple((ids, ("flip", tag)) if a in arg else (ids, tag) for a, (ids, tag) in enumerate(place))
@@ -394,7 +379,7 @@ class Cut:
             return self.lowest(barriers), "a reduction read through a window, padding or gather"
         if len({use.place for use in uses}) > 1:
             return self.lift(u), "a reduction read at several places"
-        row = math.prod(reduce_extents(u))
+        row = count_of(reduce_extents(u))
         contraction = u.op is Ops.REDUCE_AXIS and is_contraction(u)
         used = ids_of(uses[0].place)
         problems: dict[UOp, str] = {}
@@ -406,7 +391,7 @@ class Cut:
                 problems[use.reduced or u] = "a contraction whose consumer is another reduction"
             elif (use.active != used or use.rows) and row > ROW_LIMIT:
                 problems[self.lift(u)] = f"a row of {row} elements, more than {ROW_LIMIT}, would be read again"
-            elif math.prod(self.extents[i] for i in use.rows) > ROW_LIMIT:
+            elif math.prod(upper(self.extents[i]) for i in use.rows) > ROW_LIMIT:
                 problems[use.reduced or u] = f"more than {ROW_LIMIT} elements would be reduced further"
         if problems:
             target = self.lowest(problems)

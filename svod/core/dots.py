@@ -119,6 +119,10 @@ def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile:
     any. Raises KernelOptError with the reason where it does not."""
     if not dot.runs_on(target):
         raise KernelOptError(f"the target has no {' and '.join(dot.features)} on {dot.arch}; its features are {', '.join(target.features)}")
+    for a in (axis, *tile):
+        if a >= 0 and kernel.axes[a].bound is not None:
+            raise KernelOptError(f"how many positions {kernel.axes[a].name} has depends on a variable; an instruction takes whole groups "
+                                 "and tiles")
     r = kernel.resolve(frozenset())[stage]
     assert r is not None
     found = operands_of(kernel, r, axis)

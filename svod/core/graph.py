@@ -1,6 +1,7 @@
 """The graph level: shapes of nodes and the constructors Tensor operations build with (docs/ir.md, section 1).
 
-`shape_of(u)` is the shape of a graph node, a tuple of ints, worked out from its sources and remembered on the node. All
+`shape_of(u)` is the shape of a graph node, a tuple of ints (Dims, where it depends on variables: `svod.core.variable`), worked out from
+its sources and remembered on the node. All
 validation lives there, so that a node built by hand is checked by the same rules as one built by a constructor. A
 constructor normalises its argument (negative axes, a -1 in a shape), drops what changes nothing (a reshape to the same
 shape, a permutation of a permutation) and returns a valid node or raises ShapeError with the operation and the shapes.
@@ -21,6 +22,7 @@ from svod.core.combiner import get_combiner
 from svod.core.dtype import DType, dtypes
 from svod.core.routine import shape_of_routine
 from svod.core.uop import ALU, COMPARISONS, MOVEMENT, Ops, UOp
+from svod.core.variable import Dim, is_symbolic, layout_shape, lower, number_of, upper, upper_shape
 from svod.errors import DTypeError, ScheduleError, ShapeError
 
 Shape = tuple[int, ...]
@@ -50,8 +52,22 @@ def shape_of(u: UOp) -> Shape:
 
 
 def size_of(u: UOp) -> int:
-    """Number of elements of a graph node."""
-    return math.prod(shape_of(u))
+    """Number of elements of a graph node; of the largest, where it depends on variables."""
+    return math.prod(upper_shape(shape_of(u)))
+
+
+def storage_size(u: UOp) -> int:
+    """Number of elements of a buffer that holds a graph node (`storage_view`)."""
+    return math.prod(layout_shape(shape_of(u)))
+
+
+def storage_view(buffer: UOp, shape: Shape) -> UOp:
+    """A BUFFER of `storage_size` elements as the value of `shape` that it holds: in row-major order, with the strides of the largest
+    shape where extents depend on variables."""
+    if shape_of(buffer) == shape:
+        return buffer
+    whole = UOp(Ops.RESHAPE, buffer.dtype, (buffer,), layout_shape(shape))
+    return UOp(Ops.SHRINK, buffer.dtype, (whole,), tuple((0, n) for n in shape)) if is_symbolic(shape) else whole
 
 
 def _has_no_shape_yet(u: UOp) -> bool:
@@ -136,7 +152,40 @@ def _reshape_shape(u: UOp) -> Shape:
     old = shape_of(u.src[0])
     if any(n < 0 for n in u.arg) or math.prod(old) != math.prod(u.arg):
         raise ShapeError(f"reshape of shape {old} to {u.arg}: {math.prod(old)} elements do not make {math.prod(u.arg)}")
+    if is_symbolic(old) or is_symbolic(u.arg):
+        _check_symbolic_reshape(old, u.arg)
     return tuple(u.arg)
+
+
+def _check_symbolic_reshape(old: Shape, new: Shape) -> None:
+    """Refuse a reshape that splits or merges axes other than outside an extent that depends on variables."""
+    outer, inner = ([n for n in shape if n != 1] for shape in (new, old))
+    try:
+        for i0, i1, j0, j1 in axis_groups(outer, inner):
+            if outer[i0:i1] != inner[j0:j1] and (is_symbolic(outer[i0 + 1:i1]) or is_symbolic(inner[j0 + 1:j1])):
+                raise ShapeError(f"reshape of shape {old} to {new}: an axis is merged with one outside of it, or split, whose extent "
+                                 "depends on a variable; keep that axis apart, or permute it outwards first")
+    except IndexError:
+        raise ShapeError(f"reshape of shape {old} to {new}: an axis whose extent depends on a variable stays whole, or is split and "
+                         "merged as the outermost of its group") from None
+
+
+def axis_groups(shape: Sequence[int], source: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    """Smallest groups of axes (begin, end in shape; begin, end in source) with the same number of elements; 1s go anywhere.
+
+    Raises IndexError where there are none."""
+    groups = []
+    i = j = 0
+    while i < len(shape) and j < len(source):
+        first_i, first_j = i, j
+        a, b, i, j = shape[i], source[j], i + 1, j + 1
+        while a != b:
+            if upper(a) < upper(b):
+                a, i = a * shape[i], i + 1
+            else:
+                b, j = b * source[j], j + 1
+        groups.append((first_i, i, first_j, j))
+    return groups
 
 
 def _permute_shape(u: UOp) -> Shape:
@@ -164,7 +213,11 @@ def _shrink_shape(u: UOp) -> Shape:
     old = shape_of(u.src[0])
     if len(old) != len(u.arg) or any(not 0 <= b <= e <= n for n, (b, e) in zip(old, u.arg, strict=True)):
         raise ShapeError(f"shrink of shape {old} to {u.arg}: one pair 0 <= begin <= end <= extent per axis")
-    return tuple(e - b for b, e in u.arg)
+    shape = tuple(e - b for b, e in u.arg)
+    if any(isinstance(n, Dim) and lower(n) < 1 for n in shape):
+        raise ShapeError(f"shrink of shape {old} to {u.arg}: an extent that depends on a variable must be at least 1 for all its values; "
+                         "give the variable a larger min")
+    return shape
 
 
 def _flip_shape(u: UOp) -> Shape:
@@ -273,7 +326,7 @@ def new_memory(dtype: DType, size: int, device: str = "CPU") -> UOp:
 def full(shape: Sequence[int], value: Scalar, dtype: DType) -> UOp:
     """A constant of `shape`: nothing is stored."""
     shape = tuple(shape)
-    return expand(reshape(UOp.const(dtype, value), (1,) * len(shape)), shape)
+    return expand(reshape(number_of(value, dtype) if isinstance(value, Dim) else UOp.const(dtype, value), (1,) * len(shape)), shape)
 
 
 def iota(n: int, dtype: DType = dtypes.int32) -> UOp:
@@ -286,6 +339,8 @@ def reshape(x: UOp, shape: Sequence[int]) -> UOp:
     """Row-major reinterpretation; one entry may be -1 and is worked out."""
     new, old = tuple(shape), shape_of(x)
     if -1 in new:
+        if is_symbolic(old) or is_symbolic(new):
+            return reshape(x, _with_known(old, new))
         known = math.prod(n for n in new if n != -1)
         if new.count(-1) > 1 or known == 0 or math.prod(old) % known:
             raise ShapeError(f"reshape of shape {old} to {new}: cannot work out the -1")
@@ -296,6 +351,22 @@ def reshape(x: UOp, shape: Sequence[int]) -> UOp:
     if x.op is Ops.RESHAPE and result.op is Ops.RESHAPE:
         return reshape(x.src[0], new)
     return result
+
+
+def _with_known(old: Shape, new: Shape) -> Shape:
+    """`new` with its -1 worked out: extents that depend on variables are those of `old`, but for the unknown one."""
+    left, rest = list(old), []
+    for n in new:
+        if n in left:
+            left.remove(n)
+        elif n != -1:
+            rest.append(n)
+    numbers = [n for n in left if not isinstance(n, Dim)]
+    known = math.prod(rest)
+    if new.count(-1) > 1 or is_symbolic(rest) or math.prod(numbers) % known:
+        raise ShapeError(f"reshape of shape {old} to {new}: cannot work out the -1")
+    found = math.prod(n for n in left if isinstance(n, Dim)) * (math.prod(numbers) // known)
+    return tuple(found if n == -1 else n for n in new)
 
 
 def permute(x: UOp, axes: Sequence[int]) -> UOp:
@@ -365,7 +436,7 @@ def pad(x: UOp, pads: Sequence[Pair], fill: Scalar = 0) -> UOp:
     shape = shape_of(result)
     if 0 in shape_of(x):
         return full(shape, const.arg, x.dtype)
-    return x if not any(lo or hi for lo, hi in pairs) else result
+    return x if not any(lo != 0 or hi != 0 for lo, hi in pairs) else result
 
 
 def shrink(x: UOp, bounds: Sequence[Pair]) -> UOp:
@@ -382,7 +453,7 @@ def shrink(x: UOp, bounds: Sequence[Pair]) -> UOp:
 def flip(x: UOp, axes: int | Sequence[int]) -> UOp:
     """Reverse the given axes."""
     shape = shape_of(x)
-    order = tuple(a for a in normalize_axes("flip", axes, len(shape)) if shape[a] > 1)
+    order = tuple(a for a in normalize_axes("flip", axes, len(shape)) if upper(shape[a]) > 1)
     return _made(UOp(Ops.FLIP, x.dtype, (x,), order)) if order else x
 
 
@@ -465,7 +536,13 @@ def arg_reduce(value: UOp, index: UOp, combiner: str, axes: Sequence[int]) -> UO
 
 
 def routine(name: str, options: tuple[bool | int | str, ...], dtype: DType, *operands: UOp) -> UOp:
-    """A routine (`svod.core.routine`), a kernel of its own, over operands that get buffers of their own. The result has `dtype`."""
+    """A routine (`svod.core.routine`), a kernel of its own, over operands that get buffers of their own. The result has `dtype`.
+
+    Raises ShapeError for operands whose extents depend on variables."""
+    for x in operands:
+        if is_symbolic(shape_of(x)):
+            raise ShapeError(f"{name.lower()} of shape {shape_of(x)}: scans, sorting and scatter take constant extents only; use the tensor "
+                             "of the largest shape here")
     return _made(UOp(Ops.CUSTOM_FUNCTION, dtype, tuple([contiguous(x) for x in operands]), (name, options)))
 
 
@@ -545,8 +622,16 @@ def sink(*outputs: UOp) -> UOp:
 
 
 def base_of(u: UOp) -> UOp:
-    """What lies under the RESHAPEs and DETACHes of u: the BUFFER of a realised tensor, the AFTER of one that was assigned to, or the node
-    that computes it."""
-    while u.op is Ops.RESHAPE or u.op is Ops.DETACH:
+    """What lies under the RESHAPEs and DETACHes of u, and under a `storage_view`: the BUFFER of a realised tensor, the AFTER of one that
+    was assigned to, or the node that computes it."""
+    while u.op is Ops.RESHAPE or u.op is Ops.DETACH or is_padding_view(u):
         u = u.src[0]
     return u
+
+
+def is_padding_view(u: UOp) -> bool:
+    """Whether u is the used part of a buffer that has room for the largest shape."""
+    return (u.op is Ops.SHRINK and is_symbolic([e for _, e in u.arg]) and u.src[0].op is Ops.RESHAPE and u.src[0].src[0].op is Ops.BUFFER
+            and all(type(b) is int and b == 0 for b, _ in u.arg)
+            and u.src[0].arg == layout_shape([e for _, e in u.arg]))
+

@@ -21,6 +21,7 @@ from svod.core.dtype import dtypes
 from svod.core.graph import Pair, base_of, shape_of
 from svod.core.origin import inherit_origin
 from svod.core.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
+from svod.core.variable import is_symbolic
 
 MOST_SELECTS = 8      # parts that one kernel selects between
 
@@ -71,6 +72,8 @@ def _forms(order: Sequence[UOp]) -> tuple[set[UOp], set[UOp]]:
     for u in order:
         if u.op is Ops.CAT:
             selects[u] = sum(selects[s] for s in u.src)
+            if is_symbolic(shape_of(u)):
+                continue    # where its parts begin depends on variables
             if u in buffered or (selects[u] > MOST_SELECTS and not extends(u)):
                 stored.add(u)
                 selects[u] = 1

@@ -14,7 +14,9 @@ from typing import Any
 from svod.core.canonical import key_of_canonical
 from svod.core.dtype import DType, dtypes
 from svod.core.routine import routine_of
+from svod.core.symbolic import extent_of, is_symbolic
 from svod.core.uop import ALU, Ops, UOp
+from svod.core.variable import kernel_variables
 from svod.errors import CompileError
 
 
@@ -34,7 +36,8 @@ class Param:
 
 @dataclass(frozen=True)
 class Axis:
-    """One RANGE of the AST: `o` axes span a stage's value, `r` axes are reduced."""
+    """One RANGE of the AST: `o` axes span a stage's value, `r` axes are reduced. `extent`: its positions; the most that there can be where
+    their number, `bound`, depends on variables."""
 
     index: int
     name: str
@@ -42,6 +45,7 @@ class Axis:
     kind: str
     extent: int
     node: UOp = field(repr=False)
+    bound: UOp | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -115,13 +119,16 @@ class Kernel:
             for i, r in enumerate(group):
                 if r in self.axis_of:
                     raise CompileError(f"range {r!r} belongs to two stages; give each stage ranges of its own")
-                if r.src[0].op is not Ops.CONST:
-                    raise CompileError(f"range {r!r} of stage {name} has no constant extent")
-                axis = Axis(len(self.axes), f"{prefix}{kind}{i}", index, kind, r.src[0].arg, r)
+                axis = Axis(len(self.axes), f"{prefix}{kind}{i}", index, kind, extent_of(r), r, r.src[0] if is_symbolic(r) else None)
                 self.axis_of[r] = axis.index
                 self.axes.append(axis)
                 ids[kind].append(axis.index)
         self.stages.append(Stage(index, name, node, value, tuple(ids["o"]), tuple(ids["r"]), is_output, value.dtype))
+
+    @cached_property
+    def variables(self) -> dict[str, tuple[int, int]]:
+        """Bounds of the variables that the kernel is launched with, by name, in the order of the names."""
+        return kernel_variables(self.ast)
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
@@ -154,7 +161,7 @@ class Kernel:
         return found
 
     def __repr__(self) -> str:
-        shape = "×".join(str(self.axes[a].extent) for a in self.stages[self.output].outs)
+        shape = "×".join("?" if self.axes[a].bound is not None else str(self.axes[a].extent) for a in self.stages[self.output].outs)
         return f"<Kernel {self.key[:12]} {len(self.stages)} stages, output {shape or 'scalar'}>"
 
 
@@ -176,7 +183,7 @@ class Linear:
 class Node:
     """One operation of a resolved stage. `deps`: the local axes its value depends on."""
 
-    kind: str                      # const, axis, alu, cast, bitcast, load, read (of a stage), reduce (its result)
+    kind: str                      # const, axis, variable, alu, cast, bitcast, load, read (of a stage), reduce (its result)
     op: str
     dtype: DType
     src: tuple[int, ...]
@@ -311,6 +318,8 @@ class _Resolver:
         if u.op is Ops.RANGE:
             axis = self.axis(u)
             return self.add(Node("axis", "RANGE", u.dtype, (), axis, (axis,)))
+        if u.op is Ops.DEFINE_VAR:
+            return self.add(Node("variable", "VAR", u.dtype, (), u.arg[0], ()))
         if u.op in ALU:
             src = tuple(self.made[s] for s in u.src)
             return self.add(Node("alu", u.op.value, u.dtype, src, None, self.deps(src)))

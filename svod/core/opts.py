@@ -339,6 +339,8 @@ def padto(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     extent = state.kernel.axes[r.axis].extent
     if extent == 1:
         raise KernelOptError(f"PADTO({axis}, {arg}): the axis has one position")
+    if state.kernel.axes[r.axis].bound is not None:
+        raise KernelOptError(f"PADTO({axis}, {arg}): how many positions the axis has depends on a variable; its loops end where they do")
     if len(state.axis_rows[r.axis]) > 1 or state.pads[r.axis] or (state.split_reduce and state.split_reduce[0] == r.axis):
         raise KernelOptError(f"PADTO({axis}, {arg}): an axis is padded before it is split")
     if not isinstance(arg, int) or arg < 2:

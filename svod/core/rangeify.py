@@ -34,6 +34,7 @@ from svod.core.graph import Shape, shape_of
 from svod.core.kernel import Param
 from svod.core.symbolic import Valid
 from svod.core.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
+from svod.core.variable import Dim, dim_of, index_of, number_of, upper
 from svod.errors import ScheduleError
 
 Coords = tuple[UOp, ...]
@@ -86,11 +87,11 @@ def reshape_coords(coords: Coords, shape: Shape, source: Shape) -> Coords:
         while True:
             if a == b and (i > first_i or j > first_j):
                 break
-            if (a <= b and i < len(shape)) or j >= len(source):
+            if (upper(a) <= upper(b) and i < len(shape)) or j >= len(source):
                 a, i = a * shape[i], i + 1
             else:
                 b, j = b * source[j], j + 1
-        while i < len(shape) and shape[i] == 1 and (a > 1 or j >= len(source)):
+        while i < len(shape) and shape[i] == 1 and (a != 1 or j >= len(source)):
             i += 1
         outer = [(c, n) for c, n in zip(coords[first_i:i], shape[first_i:i], strict=True) if n != 1]
         inner = source[first_j:j]
@@ -111,7 +112,8 @@ def flatten(coords: Sequence[UOp], shape: Sequence[int]) -> UOp:
     """The row-major flat index of `coords`."""
     flat, stride = sy.ZERO, 1
     for c, n in zip(reversed(coords), reversed(shape), strict=True):
-        flat, stride = sy.add(flat, sy.scale(c, stride)), stride * n
+        # an extent that depends on variables is the outermost: no stride does
+        flat, stride = sy.add(flat, sy.scale(c, stride)), stride * upper(n)
     return flat
 
 
@@ -123,6 +125,11 @@ def unflatten(flat: UOp, shape: Sequence[int]) -> list[UOp]:
         coords.append(flat if last else sy.floormod(flat, n))
         flat = flat if last else sy.floordiv(flat, n)
     return coords[::-1]
+
+
+def moved_by(c: UOp, n: int, sign: int) -> UOp:
+    """c + sign·n, an int or Dim."""
+    return sy.add(c, sy.scale(n.expr, sign)) if isinstance(n, Dim) else sy.shift(c, sign * n)
 
 
 def move_coords(u: UOp, coords: Coords) -> Coords:
@@ -138,11 +145,11 @@ def move_coords(u: UOp, coords: Coords) -> Coords:
     if u.op is Ops.EXPAND:
         return tuple(sy.ZERO if n == 1 else c for c, n in zip(coords, source, strict=True))
     if u.op is Ops.PAD:
-        return tuple(sy.shift(c, -lo) for c, (lo, _) in zip(coords, arg[0], strict=True))
+        return tuple(moved_by(c, lo, -1) for c, (lo, _) in zip(coords, arg[0], strict=True))
     if u.op is Ops.SHRINK:
-        return tuple(sy.shift(c, begin) for c, (begin, _) in zip(coords, arg, strict=True))
+        return tuple(moved_by(c, begin, 1) for c, (begin, _) in zip(coords, arg, strict=True))
     if u.op is Ops.FLIP:
-        return tuple(sy.sub(sy.const(n - 1), c) if i in arg else c for i, (c, n) in enumerate(zip(coords, source, strict=True)))
+        return tuple(sy.sub(index_of(n - 1), c) if i in arg else c for i, (c, n) in enumerate(zip(coords, source, strict=True)))
     assert u.op is Ops.WINDOW, u
     moved = list(coords[:len(source)])
     for k, (axis, _, stride, dilation) in enumerate(arg):
@@ -216,7 +223,7 @@ class Rangeifier:
             if n == 1:
                 coords.append(sy.ZERO)
             else:
-                coords.append(sy.make_range(n, self.next_range))
+                coords.append(sy.make_range(n.expr if isinstance(n, Dim) else n, self.next_range))
                 self.next_range += 1
         return tuple(coords)
 
@@ -257,7 +264,7 @@ class Rangeifier:
     def place(self, u: UOp) -> None:
         """Decide where u is computed, all its reads known, and hand reads to its sources."""
         reads = list(self.reads[u])
-        if u.op is Ops.CONST or u.op is Ops.IOTA:
+        if u.op is Ops.CONST or u.op is Ops.IOTA or u.dtype == dtypes.index:
             staged: list[Read] = []
         elif u.op is Ops.REDUCE_AXIS or is_tuple_reduce(u):
             staged = [] if len(reads) == 1 and self.fits_in_place(u, reads[0]) else reads
@@ -284,6 +291,8 @@ class Rangeifier:
 
     def expand(self, u: UOp, r: Read) -> tuple[tuple[UOp, Read], ...]:
         """The reads of u's sources that one read of u needs."""
+        if u.dtype == dtypes.index:     # an expression over variables
+            return ()
         if u.op is Ops.PAD:
             return self.expand_pad(u, r)
         if u.op in MOVEMENT:
@@ -322,7 +331,7 @@ class Rangeifier:
             name = (f"gathered{len(self.gathered)}", int(index.dtype.min), int(index.dtype.max))
             self.gathered[wanted] = UOp(Ops.DEFINE_VAR, index.dtype, (), name)
         at = UOp(Ops.CAST, dtypes.index, (self.gathered[wanted],))
-        inside = sy.constrain((), at, 0, shape_of(x)[u.arg] - 1)
+        inside = within((), at, shape_of(x)[u.arg], True, True)
         child = r._replace(broadcast=True)
         read = self.masked(u, child, (*r.coords[:u.arg], at, *r.coords[end:]), inside, UOp.const(u.dtype, 0))
         return (*read, wanted)
@@ -356,7 +365,7 @@ class Rangeifier:
             coords = [c for c, n in zip(r.coords, shape, strict=True) if n != 1]
             if r.valid:
                 extents = [n for n in shape if n != 1]
-                coords = [sy.minimum(sy.maximum(c, sy.ZERO), sy.const(n - 1)) for c, n in zip(coords, extents, strict=True)]
+                coords = [sy.minimum(sy.maximum(c, sy.ZERO), index_of(n - 1)) for c, n in zip(coords, extents, strict=True)]
             self.values[u, r] = outside(r, UOp(Ops.INDEX, u.dtype, (stage, *coords)))
 
     def value(self, u: UOp, r: Read) -> UOp:
@@ -364,6 +373,8 @@ class Rangeifier:
         made = [self.values[child] for child in self.children[u, r]]
         if u.op is Ops.CONST:
             return outside(r, u)
+        if u.dtype == dtypes.index:
+            return u
         if u.op is Ops.IOTA:
             return outside(r, r.coords[0].cast(u.dtype))
         if u.op is Ops.BUFFER:
@@ -373,7 +384,7 @@ class Rangeifier:
             return self.fill_in(r, made, pad_valid(u, move_coords(u, r.coords)), fill)
         if u.op is Ops.GATHER:
             at = UOp(Ops.CAST, dtypes.index, (self.gathered[self.children[u, r][-1]],))
-            return self.fill_in(r, made[:-1], sy.constrain((), at, 0, shape_of(u.src[0])[u.arg] - 1), UOp.const(u.dtype, 0))
+            return self.fill_in(r, made[:-1], within((), at, shape_of(u.src[0])[u.arg], True, True), UOp.const(u.dtype, 0))
         if u.op in MOVEMENT:
             return made[0]
         if u.op in ELEMENTWISE:
@@ -409,9 +420,9 @@ class Rangeifier:
             if combiner in ("MAX", "MIN", "AND", "OR"):
                 ranges = tuple(x for x in ranges if x in used)
             elif combiner == "ADD" and free:
-                count = math.prod(sy.extent_of(x) for x in free)
+                count = math.prod(dim_of(x.src[0]) for x in free)
                 ranges = tuple(x for x in ranges if x in used)
-                made = [UOp(Ops.MUL, u.dtype, (made[0], UOp.const(u.dtype, count)))]
+                made = [UOp(Ops.MUL, u.dtype, (made[0], number_of(count, u.dtype)))]
         component = u.arg if u.op is Ops.GEP else 0
         if not ranges:
             return made[component]
@@ -474,9 +485,17 @@ def pad_valid(u: UOp, coords: Coords) -> Valid | None:
     """Where the source of a PAD has an element, at `coords` in the source; None: nowhere."""
     valid: Valid | None = ()
     for c, n, (lo, hi) in zip(coords, shape_of(u.src[0]), u.arg[0], strict=True):
-        if valid is not None and (lo or hi):
-            valid = sy.constrain(valid, c, 0 if lo else None, n - 1 if hi else None)
+        if valid is not None and (lo != 0 or hi != 0):
+            valid = within(valid, c, n, lo != 0, hi != 0)
     return valid
+
+
+def within(valid: Valid, c: UOp, n: int, above: bool, below: bool) -> Valid | None:
+    """`valid` and, as asked for, 0 ≤ c and c < n, an int or Dim."""
+    if not isinstance(n, Dim):
+        return sy.constrain(valid, c, 0 if above else None, n - 1 if below else None)
+    found = sy.constrain(valid, c, 0, None) if above else valid
+    return sy.constrain(found, sy.sub(c, n.expr), None, -1) if below and found is not None else found
 
 
 def outside(r: Read, value: UOp) -> UOp:

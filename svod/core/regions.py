@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from svod.core import symbolic as sy
 from svod.core.uop import Ops, UOp
+from svod.core.variable import is_symbolic
 
 
 def begin_at_zero(nodes: Sequence[UOp]) -> tuple[tuple[UOp, ...], dict[UOp, int]]:
@@ -47,7 +48,8 @@ def begin_at_zero(nodes: Sequence[UOp]) -> tuple[tuple[UOp, ...], dict[UOp, int]
                 break
             node = above[0]
         if len(above) == 1 and above[0].op is Ops.SHRINK and node not in nodes:
-            begin = sum(k * low for k, (low, _) in zip(strides, above[0].arg, strict=True))
+            begin = 0 if is_symbolic([low for low, _ in above[0].arg]) else sum(
+                k * low for k, (low, _) in zip(strides, above[0].arg, strict=True))
             if begin:
                 first[b] = begin
                 moved[above[0]] = above[0].replace(src=(node,), arg=tuple((0, high - low) for low, high in above[0].arg))
@@ -151,6 +153,11 @@ def _indices(ast: UOp) -> dict[UOp, list[UOp]]:
             if u.op is Ops.STORE and u.src[1].op is Ops.CUSTOM_FUNCTION:    # what it writes is not said by an index
                 whole.add(u.src[0].src[0])
     return {p: [] if p in whole else indices for p, indices in found.items()} | {p: [] for p in whole}
+
+
+def reached_sizes(ast: UOp) -> dict[UOp, int]:
+    """By PARAM how many elements from its first one a kernel reaches, by the bounds of its indices; PARAMs without indices left out."""
+    return {p: max(sy.bounds(i)[1] for i in indices) + 1 for p, indices in _indices(ast).items() if indices}
 
 
 def narrow_params(ast: UOp) -> tuple[UOp, dict[int, int]]:

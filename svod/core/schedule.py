@@ -27,13 +27,14 @@ from svod.core.canonical import canonicalize
 from svod.core.cut import Cut, is_contraction, is_reduction
 from svod.core.dtype import DType, dtypes
 from svod.core.forksafe import remake_after_fork
-from svod.core.graph import base_of, shape_of, size_of, storage_of
+from svod.core.graph import base_of, shape_of, storage_of, storage_size, storage_view
 from svod.core.kernel import Param
 from svod.core.normalize import Normalized, normalize
 from svod.core.origin import origin_of
 from svod.core.rangeify import Output, rangeify, reads_memory
 from svod.core.regions import are_disjoint, begin_at_zero, narrow_params, regions_of
 from svod.core.uop import MOVEMENT, Ops, UOp
+from svod.core.variable import rename_variables
 from svod.errors import ScheduleError
 
 
@@ -41,7 +42,7 @@ from svod.errors import ScheduleError
 class KernelCall:
     """One kernel of a schedule. `ast`: canonical SINK. `args`: a BUFFER per slot, outputs first. `offsets`: per slot the element of the
     buffer with which the PARAM begins. `deps`: positions in `Schedule.calls` that must have run. `origin`: module path or file:line, ""
-    if unknown. `why`: the rule that made it a kernel."""
+    if unknown. `why`: the rule that made it a kernel. `variables`: the DEFINE_VAR of the graph that each of the kernel's, v0, v1, …, is."""
 
     ast: UOp
     args: tuple[UOp, ...]
@@ -50,6 +51,7 @@ class KernelCall:
     origin: str
     deps: tuple[int, ...]
     why: str
+    variables: tuple[UOp, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class _Pending:
     name_hint: str
     origin: str
     why: str
+    variables: tuple[UOp, ...] = ()
     root: UOp | None = None     # the node that it stores; None for a call, and for a copy that the order needs
     snapshots: dict[Version, UOp] = field(default_factory=dict)
     after: tuple[Version, ...] = ()     # what else must have been written
@@ -105,6 +108,7 @@ class KernelAst(NamedTuple):
     ast: UOp
     buffers: tuple[UOp, ...]
     offsets: tuple[int, ...]
+    variables: tuple[UOp, ...] = ()     # of the graph, in the order of the kernel's
 
 
 _ASTS: OrderedDict[tuple[UOp, UOp, frozenset[UOp]], KernelAst] = OrderedDict()
@@ -131,11 +135,12 @@ def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(),
                 return found
     ranged, buffers = rangeify([Output(value, target)], constants)
     axes, first = narrow_params(merge_ranges(split_ranges(ranged)))
-    ast, slots = canonicalize(axes)
+    renamed, variables = rename_variables(axes)
+    ast, slots = canonicalize(renamed)
     observe = _observer.get()
     if observe is not None:
         observe(ast, {"rangeify": ranged, "axes": axes, "canonical": ast})
-    result = KernelAst(ast, tuple(buffers[s] for s in slots), tuple(first.get(s, 0) for s in slots))
+    result = KernelAst(ast, tuple(buffers[s] for s in slots), tuple(first.get(s, 0) for s in slots), variables)
     if remember:
         with _ASTS_LOCK:
             _ASTS[ident] = result
@@ -227,7 +232,7 @@ class _Builder:
                 continue
             elif not is_constant(u) or u in self.graph.outputs or u in self.stored:
                 layouts[u] = u if u in self.graph.roots else cut.layout_of(u)
-                self.buffer_of[layouts[u]] = self.new_buffer(u.dtype, size_of(u))
+                self.buffer_of[layouts[u]] = self.new_buffer(u.dtype, storage_size(u))
         for u, why in roots.items():
             if u.op is Ops.ASSIGN:
                 self.add_assign(u, why)
@@ -320,7 +325,7 @@ class _Builder:
             if n.op is Ops.BUFFER or n.op is Ops.AFTER:
                 done[n] = leaf(self.version(n))
             elif self.ends(n, root):
-                done[n] = reshaped(leaf((self.buffer_of[n], 0)), shape_of(n))
+                done[n] = storage_view(leaf((self.buffer_of[n], 0)), shape_of(n))
             else:
                 src = tuple([done[s] for s in n.src])
                 done[n] = n if src == n.src else n.replace(src=src)
@@ -331,11 +336,12 @@ class _Builder:
         graph, versions = self.kernel_graph(value, root)
         unique = UOp(Ops.LUNIQUE, dtypes.void, (), "out")
         stand_in = UOp(Ops.BUFFER, out[0].dtype, (unique, self.device), out[0].arg)
-        target = reshaped(stand_in, shape_of(value)) if view is None else view(stand_in)
+        target = storage_view(stand_in, shape_of(value)) if view is None else view(stand_in)
         constants = frozenset(b for b, (buffer, version) in versions.items() if version == 0 and buffer in self.constants)
         made = part_ast(graph, target, constants, remember=self.remember)
         args = [out if b is stand_in else versions[b] for b in made.buffers]
-        self.pending.append(_Pending(made.ast, args, list(made.offsets), 1, name_of(graph), self.origin(root, value), why, root))
+        self.pending.append(_Pending(made.ast, args, list(made.offsets), 1, name_of(graph), self.origin(root, value), why,
+                                     made.variables, root))
 
     def add_routine(self, u: UOp, why: str) -> None:
         """The kernel of a routine over the buffers of its operands."""
@@ -349,7 +355,7 @@ class _Builder:
         value = UOp(Ops.CUSTOM_FUNCTION, u.dtype, tuple(params[1:]), (name, options, tuple(shape_of(s) for s in u.src)))
         where = UOp(Ops.INDEX, u.dtype, (params[0], UOp.const(dtypes.index, 0)))
         ast = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (where, value)),))
-        self.pending.append(_Pending(ast, [out, *operands], [0] * (1 + len(operands)), 1, name.lower(), origin_of(u) or "", why, u))
+        self.pending.append(_Pending(ast, [out, *operands], [0] * (1 + len(operands)), 1, name.lower(), origin_of(u) or "", why, (), u))
 
     def add_calls(self, head: UOp, why: str) -> None:
         """The kernels of a call, or of all turns of a loop."""
@@ -382,9 +388,9 @@ class _Builder:
                 return
         self.pending.pop()
         # the value reads the buffer it is written to: compute it first, then copy
-        temporary = self.new_buffer(u.dtype, size_of(u))
+        temporary = self.new_buffer(u.dtype, storage_size(u))
         self.add_kernel(u, u.src[1], (temporary, 0), "the value of an ASSIGN that reads the buffer it writes")
-        self.add_kernel(u, reshaped(temporary, shape_of(u)), (storage, version), why, partial(view_of, u))
+        self.add_kernel(u, storage_view(temporary, shape_of(u)), (storage, version), why, partial(view_of, u))
 
     # -- order ------------------------------------------------------------------------------
     def order(self) -> list[KernelCall]:
@@ -417,7 +423,7 @@ class _Builder:
             p = self.pending[k]
             args = (*(v[0] for v in p.writes), *(v[0] for v in p.reads))
             earlier = tuple(sorted(position[d] for d in deps[k]))
-            calls.append(KernelCall(p.ast, args, tuple(p.offsets), p.name_hint, p.origin, earlier, p.why))
+            calls.append(KernelCall(p.ast, args, tuple(p.offsets), p.name_hint, p.origin, earlier, p.why, p.variables))
         return calls
 
     def dependencies(self) -> list[set[int]]:
@@ -498,7 +504,7 @@ def view_of(assign: UOp, buffer: UOp) -> UOp:
 
 def unmoved(layout: UOp, u: UOp, buffer: UOp) -> UOp:
     """The view of `buffer`, which holds `layout`, that has the order of u; RESHAPE and PERMUTE lead from u to `layout`."""
-    result, node = reshaped(buffer, shape_of(layout)), layout
+    result, node = storage_view(buffer, shape_of(layout)), layout
     while node is not u:
         if node.op is Ops.PERMUTE:
             result = UOp(Ops.PERMUTE, result.dtype, (result,), tuple(sorted(range(len(node.arg)), key=node.arg.__getitem__)))

@@ -1,6 +1,6 @@
 """Integer arithmetic on index expressions: bounds, one canonical form, division and modulo, validity.
 
-An index expression is a UOp of dtype index over the leaves RANGE, DEFINE_VAR and CAST(integer value → index). Its canonical
+An index expression is a UOp of dtype index over the leaves RANGE, DEFINE_VAR, BIND and CAST(integer value → index). Its canonical
 form is a sum `ADD(MUL(atom, const), …, const)`: equal atoms collected, atoms in a fixed order, the constant last. An
 atom is a leaf or something that is not a sum: IDIV, MOD, MIN, MAX, a product of two variables. Because nodes are
 hash-consed, two expressions that have the same canonical form are the same object.
@@ -11,7 +11,7 @@ Division is Python's (floor; the sign of MOD is that of the divisor). The rules 
 terms that c divides leave the division; a common factor of all terms and c is cancelled; and where x = d*a + r with d | c and
 0 ≤ r < d, `x // c = a // (c/d)` and `x % c = d*(a % (c/d)) + r`. Sums recombine `c*(x // c) + x % c = x`.
 
-DEFINE_VAR has the arg `(name, vmin, vmax)`.
+The arg of a DEFINE_VAR begins with `(name, vmin, vmax)`.
 """
 from __future__ import annotations
 
@@ -40,14 +40,20 @@ def const(value: int) -> UOp:
     return node
 
 
-def make_range(extent: int, axis: int) -> UOp:
-    """RANGE 0 … extent-1 with axis id `axis`."""
-    return UOp(Ops.RANGE, dtypes.index, (const(extent),), axis)
+def make_range(extent: int | UOp, axis: int) -> UOp:
+    """RANGE 0 … extent-1 with axis id `axis`; an extent that depends on variables is an index expression."""
+    return UOp(Ops.RANGE, dtypes.index, (extent if isinstance(extent, UOp) else const(extent),), axis)
+
+
+def is_symbolic(r: UOp) -> bool:
+    """Whether the extent of a RANGE depends on variables."""
+    return r.src[0].op is not Ops.CONST
 
 
 def extent_of(r: UOp) -> int:
-    """The extent of a RANGE."""
-    return int(r.src[0].arg)
+    """The extent of a RANGE; the largest of one that depends on variables."""
+    end = r.src[0]
+    return int(end.arg) if end.op is Ops.CONST else bounds(end)[1]
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
@@ -59,6 +65,8 @@ def _compute_bounds(u: UOp) -> tuple[int, int]:
         return 0, bounds(u.src[0])[1] - 1
     if op is Ops.DEFINE_VAR:
         return int(u.arg[1]), int(u.arg[2])
+    if op is Ops.BIND:
+        return bounds(u.src[0])
     if op is Ops.CAST:
         source = u.src[0].dtype
         return int(source.min), int(source.max)
@@ -460,7 +468,7 @@ def simplify(u: UOp, mapping: Mapping[UOp, UOp] | None = None) -> UOp:
             done[n] = replaced[n]
             continue
         op = n.op
-        if op in (Ops.RANGE, Ops.CAST, Ops.CONST, Ops.DEFINE_VAR) or len(n.src) not in (1, 2):
+        if op in (Ops.RANGE, Ops.CAST, Ops.CONST, Ops.DEFINE_VAR, Ops.BIND) or len(n.src) not in (1, 2):
             done[n] = n
         elif op is Ops.NOT and n.dtype == dtypes.bool:
             done[n] = logical_not(done[n.src[0]])

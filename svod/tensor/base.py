@@ -17,6 +17,7 @@ from svod.core import graph
 from svod.core.dtype import DType, dtypes, promote, to_dtype
 from svod.core.origin import record_origin
 from svod.core.uop import Ops, UOp
+from svod.core.variable import Dim, number_of
 from svod.errors import DTypeError, ShapeError
 
 Scalar = bool | int | float
@@ -77,7 +78,7 @@ def shape_argument(shape: Sequence[Any]) -> Shape:
     """A shape passed as `f(2, 3)` or `f((2, 3))`."""
     flat = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     try:
-        return tuple(n.__index__() for n in flat)
+        return tuple([n if isinstance(n, Dim) else n.__index__() for n in flat])
     except (AttributeError, TypeError) as err:
         raise ShapeError(f"{tuple(flat)!r} is not a shape: give ints, one by one or as a tuple") from err
 
@@ -171,6 +172,10 @@ class TensorBase:
     def _float_dtype(self) -> DType:
         """The dtype of a float function's result."""
         return self.dtype if self.dtype.is_float else dtypes.default_float
+
+    def _number(self, n: int) -> Self | float:
+        """An extent, or a product of some, as an operand: a float, or a tensor without axes where it depends on variables."""
+        return self.from_uop(number_of(n, dtypes.float32)) if isinstance(n, Dim) else float(n)
 
     def _full_like(self, value: Scalar, dtype: DType | None = None) -> Self:
         return self.from_uop(graph.full(self.shape, value, dtype or self.dtype))

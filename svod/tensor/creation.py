@@ -15,6 +15,7 @@ from svod.core import graph
 from svod.core.buffer import buffer_from_numpy, float32_to_bfloat16_bits
 from svod.core.dtype import DType, dtypes
 from svod.core.uop import Ops, UOp
+from svod.core.variable import Dim, layout_shape
 from svod.errors import DTypeError, ShapeError
 from svod.tensor.base import Array, DTypeLike, Scalar, TensorBase, as_dtype, check_integers, check_scalar, is_scalar, shape_argument
 
@@ -74,7 +75,7 @@ class Creation(TensorBase):
             raise ShapeError(f"empty of shape {sizes}: an extent cannot be negative")
         if 0 in sizes:
             return cls.full(sizes, 0, kind)
-        return cls.from_uop(graph.reshape(graph.buffer(kind, math.prod(sizes)), sizes))
+        return cls.from_uop(graph.storage_view(graph.buffer(kind, math.prod(layout_shape(sizes))), sizes))
 
     def full_like(self, fill_value: Scalar, dtype: DTypeLike | None = None) -> Self:
         """A constant of this shape and, unless given, this dtype."""
@@ -96,6 +97,8 @@ class Creation(TensorBase):
     def arange(cls, start: int | float, end: int | float | None = None, step: int | float = 1,
                dtype: DTypeLike | None = None) -> Self:
         """start, start + step, … below `end` (above it for a negative step); `arange(n)` is 0 … n-1. Computed, not stored."""
+        if isinstance(start, Dim) and end is None and step == 1:
+            return cls.from_uop(graph.iota(start)).cast(dtypes.int32 if dtype is None else dtype)
         first, last = (0, start) if end is None else (start, end)
         first, last, step = (_number("arange", v) for v in (first, last, step))
         if step == 0:

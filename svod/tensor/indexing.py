@@ -22,6 +22,7 @@ import numpy as np
 from svod.core import graph
 from svod.core.dtype import DType, dtypes
 from svod.core.uop import Ops, UOp
+from svod.core.variable import Dim
 from svod.errors import DTypeError, ShapeError, TensorIndexError, UnsupportedError
 from svod.tensor.base import TensorBase
 from svod.tensor.elementwise import Operand
@@ -226,6 +227,8 @@ def _slice_bounds(s: slice, n: int) -> tuple[int, int, int, int]:
     """The interval of positions a slice spans, begin to end whatever its direction, its step and the number of positions.
 
     A negative step reads the interval from its end; the interval is cut so that the first element read is its last."""
+    if any(isinstance(v, Dim) for v in (s.start, s.stop, s.step, n)):
+        return _symbolic_bounds(s, n)
     try:
         start, stop, step = s.indices(n)
     except (TypeError, ValueError) as err:
@@ -237,10 +240,27 @@ def _slice_bounds(s: slice, n: int) -> tuple[int, int, int, int]:
     return (start, last + 1, step, count) if step > 0 else (last, start + 1, step, count)
 
 
+def _symbolic_bounds(s: slice, n: int) -> tuple[int, int, int, int]:
+    """`_slice_bounds` where variables say how far. Nothing is cut to the extent: the bounds must be inside for all values."""
+    if s.step not in (None, 1):
+        raise UnsupportedError(f"slice {s} of an axis of extent {n}: where an extent depends on a variable the step is 1")
+    start, stop = 0 if s.start is None else s.start, n if s.stop is None else s.stop
+    begin, end = (v if isinstance(v, Dim) or v >= 0 else n + v for v in (start, stop))
+    if not begin <= end <= n:
+        raise TensorIndexError(f"slice {s} of an axis of extent {n} ends before it begins, or goes beyond the end")
+    return begin, end, 1, end - begin
+
+
 def _int_index(e: Any, axis: int, shape: tuple[int, ...]) -> int:
     if isinstance(e, (bool, np.bool_)) or not hasattr(e, "__index__"):
         raise TensorIndexError(f"{e!r} cannot index a tensor: use ints, slices, None, ..., or integer tensors")
-    position, n = e.__index__(), shape[axis]
+    n = shape[axis]
+    if isinstance(e, Dim) or isinstance(n, Dim):
+        at: int = e if isinstance(e, Dim) or e >= 0 else n + e
+        if not 0 <= at < n:
+            raise TensorIndexError(f"index {e} is out of range for axis {axis} of shape {shape}")
+        return at
+    position = e.__index__()
     if not -n <= position < n:
         raise TensorIndexError(f"index {position} is out of range for axis {axis} of shape {shape}")
     return int(position % n)

@@ -12,6 +12,7 @@ from svod.core.buffer import bfloat16_bits_to_float32, buffer_from_numpy, buffer
 from svod.core.dtype import dtypes, to_numpy
 from svod.core.origin import origin_of
 from svod.core.uop import Ops, UOp
+from svod.core.variable import is_symbolic, layout_shape, shape_at
 from svod.errors import DeviceError, ShapeError, UnsupportedError
 from svod.tensor import dlpack
 from svod.tensor.base import Array, DTypeLike, Scalar, check_integers, live_tensors
@@ -63,10 +64,15 @@ class Tensor(Random):
         const = constant_value(self.uop)
         if const is not None:
             if self.dtype == dtypes.bfloat16:
-                return float32_to_bfloat16_bits(np.full(self.shape, const.arg, np.float32))
-            return np.full(self.shape, const.arg, to_numpy(self.dtype))
+                return float32_to_bfloat16_bits(np.full(shape_at(self.shape), const.arg, np.float32))
+            return np.full(shape_at(self.shape), const.arg, to_numpy(self.dtype))
         self.realize()
-        return buffer_of(graph.base_of(self.uop)).array.reshape(self.shape)
+        base = graph.base_of(self.uop)
+        array = buffer_of(base).array
+        if not is_symbolic(self.shape):
+            return array.reshape(self.shape)
+        used = tuple(slice(0, n) for n in shape_at(self.shape))
+        return array.reshape(layout_shape(self.shape))[used]
 
     def numpy(self) -> Array:
         """The values as an array of its own. bfloat16 comes as float32, which holds it exactly."""

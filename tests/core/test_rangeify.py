@@ -177,6 +177,6 @@ def test_merged_stages_read_a_part_by_its_own_strides() -> None:
     y = graph.alu(Ops.ADD, graph.reduce_axis(e, "ADD", (0, 1)), graph.reduce_axis(part, "MAX", (0, 1)))
     b = x.src[0]
     content = np.random.default_rng(0).standard_normal(20).astype(np.float32)
-    ast, buffers, _ = kernel_ast(y, graph.reshape(graph.buffer(f32, 1), (1, 1)))
+    ast, buffers, *_ = kernel_ast(y, graph.reshape(graph.buffer(f32, 1), (1, 1)))
     got = evaluate(ast, [content if a is b else np.zeros(1, np.float32) for a in buffers])[0]
     np.testing.assert_allclose(got, evaluate_graph(y, {b: content}).ravel(), rtol=1e-6)

@@ -1,0 +1,362 @@
+"""Variables: sizes and positions that get their value when a plan runs.
+
+    n = Variable("n", 1, 512)              a name and the values it can take
+    x[:n.bind(100)]                        shape (n=100, …); every value runs the same kernels
+    n + 1, 2 * n                           extents computed from it
+
+An extent of a shape is an int or a `Dim`: an index expression (`svod.core.symbolic`) over DEFINE_VAR and BIND(DEFINE_VAR, CONST). A Dim
+behaves as the integer it stands for as far as that is the same for every value: sums, products, and comparisons that bounds decide. What
+depends on the value (`range(n)`, `n < 5`) is a ShapeError that says so, never an answer for one value.
+
+A tensor with such extents lies in memory with the strides of its largest shape: axes of `layout_extent(n)` positions, of which the first n
+are used. So no stride depends on a variable.
+
+DEFINE_VAR has the arg `(name, min, max, hints, buckets)` in a graph and `(name, min, max)` in a kernel.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from svod.core import symbolic as sy
+from svod.core.axes import replace_leaves
+from svod.core.dtype import DType, dtypes
+from svod.core.origin import inherit_origin
+from svod.core.uop import Ops, UOp
+from svod.errors import ArgumentError, ScheduleError, ShapeError
+
+if TYPE_CHECKING:
+    _Integer = int      # shapes are tuples of ints to whoever does not look closer
+else:
+    _Integer = object
+
+_MANTISSA = 4           # significant bits of a widened bound: at most 1/8 more
+_declared_any: set[bool] = set()    # not empty once there is a Variable: graphs of processes without one need not be looked through
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dim(_Integer):
+    """An integer that depends on variables. `expr`: a canonical index expression that is no constant."""
+
+    expr: UOp
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The smallest and the largest value."""
+        return sy.bounds(self.expr)
+
+    # -- the same for every value -----------------------------------------------------------------
+    def __hash__(self) -> int:
+        return hash(self.expr)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dim) and other.expr is self.expr
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __bool__(self) -> bool:
+        return self._decided("!= 0", self.bounds[0] > 0 or self.bounds[1] < 0, False)
+
+    def __add__(self, other: Any) -> Any: return self._made(sy.add, other)
+    def __radd__(self, other: Any) -> Any: return self._made(sy.add, other)
+    def __sub__(self, other: Any) -> Any: return self._made(sy.sub, other)
+    def __rsub__(self, other: Any) -> Any: return self._made(lambda a, b: sy.sub(b, a), other)
+    def __mul__(self, other: Any) -> Any: return self._made(sy.mul, other)
+    def __rmul__(self, other: Any) -> Any: return self._made(sy.mul, other)
+    def __neg__(self) -> Any: return dim_of(sy.scale(self.expr, -1))
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._made(sy.idiv, other) if type(other) is int and other > 0 else NotImplemented
+
+    def __mod__(self, other: Any) -> Any:
+        return self._made(sy.mod, other) if type(other) is int and other > 0 else NotImplemented
+
+    def __lt__(self, other: Any) -> bool: return self._compared(other, "<")
+    def __le__(self, other: Any) -> bool: return self._compared(other, "<=")
+    def __gt__(self, other: Any) -> bool: return self._compared(other, ">")
+    def __ge__(self, other: Any) -> bool: return self._compared(other, ">=")
+
+    def _made(self, rule: Any, other: Any) -> Any:
+        if not isinstance(other, Dim) and type(other) is not int:
+            return NotImplemented
+        return dim_of(rule(self.expr, index_of(other)))
+
+    def _compared(self, other: Any, how: str) -> bool:
+        if not isinstance(other, Dim) and not isinstance(other, int):
+            raise ShapeError(f"the extent {self} is compared with {type(other).__name__}; extents are compared with ints and extents")
+        lo, hi = sy.bounds(sy.sub(self.expr, index_of(other)))
+        holds = {"<": hi < 0, "<=": hi <= 0, ">": lo > 0, ">=": lo >= 0}[how]
+        fails = {"<": lo >= 0, "<=": lo > 0, ">": hi <= 0, ">=": hi < 0}[how]
+        return self._decided(f"{how} {other}", holds, fails)
+
+    def _decided(self, what: str, holds: bool, fails: bool) -> bool:
+        if holds or fails:
+            return holds
+        lo, hi = self.bounds
+        raise ShapeError(f"whether {self} {what} depends on the value of a variable: {self} is {lo} … {hi}; narrow the bounds of the "
+                         "variable, or use a tensor of a constant shape here")
+
+    # -- different from value to value ------------------------------------------------------------
+    def __index__(self) -> int:
+        raise ShapeError(f"the number {self} is needed where a graph is built, and it is known only when a plan runs; this operation "
+                         "takes constant sizes only")
+
+    __int__ = __float__ = __index__
+
+    def __repr__(self) -> str:
+        return show(self.expr)
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __reduce__(self) -> Any:
+        return Dim, (self.expr,)
+
+
+class Variable(Dim):
+    """A named integer of `min` … `max` that a plan is given when it runs. As an extent of a shape its `min` is at least 1.
+
+    `hint`: the values, one or several, that matter: what kernels are timed at. `buckets`: values at which intervals end that are tuned
+    apart, each with opts of its own, chosen at launch. Two variables of one name must agree in all of this. Raises ArgumentError."""
+
+    def __init__(self, name: str, min: int, max: int, hint: int | Sequence[int] | None = None, buckets: Sequence[int] = ()):
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ArgumentError(f"Variable({name!r}): the name must be an identifier")
+        if type(min) is not int or type(max) is not int or not 0 <= min < max:
+            raise ArgumentError(f"Variable({name!r}, {min!r}, {max!r}): two ints 0 <= min < max are needed")
+        hints = () if hint is None else tuple(hint) if isinstance(hint, Iterable) else (hint,)
+        ends = tuple(sorted(set(buckets)))
+        for what, values in (("hint", hints), ("buckets", ends)):
+            if any(type(v) is not int or not min <= v <= max for v in values):
+                raise ArgumentError(f"Variable({name!r}, {min}, {max}): {what} {values} must be ints within the bounds")
+        object.__setattr__(self, "expr", UOp(Ops.DEFINE_VAR, dtypes.index, (), (name, min, max, hints, ends)))
+        _declared_any.add(True)
+
+    @property
+    def name(self) -> str:
+        return str(self.expr.arg[0])
+
+    @property
+    def min(self) -> int:
+        return int(self.expr.arg[1])
+
+    @property
+    def max(self) -> int:
+        return int(self.expr.arg[2])
+
+    def bind(self, value: int) -> Dim:
+        """The variable with a value for tensors that are realised. Raises ArgumentError outside the bounds."""
+        if type(value) is not int:
+            raise ArgumentError(f"variable {self.name} is bound to an int, got {value!r}")
+        check_value(self.name, value, self.min, self.max)
+        return Dim(UOp(Ops.BIND, dtypes.index, (self.expr, sy.const(value))))
+
+
+def check_value(name: str, value: int, low: int, high: int) -> None:
+    """Raise ArgumentError for a value outside the bounds of a variable."""
+    if not low <= value <= high:
+        raise ArgumentError(f"variable {name}={value} is outside bounds [{low}, {high}]")
+
+
+# -- ints and Dims alike ------------------------------------------------------------------------------
+def dim_of(expr: UOp) -> Any:
+    """The int or Dim of an index expression."""
+    return int(expr.arg) if expr.op is Ops.CONST else Dim(expr)
+
+
+def index_of(n: int) -> UOp:
+    """The index expression of an int or Dim."""
+    return n.expr if isinstance(n, Dim) else sy.const(int(n))
+
+
+def is_symbolic(shape: Iterable[Any]) -> bool:
+    """Whether an extent depends on a variable."""
+    return any(isinstance(n, Dim) for n in shape)
+
+
+def upper(n: int) -> int:
+    """The largest value of an int or Dim."""
+    return n.bounds[1] if isinstance(n, Dim) else n
+
+
+def lower(n: int) -> int:
+    """The smallest value of an int or Dim."""
+    return n.bounds[0] if isinstance(n, Dim) else n
+
+
+def upper_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The largest shape."""
+    return tuple([upper(n) for n in shape])
+
+
+def layout_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape with whose strides a tensor of `shape` lies in memory. Bounds that are nearly equal share one, and with it kernels."""
+    return tuple([widened(upper(n)) if isinstance(n, Dim) else n for n in shape])
+
+
+def widened(n: int) -> int:
+    """A non-negative bound rounded up to four significant bits: 500 → 512, 1025 → 1152."""
+    unit = 1 << max(0, n.bit_length() - _MANTISSA)
+    return -(-n // unit) * unit
+
+
+def number_of(n: int, dtype: DType) -> UOp:
+    """A graph node without axes that is the value of an int or Dim."""
+    return UOp(Ops.CAST, dtype, (n.expr,)) if isinstance(n, Dim) else UOp.const(dtype, n)
+
+
+def show(expr: UOp) -> str:
+    """An index expression over variables as text: `n`, `n=5`, `2*n+1`."""
+    if expr.op is Ops.DEFINE_VAR:
+        return str(expr.arg[0])
+    if expr.op is Ops.BIND:
+        return f"{show(expr.src[0])}={expr.src[1].arg}"
+    if expr.op is Ops.CONST:
+        return str(expr.arg)
+    if expr.op is Ops.MUL and expr.src[1].op is Ops.CONST:
+        return f"{expr.src[1].arg}*{show(expr.src[0])}"
+    signs = {Ops.ADD: "+", Ops.MUL: "*", Ops.IDIV: "//", Ops.MOD: "%"}
+    if expr.op in signs:
+        return f"({show(expr.src[0])}{signs[expr.op]}{show(expr.src[1])})" if expr.op is not Ops.ADD else \
+            f"{show(expr.src[0])}+{show(expr.src[1])}"
+    return f"{expr.op.value.lower()}({', '.join(show(s) for s in expr.src)})"
+
+
+# -- values -------------------------------------------------------------------------------------------
+def value_of(n: int, values: Mapping[str, int] | None = None) -> int:
+    """The value of an int or Dim: of its variables as they are bound, else as `values` say. Raises ShapeError for one without."""
+    if not isinstance(n, Dim):
+        return n
+    known: dict[UOp, UOp] = {}
+    for u in n.expr.toposort():
+        if u.op is Ops.BIND and (not values or u.src[0].arg[0] not in values):
+            known[u] = u.src[1]
+        elif u.op in (Ops.DEFINE_VAR, Ops.BIND):
+            name = (u.src[0] if u.op is Ops.BIND else u).arg[0]
+            if values and name in values:
+                known[u] = sy.const(values[name])
+    result = sy.simplify(n.expr, known)
+    if result.op is not Ops.CONST:
+        raise ShapeError(f"the extent {n} has no value; bind its variables, as in x[:n.bind(5)], or give them to plan.execute()")
+    return int(result.arg)
+
+
+def shape_at(shape: Sequence[int], values: Mapping[str, int] | None = None) -> tuple[int, ...]:
+    """A shape in ints (see `value_of`)."""
+    return tuple([value_of(n, values) for n in shape])
+
+
+def rebound(shape: Sequence[int], values: Mapping[str, int]) -> tuple[int, ...]:
+    """A shape with the variables that are bound in it bound to `values`, where those name them."""
+    def bound(expr: UOp) -> UOp:
+        return sy.simplify(expr, {u: u.replace(src=(u.src[0], sy.const(values[u.src[0].arg[0]])))
+                                  for u in expr.toposort() if u.op is Ops.BIND and u.src[0].arg[0] in values})
+    return tuple([dim_of(bound(n.expr)) if isinstance(n, Dim) else n for n in shape])
+
+
+def bound_values(n: Dim) -> dict[str, int]:
+    """The values that the variables of a Dim are bound to. Raises ScheduleError for one without, or with two."""
+    _, values, declared = without_binds(number_of(n, dtypes.int64))
+    unbound = sorted(declared.keys() - values.keys())
+    if unbound:
+        raise ScheduleError(f"variable {unbound[0]} has no value here; bind it: {unbound[0]}.bind(…)")
+    return values
+
+
+def without_binds(sink: UOp) -> tuple[UOp, dict[str, int], dict[str, UOp]]:
+    """A graph with every BIND replaced by its variable: (graph, value by name, DEFINE_VAR by name).
+
+    Raises ScheduleError for a variable bound to two values, or declared in two ways."""
+    values: dict[str, int] = {}
+    declared: dict[str, UOp] = {}
+
+    def plain(expr: UOp) -> UOp:
+        found: dict[UOp, UOp] = {}
+        for u in expr.toposort():
+            if u.op is Ops.BIND:
+                found[u] = u.src[0]
+                name, value = u.src[0].arg[0], int(u.src[1].arg)
+                if values.setdefault(name, value) != value:
+                    raise ScheduleError(f"bind mismatch on {name}, {values[name]} != {value} (in one schedule)")
+            elif u.op is Ops.DEFINE_VAR:
+                name = u.arg[0]
+                if declared.setdefault(name, u) is not u:
+                    raise ScheduleError(f"two variables are called {name}: {declared[name].arg[1:]} and {u.arg[1:]}; use one Variable, or "
+                                        "two names")
+        return sy.simplify(expr, found) if found else expr
+
+    def bare(arg: Any) -> Any:
+        if isinstance(arg, Dim):
+            return Dim(plain(arg.expr))
+        return tuple([bare(a) for a in arg]) if type(arg) is tuple else arg
+
+    if not _declared_any:
+        return sink, values, declared
+    done: dict[UOp, UOp] = {}
+    for u in sink.toposort():
+        if u.dtype == dtypes.index:
+            done[u] = u     # below a CAST it is a value, below a CALL an argument, which stays
+            continue
+        src = tuple([plain(s) if s.dtype == dtypes.index and u.op is Ops.CAST else done[s] for s in u.src])
+        arg = bare(u.arg) if type(u.arg) is tuple or isinstance(u.arg, Dim) else u.arg
+        if src == u.src and arg == u.arg:
+            done[u] = u
+        else:
+            done[u] = u.replace(src=src, arg=arg)
+            inherit_origin(done[u], u)
+    return done[sink], values, declared
+
+
+# -- kernels ------------------------------------------------------------------------------------------
+def specialize(ast: UOp, values: Mapping[str, int]) -> UOp:
+    """A kernel AST with its variables replaced by values: extents become constants, and index expressions are simplified."""
+    found = {u: sy.const(values[u.arg[0]]) for u in ast.walk(Ops.DEFINE_VAR) if u.arg[0] in values}
+    return replace_leaves(ast, found) if found else ast
+
+
+def with_bounds(ast: UOp, limits: Mapping[str, tuple[int, int]]) -> UOp:
+    """A kernel AST with other bounds of its variables: those of the plan it is called in."""
+    if not limits:
+        return ast
+    return _with_variables(ast, {u: u.replace(arg=(u.arg[0], *limits[u.arg[0]])) for u in ast.walk(Ops.DEFINE_VAR)})
+
+
+def kernel_variables(ast: UOp) -> dict[str, tuple[int, int]]:
+    """The variables of a kernel AST and their bounds, in the order of their names."""
+    return {u.arg[0]: (u.arg[1], u.arg[2]) for u in sorted(ast.walk(Ops.DEFINE_VAR), key=lambda u: int(u.arg[0][1:]))}
+
+
+def rename_variables(ast: UOp) -> tuple[UOp, tuple[UOp, ...]]:
+    """A kernel AST with its variables called v0, v1, … in order of appearance, their bounds widened, so that kernels whose bounds are
+    nearly equal are one; and the variables it was made with."""
+    given = list(dict.fromkeys(ast.walk(Ops.DEFINE_VAR)))
+    if not given:
+        return ast, ()
+    wide = {}
+    for i, u in enumerate(given):
+        _, low, high = u.arg[:3]
+        wide[u] = UOp(Ops.DEFINE_VAR, u.dtype, (), (f"v{i}", min(low, 1), widened(high)))
+    return _with_variables(ast, wide), tuple(given)
+
+
+def _with_variables(ast: UOp, mapping: dict[UOp, UOp]) -> UOp:
+    """A kernel AST with its variables replaced by others, and PARAMs larger or smaller by as much as the bounds of their indices are."""
+    from svod.core.regions import reached_sizes
+    made = replace_leaves(ast, mapping)
+    before, after = reached_sizes(ast), reached_sizes(made)
+    sizes = {p: p.replace(arg=replace(p.arg, size=p.arg.size + after[p] - size)) for p, size in before.items()
+             if after.get(p, size) != size}
+    return made.substitute(sizes) if sizes else made
+
+
+def points_of(low: int, high: int, hints: Sequence[int] = ()) -> tuple[int, ...]:
+    """The values a variable is timed at: its hints, else min, middle and max."""
+    return tuple(sorted(set(hints))) if hints else tuple(sorted({low, (low + high) // 2, high}))
+
+
+def count_of(shape: Sequence[int]) -> int:
+    """Elements of the largest shape."""
+    return math.prod(upper_shape(shape))

@@ -1,0 +1,171 @@
+"""Shapes that depend on variables, end to end: one plan for every value, NumPy's numbers, and chains of opts on such kernels."""
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import svod
+from svod import PrepareConfig, Tensor, Variable
+from svod.compile.host import host_target
+from svod.compile.linear import interpret, validate
+from svod.compile.lower import lower
+from svod.compile.planner import PlannerMode
+from svod.core import graph
+from svod.core.evaluate import evaluate
+from svod.core.kernel import Kernel
+from svod.core.schedule import create_schedule
+from svod.core.scheduler import Opt, Scheduler
+from svod.core.sketch import heuristic
+from svod.core.variable import layout_shape, without_binds
+from svod.errors import KernelOptError, LaunchError, ScheduleError, SvodError
+from svod.tune.actions import default_actions, lanes_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ROWS, COLUMNS, DEPTH = 37, 21, 13
+N, M = Variable("n", 1, ROWS), Variable("m", 1, COLUMNS)
+
+
+def drawn(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+A, B, C = drawn(ROWS, DEPTH), drawn(DEPTH, COLUMNS, seed=1), drawn(ROWS, COLUMNS, seed=2)
+
+
+def softmax(a: Array) -> Array:
+    e = np.exp(a - a.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+PLANNED = 6     # of the first ones a plan is made; all of them are lowered
+
+
+def of_tensors(n: Any, m: Any) -> list[Tensor]:
+    a, b, c = Tensor(A)[:n], Tensor(B)[:, :m], Tensor(C)[:n, :m]
+    scores = c @ c.T
+    causal = a.unsqueeze(0)
+    return [(a + 1).relu(), a.var(0, 0), a @ b, causal.scaled_dot_product_attention(causal, causal, is_causal=True),
+            Tensor.cat([a, Tensor(A)[:5]], 0) * 2, c.argmax(1),
+            a.sum(0), a.mean(), a.T.softmax(-1), scores.softmax(-1) @ c, a.flip(0) * 2, c.mean(1, keepdim=True) + c,
+            (a @ b).relu().sum(0), Tensor.arange(n) * 3, c.T.reshape(m, n, 1).permute(1, 0, 2) + 1]
+
+
+def of_arrays(n: int, m: int) -> list[Array]:
+    a, b, c = A[:n], B[:, :m], C[:n, :m]
+    masked = np.where(np.tril(np.ones((n, n), bool)), a @ a.T / np.sqrt(DEPTH), -np.inf)
+    return [np.maximum(a + 1, 0), a.var(0), a @ b, (softmax(masked) @ a)[None], np.concatenate([a, A[:5]]) * 2, c.argmax(1),
+            a.sum(0), a.mean(), softmax(a.T), softmax(c @ c.T) @ c, a[::-1] * 2, c.mean(1, keepdims=True) + c,
+            np.maximum(a @ b, 0).sum(0), np.arange(n) * 3, c[:, :, None] + 1]
+
+
+def assert_close(found: Array, want: Array, what: str) -> None:
+    assert found.shape == np.shape(want), what
+    np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5, err_msg=what)
+
+
+@pytest.mark.parametrize("mode", ["arena", "remap", "disabled"])
+def test_one_plan_for_every_size(mode: PlannerMode) -> None:
+    tensors = of_tensors(N, M)[:PLANNED]
+    plan = Tensor.prepare_batch(tensors, PrepareConfig(memory_planner=mode, threads=2))
+    kernels = plan.kernels
+    for n, m in ((1, 1), (ROWS, COLUMNS), (7, 16), (16, 7), (33, 2), (2, 20)):
+        plan.execute_with_vars({"n": n, "m": m})
+        for i, (flat, t, want) in enumerate(zip(plan.outputs, tensors, of_arrays(n, m)[:PLANNED], strict=True)):
+            whole = flat.reshape(layout_shape(t.shape))
+            assert_close(whole[tuple(slice(0, k) for k in np.shape(want))], want, f"output {i} at n={n}, m={m}")
+    assert plan.kernels is kernels
+
+
+def test_bound_tensors_are_realised_with_the_kernels_of_the_first() -> None:
+    for n, m in ((9, 4), (1, COLUMNS), (ROWS, 1)):
+        for i, (t, want) in enumerate(zip(of_tensors(N.bind(n), M.bind(m))[:PLANNED], of_arrays(n, m), strict=False)):
+            assert_close(t.numpy(), want, f"tensor {i} at n={n}, m={m}")
+    x = Tensor(A)[:N.bind(5)].exp().realize()
+    assert_close((x + x).sum(1).numpy(), 2 * np.exp(A[:5]).sum(1), "a realised tensor of a symbolic shape is an input like another")
+
+
+def test_values_of_a_plan() -> None:
+    plan = (Tensor(A)[:N] + 1).prepare()
+    with pytest.raises(LaunchError, match="variables n have no value"):
+        plan.execute()
+    for value in (0, ROWS + 1):
+        with pytest.raises(LaunchError, match=rf"variable n={value} is outside bounds \[1, {ROWS}\]"):
+            plan.execute(n=value)
+    with pytest.raises(LaunchError, match="variables k were given; the plan has n"):
+        plan.execute_with_vars({"k": 1})
+    plan.execute(n=3)
+    plan.execute()
+    assert plan.variable_values() == {"n": 3}
+
+
+def test_jit_takes_another_value_in_each_call() -> None:
+    calls = []
+
+    @svod.jit
+    def step(cache: Tensor, row: Tensor, at: Any) -> Tensor:
+        calls.append(at)
+        cache[at:at + 1].assign(row.reshape(1, DEPTH))
+        seen = cache[:at + 1]
+        return (seen @ row).softmax(-1) @ seen
+
+    position = Variable("at", 0, ROWS - 1)
+    cache, held = Tensor(np.zeros((ROWS, DEPTH), np.float32)).realize(), np.zeros((ROWS, DEPTH), np.float32)
+    for k in (0, 1, 2, 20, ROWS - 1):
+        held[k] = A[k]
+        want = softmax(held[:k + 1] @ A[k]) @ held[:k + 1]
+        assert_close(step(cache, Tensor(A[k]), position.bind(k)).numpy(), want, f"step {k}")
+    assert len(calls) == 1 and len(step.plans) == 1
+    scaled = svod.jit(lambda x, n: x[:n] * 2)
+    assert [scaled(Tensor(A), N.bind(k)).numpy().shape for k in (4, 9)] == [(4, DEPTH), (9, DEPTH)]
+    with pytest.raises(ScheduleError, match=r"bind mismatch on n, 4 != 5"):
+        svod.jit(lambda x, n, m: x[:n])(Tensor(A), N.bind(4), N.bind(5))
+    with pytest.raises(SvodError, match="take the part inside the function"):
+        svod.jit(lambda x: x + 1)(Tensor(A)[:N.bind(4)])
+
+
+def kernels() -> list[Kernel]:
+    found = {}
+    for t in of_tensors(N, M):
+        for call in create_schedule(without_binds(graph.sink(t.uop))[0]).calls:
+            found[call.ast] = Kernel(call.ast)
+    return list(found.values())
+
+
+def test_random_chains_agree_with_the_evaluator() -> None:
+    rng, numbers = random.Random(3), np.random.default_rng(3)
+    target = host_target(2)
+    for kernel in kernels():
+        start = Scheduler(kernel, target)
+        state = start
+        for _ in range(rng.randint(1, 4)):
+            for opt in rng.sample(options := list(default_actions(state, lanes_of(kernel, target))), min(len(options), 8)):
+                try:
+                    state = state.apply_opt(opt)
+                    break
+                except KernelOptError:
+                    continue
+        args = [numbers.standard_normal(p.arg.size).astype(np.float32) if p.dtype.is_float else np.zeros(p.arg.size, np.int64)
+                for p in kernel.params]
+        args = [a.astype(np.int32) if p.dtype.name == "int32" else a for a, p in zip(args, kernel.params, strict=True)]
+        for chosen in (heuristic(start), state):
+            try:
+                program = lower(chosen)
+            except KernelOptError:
+                continue
+            validate(program)
+            values = {v: rng.randint(low, high) for v, (low, high) in kernel.variables.items()}
+            want = evaluate(kernel.ast, args, values)
+            got = [a.copy() for a in args]
+            interpret(program, got, values, slices=rng.choice([None, 3]))
+            for slot, w in zip(kernel.outs, want, strict=True):
+                np.testing.assert_allclose(got[slot], w, rtol=1e-4, atol=1e-4, err_msg=f"{kernel} {values} {chosen}")
+
+
+def test_opts_that_need_whole_numbers_are_refused() -> None:
+    call, = create_schedule(graph.sink((Tensor(A)[:N] + 1).uop)).calls
+    state = Scheduler(Kernel(call.ast), host_target(1))
+    with pytest.raises(KernelOptError, match="depends on a variable; its loops end where they do"):
+        state.apply_opt(Opt("PADTO", "o0", 16))
