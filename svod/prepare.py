@@ -148,8 +148,8 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         dump(sink, constants, outline, plan, target, config)
     plan.keep = nodes           # its addresses are valid while its buffers live
     if config.capture is not None and plan.variables:
-        raise UnsupportedError(f"a plan with the variables {', '.join(plan.variables)} cannot be captured for tuning: its kernels run with the "
-                               "heuristic's opts; capture the model with tensors of constant shapes")
+        raise UnsupportedError(f"a plan with the variables {', '.join(plan.variables)} cannot be captured for tuning: its kernels run with "
+                               "the heuristic's opts; capture the model with tensors of constant shapes")
     if config.capture is not None and outline.calls:
         seconds: dict[str, float] = {}
         known = all(a is not None for a, s in zip(arrays, outline.buffers, strict=True) if s.kind != "intermediate")

@@ -234,8 +234,8 @@ def _signature(value: Any, tensors: list[Tensor], values: dict[str, int]) -> Has
         return "variable", without_binds(number_of(value, dtypes.int64))[0]
     if isinstance(value, Tensor):
         if is_symbolic(value.shape):
-            raise SvodError(f"svod.jit: an argument has the shape {value.shape}; pass the whole tensor and the bound variable, and take the "
-                            "part inside the function")
+            raise SvodError(f"svod.jit: an argument has the shape {value.shape}; pass the whole tensor and the bound variable, and take "
+                            "the part inside the function")
         tensors.append(value)
         return "tensor", value.shape, value.dtype
     if isinstance(value, (tuple, list)):

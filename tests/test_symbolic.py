@@ -122,7 +122,7 @@ def test_jit_takes_another_value_in_each_call() -> None:
     assert [scaled(Tensor(A), N.bind(k)).numpy().shape for k in (4, 9)] == [(4, DEPTH), (9, DEPTH)]
     with pytest.raises(ScheduleError, match=r"bind mismatch on n, 4 != 5"):
         svod.jit(lambda x, n, m: x[:n])(Tensor(A), N.bind(4), N.bind(5))
-    with pytest.raises(SvodError, match="take the part inside the function"):
+    with pytest.raises(SvodError, match="pass the whole tensor and the bound variable"):
         svod.jit(lambda x: x + 1)(Tensor(A)[:N.bind(4)])
 
 

@@ -60,8 +60,8 @@ def spec_from_json(data: dict[str, Any]) -> ProgramSpec:
     """The ProgramSpec behind `spec_to_json`. Raises ValueError for data that is not one: it comes from a file."""
     try:
         phases = tuple(PhaseSpec(str(symbol), int(extent), int(threads), int(scratch), bool(once), tuple(
-            Count(tuple((str(name), int(k)) for name, k in terms), int(const), int(stride), int(most)) for terms, const, stride, most in counts))
-                       for symbol, extent, threads, scratch, once, counts in data["phases"])
+            Count(tuple((str(name), int(k)) for name, k in terms), int(const), int(stride), int(most))
+            for terms, const, stride, most in counts)) for symbol, extent, threads, scratch, once, counts in data["phases"])
         return ProgramSpec(
             name=str(data["name"]),
             params=tuple((BY_NAME[dtype], int(size)) for dtype, size in data["params"]),

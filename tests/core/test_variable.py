@@ -28,9 +28,9 @@ def test_what_is_the_same_for_every_value_is_answered() -> None:
     assert shape_at((N.bind(5), 3)) == (5, 3) and shape_at((N + 1,), {"n": 9}) == (10,)
 
 
-@pytest.mark.parametrize("ask", [lambda: N < 5, lambda: bool(N - 1), lambda: range(N), lambda: int(N), lambda: float(N), lambda: N == N and [0][N]])
+@pytest.mark.parametrize("ask", [lambda: N < 5, lambda: bool(N - 1), lambda: range(N), lambda: int(N), lambda: float(N)])
 def test_what_depends_on_the_value_is_refused(ask: object) -> None:
-    with pytest.raises(ShapeError, match="depends on the value|known only when a plan runs"):
+    with pytest.raises(ShapeError, match=r"depends on the value|known only when a plan runs"):
         ask()   # type: ignore[operator]
 
 
@@ -99,5 +99,5 @@ def test_a_kernel_means_what_it_means_with_its_values_written_in() -> None:
         np.testing.assert_array_equal(evaluate(call.ast, args, {"v0": value})[0], evaluate(fixed, args)[0])
 
 
-def test_a_dim_survives_pickling_of_its_text() -> None:
+def test_a_dim_has_a_text_and_a_hash() -> None:
     assert isinstance(N + 1, Dim) and hash(N + 1) == hash(1 + N) and f"{N + 1:>5}" == "  n+1"
