@@ -35,13 +35,12 @@ class PlanBuffer:
 
 
 class VariableSpec(NamedTuple):
-    """A variable of a plan: the values it can take, those that matter, and where intervals end that are tuned apart."""
+    """A variable of a plan: the values it can take, and those that matter."""
 
     name: str
     min: int
     max: int
     hints: tuple[int, ...] = ()
-    buckets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def move_place(u: UOp, place: Place) -> Place:
             ids = ids_of([place[a] for a in outer[i0:i1]])
             tags = tuple(place[a][1] for a in outer[i0:i1])
             for j in range(j0, j1):
-                moved[inner[j]] = (ids, (tags, j - j0) if any(tags) else 0)
+                moved[inner[j]] = (ids, (tags, j - j0) if any(tag != 0 for tag in tags) else 0)
         return tuple(moved)
     if u.op is Ops.PERMUTE:
         moved = [nothing] * len(arg)

@@ -11,7 +11,7 @@ depends on the value (`range(n)`, `n < 5`) is a ShapeError that says so, never a
 A tensor with such extents lies in memory with the strides of its largest shape: axes of `layout_extent(n)` positions, of which the first n
 are used. So no stride depends on a variable.
 
-DEFINE_VAR has the arg `(name, min, max, hints, buckets)` in a graph and `(name, min, max)` in a kernel.
+DEFINE_VAR has the arg `(name, min, max, hints)` in a graph and `(name, min, max)` in a kernel.
 """
 from __future__ import annotations
 
@@ -119,20 +119,18 @@ class Dim(_Integer):
 class Variable(Dim):
     """A named integer of `min` … `max` that a plan is given when it runs. As an extent of a shape its `min` is at least 1.
 
-    `hint`: the values, one or several, that matter: what kernels are timed at. `buckets`: values at which intervals end that are tuned
-    apart, each with opts of its own, chosen at launch. Two variables of one name must agree in all of this. Raises ArgumentError."""
+    `hint`: the values, one or several, that matter. They are kept with the plan (`ExecutionPlan.variables`) for who measures it; opts are
+    chosen by the heuristic, for the largest value. Two variables of one name must agree in all of this. Raises ArgumentError."""
 
-    def __init__(self, name: str, min: int, max: int, hint: int | Sequence[int] | None = None, buckets: Sequence[int] = ()):
+    def __init__(self, name: str, min: int, max: int, hint: int | Sequence[int] | None = None):
         if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError(f"Variable({name!r}): the name must be an identifier")
         if type(min) is not int or type(max) is not int or not 0 <= min < max:
             raise ArgumentError(f"Variable({name!r}, {min!r}, {max!r}): two ints 0 <= min < max are needed")
         hints = () if hint is None else tuple(hint) if isinstance(hint, Iterable) else (hint,)
-        ends = tuple(sorted(set(buckets)))
-        for what, values in (("hint", hints), ("buckets", ends)):
-            if any(type(v) is not int or not min <= v <= max for v in values):
-                raise ArgumentError(f"Variable({name!r}, {min}, {max}): {what} {values} must be ints within the bounds")
-        object.__setattr__(self, "expr", UOp(Ops.DEFINE_VAR, dtypes.index, (), (name, min, max, hints, ends)))
+        if any(type(v) is not int or not min <= v <= max for v in hints):
+            raise ArgumentError(f"Variable({name!r}, {min}, {max}): hint {hints} must be ints within the bounds")
+        object.__setattr__(self, "expr", UOp(Ops.DEFINE_VAR, dtypes.index, (), (name, min, max, hints)))
         _declared_any.add(True)
 
     @property
@@ -350,11 +348,6 @@ def _with_variables(ast: UOp, mapping: dict[UOp, UOp]) -> UOp:
     sizes = {p: p.replace(arg=replace(p.arg, size=p.arg.size + after[p] - size)) for p, size in before.items()
              if after.get(p, size) != size}
     return made.substitute(sizes) if sizes else made
-
-
-def points_of(low: int, high: int, hints: Sequence[int] = ()) -> tuple[int, ...]:
-    """The values a variable is timed at: its hints, else min, middle and max."""
-    return tuple(sorted(set(hints))) if hints else tuple(sorted({low, (low + high) // 2, high}))
 
 
 def count_of(shape: Sequence[int]) -> int:
