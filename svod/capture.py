@@ -1,8 +1,8 @@
 """Captures: the plans that a process prepared, as files from which they can be tuned and timed without model, data or script.
 
 With SVOD_CAPTURE=DIRECTORY (PrepareConfig.capture) every `prepare` calls `announce` once it knows its kernels, before it compiles them,
-and `append` when it has a plan; they add lines of JSON to a file of this process in that directory. `read_capture` reads a directory or a
-file and merges what several processes wrote; `write_capture` makes one file of it.
+and `append` when it has a plan; they add lines of JSON to a file of this process in that directory. A plan with variables is passed over.
+`read_capture` reads a directory or a file and merges what several processes wrote; `write_capture` makes one file of it.
 
     {"format": "svod-capture", "version": 2, "svod": …, "python": …, "command": […]}       first line of every file
     {"kernel": key, "target": …, "name": …, "structure": family, "ast": …}                 once per kernel, before the plans with it
@@ -22,6 +22,7 @@ import atexit
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import sys
@@ -47,6 +48,8 @@ from svod.core.serialize import ast_to_data, data_to_ast
 from svod.core.target import Target
 from svod.errors import FormatError, SvodError, TuneError
 from svod.outline import BufferSpec, Call, Outline
+
+log = logging.getLogger("svod")
 
 FORMAT, VERSION = "svod-capture", 2
 RECORDS_FORMAT = "svod-tune-db"     # of another file of ours that people may mix up with this one
@@ -79,10 +82,19 @@ def append(directory: str | os.PathLike[str], outline: Outline, seconds: Mapping
     check_stop(directory)
 
 
-def announce(directory: str | os.PathLike[str], outline: Outline, *, target: Target | None = None) -> None:
-    """Add the kernels of a plan that is about to be compiled: whoever watches the capture gets ready meanwhile. Raises as `append` does."""
-    _recorder_for(Path(directory)).announce(outline, target or host_target())
+def announce(directory: str | os.PathLike[str], outline: Outline, *, target: Target | None = None) -> bool:
+    """Add the kernels of a plan that is about to be compiled: whoever watches the capture gets ready meanwhile. False for a plan with
+    variables, which is no part of the capture; a warning names it, the first of those with the same variables. Raises as `append` does."""
+    variables = tuple(dict.fromkeys(v.name for c in outline.calls for v in c.variables))
+    if not variables:
+        _recorder_for(Path(directory)).announce(outline, target or host_target())
+    elif variables not in _passed_over:
+        _passed_over.add(variables)
+        first = next(c for c in outline.calls if c.variables)
+        log.warning("plans with the variables %s (%s) are not captured for tuning and run with the heuristic's opts; for tuned kernels use "
+                    "tensors of constant shapes", ", ".join(variables), " at ".join(filter(None, (first.name, first.origin))))
     check_stop(directory)
+    return not variables
 
 
 def check_stop(directory: str | os.PathLike[str]) -> None:
@@ -203,6 +215,7 @@ class _Recorder:
 _wake = threading.Event()   # never set: what the writing thread sleeps on
 _recorders: dict[Path, _Recorder] = {}
 _recorders_lock = threading.Lock()
+_passed_over: set[tuple[str, ...]] = set()      # variables of plans that a warning has named
 remake_after_fork(sys.modules[__name__], "_recorders_lock", threading.Lock)
 remake_after_fork(sys.modules[__name__], "_recorders", dict)
 

@@ -136,9 +136,10 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
                             if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
     if overwritten:
         refuse_shared_memory({i: span_of(a) for i, a in enumerate(arrays) if a is not None}, overwritten)
+    captured = False
     if config.capture is not None and outline.calls:
         from svod import capture
-        capture.announce(config.capture, outline, target=target)
+        captured = capture.announce(config.capture, outline, target=target)
     compiled = compile_outline(outline, target, config)
     plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner))
     plan.carried = overwritten
@@ -147,10 +148,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         from svod.dumping import dump
         dump(sink, constants, outline, plan, target, config)
     plan.keep = nodes           # its addresses are valid while its buffers live
-    if config.capture is not None and plan.variables:
-        raise UnsupportedError(f"a plan with the variables {', '.join(plan.variables)} cannot be captured for tuning: its kernels run with "
-                               "the heuristic's opts; capture the model with tensors of constant shapes")
-    if config.capture is not None and outline.calls:
+    if config.capture is not None and captured:
         seconds: dict[str, float] = {}
         known = all(a is not None for a, s in zip(arrays, outline.buffers, strict=True) if s.kind != "intermediate")
         # where the plan assigns to memory of before, a run to time it would be a run too many

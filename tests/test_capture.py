@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod import capture
+from svod import Tensor, Variable, capture
 from svod.capture import Capture, CapturedPlan, CaptureWatch, StopCapture, plan_digest, read_capture, write_capture
 from svod.compile.host import host_target
 from svod.config import PrepareConfig
@@ -19,6 +19,7 @@ from svod.core.family import family_key
 from svod.errors import FormatError, TuneError
 from svod.optimize import Choice, compile_all, compiler_for
 from svod.outline import Outline, build_plan, synthetic_arrays
+from svod.prepare import realize_tensors
 from tests.plans import canonical, gemm_then_softmax, scaled
 from tests.tune import search_kernels
 
@@ -109,6 +110,29 @@ def test_files_of_several_processes_are_merged(tmp_path: Path, recorders: dict[P
                                                                                     for p in found.plans]
     write_capture(tmp_path / "two.jsonl", again)
     assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
+
+
+def test_a_plan_with_variables_is_passed_over_and_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_passed_over", set())
+    x = np.arange(40, dtype=np.float32).reshape(8, 5)
+    settings = PrepareConfig(capture=str(tmp_path), object_cache=":none:")
+    for n in (3, 5):
+        rows = Variable("rows", 1, 8).bind(n)
+        symbolic = (Tensor(x)[:rows] * 2).sum(1)
+        realize_tensors([symbolic], settings)
+        assert np.array_equal(symbolic.numpy(), 2 * x[:n].sum(1))
+    assert not list(tmp_path.glob("*.jsonl")), "nothing is announced either"
+    constant = Tensor(x).sum(1)
+    realize_tensors([constant], settings)
+    assert np.array_equal(constant.numpy(), x.sum(1))
+    [plan] = read_capture(tmp_path).plans
+    assert not any(c.variables for c in plan.outline.calls)
+    [said] = [r.getMessage() for r in caplog.records if "not captured" in r.getMessage()]
+    assert "variables rows (" in said
+    capture.request_stop(tmp_path)
+    with pytest.raises(StopCapture):
+        realize_tensors([(Tensor(x)[:Variable("rows", 1, 8).bind(4)] * 3).sum(1)], settings)
 
 
 def test_a_half_line_is_left_out(tmp_path: Path) -> None:
