@@ -7,14 +7,15 @@ the slowest of these and a share of the others, stages added up. It ranks; it do
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from svod.core.dots import rate_of
-from svod.core.dtype import DType, dtypes
+from svod.core.dtype import dtypes
 from svod.core.kernel import Node, ResolvedStage
 from svod.core.layout import Layouts, lay_out, layouts
 from svod.core.nest import Piece, Plan, fit, is_derived, lane_row, plan
 from svod.core.scheduler import DOT, LOOP, ROOT, UPCAST, Scheduler
+from svod.core.streams import stores_whole_vectors
 from svod.core.traffic import LINE, PAGE, Access, levels, traffic
 from svod.core.uop import TRANSCENDENTAL
 
@@ -34,12 +35,6 @@ _SHORT_STEP = 4           # elements between lanes up to which vectors are loade
 _ANYWHERE = PAGE + LINE   # bytes between neighbours of a gathered axis: another page, another set
 
 
-class Machine(Protocol):
-    """The measured limits that scale predictions (svod.bench.ceilings.Ceilings)."""
-
-    def flops_per_second(self, dtype: DType, threads: int | None = None) -> float: ...
-
-
 @dataclass(frozen=True)
 class Features:
     """`cycles` of one core for the whole kernel, and what bounds it."""
@@ -50,11 +45,6 @@ class Features:
     scratch_bytes: int
     flops: float
     bytes_moved: float        # from memory
-
-    def predicted_seconds(self, ceilings: Machine | None = None, lanes: int = 16) -> float:
-        """Predicted time; without ceilings at 4 GHz."""
-        clock = ceilings.flops_per_second(dtypes.float32, 1) / (4 * lanes) if ceilings is not None else 4e9
-        return self.cycles / clock
 
 
 class _Nest(NamedTuple):
@@ -281,9 +271,7 @@ def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[
     if r.store is not None:
         steps = {a: abs(c) * size for a, c in r.store.coefs}
         limit = float(state.kernel.params[r.store_slot].arg.size * size)
-        # lowering stores past the caches where tiles are of whole vectors
-        width = max(1, target.vector_bytes // r.lanes_bytes)
-        past = state.stream and nest.lane >= 0 and r.store.coef(nest.lane) == 1 and nest.lane_extent % width == 0
+        past = state.stream and stores_whole_vectors(state, r, nest.own, nest.lane, nest.lane_piece)
         if not past:
             accesses.append(Access(tuple(steps.items()), size, limit, 2.0))
             shared.append(False)

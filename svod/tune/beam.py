@@ -3,7 +3,7 @@
 One round, as this file sees it:
 
     propose   every member that is new in the beam × (actions + mutations)  → queue, by the digest of the state
-              the most promising of the queue by predicted time, and a fifth at random
+              the most promising of the queue by predicted cycles, and a fifth at random
     racers    the best 2 × width of what was screened, and the best of each protected sketch family
     keep      the best `width` of all raced states whose outputs are right,
               at most half of them from one family; a sketch family keeps one place for two rounds
@@ -28,10 +28,10 @@ SKETCH_ROUNDS = 2          # rounds in which a sketch family keeps a place
 
 
 class Beam:
-    """The default strategy. `base` is the untouched state, `ceilings` what `predicted_seconds` takes."""
+    """The default strategy. `base` is the untouched state."""
 
-    def __init__(self, base: Any, config: BeamConfig, ceilings: Any) -> None:
-        self.base, self.config, self.ceilings = base, config, ceilings
+    def __init__(self, base: Any, config: BeamConfig) -> None:
+        self.base, self.config = base, config
         self.width = config.width
         self.strict = config.strict == "reference"
         self.lanes = lanes_of(base.kernel, base.target)
@@ -91,7 +91,7 @@ class Beam:
         candidate = self.offer(state, origin)
         if candidate is not None:
             try:
-                candidate.predicted = state.features().predicted_seconds(self.ceilings)
+                candidate.predicted = state.features().cycles
             except KernelOptError as e:     # opts that are each legal and do not go together
                 candidate.fail(Status.ERROR, str(e))
             else:

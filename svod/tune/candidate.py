@@ -67,7 +67,7 @@ class Candidate:
     state: Scheduler
     chain: tuple[Opt, ...]
     origin: Origin
-    predicted: float = float("inf")         # by the state's own analysis
+    predicted: float = float("inf")         # cycles, by the state's own analysis
     round: int = 0                          # the round that measured it
     status: Status = Status.QUEUED
     reason: str = ""

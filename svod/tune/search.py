@@ -11,7 +11,8 @@ Filters of a round, in this order: accumulators in vector registers over BEAM_UP
 digest that this search or the database has seen. Building and screening go in small chunks, so that a better incumbent cuts
 the rest of the round shorter and a spent budget ends it: what was not built goes back to the queue.
 
-A search stops after two rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), at 1.05 × the roofline
+A search stops after two rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent has
+to keep when it is measured again, at 1.05 × the roofline
 bound, when there is nothing left to try, or when its budget is spent. `BEAM_STRICT=reference`: after one round without a gain
 above BEAM_MIN_PROGRESS.
 
@@ -102,7 +103,6 @@ class KernelSearch:
     heuristic: Any
     config: BeamConfig
     lab: Laboratory
-    ceilings: Any
     seeds: Sequence[tuple[Any, Origin]] = ()
     known: Collection[str] = ()
     bound: float = 0.0
@@ -120,7 +120,7 @@ class KernelSearch:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        self.strategy = make_strategy(self.strategy_name, self.base, self.config, self.ceilings)
+        self.strategy = make_strategy(self.strategy_name, self.base, self.config)
         self.strict = self.config.strict == "reference"
         self.digests: set[str] = set()
         self.pool: list[Candidate] = []            # screened or better; the strategy chooses from the raced ones
@@ -130,7 +130,9 @@ class KernelSearch:
         self.pace = 0.0                            # seconds to build and screen one candidate, of the latest chunk
         self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
+        self.settled = float("inf")                # the least that an incumbent kept when it was measured again
         self.incumbent: Candidate | None = None
+        self.told = float("inf")                   # the least time that was announced
         self.estimates: list[float] = []           # logarithms of the incumbent's seconds by the races since it became that
         self.baseline = Candidate(self.heuristic, self.heuristic.applied_opts, Origin.HEURISTIC)
         self.stored = [Candidate(s, s.applied_opts, o) for s, o in self.seeds if o is Origin.DATABASE]
@@ -145,11 +147,6 @@ class KernelSearch:
         """Seconds one candidate may compile."""
         floor = COMPILE_FACTOR * statistics.median(self.compile_seconds) if self.compile_seconds else self.config.timeout_sec
         return min(self.config.timeout_sec, max(COMPILE_FLOOR, floor))
-
-    def learn_ceilings(self, ceilings: Any, bound: float) -> None:
-        """What the machine can do, where it was not known when the search began."""
-        self.ceilings = self.strategy.ceilings = ceilings
-        self.bound = bound
 
     # -- steps ------------------------------------------------------------------------------------------------------------
     def step(self, deadline: float = float("inf")) -> None:
@@ -184,6 +181,7 @@ class KernelSearch:
         if self.baseline.status is Status.VERIFIED:
             if self.config.sketches:
                 self._set_incumbent(self.baseline)
+                self.settled = self.baseline.score
                 self.strategy.keep(self.pool, self._verify)
             self.listener(BaselineTimed(self.key, self.baseline.score))
         self.history.append(self.best)
@@ -208,7 +206,7 @@ class KernelSearch:
         self._report(dict.fromkeys([*(c for c in batch if c.status is not Status.QUEUED), *self.judged]))
         self.history.append(self.best)
         self._announce(batch, noisy, started)
-        self._judge_progress(before.score if before else float("inf"))
+        self._judge_progress(before)
 
     def _announce(self, batch: Sequence[Candidate], noisy: bool, started: float) -> None:
         self.listener(RoundFinished(
@@ -217,18 +215,26 @@ class KernelSearch:
             sum(c.status in FAILED for c in batch), self.strategy.queued, self.best,
             chain_text(self.incumbent.chain) if self.incumbent else "", self.clock() - started, noisy))
 
-    def _judge_progress(self, before: float) -> None:
+    def _judge_progress(self, before: Candidate | None) -> None:
+        """A gain is what the incumbent keeps when it is measured again; `before`: the incumbent that the round began with. One that has
+        just won a race, and may have won it by luck, is given the round that tells."""
         least = self.config.min_progress * 1e-6
         if not self.strict and self.best < float("inf"):
             least = max(least, self.best * max(RELATIVE_PROGRESS, self.noise))
-        self.flat = 0 if before - self.best > least or (before == float("inf") and self.best < before) else self.flat + 1
+        again = not self.strict and before is not None and (before is self.baseline or self._is_measured_again(before))
+        settled = before.score if again and before else self.best
+        if self.settled - settled > least:
+            self.flat, self.settled = 0, settled
+        else:
+            self.flat += 1
+        promising = self.settled - self.best > least
         if self.best < BOUND_REFUTED * self.bound:
             # the ceilings were measured while the machine was busy: such a bound must not end anything
             log.info("%s: %.3g s is below the roofline bound of %.3g s, which is ignored from now on", self.name, self.best, self.bound)
             self.bound = 0.0
         if self.best <= BOUND_REACHED * self.bound:
             self.stop("at the roofline bound")
-        elif self.flat >= (1 if self.strict else self.config.patience):
+        elif self.flat >= (1 if self.strict else self.config.patience + promising):
             self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")
 
     # -- the parts of a round ---------------------------------------------------------------------------------------------
@@ -346,7 +352,7 @@ class KernelSearch:
             self.strategy.keep(self.pool, self._verify)
             self._choose_incumbent()
         if self.incumbent is not None and racers:
-            along = self._needs_yardstick()
+            along = self._is_measured_again(self.incumbent)
             race = self.lab.race([self.incumbent, *racers, *([self.baseline] if along else [])])
             noisy, self.noise = race.noisy, race.noise
             if along:
@@ -361,11 +367,10 @@ class KernelSearch:
         self._choose_incumbent()
         return noisy
 
-    def _needs_yardstick(self) -> bool:
-        """Whether the baseline is raced along. An incumbent was the luckiest of a race; were its score kept, every next one would add its
-        own luck, so it is measured again in each race, against what nobody chose."""
-        return self.incumbent is not None and self.incumbent is not self.baseline and self.baseline.status is Status.VERIFIED \
-            and self.baseline.score <= YARDSTICK_REACH * self.incumbent.score
+    def _is_measured_again(self, c: Candidate) -> bool:
+        """Whether the baseline is raced along with the incumbent `c`. An incumbent was the luckiest of a race; were its score kept, every
+        next one would add its own luck, so it is measured again in each race, against what nobody chose."""
+        return c is not self.baseline and self.baseline.status is Status.VERIFIED and self.baseline.score <= YARDSTICK_REACH * c.score
 
     def _assess_again(self, ratio: float | Failure) -> None:
         """Score the incumbent by the races since it became that; `ratio`: the baseline's time over its own in the latest."""
@@ -380,9 +385,9 @@ class KernelSearch:
             self._set_incumbent(best)
 
     def _set_incumbent(self, c: Candidate) -> None:
-        if self.incumbent is not None:
+        if self.incumbent is not None and c.score < self.told:
             self.listener(Improved(self.key, c.score, self.incumbent.score, chain_text(c.chain)))
-        self.incumbent = c
+        self.incumbent, self.told = c, min(self.told, c.score)
         self.estimates.clear()
 
     def _verify(self, candidates: Sequence[Candidate]) -> None:

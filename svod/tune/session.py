@@ -223,7 +223,7 @@ class TuneSession:
         self.ceilings, self._tell_ceilings = self._tell_ceilings(), None
         for s in searches:
             if isinstance(s, KernelSearch):
-                s.learn_ceilings(self.ceilings, roofline_bound(s.base.kernel, self.target, self.ceilings))
+                s.bound = roofline_bound(s.base.kernel, self.target, self.ceilings)
 
     def _finish(self, search: KernelSearch, searches: Sequence[KernelSearch | _Planned]) -> None:
         open_ = max(1, len([s for s in searches if s.key not in self.result.findings]))
@@ -257,7 +257,7 @@ class TuneSession:
         self._searches[task.key] = self.db.begin_search(task.key, self.target.key, strategy=self.strategy,
                                                         executor=self.executor.description, config=dataclasses.asdict(self.config))
         search = KernelSearch(task.key, task.name or task.key[:12], base, heuristic(base), self.config, self.laboratory(kernel),
-                              self.ceilings, seeds=seeds, known=frozenset(known), bound=roofline_bound(kernel, self.target, self.ceilings),
+                              seeds=seeds, known=frozenset(known), bound=roofline_bound(kernel, self.target, self.ceilings),
                               calls=task.calls, strategy_name=self.strategy, listener=self.listener, clock=self.budget.clock)
         search.record = lambda candidates: self._record_round(search, candidates)
         return search

@@ -17,10 +17,7 @@ Verify = Callable[[Sequence[Candidate]], None]
 
 
 class Strategy(Protocol):
-    """One search of one kernel. Everything random comes from the generator given at construction. `ceilings`: what the machine can do;
-    None until it is known."""
-
-    ceilings: Any
+    """One search of one kernel. Everything random comes from the generator given at construction."""
 
     @property
     def queued(self) -> int:
@@ -45,6 +42,6 @@ class Strategy(Protocol):
 STRATEGIES: dict[str, Callable[..., Strategy]] = {"beam": Beam}
 
 
-def make_strategy(name: str, base: Any, config: BeamConfig, ceilings: Any) -> Strategy:
+def make_strategy(name: str, base: Any, config: BeamConfig) -> Strategy:
     """The strategy registered under `name`, for a search from the untouched state `base`. Raises KeyError for another name."""
-    return STRATEGIES[name](base, config, ceilings)
+    return STRATEGIES[name](base, config)

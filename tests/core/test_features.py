@@ -35,7 +35,6 @@ def test_any_state_has_finite_positive_features(name: str) -> None:
         assert math.isfinite(f.cycles) and f.cycles > 0
         assert f.accumulators >= 0 and f.scratch_bytes >= 0 and f.loads_per_fma >= 0
         assert math.isfinite(f.flops) and f.flops >= 0 and math.isfinite(f.bytes_moved) and f.bytes_moved >= 0
-        assert 0 < f.predicted_seconds() < 1
         assert state.features() is f, "computed once per state"
 
 

@@ -24,7 +24,6 @@ from svod.tune.session import KernelTask, TuneSession
 from svod.tune.worker_laboratory import WorkerLaboratory
 from tests.tune.replay import ReplayedLaboratory, made_up_seconds
 from tests.tune.search_kernels import gemm
-from tests.tune.test_beam import Ceiling
 
 KERNEL = gemm(61, 67, 33)
 TARGET = host_target()
@@ -192,7 +191,7 @@ def test_the_winner_is_that_of_a_search_without_the_faulty_candidates(seed: int)
     clean = ReplayedLaboratory(seconds=lambda c: 1.0 if mixed(c) else made_up_seconds(c))
     winners = []
     for lab in (clean, ReplayedLaboratory(running=fault)):
-        search = KernelSearch("key", "gemm", base, heuristic, BeamConfig(width=2, round_size=12, seed=seed), lab, Ceiling())
+        search = KernelSearch("key", "gemm", base, heuristic, BeamConfig(width=2, round_size=12, seed=seed), lab)
         while not search.finished:
             search.step()
         winners.append(search.finish())

@@ -219,7 +219,6 @@ def test_the_first_kernel_is_searched_before_the_ceilings_are_asked_for(db: Tuni
         asked.append(len(events))
         return object()
     monkeypatch.setattr("svod.tune.session.roofline_bound", lambda kernel, target, ceilings: 0.0 if ceilings is None else 1e-9)
-    monkeypatch.setattr("svod.core.features.Features.predicted_seconds", lambda self, ceilings: 1.0 if ceilings else 2.0)
     session = make_session(db, executor, GEMM, SUM, events=events)
     session = TuneSession(session.tasks, TARGET, executor=executor, db=db, config=session.config, listener=events.append,
                           laboratory=lambda k: ReplayedLaboratory(), ceilings=tell)
