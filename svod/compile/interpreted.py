@@ -37,8 +37,8 @@ def encode_linear(source: str, target: Target) -> bytes:
 
 
 class InterpretedProgram:
-    """Phases that interpret their LINEAR: `addresses`, in order, valid until `close()`. What goes wrong in one, which has no caller that
-    could be told, is kept in `failure`."""
+    """Phases that interpret their LINEAR: `addresses`, in order, valid until `close()`. What goes wrong in one, an interrupt too, has no
+    caller that could be told: it is kept until `take_failure`. A plan calls a `copy` of its own, so it takes what its own runs left."""
 
     def __init__(self, code: bytes, spec: ProgramSpec) -> None:
         """Raises CompileError when `code` is no LINEAR, or has other phases than `spec`."""
@@ -48,11 +48,26 @@ class InterpretedProgram:
             raise CompileError(f"not LINEAR as text: {error}") from error
         if len(phases) != len(spec.phases):
             raise CompileError(f"the code has {len(phases)} phases, the program {spec.name} {len(spec.phases)}")
-        self.program = Program(spec, phases)
-        validate(self.program)
-        self.failure: Exception | None = None
-        self._functions = [PHASE_FUNCTION(self._phase(k)) for k in range(len(phases))]
+        program = Program(spec, phases)
+        validate(program)
+        self._make_functions(program)
+
+    def _make_functions(self, program: Program) -> None:
+        self.program = program
+        self._failure: BaseException | None = None
+        self._functions = [PHASE_FUNCTION(self._phase(k)) for k in range(len(program.code))]
         self.addresses: tuple[int, ...] = tuple(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in self._functions)
+
+    def copy(self) -> InterpretedProgram:
+        """The same program with addresses and a failure of its own."""
+        made = object.__new__(InterpretedProgram)
+        made._make_functions(self.program)
+        return made
+
+    def take_failure(self) -> BaseException | None:
+        """What went wrong first since this was asked last."""
+        failure, self._failure = self._failure, None
+        return failure
 
     def close(self) -> None:
         """The addresses must not be called any more."""
@@ -63,8 +78,8 @@ class InterpretedProgram:
         def run(args: int, variables: int, scratch: int, begin: int, end: int) -> None:
             try:
                 self._run(number, args, variables, begin, end)
-            except Exception as error:      # native code called this: there is nobody to raise to
-                self.failure = self.failure or error
+            except BaseException as error:      # native code called this: there is nobody to raise to, and ctypes drops it
+                self._failure = self._failure or error
         return run
 
     def _run(self, number: int, args: int, variables: int, begin: int, end: int) -> None:

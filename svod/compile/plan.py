@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,6 +69,10 @@ class ExecutionPlan:
     def __init__(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], outputs: Sequence[int] = (), *,
                  threads: int | None = None, planner: PlannerMode = "arena") -> None:
         self.kernels = tuple(kernels)
+        self._interpreted = {k.loaded: k.loaded.copy() for k in kernels if isinstance(k.loaded, InterpretedProgram)}
+        if self._interpreted:
+            self.kernels = tuple(replace(k, loaded=self._interpreted[k.loaded]) if isinstance(k.loaded, InterpretedProgram) else k
+                                 for k in kernels)
         self.buffers = tuple(buffers)
         self.lock = threading.RLock()       # hold it to bind and execute as one step
         self._outputs = tuple(outputs)
@@ -82,7 +86,6 @@ class ExecutionPlan:
         self._native = rt.runtime()
         self._run = self._native.run_plan
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}      # bound later; kept alive here
-        self._interpreted = [k.loaded for k in self.kernels if isinstance(k.loaded, InterpretedProgram)]
         check_plan(self.kernels, self.buffers)
         self._written = frozenset(index for k in self.kernels for index in written_by(k))
         for index in self._outputs:
@@ -103,8 +106,8 @@ class ExecutionPlan:
         _plans.add(self)
 
     @classmethod
-    def of_kernel(cls, spec: ProgramSpec, loaded: LoadedProgram, arrays: Sequence[np.ndarray[Any, Any]], *, threads: int | None = None,
-                  constants: Sequence[int] = ()) -> ExecutionPlan:
+    def of_kernel(cls, spec: ProgramSpec, loaded: LoadedProgram | InterpretedProgram, arrays: Sequence[np.ndarray[Any, Any]], *,
+                  threads: int | None = None, constants: Sequence[int] = ()) -> ExecutionPlan:
         """A plan of one kernel over `arrays`, one per slot: what benchmarks and checks run."""
         kinds: list[BufferKind] = ["output" if slot in spec.outs else "constant" if slot in constants else "input"
                                    for slot in range(len(arrays))]
@@ -243,17 +246,16 @@ class ExecutionPlan:
         finally:
             # An exception here is a signal that arrived during the run; native code runs to its end.
             self._running = False
-        if self._interpreted:
-            self._raise_failure()
+            if self._interpreted:
+                self._raise_failure()
 
     def _raise_failure(self) -> None:
         """Raise what went wrong in an interpreted kernel, which could not raise it itself."""
-        for loaded in self._interpreted:
-            failure, loaded.failure = loaded.failure, None
-            if failure is not None:
-                if self.carried:
-                    self.poison("a kernel failed, and runs go on from what the one before left")
-                raise failure
+        failures = [failure for loaded in self._interpreted.values() if (failure := loaded.take_failure()) is not None]
+        if failures:
+            if self.carried:
+                self.poison("a kernel failed, and runs go on from what the one before left")
+            raise failures[0]
 
     def _refuse(self) -> None:
         if self._failure is not None:

@@ -103,3 +103,33 @@ def test_what_fails_in_an_interpreted_kernel_is_raised_by_its_plan(monkeypatch: 
             plan.execute()
     plan.execute()
     assert (arrays[0] == 1).all()
+
+
+def test_an_interrupt_in_an_interpreted_kernel_is_raised_by_the_plan_that_ran_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where two plans share the code, and the other one runs before the first looks at what went wrong."""
+    program, pair = program_of("line"), PAIRS[1]
+    loaded = pair.load(pair.build(program, host_target(2)), program.spec)
+    arrays = [np.zeros(size, to_numpy(dtype)) for dtype, size in program.spec.params]
+    plan = ExecutionPlan.of_kernel(program.spec, loaded, arrays)
+    other = plan.replicate()
+    native = plan._run
+    overtook: list[bool] = []
+
+    def overtaken(words: int) -> None:
+        native(words)
+        with monkeypatch.context() as restored:
+            restored.setattr(InterpretedProgram, "_run", run_phase)
+            other.execute()
+        overtook.append(True)       # what goes wrong in one plan is not raised by the other
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+    run_phase = InterpretedProgram._run
+    with monkeypatch.context() as patched:
+        patched.setattr(InterpretedProgram, "_run", interrupt)
+        patched.setattr(plan, "_run", overtaken)
+        with pytest.raises(KeyboardInterrupt):
+            plan.execute()
+    assert overtook and (other.outputs[0] == 1).all() and (arrays[0] == 0).all()
+    plan.execute()
+    assert (arrays[0] == 1).all()
