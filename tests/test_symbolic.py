@@ -218,3 +218,9 @@ def test_opts_that_need_whole_numbers_are_refused() -> None:
     state = Scheduler(Kernel(call.ast), host_target(1))
     with pytest.raises(KernelOptError, match="depends on a variable; its loops end where they do"):
         state.apply_opt(Opt("PADTO", "o0", 16))
+
+
+def test_a_mean_in_float64_divides_by_the_exact_count() -> None:
+    """2**24 + 1 is no float32."""
+    n = Variable("many", 1, 1 << 25).bind((1 << 24) + 1)
+    assert Tensor.ones(n, dtype="float64").mean().item() == 1.0

@@ -174,8 +174,9 @@ class TensorBase:
         return self.dtype if self.dtype.is_float else dtypes.default_float
 
     def _number(self, n: int) -> Self | float:
-        """An extent, or a product of some, as an operand: a float, or a tensor without axes where it depends on variables."""
-        return self.from_uop(number_of(n, dtypes.float32)) if isinstance(n, Dim) else float(n)
+        """An extent, or a product of some, as an operand of `self`: a float, or where it depends on variables a tensor without axes, of
+        the dtype of `self` if that is one of floats, else of the default one."""
+        return self.from_uop(number_of(n, self._float_dtype())) if isinstance(n, Dim) else float(n)
 
     def _full_like(self, value: Scalar, dtype: DType | None = None) -> Self:
         return self.from_uop(graph.full(self.shape, value, dtype or self.dtype))

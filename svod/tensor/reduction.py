@@ -61,7 +61,7 @@ class Reduction(Indexing):
         axes = self._axes("mean", dim, axis)
         result = self._float_dtype() if dtype is None else as_dtype(dtype)
         wide = self.cast(accumulator(result))
-        return wide._reduce("ADD", axes, keepdim or keepdims).div(self._number(self._count(axes))).cast(result)
+        return wide._reduce("ADD", axes, keepdim or keepdims).div(wide._number(self._count(axes))).cast(result)
 
     def var(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
             axis: Axes = None, keepdims: bool = False) -> Self:
@@ -72,7 +72,7 @@ class Reduction(Indexing):
         x = self._wide_float()
         squares = x.sub(x.mean(axes, keepdim=True)).square()
         total = squares._reduce("ADD", axes, keepdim or keepdims)
-        count = self._number(self._count(axes))
+        count = x._number(self._count(axes))
         rest = max(0.0, count - correction) if isinstance(count, float) else count.sub(correction).maximum(0)
         return total.div(rest).cast(self._float_dtype())
 
