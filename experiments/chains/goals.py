@@ -31,11 +31,12 @@ class Goal:
     either: bool = False
 
     def is_met(self, peer: float | None, ceiling: float | None) -> bool | None:
-        """None where it cannot be told: nothing was there to compare with."""
-        found = [value >= least for value, least in ((peer, self.peer), (ceiling, self.ceiling)) if least is not None and value is not None]
-        if not found:
-            return None
-        return any(found) if self.either else all(found)
+        """None where what is known does not decide it: nothing was there to compare with."""
+        wanted = [(value, least) for value, least in ((peer, self.peer), (ceiling, self.ceiling)) if least is not None]
+        found = [None if value is None else value >= least for value, least in wanted]
+        if self.either in found:        # one that is met is enough for `either`, one that is missed against both
+            return self.either
+        return None if None in found or not found else not self.either
 
 
 GOALS: dict[str, Goal] = {

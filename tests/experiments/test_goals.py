@@ -30,6 +30,17 @@ def test_what_a_ratio_meets(goals: Any) -> None:
     assert goals.credited_share(Outcome("tuned", "ok", ceiling_share=0.84, spread=0.02)) == pytest.approx(0.857, abs=1e-3)
 
 
+@pytest.mark.parametrize(("peer", "ceiling", "both", "either"), [
+    (1.0, 0.9, True, True), (1.0, 0.8, False, True), (0.9, 0.9, False, True), (0.9, 0.8, False, False),
+    (1.0, None, None, True), (0.9, None, False, None), (None, 0.9, None, True), (None, 0.8, False, None), (None, None, None, None),
+])
+def test_what_is_not_known_is_neither_met_nor_missed(peer: float | None, ceiling: float | None, both: bool | None, either: bool | None,
+                                                     goals: Any) -> None:
+    assert goals.Goal(0.95, 0.85).is_met(peer, ceiling) is both
+    assert goals.Goal(0.95, 0.85, either=True).is_met(peer, ceiling) is either
+    assert goals.Goal(0.95).is_met(peer, ceiling) is (None if peer is None else peer >= 0.95) and goals.Goal().is_met(peer, ceiling) is None
+
+
 def test_goals_are_of_kernels_that_exist(goals: Any) -> None:
     assert set(goals.GOALS) <= {c.name for c in select_cases("core")}
     assert set(goals.MODELS) <= {c.name for c in select_cases("models")}
