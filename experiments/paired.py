@@ -3,8 +3,8 @@
     kernels of the cases → one search per setting, from nothing, with the same budget → the winners' chains
         → the winners over the same buffers, interleaved, until each ratio to the first setting's is known → lines of a table
 
-A winner that comes out worse beyond the noise is timed once more, in rounds of its own, and is worse only if these say so too: of two dozen
-intervals of 95 % one is wrong by chance.
+A winner that comes out better or worse beyond the noise is timed once more, in rounds of its own, and is so only if these say it too: of
+two dozen intervals of 95 % one is wrong by chance.
 """
 from __future__ import annotations
 
@@ -107,15 +107,16 @@ class Line:
 
     def verdict(self, i: int) -> str:
         """worse, better, or = against the first setting."""
-        first, second = self.ratios[i], self.again[i]
-        if is_worse(first) and (second is None or is_worse(second)):
-            return "worse"
-        return "better" if first.low > 1.0 else "="
+        first, second = judge(self.ratios[i]), self.again[i]
+        return first if second is None or judge(second) == first else "="
 
 
-def is_worse(ratio: Ratio) -> bool:
-    """Beyond the noise: the interval does not reach 1, or the median is further from it than MET_WITHIN."""
-    return ratio.high < 1.0 or ratio.median < 1.0 / MET_WITHIN
+def judge(ratio: Ratio) -> str:
+    """What one timing says: worse or better beyond the noise, where the interval does not reach 1; worse also where the median is further
+    below it than MET_WITHIN; else =."""
+    if ratio.high < 1.0 or ratio.median < 1.0 / MET_WITHIN:
+        return "worse"
+    return "better" if ratio.low > 1.0 else "="
 
 
 def search(kernel: Kernel, name: str, setting: str, config: BeamConfig, *, candidates: int, target: Target, executor: Executor,
@@ -151,8 +152,8 @@ def time_winners(kernel: Kernel, found: Sequence[Found], target: Target, rng: ra
         return [result.seconds(i) for i in range(len(distinct))], [result.ratio(0, i) for i in range(len(distinct))]
     places = [next(i for i, d in enumerate(distinct) if d.digest == s.digest) for s in states]
     times, ratios = measure()
-    second = measure()[1] if any(map(is_worse, ratios)) else None
-    again = tuple(None if second is None or not is_worse(ratios[p]) else second[p] for p in places)
+    second = measure()[1] if any(judge(r) != "=" for r in ratios) else None
+    again = tuple(None if second is None or judge(ratios[p]) == "=" else second[p] for p in places)
     return tuple(times[p] for p in places), tuple(ratios[p] for p in places), again
 
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from svod.bench.race import Ratio
+from svod.compile.host import host_target
 from svod.config import BeamConfig
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.sketch import heuristic
@@ -33,10 +35,30 @@ def line(paired: Any, ratio: Ratio, again: Ratio | None = None, chain: tuple[Opt
 
 @pytest.mark.parametrize(("ratio", "again", "verdict"), [
     (FASTER, None, "better"), (UNSURE, None, "="), (SLOWER, None, "worse"), (SLOWER, SLOWER, "worse"), (SLOWER, UNSURE, "="),
+    (FASTER, FASTER, "better"), (FASTER, UNSURE, "="), (FASTER, SLOWER, "="), (SLOWER, FASTER, "="),
     (Ratio(0.96, 0.9, 1.02), None, "worse"),        # the interval reaches 1, the median is not within 3 % of it
 ])
-def test_worse_is_what_two_timings_say(ratio: Ratio, again: Ratio | None, verdict: str, paired: Any) -> None:
+def test_better_and_worse_are_what_two_timings_say(ratio: Ratio, again: Ratio | None, verdict: str, paired: Any) -> None:
     assert line(paired, ratio, again).verdict(1) == verdict and line(paired, ratio, again).verdict(0) == "="
+
+
+@pytest.mark.parametrize(("first", "timings"), [(FASTER, 2), (SLOWER, 2), (UNSURE, 1)])
+def test_a_winner_that_differs_is_timed_twice(first: Ratio, timings: int, paired: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timed:
+        def __init__(self, ratio: Ratio) -> None:
+            self.ratios = ONE, ratio
+
+        def seconds(self, i: int) -> float:
+            return 1e-3 / self.ratios[i].median
+
+        def ratio(self, _: int, i: int) -> Ratio:
+            return self.ratios[i]
+    left = [Timed(first), Timed(UNSURE)]
+    monkeypatch.setattr(paired, "confirm", lambda contestants, **_: left.pop(0))
+    found = paired.Found("a", (), 2.0, 100, "ended"), paired.Found("b", (Opt("UPCAST", "o0", 4),), 4.0, 50, "ended")
+    _, ratios, again = paired.time_winners(gemm(48, 64, 40), found, host_target(), random.Random(0))
+    assert len(left) == 2 - timings and ratios == (ONE, first) and again == (None, UNSURE if timings == 2 else None)
+    assert paired.Line("kernel", 0, found, (1e-3, 1e-3), ratios, again).verdict(1) == "="
 
 
 def test_the_table(paired: Any) -> None:
