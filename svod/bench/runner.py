@@ -123,11 +123,11 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
         if prepared is not None and same is None:
             ready[peer.name] = prepared
     beside: Neighbour | None = None
-    if case.neighbour is not None:
-        prepared, beside = _prepare_neighbour(case.neighbour, contestants, outcomes, seed)
-        if prepared is not None:
-            ready[NEIGHBOUR] = prepared
     moved = [_prepare_elsewhere(case, contestants, ready, case.draw(seed), wanted) for _ in range(PLACEMENTS - 1)]
+    if case.neighbour is not None:
+        places, beside = _prepare_neighbour(case.neighbour, contestants, outcomes, seed)
+        for place, prepared in zip((ready, *moved), places, strict=False):
+            place[NEIGHBOUR] = prepared
     timing: Timing | None = None
     while set(ready) - {NEIGHBOUR} and timing is None:
         names = list(ready)
@@ -217,29 +217,30 @@ def _words(e: Exception) -> str:
 
 
 def _prepare_neighbour(case: Case, contestants: Sequence[Peer], outcomes: Sequence[Outcome],
-                       seed: int) -> tuple[Prepared | None, Neighbour]:
-    """svod at its best on the round neighbour of a case, or why not; nothing where svod has no time for the case itself."""
+                       seed: int) -> tuple[list[Prepared], Neighbour]:
+    """svod at its best on the round neighbour of a case, in each placement, or why not; nothing where svod has no time for the case
+    itself."""
     working = [c for c in contestants if any(o.name == c.name and o.status == "ok" for o in outcomes)]
     svod = next((c for n in reversed(SVOD) for c in working if c.name == n), None)
     if svod is None:
-        return None, Neighbour(case.name, case.title, None, None, "svod has no time to compare")
+        return [], Neighbour(case.name, case.title, None, None, "svod has no time to compare")
     operands = case.draw(seed)
-    prepared, outcome = _prepare(svod, case, operands, reference(case, operands))
-    return prepared, Neighbour(case.name, case.title, None, None, outcome.why)
+    wanted = reference(case, operands)
+    first, outcome = _prepare(svod, case, operands, wanted)
+    places = [] if first is None else [first, *(_elsewhere(svod, case, case.draw(seed), wanted, first) for _ in range(PLACEMENTS - 1))]
+    return places, Neighbour(case.name, case.title, None, None, outcome.why)
 
 
 def _prepare_elsewhere(case: Case, contestants: Sequence[Peer], ready: Mapping[str, Prepared], operands: Sequence[Array],
                        wanted: Array) -> dict[str, Prepared]:
-    """All that is `ready`, over other operands of the same values. What cannot be had a second time, or would be other code, stays as it
-    is."""
-    out = dict(ready)
-    for peer in contestants:
-        if peer.name in ready:
-            first = ready[peer.name]
-            again, _ = _prepare(peer, case, operands, wanted, first.again or peer.prepare)
-            if again is not None and again.identity == first.identity:
-                out[peer.name] = again
-    return out
+    """All contestants that are `ready`, over other operands of the same values."""
+    return dict(ready) | {p.name: _elsewhere(p, case, operands, wanted, ready[p.name]) for p in contestants if p.name in ready}
+
+
+def _elsewhere(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array, first: Prepared) -> Prepared:
+    """What is prepared, over other operands. What cannot be had a second time, or would be other code, stays as it is."""
+    again, _ = _prepare(peer, case, operands, wanted, first.again or peer.prepare)
+    return again if again is not None and again.identity == first.identity else first
 
 
 def _failed_case(case: Case, contestants: Sequence[Peer], why: str) -> CaseResult:

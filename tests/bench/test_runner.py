@@ -249,17 +249,24 @@ def test_operands_are_the_same_for_everyone() -> None:
     assert len(set(first)) == PLACEMENTS, "each placement lies elsewhere"
 
 
+class Placed(FakePeer):
+    """Of the cases called `name` it takes 0.1 ms more with each placement, from 1.1 ms on."""
+
+    def __init__(self, world: World, name: str, case: Case) -> None:
+        super().__init__(world, name, 1e-3)
+        self.case, self.places = case, 0
+
+    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+        prepared = super().prepare(case, operands)
+        self.places += case.name == self.case.name
+        taken = self.seconds + 0.1e-3 * (self.places if case.name == self.case.name else 0)
+        return replace(prepared, run=self.world.contestant(self.name, lambda: taken).run)
+
+
 def test_where_operands_lie_is_part_of_the_spread() -> None:
     """Every round of a placement is the same: without the placements the interval would be a point."""
     world = World()
-
-    class Placed(FakePeer):
-        def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
-            prepared = super().prepare(case, operands)
-            self.seconds += 0.1e-3
-            taken = self.seconds
-            return replace(prepared, run=world.contestant(self.name, lambda: taken).run)
-    found = run(world, FakePeer(world, "heuristic", 1e-3), Placed(world, "numpy", 1e-3)).contestants[0].speedups["numpy"]
+    found = run(world, FakePeer(world, "heuristic", 1e-3), Placed(world, "numpy", CASE)).contestants[0].speedups["numpy"]
     assert (found.median, found.low, found.high) == pytest.approx((1.2, 1.1, 1.3))
 
 
@@ -301,6 +308,15 @@ def test_a_neighbour_is_timed_in_the_same_rounds() -> None:
     assert found.best_peer == "numpy" and [o.name for o in found.contestants] == ["heuristic", "tuned", "numpy"]
     alone = run(world, FakePeer(world, "heuristic", error=RuntimeError("no")), FakePeer(world, "numpy"), case=ODD)
     assert alone.neighbour is not None and alone.neighbour.rate is None and "svod has no time" in alone.neighbour.why
+
+
+def test_a_neighbour_lies_in_as_many_places_as_the_case() -> None:
+    assert ODD.neighbour is not None
+    world = World()
+    svod = Placed(world, "tuned", ODD.neighbour)
+    found = run(world, svod, case=ODD).neighbour
+    assert svod.places == PLACEMENTS and found is not None and found.rate is not None
+    assert (found.rate.median, found.rate.low, found.rate.high) == pytest.approx(tuple(100 / 128 * x for x in (1.2, 1.1, 1.3)))
 
 
 def test_a_neighbour_is_no_competitor() -> None:
