@@ -13,6 +13,7 @@ from svod.core.kernel import Linear, Node, Reduction, ResolvedStage, Stage
 from svod.core.layout import Layout, is_exact
 from svod.core.nest import Piece, fit, lane_row
 from svod.core.scheduler import LOOP, UNROLL, UPCAST
+from svod.core.streams import stores_whole_vectors
 from svod.core.symbolic import linear
 from svod.core.uop import Ops
 
@@ -43,7 +44,8 @@ class Phase(Reductions):
         nest = self._root_nest(r)
         store, slot = r.store, r.store_slot
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
-        return self._launch(nest, lambda n, v: self._store_linear(n, v, pointer, store, self.state.stream), self.low.threads, False)
+        stream = self.state.stream and stores_whole_vectors(self.state, r, nest.pieces, nest.lane, nest.lane_row)
+        return self._launch(nest, lambda n, v: self._store_linear(n, v, pointer, store, stream), self.low.threads, False)
 
     def emit_temp(self, r: ResolvedStage, temp: tuple[int, Layout]) -> Emitted:
         index, layout = temp
@@ -95,7 +97,7 @@ class Phase(Reductions):
         store, slot = r.store, r.store_slot
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
         threads = self.low.threads if total >= 1 << 14 else 1
-        return self._launch(nest, lambda n, v: self._store_linear(n, v, pointer, store, self.state.stream), threads, False)
+        return self._launch(nest, lambda n, v: self._store_linear(n, v, pointer, store, False), threads, False)
 
     def _width(self, r: ResolvedStage) -> int:
         return max(1, self.state.target.vector_bytes // r.lanes_bytes)

@@ -426,10 +426,8 @@ class Values:
             index = b.alu("ADD", dtypes.index, lanes, b.splat(start, lanes), vector)
             b.store("SCATTER", dtype, lanes, (pointer, index, b.splat(value, lanes), *extra), const)
         elif lanes == 1 or lane == 1:
-            # a non-temporal store is of whole vectors at multiples of their size, in tiles of nothing else: a line that is written in both
-            # ways is written to memory, fetched again and written again
-            stream = stream and lanes == nest.width and not extra and b.multiple_of(start) % lanes == 0 == const % lanes \
-                and all(c.width == lanes for c in self._lane_chunks(nest))
+            # what is stored under a mask at the end of an extent that depends on a variable, and what non-temporal stores would fault on
+            stream = stream and lanes == nest.width and not extra and b.multiple_of(start) % lanes == 0 == const % lanes
             b.store("STORE", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, stream))
         else:
             b.store("STORES", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, lane))

@@ -14,9 +14,9 @@ from svod.core.dots import Plan as DotPlan
 from svod.core.kernel import Node, ResolvedStage
 from svod.core.nest import Piece, Plan, fit, is_derived, lane_row
 from svod.core.scheduler import LOOP, UPCAST, Scheduler
+from svod.core.traffic import LINE
 
 SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
-LINE = 64
 
 
 class Layout(NamedTuple):

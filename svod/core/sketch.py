@@ -17,6 +17,7 @@ from svod.core.features import loops_that_move, needed
 from svod.core.kernel import Linear, ResolvedStage, node_sources
 from svod.core.nest import is_derived, plan
 from svod.core.scheduler import ROOT, Opt, Scheduler
+from svod.core.streams import can_stream
 from svod.core.tile_sketch import tile_sketches
 from svod.core.traffic import levels, lost
 from svod.core.uop import TRANSCENDENTAL
@@ -324,22 +325,22 @@ def _overlaps(state: Scheduler, r: ResolvedStage, lin: Linear, a: int) -> bool:
 def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
     """Keep costly values that are read twice, give the inner reductions their vectors, share the work among cores."""
     state = _keep_costly(state)
-    if _streams(state):
-        state = _try(state, "STREAM", state.kernel.stages[state.kernel.output].name)
     for s in inner:
         r = _resolved(state, s)
         operands = _operands(state, r)
         state = _inner_contraction(state, r, operands) if operands is not None else _vectors(state, r, _best_vector_axis(state, r), 4)
-    return _parallel(state)
+    state = _parallel(state)
+    return _try(state, "STREAM", state.kernel.stages[state.kernel.output].name) if _streams(state) else state
 
 
 def _streams(state: Scheduler) -> bool:
-    """Whether storing the output past the caches costs less than fetching its lines, writing them back, and finding some of them there."""
+    """Whether storing the output past the caches is possible and costs less than fetching its lines, writing them back, and finding some
+    of them there."""
     target = state.target
     _, near, far = levels(target)
     size = _bytes(state, state.kernel.output)
     cached = 2.0 * (near.streamed * lost(size / target.threads / target.l2) + far.streamed * lost(size / max(target.l2, target.l3)))
-    return cached > 2.0 * far.streamed - near.streamed
+    return cached > 2.0 * far.streamed - near.streamed and can_stream(state)
 
 
 def _keep_costly(state: Scheduler) -> Scheduler:
