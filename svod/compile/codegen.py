@@ -76,11 +76,16 @@ def _optimize(module: Any, machine: Any) -> None:
 
 
 def _generate(module: Any, machine: Any, final: bool) -> bytes:
-    """The object of a module. While searching without loop strength reduction: LINEAR's addresses are a base and a constant already, so
-    it costs a third of the time and changes a kernel's by less than the noise of a race."""
+    """The object of a module. While searching without loop strength reduction: LINEAR's addresses are a base and a constant already, so it
+    costs time and gains little (`experiments/search_compiler.py` measures both). The option belongs to the whole process, so it is put back."""
     with _generating:
-        llvm.set_option("svod", f"-disable-lsr={'false' if final else 'true'}")
-        return bytes(machine.emit_object(module))
+        if final:
+            return bytes(machine.emit_object(module))
+        llvm.set_option("svod", "-disable-lsr=true")
+        try:
+            return bytes(machine.emit_object(module))
+        finally:
+            llvm.set_option("svod", "-disable-lsr=false")
 
 
 def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
