@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from svod.bench.race import Ratio, confirm, median_interval
 from svod.bench.timer import Contestant, time_calls
@@ -30,7 +31,8 @@ WORTH_EXPLAINING = 0.02     # of the plan's time: a smaller difference is within
 MIN_ROUNDS = 7              # interleaved rounds: enough for an interval
 MOST_PASSES = 25            # kernel by kernel
 EXPLAINED = 3               # kernels that are named
-MOVED = 1.1                 # times its time alone: a chain that takes more inside the plan lacks something there
+MOVED = 1.1                 # times its time alone: a chain that takes more inside the plan lacks something there …
+MOVED_SECONDS = 1e-6        # … if it is more than this: a single call is not timed more exactly
 
 
 @dataclass(frozen=True)
@@ -172,18 +174,22 @@ def check_plan(outline: Outline, heuristic: Mapping[str, Compiled], tuned: Mappi
 def time_inside(base: ExecutionPlan, best: ExecutionPlan, outline: Outline, left: Callable[[], float],
                 rng: random.Random) -> dict[str, list[Gain]]:
     """By kernel key, per pass, the mean seconds of its calls with either plan's code, each plan run kernel by kernel in its order after a
-    run that leaves the caches as it does. Ends when `left` says that no time is."""
+    run that leaves the caches as it does; less what an empty call takes (median). Ends when `left` says that no time is."""
     passes: dict[str, list[Gain]] = {k: [] for k in outline.kernels}
     plans = [base, best]
+    first = [Contestant(partial(plan.repeat_kernel, 0), "the first kernel") for plan in plans]
+    empty: list[float] = []
     while len(passes[outline.calls[0].kernel]) < MOST_PASSES and (left() > 0 or len(passes[outline.calls[0].kernel]) < MIN_ROUNDS):
         spent: list[dict[str, float]] = [{}, {}]
         for i in rng.sample((0, 1), 2):
             plans[i].execute()
             for call, seconds in zip(outline.calls, plans[i].profile(1), strict=True):
                 spent[i][call.kernel] = spent[i].get(call.kernel, 0.0) + seconds
+            empty.append(time_calls(first[i], 0))
         for key, calls in outline.counts.items():
             passes[key].append(Gain(spent[0][key] / calls, spent[1][key] / calls))
-    return passes
+    call_seconds = statistics.median(empty)
+    return {k: [Gain(max(0.0, g.heuristic - call_seconds), max(0.0, g.tuned - call_seconds)) for g in found] for k, found in passes.items()}
 
 
 def in_plan(outline: Outline, key: str, alone: Gain | None, passes: Sequence[Gain], touched: int, target: Target) -> InPlan:
@@ -203,13 +209,17 @@ def _reason(outline: Outline, k: InPlan, touched: int, target: Target) -> str:
     promised = f"instead of {duration(k.promised)}" if k.promised > 0 else "though nothing was promised"
     text = (f"{what} {promised}: inside the plan the heuristic's chain takes {heuristic:.2f}× its time alone, the "
             f"tuned one {tuned:.2f}×")
-    if max(heuristic, tuned) < MOVED:
+    if not any(_has_moved(now, then) for now, then in ((k.inside.heuristic, k.alone.heuristic), (k.inside.tuned, k.alone.tuned))):
         return text
     own = sum(p.arg.size * p.dtype.itemsize for p in outline.kernels[k.kernel].params)
     for name, size in (("second-level caches", target.l2 * target.threads), ("last-level cache", target.l3)):
         if own <= size < touched:
             return f"{text}; alone its operands ({_mega(own)}) stay in the {name}, in the plan {_mega(touched)} pass through in between"
     return f"{text}; alone it has the caches for its {_mega(own)} of operands, in the plan it shares them with {_mega(touched)}"
+
+
+def _has_moved(inside: float, alone: float) -> bool:
+    return inside - alone > max((MOVED - 1.0) * alone, MOVED_SECONDS)
 
 
 def name_of(outline: Outline, key: str) -> str:

@@ -73,6 +73,42 @@ def test_kernels_inside_a_plan() -> None:
     assert "its heuristic is another one" in inside(None, *steady).reason
 
 
+def test_a_call_is_no_part_of_a_kernel_inside_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    outline = gemm_then_softmax(64, 96, 64)
+    gemm, softmax = (c.kernel for c in outline.calls)
+
+    class Timed:
+        def __init__(self, *seconds: float) -> None:
+            self.seconds = seconds
+
+        def execute(self) -> None: ...
+
+        def repeat_kernel(self, kernel: int, times: int) -> None: ...
+
+        def profile(self, runs: int) -> list[float]:
+            return [s + 0.5e-6 for s in self.seconds]
+    asked: list[int] = []
+
+    def empty_call(_: Any, repeats: int) -> float:
+        asked.append(repeats)
+        return 0.5e-6
+    monkeypatch.setattr(plan_check, "time_calls", empty_call)
+    base: Any = Timed(2e-6, 8e-6)
+    best: Any = Timed(1e-6, 8e-6)
+    found = plan_check.time_inside(base, best, outline, lambda: 0.0, random.Random(0))
+    assert set(asked) == {0}, "empty calls"
+    assert all((g.heuristic, g.tuned) == pytest.approx((2e-6, 1e-6)) for g in found[gemm])
+    assert all((g.heuristic, g.tuned) == pytest.approx((8e-6, 8e-6)) for g in found[softmax])
+
+
+@pytest.mark.parametrize(("alone", "inside", "blamed"), [(2e-6, 2.5e-6, False), (2e-6, 3.5e-6, True), (1e-3, 1.05e-3, False),
+                                                         (1e-3, 1.2e-3, True)])
+def test_what_a_single_call_cannot_tell_is_not_blamed_on_caches(alone: float, inside: float, blamed: bool) -> None:
+    outline = gemm_then_softmax(64, 96, 64)
+    found = in_plan(outline, outline.calls[0].kernel, Gain(alone, alone), [Gain(inside, alone)] * 7, 1 << 20, TARGET)
+    assert ("MB" in found.reason) is blamed and f"takes {inside / alone:.2f}× its time alone" in found.reason
+
+
 def test_slow_plans_get_few_rounds_and_no_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
     outline = scaled(64, 3)
     code = compiled(outline, tuned=True)
