@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from svod.core import symbolic as sy
+from svod.core.call_checks import check_accesses
 from svod.core.canonical import canonicalize
 from svod.core.graph import base_of, size_of
 from svod.core.launch import evaluate_extent
@@ -141,32 +142,13 @@ def check_call(call: UOp) -> None:
     narrowed = {}
     for var in ast.walk(Ops.DEFINE_VAR):
         narrowed[var] = var.replace(arg=(var.arg[0], *values_of(bound[var.arg[0]])))
-    _check_accesses(ast.substitute(narrowed), ", ".join(sorted(bound)))
+    check_accesses(ast.substitute(narrowed), ", ".join(sorted(bound)))
 
 
 def _storage(content: UOp) -> UOp:
     while content.op is Ops.AFTER:
         content = base_of(content.src[0])
     return content
-
-
-def _check_accesses(ast: UOp, variables: str) -> None:
-    """Nothing outside its parameters is touched, and what is written is read at most where it is written."""
-    own = {s.src[0].src[0]: s for s in ast.src}
-    if len(own) < len(ast.src):
-        raise ScheduleError("a kernel that is called has two STOREs to one parameter; write different parameters")
-    direct = {p: set(s.src[1].toposort(gate=lambda n: n.op not in (Ops.STAGE, Ops.REDUCE))) for p, s in own.items()}
-    for u in ast.walk(Ops.LOAD, Ops.STORE):
-        param, index = u.src[0].src
-        if u.op is Ops.LOAD and param in own and (u not in direct[param] or index is not own[param].src[0].src[1]):
-            raise ScheduleError(f"a kernel that is called reads slot {param.arg.slot}, which it writes, at other elements than it writes; "
-                                "read a copy of it")
-        if u.op is Ops.LOAD and len(u.src) == 3:
-            continue        # under a gate
-        low, high = sy.bounds(index)
-        if low < 0 or high >= param.arg.size:
-            raise ScheduleError(f"a kernel that is called reaches elements {low} to {high} of slot {param.arg.slot}, which has "
-                                f"{param.arg.size}" + (f", for some value of {variables}" if variables else ""))
 
 
 def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],

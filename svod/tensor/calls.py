@@ -1,6 +1,8 @@
 """Kernels written by hand, applied to tensors: `call_kernel`."""
 from __future__ import annotations
 
+import numpy as np
+
 from svod.core import graph
 from svod.core.calls import bindings_of, check_call, kernel_of_call, values_of, written_slots
 from svod.core.dtype import dtypes
@@ -18,8 +20,8 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
     DEFINE_VARs that it reads. `loop`: (name, times): the kernel runs for each value 0, 1, … times-1 of the variable, one run after the
     other, each on what the one before left. Kernels that differ only in where in its arrays a run begins are compiled once.
 
-    Raises ScheduleError for a kernel that does not fit the tensors, reaches outside them, or reads elsewhere what it writes; CompileError
-    for what is no kernel AST."""
+    Raises ArgumentError for numbers that are no ints; ScheduleError for a kernel that does not fit the tensors, reads elsewhere what it
+    writes, or of which cannot be shown that it stays inside them and writes each element once; CompileError for what is no kernel AST."""
     for t in tensors:
         if not isinstance(t, Tensor):
             raise ArgumentError(f"call_kernel takes a tensor per slot, got {type(t).__name__}; numbers are keywords, as in n=3")
@@ -27,14 +29,19 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
     sources = [t.uop for t in tensors]
     for slot in (s for s in slots if s < len(tensors)):
         sources[slot] = _memory(tensors[slot], slot)
+    if loop is not None and (not isinstance(loop, tuple) or len(loop) != 2 or not isinstance(loop[0], str)):
+        raise ArgumentError(f'call_kernel: loop={loop!r} must be a name and how often, as in ("i", 10)')
+    for name, number in (*variables.items(), *([loop] if loop is not None else ())):
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+            raise ArgumentError(f"call_kernel: {name} is an int, got {number!r} of {type(number).__name__}")
     bounds = {u.arg[0]: u for u in ast.walk(Ops.DEFINE_VAR)}
     unknown = sorted(set(variables) - set(bounds))
     if unknown:
         raise ArgumentError(f"call_kernel: the kernel reads no variable {unknown[0]}; it reads {', '.join(sorted(bounds)) or 'none'}")
     if loop is not None and loop[0] in variables:
         raise ArgumentError(f"call_kernel: {loop[0]} is counted by the loop and cannot be given as well")
-    values = {name: UOp.const(dtypes.index, value) for name, value in variables.items()}
-    turns = UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, loop[1]),), 0) if loop else None
+    values = {name: UOp.const(dtypes.index, int(value)) for name, value in variables.items()}
+    turns = UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, int(loop[1])),), 0) if loop else None
     if loop is not None and turns is not None and loop[0] in bounds:
         values[loop[0]] = turns
     binds = [UOp(Ops.BIND, dtypes.index, (bounds[name], value)) for name, value in sorted(values.items())]
