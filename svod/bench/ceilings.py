@@ -9,12 +9,9 @@ reports a last-level cache that a virtual machine has only a part of.
 """
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
 import platform
-import tempfile
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +20,7 @@ from typing import Any
 from svod.bench.ceiling_loops import REVISION, STREAMS, CurvePoint, Figures, measure_figures
 from svod.bench.load import Watch, watch_machine
 from svod.core.dtype import DType
+from svod.core.machine_records import add_record, read_records
 from svod.core.target import Target
 
 log = logging.getLogger("svod.bench")
@@ -108,7 +106,7 @@ def measure_ceilings(target: Target, threads: int | None = None, *, quick: bool 
 
 def known_ceilings(path: Path, target: Target, threads: int | None = None) -> Ceilings | None:
     """The figures of this machine in the JSON file at `path`, quick ones too; None where there are none. Measures nothing."""
-    record = _read_records(path).get(_machine(target, target.threads if threads is None else threads))
+    record = read_records(path).get(_machine(target, target.threads if threads is None else threads))
     return None if record is None else _from_json(record)
 
 
@@ -118,7 +116,7 @@ def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, q
     record answers a quick question too; one that was measured while the machine was busy is used and not kept, which is logged. A file that
     cannot be read or written is logged and does no harm."""
     count = target.threads if threads is None else threads
-    machine, known = _machine(target, count), _read_records(path)
+    machine, known = _machine(target, count), read_records(path)
     if not refresh and machine in known:
         ceilings = _from_json(known[machine])
         if ceilings is not None and (quick or not ceilings.quick):
@@ -130,30 +128,12 @@ def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, q
         log.log(logging.INFO if quick else logging.WARNING,
                 "the machine was busy while its ceilings were measured (%s): they are too low, and not kept", busy)
         return ceilings
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-            json.dump(known | {machine: asdict(ceilings)}, file, indent=1)
-        os.replace(file.name, path)
-    except OSError as error:
-        log.warning("ceilings cannot be written to %s: %s", path, error)
+    add_record(path, machine, asdict(ceilings))
     return ceilings
 
 
 def _machine(target: Target, threads: int) -> str:
     return f"{platform.node()}/{target.key}/{threads} threads/revision {REVISION}"
-
-
-def _read_records(path: Path) -> dict[str, Any]:
-    try:
-        loaded = json.loads(path.read_text())
-    except FileNotFoundError:
-        log.debug("no ceilings at %s yet", path)
-        return {}
-    except (OSError, ValueError) as error:
-        log.warning("ceilings in %s cannot be read (%s); they are measured again", path, error)
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
 
 
 def _from_json(data: Any) -> Ceilings | None:

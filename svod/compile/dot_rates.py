@@ -1,34 +1,73 @@
 """How long dot instructions take on this machine, in vector multiply-adds: measured, as processors of one instruction set differ by four.
 
-    a_0, a_1, … += x · y        for as many turns as take 20 µs, once with multiply-adds, once with the instruction
+    a_0, a_1, … += x · y        40,000 turns, once with multiply-adds, once with the instruction
 
-Both loops are LINEAR and go through the same code generator as kernels.
+Both loops are LINEAR and go through the same code generator as kernels. A hundred microseconds and more, beside which the two of a call
+are little. What was found is kept per machine beside the tuning database: the analysis of states ranks by it, so that every process has to
+choose the same chains.
 """
 from __future__ import annotations
 
 import ctypes
 import math
+import platform
 import time
+from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 
 from svod.compile.builder import Builder
 from svod.compile.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.host import host_target
 from svod.compile.llvm import render
 from svod.compile.program import PhaseSpec, Program, ProgramSpec
+from svod.config import data_dir
 from svod.core.dots import DOTS, Dot
 from svod.core.dtype import DType, dtypes
+from svod.core.machine_records import add_record, read_records
 from svod.core.target import Target
 
 ACCUMULATORS = 16       # hide the latency of eight cycles at two instructions a cycle
-TURNS = 2000
+TURNS = 40_000
 SAMPLES = 9
+COSTS = tuple(2.0 ** n for n in range(-1, 5))
+REVISION = 1            # of the loops and of what is made of their times
 
 
 @lru_cache(maxsize=16)
 def measured_cost(name: str) -> float:
-    """Vector multiply-adds of float32 that take as long as one instruction `name` of DOTS, which has no tiles, on this machine: a power of
-    two from 1/2 to 16. A few milliseconds when it is first asked for."""
+    """Vector multiply-adds of float32 that take as long as one instruction `name` of DOTS, which has no tiles, on this machine: one of
+    COSTS. Some 30 ms when this machine is first asked for it."""
+    return kept_cost(data_dir() / "dot_rates.json", name)
+
+
+def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float]] | None = None) -> float:
+    """The cost of an instruction from the file of records at `path`; where that has none that can be used it is measured, and kept if
+    possible. `measure`: default `measure_times`."""
+    target = host_target()
+    key = f"{platform.node()}/{target.arch}/{target.cpu}/{name}/revision {REVISION}"
+
+    def known() -> float | None:
+        found = read_records(path).get(key)
+        return found if isinstance(found, float) and found in COSTS else None
+
+    cost = known()
+    if cost is None:
+        measured = cost_of(*(measure or measure_times)(name))
+        cost = known()      # another process may have been first
+        if cost is None:
+            cost = measured
+            add_record(path, key, cost)
+    return cost
+
+
+def cost_of(multiply_adds: float, dots: float) -> float:
+    """The one of COSTS that is nearest to the quotient of the seconds that equally many multiply-adds and instructions take."""
+    return 2.0 ** min(4, max(-1, round(math.log2(dots / multiply_adds))))
+
+
+def measure_times(name: str) -> tuple[float, float]:
+    """Seconds of the loops of multiply-adds and of instruction `name`, the least of several runs."""
     target, dot = host_target(), DOTS[name]
     programs = turns(target, dtypes.float32, None), turns(target, dot.operands[0], dot)
     times: list[float] = []
@@ -45,7 +84,7 @@ def measured_cost(name: str) -> float:
             times[i] = min(times[i], time.perf_counter() - start)
     for code in loaded:
         code.close()
-    return 2.0 ** min(4, max(-1, round(math.log2(times[1] / times[0]))))
+    return times[0], times[1]
 
 
 def turns(target: Target, dtype: DType, dot: Dot | None, count: int = TURNS) -> Program:
