@@ -276,7 +276,7 @@ class _RayCarrier:
         while not self._ray.wait([ref], timeout=0.5)[0]:
             if self._owner.closing:
                 raise WorkerLost("closing")
-            if time.monotonic() > notice:
+            if time.monotonic() > notice and not self._owner.embedded:      # whose actors need none
                 log.warning("%s is waiting for a place in the Ray cluster", self.name)
                 notice = float("inf")
         return self._ray.get(ref)

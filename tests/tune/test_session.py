@@ -1,7 +1,7 @@
 """Sessions: kernels, budget, database, interruption. Replayed laboratories, except for the last test, which searches for real."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from svod.compile.host import host_target
 from svod.config import BeamConfig, BenchConfig
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
-from svod.tune.budget import ModelBudget
+from svod.tune.budget import WARM_UP_ROUNDS, ModelBudget
 from svod.tune.candidate import Candidate, Origin, Status
 from svod.tune.db import Measurement, Search, TuningDB, Verdict
 from svod.tune.events import Improved, KernelFinished, KernelStarted, RoundFinished, SearchEvent, SessionFinished, SessionStarted
@@ -247,11 +247,19 @@ def test_the_roofline_bound_of_a_contraction() -> None:
 
 
 # -- for real -----------------------------------------------------------------------------------------------------------------
-def search_for_real(executor: Executor, kernel: Kernel, seconds: float) -> tuple[SessionResult, list[SearchEvent]]:
+class Rounds(ModelBudget):
+    """Ends after the heuristic, the first proposals and one round more of each kernel, however long they take."""
+
+    def next(self, kernels: Sequence[Any]) -> Any:
+        return super().next([k for k in kernels if len(k.history) < WARM_UP_ROUNDS + 1])
+
+
+def search_for_real(executor: Executor, kernel: Kernel) -> tuple[SessionResult, list[SearchEvent]]:
     events: list[SearchEvent] = []
+    config = BeamConfig(width=2, round_size=4, timeout_sec=100.0)
     with executor, TuningDB.open(":none:") as db:
-        session = TuneSession([KernelTask(kernel)], host_target(), executor=executor, db=db, config=BeamConfig(width=2, round_size=8),
-                              bench=BenchConfig(seconds=0.3), budget=ModelBudget(seconds), listener=events.append)
+        session = TuneSession([KernelTask(kernel)], host_target(), executor=executor, db=db, config=config,
+                              bench=BenchConfig(seconds=0.3), budget=Rounds(1000.0, 1000.0), listener=events.append)
         result = session.run()
         found = result.findings[kernel.key]
         winner = db.winner(kernel.key, host_target().key)
@@ -261,7 +269,7 @@ def search_for_real(executor: Executor, kernel: Kernel, seconds: float) -> tuple
 
 @pytest.mark.parametrize("kernel", [gemm(61, 67, 33), row_reduce(50, 300)], ids=["gemm", "sum"])
 def test_a_search_with_local_workers(kernel: Kernel) -> None:
-    result, events = search_for_real(LocalExecutor(1), kernel, 4.0)
+    result, events = search_for_real(LocalExecutor(1), kernel)
     found = result.findings[kernel.key]
     assert found.verified
     assert result.candidates > 5
