@@ -13,6 +13,7 @@ import math
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -44,8 +45,8 @@ def measured_cost(name: str) -> float:
 def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float]] | None = None) -> float:
     """The cost of an instruction from the file of records at `path`; where that has none that can be used it is measured, and kept if
     possible. `measure`: default `measure_times`."""
-    target = host_target()
-    key = f"{platform.node()}/{target.arch}/{target.cpu}/{name}/revision {REVISION}"
+    target = host_target()      # LLVM's name of the processor may be a relative's
+    key = f"{platform.node()}/{replace(target, threads=1).key}/{name}/revision {REVISION}"
 
     def known() -> float | None:
         found = read_records(path).get(key)
