@@ -41,6 +41,7 @@ from svod.compile.pool import Arena, Pool, fit_launch
 from svod.compile.program import ProgramSpec
 from svod.core.buffer import Buffer, aligned_empty
 from svod.core.dtype import dtypes
+from svod.core.launch import check_bounds
 from svod.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -299,9 +300,10 @@ class ExecutionPlan:
                 raise LaunchError(f"variables {', '.join(unknown)} were given; the plan has {known}")
             for name, value in values.items():
                 limits = self.variables.get(name)
-                if not isinstance(value, (int, np.integer)) or (limits is not None and not limits.min <= value <= limits.max):
-                    bounds = f"bounds [{limits.min}, {limits.max}]" if limits is not None else "the integers"
-                    raise LaunchError(f"variable {name}={value} is outside {bounds}")
+                if not isinstance(value, (int, np.integer)):
+                    raise LaunchError(f"variable {name}={value} is outside the integers")
+                if limits is not None:
+                    check_bounds(name, int(value), limits.min, limits.max)
             for name, value in values.items():
                 for position in self._variables[name]:
                     self._words[position] = value

@@ -21,7 +21,7 @@ from svod.core import symbolic as sy
 from svod.core.call_checks import check_accesses
 from svod.core.canonical import canonicalize
 from svod.core.graph import base_of, size_of
-from svod.core.launch import evaluate_extent
+from svod.core.launch import check_bounds, evaluate_extent
 from svod.core.regions import narrow_params
 from svod.core.uop import Ops, UOp
 from svod.errors import LaunchError, ScheduleError
@@ -77,13 +77,12 @@ def bindings_of(call: UOp) -> dict[str, int | UOp]:
         var, given = bind.src
         if var.op is not Ops.DEFINE_VAR:
             raise ScheduleError(f"BIND of a CALL must wrap a DEFINE_VAR, found {var.op.value}")
-        name, low, high = var.arg
+        name, low, high = var.arg[:3]
         value = given if given.op is Ops.RANGE else _number(given, f"variable {name} of a CALL is bound to a number or to a loop's RANGE")
         if found.setdefault(name, value) != value:
             raise ScheduleError(f"bind mismatch on {name}, {_shown(found[name])} != {_shown(value)} (one CALL); rename one of them")
         for v in values_of(value):
-            if not low <= v <= high:
-                raise ScheduleError(f"variable {name}={v} is outside bounds [{low}, {high}]")
+            check_bounds(name, v, low, high, ScheduleError)
     return found
 
 

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 from svod.core import symbolic as sy
 from svod.core.axes import replace_leaves
 from svod.core.dtype import DType, dtypes
+from svod.core.launch import check_bounds, evaluate_extent
 from svod.core.origin import inherit_origin
 from svod.core.uop import Ops, UOp
-from svod.errors import ArgumentError, ScheduleError, ShapeError
+from svod.errors import ArgumentError, LaunchError, ScheduleError, ShapeError
 
 if TYPE_CHECKING:
     _Integer = int      # shapes are tuples of ints to whoever does not look closer
@@ -149,14 +150,8 @@ class Variable(Dim):
         """The variable with a value for tensors that are realised. Raises ArgumentError outside the bounds."""
         if type(value) is not int:
             raise ArgumentError(f"variable {self.name} is bound to an int, got {value!r}")
-        check_value(self.name, value, self.min, self.max)
+        check_bounds(self.name, value, self.min, self.max, ArgumentError)
         return Dim(UOp(Ops.BIND, dtypes.index, (self.expr, sy.const(value))))
-
-
-def check_value(name: str, value: int, low: int, high: int) -> None:
-    """Raise ArgumentError for a value outside the bounds of a variable."""
-    if not low <= value <= high:
-        raise ArgumentError(f"variable {name}={value} is outside bounds [{low}, {high}]")
 
 
 # -- ints and Dims alike ------------------------------------------------------------------------------
@@ -228,18 +223,11 @@ def value_of(n: int, values: Mapping[str, int] | None = None) -> int:
     """The value of an int or Dim: of its variables as they are bound, else as `values` say. Raises ShapeError for one without."""
     if not isinstance(n, Dim):
         return n
-    known: dict[UOp, UOp] = {}
-    for u in n.expr.toposort():
-        if u.op is Ops.BIND and (not values or u.src[0].arg[0] not in values):
-            known[u] = u.src[1]
-        elif u.op in (Ops.DEFINE_VAR, Ops.BIND):
-            name = (u.src[0] if u.op is Ops.BIND else u).arg[0]
-            if values and name in values:
-                known[u] = sy.const(values[name])
-    result = sy.simplify(n.expr, known)
-    if result.op is not Ops.CONST:
-        raise ShapeError(f"the extent {n} has no value; bind its variables, as in x[:n.bind(5)], or give them to plan.execute()")
-    return int(result.arg)
+    try:
+        return evaluate_extent(n.expr, values or {})
+    except LaunchError as error:
+        raise ShapeError(f"the extent {n} has no value; bind its variables, as in x[:n.bind(5)], or give them to plan.execute(): "
+                         f"{error}") from error
 
 
 def shape_at(shape: Sequence[int], values: Mapping[str, int] | None = None) -> tuple[int, ...]:

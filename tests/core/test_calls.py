@@ -11,6 +11,7 @@ from svod.core.calls import MOST_INVOCATIONS, Invocation, Step, memory_of, progr
 from svod.core.dtype import dtypes
 from svod.core.schedule import create_schedule
 from svod.core.uop import Ops, UOp
+from svod.core.variable import Variable
 from svod.errors import ScheduleError, ShapeError
 from tests.core.scheduling import run_schedule
 from tests.hand_kernels import Ast, number
@@ -112,6 +113,11 @@ def test_turns_and_variables_are_expressions_of_what_is_bound() -> None:
     counted = create_schedule(graph.sink(after(y, end(call(accumulate(), y, x, bind(r)), r))))
     assert [c.why for c in counted.calls] == [f"called with i = {i}" for i in range(3)]
     assert create_schedule(graph.sink(after(y, call(accumulate(), y, x, bind(n - 3))))).calls[0].why == "called with i = 2"
+    count = Variable("count", 1, 9, hint=5)
+    r = turns(count.bind(3).expr)
+    assert len(create_schedule(graph.sink(after(y, end(call(accumulate(), y, x, bind(r)), r)))).calls) == 3
+    with pytest.raises(ScheduleError, match=r"missing runtime value for launch-size variable count; bind it, as in count.bind\(1\)"):
+        create_schedule(graph.sink(after(y, end(call(add(), y, x, x), turns(count.expr)))))
 
 
 def test_loops_of_the_same_range_are_loops_of_their_own() -> None:

@@ -54,6 +54,10 @@ def test_what_expressions_come_to() -> None:
     assert divided
     assert evaluate_extent(UOp(Ops.AFTER, INDEX, (N, UOp(Ops.STORE))), {"n": 5}) == 5      # what it is after does not matter
     assert evaluate_extent(UOp(Ops.BITCAST, dtypes.int64, (N,)), {"n": 5}) == 5
+    long = N
+    for _ in range(3000):
+        long = UOp(Ops.ADD, INDEX, (long, number(2)))
+    assert evaluate_extent(long, {"n": 5}) == 6005
     assert evaluate_extent(bind(N, number(9)), {}) == 9                                     # a bound variable needs no value
 
 
@@ -67,6 +71,9 @@ FAILURES: Mapping[str, tuple[UOp, str]] = {
     "bound inside an expression": (bind(N, M), r"variable m=10 is outside bounds"),
     "overflow": (BIG + N, "invalid launch-size arithmetic: ADD of 9223372036854775807 and 7 does not fit"),
     "negation": (UOp(Ops.NEG, INDEX, (number(-(1 << 63)),)), "invalid launch-size arithmetic: NEG of -9223372036854775808"),
+    "cast": (UOp(Ops.CAST, dtypes.int8, (N * 0 + 300,)), "invalid launch-size arithmetic: CAST of 300 does not fit int8"),
+    "bits": (UOp(Ops.BITCAST, dtypes.uint64, (N - 8,)), "invalid launch-size arithmetic: BITCAST of -1 does not fit uint64"),
+    "float cast": (UOp(Ops.CAST, dtypes.float32, (N,)), "launch-size expression must be integer, got CAST to float32"),
     "division": (UOp(Ops.IDIV, INDEX, (N, N - 7)), "invalid launch-size arithmetic: IDIV of 7 and 0: division by zero"),
     "remainder": (UOp(Ops.MOD, INDEX, (N, N - 7)), "invalid launch-size arithmetic: MOD of 7 and 0: division by zero"),
 }
