@@ -10,9 +10,10 @@ be shown is refused, as nothing looks again while the kernel runs.
 from __future__ import annotations
 
 from itertools import pairwise
+from math import prod
 
 from svod.core import symbolic as sy
-from svod.core.routine import routine_of
+from svod.core.routine import result_shape, routine_of
 from svod.core.symbolic import Valid
 from svod.core.uop import Ops, UOp
 from svod.errors import ScheduleError
@@ -39,6 +40,7 @@ def check_accesses(ast: UOp, variables: str) -> None:
         _check_stages(ast)
     except (ValueError, OverflowError) as error:
         raise ScheduleError(f"an index of a kernel that is called has no bounds: {error}") from error
+    _check_routine(ast)
 
 
 def _check_access(u: UOp, variables: str) -> None:
@@ -66,6 +68,21 @@ def _check_stages(ast: UOp) -> None:
                 if low < 0 or high >= sy.extent_of(r):
                     raise ScheduleError(f"a kernel that is called reads a STAGE at {low} to {high} of a RANGE of {sy.extent_of(r)}; make "
                                         "the STAGE larger, with a gate on what it loads")
+
+
+def _check_routine(ast: UOp) -> None:
+    """A routine touches all of its operands and of its result, which begins where its STORE says."""
+    routine = routine_of(ast)
+    if routine is None:
+        return
+    name, options, shapes = routine.arg
+    param, index = ast.src[0].src[0].src
+    first = sy.bounds(_canonical(index))[1]
+    result = result_shape(name, options, shapes, [p.dtype for p in routine.src])
+    for p, needed in ((param, first + prod(result)), *((p, prod(shape)) for p, shape in zip(routine.src, shapes, strict=True))):
+        if needed > p.arg.size:
+            raise ScheduleError(f"a kernel that is called, {name} of {', '.join(map(str, shapes))}, reaches {needed} elements of slot "
+                                f"{p.arg.slot}, which has {p.arg.size}")
 
 
 def _canonical(expr: UOp) -> UOp:

@@ -103,6 +103,17 @@ def test_accesses_that_are_refused(name: str) -> None:
         check_accesses(ast, "")
 
 
+def test_a_routine_has_room_for_what_it_reads_and_writes() -> None:
+    def sorting(out: int, given: int) -> UOp:
+        k = Ast()
+        y, x = k.param(0, out, dtypes.int64), k.param(1, given)
+        return k.sink(k.store(y, number(0), UOp(Ops.CUSTOM_FUNCTION, dtypes.int64, (x,), ("ARGSORT", (False,), ((2, 5),)))))
+    check_accesses(sorting(10, 10), "")
+    for sizes, slot in (((9, 10), 0), ((10, 9), 1)):
+        with pytest.raises(ScheduleError, match=f"ARGSORT of .2, 5., reaches 10 elements of slot {slot}, which has 9"):
+            check_accesses(sorting(*sizes), "")
+
+
 def test_accesses_that_are_taken() -> None:
     for ast in (kernel(gate=inside(R + 3, 0, N), shift=3), kernel(gate=UOp.const(dtypes.bool, False), shift=10**8),
                 kernel(R * -1 + (N - 1)), kernel((R % 4) * 2 + R.alu(Ops.IDIV, number(4)))):
