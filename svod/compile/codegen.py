@@ -77,7 +77,7 @@ def _optimize(module: Any, machine: Any) -> None:
 
 def _generate(module: Any, machine: Any, final: bool) -> bytes:
     """The object of a module. While searching without loop strength reduction: LINEAR's addresses are a base and a constant already, so it
-    costs time and gains little (`experiments/search_compiler.py` measures both). The option belongs to the whole process: it is put back."""
+    costs time and gains little (`experiments/search_compiler.py` measures both). The option belongs to the process: it is put back."""
     with _generating:
         if final:
             return bytes(machine.emit_object(module))
