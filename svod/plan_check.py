@@ -215,7 +215,9 @@ def _reason(outline: Outline, k: InPlan, touched: int, target: Target) -> str:
     for name, size in (("second-level caches", target.l2 * target.threads), ("last-level cache", target.l3)):
         if own <= size < touched:
             return f"{text}; alone its operands ({_mega(own)}) stay in the {name}, in the plan {_mega(touched)} pass through in between"
-    return f"{text}; alone it has the caches for its {_mega(own)} of operands, in the plan it shares them with {_mega(touched)}"
+    if touched > max(own, target.l2):
+        return f"{text}; alone it has the caches for its {_mega(own)} of operands, in the plan it shares them with {_mega(touched)}"
+    return f"{text}; not for its caches, the whole plan fits them: the machine was faster or slower then"
 
 
 def _has_moved(inside: float, alone: float) -> bool:

@@ -50,7 +50,7 @@ class Samples:
 
 def deadline(incumbent: float | None) -> float:
     """Seconds after which a first run is killed from outside, given the incumbent's seconds per run (of the same slice)."""
-    return 2.0 if incumbent is None else max(20e-3, 5.0 * incumbent)
+    return 2.0 if incumbent is None else max(100e-3, 5.0 * incumbent)
 
 
 def time_calls(contestant: Contestant, repeats: int, clock: Clock = time.perf_counter) -> float:

@@ -1,8 +1,10 @@
 """The commands of svod-db. Every one works on the database that --db or SVOD_TUNE_DB names, else on the user's."""
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,21 @@ from svod import config
 from svod.cli.outputs import check_output
 from svod.cli.tables import chain_words, print_table, seconds
 from svod.errors import DatabaseError
-from svod.tune.db import LAYER_NAMES, Kernel, Measurement, Merged, RecordError, Search, Skipped, TargetFacts, TuningDB, Verdict, origins_of
+from svod.tune.db import (
+    LAYER_NAMES,
+    Kernel,
+    Measurement,
+    Merged,
+    Origin,
+    RecordError,
+    Search,
+    Skipped,
+    TargetFacts,
+    TuningDB,
+    Verdict,
+    origins_of,
+)
+from svod.tune.db.files import open_for_reading
 from svod.tune.db.records import parse_json
 from svod.tune.db.why import describe_searches, no_winner_reason
 
@@ -41,23 +57,48 @@ def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
     context.call_on_close(db.close)
     if db.problem is not None:
         raise DatabaseError(db.problem)
+    for path in (db.plan.write, *(p for p, _ in db.plan.read)):
+        if path is not None and path.suffix != ".jsonl":
+            _check_whole(path)
     return db
 
 
+def _check_whole(path: Path) -> None:
+    """Refuse a database with damaged pages: what is read from it may be any part of what it held."""
+    try:
+        connection = open_for_reading(path)
+        if connection is None:
+            return
+        with contextlib.closing(connection):
+            found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except (DatabaseError, OSError):
+        return      # said where it is read
+    except sqlite3.DatabaseError as e:
+        found = str(e)
+    if found != "ok":
+        raise DatabaseError(f"{path} is damaged ({' '.join(found.split())}): put a copy in its place, or move it away and import what "
+                            f"was exported")
+
+
 def _resolve_kernel(db: TuningDB, text: str) -> str:
-    """The key of the one kernel whose key starts with `text`, or whose name is or contains it."""
+    """The key of the one kernel whose key starts with `text`, whose name or origin is or contains it, in this order."""
     measured, searched = (m.kernel for m, _ in db.select(Measurement)), (s.kernel for s, _ in db.select(Search))
     names: dict[str, set[str]] = {key: set() for key in (*measured, *searched)}
     for k, _ in db.select(Kernel):
         names.setdefault(k.kernel, set()).add(k.name)
+    origins: dict[str, set[str]] = {key: set() for key in names}
+    for o, _ in db.select(Origin):
+        origins.setdefault(o.kernel, set()).add(o.origin)
     for matches in ([k for k in names if k == text], [k for k in names if k.startswith(text)],
-                    [k for k, n in names.items() if text in n], [k for k, n in names.items() if any(text in x for x in n)]):
+                    [k for k, n in names.items() if text in n], [k for k, n in origins.items() if text in n],
+                    [k for k, n in names.items() if any(text in x for x in n)],
+                    [k for k, n in origins.items() if any(text in x for x in n)]):
         if len(matches) == 1:
             return matches[0]
         if matches:
             shown = ", ".join(sorted(f"{k[:SHOWN_KEY]} ({', '.join(sorted(names[k])) or 'no name'})" for k in matches)[:8])
             raise DatabaseError(f"{text!r} means {len(matches)} kernels: {shown}{' …' if len(matches) > 8 else ''}; give more of the key")
-    raise DatabaseError(f"no kernel in the database has a key that starts with {text!r} or a name that contains it; "
+    raise DatabaseError(f"no kernel in the database has a key that starts with {text!r}, or a name or origin that contains it; "
                         f"`svod-db list` shows the {len(names)} there are")
 
 

@@ -97,13 +97,14 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
     r = check.ratio
     bounded = r.low > 0.0 and r.high < float("inf")
     interval = f", 95 % interval {1 / r.high:.2f}–{1 / r.low:.2f}×" if bounded else ""
-    predicted = check.heuristic / check.predicted if check.predicted > 0 else float("inf")
+    predicted = f"{in_words(check.predicted):>8}   {check.heuristic / check.predicted:.2f}×   the sum of what its kernels gained" \
+        if check.predicted > 0 else f"{'–':>8}           more than it takes now: its kernels were tuned on a slower machine"
     lines = [f"whole plan{name} ({kernels} kernel{'s' * (kernels != 1)})",
              f"  heuristic  {in_words(check.heuristic):>8}"]
     if not check.changed:
         return [*lines, "  tuned      the same: every kernel keeps the heuristic's chain"]
     lines += [
-        f"  predicted  {in_words(check.predicted):>8}   {predicted:.2f}×   the sum of what its kernels gained",
+        f"  predicted  {predicted}",
         f"  measured   {in_words(check.heuristic * r.median):>8}   {1 / r.median:.2f}×   {check.rounds} interleaved rounds{interval}"]
     if check.differs:
         promised = f"{in_words(check.promised)} were promised" if check.promised > 0 else "nothing was promised"

@@ -426,7 +426,9 @@ class _Run:
         if status == EXIT_NOT_STORED:
             return ["", f"next: {o.command_line(db='tuning.db')}    # a database that can be written"]
         lines = []
-        if o.script is not None:
+        if self.db.plan.write is None:
+            lines.append(f"next: {o.command_line(db='tuning.db')}    # a database that keeps what is found")
+        elif o.script is not None:
             variable = f"SVOD_TUNE_DB={o.db} " if o.db else ""
             lines.append(f"next: {variable}{program('python')} {shlex.join([o.script, *o.args])}    # starts with these kernels")
         hopeful = [x for x in outcomes if x.why.startswith(BUDGET_SPENT)]

@@ -9,6 +9,8 @@ fuses everything below it greedily, by fixed rules that know no target:
   or again along its own row (softmax, layer norm: at most `ROW_LIMIT` elements);
 * a contraction (sum of products with reuse) stays only as an epilogue, one per kernel; two are fused only with a row reduction between
   them: attention;
+* an expression deeper than `MAX_DEPTH` operations is cut, where that stores no broadcast: what walks a kernel is recursive, and its
+  registers and its time to compile are finite;
 * a reduction that would be repeated by a broadcast, a WINDOW, a PAD or a GATHER is cut where that happens, so that the
   elementwise work behind a GEMM stays with the GEMM, and a layer norm is one kernel and the GEMM that reads it another.
 
@@ -30,6 +32,7 @@ ROW_LIMIT = 1 << 16       # elements of a row that a kernel may read again
 CHEAP_COST = 4            # operations of a value that several kernels compute again
 CHEAP_BUFFERS = 3         # buffers such a value may read
 MAX_WALKS = 3             # walks to find shared values that have become cheap
+MAX_DEPTH = 64            # operations behind each other in one kernel, between reductions
 MAX_READS = 8             # places of one kernel that compute the same elementwise value in place
 
 _SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
@@ -208,6 +211,20 @@ class Cut:
             for s in dict.fromkeys(u.src):
                 self.consumers.setdefault(s, []).append(u)
         self.hard: dict[UOp, str] = dict(roots)
+        self.cut_deep()
+
+    def cut_deep(self) -> None:
+        """Force what ends an expression of `MAX_DEPTH` operations: the next value that is no larger than what it is computed from."""
+        depth: dict[UOp, int] = {}
+        for u in self.order:
+            if u in self.hard or is_reduction(u):
+                depth[u] = 0
+                continue
+            depth[u] = 1 + max((depth.get(s, 0) for s in u.src), default=-1)     # what a BUFFER is of has none
+            if depth[u] >= MAX_DEPTH and u.op in ELEMENTWISE and any(
+                    size_of(compute_node(s)) >= size_of(u) for s in u.src):
+                self.hard[u] = f"an expression of {MAX_DEPTH} operations"
+                depth[u] = 0
 
     def run(self) -> dict[UOp, str]:
         """The nodes that get a buffer, with the reason, in topological order."""

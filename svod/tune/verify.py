@@ -267,8 +267,20 @@ def evaluation_cost(kernel: Kernel) -> float:
 
 
 # -- comparing ----------------------------------------------------------------------------------------------------------------
+def _is_near(got: Array, want: Array, tolerance: Array | float | None) -> bool:
+    """Whether floats are within `tolerance` beyond doubt, in a tenth of the time that the judgement takes: in their own precision, whose
+    rounding of a difference is far below the part of the tolerance that is not used. False decides nothing."""
+    if got.dtype.kind != "f" or got.dtype.itemsize < 4 or tolerance is None:
+        return False
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.abs(np.subtract(got, want))
+    return bool(np.all(apart <= np.multiply(tolerance, 1.0 - 1e-6)))
+
+
 def compare(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> Mismatch | None:
     """The worst element of `got` that is further from `want` than `tolerance` (None: 0); both in memory form, one length."""
+    if _is_near(got, want, tolerance):
+        return None
     if dtype.is_float:
         a, b = to_float(got, dtype).astype(np.float64), to_float(want, dtype).astype(np.float64)
         with np.errstate(invalid="ignore"):

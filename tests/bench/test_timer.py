@@ -74,7 +74,7 @@ def test_short_runs_are_warmed_up_and_long_ones_are_not():
 
 
 def test_deadlines():
-    assert deadline(None) == 2.0 and deadline(1e-3) == 20e-3 and deadline(0.1) == 0.5
+    assert deadline(None) == 2.0 and deadline(1e-3) == 0.1 and deadline(0.1) == 0.5
 
 
 def test_screening_limits():

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from svod.cli.db_commands import cli
 from svod.cli.installation import missing_modules
 from svod.cli.tables import chain_words, seconds
+from svod.errors import DatabaseError
 from svod.tune.db import Origin, Search, TuningDB, layers
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
 
@@ -60,6 +61,24 @@ def test_show(path: Path) -> None:
         assert piece in out
     data = json.loads(run(path, "show", CONV, "--json").output)
     assert len(data["measurements"]) == 3 and {w["target"] for w in data["winners"]} == {TARGET, OTHER}
+
+
+def test_a_kernel_is_found_by_where_it_comes_from(path: Path) -> None:
+    assert GEMM in run(path, "show", "model.py:7").output
+    missing = run(path, "show", "nowhere")
+    assert "a name or origin that contains it" in str(missing.exception)
+
+
+@pytest.mark.parametrize("command", [["list"], ["stats"], ["export", "-o", "kept.jsonl"]])
+def test_a_database_with_damaged_pages_is_refused(path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    Path("kept.jsonl").write_text("kept")
+    pages = bytearray(path.read_bytes())
+    pages[4096:] = bytes(b ^ 0x5A for b in pages[4096:])
+    path.write_bytes(pages)
+    done = run(path, *command)
+    assert isinstance(done.exception, DatabaseError) and f"{path} is damaged" in str(done.exception)
+    assert Path("kept.jsonl").read_text() == "kept"
 
 
 def test_why(path: Path) -> None:
