@@ -32,7 +32,7 @@ ROW_LIMIT = 1 << 16       # elements of a row that a kernel may read again
 CHEAP_COST = 4            # operations of a value that several kernels compute again
 CHEAP_BUFFERS = 3         # buffers such a value may read
 MAX_WALKS = 3             # walks to find shared values that have become cheap
-MAX_DEPTH = 64            # operations behind each other in one kernel, between reductions
+MAX_DEPTH = 128           # operations behind each other in one kernel, between reductions
 MAX_READS = 8             # places of one kernel that compute the same elementwise value in place
 
 _SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
@@ -211,23 +211,33 @@ class Cut:
             for s in dict.fromkeys(u.src):
                 self.consumers.setdefault(s, []).append(u)
         self.hard: dict[UOp, str] = dict(roots)
-        self.cut_deep()
-
-    def cut_deep(self) -> None:
-        """Force what ends an expression of `MAX_DEPTH` operations: the next value that is no larger than what it is computed from."""
-        depth: dict[UOp, int] = {}
-        for u in self.order:
-            if u in self.hard or is_reduction(u):
-                depth[u] = 0
-                continue
-            depth[u] = 1 + max((depth.get(s, 0) for s in u.src), default=-1)     # what a BUFFER is of has none
-            if depth[u] >= MAX_DEPTH and u.op in ELEMENTWISE and any(
-                    size_of(compute_node(s)) >= size_of(u) for s in u.src):
-                self.hard[u] = f"an expression of {MAX_DEPTH} operations"
-                depth[u] = 0
 
     def run(self) -> dict[UOp, str]:
         """The nodes that get a buffer, with the reason, in topological order."""
+        forced = dict(self.hard)
+        self.settle()
+        while deep := self.find_deep():
+            forced |= deep
+            self.hard = dict(forced)
+            self.settle()
+        return {u: self.why[u] for u in self.order if u in self.why}
+
+    def find_deep(self) -> dict[UOp, str]:
+        """What ends an expression of `MAX_DEPTH` operations in one kernel: the next value no larger than what it is computed from."""
+        depth: dict[UOp, int] = {}
+        found: dict[UOp, str] = {}
+        for u in self.order:
+            if u in self.why or is_reduction(u):
+                depth[u] = 0
+                continue
+            depth[u] = 1 + max((depth.get(s, 0) for s in u.src), default=-1)     # what a BUFFER is of has none
+            if depth[u] >= MAX_DEPTH and u.op in ELEMENTWISE and any(size_of(compute_node(s)) >= size_of(u) for s in u.src):
+                found[u] = f"an expression of {MAX_DEPTH} operations"
+                depth[u] = 0
+        return found
+
+    def settle(self) -> None:
+        """Walk until the shared values are judged with what lies below them known."""
         for _ in range(MAX_WALKS):
             self.walk()
             # shared values were judged before what lies below them was: once more from the sources up
@@ -238,7 +248,6 @@ class Cut:
             if len(settled) == len(self.why):
                 break
             self.hard = settled
-        return {u: self.why[u] for u in self.order if u in self.why}
 
     def layout_of(self, u: UOp) -> UOp:
         """In which layout a realised node is best stored: the RESHAPE at the end of u's only path of PERMUTEs and RESHAPEs, if it

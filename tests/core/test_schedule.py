@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from svod.core import graph
+from svod.core.cut import MAX_DEPTH
 from svod.core.dtype import dtypes
 from svod.core.schedule import Schedule, create_schedule
 from svod.core.uop import Ops, UOp
@@ -337,4 +338,4 @@ def test_long_chains_need_no_recursion() -> None:
     for i in range(3000):
         node = graph.alu(Ops.XOR if i % 2 else Ops.ADD, node, x)
     schedule = create_schedule(graph.sink(node))
-    assert len(schedule.calls) == 1
+    assert 3000 // MAX_DEPTH <= len(schedule.calls) <= 3000 // MAX_DEPTH + 1
