@@ -71,8 +71,8 @@ def _check_whole(path: Path) -> None:
             return
         with contextlib.closing(connection):
             found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
-    except (DatabaseError, OSError):
-        return      # said where it is read
+    except (DatabaseError, OSError, sqlite3.OperationalError):
+        return      # foreign, newer, locked or unreadable: said where it is read
     except sqlite3.DatabaseError as e:
         found = str(e)
     if found != "ok":

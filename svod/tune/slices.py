@@ -4,7 +4,7 @@ A phase computes iterations begin ≤ i < end of its outermost parallel loops. W
 is timed on a slice of them, of at least 1 ms, and the time is scaled back. A slice is used where it says the same as the whole:
 
 * one phase runs (phases that run once aside): partial results and their combination cannot be cut alike;
-* it holds at least two iterations per core;
+* it holds at least four iterations per core;
 * it does not fall into a smaller cache than the whole. Of a memory-bound kernel every buffer may shrink with the slice, so the bytes
   of the slice must stay in the cache level of the whole. A compute-bound kernel (above 16 operations a byte) reuses what it loads;
   for it only a fall below the second level counts.
@@ -22,7 +22,7 @@ from svod.core.target import Target
 
 SLICE_SECONDS = 1e-3
 WORTH_SLICING = 4e-3             # seconds: shorter kernels are timed whole
-TILES_PER_CORE = 2
+TILES_PER_CORE = 4
 COMPUTE_BOUND = 16.0             # operations per byte of the buffers
 LEVEL_MARGIN = 1.25              # a slice counts as above a cache when it is this much larger
 
