@@ -3,7 +3,8 @@
     python experiments/ceilings_c/compare.py [--rounds 9] [--cc gcc] [--only GLOB] [--threads N] [--markdown]
 
 Builds `ceilings.c` beside it (the flags stand in that file), then measures each figure in rounds: svod, C, and C once more, in random
-order, each in memory that is mapped anew. Reads are with four or with eight loads a turn, the better, in both. Both take the same
+order, each in memory that is mapped anew; figures of one thread on one core, the next round on the next: cores of a shared machine differ
+by what their neighbours do. Reads are with four or with eight loads a turn, the better, in both. Both take the same
 working sets; nothing else is shared. Printed are the medians, and two ratios paired by round, each with its 95 % interval (from six rounds
 on): svod over C (the geometric mean of the two), and C over C. The second is the control: how far two measurements of the same thing lie
 apart. A figure disagrees where the interval of svod over C lies outside of ±5 %, and is open where it reaches beyond ±5 %, or where
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import math
+import os
 import random
 import statistics
 import subprocess
@@ -93,12 +95,16 @@ def measure_rounds(figure: Figure, program: str, rounds: int, rng: random.Random
     def run_c() -> float:
         calls = ([program, str(figure.threads), str(SAMPLES), k, *size] for k in ((kind, "read4") if kind == "read" else (kind,)))
         return max(float(subprocess.run(call, check=True, capture_output=True, text=True).stdout) for call in calls)
-    found = Rounds([], [], [])
-    for _ in range(rounds):
-        turns = [(found.svod, figure.measure), (found.first, run_c), (found.second, run_c)]
-        rng.shuffle(turns)
-        for rates, measure in turns:
-            rates.append(measure())
+    found, cores = Rounds([], [], []), sorted(os.sched_getaffinity(0))
+    try:
+        for n in range(rounds):
+            os.sched_setaffinity(0, cores if figure.threads > 1 else [cores[n % len(cores)]])
+            turns = [(found.svod, figure.measure), (found.first, run_c), (found.second, run_c)]
+            rng.shuffle(turns)
+            for rates, measure in turns:
+                rates.append(measure())
+    finally:
+        os.sched_setaffinity(0, cores)
     return found
 
 
