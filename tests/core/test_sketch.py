@@ -11,7 +11,8 @@ from svod.compile.linear import validate
 from svod.compile.lower import lower
 from svod.core.kernel import Kernel
 from svod.core.scheduler import LOOP, Scheduler
-from svod.core.sketch import TIE, heuristic, lane_amounts, sketches, tile_amounts
+from svod.core.sketch import TIE, heuristic, sketches
+from svod.core.sketch_facts import lane_amounts, tile_amounts
 from tests.agreement import Case, has_native, run_interpreted, run_native, steps
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
 from tests.core.corpus import CORPUS, data, kernel_of

@@ -11,17 +11,10 @@ from collections.abc import Iterator
 
 from svod.core.dots import DOTS
 from svod.core.kernel import ResolvedStage
-from svod.core.scheduler import Opt, Scheduler
-from svod.errors import KernelOptError
+from svod.core.scheduler import Scheduler
+from svod.core.sketch_facts import try_opt
 
 BLOCKS = ((2, 2), (1, 3), (3, 1), (1, 2), (2, 1), (1, 1))
-
-
-def _try(state: Scheduler, op: str, axis: str, arg: object = None) -> Scheduler:
-    try:
-        return state.apply_opt(Opt(op, axis, arg))
-    except KernelOptError:
-        return state
 
 
 def tile_sketches(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
@@ -41,16 +34,16 @@ def tile_sketches(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
         block = state
         for name, amount in ((rows, m), (columns, n)):
             if amount > 1:
-                block = _try(block, "UPCAST", name, amount)
+                block = try_opt(block, "UPCAST", name, amount)
         if len(block.applied_opts) - len(state.applied_opts) != (m > 1) + (n > 1):
             continue    # too few tiles along an axis
-        for base in (block, _try(block, "UNROLL", along, 2)):
-            turned = _try(base, "ORDER", r.stage.name, (columns, rows))
+        for base in (block, try_opt(block, "UNROLL", along, 2)):
+            turned = try_opt(base, "ORDER", r.stage.name, (columns, rows))
             yield base
             yield _near(base, rows, along)
             yield _near(turned, columns, along)
-            yield _try(base, "STAGE", operands[True], rows)
-            yield _try(turned, "STAGE", operands[False], columns)
+            yield try_opt(base, "STAGE", operands[True], rows)
+            yield try_opt(turned, "STAGE", operands[False], columns)
 
 
 def _near(state: Scheduler, axis: str, along: str) -> Scheduler:
@@ -62,4 +55,4 @@ def _near(state: Scheduler, axis: str, along: str) -> Scheduler:
     assert chosen is not None
     near = state.target.l2 // 4 // max(1, row.stride * summed * DOTS[chosen.name].operands[0].itemsize)
     n = min(near, row.extent // (2 * state.target.threads))
-    return _try(state, "TILE", axis, n) if n >= 2 else state
+    return try_opt(state, "TILE", axis, n) if n >= 2 else state

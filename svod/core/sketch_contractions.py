@@ -1,0 +1,227 @@
+"""Sketches of contractions: register tiles of vectors × positions, and where each operand is packed.
+
+    UPCAST(o0, 12) UPCAST(o1, 32) LANES(o1.in)                             24 vectors of results, 2 + 1 of operands
+    … ORDER(out, (o1, o0)) STAGE(s1, o1)                                   the columns of a tile packed once for all rows
+    … UNROLL(r0, 2)                                                        less bookkeeping per multiply-add
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from svod.core.features import loops_that_move, needed
+from svod.core.kernel import ResolvedStage
+from svod.core.nest import is_derived, plan
+from svod.core.scheduler import ROOT, Scheduler
+from svod.core.sketch_facts import (
+    Operand,
+    bytes_of,
+    extent_of,
+    is_constant,
+    lane_amounts,
+    name_of,
+    resolved,
+    tile_amounts,
+    try_opt,
+    width_of,
+)
+
+_STAGE_BYTES = 1 << 13         # operands smaller than this are read in place
+
+
+def _tile_score(lane: int, tile: int, n: int, m: int, width: int) -> float:
+    """How well a register tile of n lanes × m positions uses the multipliers: lanes and positions that do work, multiply-adds per load,
+    and enough of them to hide their latency (two a cycle, four cycles each)."""
+    v = -(-n // width)
+    lanes_used = lane / (-(-lane // n) * v * width)
+    useful = tile / (-(-tile // m) * m)
+    fmas, loads = v * m, v + m
+    return lanes_used * useful * min(1.0, fmas / 8) * min(1.0, fmas / loads / 1.3)
+
+
+def _tiles(state: Scheduler, r: ResolvedStage, lane: int, tile: int) -> list[tuple[int, int]]:
+    """(lane amount, tile amount) pairs, best first: the most multiply-adds per load that the registers hold."""
+    width, registers = width_of(state, r), state.target.vector_registers
+    pairs: list[tuple[float, int, int]] = []
+    for n in lane_amounts(extent_of(state, r, lane), width, 4):
+        v = -(-n // width)
+        for m in tile_amounts(extent_of(state, r, tile), max(1, (registers - v - 1) // v))[:3]:
+            pairs.append((_tile_score(extent_of(state, r, lane), extent_of(state, r, tile), n, m, width), n, m))
+    pairs.sort(key=lambda p: -p[0])
+    return [(n, m) for _, n, m in pairs]
+
+
+def _best_tile(lane: int, tile: int, width: int, registers: int) -> tuple[int, int]:
+    """(lane amount, tile amount) with the most multiply-adds per load that the registers hold."""
+    best = (0.0, min(lane, width), 1)
+    for n in lane_amounts(lane, width, 4):
+        v = -(-n // width)
+        for m in tile_amounts(tile, max(1, (registers - v - 1) // v))[:3]:
+            best = max(best, (_tile_score(lane, tile, n, m, width), n, m))
+    return best[1:]
+
+
+def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
+    """The innermost reduce loop in steps of two, a short one whole: less bookkeeping per multiply-add."""
+    if not r.stage.reds:
+        return state
+    axis = state.kernel.axes[r.stage.reds[-1]]
+    if axis.extent <= 4:
+        return try_opt(state, "UNROLL", axis.name, 0)
+    return try_opt(state, "UNROLL", axis.name, 2)
+
+
+def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, Operand]) -> list[tuple[float, int, Operand, Operand]]:
+    """(score, vector axis, operand read in vectors, operand broadcast), best first."""
+    width = width_of(state, r)
+    found = []
+    for a in range(len(r.stage.outs)):
+        e = extent_of(state, r, a)
+        if e == 1:
+            continue
+        for x, y in (operands, operands[::-1]):
+            if a in x.axes and a not in y.axes:
+                use = e / (-(-e // width) * width) if e < 4 * width else 1.0
+                read = 1.0 if a in x.unit else 0.97 if a in x.staged_unit and x.stage >= 0 else 0.3
+                store = 1.0 if r.store is None or r.store.coef(a) == 1 else 0.9
+                found.append((use * read * store, a, x, y))
+    found.sort(key=lambda c: -c[0])
+    return found
+
+
+def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, Operand]) -> Iterator[Scheduler]:
+    """Register tiles of the output stage: vector axis × tile axis, operands staged where that makes them contiguous or near."""
+    choices = _lane_choices(state, r, operands)
+    for rank in range(6):
+        for _, lane, x, y in choices[:2]:
+            tiles_of = [t for t in range(len(r.stage.outs)) if t not in x.axes and t != lane and extent_of(state, r, t) > 1]
+            tiles_of.sort(key=lambda t: (-min(extent_of(state, r, t), 16), -t))
+            if not tiles_of:
+                tiles_of = [t for t in range(len(r.stage.outs)) if t != lane and extent_of(state, r, t) > 1][-1:]
+            if not tiles_of:
+                continue
+            pairs = _tiles(state, r, lane, tiles_of[0])
+            if rank < len(pairs):
+                n, m = pairs[rank]
+                yield from _tiled(state, r, lane, tiles_of[0], n, m, x, y, variants=rank == 0 or rank == 1)
+
+
+def _tiled(state: Scheduler, r: ResolvedStage, lane: int, tile: int, n: int, m: int, x: Operand, y: Operand,
+           variants: bool) -> Iterator[Scheduler]:
+    lane_name, tile_name = name_of(state, r, lane), name_of(state, r, tile)
+    s = state
+    if m > 1:
+        s = try_opt(s, "UPCAST", tile_name, m)
+    s = try_opt(s, "UPCAST", lane_name, n)
+    if s is state:
+        return
+    lane_in = next((row.name for row in reversed(s.rows) if row.axis == r.axes[lane] and row.role == "upcast"), None)
+    if lane_in is not None and n > 1:
+        s = try_opt(s, "LANES", lane_in)
+    shared = [a for a in range(len(r.stage.outs)) if a in x.axes and a in y.axes and a not in (lane, tile)]
+    y_only = [a for a in range(len(r.stage.outs)) if a not in x.axes and a not in (lane, tile)]
+    x_only = [a for a in range(len(r.stage.outs)) if a in x.axes and a not in y.axes and a not in (lane, tile)]
+    # the vector operand's loops outside, so that its staged part is used by every iteration of the others
+    outer = [*shared, *x_only, lane, *y_only, tile]
+    outside = _ordered(s, r, outer)
+    inside = _ordered(s, r, [*shared, *y_only, tile, *x_only, lane])
+    for base, inner_operand, first in ((outside, x, True), (inside, y, False)):
+        staged = _stage_operand(base, r, inner_operand, [lane] if first else [tile])
+        staged = _stage_masked(staged, r, y if first else x)
+        yield _unroll_last(staged, r)
+        if not variants:
+            return
+        if staged is not base:
+            yield base
+
+
+def _ordered(state: Scheduler, r: ResolvedStage, axes: list[int]) -> Scheduler:
+    names = [name_of(state, r, a) for a in axes if extent_of(state, r, a) > 1]
+    return try_opt(state, "ORDER", r.stage.name, tuple(names)) if len(names) > 1 else state
+
+
+def _stage_operand(state: Scheduler, r: ResolvedStage, x: Operand, at: list[int]) -> Scheduler:
+    """STAGE the operand that is read in vectors: constants once at prepare, others at the loop of their own axis."""
+    if x.stage < 0 or not is_derived(state.kernel.stages[x.stage]):
+        return state
+    name = state.kernel.stages[x.stage].name
+    if bytes_of(state, x.stage) < _STAGE_BYTES and (at[0] in x.unit):
+        return state
+    if is_constant(state, x.stage):
+        return try_opt(state, "STAGE", name, ROOT)
+    order = state.order[r.stage.index]
+    # the innermost loop the operand depends on, or the loops given
+    wanted = [row for row in order if state.rows[row].axis == r.axes[at[0]] and state.rows[row].extent > 1]
+    if not wanted:
+        outs = set(r.axes[:len(r.stage.outs)]) & {r.axes[a] for a in x.axes}
+        wanted = [row for row in order if state.rows[row].axis in outs and state.rows[row].extent > 1]
+    if not wanted:
+        return try_opt(state, "STAGE", name, ROOT)
+    return try_opt(state, "STAGE", name, state.rows[wanted[-1]].name)
+
+
+def _stage_masked(state: Scheduler, r: ResolvedStage, y: Operand) -> Scheduler:
+    """STAGE the other operand too when reading it in place needs a mask or a conversion: masks die in the copy."""
+    for operand in (y,):
+        if operand.stage < 0 or not is_derived(state.kernel.stages[operand.stage]) or state.place[operand.stage] != "inline":
+            continue
+        inner = resolved(state, operand.stage)
+        if not any(n.kind == "cast" or (n.kind == "load" and n.gate >= 0) or (n.kind == "alu" and n.dtype.is_float) for n in inner.nodes):
+            continue
+        name = state.kernel.stages[operand.stage].name
+        if bytes_of(state, operand.stage) <= state.target.l2:
+            return try_opt(state, "STAGE", name, ROOT)
+        # inside the loops it depends on, outside the first one that would compute it again
+        at = -1
+        for row in state.order[r.stage.index]:
+            local = r.axes.index(state.rows[row].axis)
+            if local >= len(r.stage.outs) or local not in operand.axes:
+                break
+            at = row
+        return try_opt(state, "STAGE", name, state.rows[at].name if at >= 0 else ROOT)
+    return state
+
+
+def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, Operand]) -> Scheduler | None:
+    """A contraction inside another nest (attention's scores): a register tile of the part that is computed at a time, and its vector
+    operand staged at the innermost loop that moves it. None where that part has no axis that only one operand depends on."""
+    box = needed(state).get(r.stage.index)
+    if box is None:
+        return state
+    width, registers = width_of(state, r), state.target.vector_registers
+    best: tuple[float, int, Operand] | None = None
+    for a, e in enumerate(box):
+        for x, y in (operands, operands[::-1]):
+            if e > 1 and a in x.axes and a not in y.axes:
+                score = e / (-(-e // width) * width) * (1.0 if a in x.unit else 0.97 if a in x.staged_unit and x.stage >= 0 else 0.3)
+                if best is None or score > best[0]:
+                    best = score, a, x
+    if best is None:
+        return None
+    _, lane, x = best
+    tiles_of = [t for t, e in enumerate(box) if t not in x.axes and t != lane and e > 1]
+    tile = max(tiles_of, key=lambda t: box[t], default=-1)
+    n, m = _best_tile(box[lane], box[tile] if tile >= 0 else 1, width, registers)
+    if m > 1:
+        state = try_opt(state, "UPCAST", name_of(state, r, tile), m)
+    done = try_opt(state, "UPCAST", name_of(state, r, lane), n)
+    if done is not state and n > 1:
+        state = try_opt(done, "LANES", f"{name_of(state, r, lane)}.in")
+    state = _unroll_last(state, r)
+    if x.stage >= 0 and lane not in x.unit and is_derived(state.kernel.stages[x.stage]):
+        state = _stage_around(state, r, x)
+    return state
+
+
+def _stage_around(state: Scheduler, r: ResolvedStage, x: Operand) -> Scheduler:
+    """STAGE an operand of a stage inside another nest: constants once, others at the innermost loop that moves what is read."""
+    name = state.kernel.stages[x.stage].name
+    if is_constant(state, x.stage):
+        return try_opt(state, "STAGE", name, ROOT)
+    path = plan(state).paths[r.stage.index] or ()
+    rows = [row for t, depth in path for row in state.order[t][:depth]]
+    moving = loops_that_move(state, r.stage.index)
+    wanted = frozenset().union(*(moving[r.axes[a]] for a in x.axes if a < len(r.stage.outs)))
+    for row in reversed(rows):
+        if row in wanted:
+            return try_opt(state, "STAGE", name, state.rows[row].name)
+    return try_opt(state, "STAGE", name, ROOT)
