@@ -24,4 +24,4 @@ class Embedding(Module):
         self.weight = Tensor.randn(num_embeddings, embedding_dim).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.embedding(self.weight)
+        return self.weight.take(x, 0)

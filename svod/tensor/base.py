@@ -50,6 +50,12 @@ def is_scalar(value: object) -> TypeGuard[Scalar]:
     return isinstance(value, (bool, int, float))
 
 
+def without_numpy(value: object) -> object:
+    """A NumPy scalar as Python's, anything else as it is: `x / np.sqrt(64)` keeps the dtype of x, as in PyTorch (NumPy would make it
+    float64, which nobody means who computes a number with NumPy). An array without axes is an array, and keeps its dtype."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def scalar_dtype(dtype: DType, value: Scalar) -> DType:
     """The dtype in which a tensor of `dtype` meets a Python scalar: its own, unless the scalar is of a higher kind."""
     if isinstance(value, bool) or dtype.is_float:

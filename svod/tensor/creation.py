@@ -7,6 +7,7 @@ array is read-only.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -35,8 +36,8 @@ class Creation(TensorBase):
             self._hold(_scalar_node(data, wanted))
         elif isinstance(data, (np.ndarray, np.generic)) or hasattr(data, "__array__"):
             self._hold(_array_node(np.asarray(data), wanted))
-        elif isinstance(data, (list, tuple)):
-            array = _array_of_lists(data)
+        elif isinstance(data, (list, tuple, range)):
+            array = array_of_lists(data)
             if wanted is not None:
                 check_integers(array, wanted, "Tensor")
             self._hold(_array_node(array, wanted))
@@ -154,20 +155,34 @@ def _scalar_node(value: Scalar, dtype: DType | None) -> UOp:
     """A constant of shape ()."""
     value = _number("a constant", value)
     if dtype is None:
-        wide = isinstance(value, int) and not -2 ** 31 <= value < 2 ** 31
         dtype = (dtypes.bool if isinstance(value, bool) else dtypes.default_float if isinstance(value, float)
-                 else dtypes.int64 if wide else dtypes.default_int)
+                 else _integer_dtype(value))
     if dtype.is_int and isinstance(value, float) and not math.isfinite(value):
         raise DTypeError(f"Tensor of {value} as {dtype.name}: integers have no such value")
     return UOp.const(dtype, check_scalar(value, dtype, "Tensor"))
 
 
-def _array_of_lists(data: list[Any] | tuple[Any, ...]) -> Array:
-    """Nested lists as an array of a default dtype."""
+def _integer_dtype(value: int) -> DType:
+    """The default integers, or the wider ones that hold `value`. Raises DTypeError where none do."""
+    found = next((d for d in (dtypes.default_int, dtypes.int64, dtypes.uint64) if d.min <= value <= d.max), None)
+    if found is None:
+        raise DTypeError(f"Tensor of {value}: no integer type is wide enough; write it as a float")
+    return found
+
+
+def array_of_lists(data: Sequence[Any]) -> Array:
+    """Nested lists as an array of a default dtype. Raises ShapeError and DTypeError for lists that no tensor can hold."""
     try:
         array = np.array(data)
     except ValueError as err:
         raise ShapeError(f"Tensor from nested lists: they must be rectangular ({err})") from err
+    if array.dtype == object:
+        for v in array.flat:
+            if not isinstance(v, int):
+                raise DTypeError(f"Tensor from nested lists: they hold {type(v).__name__}; give numbers")
+            _integer_dtype(v)
+    if array.dtype.kind not in "biuf":
+        raise DTypeError(f"Tensor from nested lists: they hold {array.dtype.type.__name__.rstrip('_')}; give numbers")
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.int64 and array.size and array.min() >= -2 ** 31 and array.max() < 2 ** 31:

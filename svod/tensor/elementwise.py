@@ -1,6 +1,6 @@
 """Arithmetic, comparisons and functions of single elements, with broadcasting and one promotion rule.
 
-Tensors meet by `svod.core.dtype.promote`; a Python scalar takes the tensor's dtype unless it is of a higher kind (a float
+Tensors meet by `svod.core.dtype.promote`; a scalar, Python's or NumPy's, takes the tensor's dtype unless it is of a higher kind (a float
 with an integer tensor gives float32, an int with a bool tensor int32). Float functions of integers are computed in float32;
 functions of 16-bit floats are computed in float32 and rounded once.
 
@@ -12,13 +12,11 @@ from __future__ import annotations
 import math
 from typing import Any, Self
 
-import numpy as np
-
 from svod.core import graph
 from svod.core.dtype import dtypes
 from svod.core.uop import Ops, UOp
 from svod.errors import DTypeError
-from svod.tensor.base import Scalar, TensorBase, common_dtype, is_scalar, operand_uops
+from svod.tensor.base import Scalar, TensorBase, common_dtype, is_scalar, operand_uops, without_numpy
 from svod.tensor.movement import Movement
 
 Operand = Any  # a tensor, a Python scalar, or what a tensor can be made of
@@ -32,7 +30,8 @@ class Elementwise(Movement):
     # -- how operands meet -----------------------------------------------------------------------
     def _operand(self, x: Operand) -> TensorBase | Scalar:
         """A tensor or a Python scalar; anything else becomes a tensor."""
-        return x if isinstance(x, TensorBase) or (is_scalar(x) and not isinstance(x, np.generic)) else type(self)(x)
+        found = without_numpy(x)
+        return found if isinstance(found, TensorBase) or is_scalar(found) else type(self)(found)
 
     def _binary(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
         """`op` on operands promoted and broadcast."""
@@ -157,8 +156,10 @@ class Elementwise(Movement):
         return self._unary(Ops.NEG)
 
     def pow(self, exponent: Operand) -> Self:
-        """self ** exponent. Whole exponents up to 32 are multiplied out, 0.5 is a square root; negative powers of integers
-        are 0 except for 1 and -1."""
+        """self ** exponent. Whole exponents up to 32 are multiplied out, 0.5 is a square root.
+
+        Raises DTypeError for integers to a negative number; where the exponents are integers of a tensor, those to negative ones are 0,
+        but for 1 and -1."""
         return self._power(self, exponent)
 
     def _power(self, x: Operand, y: Operand) -> Self:
@@ -166,6 +167,9 @@ class Elementwise(Movement):
         dtype = common_dtype("pow", a, b)
         if dtype.kind == "b":
             dtype = dtypes.int8
+        if dtype.is_int and is_scalar(b) and b < 0:
+            raise DTypeError(f"pow of {dtype.name} to {b}: the powers of integers to a negative one are no integers; cast the tensor to "
+                             "float32, or give a float")
         base, exponent = operand_uops("pow", dtype, a, b)
         if dtype.is_float:
             if is_scalar(b) and b == int_or_none(b) and abs(b) <= 32:
@@ -174,7 +178,7 @@ class Elementwise(Movement):
                 return self.from_uop(base).sqrt()
             wide = dtypes.float32 if dtype.bits < 32 else dtype
             return self.from_uop(graph.cast(graph.alu(Ops.POW, graph.cast(base, wide), graph.cast(exponent, wide)), dtype))
-        if is_scalar(b) and b >= 0:
+        if is_scalar(b):
             return self.from_uop(base)._whole_power(int(b))
         return self._integer_power(base, exponent)
 

@@ -6,11 +6,9 @@ from __future__ import annotations
 import math
 from typing import Self
 
-import numpy as np
-
 from svod.core.dtype import DType, dtypes
 from svod.errors import DTypeError
-from svod.tensor.base import Scalar, common_dtype, is_scalar, scalar_dtype
+from svod.tensor.base import Scalar, common_dtype, is_scalar, scalar_dtype, without_numpy
 from svod.tensor.elementwise import Elementwise, Operand
 
 
@@ -20,10 +18,9 @@ class Functions(Elementwise):
     __slots__ = ()
 
     def _partner(self, x: Operand) -> Self:
-        """An operand as a tensor; a Python number in the dtype in which it meets self."""
-        if is_scalar(x) and not isinstance(x, np.generic):
-            return type(self)(x, dtype=scalar_dtype(self.dtype, x))
-        return self._as_tensor(x)
+        """An operand as a tensor; a number in the dtype in which it meets self."""
+        found = without_numpy(x)
+        return type(self)(found, dtype=scalar_dtype(self.dtype, found)) if is_scalar(found) else self._as_tensor(found)
 
     def _meeting(self, name: str, y: Self) -> DType:
         """The float dtype in which self and y meet; the default one where neither is a float."""

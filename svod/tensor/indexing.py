@@ -8,8 +8,8 @@ A mask that is a Tensor is refused: `where`, or `masked_select` with a size.
 
 One integer tensor (or list, or array) in an index is `take` along its axis. Several are broadcast against each other and
 read one element per position; their axes come where the first stood if they stand together, else in front. Ints are applied
-before the tensors, as in PyTorch (NumPy counts them among the tensors). Negative indices count from the end; one that is
-still outside reads 0, because values are not known when the graph is built.
+before the tensors, as in PyTorch (NumPy counts them among the tensors). Negative indices count from the end. One that is
+still outside is an error where its value is known when the graph is built, in a list or an array; in a tensor it reads 0.
 """
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from svod.core.dtype import DType, dtypes
 from svod.core.uop import Ops, UOp
 from svod.core.variable import Dim
 from svod.errors import DTypeError, ShapeError, TensorIndexError, UnsupportedError
-from svod.tensor.base import TensorBase
+from svod.tensor.base import Array, TensorBase
+from svod.tensor.creation import array_of_lists
 from svod.tensor.elementwise import Operand
 from svod.tensor.functions import Functions
 
@@ -71,25 +72,36 @@ class Indexing(Functions):
         return view.reshape(shape), tensors
 
     def _with_positions(self, entries: list[Any]) -> list[Any]:
-        """The index with arrays and lists as tensors; a mask among them, whose values are known, as the positions it chooses."""
+        """The index with lists as arrays; a mask among them, whose values are known, as the positions it chooses."""
         found: list[Any] = []
         for e in entries:
-            array = np.asarray(e) if isinstance(e, (list, np.ndarray)) else None
-            if array is None:
+            array = array_of_lists(e) if isinstance(e, list) else e
+            if not isinstance(array, np.ndarray):
                 found.append(e)
             elif array.dtype != bool:
-                found.append(type(self)(e if array.size else array.astype(np.int64)))
+                found.append(array if array.size else array.astype(np.int64))
             else:
                 found += self._mask_positions(array, found)
         return found
 
-    def _mask_positions(self, mask: np.ndarray[Any, Any], before: list[Any]) -> list[Self]:
-        if Ellipsis in [e for e in before if not isinstance(e, TensorBase)]:
+    def _mask_positions(self, mask: Array, before: list[Any]) -> list[Array]:
+        if any(e is Ellipsis for e in before):
             raise TensorIndexError(f"a mask of shape {mask.shape} behind '...': name the axes before it")
         first = sum(1 for e in before if e is not None)
         if mask.ndim == 0 or mask.shape != self.shape[first:first + mask.ndim]:
             raise TensorIndexError(f"a mask of shape {mask.shape} for axes {first} … of {self.shape}: the extents must agree")
-        return [type(self)(positions) for positions in np.nonzero(mask)]
+        return list(np.nonzero(mask))
+
+    def _positions(self, name: str, index: Operand, n: int) -> Self:
+        """An index along an axis of extent n as a tensor. Raises TensorIndexError for numbers, lists and arrays with a position outside."""
+        chosen = self._as_tensor(index)
+        if isinstance(index, TensorBase) or isinstance(n, Dim) or not chosen.dtype.is_int or not chosen.numel():
+            return chosen
+        known = np.asarray(index)
+        for position in (int(known.min()), int(known.max())):
+            if not -n <= position < n:
+                raise TensorIndexError(f"{name}: position {position} is out of range for an axis of extent {n}, of shape {self.shape}")
+        return chosen
 
     def _with_all_axes(self, entries: list[Any]) -> list[Any]:
         """The index with its Ellipsis replaced, so that it names every axis of self."""
@@ -125,12 +137,13 @@ class Indexing(Functions):
                 if abs(step) > 1 and count:
                     strides.append((axis, 1, abs(step), 1))
                 shape.append(count)
-            elif isinstance(e, type(self)):
-                if not e.dtype.is_int:
+            elif isinstance(e, (np.ndarray, type(self))):
+                chosen = self._positions("indexing", e, n)
+                if not chosen.dtype.is_int:
                     hint = ("; a mask chooses an unknown number of elements: use where(), masked_select(mask, size=…), or a mask of "
-                            "known values, mask.numpy()") if e.dtype.kind == "b" else ""
-                    raise UnsupportedError(f"indexing {self.shape} with a {e.dtype.name} tensor: use integers{hint}")
-                tensors.append((len(shape), e))
+                            "known values, mask.numpy()") if chosen.dtype.kind == "b" else ""
+                    raise UnsupportedError(f"indexing {self.shape} with a {chosen.dtype.name} tensor: use integers{hint}")
+                tensors.append((len(shape), chosen))
                 bounds.append((0, n))
                 shape.append(n)
             else:
@@ -172,10 +185,12 @@ class Indexing(Functions):
 
     def take(self, index: Operand, axis: int | None = None) -> Self:
         """Elements at integer positions along `axis` (None: of the flattened tensor): shape
-        `shape[:axis] + index.shape + shape[axis+1:]`. A position outside reads 0."""
+        `shape[:axis] + index.shape + shape[axis+1:]`. A position outside is a TensorIndexError in a number, list or array; in a tensor it
+        reads 0."""
         if axis is None:
             return self.ravel().take(index, 0)
-        at, chosen = self._axis("take", axis), self._as_tensor(index)
+        at = self._axis("take", axis)
+        chosen = self._positions("take", index, self.shape[at])
         if not chosen.dtype.is_int:
             raise DTypeError(f"take with an index of {chosen.dtype.name}: give integers")
         wide = graph.cast(chosen.uop, _index_dtype(chosen.dtype, self.shape[at]))
@@ -183,7 +198,7 @@ class Indexing(Functions):
 
     def index_select(self, dim: int, index: Operand) -> Self:
         """`take` along `dim` with a list of positions, or one."""
-        chosen = self._as_tensor(index)
+        chosen = self._positions("index_select", index, self.shape[self._axis("index_select", dim)])
         if chosen.ndim > 1:
             raise ShapeError(f"index_select of {self.shape} at {chosen.shape}: the index is a list; `take` has any shape")
         return self.take(chosen.ravel(), dim)
@@ -191,7 +206,8 @@ class Indexing(Functions):
     def gather(self, dim: int, index: Operand) -> Self:
         """`out[i][j][k] = self[index[i][j][k]][j][k]` for dim 0, and so on: one position along `dim` per element of `index`,
         which has as many axes as self and no larger extents elsewhere."""
-        axis, chosen = self._axis("gather", dim), self._as_tensor(index)
+        axis = self._axis("gather", dim)
+        chosen = self._positions("gather", index, self.shape[axis])
         fits = chosen.ndim == self.ndim and all(c <= n for i, (c, n) in enumerate(zip(chosen.shape, self.shape, strict=True)) if i != axis)
         if not fits:
             raise ShapeError(f"gather from {self.shape} along {dim} with an index of {chosen.shape}: it needs as many axes, and no "
@@ -208,7 +224,8 @@ class Indexing(Functions):
 
     def take_along_dim(self, indices: Operand, dim: int) -> Self:
         """`gather`, after self and the indices are broadcast against each other beside that axis."""
-        at, chosen = self._axis("take_along_dim", dim), self._as_tensor(indices)
+        at = self._axis("take_along_dim", dim)
+        chosen = self._positions("take_along_dim", indices, self.shape[at])
         if chosen.ndim != self.ndim:
             raise ShapeError(f"take_along_dim of {self.shape} along {dim} at {chosen.shape}: both need the same number of axes")
         beside = graph.broadcast_shapes("take_along_dim", *(t.shape[:at] + t.shape[at + 1:] for t in (self, chosen)),

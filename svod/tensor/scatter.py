@@ -1,8 +1,8 @@
 """Values put to positions that tensors hold: scatter and what is made of it. Names, signatures and rules are PyTorch's.
 
 Each is a routine, a loop over the values in order, so positions may repeat: the last value wins, or all are combined. 16-bit floats are
-combined in float32 and rounded once. Positions count from the end where they are negative; those outside are left out, because values
-are not known when the graph is built.
+combined in float32 and rounded once. Positions count from the end where they are negative; those outside are an error in a list or an
+array, and left out in a tensor, whose values are not known when the graph is built.
 """
 from __future__ import annotations
 
@@ -64,14 +64,16 @@ class Scatter(Ordered):
 
     def index_fill(self, dim: int, index: Operand, value: Scalar) -> Self:
         """self with the slices at `index` along an axis filled with a number."""
-        at, chosen = self._axis("index_fill", dim), self._as_tensor(index)
+        at = self._axis("index_fill", dim)
+        chosen = self._positions("index_fill", index, self.shape[at])
         # a row of marks, not a scatter of slices
         marks = self.full((self.shape[at],), 0, dtypes.uint8)._scatter("index_fill", 0, chosen.ravel(), 1, "SET")
         return self.masked_fill(marks.cast(dtypes.bool).reshape(tuple(-1 if i == at else 1 for i in range(self.ndim))), value)
 
     def _spread(self, name: str, dim: int, index: Operand, source: Self) -> Self:
         """A list of positions along an axis as one position per element of `source`."""
-        at, chosen = self._axis(name, dim), self._as_tensor(index)
+        at = self._axis(name, dim)
+        chosen = self._positions(name, index, self.shape[at])
         expected = (*self.shape[:at], chosen.numel(), *self.shape[at + 1:])
         if chosen.ndim > 1 or source.shape != expected:
             raise ShapeError(f"{name} into {self.shape} along axis {dim} at {chosen.shape} of {source.shape}: the index is a list, and "
@@ -79,7 +81,8 @@ class Scatter(Ordered):
         return chosen.reshape(tuple(chosen.numel() if i == at else 1 for i in range(self.ndim))).expand(expected)
 
     def _scatter(self, name: str, dim: int, index: Operand, src: Operand, reduction: str) -> Self:
-        at, chosen = self._axis(name, dim), self._as_tensor(index)
+        at = self._axis(name, dim)
+        chosen = self._positions(name, index, self.shape[at])
         if not chosen.dtype.is_int:
             raise DTypeError(f"{name} with an index of {chosen.dtype.name}: give integers")
         number = is_scalar(src)

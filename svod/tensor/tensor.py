@@ -20,6 +20,8 @@ from svod.tensor.elementwise import Operand
 from svod.tensor.random import Random
 from svod.tensor.realize import constant_value, is_realized, is_writable, latest_content, note_assignment, prepare_tensors, realize_tensors
 
+SHOWN_VALUES = 40   # of a tensor that is printed; of more the first and last
+
 
 class Tensor(Random):
     """A lazy n-dimensional array.
@@ -250,15 +252,37 @@ class Tensor(Random):
     def long(self) -> Tensor: return self.cast(dtypes.int64)
     def bool(self) -> Tensor: return self.cast(dtypes.bool)
 
+    def __format__(self, spec: str) -> str:
+        """`f"{loss:.3f}"`: a tensor of one element is formatted as its value."""
+        if not spec:
+            return str(self)
+        if self.numel() != 1:
+            raise ShapeError(f"{spec!r} formats one number, and this is a tensor of shape {self.shape}: format its elements, t.tolist()")
+        return format(self.item(), spec)
+
     def __repr__(self) -> str:
-        if constant_value(self.uop) is not None:
-            state = "constant"
+        """What it is, and the values where they are in memory: nothing is computed to be shown."""
+        const = constant_value(self.uop)
+        if const is not None:
+            state = f"constant {const.arg}"
         elif is_realized(self):
-            state = "realized"
+            state = f"realized {self._shown()}".rstrip()
         else:
             origin = origin_of(self.uop)
             state = f"lazy {graph.base_of(self.uop).op.value}" + (f" from {origin}" if origin else "")
         return f"<Tensor {self.dtype.name}{list(self.shape)} {state}>"
+
+    def _shown(self) -> str:
+        """Values in memory as text, of many the first and last; empty where there are none yet, or their number depends on a variable."""
+        memory = buffer_of(graph.base_of(self.uop))
+        if not memory.is_allocated or is_symbolic(self.shape):
+            return ""
+        values = memory.array.reshape(self.shape)
+        if self.dtype == dtypes.bfloat16:
+            if self.numel() > SHOWN_VALUES:
+                return ""
+            values = bfloat16_bits_to_float32(values)
+        return np.array2string(values, threshold=SHOWN_VALUES, edgeitems=2, separator=", ")
 
 
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:

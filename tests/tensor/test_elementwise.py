@@ -312,8 +312,31 @@ def test_numpy_operands_on_the_left() -> None:
     x = make((2, 3), "float32", 0)
     left: Any = x  # NumPy's stubs do not know that it gives way
     check(left + Tensor(x), x + x)
-    check(np.float32(2) * Tensor(x), 2 * x)
     check(left @ Tensor(x.T.copy()), x @ x.T, 10)
+
+
+def test_scalars_of_numpy_are_as_weak_as_those_of_python() -> None:
+    x = make((2, 3), "float32", 0)
+    t, whole = Tensor(x), Tensor([1, 2], dtype="int8")
+    check(t / np.sqrt(64), x / np.float32(8))
+    check(np.float64(2) * t, 2 * x)
+    check(t.maximum(np.float64(0.5)), np.maximum(x, np.float32(0.5)))
+    check(t.fmod(np.float64(0.25)), np.fmod(x, np.float32(0.25)))
+    check(t.where(t > np.int64(0), np.float64(-1)), np.where(x > 0, x, np.float32(-1)))
+    check(whole + np.int64(3), np.array([4, 5], np.int8))
+    check(whole * np.float64(0.5), np.array([0.5, 1.0], np.float32))
+    check(t + np.array(1.0), x + np.array([1.0]))       # an array without axes has a dtype that was chosen
+    with pytest.raises(DTypeError, match="300 does not fit int8"):
+        whole + np.int64(300)
+
+
+def test_integers_have_no_negative_powers() -> None:
+    for t in (Tensor([1, 2]), Tensor([1, 2], dtype="uint8"), Tensor([True])):
+        for negative in (-1, np.int64(-2)):
+            with pytest.raises(DTypeError, match="pow"):
+                t ** negative
+    check(Tensor([1, 2, -4]) ** -1.0, np.array([1, 0.5, -0.25], np.float32))
+    check(Tensor([1, 2, -1]) ** Tensor([-3, -1, -1]), np.array([1, 0, -1], np.int32))
 
 
 def test_shape_errors_name_the_operation_and_the_shapes() -> None:

@@ -1,6 +1,7 @@
 """Indexing against NumPy: basic, by integer tensors, mixed, take and gather."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from svod.core.uop import Ops
 from svod.errors import DTypeError, ShapeError, TensorIndexError, UnsupportedError
+from svod.nn import Embedding
 from svod.tensor import Tensor
 from tests.draws import draws
 from tests.tensor.checking import check
@@ -80,6 +82,24 @@ def test_an_index_outside_reads_zero() -> None:
     t = Tensor(np.arange(1, 6))
     check(t.take(Tensor([0, 5, -6, 4, 1000])), np.array([1, 0, 0, 5, 0]))
     check(Tensor(np.arange(1, 7).reshape(2, 3))[Tensor([0, 2, 1]), Tensor([3, 0, -1])], np.array([0, 0, 6]))
+
+
+def test_known_positions_outside_are_errors() -> None:
+    a = np.arange(6, dtype=np.float32).reshape(2, 3)
+    t = Tensor(a)
+    outside: list[tuple[Callable[[], Tensor], int, int]] = [
+        (lambda: t[[0, 2]], 2, 2), (lambda: t[:, np.array([1, -4])], -4, 3), (lambda: t[[0, 1], [1, 3]], 3, 3), (lambda: t.take(6), 6, 6),
+        (lambda: t.take([-7]), -7, 6), (lambda: t.take(np.uint64(2**64 - 1), 0), 2**64 - 1, 2), (lambda: t.index_select(1, [3]), 3, 3),
+        (lambda: t.gather(1, [[0], [3]]), 3, 3), (lambda: t.take_along_dim([[0], [-4]], 1), -4, 3),
+        (lambda: t.scatter(1, [[3], [0]], 1.0), 3, 3), (lambda: t.index_add(0, [2], [[1.0, 1.0, 1.0]]), 2, 2),
+        (lambda: t.index_fill(0, np.array([-3]), 1.0), -3, 2), (lambda: Embedding(2, 3)(np.array([0, 2])), 2, 2)]
+    for make_it, position, extent in outside:
+        with pytest.raises(TensorIndexError, match=rf"position {position} is out of range for an axis of extent {extent},"):
+            make_it()
+    check(t[[1, -2]], a[[1, -2]])
+    check(t[:, np.array([-3, 2])], a[:, [-3, 2]])
+    check(t[[]], a[[]])
+    check(t[np.array(1)], a[1])
 
 
 @few

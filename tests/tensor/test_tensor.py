@@ -122,10 +122,28 @@ def test_the_same_expression_is_the_same_node() -> None:
 
 
 def test_repr_says_shape_dtype_and_state() -> None:
-    assert repr(Tensor([[1.0, 2.0]])) == "<Tensor float32[1, 2] realized>"
-    assert repr(Tensor.zeros(3)) == "<Tensor float32[3] constant>"
+    assert repr(Tensor([[1.0, 2.0]])) == "<Tensor float32[1, 2] realized [[1., 2.]]>"
+    assert repr(Tensor.zeros(3)) == "<Tensor float32[3] constant 0.0>"
+    assert repr(Tensor(np.arange(100)).realize()) == "<Tensor int64[100] realized [ 0,  1, ..., 98, 99]>"
+    assert repr(Tensor([1.5], dtype="bfloat16")) == "<Tensor bfloat16[1] realized [1.5]>"
+    assert repr(Tensor.empty(1 << 40)) == f"<Tensor float32[{1 << 40}] realized>"      # and no memory is taken to show it
     lazy = repr(Tensor([1.0]).exp())
     assert lazy.startswith("<Tensor float32[1] lazy EXP from ") and "test_tensor.py:" in lazy
+
+
+def test_one_number_is_formatted_as_such() -> None:
+    t = Tensor([[1.25, 2.5]])
+    assert f"{t.sum():.2f} {t.sum().int():3d}" == "3.75   3" and f"{t}" == repr(t)
+    with pytest.raises(ShapeError, match=r"'.2f' formats one number, and this is a tensor of shape \(1, 2\)"):
+        f"{t:.2f}"
+
+
+def test_data_that_no_tensor_can_hold() -> None:
+    for data, match in ((2**70, "no integer type is wide enough"), ([2**70], "no integer type is wide enough"),
+                        ([1, None], "they hold NoneType"), (["a"], "they hold str"), ([1j], "they hold complex"), ({}, "from dict")):
+        with pytest.raises(DTypeError, match=match):
+            Tensor(data)
+    assert Tensor(2**63).dtype.name == Tensor([2**63]).dtype.name == "uint64" and Tensor(range(3)).tolist() == [0, 1, 2]
 
 
 def test_origins_are_lines_or_module_paths() -> None:
