@@ -14,7 +14,7 @@ from svod.core.uop import Ops, UOp
 from svod.core.values import from_float, to_float
 from svod.tune import verify as module
 from svod.tune.bounds import error_bounds, summation_factor
-from svod.tune.verify import Baseline, GuardedBuffers, Reference, compare, make_inputs, verify
+from svod.tune.verify import BLOCK, Baseline, GuardedBuffers, InputSet, Reference, compare, draw, make_inputs, verify
 from tests.tune.search_kernels import axis, elementwise, gather, gemm, kernel, load, param, reduce, row_reduce, softmax, store
 
 Arrays = Sequence[np.ndarray[Any, Any]]
@@ -302,6 +302,23 @@ def test_compare_tells_nan_infinity_and_zero_apart() -> None:
         found = compare(got, want, 1.0, dtypes.float32)
         assert found is not None
         assert found.flat == i
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.int32])
+@pytest.mark.parametrize("size", [1, 7, BLOCK - 1, 2 * BLOCK + 5])
+def test_compare_finds_one_wrong_element_in_any_block(dtype: DType, size: int) -> None:
+    rng = np.random.default_rng(size)
+    want = draw(dtype, size, InputSet("x", "reals", 1.0, 2.0, 0), rng)
+    limits = (None, 0.05, rng.uniform(0.04, 0.05, size)) if dtype.is_float else (None,)
+    for tolerance in limits:
+        near = want.copy() if tolerance is None else from_float(to_float(want, dtype).astype(np.float64) + 0.03, dtype)
+        assert compare(near, want, tolerance, dtype) is None
+        for flat in {0, size // 2, size - 1}:
+            got = near.copy()
+            got[flat] = from_float(np.array([3.0]), dtype)[0] if dtype.is_float else want[flat] ^ 1
+            found = compare(got, want, tolerance, dtype)
+            assert found is not None
+            assert (found.wrong, found.flat) == (1, flat)
 
 
 def test_a_truth_value_is_zero_or_one() -> None:
