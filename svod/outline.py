@@ -68,6 +68,10 @@ class Outline:
             out[c.kernel] = out.get(c.kernel, 0) + 1
         return out
 
+    def variables_of(self, kernel: str) -> list[tuple[VariableSpec, ...]]:
+        """What the variables of a kernel are, call by call; [] for a kernel without."""
+        return [c.variables for c in self.calls if c.kernel == kernel and c.variables]
+
 
 def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Sequence[np.ndarray[Any, Any] | None], *,
                threads: int | None = None, planner: PlannerMode = "arena") -> ExecutionPlan:

@@ -249,8 +249,7 @@ def compile_outline(outline: Outline, target: Target, config: PrepareConfig) -> 
     choices = choose_all(outline, compiler, config, db)
     if config.beam is not None and db is not None:
         unknown = {k: v for k, v in outline.kernels.items()
-                   if not v.variables and (choices[k].source == "heuristic"
-                                           or (config.beam.ignore_cache and choices[k].source == "database"))}
+                   if choices[k].source == "heuristic" or (config.beam.ignore_cache and choices[k].source == "database")}
         if unknown:
             from svod.search import search_at_prepare
             choices.update(search_at_prepare(outline, unknown, compiler, config, db))

@@ -25,6 +25,7 @@ from svod.tune.db import TuningDB
 from svod.tune.events import KernelFinished, Listener, nobody
 from svod.tune.executor import make_executor
 from svod.tune.session import KernelTask, TuneSession
+from svod.tune.sizes import merged_sizes
 
 log = logging.getLogger("svod")
 
@@ -77,8 +78,8 @@ def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, co
     for c in outline.calls:
         if c.origin:
             origins.setdefault(c.kernel, []).append(c.origin)
-    tasks = [KernelTask(k, calls=counts[key], name=names[key], origins=tuple(dict.fromkeys(origins.get(key, ()))))
-             for key, k in unknown.items()]
+    tasks = [KernelTask(k, calls=counts[key], name=names[key], origins=tuple(dict.fromkeys(origins.get(key, ()))),
+                        sizes=merged_sizes(k, outline.variables_of(key))) for key, k in unknown.items()]
     try:
         ceilings = cached_ceilings(Path(data_dir()) / "ceilings.json", compiler.target, compiler.target.threads, quick=True)
     except (SvodError, OSError, MemoryError) as e:

@@ -42,6 +42,11 @@ class VariableSpec(NamedTuple):
     max: int
     hints: tuple[int, ...] = ()
 
+    @property
+    def points(self) -> tuple[int, ...]:
+        """The values to time it at: its hints, else the least, the middle and the largest."""
+        return self.hints or tuple(sorted({self.min, (self.min + self.max) // 2, self.max}))
+
 
 @dataclass(frozen=True)
 class PreparedKernel:

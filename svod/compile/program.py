@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from svod.core.dtype import DType
 from svod.errors import LaunchError
@@ -25,7 +25,8 @@ from svod.errors import LaunchError
 Instr = tuple[Any, ...]  # (op, dtype, lanes, src, arg): docs/ir.md, section 4
 
 
-class Count(NamedTuple):
+@dataclass(frozen=True)
+class Count:
     """How often a loop runs: ceil((const + Σ factor·variable) / stride), `most` times at most."""
 
     terms: tuple[tuple[str, int], ...]      # (variable, factor)

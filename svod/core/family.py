@@ -2,8 +2,8 @@
 
     family_key(gemm 512×512×512) == family_key(gemm 128×768×3072) != family_key(gemm with a bias)
 
-Everything that depends on an extent is left out: integer constants of index expressions and sizes of buffers. Dtypes, operations, their
-wiring, which buffers are weights, and the other constants stay.
+Everything that depends on an extent is left out: integer constants of index expressions, bounds of variables, sizes of buffers.
+Dtypes, operations, their wiring, which buffers are weights, and the other constants stay.
 """
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def family_key(ast: UOp) -> str:
         arg: object = u.arg
         if u.op is Ops.CONST and u.dtype is dtypes.index:
             arg = "n"
+        elif u.op is Ops.DEFINE_VAR:
+            arg = u.arg[0]
         elif isinstance(arg, Param):
             arg = (arg.slot, arg.constant)
         digest.update(f"{u.op.value} {u.dtype.name} {[number[s] for s in u.src]} {arg!r}\n".encode())

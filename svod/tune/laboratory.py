@@ -76,13 +76,22 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """One finalist at full size: seconds, and the 95 % interval of its time over that of the first finalist."""
+    """One finalist at full size: seconds, and the 95 % interval of its time over that of the first finalist.
+
+    Of a kernel with variables these are geometric means over `sizes`: per size its values, in the order of the kernel's variables, the
+    seconds, and the ratio to the first finalist."""
 
     seconds: float
     low: float
     ratio: float
     high: float
     samples: tuple[float, ...] = ()
+    sizes: tuple[tuple[tuple[int, ...], float, float], ...] = ()
+
+    @property
+    def worst(self) -> float:
+        """The largest of the ratios at its sizes; 0 for a kernel without variables."""
+        return max((ratio for _, _, ratio in self.sizes), default=0.0)
 
 
 class Laboratory(Protocol):

@@ -32,7 +32,7 @@ from svod.config import BeamConfig
 from svod.errors import KernelOptError
 from svod.tune.candidate import FAILED, Candidate, Origin, Status, chain_text
 from svod.tune.db.records import canonical
-from svod.tune.db.winners import TIE
+from svod.tune.db.winners import TIE, WORST_RATIO
 from svod.tune.events import BaselineTimed, CandidateDropped, Improved, KernelFinished, KernelStarted, Listener, RoundFinished, nobody
 from svod.tune.laboratory import Confirmed, Failure, Laboratory
 from svod.tune.strategy import make_strategy
@@ -454,10 +454,11 @@ class KernelSearch:
 
     def _decide(self, baseline: Candidate | None) -> Finding:
         """By the database's rule (`svod.tune.db.winners`), so that what is reported is what is used later: the lowest upper end of the
-        ratio to the baseline, the speed-up that is sure; within 1 % of it the shorter chain. Nothing that is slower for sure."""
+        ratio to the baseline, the speed-up that is sure; within 1 % of it the shorter chain. Nothing that is slower for sure, or that is
+        much slower at one size of a kernel with variables."""
         for c, t in self.confirmed:
             c.score, c.known["confirmed"] = t.seconds, t
-        usable = [(c, t) for c, t in self.confirmed if t.low <= 1.0 or baseline is None]
+        usable = [(c, t) for c, t in self.confirmed if (t.low <= 1.0 and t.worst <= WORST_RATIO) or baseline is None]
         bound = min(t.high for _, t in usable) * TIE
         winner, time_ = min(((c, t) for c, t in usable if t.high <= bound), key=lambda e: stored_order(e[0]))
         reference = next((t for c, t in self.confirmed if c is baseline), None)

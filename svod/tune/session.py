@@ -21,6 +21,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from svod.bench.ceilings import Ceilings
@@ -46,6 +47,8 @@ from svod.tune.events import Listener, SessionFinished, SessionStarted, nobody
 from svod.tune.executor import Executor
 from svod.tune.laboratory import Laboratory
 from svod.tune.search import BUDGET_SPENT, INTERRUPTED, Finding, KernelSearch
+from svod.tune.sized_laboratory import SizedLaboratory
+from svod.tune.sizes import Size, at_size, geometric_mean, merged_sizes
 from svod.tune.slices import kernel_bytes
 from svod.tune.worker_laboratory import WorkerLaboratory
 
@@ -62,17 +65,24 @@ _RECORDED = {Status.SLOW: "slow", Status.SCREENED: "ok", Status.RACED: "ok", Sta
 
 @dataclass(frozen=True)
 class KernelTask:
-    """A kernel to tune. `calls`: how often the model runs it; `share`: of the model's time, where known (it orders the warm-up)."""
+    """A kernel to tune. `calls`: how often the model runs it; `share`: of the model's time, where known (it orders the warm-up). `sizes`:
+    what a kernel with variables is timed at (`svod.tune.sizes`); (): at what its bounds say."""
 
     kernel: Kernel
     calls: float = 1.0
     name: str = ""
     origins: tuple[str, ...] = ()
     share: float = 0.0
+    sizes: tuple[Size, ...] = ()
 
     @property
     def key(self) -> str:
         return self.kernel.key
+
+    @property
+    def timed_at(self) -> tuple[Size, ...]:
+        """The sizes of a kernel with variables; () for another."""
+        return self.sizes or merged_sizes(self.kernel, ())
 
 
 @dataclass
@@ -89,15 +99,16 @@ class SessionResult:
     expected_gain: float = 0.0    # seconds of model time that more search may still save
 
 
-def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None) -> float:
-    """Seconds no schedule of this kernel can be faster than, here; 0 where nothing is known.
+def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None, touched: int | None = None) -> float:
+    """Seconds no schedule of this kernel can be faster than, here; 0 where nothing is known. `touched`: bytes, where it uses a part of its
+    buffers only.
 
     Arithmetic counts against the multiply-add ceiling of the output's type. Buffers count against the bandwidth of a working set of their
     size, as kernels are timed warm; where the level that holds them all was not measured they do not count."""
     if ceilings is None:
         return 0.0
     dtype = kernel.stages[kernel.output].dtype
-    size = kernel_bytes(kernel)
+    size = kernel_bytes(kernel) if touched is None else touched
     seconds = estimate(kernel.ast).flops / ceilings.flops_per_second(dtype)
     level = "l1" if size <= target.l1 else "l2" if size <= target.l2 else "l3" if size <= target.l3 else "memory"
     if level in ceilings.bandwidth:
@@ -142,11 +153,24 @@ class TuneSession:
         self.ceilings: Ceilings | None = None if callable(ceilings) else ceilings
         self._tell_ceilings = ceilings if callable(ceilings) else None
         self.listener, self.strategy = listener, strategy
-        self.laboratory = laboratory or (lambda kernel: WorkerLaboratory(kernel, target, executor, config, self.bench, shrink=shrink))
+        self.laboratory = laboratory or (lambda kernel: self._laboratory(kernel, shrink))
         self.result = SessionResult()
         self._claims: dict[str, Any] = {}
         self._searches: dict[str, str] = {}     # kernel key → id in the database
         self._tasks_by_key = {t.key: t for t in self.tasks}
+
+    def _laboratory(self, kernel: Kernel, shrink: bool) -> Laboratory:
+        if kernel.variables:
+            return SizedLaboratory(kernel, self._tasks_by_key[kernel.key].timed_at, self.target, self.executor, self.config, self.bench)
+        return WorkerLaboratory(kernel, self.target, self.executor, self.config, self.bench, shrink=shrink)
+
+    def _bound(self, task: KernelTask) -> float:
+        """The roofline bound of what a kernel's score is."""
+        if not task.timed_at:
+            return roofline_bound(task.kernel, self.target, self.ceilings)
+        kernels = [at_size(task.kernel, size) for size in task.timed_at]
+        bounds = [roofline_bound(k, self.target, self.ceilings, estimate(k.ast).bytes_moved) for k in kernels]
+        return geometric_mean(bounds) if all(bounds) else 0.0
 
     # -- running ----------------------------------------------------------------------------------------------------------
     def run(self) -> SessionResult:
@@ -223,7 +247,7 @@ class TuneSession:
         self.ceilings, self._tell_ceilings = self._tell_ceilings(), None
         for s in searches:
             if isinstance(s, KernelSearch):
-                s.bound = roofline_bound(s.base.kernel, self.target, self.ceilings)
+                s.bound = self._bound(self._tasks_by_key[s.key])
 
     def _finish(self, search: KernelSearch, searches: Sequence[KernelSearch | _Planned]) -> None:
         open_ = max(1, len([s for s in searches if s.key not in self.result.findings]))
@@ -257,7 +281,7 @@ class TuneSession:
         self._searches[task.key] = self.db.begin_search(task.key, self.target.key, strategy=self.strategy,
                                                         executor=self.executor.description, config=dataclasses.asdict(self.config))
         search = KernelSearch(task.key, task.name or task.key[:12], base, heuristic(base), self.config, self.laboratory(kernel),
-                              seeds=seeds, known=frozenset(known), bound=roofline_bound(kernel, self.target, self.ceilings),
+                              seeds=seeds, known=frozenset(known), bound=self._bound(task),
                               calls=task.calls, strategy_name=self.strategy, listener=self.listener, clock=self.budget.clock)
         search.record = lambda candidates: self._record_round(search, candidates)
         return search
@@ -280,13 +304,14 @@ class TuneSession:
         return [(s, Origin.DATABASE) for s in found.values()]
 
     # -- the database -----------------------------------------------------------------------------------------------------
-    def _measurement(self, search: KernelSearch, c: Candidate, step: str, **more: Any) -> Measurement:
+    def _measurement(self, search: KernelSearch, c: Candidate, step: str, host: Mapping[str, Any] = MappingProxyType({}),
+                     **more: Any) -> Measurement:
         baseline = search.baseline
         return Measurement(
             kernel=search.key, target=self.target.key, chain=tuple(tuple(o.to_json()) for o in c.chain), linear=c.linear,
             status=_RECORDED[c.status], codegen=CODEGEN_REVISION, compiler=COMPILER, protocol=PROTOCOL_REVISION, step=step,
             reason=c.reason[:2000], baseline_linear=baseline.linear, search=self._searches[search.key], taken_at=time.time(),
-            host={"load": round(os.getloadavg()[0], 2), "executor": self.executor.description}, **more)
+            host={"load": round(os.getloadavg()[0], 2), "executor": self.executor.description, **host}, **more)
 
     def _record_round(self, search: KernelSearch, candidates: Sequence[Candidate]) -> None:
         records: list[Any] = []
@@ -316,8 +341,11 @@ class TuneSession:
             against = search.baseline.known.get("confirmed")
             if against is None:
                 continue
-            records.append(self._measurement(search, c, "confirm", time=t.seconds, samples=t.samples, anchor=against.seconds,
-                                             baseline=against.seconds, ratio=t.ratio, ratio_low=t.low, ratio_high=t.high))
+            names = search.base.kernel.variables
+            sizes = [{"at": dict(zip(names, at, strict=True)), "seconds": s, "ratio": r} for at, s, r in t.sizes]
+            records.append(self._measurement(search, c, "confirm", {"sizes": sizes} if sizes else {}, time=t.seconds,
+                                             samples=t.samples, anchor=against.seconds, baseline=against.seconds, ratio=t.ratio, ratio_low=t.low,
+                                             ratio_high=t.high))
             records.append(self._verdict(search, c))
         # a candidate that was right without passes and wrong with them is recorded by its own status
         records += [self._verdict(search, c) for c in search.refuted]

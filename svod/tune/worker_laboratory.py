@@ -25,7 +25,8 @@ CONFIRM_EXTRA = 30.0
 _STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEOUT, "lost": Status.LOST}
 
 
-def _failure(outcome: Outcome) -> Failure:
+def failure_of(outcome: Outcome) -> Failure:
+    """The answer about an item that has no result."""
     return Failure(_STATUS[outcome.status], outcome.describe())
 
 
@@ -46,9 +47,9 @@ class WorkerLaboratory:
         self.baseline: Built | None = None
         self.races = 0
 
-    def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float) -> list[Outcome]:
+    def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, module: str = JOB) -> list[Outcome]:
         """The outcomes in the order of the items. An interrupt leaves nothing queued behind."""
-        batch = self.executor.submit(JOB + job, items, kind=kind, deadline=deadline, setup=self.setup)
+        batch = self.executor.submit(module + job, items, kind=kind, deadline=deadline, setup=self.setup)
         found: dict[int, Outcome] = {}
         try:
             for index, outcome in batch:
@@ -61,18 +62,18 @@ class WorkerLaboratory:
     def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
         items = [_chain(c) for c in candidates]
         outcomes = self._run("lower_candidate", items, "compile", LOWER_SECONDS)
-        return [o.value if o.ok else _failure(o) for o in outcomes]
+        return [o.value if o.ok else failure_of(o) for o in outcomes]
 
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         items = [(_chain(c), passes) for c in candidates]
         outcomes = self._run("compile_candidate", items, "compile", deadline)
-        return [o.value if o.ok else _failure(o) for o in outcomes]
+        return [o.value if o.ok else failure_of(o) for o in outcomes]
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
         items = [(c.built, incumbent, self.shrink) for c in candidates]
         limit = run_deadline(incumbent) + LOAD_SECONDS
         outcomes = self._run("screen_candidate", items, "bench", limit)
-        found: list[Screened | Failure] = [o.value[0] if o.ok else _failure(o) for o in outcomes]
+        found: list[Screened | Failure] = [o.value[0] if o.ok else failure_of(o) for o in outcomes]
         repeats = [o.value[1] if o.ok else 0 for o in outcomes]
         for c, f in zip(candidates, found, strict=True):
             if isinstance(f, Screened):
@@ -83,7 +84,7 @@ class WorkerLaboratory:
             items_ = [(candidates[i].built, found[i], repeats[i], self.config.runs) for i in half]
             more = self._run("sample_candidate", items_, "bench", limit)
             for i, o in zip(half, more, strict=True):
-                found[i] = o.value if o.ok else _failure(o)
+                found[i] = o.value if o.ok else failure_of(o)
         return found
 
     def race(self, candidates: Sequence[Candidate]) -> Race:
@@ -104,17 +105,19 @@ class WorkerLaboratory:
         found = []
         for c in candidates:
             item = (c.built, self.baseline, self.baseline is None)
-            outcome = self._run("verify_candidate", [item], "bench", VERIFY_SECONDS)[0]
-            if outcome.ok:
-                verdict: Verdict = outcome.value
-                if verdict.right and self.baseline is None:
-                    self.baseline = c.built
-            else:
-                # it ran while screening, so a crash or an endless run on other inputs is its own doing
-                wrong = outcome.status in ("crash", "timeout")
-                verdict = Verdict(False if wrong else None, "run on the inputs of verification", outcome.describe())
-            found.append(verdict)
+            found.append(self._verdict(c, self._run("verify_candidate", [item], "bench", VERIFY_SECONDS)[0]))
         return found
+
+    def _verdict(self, c: Candidate, outcome: Outcome) -> Verdict:
+        """What the outcome of a verification says about `c`; the first that is right is the baseline of others."""
+        if not outcome.ok:
+            # it ran while screening, so a crash or an endless run on other inputs is its own doing
+            wrong = outcome.status in ("crash", "timeout")
+            return Verdict(False if wrong else None, "run on the inputs of verification", outcome.describe())
+        verdict: Verdict = outcome.value
+        if verdict.right and self.baseline is None:
+            self.baseline = c.built
+        return verdict
 
     def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
         bench = self.bench
@@ -122,4 +125,4 @@ class WorkerLaboratory:
         slowest = max(c.seconds for c in candidates)
         limit = seconds + CONFIRM_EXTRA + 10 * bench.rounds * slowest * len(candidates)
         outcome = self._run("confirm_candidates", [item], "bench", limit)[0]
-        return list(outcome.value) if outcome.ok else [_failure(outcome)] * len(candidates)
+        return list(outcome.value) if outcome.ok else [failure_of(outcome)] * len(candidates)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from svod.errors import DatabaseError
 
@@ -117,6 +117,22 @@ def _facts(v: Any, name: str) -> Mapping[str, Any]:
     return plain
 
 
+def _host(v: Any, name: str) -> Mapping[str, Any]:
+    """Facts, with the sizes of a kernel with variables among them, if there are any: [{"at": {variable: value}, "seconds", "ratio"}, …]."""
+    facts = _facts(v, name)
+    sizes = facts.get("sizes", [])
+    if not isinstance(sizes, list) or len(sizes) > 100:
+        raise RecordError(f"{name}: the sizes should be a list, found {sizes!r:.60}")
+    for s in sizes:
+        if not isinstance(s, dict) or s.keys() != {"at", "seconds", "ratio"} or not isinstance(s["at"], dict):
+            raise RecordError(f"{name}: a size should say at, seconds and ratio, found {s!r:.60}")
+        for at in s["at"].values():
+            _integer(at, f"{name}: a variable")
+        for what in ("seconds", "ratio"):
+            _number(s[what], f"{name}: {what}")
+    return facts
+
+
 def _numbers(v: Any, name: str) -> tuple[float, ...]:
     if not isinstance(v, (list, tuple)):
         raise RecordError(f"{name} should be a list of numbers, found {v!r:.60}")
@@ -203,6 +219,17 @@ class Record:
         return record
 
 
+class SizeTime(NamedTuple):
+    """Values of the variables, seconds of one run with them, and how much of the heuristic's time that is."""
+
+    at: Mapping[str, int]
+    seconds: float
+    ratio: float
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.at.items())
+
+
 @dataclass(frozen=True)
 class Measurement(Record):
     """What one candidate did in one search: evidence, never changed.
@@ -212,6 +239,8 @@ class Measurement(Record):
     A confirmed heuristic is recorded too, with the ratio 1 and the interval [1, 1]: "nothing better was found" is a result.
     `anchor` is the incumbent's time around the batch. `codegen` is svod's code generator revision, `protocol` that of the timing
     rules. `host` holds what may explain a time (load, steal, governor…), `taken_at` is seconds since 1970.
+
+    Of a kernel with variables `time`, `samples` and `ratio` are geometric means over `sizes`, which `host` holds as well.
     """
 
     kernel: str
@@ -246,7 +275,12 @@ class Measurement(Record):
         "step": lambda v, n: _member(v, n, STEPS), "reason": _text, "time": _maybe_number, "samples": _numbers,
         "anchor": _maybe_number, "baseline": _maybe_number, "baseline_linear": _text, "ratio": _maybe_number, "ratio_low": _maybe_number,
         "ratio_high": _maybe_number,
-        "noisy": _switch, "search": _text, "host": _facts, "taken_at": _number}
+        "noisy": _switch, "search": _text, "host": _host, "taken_at": _number}
+
+    @cached_property
+    def sizes(self) -> tuple[SizeTime, ...]:
+        """What a kernel with variables was confirmed at; () for one without."""
+        return tuple(SizeTime(s["at"], s["seconds"], s["ratio"]) for s in self.host.get("sizes", ()))
 
     @cached_property
     def chain_text(self) -> str:

@@ -8,7 +8,8 @@ of times they were merged do not matter. The rules, first to last:
 2. A LINEAR needs a `verified` verdict of the measurement's code generator revision.
 3. A `wrong` or `retracted` verdict, or a measurement that ended in `wrong`, beats any time: it bars all measurements of that LINEAR up to
    its own code generator revision. It holds across layers and for ever; only a later revision, verified anew, is free of it.
-4. A ratio whose whole interval is above 1 is slower than the heuristic: not used.
+4. A ratio whose whole interval is above 1 is slower than the heuristic: not used. Nor is a chain of a kernel with variables that takes
+   more than 1.2 times the heuristic's time at one of the sizes it was timed at, however much it gains at the others.
 5. The nearest layer (own, team, shipped), then the newest code generator revision.
 6. Several measurements of one LINEAR in one layer and revision count as their upper median, so one lucky (or forged) time among
    honest ones decides nothing.
@@ -24,6 +25,7 @@ from svod.tune.db.records import Chain, Measurement, Verdict
 
 TIE = 1.01          # upper ends this close are a tie
 MIN_RATIO = 1e-3    # nothing is 1,000 times faster than the heuristic: a smaller ratio is a mistake or a forgery
+WORST_RATIO = 1.2   # to the heuristic at any one size of a kernel with variables
 SLACK = 2.0         # a paired ratio and the ratio of the representative times may differ by this factor, for drift
 
 
@@ -73,6 +75,9 @@ def rejection(m: Measurement) -> str | None:
         return f"its ratio {m.ratio:.3g} does not fit its times, {m.time:.3g} s and {m.baseline:.3g} s"
     if m.ratio_low > 1.0:
         return "slower than the heuristic"
+    worst = max(m.sizes, key=lambda s: s.ratio, default=None)
+    if worst is not None and worst.ratio > WORST_RATIO:
+        return f"at {worst} it takes {worst.ratio:.2f} times the heuristic's time; {WORST_RATIO} is allowed"
     return None
 
 
