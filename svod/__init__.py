@@ -42,7 +42,10 @@ def __getattr__(name: str) -> Any:
     if name == "nn":
         return import_module("svod.nn")
     if name not in _WHERE:
-        raise AttributeError(f"module 'svod' has no attribute {name!r}")
+        from svod.tensor import Tensor
+
+        hint = f"; a Tensor has it: Tensor.{name}" if not name.startswith("_") and hasattr(Tensor, name) else ""
+        raise AttributeError(f"module 'svod' has no attribute {name!r}{hint}")
     value = getattr(import_module(_WHERE[name]), name)
     globals()[name] = value
     return value

@@ -232,6 +232,8 @@ class Elementwise(Movement):
     def __rtruediv__(self, other: Operand) -> Self: return self._true_divide(other, self)
     def __floordiv__(self, other: Operand) -> Self: return self._divide_floor("floor_divide", self, other)
     def __rfloordiv__(self, other: Operand) -> Self: return self._divide_floor("floor_divide", other, self)
+    def __divmod__(self, other: Operand) -> tuple[Self, Self]: return self // other, self % other
+    def __rdivmod__(self, other: Operand) -> tuple[Self, Self]: return other // self, other % self
     def __mod__(self, other: Operand) -> Self: return self._modulo("remainder", self, other)
     def __rmod__(self, other: Operand) -> Self: return self._modulo("remainder", other, self)
     def __pow__(self, other: Operand) -> Self: return self._power(self, other)
@@ -265,8 +267,8 @@ class Elementwise(Movement):
         """self >= other."""
         return self._binary(Ops.CMPLE, "ge", other, self)
 
-    def __eq__(self, other: Operand) -> Self: return self.eq(other)  # type: ignore[override]
-    def __ne__(self, other: Operand) -> Self: return self.ne(other)  # type: ignore[override]
+    def __eq__(self, other: Operand) -> Self: return NotImplemented if _is_no_value(other) else self.eq(other)  # type: ignore[override]
+    def __ne__(self, other: Operand) -> Self: return NotImplemented if _is_no_value(other) else self.ne(other)  # type: ignore[override]
     def __lt__(self, other: Operand) -> Self: return self.lt(other)
     def __le__(self, other: Operand) -> Self: return self.le(other)
     def __gt__(self, other: Operand) -> Self: return self.gt(other)
@@ -488,6 +490,11 @@ class Elementwise(Movement):
     def isfinite(self) -> Self:
         """True where neither NaN nor infinite."""
         return self.abs().lt(math.inf) if self.dtype.is_float else self._full_like(True, dtypes.bool)
+
+
+def _is_no_value(other: object) -> bool:
+    """What a tensor is never equal to, and is compared with all the same: `if x == None`, `x != "auto"`."""
+    return other is None or isinstance(other, str)
 
 
 def int_or_none(value: Scalar) -> int | None:

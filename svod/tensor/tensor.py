@@ -9,11 +9,11 @@ import numpy as np
 
 from svod.core import graph
 from svod.core.buffer import bfloat16_bits_to_float32, buffer_from_numpy, buffer_of, float32_to_bfloat16_bits
-from svod.core.dtype import dtypes, to_numpy
+from svod.core.dtype import DType, dtypes, to_numpy
 from svod.core.origin import origin_of
 from svod.core.uop import Ops, UOp
 from svod.core.variable import is_symbolic, layout_shape, shape_at
-from svod.errors import DeviceError, ShapeError, UnsupportedError
+from svod.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 from svod.tensor import dlpack
 from svod.tensor.base import Array, DTypeLike, Scalar, check_integers, live_tensors
 from svod.tensor.elementwise import Operand
@@ -88,6 +88,13 @@ class Tensor(Random):
         values = self.numpy()
         return values if dtype is None else values.astype(dtype, copy=False)
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """NumPy's functions of arrays take a tensor as its values, computed now, and give arrays: `np.mean(t)`, `np.concatenate([t, a])`.
+        Its functions of elements (`np.exp`) do not: they are methods of the tensor."""
+        if function in (np.shape, np.ndim) and not kwargs:      # nothing has to be computed for them
+            return self.shape if function is np.shape else self.ndim
+        return function(*_as_arrays(args), **_as_arrays(kwargs))
+
     # -- memory shared with other libraries -------------------------------------------------------
     def __dlpack_device__(self) -> tuple[builtins.int, builtins.int]:
         return dlpack.CPU
@@ -130,6 +137,16 @@ class Tensor(Random):
             raise ShapeError(f"the truth of a tensor of shape {self.shape} is ambiguous: use any() or all()")
         return builtins.bool(self.item())
 
+    def __contains__(self, value: Operand) -> builtins.bool:
+        """Whether any element equals `value`."""
+        return builtins.bool(self.eq(value).any())
+
+    def __index__(self) -> builtins.int:
+        if not self.dtype.is_int:
+            raise DTypeError(f"a tensor of {self.dtype.name} is no index, nor a number of times: use int(t)")
+        return builtins.int(self.item())
+
+    def __round__(self, digits: builtins.int | None = None) -> Scalar: return builtins.round(self.item(), digits)
     def __int__(self) -> builtins.int: return builtins.int(self.item())
     def __float__(self) -> builtins.float: return builtins.float(self.item())
 
@@ -146,6 +163,23 @@ class Tensor(Random):
         """A tensor of the same value, sharing memory: there are no gradients to cut off."""
         return self.from_uop(self.uop)
 
+    def __copy__(self) -> Tensor:
+        """As `detach`: `copy.copy` shares memory."""
+        return self.detach()
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        """The same values, computed now, in other memory."""
+        make, arguments = self.__reduce__()
+        made: Tensor = make(*(a.copy() if isinstance(a, np.ndarray) else a for a in arguments))
+        return made
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Pickled are the values, computed now: what is read elsewhere is a tensor in memory, or the constant that it was."""
+        const = constant_value(self.uop)
+        if const is not None:
+            return Tensor.full, (self.shape, const.arg, self.dtype)
+        return _in_memory, (self._values(), self.dtype)
+
     def assign(self, value: Operand) -> Tensor:
         """Write `value` (broadcast, cast to this dtype) into this tensor's memory when it is realised; returns self.
 
@@ -161,12 +195,20 @@ class Tensor(Random):
 
     def __setitem__(self, index: Any, value: Operand) -> None:
         """`t[1:3] = x`, `t[:, ::2] = x`: write a part (ints, slices, None, …) when the tensor is realised, with `x` broadcast and cast as
-        in NumPy; all of `x` is read before anything is written. Who sees it, and what gets new memory: as for `assign`. Raises
-        UnsupportedError for an index of tensors, and for a part of a read-only array."""
+        in NumPy; all of `x` is read before anything is written. Who sees it, and what gets new memory: as for `assign`.
+        `t[mask] = x` with a mask of bools over the first axes, and an `x` that broadcasts to the elements it chooses whatever their number,
+        is `t.assign(where(mask, x, t))`. Raises UnsupportedError for other indices of tensors, and for a part of a read-only array."""
+        mask = self._as_mask(index)
+        if mask is not None:
+            rest = self.shape[mask.ndim:]
+            given = _without_leading_ones(self._given(value), len(rest))
+            if mask.shape != self.shape[:mask.ndim] or given.ndim > len(rest):
+                raise ShapeError(f"t[mask] = value of {given.shape} with a mask of {mask.shape} into {self.shape}: the mask has the first "
+                                 f"extents of the tensor, and the value broadcasts to {rest}")
+            self.assign(given.broadcast_to(rest).where(mask.reshape(*mask.shape, *(1,) * len(rest)), self))
+            return
         part = self._part(index)
-        given = self._given(value)
-        while given.ndim > part.ndim and given.shape[0] == 1:
-            given = given.reshape(given.shape[1:])
+        given = _without_leading_ones(self._given(value), part.ndim)
         node = graph.broadcast(given.uop, part.shape, "t[…] = value")
         if 0 in part.shape:
             return
@@ -174,6 +216,13 @@ class Tensor(Random):
             self._take_memory()
             part = self._part(index)
         self._write(part.uop, node)
+
+    def _as_mask(self, index: Any) -> Tensor | None:
+        """An index that is a mask, as a tensor; None for any other."""
+        if not isinstance(index, (Tensor, np.ndarray, list)):
+            return None
+        mask = Tensor(index)
+        return mask if mask.dtype == dtypes.bool and mask.ndim else None
 
     def _given(self, value: Operand) -> Tensor:
         """What is assigned, in the dtype of self. A Python float is rounded once; Python ints must fit."""
@@ -228,6 +277,10 @@ class Tensor(Random):
         self._hold(node)
 
     # -- conversions by name (they shadow the builtins inside this class) -------------------------------
+    def cpu(self) -> Tensor:
+        """self: tensors are on the CPU."""
+        return self
+
     def to(self, target: DTypeLike) -> Tensor:
         """Cast to a dtype; or `to("cpu")`, which is where tensors are."""
         if isinstance(target, str) and target.lower() == "cpu":
@@ -260,6 +313,19 @@ class Tensor(Random):
             raise ShapeError(f"{spec!r} formats one number, and this is a tensor of shape {self.shape}: format its elements, t.tolist()")
         return format(self.item(), spec)
 
+    def __getattr__(self, name: str) -> Any:
+        """Called for what there is not: says what there is instead."""
+        own = type(self)
+        if name.endswith("_") and not name.startswith("_") and hasattr(own, name[:-1]):
+            hint = f"; operations change no tensor: x = x.{name[:-1]}(…), or x.assign(x.{name[:-1]}(…)) to keep it in x's memory"
+        elif name in ("backward", "grad", "requires_grad", "retain_grad"):
+            hint = "; svod runs models, it does not train them"
+        elif name == "cuda":
+            hint = "; tensors live on the CPU"
+        else:
+            hint = ""
+        raise AttributeError(f"{own.__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+
     def __repr__(self) -> str:
         """What it is, and the values where they are in memory: nothing is computed to be shown."""
         const = constant_value(self.uop)
@@ -283,6 +349,29 @@ class Tensor(Random):
                 return ""
             values = bfloat16_bits_to_float32(values)
         return np.array2string(values, threshold=SHOWN_VALUES, edgeitems=2, separator=", ")
+
+
+def _without_leading_ones(value: Tensor, ndim: int) -> Tensor:
+    """`value` without those of its first axes that NumPy lets an assignment to `ndim` axes have."""
+    while value.ndim > ndim and value.shape[0] == 1:
+        value = value.reshape(value.shape[1:])
+    return value
+
+
+def _as_arrays(given: Any) -> Any:
+    """What a NumPy function was given, with arrays for tensors in it."""
+    if isinstance(given, Tensor):
+        return given.numpy()
+    if isinstance(given, dict):
+        return {name: _as_arrays(value) for name, value in given.items()}
+    return type(given)(map(_as_arrays, given)) if type(given) in (list, tuple) else given
+
+
+def _in_memory(values: Array, dtype: DType) -> Tensor:
+    """The tensor over an array, which of bfloat16 holds the bits."""
+    if 0 in values.shape or dtype != dtypes.bfloat16:
+        return Tensor(values, dtype)
+    return Tensor.from_uop(graph.reshape(buffer_from_numpy(values, dtype), values.shape))
 
 
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:

@@ -1,6 +1,8 @@
 """`t[…] = x` and `t[…].assign(x)`: what NumPy's assignment to a part does, in the tensor's own memory."""
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -169,6 +171,38 @@ def test_errors_of_assignment() -> None:
     with pytest.raises(UnsupportedError, match=r"svod\.where\(mask, value, t\)"):
         t[Tensor([0, 1])] = 1
     assert t.is_realized
+
+
+@few
+@given(shape=shapes(1, 3), dtype=any_dtype, known=st.booleans(), seed=seeds, data=st.data())
+def test_masks_choose_what_is_written(shape: tuple[int, ...], dtype: str, known: bool, seed: int, data: st.DataObject) -> None:
+    a, axes = make(shape, dtype, seed), data.draw(st.integers(1, len(shape)))
+    mask = np.random.default_rng(seed).integers(0, 2, shape[:axes]).astype(bool)
+    value = make(broadcastable(data, shape[axes:]), dtype, seed + 1)
+    t, expected = Tensor(a.copy()), a.copy()
+    expected[mask] = value
+    memory = buffer_of(graph.base_of(t.uop)) if a.size else None
+    t[mask if known else Tensor(mask)] = value
+    check(t, expected)
+    if memory is not None and checking.active == "compiled":
+        assert buffer_of(graph.base_of(t.uop)) is memory
+    for bad_mask, bad_value in ((np.ones(shape[0] + 1, bool), 1), (mask, np.ones((2, *shape[axes:])))):
+        with pytest.raises(ShapeError, match=r"t\[mask\] = value"):
+            t[bad_mask] = bad_value
+
+
+def test_copies_and_pickles_hold_the_values_they_had() -> None:
+    for dtype in ("float32", "bfloat16", "int8"):
+        t = Tensor([[1, 2, 3]], dtype=dtype).contiguous().realize()
+        copies = [copy.deepcopy(t), pickle.loads(pickle.dumps(t)), copy.deepcopy({"t": [t, t]})["t"][1], pickle.loads(pickle.dumps(t + 0))]
+        shared = copy.copy(t)
+        t[0, 0] = 9
+        assert shared.tolist() == [[9, 2, 3]]
+        for other in copies:
+            assert other.tolist() == [[1, 2, 3]] and other.dtype == t.dtype and other.shape == t.shape
+            other[0, 1] = 7
+        assert t.tolist() == [[9, 2, 3]]
+    assert len(pickle.dumps(Tensor.zeros(1 << 20))) < 1000 and pickle.loads(pickle.dumps(Tensor.zeros(2, 0))).shape == (2, 0)
 
 
 def test_numbers_are_rounded_once() -> None:

@@ -131,6 +131,22 @@ def test_repr_says_shape_dtype_and_state() -> None:
     assert lazy.startswith("<Tensor float32[1] lazy EXP from ") and "test_tensor.py:" in lazy
 
 
+def test_what_python_and_numpy_ask_of_a_value() -> None:
+    t = Tensor([[1.0, 2.0], [3.0, 4.5]])
+    assert (3.0 in t, 5 in t, t == None, t != "auto") == (True, False, False, True)  # noqa: E711
+    assert round(t.mean(), 1) == 2.6 and list(range(4))[Tensor(2)] == 2 and [v.tolist() for v in divmod(Tensor([7]), 4)] == [[1], [3]]
+    assert np.mean(t) == 2.625 and np.max(t, axis=0).tolist() == [3, 4.5] and np.concatenate([t, np.ones((1, 2))]).shape == (3, 2)
+    lazy = t + 1
+    assert np.shape(lazy) == (2, 2) and np.ndim(lazy) == 2 and not lazy.is_realized and t.cpu() is t
+    with pytest.raises(DTypeError, match="no index"):
+        range(t.sum())  # type: ignore[call-overload]
+    for name, match in (("add_", r"x = x.add\(…\)"), ("backward", "does not train"), ("cuda", "on the CPU"), ("foo", "attribute 'foo'$")):
+        with pytest.raises(AttributeError, match=match):
+            getattr(t, name)
+    with pytest.raises(AttributeError, match=r"Tensor\.cat"):
+        svod.cat  # noqa: B018
+
+
 def test_one_number_is_formatted_as_such() -> None:
     t = Tensor([[1.25, 2.5]])
     assert f"{t.sum():.2f} {t.sum().int():3d}" == "3.75   3" and f"{t}" == repr(t)
