@@ -6,11 +6,13 @@ the slowest of these and a share of the others, stages added up. It ranks; it do
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from svod.core.dots import rate_of
 from svod.core.dtype import dtypes
+from svod.core.estimate import estimate
 from svod.core.kernel import Node, ResolvedStage
 from svod.core.layout import Layouts, lay_out, layouts
 from svod.core.nest import Piece, Plan, fit, is_derived, lane_row, plan
@@ -21,6 +23,7 @@ from svod.core.uop import TRANSCENDENTAL
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL)
 _LATENCY = 4.0            # cycles of a multiply-add or add
+_WINDOW = 400.0           # instructions that a core looks ahead: sums that end within them overlap with the next ones
 _LOOP_CYCLES = 1.5        # of one iteration's bookkeeping
 _LAUNCH_CYCLES = 2000.0   # of a phase that wakes other cores
 _OVERLAP = 0.4            # the share that is not hidden of what does not bound a stage
@@ -283,7 +286,7 @@ def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[
         shared.append(False)
     loops = [(a, e) for _, a, e in nest.outside] + nest.loops
     cycles: tuple[float, ...]
-    cycles, moved = traffic(target, loops, len(nest.outside), positions, accesses, shared)
+    cycles, moved = traffic(target, loops, len(nest.outside), positions, accesses, shared, estimate(state.kernel.ast).bytes_moved)
     _, near, far = levels(target)
     # what a phase before has written lies in the caches of all cores
     cycles = (cycles[0], cycles[1] + turned_over * near.unforeseen * (1.0 - 1.0 / threads), *cycles[2:])
@@ -409,7 +412,7 @@ def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, in
 
     loads = alu = fmas = 0.0
     reads: list[Node] = []
-    skip = set()
+    skip = _masks(r)
     dot = rate_of(lay.dots.get(r.stage.index), state.target)
     for red in r.reductions:
         product = r.nodes[red.values[0]]
@@ -422,12 +425,12 @@ def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, in
             continue
         if n.kind == "load" or n.kind == "read":
             count = runs(n.deps) * _shared(n, expanded, nest, width)
+            if n.gate >= 0:
+                alu += count        # a mask each
             if lane in n.deps:
                 vectors, shuffles = _lane_loads(n, nest, inner, min(width, lane_extent), expanded)
                 alu += shuffles * count
                 count *= vectors
-            if n.gate >= 0:
-                alu += count
             loads += count * dot.load if n.kind == "read" else count
             reads.append(n)
         elif n.kind in ("alu", "cast"):
@@ -456,12 +459,23 @@ def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, in
     if r.reductions and not inner_reduce and any(a >= outs for a, _ in loops):
         loads += 2.0 * accs * body    # accumulators in scratch
     slots = (max(loads, alu) + _CONTENTION * min(loads, alu)) / 2 + spills
-    chain = _LATENCY * body * (tile / max(accs, 1.0)) if r.reductions else 0.0
+    sums = math.prod(e for a, e in loops if a >= outs)
+    ahead = 1.0 + _WINDOW * body / (sums * max(loads + alu, 1.0))     # sums that are under way at once
+    chain = _LATENCY * body * (tile / max(accs, 1.0)) / ahead if r.reductions else 0.0
     overhead = _LOOP_CYCLES * sum(prefix[1:])
     compute = max(slots, chain) + overhead + store
     lanes = lane_extent / -(-lane_extent // width) if lane >= 0 else 1.0     # positions per vector
     times = nest.times
     return _Cost(compute * times, accs, 2 * fmas * dot.group * lanes * times, loads, max(fmas, 1.0), reads)
+
+
+def _masks(r: ResolvedStage) -> set[int]:
+    """The nodes that only loads' masks are made of."""
+    gates = {n.gate for n in r.nodes if n.gate >= 0}
+    used: set[int] = set()
+    for i in range(len(r.nodes) - 1, -1, -1):
+        (gates if i in gates and i not in used else used).update(r.nodes[i].src)
+    return gates - used
 
 
 def _shared(n: Node, expanded: list[float], nest: _Nest, width: int) -> float:

@@ -13,7 +13,7 @@ from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
 from tests.chains import random_state
 from tests.compile.native import AVX2, AVX512, BASELINE
-from tests.core.corpus import CORPUS
+from tests.core.corpus import CORPUS, data, kernel_of
 from tests.hand_kernels import HAND, gemm, lines, softmax
 
 KERNELS = {**CORPUS, **HAND}
@@ -83,3 +83,22 @@ def test_cores_and_vectors_are_predicted_to_pay() -> None:
 def test_more_work_costs_more() -> None:
     cycles = [features_of(Kernel(softmax(n, 256)), [["UPCAST", "s1.r0", 16]]).cycles for n in (8, 64, 512)]
     assert cycles[1] == pytest.approx(8 * cycles[0], rel=0.2) and cycles[2] == pytest.approx(8 * cycles[1], rel=0.2)
+
+
+def test_short_sums_overlap_and_long_ones_wait() -> None:
+    """A second accumulator halves the time of long sums; short ones end within what a core looks ahead."""
+    gains = []
+    for k in (4, 256):
+        kernel = Kernel(kernel_of(data(64, k) @ data(k, 16)))
+        one, two = (features_of(kernel, [["UPCAST", "o1", 16], ["UNROLL", "r0", 4], *more]) for more in ([], [["UPCAST", "o0", 2]]))
+        gains.append(one.cycles / two.cycles)
+    assert gains[0] < 1.5 < gains[1]
+
+
+def test_masks_cost_one_operation_and_copies_share_the_caches() -> None:
+    """A depthwise window over what no cache holds: masking in place costs less than a copy without masks."""
+    kernel = Kernel(kernel_of(data(1, 96, 112, 112).conv2d(data(96, 1, 3, 3), padding=1, groups=96)))
+    tile: list[list[Any]] = [["UPCAST", "o1", 4], ["UPCAST", "o2", 16], ["UNROLL", "r0", 0], ["UNROLL", "r1", 0], ["LANES", "o2.in"]]
+    in_place, copied = features_of(kernel, tile), features_of(kernel, [*tile, ["STAGE", "s0", "o1"]])
+    assert in_place.bytes_moved == pytest.approx(copied.bytes_moved, rel=0.05), "the copy finds no more of the input in the caches"
+    assert in_place.cycles < copied.cycles
