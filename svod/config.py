@@ -3,6 +3,8 @@
 An option is a field of one of four frozen dataclasses. Its declaration (`_option`) holds the environment variable, the default,
 what is accepted, and the help text. The table in docs/configuration.md is made from these declarations by `write_docs`.
 
+A variable of svod's that no option has, `SVOD_TUNEDB`, is warned of once, with the option that was probably meant.
+
 A variable that is unset or empty means the default. A value that cannot be used raises `ConfigError` naming the variable, the
 value and what is accepted; the same checks hold for values given in Python, there the field is named. A variable is read where its
 option was left open, and not otherwise: `BEAM=abc` is no error of those who do not search, or say how.
@@ -205,7 +207,7 @@ class BeamConfig(_Config):
     budget: float = _option("BEAM_BUDGET", 60.0, _number(0, "seconds"), "search time of a process at prepare time, all kernels, in seconds")
     kernel_budget: float = _option("BEAM_KERNEL_BUDGET", 40.0, _number(0, "seconds"), "search time of one kernel, in seconds")
     patience: int = _option("BEAM_PATIENCE", 2, _integer(1), "rounds without a gain before a search stops")
-    round_size: int = _option("BEAM_ROUND_SIZE", 24, _integer(1), "candidates a round takes for each place in the beam")
+    round_size: int = _option("BEAM_ROUND_SIZE", 12, _integer(1), "candidates a round takes for each place in the beam")
     padto: bool = _option("BEAM_PADTO", False, _SWITCH, "PADTO(axis, 32) in the reference grid")
     actions: str = _option("BEAM_ACTIONS", "default", _choice("default", "reference"), "the grid of single opts that is proposed")
     sketches: bool = _option("BEAM_SKETCHES", True, _SWITCH, "start from sketches and the heuristic's chain; 0: from the untouched kernel")
@@ -287,6 +289,7 @@ class PrepareConfig(_Config):
     def from_env(cls, **given: Any) -> Self:
         """The configuration the environment asks for, but for the options given: BEAM, unless SVOD_NOOPT or SVOD_CAPTURE say that nothing
         is searched."""
+        _warn_of_unknown_variables()
         values = cls._env_values(given)
         if "beam" not in given:
             values["beam"] = BeamConfig.from_env()
@@ -297,6 +300,7 @@ class PrepareConfig(_Config):
     def in_environment(self) -> Self:
         """This configuration with what it leaves open (databases, object cache, cores) as the environment says. SVOD_CAPTURE and
         SVOD_NOOPT win over it: a captured script searches nothing, whatever it asks for."""
+        _warn_of_unknown_variables()
         changes = {name: self.env_value(name) for name in ("db", "threads", "object_cache") if getattr(self, name) is None}
         if (capture := self.env_value("capture")) is not None:
             changes["capture"] = capture
@@ -306,6 +310,40 @@ class PrepareConfig(_Config):
 
 
 CONFIGS: tuple[type[_Config], ...] = (PrepareConfig, OptimizerConfig, BeamConfig, BenchConfig)
+
+
+def unknown_variables() -> list[str]:
+    """What to say of each variable that looks like one of svod's, and that no option has: any SVOD_…, and a BEAM… that resembles one (other
+    programs have options of a beam as well)."""
+    known = {o.variable for c in CONFIGS for f in fields(c) if (o := f.metadata.get("option")) is not None and o.variable}  # type: ignore[arg-type]
+    found = []
+    for name in sorted(os.environ):
+        if name in known or not name.startswith(("SVOD", "BEAM")):
+            continue
+        import difflib  # 4 ms that a process without such a variable does not need
+
+        near = difflib.get_close_matches(name, known, 1, 0.8)
+        if near:
+            found.append(f"the variable {name} is unknown and has no effect; {near[0]} is known")
+        elif name.startswith("SVOD_"):
+            found.append(f"the variable {name} is unknown and has no effect; docs/configuration.md lists those there are")
+    return found
+
+
+def unknown_variables_once() -> list[str]:
+    """`unknown_variables` for the first who asks in this process, nothing for all others."""
+    global _environment_looked_at
+    found = [] if _environment_looked_at else unknown_variables()
+    _environment_looked_at = True
+    return found
+
+
+def _warn_of_unknown_variables() -> None:
+    for message in unknown_variables_once():
+        log.warning("%s", message)
+
+
+_environment_looked_at = False
 
 
 def default_threads() -> int | None:

@@ -45,6 +45,18 @@ def test_variables_are_declared_once_and_all_of_the_design_are_there() -> None:
     assert wanted <= set(VARIABLES)
 
 
+def test_variables_that_no_option_has_are_warned_of_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("SVOD_TUNEDB", "SVOD_XYZ", "BEAM_BUGDET", "BEAM_ESTIMATE", "SVODKA", "BEAMS_OF_LIGHT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(config, "_environment_looked_at", False)
+    for _ in range(2):
+        PrepareConfig.from_env()
+        PrepareConfig().in_environment()
+    assert [m.split(" is unknown and has no effect; ")[0].split()[-1] for m in caplog.messages] == ["BEAM_BUGDET", "SVOD_TUNEDB", "SVOD_XYZ"]
+    assert [m.split("; ")[1] for m in caplog.messages] == ["BEAM_BUDGET is known", "SVOD_TUNE_DB is known",
+                                                           "docs/configuration.md lists those there are"]
+
+
 @pytest.mark.parametrize(("name", "text"), [
     ("BEAM", "abc"), ("BEAM", "-1"), ("BEAM", "2.5"), ("BEAM_RUNS", "0"), ("BEAM_MIN_PROGRESS", "nan"), ("BEAM_MIN_PROGRESS", "-0.1"),
     ("BEAM_TIMEOUT_SEC", "0"), ("BEAM_TIMEOUT_SEC", "inf"), ("BEAM_PADTO", "maybe"), ("BEAM_STRICT", "1"), ("BEAM_ACTIONS", "all"),

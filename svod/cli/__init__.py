@@ -45,7 +45,7 @@ def _run(program: str, module: str, needs: tuple[str, ...], defaults: Mapping[st
     import importlib
 
     from svod.cli.installation import INSTALL_LINE, missing_modules
-    from svod.config import set_default_environment
+    from svod.config import set_default_environment, unknown_variables_once
     from svod.errors import SvodError
 
     set_default_environment(**defaults)
@@ -54,6 +54,8 @@ def _run(program: str, module: str, needs: tuple[str, ...], defaults: Mapping[st
         print(f"{program} needs {' and '.join(missing)}, which the base install does not bring. Paste this:\n\n    {INSTALL_LINE}\n",
               file=sys.stderr)
         return EXIT_USAGE
+    for message in unknown_variables_once():
+        print(f"{program}: warning: {message}", file=sys.stderr)
     from click import ClickException
     from click.exceptions import Exit
 
