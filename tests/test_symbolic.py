@@ -213,6 +213,40 @@ def test_random_chains_agree_with_the_evaluator() -> None:
                 np.testing.assert_allclose(got[slot], w, rtol=1e-4, atol=1e-4, err_msg=f"{kernel} {values} {chosen}")
 
 
+@pytest.mark.parametrize("seed", range(draws.count(2)))
+def test_what_whole_tiles_leave_agrees_with_the_evaluator(seed: int) -> None:
+    """Tiles of symbolic axes, of rows and of vectors, at the sizes around them: what is left is computed in smaller steps."""
+    rng, numbers = random.Random(seed), np.random.default_rng(seed)
+    n, m = Variable("n", 1, 41), Variable("m", 1, 70)
+    a, b = Tensor.zeros(41, 19).contiguous()[:n], Tensor.zeros(70, 19).contiguous()[:m]
+    target = host_target(1)
+    for t in (a @ b.T, (b.T @ (b * 2)), a.unsqueeze(0).scaled_dot_product_attention(b.unsqueeze(0), b.unsqueeze(0)), b.T + 1,
+              b.T.softmax(-1)):
+        call = create_schedule(without_binds(graph.sink(t.uop))[0]).calls[-1]
+        kernel = Kernel(call.ast)
+        state = heuristic(Scheduler(kernel, target))
+        if seed:
+            state = Scheduler(kernel, target)
+            for name in rng.sample(sorted(r.name for r in state.rows), len(state.rows)):
+                try:
+                    state = state.apply_opt(Opt("UPCAST", name, rng.choice([2, 3, 6, 16, 32, 64])))
+                except KernelOptError:
+                    continue
+        try:
+            program = lower(state)
+        except KernelOptError:
+            continue
+        validate(program)
+        args = [numbers.standard_normal(p.arg.size).astype(np.float32) for p in kernel.params]
+        for value in (1, 2, 5, 6, 7, 16, 17, 31, 33, 41, 63, 65, 70):
+            values = {v: min(high, value if v == "v0" else rng.choice([1, 6, 17, value])) for v, (_, high) in kernel.variables.items()}
+            want = evaluate(kernel.ast, args, values)
+            got = [x.copy() for x in args]
+            interpret(program, got, values)
+            for slot, w in zip(kernel.outs, want, strict=True):
+                np.testing.assert_allclose(got[slot], w, rtol=1e-4, atol=1e-4, err_msg=f"{kernel} {values} {state}")
+
+
 def test_opts_that_need_whole_numbers_are_refused() -> None:
     call, = create_schedule(graph.sink((Tensor(A)[:N] + 1).uop)).calls
     state = Scheduler(Kernel(call.ast), host_target(1))

@@ -207,11 +207,15 @@ class Phase(Reductions):
                 rest = b.alu("IDIV", dtypes.index, 1, rest, e)
         values_of.reverse()
 
-        def body(inside: int) -> None:
+        def body(inside: int, parts: dict[int, int]) -> None:
+            done: set[int] = set()
             for (a, piece, depth), v in zip(loops[:prefix], values_of, strict=True):
                 start: Lin = ({b.mul(v, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
                 if inside >= 0 and self._bound(nest, a) is not None:
                     start = add_lins(start, ({inside: 1}, 0), 1)
+                if a in parts and a not in done:
+                    start = add_lins(start, ({parts[a]: 1}, 0), 1)
+                    done.add(a)
                 self._open_row(nest, a, start)
                 self._children(s, depth + 1)
             self._walk(nest, loops, prefix, sink, values)
@@ -247,10 +251,11 @@ class Phase(Reductions):
         left = b.alu("IDIV", dtypes.index, 1, b.add(self._room(nest, a), b.index(piece.stride - 1)), b.index(piece.stride))
         return b.alu("MIN", dtypes.index, 1, b.index(piece.extent), left)
 
-    def _where_inside(self, nest: Nest, loops: list[tuple[int, Piece, int]], values_of: list[int], body: Callable[[int], None]) -> None:
+    def _where_inside(self, nest: Nest, loops: list[tuple[int, Piece, int]], values_of: list[int],
+                      body: Callable[[int, dict[int, int]], None]) -> None:
         """`body` for one iteration of a launch: where extents depend on variables, without guards if all that the iteration covers is
-        inside, with them if only a part is. It is given the index of the loop, of at most one iteration, that the condition is: an index
-        that is 0, and without which nothing of the iteration is to be computed."""
+        inside, part by part if only a part is. It is given the index of the loop, of at most one iteration, that the condition is: an
+        index that is 0, and without which nothing of the iteration is to be computed; and the first position of the part per axis."""
         b = self.b
         at: dict[int, Lin] = {}
         for (a, piece, _), v in zip(loops, values_of, strict=True):
@@ -258,31 +263,46 @@ class Phase(Reductions):
                 start: Lin = ({b.mul(v, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
                 at[a] = add_lins(at.get(a, nest.base[a]), start, 1)
         if not at:
-            body(-1)
+            body(-1, {})
             return
         some = all_in = -1
         whole = [a for a in at if self._is_last(nest, a, sum(other == a for other, _, _ in loops))]
-        for a, here in at.items():
-            left = b.alu("SUB", dtypes.index, 1, self._limit(nest, a), self._ssa(here))
+        left = {a: b.alu("SUB", dtypes.index, 1, self._limit(nest, a), self._ssa(here)) for a, here in at.items()}
+        for a in at:
             for reach, wanted in ((1, True), (self._reach(nest, a), a in whole)):
                 if wanted:
-                    inside = b.alu("CMPLE", dtypes.bool, 1, b.index(reach), left)
+                    inside = b.alu("CMPLE", dtypes.bool, 1, b.index(reach), left[a])
                     if reach == 1:
                         some = inside if some < 0 else b.alu("AND", dtypes.bool, 1, some, inside)
                     all_in = inside if all_in < 0 else b.alu("AND", dtypes.bool, 1, all_in, inside)
 
-        def once(condition: int) -> None:
+        def once(condition: int, emit: Callable[[int], None]) -> None:
             loop, _ = b.open(b.index(0), b.alu("WHERE", dtypes.index, 1, condition, b.index(1), b.index(0)), ALIGNED)
-            body(loop)
+            emit(loop)
             b.close(loop)
             for n in self.nests.values():
                 n.memo.clear()
                 n.linear.clear()
+
+        def in_parts(inside: int, axes: list[int], parts: dict[int, int]) -> None:
+            if not axes:
+                body(inside, parts)
+                return
+            a, step = axes[0], self._tail_step(nest, axes[0])
+            loop, _ = b.open(b.index(0), b.alu("MIN", dtypes.index, 1, b.index(self._reach(nest, a)), left[a]), step)
+            with self._narrowed(nest, a, step):
+                in_parts(inside, axes[1:], {**parts, a: loop})
+            b.close(loop)
         nest.safe.update(whole)
-        once(all_in)
+        once(all_in, lambda inside: body(inside, {}))
         nest.safe.difference_update(whole)
-        if any(self._reach(nest, a) > 1 for a in whole):
-            once(b.alu("AND", dtypes.bool, 1, some, b.alu("NOT", dtypes.bool, 1, all_in)))
+        cut = [a for a in whole if self._reach(nest, a) > 1]
+        if cut:
+            narrow = [a for a in cut if self._tail_step(nest, a) < self._reach(nest, a)]
+            single = [a for a in whole if a not in cut]
+            nest.safe.update(single)
+            once(b.alu("AND", dtypes.bool, 1, some, b.alu("NOT", dtypes.bool, 1, all_in)), lambda inside: in_parts(inside, narrow, {}))
+            nest.safe.difference_update(single)
 
     def _walk(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, sink: Sink, values: bool) -> None:
         """Open the output loops from number k, then reduce, then store."""
@@ -341,8 +361,8 @@ class Phase(Reductions):
         room = self._room(nest, a)
         stop = b.alu("MIN", dtypes.index, 1, b.index(piece.extent * piece.stride), room)
 
-        def looped(start: int, stop: int) -> None:
-            loop, _ = b.open(start, stop, piece.stride)
+        def looped(start: int, stop: int, step: int) -> None:
+            loop, _ = b.open(start, stop, step)
             self._open_row(nest, a, ({loop: 1}, 0))
             body()
             self._close_row(nest, a)
@@ -350,14 +370,16 @@ class Phase(Reductions):
             nest.memo.clear()
         reach = self._reach(nest, a)
         if a in nest.safe or not self._is_last(nest, a):
-            looped(b.index(0), stop)
+            looped(b.index(0), stop, piece.stride)
             return
         middle = self._whole_end(room, reach, piece.stride, stop) if reach > 1 else stop
         nest.safe.add(a)
-        looped(b.index(0), middle)
+        looped(b.index(0), middle, piece.stride)
         nest.safe.discard(a)
         if reach > 1:
-            looped(middle, stop)
+            step = self._tail_step(nest, a)
+            with self._narrowed(nest, a, step):
+                looped(middle, stop, step if step < reach else piece.stride)
 
     def _children(self, s: int, depth: int) -> None:
         """Emit the stages that live at a point."""
@@ -413,13 +435,23 @@ class Phase(Reductions):
             r = self.low.plan.resolved[q]
             if r is None or self.low.plan.paths[q] is None:
                 continue
-            safe = self.nests[q].safe if q in self.nests else ()
             for node in r.nodes:
                 if node.kind == "read" and node.arg == s:
-                    axes = [a for a, _ in node.dims[dim].coefs]
-                    if node.dims[dim].atoms or any(r.axes[a] in self.low.unsafe and a not in safe for a in axes):
+                    lin = node.dims[dim]
+                    if lin.atoms or not all(self._stays_inside(q, r, a) for a, _ in lin.coefs):
                         return False
         return True
+
+    def _stays_inside(self, q: int, r: ResolvedStage, a: int) -> bool:
+        """Whether stage `q`, whose loops may or may not be open, has positions of local axis `a` that are inside only."""
+        if r.axes[a] not in self.low.unsafe:
+            return True
+        nest = self.nests.get(q)
+        if nest is not None:
+            return a in nest.safe
+        if a >= len(r.stage.outs) or self.low.plan.paths[q] == ():
+            return False
+        return self._hull(q, a)[1] < self.low.positions(q, a) and self._is_read_inside(q, a)
 
     def _extent_of(self, q: int, a: int) -> tuple[Lin, int]:
         """(start, positions) of local axis `a` of stage `q`, whose loops may or may not be open."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from svod.compile import math
 from svod.compile.emit_dots import DotValues
 from svod.compile.nests import SLACK, Chunk, Nest, Terms
 from svod.core.combiner import get_combiner
@@ -15,7 +16,7 @@ from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Reduction
 from svod.core.nest import Piece
 from svod.core.scheduler import UNROLL, UPCAST
-from svod.core.uop import Ops
+from svod.core.uop import TRANSCENDENTAL, Ops
 from svod.errors import KernelOptError
 
 Sink = Callable[["Nest", int], None]
@@ -92,8 +93,8 @@ class Reductions(DotValues):
             self._children(nest.r.stage.index, depth + 1)
             return self._reduce(nest, loops, k + 1, values)
 
-        def looped(start: int, stop: int, values: list[int]) -> list[int]:
-            loop, carried = b.open(start, stop, piece.stride, tuple(values))
+        def looped(start: int, stop: int, step: int, values: list[int]) -> list[int]:
+            loop, carried = b.open(start, stop, step, tuple(values))
             self._open_row(nest, a, ({loop: 1}, 0))
             following = inside(carried)
             self._close_row(nest, a)
@@ -107,7 +108,7 @@ class Reductions(DotValues):
         whole, rest = divmod(extent, piece.stride)
         if self._is_cut(nest, a, at):
             start, stop = self._part_bounds(whole * piece.stride)
-            accs = looped(start, stop, accs)
+            accs = looped(start, stop, piece.stride, accs)
             if rest:
                 loop, carried = b.open(self._first_of_last_part(), b.index(1), 1, tuple(accs))
                 following = self._remainder(nest, a, at, whole * piece.stride, rest, lambda: inside(carried))
@@ -115,7 +116,7 @@ class Reductions(DotValues):
                 nest.memo.clear()
             return accs
         if whole > 1:
-            accs = looped(b.index(0), b.index(whole * piece.stride), accs)
+            accs = looped(b.index(0), b.index(whole * piece.stride), piece.stride, accs)
         elif whole == 1:
             self._open_row(nest, a, ({}, 0))
             accs = inside(accs)
@@ -125,26 +126,29 @@ class Reductions(DotValues):
             accs = self._remainder(nest, a, at, whole * piece.stride, rest, lambda: inside(values))
         return accs
 
-    def _up_to_limit(self, nest: Nest, a: int, piece: Piece, extent: int, cut: bool, looped: Callable[[int, int, list[int]], list[int]],
-                     accs: list[int]) -> list[int]:
-        """A reduce loop of an axis whose extent depends on variables: iterations that are wholly inside, then, guarded, the last one."""
+    def _up_to_limit(self, nest: Nest, a: int, piece: Piece, extent: int, cut: bool,
+                     looped: Callable[[int, int, int, list[int]], list[int]], accs: list[int]) -> list[int]:
+        """A reduce loop of an axis whose extent depends on variables: iterations that are wholly inside, then smaller ones for the rest.
+        `looped(start, stop, step, accumulators)` emits a loop."""
         b = self.b
         end = -(-extent // piece.stride) * piece.stride
         room = self._room(nest, a)
         start, stop = self._part_bounds(end) if cut else (b.index(0), b.index(end))
         stop = b.alu("MIN", dtypes.index, 1, stop, room)
         if not self._is_last(nest, a):
-            return looped(start, stop, accs)
+            return looped(start, stop, piece.stride, accs)
         reach = self._reach(nest, a)
         nest.safe.add(a)
         if reach == 1:
-            accs = looped(start, stop, accs)
+            accs = looped(start, stop, piece.stride, accs)
             nest.safe.discard(a)
             return accs
         middle = self._whole_end(room, reach, piece.stride, stop)
-        accs = looped(start, middle, accs)
+        accs = looped(start, middle, piece.stride, accs)
         nest.safe.discard(a)
-        return looped(b.alu("MAX", dtypes.index, 1, start, middle), stop, accs)
+        step = self._tail_step(nest, a)
+        with self._narrowed(nest, a, step):
+            return looped(b.alu("MAX", dtypes.index, 1, start, middle), stop, step if step < reach else piece.stride, accs)
 
     def _is_cut(self, nest: Nest, a: int, at: int) -> bool:
         """Whether this is the loop that the cores share: the outermost of the axis of a split reduction, in the output stage itself."""
@@ -278,6 +282,8 @@ class Reductions(DotValues):
 
         def alu(op: Ops, *args: int) -> int:
             dtype = dtypes.bool if op in (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE) else b.dtype[args[-1]]
+            if op in TRANSCENDENTAL:
+                return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args])
             return b.alu(op.value, dtype, width, *args)
         return alu
 
@@ -461,8 +467,8 @@ class Reductions(DotValues):
                 return []
 
             if self._bound(nest, a) is not None:
-                def run(start: int, stop: int, accs: list[int]) -> list[int]:
-                    self._counted_reduce(nest, a, stride, start, stop, once)
+                def run(start: int, stop: int, step: int, accs: list[int]) -> list[int]:
+                    self._counted_reduce(nest, a, step, start, stop, once)
                     return accs
                 self._up_to_limit(nest, a, pieces[at], self._left(nest, a, at), cut, run, [])
                 return

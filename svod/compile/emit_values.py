@@ -4,7 +4,8 @@
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from svod.compile.builder import Builder
 from svod.compile.nests import Chunk, Lin, Nest, Staged, Terms, add_lins, chunks_of, sum_lins
 from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Linear, Node
-from svod.core.layout import Layout, is_exact
+from svod.core.layout import Layout, is_contiguous, is_exact
+from svod.core.nest import Piece
 from svod.core.scheduler import LOOP
 from svod.core.uop import TRANSCENDENTAL, Ops, UOp
 
@@ -99,6 +101,44 @@ class Values:
     def _reach(self, nest: Nest, a: int) -> int:
         """Positions that one iteration of the innermost loop of an axis covers."""
         return 1 + sum(p.stride * (p.extent - 1) for p in nest.pieces[a] if p.role != LOOP)
+
+    def _tail_step(self, nest: Nest, a: int) -> int:
+        """Positions per iteration in which what whole iterations of the innermost loop of an axis leave is computed: single ones where as
+        many cost as much in any grouping, a vector where the axis is the vector, half of a tile of accumulators."""
+        reach, pieces = self._reach(nest, a), nest.pieces[a]
+        if not is_contiguous(pieces):
+            return reach
+        if a == nest.lane:
+            return nest.width if nest.lane_stride == 1 and reach % nest.width == 0 else reach
+        if a >= len(nest.r.stage.outs) or not nest.r.reductions:
+            return 1
+        return reach // next(p for p in range(2, reach + 1) if reach % p == 0)
+
+    @contextmanager
+    def _narrowed(self, nest: Nest, a: int, step: int) -> Iterator[None]:
+        """Iterations of the innermost loop of an axis cover `step` positions, of which the last may be outside."""
+        if step == self._reach(nest, a):
+            yield
+            return
+        pieces, lane_stride, safe = nest.pieces[a], nest.lane_stride, a in nest.safe
+        cut: list[Piece] = []
+        left, stride = step, 1
+        for p in reversed(pieces):
+            e = p.extent if p.role == LOOP else min(p.extent, left)
+            cut.append(Piece(p.row, p.role, e, stride))
+            stride *= e
+            left = left if p.role == LOOP else -(-left // e)
+        nest.pieces[a] = tuple(reversed(cut))
+        if nest.lane == a:
+            nest.lane_stride = next(p.stride for p in cut if p.row == nest.lane_row)
+        nest.narrow.add(a)
+        if step == 1:
+            nest.safe.add(a)
+        yield
+        nest.narrow.discard(a)
+        nest.pieces[a], nest.lane_stride = pieces, lane_stride
+        if not safe:
+            nest.safe.discard(a)
 
     def _is_last(self, nest: Nest, a: int, loops: int = 1) -> bool:
         """Whether all loops of the axis are open when `loops` more are."""
@@ -288,7 +328,9 @@ class Values:
                 here = add_lins(here, self._axis(nest, a), c)
                 coefs[a] = coefs.get(a, 0) + c * stride
             here = add_lins(here, staged.base[i], -1)
-            if i == layout.tiled:
+            if i == layout.tiled and any(a in nest.narrow for a, _ in lin.coefs):
+                start = add_lins(start, self._in_tiles(layout, here), 1)
+            elif i == layout.tiled:
                 # whole tiles: every coefficient is a multiple of the tile, expanded positions lie inside one
                 here = ({v: c * layout.outer // layout.tile for v, c in here[0].items()},
                         here[1] // layout.tile * layout.outer + here[1] % layout.tile * stride)
@@ -299,6 +341,13 @@ class Values:
                 atoms[n] = atoms.get(n, 0) + c * stride
         linear = Linear(tuple(sorted((a, c) for a, c in coefs.items() if c)), 0, tuple(sorted((n, c) for n, c in atoms.items() if c)))
         return linear, (self._ssa((start[0], 0)), start[1])
+
+    def _in_tiles(self, layout: Layout, at: Lin) -> Lin:
+        """Where a position of the tiled dim stands that need not be the first of a tile."""
+        b = self.b
+        value, tile = self._ssa(at), b.index(layout.tile)
+        whole, rest = (b.alu(op, dtypes.index, 1, value, tile) for op in ("IDIV", "MOD"))
+        return {whole: layout.outer, rest: layout.strides[layout.tiled]}, 0
 
     def _load(self, nest: Nest, dtype: DType, pointer: int, linear: Linear, gate: int, alt: int, floor: int, ordered: bool,
               base: Base | None = None, slack: bool = False, version: int = 0) -> int:
@@ -390,7 +439,9 @@ class Values:
             in_tile = lane = 0
             for i, stride in enumerate(layout.strides):
                 terms, c = add_lins(self._axis(nest, i), base[i], -1)
-                if i == layout.tiled:
+                if i == layout.tiled and i in nest.narrow:
+                    lin = add_lins(lin, self._in_tiles(layout, (terms, c)), 1)
+                elif i == layout.tiled:
                     lin = add_lins(lin, ({v: k * layout.outer // layout.tile for v, k in terms.items()}, 0), 1)
                     in_tile = c
                 else:

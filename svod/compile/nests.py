@@ -75,8 +75,8 @@ def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
 class Nest:
     """One stage while it is emitted: its loops, the values of its axes, the current vector chunk."""
 
-    __slots__ = ("base", "bounds", "chunk", "lane", "lane_row", "lane_stride", "linear", "memo", "offsets", "opened", "partial", "pieces",
-                 "r", "results", "safe", "sums", "width")
+    __slots__ = ("base", "bounds", "chunk", "lane", "lane_row", "lane_stride", "linear", "memo", "narrow", "offsets", "opened", "partial",
+                 "pieces", "r", "results", "safe", "sums", "width")
 
     def __init__(self, r: ResolvedStage, pieces: list[tuple[Piece, ...]], bounds: list[int], base: list[Lin], lane: int, lane_row: int,
                  width: int):
@@ -92,6 +92,7 @@ class Nest:
         self.width = width
         self.offsets: list[int] = [0] * len(pieces)
         self.safe: set[int] = set()     # local axes all of whose positions are known to be inside here
+        self.narrow: set[int] = set()   # local axes whose iterations are parts of a tile
         self.chunk = Chunk(0, 1, 1)
         self.memo: dict[Any, int] = {}
         self.linear: dict[Any, Any] = {}

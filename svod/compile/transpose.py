@@ -5,7 +5,8 @@
     …                            as many as there are lanes
 
 The same for STORES, the other way round. Where vectors have masks (`ragged`), fewer than `lanes` accesses make a part of a square, whose
-rows are loaded and stored under a mask: 14 columns of 16 channels are 16 masked stores of 14 elements. It stands last, on straight-line
+rows are loaded and stored under a mask: 14 columns of 16 channels are 16 masked stores of 14 elements. Loads under one mask per lane make
+a square whose rows are loaded where the mask of the lane says so. It stands last, on straight-line
 code, where unrolled positions are side by side; a copy that packs a matrix, a transpose kernel and a convolution that stores channels as
 lanes all come out of it. Loads move up to the first of their group, stores down to the last, so groups whose memory is also accessed in
 the other direction are left alone.
@@ -48,21 +49,22 @@ def _squares(code: list[Instr], ragged: bool) -> tuple[list[list[int]], list[lis
             loaded.add((block, src[0]))
         elif op in _STORES:
             stored.add((block, src[0]))
-        if (op == "LOADS" and len(src) == 2) or (op == "STORES" and len(src) == 3):
+        masked = ragged and op == "LOADS" and len(src) == 4 and code[src[2]][2] == lanes and code[src[3]][0] == "CONST"
+        if (op == "LOADS" and len(src) == 2) or (op == "STORES" and len(src) == 3) or masked:
             offset, stride = arg
             if lanes >= MIN_LANES and abs(stride) > 1:
-                members = groups.setdefault((block, op, src[0], src[1], dtype.name, lanes, stride), {})
+                members = groups.setdefault((block, op, src[0], src[1], dtype.name, lanes, stride, *(src[2:] if masked else ())), {})
                 if offset in members and op == "STORES":
                     twice.add(id(members))
                 members.setdefault(offset, at)
     anywhere_stored = {p for _, p in stored}
     found: dict[str, list[list[int]]] = {"LOADS": [], "STORES": []}
-    for (here, op, pointer, _, _, lanes, stride), members in groups.items():
+    for (here, op, pointer, _, _, lanes, stride, *mask), members in groups.items():
         if op == "LOADS" and (pointer in anywhere_stored if code[pointer][0] != "SCRATCH" else (here, pointer) in stored):
             continue
         if op == "STORES" and ((here, pointer) in loaded or id(members) in twice):
             continue
-        found[op] += _runs(members, lanes, stride, lanes // MIN_SHARE + 1 if ragged else lanes)
+        found[op] += _runs(members, lanes, stride, lanes // MIN_SHARE + 1 if ragged and not mask else lanes)
     return found["LOADS"], found["STORES"]
 
 
@@ -119,6 +121,14 @@ def _rebuild(code: list[Instr], loads: list[list[int]], stores: list[list[int]])
             group = earliest[at]
             offset, stride = code[group[0]][4]
             pointer, index = (number[s] for s in src[:2])
+            given = code[group[0]][3][2:]
+            if given:
+                alt = emit("CONST", dtype, lanes, (), code[given[1]][4])
+                rows = [emit("LOAD", dtype, lanes, (pointer, index, emit("EXTRACT", dtypes.bool, 1, (number[given[0]],), n), alt),
+                             offset + n * stride) for n in range(lanes)]
+                for p, v in zip(group, transposed(rows, dtype, lanes), strict=True):
+                    number[p] = v
+                continue
             mask = first(len(group), lanes)
             extra = (*mask, emit("CONST", dtype, lanes, (), 0.0 if dtype.is_float else False if dtype.kind == "b" else 0)) if mask else ()
             rows = [emit("LOAD", dtype, lanes, (pointer, index, *extra), offset + n * stride) for n in range(lanes)]

@@ -12,10 +12,15 @@ from svod.core.dtype import DType, dtypes, to_numpy
 INDEX = dtypes.index
 
 
-def strided(dtype: DType, lanes: int, stride: int, count: int, *, store: bool, swap: bool = False) -> Program:
-    """`count` strided loads of x stored contiguously to y, or contiguous loads stored with the stride."""
+def strided(dtype: DType, lanes: int, stride: int, count: int, *, store: bool, swap: bool = False, active: int | None = None) -> Program:
+    """`count` strided loads of x stored contiguously to y, or contiguous loads stored with the stride. `active`: lanes that are loaded,
+    the others are 7."""
     code = [("ARG", dtype, 1, (), 0), ("ARG", dtype, 1, (), 1), ("CONST", INDEX, 1, (), 0), ("BEGIN", INDEX, 1, (), None),
             ("END_", INDEX, 1, (), None), ("LOOP", INDEX, 1, (3, 4), 1)]
+    extra: tuple[int, ...] = ()
+    if active is not None:
+        code += [("VCONST", dtypes.bool, lanes, (), tuple(i < active for i in range(lanes))), ("CONST", dtype, lanes, (), 7)]
+        extra = (len(code) - 2, len(code) - 1)
     order = list(range(count))
     if swap:
         order.reverse()
@@ -24,7 +29,7 @@ def strided(dtype: DType, lanes: int, stride: int, count: int, *, store: bool, s
             code.append(("LOAD", dtype, lanes, (1, 2), j * lanes))
             code.append(("STORES", dtype, lanes, (0, 2, len(code) - 1), (j, stride)))
         else:
-            code.append(("LOADS", dtype, lanes, (1, 2), (j, stride)))
+            code.append(("LOADS", dtype, lanes, (1, 2, *extra), (j, stride)))
             code.append(("STORE", dtype, lanes, (0, 2, len(code) - 1), (j * lanes, False)))
     code.append(("ENDLOOP", dtypes.void, 1, (5,), None))
     size = max(lanes * stride + count, count * lanes) + 1
@@ -52,6 +57,15 @@ def test_squares_are_transposed(dtype: DType, lanes: int, stride: int, count: in
     np.testing.assert_array_equal(run(after, dtype), run(before, dtype))
     left = sum(i[0] in ("LOADS", "STORES") for i in after.code[0])
     assert left == count % lanes
+
+
+@pytest.mark.parametrize("active", [0, 1, 11, 16])
+def test_a_mask_per_lane_is_one_per_row_of_the_square(active: int) -> None:
+    before = strided(dtypes.int32, 16, 40, 33, store=False, active=active)
+    after = Program(before.spec, (tuple(transpose_squares(list(before.code[0]), ragged=True)),))
+    np.testing.assert_array_equal(run(after, dtypes.int32), run(before, dtypes.int32))
+    assert sum(i[0] == "LOADS" for i in after.code[0]) == 1
+    assert list(transpose_squares(list(before.code[0]))) == list(before.code[0])
 
 
 @pytest.mark.parametrize("store", [False, True])
