@@ -1,12 +1,13 @@
 """Captures: the plans that a process prepared, as files from which they can be tuned and timed without model, data or script.
 
 With SVOD_CAPTURE=DIRECTORY (PrepareConfig.capture) every `prepare` calls `announce` once it knows its kernels, before it compiles them,
-and `append` when it has a plan; they add lines of JSON to a file of this process in that directory. A plan with variables is passed over.
+and `append` when it has a plan; they add lines of JSON to a file of this process in that directory.
 `read_capture` reads a directory or a file and merges what several processes wrote; `write_capture` makes one file of it.
 
-    {"format": "svod-capture", "version": 2, "svod": …, "python": …, "command": […]}       first line of every file
+    {"format": "svod-capture", "version": 3, "svod": …, "python": …, "command": […]}       first line of every file
     {"kernel": key, "target": …, "name": …, "structure": family, "ast": …}                 once per kernel, before the plans with it
-    {"plan": digest, "target": …, "calls": [[kernel, [buffer, …], name, origin, why, level, [offset, …]], …],
+    {"plan": digest, "target": …, "calls": [[kernel, [buffer, …], name, origin, why, level, [offset, …],
+                                              [[variable, min, max, [hint, …], bucket or null], …]], …],
      "buffers": [[dtype, elements, kind], …], "outputs": [buffer, …], "seconds": {kernel: seconds of one call}}
     {"runs": digest, "count": n}                           how often the plan was run so far; the last such line of a file counts
 
@@ -32,13 +33,13 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, get_args
 
 from svod.compile.host import host_target
-from svod.compile.plan_parts import BufferKind
+from svod.compile.plan_parts import BufferKind, VariableSpec
 from svod.core.dtype import BY_NAME, dtypes
 from svod.core.family import family_key
 from svod.core.files import write_text
@@ -47,11 +48,11 @@ from svod.core.kernel import Kernel
 from svod.core.serialize import ast_to_data, data_to_ast
 from svod.core.target import Target
 from svod.errors import FormatError, SvodError, TuneError
-from svod.outline import BufferSpec, Call, Outline
+from svod.outline import BufferSpec, Call, Outline, call_sizes
 
 log = logging.getLogger("svod")
 
-FORMAT, VERSION = "svod-capture", 2
+FORMAT, VERSION = "svod-capture", 3
 RECORDS_FORMAT = "svod-tune-db"     # of another file of ours that people may mix up with this one
 STOP_FILE = "stop"
 FLUSH_SECONDS = 0.5         # how often the runs of live plans are written
@@ -82,19 +83,10 @@ def append(directory: str | os.PathLike[str], outline: Outline, seconds: Mapping
     check_stop(directory)
 
 
-def announce(directory: str | os.PathLike[str], outline: Outline, *, target: Target | None = None) -> bool:
-    """Add the kernels of a plan that is about to be compiled: whoever watches the capture gets ready meanwhile. False for a plan with
-    variables, which is no part of the capture; a warning names it, the first of those with the same variables. Raises as `append` does."""
-    variables = tuple(dict.fromkeys(v.name for c in outline.calls for v in c.variables))
-    if not variables:
-        _recorder_for(Path(directory)).announce(outline, target or host_target())
-    elif variables not in _passed_over:
-        _passed_over.add(variables)
-        first = next(c for c in outline.calls if c.variables)
-        log.warning("plans with the variables %s (%s) are not captured for tuning and run with the heuristic's opts; for tuned kernels use "
-                    "tensors of constant shapes", ", ".join(variables), " at ".join(filter(None, (first.name, first.origin))))
+def announce(directory: str | os.PathLike[str], outline: Outline, *, target: Target | None = None) -> None:
+    """Add the kernels of a plan that is about to be compiled: whoever watches the capture gets ready meanwhile. Raises as `append` does."""
+    _recorder_for(Path(directory)).announce(outline, target or host_target())
     check_stop(directory)
-    return not variables
 
 
 def check_stop(directory: str | os.PathLike[str]) -> None:
@@ -215,7 +207,6 @@ class _Recorder:
 _wake = threading.Event()   # never set: what the writing thread sleeps on
 _recorders: dict[Path, _Recorder] = {}
 _recorders_lock = threading.Lock()
-_passed_over: set[tuple[str, ...]] = set()      # variables of plans that a warning has named
 remake_after_fork(sys.modules[__name__], "_recorders_lock", threading.Lock)
 remake_after_fork(sys.modules[__name__], "_recorders", dict)
 
@@ -260,15 +251,19 @@ def kernel_lines(outline: Outline, target: str) -> Iterator[dict[str, Any]]:
 
 def plan_line(outline: Outline, seconds: Mapping[str, float], target: str) -> dict[str, Any]:
     return {"plan": plan_digest(outline, target), "target": target,
-            "calls": [[c.kernel, list(c.args), c.name, c.origin, c.why, c.level, list(c.offsets)] for c in outline.calls],
+            "calls": [[c.kernel, list(c.args), c.name, c.origin, c.why, c.level, list(c.offsets), _variables(c)] for c in outline.calls],
             "buffers": [[b.dtype.name, b.size, b.kind] for b in outline.buffers],
             "outputs": list(outline.outputs),
             "seconds": {k: v for k, v in seconds.items() if math.isfinite(v) and v > 0}}
 
 
+def _variables(call: Call) -> list[Any]:
+    return [[v.name, v.min, v.max, list(v.hints), v.bucket and list(v.bucket)] for v in call.variables]
+
+
 def plan_digest(outline: Outline, target: str) -> str:
     """The identity of a plan: what it computes, on what; not what things are called."""
-    content = [target, [[c.kernel, list(c.args), c.level, list(c.offsets)] for c in outline.calls],
+    content = [target, [[c.kernel, list(c.args), c.level, list(c.offsets), _variables(c)] for c in outline.calls],
                [[b.dtype.name, b.size, b.kind] for b in outline.buffers], list(outline.outputs)]
     return hashlib.blake2b(json.dumps(content, separators=(",", ":")).encode(), digest_size=16).hexdigest()
 
@@ -429,7 +424,7 @@ class _Reader:
         return BufferSpec(BY_NAME[dtype], _count(size, "a buffer's size", MAX_ELEMENTS), kind)
 
     def _call(self, value: Any, buffers: tuple[BufferSpec, ...]) -> Call:
-        key, args, name, origin, why, level, offsets = _row(value, 7, "a call")
+        key, args, name, origin, why, level, offsets, variables = _row(value, 8, "a call")
         kernel = self.kernels.get(key) if isinstance(key, str) else None
         if kernel is None:
             raise FormatError(f"a plan calls kernel {key!r:.14}, which could not be read")
@@ -439,14 +434,26 @@ class _Reader:
         skipped = tuple(_count(k, "an offset", MAX_ELEMENTS) for k in _list(offsets, "offsets"))
         if len(skipped) != len(numbers):
             raise FormatError(f"kernel {key[:12]} takes {len(numbers)} buffers, a call gives {len(skipped)} offsets")
-        for p, n, k in zip(kernel.params, numbers, skipped, strict=True):
-            if buffers[n].dtype is not p.dtype or buffers[n].size < k + p.arg.size:
-                raise FormatError(f"kernel {key[:12]}, slot {p.arg.slot}: {p.arg.size} × {p.dtype.name} from {k} on are needed, buffer {n} "
+        specs = tuple(self._variable(v) for v in _list(variables, "variables"))
+        for (low, high), v in zip_longest(kernel.variables.values(), specs, fillvalue=(0, -1)):
+            if not isinstance(v, VariableSpec) or not low <= v.bounds[0] <= v.bounds[1] <= high:
+                raise FormatError(f"kernel {key[:12]} has the variables {kernel.variables}, a call gives {variables!r:.80}")
+        for p, n, k, size in zip(kernel.params, numbers, skipped, call_sizes(kernel, specs), strict=True):
+            if buffers[n].dtype is not p.dtype or buffers[n].size < k + size:
+                raise FormatError(f"kernel {key[:12]}, slot {p.arg.slot}: {size} × {p.dtype.name} from {k} on are needed, buffer {n} "
                                   f"has {buffers[n].size} × {buffers[n].dtype.name}")
             if p.arg.slot in kernel.outs and buffers[n].kind == "constant":
                 raise FormatError(f"kernel {key[:12]} writes buffer {n}, a constant")
         return Call(key, numbers, _text(name, "a name"), _text(origin, "an origin"), _text(why, "a reason"),
-                    _count(level, "a level", 1 << 40), skipped)
+                    _count(level, "a level", 1 << 40), skipped, specs)
+
+    def _variable(self, value: Any) -> VariableSpec:
+        name, low, high, hints, bucket = _row(value, 5, "a variable")
+        low, high = (_count(v, "a bound of a variable", MAX_ELEMENTS) for v in (low, high))
+        if bucket is not None:
+            bucket = tuple(_count(v, "a bucket", MAX_ELEMENTS) for v in _row(bucket, 2, "a bucket"))
+        return VariableSpec(_text(name, "a variable's name"), low, high,
+                            tuple(_count(h, "a hint", MAX_ELEMENTS) for h in _list(hints, "hints")), bucket)
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from svod.core.buffer import aligned_empty
 from svod.core.dtype import DType
 from svod.core.kernel import Kernel
 from svod.core.regions import regions_of
+from svod.core.uop import UOp
 from svod.core.variable import with_bounds
 from svod.errors import LaunchError
 from svod.optimize import Compiled
@@ -73,6 +74,18 @@ class Outline:
         return [c.variables for c in self.calls if c.kernel == kernel and c.variables]
 
 
+def call_sizes(kernel: Kernel, variables: Sequence[VariableSpec]) -> list[int]:
+    """Elements that a call with these variables reaches of the buffer at each slot, from the one on where its PARAM begins."""
+    if not variables:
+        return [p.arg.size for p in kernel.params]
+    return [r.end for r in regions_of(_bounded(kernel, variables))]
+
+
+def _bounded(kernel: Kernel, variables: Sequence[VariableSpec]) -> UOp:
+    """A kernel's AST with the bounds that its variables have in a call."""
+    return with_bounds(kernel.ast, {f"v{i}": v.bounds for i, v in enumerate(variables)})
+
+
 def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Sequence[np.ndarray[Any, Any] | None], *,
                threads: int | None = None, planner: PlannerMode = "arena") -> ExecutionPlan:
     """The plan that runs `outline` with the given code per kernel key. `arrays`: memory per buffer; None for intermediates and for
@@ -84,7 +97,7 @@ def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Seque
             raise LaunchError(f"call {c.name or '?'} is of kernel {c.kernel[:12]}, which has no code; compiled are {len(compiled)} kernels")
         code, kernel = compiled[c.kernel], outline.kernels[c.kernel]
         sizes = [p.dtype.itemsize for p in kernel.params]
-        reached = regions_of(with_bounds(kernel.ast, {f"v{i}": (v.min, v.max) for i, v in enumerate(c.variables)}))
+        reached = regions_of(_bounded(kernel, c.variables))
         regions = tuple(r.moved(k, size) for r, k, size in zip(reached, c.offsets, sizes, strict=True))
         chain = tuple(o.to_json() for o in code.chain)
         kernels.append(PreparedKernel(code.spec, code.loaded, c.args, f"{c.name}_{i}", c.kernel, chain, code.source,

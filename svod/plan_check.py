@@ -25,6 +25,7 @@ from svod.config import BenchConfig
 from svod.core.target import Target
 from svod.optimize import Compiled
 from svod.outline import Outline, build_plan, synthetic_arrays
+from svod.plan_sizes import plan_sizes
 
 TOLERANCE = 0.15            # of the promised gain; more, either way, is looked into
 WORTH_EXPLAINING = 0.02     # of the plan's time: a smaller difference is within what a plan varies by
@@ -92,6 +93,7 @@ class PlanCheck:
     bytes_touched: int
     changed: int
     kernels: tuple[InPlan, ...] = field(default=())
+    at: Mapping[str, int] = field(default_factory=dict)     # the values of its variables
 
     @property
     def predicted(self) -> float:
@@ -140,6 +142,12 @@ def promised_gain(outline: Outline, gains: Mapping[str, Gain]) -> float:
     return sum(n * gains[k].seconds for k, n in outline.counts.items() if k in gains)
 
 
+def check_values(outline: Outline) -> dict[str, int]:
+    """The values of variables that a plan is timed with: those in the middle of the sizes that its kernels are timed at."""
+    sizes = plan_sizes(c.variables for c in outline.calls)
+    return sizes[len(sizes) // 2]
+
+
 def check_plan(outline: Outline, heuristic: Mapping[str, Compiled], tuned: Mapping[str, Compiled], gains: Mapping[str, Gain],
                target: Target, *, seconds: float = 3.0, bench: BenchConfig | None = None, rng: random.Random | None = None) -> PlanCheck:
     """Time the plan both ways within about `seconds`, over made-up inputs, and look into a gain that is not what was promised.
@@ -155,6 +163,9 @@ def check_plan(outline: Outline, heuristic: Mapping[str, Compiled], tuned: Mappi
         return seconds - (time.monotonic() - started)
 
     base, best = (build_plan(outline, chosen, arrays, threads=target.threads) for chosen in (heuristic, tuned))
+    values = check_values(outline)
+    for plan in (base, best):
+        plan.set_variables(values)
     contestants = [Contestant(base.repeat, "heuristic"), Contestant(best.repeat, "tuned")]
     run = min(time_calls(c, 1) for c in contestants)        # also the first touch of the intermediates
     min_rounds = max(1, min(MIN_ROUNDS, int(0.25 * left() / run)))
@@ -162,7 +173,7 @@ def check_plan(outline: Outline, heuristic: Mapping[str, Compiled], tuned: Mappi
                     min_sample=bench.min_sample * 1e-6)
     changed = [k for k in outline.kernels if heuristic[k].chain != tuned[k].chain]
     check = PlanCheck(found.seconds(0), found.seconds(1), found.ratios[1], promised_gain(outline, gains), len(found.rounds), found.noisy,
-                      bytes_touched(outline), len(changed))
+                      bytes_touched(outline), len(changed), at=values)
     wanted = [k for k in outline.kernels if k in changed or k in gains]
     if not check.differs or left() < 4 * MIN_ROUNDS * check.heuristic:
         return check

@@ -32,6 +32,7 @@ from svod.core.variable import without_binds
 from svod.errors import ConfigError, DeviceError, ScheduleError, UnsupportedError
 from svod.optimize import Choice, Compiled, Compiler, choose, compile_all, compiler_for
 from svod.outline import BufferSpec, Call, Outline, build_plan
+from svod.plan_sizes import profile_at_sizes
 from svod.tensor.realize import constant_value, last_contents, replace_nodes
 from svod.tune.db import TuningDB
 
@@ -136,10 +137,9 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
                             if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
     if overwritten:
         refuse_shared_memory({i: span_of(a) for i, a in enumerate(arrays) if a is not None}, overwritten)
-    captured = False
     if config.capture is not None and outline.calls:
         from svod import capture
-        captured = capture.announce(config.capture, outline, target=target)
+        capture.announce(config.capture, outline, target=target)
     compiled = compile_outline(outline, target, config)
     plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner))
     plan.carried = overwritten
@@ -148,12 +148,12 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         from svod.dumping import dump
         dump(sink, constants, outline, plan, target, config)
     plan.keep = nodes           # its addresses are valid while its buffers live
-    if config.capture is not None and captured:
+    if config.capture is not None and outline.calls:
         seconds: dict[str, float] = {}
         known = all(a is not None for a, s in zip(arrays, outline.buffers, strict=True) if s.kind != "intermediate")
         # where the plan assigns to memory of before, a run to time it would be a run too many
         if known and not overwritten:
-            for call, t in zip(outline.calls, plan.profile(2), strict=True):
+            for call, t in zip(outline.calls, profile_at_sizes(plan, 2), strict=True):
                 seconds[call.kernel] = min(t, seconds.get(call.kernel, t))
         capture.append(config.capture, outline, seconds, target=target, plan=plan)
     return Prepared(plan, outline, tuple(nodes), numbers, overwritten)

@@ -14,6 +14,7 @@ import pytest
 from svod import Tensor, Variable, capture
 from svod.capture import Capture, CapturedPlan, CaptureWatch, StopCapture, plan_digest, read_capture, write_capture
 from svod.compile.host import host_target
+from svod.compile.plan_parts import VariableSpec
 from svod.config import PrepareConfig
 from svod.core.family import family_key
 from svod.errors import FormatError, TuneError
@@ -112,27 +113,30 @@ def test_files_of_several_processes_are_merged(tmp_path: Path, recorders: dict[P
     assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
 
 
-def test_a_plan_with_variables_is_passed_over_and_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture,
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "_passed_over", set())
+def test_a_plan_with_variables_is_captured_with_its_bounds_and_hints(tmp_path: Path) -> None:
     x = np.arange(40, dtype=np.float32).reshape(8, 5)
     settings = PrepareConfig(capture=str(tmp_path), object_cache=":none:")
     for n in (3, 5):
-        rows = Variable("rows", 1, 8).bind(n)
+        rows = Variable("rows", 1, 7, hint=(2, 6)).bind(n)
         symbolic = (Tensor(x)[:rows] * 2).sum(1)
         realize_tensors([symbolic], settings)
         assert np.array_equal(symbolic.numpy(), 2 * x[:n].sum(1))
-    assert not list(tmp_path.glob("*.jsonl")), "nothing is announced either"
-    constant = Tensor(x).sum(1)
-    realize_tensors([constant], settings)
-    assert np.array_equal(constant.numpy(), x.sum(1))
-    [plan] = read_capture(tmp_path).plans
-    assert not any(c.variables for c in plan.outline.calls)
-    [said] = [r.getMessage() for r in caplog.records if "not captured" in r.getMessage()]
-    assert "variables rows (" in said
-    capture.request_stop(tmp_path)
-    with pytest.raises(StopCapture):
-        realize_tensors([(Tensor(x)[:Variable("rows", 1, 8).bind(4)] * 3).sum(1)], settings)
+    prepared = (Tensor(x)[:Variable("rows", 1, 7, hint=(2, 6))] * 2).sum(1).prepare(settings)
+    assert prepared.variable_values() == {}, "timing leaves variables as they were"
+    found = read_capture(tmp_path)
+    assert not found.problems
+    plan = found.plans[0]
+    [call] = plan.outline.calls
+    assert call.variables == (VariableSpec("rows", 1, 7, (2, 6)),)
+    assert plan.seconds.keys() == plan.outline.kernels.keys(), "timed, whether bound or not"
+    write_capture(tmp_path / "one", found)
+    assert [p.outline.calls for p in read_capture(tmp_path / "one").plans] == [p.outline.calls for p in found.plans]
+    data = [json.loads(line) for line in file_of(tmp_path).read_text().splitlines()]
+    wrong: Any
+    for wrong, told in (([["rows", 1, 99, [], None]], "the variables"), ([], "the variables"), ([["rows", 1]], "a variable should")):
+        bad = [line if "plan" not in line else change(line, calls=[[*line["calls"][0][:-1], wrong]]) for line in data]
+        (tmp_path / "bad").write_text("".join(json.dumps(line) + "\n" for line in bad))
+        assert told in read_capture(tmp_path / "bad").problems[0]
 
 
 def test_a_half_line_is_left_out(tmp_path: Path) -> None:
@@ -180,11 +184,11 @@ def change(line: dict[str, Any], **values: Any) -> dict[str, Any]:
     (lambda k, p: [k, change(p, buffers=[["floaty", 1, "input"]] * len(p["buffers"]))], "is not known"),
     (lambda k, p: [k, change(p, buffers=[["float32", 1000, "constant"]] * len(p["buffers"]))], "a constant"),
     (lambda k, p: [k, change(p, calls=[])], "order of their levels"),
-    (lambda k, p: [k, change(p, calls=[[p["calls"][0][0], [0], "", "", "", 0, [0]]])], "takes 3 buffers"),
-    (lambda k, p: [k, change(p, calls=[[*p["calls"][0][:6], [0]]])], "gives 1 offsets"),
-    (lambda k, p: [k, change(p, calls=[[*p["calls"][0][:6], [0, 0, 1]]])], "from 1 on are needed"),
-    (lambda k, p: [k, change(p, calls=[["x", [0], "", "", "", 0, [0]]])], "could not be read"),
-    (lambda k, p: [k, change(p, calls=[[1, 2]])], "should have 7 fields"),
+    (lambda k, p: [k, change(p, calls=[[p["calls"][0][0], [0], "", "", "", 0, [0], []]])], "takes 3 buffers"),
+    (lambda k, p: [k, change(p, calls=[[*p["calls"][0][:6], [0], []]])], "gives 1 offsets"),
+    (lambda k, p: [k, change(p, calls=[[*p["calls"][0][:6], [0, 0, 1], []]])], "from 1 on are needed"),
+    (lambda k, p: [k, change(p, calls=[["x", [0], "", "", "", 0, [0], []]])], "could not be read"),
+    (lambda k, p: [k, change(p, calls=[[1, 2]])], "should have 8 fields"),
     (lambda k, p: [k, change(p, seconds=[])], "lacks its seconds"),
     (lambda k, p: [k, change(p, seconds={p["calls"][0][0]: -1.0})], "above 0"),
     (lambda k, p: [{"what": 1}], "neither a kernel nor a plan"),

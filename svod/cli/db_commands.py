@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -42,18 +43,43 @@ EXIT_SKIPPED = 1        # of import and merge: not all records could be used
 SCRIPT_SECONDS = 600.0  # longest run of a script that `why` runs
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--db", "spec", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
+def _set_database(context: click.Context, parameter: click.Parameter, spec: str | None) -> None:
+    if spec is not None:
+        context.obj = spec
+
+
+def _database_option() -> click.Option:
+    return click.Option(["--db"], metavar="PATHS", expose_value=False, callback=_set_database,
+                        help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
+
+
+class _Command(click.Command):
+    """One command: --db may stand behind its name as well as before it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.params.append(_database_option())
+
+
+class _Group(click.Group):
+    command_class = _Command
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.params.append(_database_option())
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="svod", message="svod %(version)s")
 @click.pass_context
-def cli(context: click.Context, spec: str | None) -> None:
-    """Look at the tuning database, move records between machines, retract them."""
+def cli(context: click.Context) -> None:
+    """Look at the tuning database, move records between machines, retract them. --db may stand before the command and behind it."""
     logging.getLogger("svod").addHandler(logging.NullHandler())  # what it would say, the commands say themselves
-    context.obj = spec if spec is not None else config.PrepareConfig.env_value("db")
 
 
 def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
-    db = TuningDB.open(context.obj, read_only=read_only)
+    spec = context.obj if context.obj is not None else config.PrepareConfig.env_value("db")
+    db = TuningDB.open(spec, read_only=read_only)
     context.call_on_close(db.close)
     if db.problem is not None:
         raise DatabaseError(db.problem)
@@ -122,6 +148,8 @@ class Row(NamedTuple):
     measurements: int
     searches: int
     why: str            # it has no winner; empty where it has one
+    measurement: str    # what the winner was confirmed by
+    sizes: tuple[str, ...]      # the values of its variables that it was confirmed at
 
 
 P = TypeVar("P", Measurement, Verdict, Search)
@@ -141,13 +169,15 @@ def _rows(db: TuningDB, kernel: str | None = None) -> list[Row]:
     measurements = _by_place(m for m, _ in db.select(Measurement, kernel))
     verdicts = _by_place(v for v, _ in db.select(Verdict, kernel))
     searches = _by_place(s for s, _ in db.select(Search, kernel))
+    sizes = {m.id: m.sizes for found in measurements.values() for m in found if m.sizes}
     rows = []
     for at in sorted({*measurements, *searches}, key=lambda at: (names.get(at[0], ""), at)):
         w = db.winner(*at)
         reason = no_winner_reason(measurements[at], verdicts[at], searches[at]) if w is None else ""
         rows.append(Row(at[0], names.get(at[0], ""), at[1], None if w is None else json.loads(json.dumps(w.chain)),
                         None if w is None else w.speedup, None if w is None else w.time, "" if w is None else LAYER_NAMES[w.layer],
-                        len(measurements[at]), len({s.search for s in searches[at]}), reason))
+                        len(measurements[at]), len({s.search for s in searches[at]}), reason, "" if w is None else w.measurement,
+                        () if w is None else tuple(map(str, sizes.get(w.measurement, ())))))
     return rows
 
 
@@ -165,10 +195,14 @@ def list_kernels(context: click.Context, as_json: bool) -> None:
     if as_json:
         _print_json([r._asdict() for r in rows])
     elif not rows:
-        click.echo(f"no kernels in {db.path or db.plan.write or 'memory'}; tune something: svod-tune SCRIPT --beam 8", err=True)
+        path = db.path or db.plan.write
+        state = "the database is :none:" if path is None else f"no kernels in {path}" if path.exists() else f"there is no database at {path} yet"
+        named = "" if context.obj is None else f" --db {shlex.quote(context.obj)}"
+        click.echo(f"{state}; tune something: svod-tune SCRIPT --beam 8{named}", err=True)
     else:
         print_table(("kernel", "name", "target", "time", "speed-up", "layer", "records", "opts"),
-                    [(r.kernel[:SHOWN_KEY], r.name, r.target, seconds(r.time), "" if r.speedup is None else f"{r.speedup:.2f}x", r.layer,
+                    [(r.kernel[:SHOWN_KEY], r.name, r.target, seconds(r.time) + f" over {len(r.sizes)} sizes" * bool(r.sizes),
+                      "" if r.speedup is None else f"{r.speedup:.2f}x", r.layer,
                       str(r.measurements), f"no winner: {r.why}" if r.chain is None else chain_words(r.chain)) for r in rows],
                     right=frozenset({"time", "speed-up", "records"}), fold=frozenset({"opts", "target"}))
     _report(db.skipped)
@@ -207,6 +241,9 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
         holder = db.holder(key, target)
         if holder is not None:
             click.echo(f"searched  right now by process {holder.pid} on {holder.host}")
+        used = next((m for m in mine if m.id == row.measurement), None)
+        for s in used.sizes if used is not None else ():
+            click.echo(f"at        {s}: {seconds(s.seconds)}, {1 / s.ratio:.2f}x the heuristic")
         best = sorted((m for m in mine if m.status == "ok"), key=lambda m: (m.step != "confirm", m.ratio or 9.0, m.time or 9.0, m.id))[:20]
         if best:
             print_table(("step", "time", "of heuristic", "verdict", "code generator", "noisy", "opts"),

@@ -12,6 +12,7 @@ from svod.cli.survey import Rate, Row, rate_of
 from svod.cli.tables import seconds as in_words
 from svod.core.target import Target
 from svod.plan_check import PlanCheck, name_of
+from svod.tune.db.records import SizeTime
 from svod.tune.slices import kernel_bytes
 
 KEY_SHOWN = 8
@@ -21,7 +22,8 @@ KEY_SHOWN = 8
 class Outcome:
     """What became of one kernel. `chain`: what the next `prepare` uses, as plain data; `source`: database, heuristic, …; seconds of one
     call, None where not measured; `confirmed`: timed against the heuristic at full size; `speedup`: lower end, middle, upper end;
-    `against`: digest of the LINEAR that the heuristic had then, empty where it is today's."""
+    `against`: digest of the LINEAR that the heuristic had then, empty where it is today's. Of a kernel with variables the seconds are
+    geometric means over `sizes`."""
 
     row: Row
     chain: tuple[Any, ...]
@@ -34,6 +36,7 @@ class Outcome:
     linear: str
     why: str
     against: str = ""
+    sizes: tuple[SizeTime, ...] = ()
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str], width: int,
@@ -92,6 +95,12 @@ def dry_table(rows: Sequence[Row], estimates: Mapping[str, float], width: int) -
                       shrink=("kernel", "from", "database"))
 
 
+def size_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """What the kernels with variables gained at each of the sizes they were timed at."""
+    return [f"{o.row.name} {o.row.key[:KEY_SHOWN]}: " + "; ".join(f"{s} {in_words(s.seconds)}, {1 / s.ratio:.2f}×" for s in o.sizes)
+            for o in outcomes if o.sizes]
+
+
 def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
     """The whole plan, with heuristic and tuned chains."""
     r = check.ratio
@@ -99,7 +108,8 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
     interval = f", 95 % interval {1 / r.high:.2f}–{1 / r.low:.2f}×" if bounded else ""
     predicted = f"{in_words(check.predicted):>8}   {check.heuristic / check.predicted:.2f}×   the sum of what its kernels gained" \
         if check.predicted > 0 else f"{'–':>8}           more than it takes now: its kernels were tuned on a slower machine"
-    lines = [f"whole plan{name} ({kernels} kernel{'s' * (kernels != 1)})",
+    at = ", ".join(f"{name}={value}" for name, value in check.at.items())
+    lines = [f"whole plan{name} ({kernels} kernel{'s' * (kernels != 1)}{f', at {at}' * bool(at)})",
              f"  heuristic  {in_words(check.heuristic):>8}"]
     if not check.changed:
         return [*lines, "  tuned      the same: every kernel keeps the heuristic's chain"]
@@ -121,6 +131,7 @@ def outcome_json(o: Outcome, target: Target, ceilings: Ceilings | None) -> dict[
     rate = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else None
     return {**row_json(o.row), "chain": o.chain, "source": o.source, "heuristic_seconds": o.heuristic, "tuned_seconds": o.tuned,
             "verified": o.verified, "confirmed": o.confirmed, "speedup": o.speedup, "linear": o.linear, "why": o.why,
+            "sizes": [s._asdict() for s in o.sizes],
             "rate": None if rate is None else {"per_second": rate.value, "unit": rate.unit, "ceiling_share": rate.share}}
 
 
@@ -138,7 +149,7 @@ def plan_json(check: PlanCheck, plan: str, outline: Any) -> dict[str, Any]:
     return {"plan": plan, "heuristic_seconds": check.heuristic, "tuned_seconds": check.tuned, "predicted_seconds": check.predicted,
             "promised_gain": check.promised, "measured_gain": check.gained, "ratio": r.median, "ratio_low": r.low if finite else None,
             "ratio_high": r.high if finite else None, "rounds": check.rounds, "changed": check.changed, "noisy": check.noisy,
-            "bytes_touched": check.bytes_touched, "differs": check.differs, "explanation": list(check.explanation),
+            "bytes_touched": check.bytes_touched, "at": dict(check.at), "differs": check.differs, "explanation": list(check.explanation),
             "kernels": [{"kernel": k.kernel, "name": name_of(outline, k.kernel), "calls": k.calls, "promised_gain": k.promised,
                          "measured_gain": k.measured, "low": k.low, "high": k.high, "reason": k.reason, "inside": asdict(k.inside),
                          "alone": None if k.alone is None else asdict(k.alone)} for k in check.kernels]}

@@ -22,8 +22,10 @@ from svod.core.target import Target
 from svod.errors import DeviceError
 from svod.optimize import Choice, Compiled, Compiler, choose, compile_all
 from svod.outline import build_plan, synthetic_arrays
+from svod.plan_sizes import profile_at_sizes
 from svod.tune.db import Search, TuningDB
 from svod.tune.db.winners import Winner
+from svod.tune.sizes import Size, at_size, geometric_mean, merged_sizes
 from svod.tune.slices import kernel_bytes
 
 log = logging.getLogger("svod.cli")
@@ -37,7 +39,8 @@ Decision = Literal["search", "known", "small", "left out"]
 
 @dataclass
 class Row:
-    """One distinct kernel. `calls`: per run of the main plan; `seconds`: one call with the heuristic; `share`: of the captured time."""
+    """One distinct kernel. `calls`: per run of the main plan; `seconds`: one call with the heuristic; `share`: of the captured time. Of a
+    kernel with variables seconds, operations and bytes are geometric means over its `sizes`."""
 
     kernel: Kernel
     name: str
@@ -51,6 +54,7 @@ class Row:
     decision: Decision = "search"
     why: str = ""
     winner: Winner | None = field(default=None)
+    sizes: tuple[Size, ...] = ()
 
     @property
     def key(self) -> str:
@@ -86,7 +90,7 @@ def kernel_seconds(plan: CapturedPlan, target: Target, compiler: Compiler) -> di
     timed: dict[str, float] = {}
     compiled = compile_heuristics(plan.outline.kernels, compiler)
     built = build_plan(plan.outline, compiled, synthetic_arrays(plan.outline), threads=target.threads)
-    for call, seconds in zip(plan.outline.calls, built.profile(PROFILE_RUNS), strict=True):
+    for call, seconds in zip(plan.outline.calls, profile_at_sizes(built, PROFILE_RUNS), strict=True):
         timed[call.kernel] = min(seconds, timed.get(call.kernel, seconds))
     return timed
 
@@ -113,9 +117,20 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[Row]:
     runs = capture.plans[main].runs if main is not None else 1
     total = sum(calls[k] * seconds[k] for k in calls) or 1.0
     kernels = capture.kernels
-    rows = [Row(kernels[k], names.get(k, "kernel"), tuple(origins.get(k, ())), calls[k] / runs, seconds[k], calls[k] * seconds[k] / total,
-                family_key(kernels[k].ast), float(estimate(kernels[k].ast).flops), float(kernel_bytes(kernels[k]))) for k in calls]
+    rows = []
+    for k in calls:
+        sizes = merged_sizes(kernels[k], [v for plan in capture.plans for v in plan.outline.variables_of(k)])
+        rows.append(Row(kernels[k], names.get(k, "kernel"), tuple(origins.get(k, ())), calls[k] / runs, seconds[k],
+                        calls[k] * seconds[k] / total, family_key(kernels[k].ast), *work_of(kernels[k], sizes), sizes=sizes))
     return sorted(rows, key=lambda r: (-r.share, r.key))
+
+
+def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
+    """Operations and bytes of one call; geometric means over the sizes of a kernel with variables."""
+    if not sizes:
+        return float(estimate(kernel.ast).flops), float(kernel_bytes(kernel))
+    found = [estimate(at_size(kernel, size).ast) for size in sizes]
+    return geometric_mean([max(1, e.flops) for e in found]), geometric_mean([max(1, e.bytes_moved) for e in found])
 
 
 def decide(rows: Sequence[Row], target: Target, compiler: Compiler, db: TuningDB, config: PrepareConfig, *, top: int | None = None,

@@ -24,9 +24,10 @@ from typing import Any
 from svod import capture, config
 from svod.bench.ceilings import Ceilings, cached_ceilings
 from svod.capture import Capture, CapturedPlan
+from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
 from svod.cli.installation import program
 from svod.cli.progress import make_progress
-from svod.cli.report import Outcome, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json
+from svod.cli.report import Outcome, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json, size_lines
 from svod.cli.script import IDLE_SECONDS, ScriptEnd, run_script
 from svod.cli.survey import Foresight, Row, compile_heuristics, decide, pick_target, rate_of, survey
 from svod.cli.tune_command import TuneOptions, say
@@ -35,14 +36,18 @@ from svod.core.files import write_text
 from svod.core.target import Target
 from svod.errors import SvodError, TuneError
 from svod.optimize import Compiler, choose, compile_all, compiler_for
-from svod.plan_check import Gain, PlanCheck, check_plan
+from svod.outline import Outline
+from svod.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.budget import ModelBudget
-from svod.tune.db import TuningDB
+from svod.tune.db import Measurement, TuningDB
+from svod.tune.db.records import SizeTime
+from svod.tune.db.winners import Winner
 from svod.tune.executor import ExecutorStart, start_in_background
 from svod.tune.search import BUDGET_SPENT, Finding
-from svod.tune.session import KernelTask, SessionResult, TuneSession, roofline_bound
+from svod.tune.session import KernelTask, SessionResult, TuneSession, score_bound
 
-EXIT_OK, EXIT_FAILED, EXIT_NOTHING, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
+# beside EXIT_USAGE and EXIT_INTERRUPTED; each has one meaning, docs/tuning.md
+EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6
 END_SECONDS = 7.0           # of the 15 beyond the budget: kept for ending workers, the plan check and the report
 GRACE_SECONDS = 15.0
 KERNEL_OVERRUN, MAX_OVERRUN = 0.2, 5.0      # seconds that confirming a kernel may take beyond a session's budget, on a busy machine
@@ -94,7 +99,7 @@ class _Run:
         self.executor_name = ""
         self.ceilings: Ceilings | None = None
         self.measured = False
-        self.incomplete = False                     # the script failed, or the capture is damaged
+        self.incomplete = EXIT_OK                   # or EXIT_SCRIPT, EXIT_DAMAGED: not everything was captured
         self.saved: Path | None = None              # where the results are that the database could not take
         self.seconds: dict[str, float] = {}         # from the start to the end of each phase
 
@@ -122,7 +127,10 @@ class _Run:
     def run(self) -> int:
         self._say_database()
         captured = self.capture()
-        self.incomplete = bool(self.script.failure) if self.script is not None else bool(captured.problems)
+        if self.script is not None:
+            self.incomplete = EXIT_SCRIPT if self.script.failure else EXIT_OK
+        else:
+            self.incomplete = EXIT_DAMAGED if captured.problems else EXIT_OK
         self.seconds["capture"] = self.elapsed
         for problem in captured.problems[:MAX_PROBLEMS]:
             say(f"svod-tune: skipped in the capture: {problem}")
@@ -132,7 +140,7 @@ class _Run:
             say("svod-tune: the capture is damaged; tuning what can be read of it")
         if not captured.plans:
             say(f"svod-tune: {self.options.subject} {self._nothing_captured()}")
-            return EXIT_NOTHING
+            return EXIT_NO_KERNEL
         if self.options.capture_to is not None:
             self._keep_capture(captured, self.options.capture_to)
         if self.script is not None and self.script.failure:
@@ -146,7 +154,7 @@ class _Run:
         if self.options.only and not any(r.decision in ("search", "known") for r in rows):
             say(f"svod-tune: no kernel's key, name or origin fits --only {' '.join(self.options.only)}; "
                 f"--dry-run lists the {_count(len(rows), 'kernel')} there are")
-            return EXIT_NOTHING
+            return EXIT_USAGE
         self.seconds["survey"] = self.elapsed
         self._say_work(rows)
         if self.options.dry_run:
@@ -196,7 +204,7 @@ class _Run:
 
     def _search(self, rows: Sequence[Row], target: Target) -> None:
         """Search the rows within what is left of the budget. Raises TuneError where no worker can be had."""
-        tasks = [KernelTask(r.kernel, r.calls, r.name, r.origins, r.share) for r in rows]
+        tasks = [KernelTask(r.kernel, r.calls, r.name, r.origins, r.share, r.sizes) for r in rows]
         start = self._start_executor()
         executor = start.result()
         executor.wait_until_ready()
@@ -249,16 +257,23 @@ class _Run:
                 used = choice.source == "database"
                 why = found.why if used or found.winner is None else f"{choice.why} ({found.why})"
                 out.append(Outcome(row, chain, choice.source, heuristic or (None if used else row.seconds), tuned if used else heuristic,
-                                   found.verified, found.confirmed, found.speedup if found.confirmed else None, found.linear, why))
+                                   found.verified, found.confirmed, found.speedup if found.confirmed else None, found.linear, why,
+                                   sizes=self._sizes(winner) if used else ()))
             elif winner is not None and choice.source == "database":
                 out.append(Outcome(row, chain, choice.source, winner.baseline, winner.time, True, True,
                                    (1 / winner.ratio_high, winner.speedup, 1 / winner.ratio_low), winner.linear, choice.why,
-                                   winner.baseline_linear))
+                                   winner.baseline_linear, self._sizes(winner)))
             else:
                 pending = self.result is not None and row.key in self.result.pending
                 why = "another process is searching it" if pending else choice.why
                 out.append(Outcome(row, chain, "pending" if pending else choice.source, row.seconds, None, False, False, None, "", why))
         return out
+
+    def _sizes(self, winner: Winner | None) -> tuple[SizeTime, ...]:
+        """What the winner of a kernel with variables was confirmed at."""
+        if winner is None:
+            return ()
+        return next((m.sizes for m, _ in self.db.select(Measurement, winner.kernel) if m.id == winner.measurement), ())
 
     def _check_plans(self, captured: Capture, outcomes: Sequence[Outcome], target: Target, compiler: Compiler,
                      searched: bool) -> list[tuple[CapturedPlan, PlanCheck]]:
@@ -278,8 +293,8 @@ class _Run:
             try:
                 heuristics = compile_heuristics(kernels, compiler)
                 choices = {k: choose(v, compiler, self.config, self.db) for k, v in kernels.items() if k in tuned_keys}
-                gains = {k: Gain(by_key[k].heuristic or 0.0, by_key[k].tuned or 0.0) for k in choices
-                         if by_key[k].against in ("", heuristics[k].linear)}
+                gains = {k: gain for k in choices if by_key[k].against in ("", heuristics[k].linear)
+                         and (gain := gain_in(plan.outline, by_key[k])) is not None}
                 tuned = {**heuristics, **compile_all({k: kernels[k] for k in choices}, choices, compiler)}
                 checks.append((plan, check_plan(plan.outline, heuristics, tuned, gains, target, seconds=max(0.5, within))))
             except KeyboardInterrupt:
@@ -292,11 +307,9 @@ class _Run:
     def _status(self) -> int:
         if self.result is not None and self.result.interrupted:
             return EXIT_INTERRUPTED
-        if self.incomplete:
-            return EXIT_SCRIPT
         if self.result is not None and self.config.db != config.NONE and self.db.path is None:
             return EXIT_NOT_STORED
-        return EXIT_OK
+        return self.incomplete
 
     def _save(self) -> None:
         """What the database could not take goes to a file that `svod-db import` reads: in the current directory, else among temporary
@@ -339,7 +352,7 @@ class _Run:
 
     def _nothing_captured(self) -> str:
         if self.script is None:
-            return f"holds no plan{' that can be used' * self.incomplete}; capture a script that prepares or realizes a Tensor"
+            return f"holds no plan{' that can be used' * bool(self.incomplete)}; capture a script that prepares or realizes a Tensor"
         if self.script.failure:
             return f"{self.script.failure} before it prepared a kernel; there is nothing to tune"
         if self.script.why != "finished":
@@ -375,18 +388,26 @@ class _Run:
 
     def _dry_run(self, rows: Sequence[Row], target: Target) -> int:
         ceilings = self._ceilings(target)
-        bounds = {r.key: b for r in rows if (b := roofline_bound(r.kernel, target, ceilings)) > 0}
-        self._print(["", *dry_table(rows, bounds, self._width()), "",
-                     f"next: {self.options.command_line()}"])
-        status = EXIT_SCRIPT if self.incomplete else EXIT_OK
+        bounds = {r.key: b for r in rows if (b := score_bound(r.kernel, r.sizes, target, ceilings)) > 0}
+        self._print(["", *dry_table(rows, bounds, self._width()), "", self._after_dry_run(rows)])
+        status = self.incomplete
         if self.options.json_path is not None:
             self._dump({"status": status, "target": target.key,
                         "kernels": [{**row_json(r), "bound_seconds": bounds.get(r.key)} for r in rows]})
         return status
 
+    def _after_dry_run(self, rows: Sequence[Row]) -> str:
+        decisions = {r.decision for r in rows}
+        if "search" in decisions:
+            return f"next: {self.options.command_line(**({'fresh': True} if self.options.fresh else {}))}"
+        if "known" in decisions:
+            return f"nothing to search: the database knows what matters; to search it again: {self.options.command_line(fresh=True)}"
+        reasons = "; ".join(dict.fromkeys(r.why for r in rows if r.why)) if len(rows) <= MAX_PROBLEMS else "see the last column"
+        return f"nothing to search ({reasons})" + (": --only KEY searches a kernel however small it is" if "small" in decisions else "")
+
     def _report(self, outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]], target: Target,
                 ceilings: Ceilings | None, status: int) -> None:
-        lines = ["", *kernel_table(outcomes, target, ceilings, self._width()), ""]
+        lines = ["", *kernel_table(outcomes, target, ceilings, self._width()), *size_lines(outcomes), ""]
         unverified = [o for o in outcomes if not o.verified]
         for o in unverified[:5]:
             lines.append(f"{o.row.name} {o.row.key[:8]} keeps the heuristic: {o.why}")
@@ -472,6 +493,17 @@ class _Run:
             write_text(Path(path), text + "\n")
         except OSError as e:
             say(f"svod-tune: {path} cannot be written: {e.strerror or e}")
+
+
+def gain_in(outline: Outline, o: Outcome) -> Gain | None:
+    """What a kernel promises in a plan, at the values that the plan is checked at; None where it was not timed at them."""
+    calls = outline.variables_of(o.row.key)
+    if not calls:
+        return Gain(o.heuristic or 0.0, o.tuned or 0.0)
+    values = check_values(outline)
+    at = {f"v{i}": values[v.name] for i, v in enumerate(calls[0])}
+    found = next((s for s in o.sizes if s.at == at), None)
+    return None if found is None or found.ratio <= 0.0 else Gain(found.seconds / found.ratio, found.seconds)
 
 
 def _plan_seconds(plan: CapturedPlan, seconds: Mapping[str, float]) -> float:

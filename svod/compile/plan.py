@@ -14,7 +14,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -314,6 +315,18 @@ class ExecutionPlan:
     def execute_with_vars(self, values: Mapping[str, int]) -> None:
         """`execute`, with the variables in a mapping."""
         self.execute(**values)
+
+    @contextmanager
+    def at(self, values: Mapping[str, int]) -> Iterator[None]:
+        """Inside, variables have these values; then they have those of before, or none again. Raises as `set_variables` does."""
+        with self.lock:
+            before, unset = self.variable_values(), self._unset & values.keys()
+            self.set_variables(values)
+            try:
+                yield
+            finally:
+                self.set_variables({name: before[name] for name in values if name in before})
+                self._unset |= unset
 
     def variable_values(self) -> dict[str, int]:
         """The variables that have a value, and what it is."""

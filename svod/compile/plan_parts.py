@@ -35,17 +35,25 @@ class PlanBuffer:
 
 
 class VariableSpec(NamedTuple):
-    """A variable of a plan: the values it can take, and those that matter."""
+    """A variable of a plan: the values it can take, and those that matter. `bucket`: the least and the largest of the values that a kernel
+    is there for, where others are there for the rest."""
 
     name: str
     min: int
     max: int
     hints: tuple[int, ...] = ()
+    bucket: tuple[int, int] | None = None
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The values that the kernel runs with."""
+        return self.bucket or (self.min, self.max)
 
     @property
     def points(self) -> tuple[int, ...]:
-        """The values to time it at: its hints, else the least, the middle and the largest."""
-        return self.hints or tuple(sorted({self.min, (self.min + self.max) // 2, self.max}))
+        """The values to time the kernel at: the hints among those it runs with, else the least, the middle and the largest."""
+        low, high = self.bounds
+        return tuple(h for h in self.hints if low <= h <= high) or tuple(sorted({low, (low + high) // 2, high}))
 
 
 @dataclass(frozen=True)

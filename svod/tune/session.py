@@ -116,6 +116,15 @@ def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None, to
     return seconds
 
 
+def score_bound(kernel: Kernel, sizes: Sequence[Size], target: Target, ceilings: Ceilings | None) -> float:
+    """The roofline bound of what a kernel is scored by: of one with variables the geometric mean over its sizes."""
+    if not sizes:
+        return roofline_bound(kernel, target, ceilings)
+    kernels = [at_size(kernel, size) for size in sizes]
+    bounds = [roofline_bound(k, target, ceilings, estimate(k.ast).bytes_moved) for k in kernels]
+    return geometric_mean(bounds) if all(bounds) else 0.0
+
+
 @dataclass
 class _Planned:
     """A kernel whose search has not begun, as the budget sees it."""
@@ -165,12 +174,7 @@ class TuneSession:
         return WorkerLaboratory(kernel, self.target, self.executor, self.config, self.bench, shrink=shrink)
 
     def _bound(self, task: KernelTask) -> float:
-        """The roofline bound of what a kernel's score is."""
-        if not task.timed_at:
-            return roofline_bound(task.kernel, self.target, self.ceilings)
-        kernels = [at_size(task.kernel, size) for size in task.timed_at]
-        bounds = [roofline_bound(k, self.target, self.ceilings, estimate(k.ast).bytes_moved) for k in kernels]
-        return geometric_mean(bounds) if all(bounds) else 0.0
+        return score_bound(task.kernel, task.timed_at, self.target, self.ceilings)
 
     # -- running ----------------------------------------------------------------------------------------------------------
     def run(self) -> SessionResult:
@@ -344,8 +348,8 @@ class TuneSession:
             names = search.base.kernel.variables
             sizes = [{"at": dict(zip(names, at, strict=True)), "seconds": s, "ratio": r} for at, s, r in t.sizes]
             records.append(self._measurement(search, c, "confirm", {"sizes": sizes} if sizes else {}, time=t.seconds,
-                                             samples=t.samples, anchor=against.seconds, baseline=against.seconds, ratio=t.ratio, ratio_low=t.low,
-                                             ratio_high=t.high))
+                                             samples=t.samples, anchor=against.seconds, baseline=against.seconds, ratio=t.ratio,
+                                             ratio_low=t.low, ratio_high=t.high))
             records.append(self._verdict(search, c))
         # a candidate that was right without passes and wrong with them is recorded by its own status
         records += [self._verdict(search, c) for c in search.refuted]

@@ -129,7 +129,8 @@ def _host(v: Any, name: str) -> Mapping[str, Any]:
         for at in s["at"].values():
             _integer(at, f"{name}: a variable")
         for what in ("seconds", "ratio"):
-            _number(s[what], f"{name}: {what}")
+            if not _number(s[what], f"{name}: {what}"):
+                raise RecordError(f"{name}: {what} of a size is 0")
     return facts
 
 
