@@ -196,7 +196,8 @@ def list_kernels(context: click.Context, as_json: bool) -> None:
         _print_json([r._asdict() for r in rows])
     elif not rows:
         path = db.path or db.plan.write
-        state = "the database is :none:" if path is None else f"no kernels in {path}" if path.exists() else f"there is no database at {path} yet"
+        state = ("the database is :none:" if path is None else
+                 f"no kernels in {path}" if path.exists() else f"there is no database at {path} yet")
         named = "" if context.obj is None else f" --db {shlex.quote(context.obj)}"
         click.echo(f"{state}; tune something: svod-tune SCRIPT --beam 8{named}", err=True)
     else:

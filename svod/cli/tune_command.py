@@ -5,7 +5,7 @@ import logging
 import os
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,14 +48,16 @@ class TuneOptions:
         return self.script or self.source or ""
 
     def command_line(self, **changes: object) -> str:
-        """A command that differs from this one by the options given, for people to paste."""
-        values: dict[str, object] = {"beam": self.beam, "budget": f"{self.budget:g}", "db": self.db, **changes}
+        """A command that differs from this one by the options given, for people to paste. --dry-run, --json, --capture-to and
+        --fresh are not handed on."""
+        values: dict[str, object] = {"beam": self.beam, "budget": f"{self.budget:g}"}
+        for f in fields(self):
+            if f.name in ("db", "workers", "address", "top", "only", "capture_for", "actions") and getattr(self, f.name) != f.default:
+                values[f.name] = getattr(self, f.name)
         words = [program("svod-tune"), *((self.script,) if self.script else ("--from", self.source or ""))]
-        for name, value in values.items():
-            if value is True:
-                words.append(f"--{name}")
-            elif value is not None and value is not False:
-                words += [f"--{name}", str(value)]
+        for name, value in {**values, **changes}.items():
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [f"--{name.replace('_', '-')}", *([] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)])]
         if self.args:
             words += ["--", *self.args]
         return shlex.join(words)
@@ -84,10 +86,10 @@ class _Finite(click.FloatRange):
 
 
 @click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]},
-               epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out; 2 bad input, or no kernel "
-                      "was captured; 3 the script failed or the capture is damaged, and what there was was tuned; 4 tuned, but the "
-                      "database could not take the results; "
-                      "130 ended early by Ctrl-C. The first Ctrl-C ends the script, the next one the tuning.")
+               epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out; 2 bad input; 3 the script "
+                      "failed, and what it had prepared was tuned; 4 tuned, but the database could not take the results; 5 there is no "
+                      "kernel to tune; 6 the capture is damaged, and what can be read of it was tuned; 130 ended early by Ctrl-C; 143 "
+                      "ended by SIGTERM. The first Ctrl-C ends the script, the next one the tuning.")
 @click.argument("script", required=False)
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("--beam", type=int, metavar="N", help=f"Beam width, at least 1; default: BEAM, else {DEFAULT_BEAM}.")

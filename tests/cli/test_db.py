@@ -55,6 +55,16 @@ def test_list(path: Path) -> None:
     assert empty.exit_code == 0 and "svod-tune SCRIPT" in empty.output and not path.with_name("none.db").exists()
 
 
+def test_the_database_may_be_named_before_and_behind_the_command(path: Path) -> None:
+    other = path.with_name("other.db")
+    runner = CliRunner()
+    expected = run(path, "list").output
+    assert expected and runner.invoke(cli, ["list", "--db", str(path)]).output == expected
+    assert runner.invoke(cli, ["--db", str(other), "list", "--json", "--db", str(path)]).output == run(path, "list", "--json").output
+    missing = runner.invoke(cli, ["list", "--db", str(other)])
+    assert missing.exit_code == 0 and f"there is no database at {other} yet" in missing.output and f"--db {other}" in missing.output
+
+
 def test_show(path: Path) -> None:
     out = run(path, "show", GEMM[:6]).output
     for piece in (GEMM, "gemm_512", "model.py:7", TARGET, "1 ok", "2.00x the heuristic", "verified"):

@@ -133,7 +133,8 @@ def test_options_stand_on_both_sides_and_the_rest_is_the_scripts(tmp_path: Path,
     assert run("--beam", "3", path, "one", "--budget", "5", "--only", "a", "--only", "b", "--", "--beam", "9", "--", "-x").exit_code == 0
     [o] = seen
     assert (o.script, o.args, o.beam, o.budget, o.only) == (path, ("one", "--beam", "9", "--", "-x"), 3, 5.0, ("a", "b"))
-    assert o.command_line(beam=6, fresh=True) == f"{program('svod-tune')} {path} --beam 6 --budget 5 --fresh -- one --beam 9 -- -x"
+    assert o.command_line(beam=6, fresh=True) == (f"{program('svod-tune')} {path} --beam 6 --budget 5 --only a --only b --fresh "
+                                                   "-- one --beam 9 -- -x")
     monkeypatch.setenv("BEAM", "5")
     assert run(path).exit_code == 0 and seen[-1].beam == 5
     check(TuneOptions(None, source=path))
@@ -146,15 +147,15 @@ def test_console_script_answers_bad_input_with_status_2(tmp_path: Path) -> None:
     done = main(tmp_path, path, BEAM="abc")
     assert done.returncode == 2 and "BEAM='abc'" in done.stderr and "Traceback" not in done.stderr
     done = main(tmp_path, path, "--beam", "2", "--db", ":none:", BEAM="abc")
-    assert done.returncode == 2 and "prepared no kernel" in done.stderr and done.stdout == "hello\n", "BEAM is not used"
+    assert done.returncode == 5 and "prepared no kernel" in done.stderr and done.stdout == "hello\n", "BEAM is not used"
 
 
 def test_scripts_that_give_nothing_to_tune(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     done = run(script(tmp_path, "print('hello')"), "--db", ":none:")
-    assert done.exit_code == 2 and "prepared no kernel" in done.output and done.output.startswith("svod-tune: running")
+    assert done.exit_code == 5 and "prepared no kernel" in done.output and done.output.startswith("svod-tune: running")
     assert capfd.readouterr().out == "hello\n"
     done = run(script(tmp_path, "raise SystemExit('no data')"), "--db", ":none:")
-    assert done.exit_code == 2 and "ended with status 1 before it prepared a kernel" in done.output
+    assert done.exit_code == 5 and "ended with status 1 before it prepared a kernel" in done.output
     (tmp_path / "bad.jsonl").write_text("{}")
     with pytest.raises(FormatError, match="not a capture"):
         CliRunner().invoke(cli, ["--from", str(tmp_path / "bad.jsonl")], catch_exceptions=False)
@@ -436,10 +437,10 @@ def test_a_damaged_capture_is_tuned_as_far_as_it_can_be_read(tmp_path: Path, fak
     file = Path(captured(tmp_path))
     file.write_bytes(file.read_bytes()[:-5])
     done = run("--from", str(file), "--db", str(tmp_path / "t.db"))
-    assert done.exit_code == 3 and "is cut off" in done.output and "tuning what can be read" in done.output and "3 kernels" in done.output
+    assert done.exit_code == 6 and "is cut off" in done.output and "tuning what can be read" in done.output and "3 kernels" in done.output
     file.write_bytes(b"\n".join(line for line in file.read_bytes().split(b"\n") if not line.startswith(b'{"kernel"')))
     done = run("--from", str(file), "--db", str(tmp_path / "t.db"))
-    assert done.exit_code == 2 and "could not be read" in done.output and "no plan that can be used" in done.output
+    assert done.exit_code == 5 and "could not be read" in done.output and "no plan that can be used" in done.output
 
 
 def test_dry_run_searches_and_writes_nothing(tmp_path: Path, fake: type[FakeSession]) -> None:
@@ -449,6 +450,17 @@ def test_dry_run_searches_and_writes_nothing(tmp_path: Path, fake: type[FakeSess
         assert word in done.output
     assert [k["decision"] for k in json.loads((tmp_path / "r.json").read_text())["kernels"]] == ["search"] * 3
     assert run("--from", captured(tmp_path), "--only", "nobody", "--dry-run").exit_code == 2
+    options = ("--workers", "local:1", "--top", "2", "--only", "gemm", "--only", "softmax", "--fresh")
+    small = run("--from", captured(tmp_path), "--dry-run", *options)
+    assert small.output.splitlines()[-1].endswith("--beam 8 --budget 600 --workers local:1 --top 2 --only gemm --only softmax --fresh")
+
+
+def test_dry_run_names_no_next_search_where_there_is_nothing_to_search(tmp_path: Path, fake: type[FakeSession]) -> None:
+    file, db = captured(tmp_path), str(tmp_path / "t.db")
+    run("--from", file, "--db", db)
+    done = run("--from", file, "--db", db, "--dry-run")
+    assert done.exit_code == 0 and "next:" not in done.output
+    assert re.search(r"nothing to search: the database knows .* --fresh$", done.output.splitlines()[-1])
 
 
 def test_an_interrupted_search_is_reported(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
