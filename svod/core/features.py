@@ -28,6 +28,7 @@ _LOOP_CYCLES = 1.5        # of one iteration's bookkeeping
 _LAUNCH_CYCLES = 2000.0   # of a phase that wakes other cores
 _OVERLAP = 0.4            # the share that is not hidden of what does not bound a stage
 _LANE_LOAD = 1.5          # loads' worth of one lane that is loaded by itself
+_LANE_MASKED = 6.0        # the same under a mask
 _LANE_READ = 8.0          # the same from a staged area, whose rows are mostly a power of two apart and share cache sets
 _LANE_TURNED = 0.5        # the same where squares are transposed in registers
 _SQUARE = 4               # positions side by side from which stores of lanes are transposed in registers
@@ -514,13 +515,13 @@ def _lane_loads(n: Node, nest: _Nest, inner: dict[int, int], lanes: int, expande
             step = _ANYWHERE
         beside = [a for a, c in n.linear.coefs if c == 1 and a != lane]
         turned = any(expanded[a] >= lanes or (is_derived(nest.r.stage) and a < len(nest.box) and nest.box[a] >= lanes) for a in beside)
-        single = _LANE_LOAD
+        single = _LANE_LOAD if n.gate < 0 else _LANE_MASKED
         if n.linear.const % lanes or any(c % lanes for a, c in n.linear.coefs if a != lane):
             across = 2.0        # not all vectors are aligned: a wide one takes two lines
     step = abs(step * apart)
     if step <= 1 or (step <= _SHORT_STEP and n.gate < 0):
         return across * step, step - 1.0
-    return (_LANE_TURNED if turned else single) * lanes, 0.0
+    return (_LANE_TURNED if turned and n.gate < 0 else single) * lanes, 0.0
 
 
 def _conflict(stride: int) -> float:

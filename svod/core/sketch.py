@@ -357,7 +357,7 @@ def _is_large(state: Scheduler) -> bool:
 
 
 def _parallel(state: Scheduler) -> Scheduler:
-    """Share the outermost loop among the cores; a reduction without output loops is cut into parts."""
+    """Share the outermost loop among the cores; a reduction is cut into parts where output loops are none or would leave cores idle."""
     target, kernel = state.target, state.kernel
     r = resolved(state, kernel.output)
     if target.threads < 2 or not _is_large(state) or state.thread is not None or state.split_reduce is not None:
@@ -369,10 +369,16 @@ def _parallel(state: Scheduler) -> Scheduler:
         return -(-extent // target.threads) * target.threads / extent
     shared = [row for row in loops if r.axes.index(state.rows[row].axis) < outs and state.rows[row].extent >= target.threads]
     cut = [row for row in loops if r.axes.index(state.rows[row].axis) >= outs and state.rows[row].extent >= 4 * target.threads]
-    # the outermost loop whose iterations can be dealt out evenly, also when a core is late; else the one that comes nearest to it
+    # the outermost loop whose iterations can be dealt out evenly, also when a core is late; else the one that comes nearest to it, or
+    # parts of the sums, whatever costs less
     many = [row for row in shared if waste(row) <= _EVEN and state.rows[row].extent >= 2 * target.threads]
-    for row in (*many, *sorted(shared, key=waste), *cut):
-        done = try_opt(state, "THREAD", state.rows[row].name, target.threads)
-        if done is not state:
-            return done
-    return state
+    least = sorted(shared, key=waste)
+
+    def first(rows: list[int]) -> Scheduler | None:
+        return next((done for row in rows if (done := try_opt(state, "THREAD", state.rows[row].name, target.threads)) is not state), None)
+
+    even = first([*many, *(row for row in least if waste(row) <= _EVEN)])
+    if even is not None:
+        return even
+    uneven = [done for done in (first(least), first(cut)) if done is not None]
+    return min(uneven, key=lambda s: s.features().cycles, default=state)

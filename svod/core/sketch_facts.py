@@ -16,6 +16,8 @@ def try_opt(state: Scheduler, op: str, axis: str, arg: Any = None) -> Scheduler:
     except KernelOptError:
         return state
 
+_ALIKE = 0.03       # shares of idle lanes no further apart than this weigh less than straight-line code
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -133,7 +135,7 @@ def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
 
     def waste(n: int) -> float:
         return -(-extent // n) * -(-n // width) * width / extent
-    return sorted(dict.fromkeys(options), key=lambda n: (round(waste(n), 2), -n))
+    return sorted(dict.fromkeys(options), key=lambda n: (round((waste(n) - 1.0) / _ALIKE), -n))
 
 
 def tile_amounts(extent: int, limit: int) -> list[int]:

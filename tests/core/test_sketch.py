@@ -116,3 +116,21 @@ def test_memory_is_read_in_its_order() -> None:
     assert "r0" in loops[:-1] and loops[-1].startswith("o0")
     turned = heuristic(Scheduler(Kernel(kernel_of(data(4096, 4096).transpose(0, 1).contiguous())), replace(TARGET, l3=32 << 20)))
     assert turned.stream and [o.arg for o in turned.applied_opts if o.op == "UPCAST"] == [16, 32]
+
+
+def test_few_long_rows_are_shared_evenly() -> None:
+    """Seven rows over two cores: halves of each row, as whole rows would leave a core idle; and sums are right."""
+    two = replace(TARGET, threads=2)
+    assert heuristic(Scheduler(Kernel(row_sums(7, 100_003)), two)).split_reduce is not None
+    assert heuristic(Scheduler(Kernel(row_sums(8, 100_003)), two)).thread is not None
+    case = Case(Kernel(row_sums(3, 50_021)))
+    target = replace(NATIVE[-1] if NATIVE else TARGET, threads=2)
+    state = heuristic(Scheduler(case.kernel, target))
+    assert state.split_reduce is not None
+    (run_native(case, lower(state), target, 2) if NATIVE else run_interpreted(case, lower(state), 2))
+
+
+def test_idle_lanes_in_the_last_tile_weigh_less_than_straight_line_code() -> None:
+    for extent in (3753, 1009, 4801):
+        assert lane_amounts(extent, 16, 4)[0] >= 32, extent
+    assert lane_amounts(112, 16, 4)[0] == 16, "64 would compute an eighth more"
