@@ -51,17 +51,17 @@ class Race:
 
 
 def race(contestants: Sequence[Contestant], rounds: int = 6, *, anchor: int = 0, rng: random.Random, clock: Clock = time.perf_counter,
-         watch: Watch = watch_machine, min_sample: float = MIN_SAMPLE_SECONDS) -> Race:
+         watch: Watch = watch_machine, min_sample: float = MIN_SAMPLE_SECONDS, void_repeats: int = VOID_REPEATS) -> Race:
     """Time all contestants in `rounds` interleaved rounds of random order.
 
     Contestant `anchor` (the incumbent) is timed before the first and after the last round as well. If it moved by more than 5 %, or the
-    machine was busy, the batch is void and repeated. After three repetitions the race is marked noisy and its scores are taken over
-    the rounds of all batches, which one disturbance spoils less than any single batch. Raises ValueError without contestants."""
+    machine was busy, the batch is void and repeated. After `void_repeats` repetitions the race is marked noisy and its scores are taken
+    over the rounds of all batches, which one disturbance spoils less than any single batch. Raises ValueError without contestants."""
     if not contestants or rounds < 1:
         raise ValueError(f"a race of {len(contestants)} contestants over {rounds} rounds was asked for; it takes one of each at least")
     calibrated = [calibrate(c, None, clock, min_sample) for c in contestants]
     every: list[tuple[float, ...]] = []
-    for batch in range(1, VOID_REPEATS + 2):
+    for batch in range(1, void_repeats + 2):
         seen = watch()
         start = _anchor_time(contestants[anchor], calibrated[anchor], clock)
         taken = [_round(contestants, calibrated, rng, clock) for _ in range(rounds)]

@@ -3,12 +3,14 @@
 One round, as this file sees it:
 
     propose   every member that is new in the beam × (actions + mutations)  → queue, by the digest of the state
-              the most promising of the queue by predicted cycles, and a fifth at random
+              the most promising of the queue by predicted cycles, none that is clearly behind, and a fifth at random
     racers    the best 2 × width of what was screened, and the best of each protected sketch family
     keep      the best `width` of all raced states whose outputs are right,
               at most half of them from one family; a sketch family keeps one place for two rounds
 
 A state reached by two chains is one candidate and keeps the shorter chain. Proposals that a round has no room for stay queued.
+Clearly behind is what is predicted to take longer than each of the 4 × width fastest that were measured: how far the predictions of this
+kernel are wrong is what those say, which were predicted like all. Only the random fifth may be behind.
 With `BEAM_STRICT=reference` the rules are those of the reference systems: single actions only, all of them measured, the beam
 taken from the latest round.
 """
@@ -25,6 +27,8 @@ from svod.tune.candidate import Candidate, Origin, Status, chain_order
 
 RANDOM_SHARE = 0.2
 SKETCH_ROUNDS = 2          # rounds in which a sketch family keeps a place
+LEAST_ROUND = 8            # of the best predictions, however many of them are behind
+JUDGES = 4                 # times width: the fastest that say which predictions are clearly behind
 
 
 class Beam:
@@ -64,6 +68,7 @@ class Beam:
             if c.digest not in self.seen:
                 self.seen[c.digest] = c
                 fresh.append(c)
+                predict(c)
             if c.origin is Origin.SKETCH:
                 self.sketch_families.setdefault(c.state.family, self.round + SKETCH_ROUNDS + 1)
         return fresh
@@ -89,13 +94,8 @@ class Beam:
 
     def enqueue(self, state: Any, origin: Origin) -> None:
         candidate = self.offer(state, origin)
-        if candidate is not None:
-            try:
-                candidate.predicted = state.features().cycles
-            except KernelOptError as e:     # opts that are each legal and do not go together
-                candidate.fail(Status.ERROR, str(e))
-            else:
-                self.queue[candidate.digest] = candidate
+        if candidate is not None and predict(candidate):
+            self.queue[candidate.digest] = candidate
 
     def propose(self) -> list[Candidate]:
         self.round += 1
@@ -104,14 +104,24 @@ class Beam:
                 self.expand(member)
         room = len(self.queue) if self.strict else self.config.round_size * self.width
         chosen = list(self.queue.values())
-        if len(chosen) > room:
-            ranked = sorted(chosen, key=lambda c: (c.predicted, *chain_order(c.chain)))
-            best = room - int(room * RANDOM_SHARE)
-            chosen = ranked[:best] + self.random.sample(ranked[best:], room - best)
+        ranked = sorted(chosen, key=lambda c: (c.predicted, *chain_order(c.chain)))
+        limit = float("inf") if self.strict else self.behind()
+        near = sum(c.predicted <= limit for c in ranked)
+        if len(chosen) > room or near < len(chosen):
+            # a fifth of what is taken is random, of few that are not behind as of many
+            best = min(room - int(room * RANDOM_SHARE), max(near, LEAST_ROUND))
+            at_random = min(int(best * RANDOM_SHARE / (1 - RANDOM_SHARE)), len(ranked) - best, room - best)
+            chosen = ranked[:best] + self.random.sample(ranked[best:], max(0, at_random))
         for c in chosen:
             del self.queue[c.digest]
             c.round = self.round
         return chosen
+
+    def behind(self) -> float:
+        """The predicted cycles above which a proposal is clearly behind; infinite until twice as many were measured as say so."""
+        measured = sorted((c for c in self.seen.values() if c.samples and c.predicted < float("inf")), key=lambda c: c.seconds)
+        judges = JUDGES * self.width
+        return max(c.predicted for c in measured[:judges]) if len(measured) >= 2 * judges else float("inf")
 
     def requeue(self, candidates: Sequence[Candidate]) -> None:
         """Put back what a round had no time for."""
@@ -173,3 +183,13 @@ class Beam:
                 self.members = chosen
                 return
             verify(unsure)
+
+
+def predict(candidate: Candidate) -> bool:
+    """Ask the candidate's state for its cycles. False, and the candidate failed, where its opts are each legal and do not go together."""
+    try:
+        candidate.predicted = candidate.state.features().cycles
+    except KernelOptError as e:
+        candidate.fail(Status.ERROR, str(e))
+        return False
+    return True

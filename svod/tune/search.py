@@ -45,6 +45,7 @@ MAX_WORK_RATIO = 1000          # over the round's leanest candidate; exactly thi
 RELATIVE_PROGRESS = 0.005
 BOUND_REACHED = 1.05           # times the roofline bound
 BOUND_REFUTED = 0.95           # a time below this many bounds says that the bound is wrong
+HOPELESS = 30.0                # times the heuristic's predicted cycles: an untouched kernel behind that is not run
 CHUNK = 24                     # candidates built and screened before the incumbent and the budget are looked at again
 FIRST_CHUNK = 6                # of a search whose pace is not known and whose time is limited
 YARDSTICK_REACH = 4.0          # times the incumbent: a slower baseline is not raced along
@@ -190,10 +191,10 @@ class KernelSearch:
     def _round(self, deadline: float) -> None:
         started, before = self.clock(), self.incumbent
         self.judged.clear()
-        seeds = self.strategy.seed([*self.stored, Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED), *self.first]) \
-            if len(self.history) == 1 else []
+        seeds = self.strategy.seed([*self.stored, *self._untouched(), *self.first]) if len(self.history) == 1 else []
         # enough seeds are a round of their own: the first one is short, and what follows starts from the best of them
-        batch = list(seeds) if len(seeds) >= SEED_ROUND and not self.strict else [*seeds, *self.strategy.propose()]
+        seeds_alone = len(seeds) >= SEED_ROUND and not self.strict
+        batch = list(seeds) if seeds_alone else [*seeds, *self.strategy.propose()]
         if not batch:
             self.stop("nothing left to try")
             return
@@ -206,7 +207,15 @@ class KernelSearch:
         self._report(dict.fromkeys([*(c for c in batch if c.status is not Status.QUEUED), *self.judged]))
         self.history.append(self.best)
         self._announce(batch, noisy, started)
-        self._judge_progress(before)
+        self._judge_progress(before, seeds_alone)
+
+    def _untouched(self) -> list[Candidate]:
+        """The untouched kernel, unless other seeds make it hopeless: its first run would be killed, and with the child what that knows."""
+        candidate = Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED)
+        others = self.config.sketches and not self.strict and self.incumbent is not None and (self.stored or self.first)
+        if others and self.base.features().cycles > HOPELESS * self.heuristic.features().cycles:
+            return []
+        return [candidate]
 
     def _announce(self, batch: Sequence[Candidate], noisy: bool, started: float) -> None:
         self.listener(RoundFinished(
@@ -215,9 +224,10 @@ class KernelSearch:
             sum(c.status in FAILED for c in batch), self.strategy.queued, self.best,
             chain_text(self.incumbent.chain) if self.incumbent else "", self.clock() - started, noisy))
 
-    def _judge_progress(self, before: Candidate | None) -> None:
+    def _judge_progress(self, before: Candidate | None, seeds_alone: bool) -> None:
         """A gain is what the incumbent keeps when it is measured again; `before`: the incumbent that the round began with. One that has
-        just won a race, and may have won it by luck, is given the round that tells."""
+        just won a race, and may have won it by luck, is given the round that tells. In a round of seeds alone nothing was proposed: it is
+        none without a gain."""
         least = self.config.min_progress * 1e-6
         if not self.strict and self.best < float("inf"):
             least = max(least, self.best * max(RELATIVE_PROGRESS, self.noise))
@@ -226,7 +236,7 @@ class KernelSearch:
         if self.settled - settled > least:
             self.flat, self.settled = 0, settled
         else:
-            self.flat += 1
+            self.flat += not seeds_alone
         promising = self.settled - self.best > least
         if self.best < BOUND_REFUTED * self.bound:
             # the ceilings were measured while the machine was busy: such a bound must not end anything

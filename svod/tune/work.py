@@ -256,13 +256,14 @@ def sample_candidate(item: tuple[Built, Screened, int, int], context: Context) -
     return Screened(found.samples.seconds, False, screened.part)
 
 
-def race_candidates(item: tuple[Sequence[tuple[Built, float]], int, int], context: Context) -> Race:
-    """Interleaved rounds over candidates, each with the part it is timed on; the first is the anchor. Item: candidates, rounds, seed."""
-    entries, rounds, seed = item
+def race_candidates(item: tuple[Sequence[tuple[Built, float]], int, int, int], context: Context) -> Race:
+    """Interleaved rounds over candidates, each with the part it is timed on; the first is the anchor. Item: candidates, rounds, seed, how
+    often void rounds are repeated."""
+    entries, rounds, seed, void_repeats = item
     runners = [context.load(built) for built, _ in entries]
     context.ready_for_timing()
     contestants = [r.contestant(part) for r, (_, part) in zip(runners, entries, strict=True)]
-    found = race(contestants, rounds, anchor=0, rng=random.Random(seed))
+    found = race(contestants, rounds, anchor=0, rng=random.Random(seed), void_repeats=void_repeats)
     ratios = tuple(math.exp(s - found.scores[0]) for s in found.scores)
     logs = [math.log(r[0] / found.seconds(0)) for r in found.rounds]
     return Race(ratios, found.seconds(0), error_of_median(logs), found.noisy is not None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from svod.bench.race import VOID_REPEATS
 from svod.bench.timer import deadline as run_deadline
 from svod.config import BeamConfig, BenchConfig
 from svod.core.kernel import Kernel
@@ -22,6 +23,7 @@ LOAD_SECONDS = 5.0            # allowed on top of a timed run: linking, inputs, 
 VERIFY_SECONDS = 60.0
 RACE_SECONDS = 60.0
 CONFIRM_EXTRA = 30.0
+RESTLESS_REPEATS = 1          # of void rounds, after a race in which repeating them did not help
 _STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEOUT, "lost": Status.LOST}
 
 
@@ -46,6 +48,7 @@ class WorkerLaboratory:
         self.parts: dict[str, float] = {}       # LINEAR digest → the part of the kernel it is timed on
         self.baseline: Built | None = None
         self.races = 0
+        self.restless = False       # the machine did not come to rest in the latest race
 
     def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, module: str = JOB) -> list[Outcome]:
         """The outcomes in the order of the items. An interrupt leaves nothing queued behind."""
@@ -91,11 +94,13 @@ class WorkerLaboratory:
         self.races += 1
         longest = max(c.seconds * self.parts.get(c.linear, 1.0) for c in candidates)
         rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
-        item = ([(c.built, self.parts.get(c.linear, 1.0)) for c in candidates], rounds, self.config.seed + self.races)
+        item = ([(c.built, self.parts.get(c.linear, 1.0)) for c in candidates], rounds, self.config.seed + self.races,
+                RESTLESS_REPEATS if self.restless else VOID_REPEATS)
         limit = RACE_SECONDS + 100 * longest * len(candidates)
         outcome = self._run("race_candidates", [item], "bench", limit)[0]
         if outcome.ok:
             race: Race = outcome.value
+            self.restless = race.noisy
             return race
         # one of them died although it ran before: their screening times decide, with the noise of single minima
         anchor = candidates[0].seconds

@@ -152,6 +152,9 @@ def test_a_busy_machine_gives_up_after_three_repetitions():
     result = race([world.contestant(1e-2), world.contestant(2e-2)], 4, rng=random.Random(0), clock=world.clock, watch=lambda: lambda: busy)
     assert result.batches == 4 and "50 % of the machine's time was stolen" in result.noisy
     assert len(result.rounds) == 16 and result.ranking == [0, 1] and result.load is busy
+    result = race([world.contestant(1e-2), world.contestant(2e-2)], 4, rng=random.Random(0), clock=world.clock, watch=lambda: lambda: busy,
+                  void_repeats=1)
+    assert result.batches == 2 and len(result.rounds) == 8 and result.noisy is not None
 
 
 def test_confirm_stops_when_it_knows():

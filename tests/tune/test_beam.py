@@ -15,7 +15,7 @@ from svod.tune.beam import Beam
 from svod.tune.candidate import Candidate, Origin, Status, chain_text
 from svod.tune.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
 from svod.tune.laboratory import Failure, Lowered, Race
-from svod.tune.search import FIRST_CHUNK, KernelSearch
+from svod.tune.search import FIRST_CHUNK, HOPELESS, KernelSearch
 from svod.tune.strategy import STRATEGIES
 from tests.tune.replay import ReplayedLaboratory, is_failure, made_up_seconds
 from tests.tune.search_kernels import TARGET, elementwise, gemm
@@ -326,6 +326,46 @@ def test_a_fifth_of_a_round_is_random() -> None:
         chosen.append({c.digest for c in beam.propose()})
         assert len(chosen[-1]) == 20
     assert 16 <= len(chosen[0] & chosen[1]) < 20
+
+
+@pytest.mark.parametrize(("behind", "measured", "taken"), [
+    (4.1, 8, 10),      # few are not behind: the least that a round takes, and a fifth of the round at random
+    (4.0, 8, 20),      # none is behind: a whole round
+    (4.1, 7, 20),      # too few were measured to say
+])
+def test_what_is_clearly_behind_is_not_tried_but_for_a_random_fifth(behind: float, measured: int, taken: int) -> None:
+    """Eight that took 1, 2, … as predicted: with a beam of one the four fastest say that more than 4 is behind."""
+    beam = Beam(BASE, BeamConfig(width=1, round_size=20))
+    for i in range(measured):
+        beam.seen[bytes([i])] = Candidate(BASE, (), Origin.ACTION, predicted=1.0 + i, seconds=1.0 + i, samples=(1.0 + i,))
+    beam.expand(Candidate(BASE, (), Origin.UNTOUCHED))
+    assert len(beam.queue) > 30
+    for i, c in enumerate(beam.queue.values()):
+        c.predicted = 4.0 if i < 3 else behind
+    chosen = beam.propose()
+    assert len(chosen) == taken
+    assert sum(c.predicted == 4.0 for c in chosen) >= 3
+
+
+def test_an_untouched_kernel_that_is_hopeless_is_not_run_where_there_are_other_seeds() -> None:
+    large = gemm(512, 512, 512)
+    base = Scheduler(large, TARGET)
+    good = base.apply_opts([Opt("UPCAST", "o1", 32), Opt("UPCAST", "o0", 6)])
+    assert base.features().cycles > HOPELESS * good.features().cycles
+    for seeds, run_ in (([(base.apply_opt(Opt("UPCAST", "o1", 16)), Origin.SKETCH)], False), ([], True)):
+        lab = ReplayedLaboratory()
+        search = KernelSearch("key", "gemm", base, good, BeamConfig(width=2, round_size=8), lab, seeds=seeds)
+        search.step()
+        search.step()
+        assert (base.digest.hex() in lab.done("lower")) is run_
+
+
+def test_a_round_of_seeds_alone_is_no_round_without_a_gain() -> None:
+    seeds = [(BASE.apply_opt(Opt("TILE", "o1", n)), Origin.SKETCH) for n in (2, 4, 8, 16, 32)]
+    seeds += [(BASE.apply_opt(Opt("TILE", "o0", n)), Origin.SKETCH) for n in (2, 4, 8)]
+    search = run(make_search(ReplayedLaboratory(seconds=lambda c: 1e-3), seeds=seeds))
+    assert search.why == "2 rounds without a gain"
+    assert len(search.history) == 4
 
 
 # -- what races tell ----------------------------------------------------------------------------------------------------------

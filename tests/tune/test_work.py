@@ -2,12 +2,22 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from svod.bench.race import Ratio
+from svod.bench.race import VOID_REPEATS, Ratio
+from svod.config import BeamConfig
+from svod.core.scheduler import Scheduler
+from svod.tune.candidate import Candidate, Origin
+from svod.tune.executor import InlineExecutor, Kind
+from svod.tune.jobs import Outcome
+from svod.tune.laboratory import Race
 from svod.tune.work import error_of_median, may_win
+from svod.tune.worker_laboratory import RESTLESS_REPEATS, WorkerLaboratory
+from tests.tune.search_kernels import TARGET, gemm
 
 
 def test_only_what_may_still_win_is_timed_further() -> None:
@@ -31,3 +41,20 @@ def test_the_error_of_a_median_is_that_of_repeated_races(rounds: int) -> None:
     medians = np.median(disturbed, axis=1)
     told = statistics.fmean(error_of_median(list(s - m)) for s, m in zip(disturbed, medians, strict=True))
     assert told == pytest.approx(float(medians.std()), rel=0.3)
+
+
+def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
+    asked: list[int] = []
+    restless = [False, True, True, False, False]
+
+    class Laboratory(WorkerLaboratory):
+        def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, module: str = "") -> list[Outcome]:
+            asked.append(items[0][3])
+            return [Outcome("ok", Race((1.0, 1.0), 1e-3, 0.01, restless[len(asked) - 1]))]
+    kernel = gemm(4, 4, 4)
+    base = Scheduler(kernel, TARGET)
+    lab = Laboratory(kernel, TARGET, InlineExecutor(), BeamConfig())
+    field = [Candidate(base, (), Origin.UNTOUCHED, seconds=1e-3), Candidate(base, (), Origin.HEURISTIC, seconds=1e-3)]
+    for noisy in restless:
+        assert lab.race(field).noisy is noisy
+    assert asked == [VOID_REPEATS, VOID_REPEATS, RESTLESS_REPEATS, RESTLESS_REPEATS, VOID_REPEATS]
