@@ -126,7 +126,8 @@ def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, q
     busy = seen().busy
     if busy is not None:
         log.log(logging.INFO if quick else logging.WARNING,
-                "the machine was busy while its ceilings were measured (%s): they are too low, and not kept", busy)
+                "the machine was busy while its ceilings were measured (%s): they are too low, and not kept; the next command that "
+                "needs them measures them again", busy)
         return ceilings
     add_record(path, machine, asdict(ceilings))
     return ceilings

@@ -44,6 +44,10 @@ class Comparison:
     changes: tuple[Change, ...]
     means: dict[str, float]
 
+    def timed(self, contestant: str) -> list[Change]:
+        """The changes that are in the mean of a contestant."""
+        return [c for c in self.changes if c.contestant == contestant and c.ratio is not None]
+
     @property
     def worse(self) -> bool:
         """Something got slower beyond the noise, or does not work any more."""
@@ -74,12 +78,8 @@ def compare_runs(before: Run, after: Run) -> Comparison:
             x, y = a.outcome(contestant) if a is not None else None, b.outcome(contestant) if b is not None else None
             if x is not None or y is not None:
                 changes.append(_change(name, contestant, a, b, x, y, stable))
-    means = {}
-    for contestant in SVOD:
-        ratios = [c.ratio for c in changes if c.contestant == contestant and c.ratio is not None]
-        if ratios:
-            means[contestant] = geometric_mean(ratios)
-    return Comparison(tuple(changes), means)
+    ratios = {contestant: [c.ratio for c in changes if c.contestant == contestant and c.ratio is not None] for contestant in SVOD}
+    return Comparison(tuple(changes), {contestant: geometric_mean(found) for contestant, found in ratios.items() if found})
 
 
 def _change(name: str, contestant: str, a: CaseResult | None, b: CaseResult | None, x: Outcome | None, y: Outcome | None,
@@ -97,9 +97,7 @@ def _change(name: str, contestant: str, a: CaseResult | None, b: CaseResult | No
     noise = max(LEAST_CHANGE, (x.spread or 0.0) + (y.spread or 0.0) + abs(drift_of_peers(a, b, stable)))
     verdict: Verdict = "same" if abs(math.log(ratio)) <= noise else "faster" if ratio < 1.0 else "slower"
     noisy = a.noisy or b.noisy
-    if noisy is not None and verdict != "same":
-        verdict = "noisy"
-    return Change(name, contestant, verdict, x.median, y.median, ratio, noise, noisy or "")
+    return Change(name, contestant, verdict if noisy is None else "noisy", x.median, y.median, ratio, noise, noisy or "")
 
 
 def drift_of_peers(a: CaseResult, b: CaseResult, stable: set[str]) -> float:

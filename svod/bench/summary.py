@@ -93,7 +93,7 @@ def judge_case(*, name: str, title: str, suite: str, group: str, dtype: str, sha
                                 speedups=others, ceiling_share=bound.seconds / median if bound is not None and median else None))
     rounds = min((len(v) for v in own.values()), default=0)
     case = CaseResult(name, title, suite, group, dtype, shapes, flops, bytes_read, bytes_written, bound, tuple(outcomes), best_peer, rounds,
-                      all(_half_width(s) <= PRECISION for o in outcomes for n, s in o.speedups.items() if n == best_peer), None, load)
+                      all(half_width(s) <= PRECISION for o in outcomes for n, s in o.speedups.items() if n == best_peer), None, load)
     return replace(case, noisy=_noise(case))
 
 
@@ -119,7 +119,8 @@ def neighbour_of(case: CaseResult, work: float, name: str, title: str, its_work:
     return Neighbour(name, title, statistics.median(seconds), Speedup(scale * over.median, low, high))
 
 
-def _half_width(s: Speedup) -> float:
+def half_width(s: Speedup) -> float:
+    """Half the width of the interval, on the scale of logarithms; infinite without one."""
     return 0.5 * math.log(s.high / s.low) if s.low is not None and s.high is not None else math.inf
 
 
@@ -132,7 +133,7 @@ def _noise(case: CaseResult) -> str | None:
         return None
     if best is None:
         return f"the median of {own.name} is known to {_precision(own.spread)} only" if own.spread > NOISY else None
-    width = _half_width(own.speedups[best.name])
+    width = half_width(own.speedups[best.name])
     if width > NOISY:
         return f"the speed-up of {own.name} over {best.name} is known to {_precision(width)} only"
     return None

@@ -123,10 +123,14 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     left_out = [f"{i.name} ({i.missing})" for i in infos if i.missing is not None]
     if left_out:
         _say(f"left out: {', '.join(left_out)}. The extra brings them: {INSTALL_PEERS}")
-    from svod.bench.ceilings import cached_ceilings
+    from svod.bench.ceilings import cached_ceilings, known_ceilings
     from svod.contestants import svod_contestants
 
-    limits = cached_ceilings(_ceilings_path(), target)
+    path = _ceilings_path()
+    known = known_ceilings(path, target)
+    if known is None or known.quick:
+        _say(f"measuring what this machine can do at best, some ten seconds; kept in {path}, unless the machine is busy")
+    limits = cached_ceilings(path, target)
     prepare = config.PrepareConfig.from_env()
     prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
     contestants = [*svod_contestants(mode, width, fresh=fresh, db=db, config=prepare), *found]

@@ -11,13 +11,15 @@ import click
 from svod.bench.ceilings import Ceilings
 from svod.bench.compare import Comparison
 from svod.bench.results import SVOD, CaseResult, GroupResult, Outcome, Run, Speedup, SuiteResult
-from svod.bench.summary import ALL, BEST_PEER
+from svod.bench.summary import ALL, BEST_PEER, NOISY, half_width
 from svod.cli.tables import print_table, seconds
 
 WIDEST = 140        # columns from which on the seconds of search and the rate over the round neighbour are shown too; a pipe has them all
 WIDE = 116          # … every peer has a column of its own; below, the best one has
 MEDIUM = 98         # … the heuristic's time and the best peer's are shown too
 NAME = 12           # width of a contestant's name
+WIDE_INTERVAL = " ~"
+MARKS = {WIDE_INTERVAL: f"known to worse than ±{100 * NOISY:.0f} %", " =": "no difference beyond the spread"}
 
 
 def share(value: float | None) -> str:
@@ -36,6 +38,11 @@ def rate(value: float, unit: str) -> str:
         if value >= size:
             return f"{value / size:.3g} {prefix}{unit}/s"
     return f"{value:.3g} {unit}/s"
+
+
+def doubt(half: float | None) -> str:
+    """The mark of a figure whose interval is wide, or not known: `half` is half its width."""
+    return "" if half is not None and half <= NOISY else WIDE_INTERVAL
 
 
 def times(value: Speedup, other: str) -> str:
@@ -92,7 +99,7 @@ def print_run(run: Run) -> None:
     contestants = ["heuristic", "tuned"] if tuned and medium else ["svod"] if tuned else ["heuristic"]
     columns = ["kernel", *contestants, *(peers if wide else ["best peer"] if peers else []), *(["vs best"] if peers else []), "ceiling",
                *(["search"] if searched else []), *(["of neighbour"] if rated else []), ""]
-    rows = []
+    rows: list[list[str]] = []
     for c in run.cases:
         best = c.svod
         row = [c.name, *(_cell(c, name) for name in contestants)]
@@ -102,14 +109,18 @@ def print_run(run: Run) -> None:
             row.append("" if c.best_peer is None else f"{_cell(c, c.best_peer)} {c.best_peer}" if medium else c.best_peer)
         if peers:
             s = best.speedups.get(c.best_peer or "") if best is not None else None
-            row.append("" if s is None else f"{s.median:.2f}x{'' if not s.is_none else ' ='}")
+            row.append("" if s is None else f"{s.median:.2f}x{doubt(half_width(s))}{'' if not s.is_none else ' ='}")
         row.append(share(best.ceiling_share) if best is not None else "")
         if searched:
             row.append(seconds(next((o.search_seconds for o in c.contestants if o.search_seconds is not None), None)))
         if rated:
-            row.append("" if c.neighbour is None else share(c.neighbour.rate.median) if c.neighbour.rate is not None else "-")
+            rate = c.neighbour.rate if c.neighbour is not None else None
+            row.append("" if c.neighbour is None else "-" if rate is None else share(rate.median) + doubt(half_width(rate)))
         rows.append([*row, "noisy" if c.noisy is not None else ""])
     print_table(columns, rows, right=frozenset(columns[1:-1]))
+    marks = [f"{mark.strip()} {meaning}" for mark, meaning in MARKS.items() if any(mark in cell for row in rows for cell in row[1:-1])]
+    if marks:
+        click.echo("; ".join(marks))
     if len(run.cases) > 1:
         click.echo()
         print_groups(run.groups, peers if wide else [], tuned)
@@ -125,7 +136,9 @@ def _cell(c: CaseResult, name: str) -> str:
         return ""
     if o.same_as is not None and name != "svod":
         return "same"
-    return seconds(o.median) if o.median is not None else {"unsupported": "-", "wrong": "WRONG", "failed": "FAILED"}.get(o.status, "-")
+    if o.median is not None:
+        return seconds(o.median) + doubt(o.spread)
+    return {"unsupported": "-", "wrong": "WRONG", "failed": "FAILED"}.get(o.status, "-")
 
 
 def print_groups(groups: Sequence[GroupResult], peers: Sequence[str], tuned: bool) -> None:
@@ -188,4 +201,5 @@ def print_comparison(found: Comparison) -> None:
     counts = {v: sum(c.verdict == v for c in found.changes) for v in dict.fromkeys(c.verdict for c in found.changes)}
     click.echo(", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
     for name, mean in found.means.items():
-        click.echo(f"{name}: geometric mean of time after / time before {mean:.3f}")
+        noisy = [c.verdict for c in found.timed(name)].count("noisy")
+        click.echo(f"{name}: geometric mean of time after / time before {mean:.3f}" + (f", {noisy} noisy" if noisy else ""))

@@ -1,12 +1,14 @@
 """What svod-tune says at the end: the table of kernels, the whole plan, the next command; and the same as JSON."""
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from svod.bench.ceilings import Ceilings
+from svod.bench.summary import NOISY
 from svod.cli.progress import short_origin
 from svod.cli.survey import Rate, Row, rate_of
 from svod.cli.tables import seconds as in_words
@@ -71,14 +73,23 @@ def kernel_table(outcomes: Sequence[Outcome], target: Target, ceilings: Ceilings
         shown = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else Rate(0.0, "", None)
         giga = shown.value / 1e9
         rate = f"{giga:.{0 if giga >= 10 else 1}f} {shown.unit}" if o.tuned else ""
-        gain = f"{o.heuristic / o.tuned:.2f}×" if o.heuristic and o.tuned else ""
+        gain = f"{o.heuristic / o.tuned:.2f}×{_doubt(o)}" if o.heuristic and o.tuned else ""
         more = f" +{len(o.row.origins) - 1}" if len(o.row.origins) > 1 else ""
         origin = (short_origin(o.row.origins[0]) if o.row.origins else "") + more
         verified = "yes" if o.verified else "no"
         rows.append((f"{o.row.name} {o.row.key[:KEY_SHOWN]}", origin, in_words(o.heuristic), in_words(o.tuned), gain, rate,
                      "" if shown.share is None or not o.tuned else f"{100 * shown.share:.0f} %", verified))
-    return text_table(("kernel", "from", "heuristic", "tuned", "gain", "rate", "ceiling", "verified"), rows,
-                      right=frozenset({"heuristic", "tuned", "gain", "rate", "ceiling"}), width=width, shrink=("kernel", "from"))
+    lines = text_table(("kernel", "from", "heuristic", "tuned", "gain", "rate", "ceiling", "verified"), rows,
+                       right=frozenset({"heuristic", "tuned", "gain", "rate", "ceiling"}), width=width, shrink=("kernel", "from"))
+    return [*lines, *([f"~ known to worse than ±{100 * NOISY:.0f} %"] if any(map(_doubt, outcomes)) else [])]
+
+
+def _doubt(o: Outcome) -> str:
+    """The mark of a gain whose interval is wide."""
+    if o.speedup is None or not o.heuristic or not o.tuned:
+        return ""
+    low, _, high = o.speedup
+    return "" if low > 0.0 and 0.5 * math.log(high / low) <= NOISY else " ~"
 
 
 def dry_table(rows: Sequence[Row], estimates: Mapping[str, float], width: int) -> list[str]:
@@ -105,7 +116,7 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
     """The whole plan, with heuristic and tuned chains."""
     r = check.ratio
     bounded = r.low > 0.0 and r.high < float("inf")
-    interval = f", 95 % interval {1 / r.high:.2f}–{1 / r.low:.2f}×" if bounded else ""
+    interval = f", 95 % interval {1 / r.high:.2f}–{1 / r.low:.2f}×" if bounded else ", too few for an interval"
     predicted = f"{in_words(check.predicted):>8}   {check.heuristic / check.predicted:.2f}×   the sum of what its kernels gained" \
         if check.predicted > 0 else f"{'–':>8}           more than it takes now: its kernels were tuned on a slower machine"
     at = ", ".join(f"{name}={value}" for name, value in check.at.items())

@@ -26,7 +26,8 @@ def scaled(case: CaseResult, names: tuple[str, ...], factor: float) -> CaseResul
 
 
 def verdicts(a: Run, b: Run) -> dict[tuple[str, str], str]:
-    return {(c.case, c.contestant): c.verdict for c in compare_runs(a, b).changes if c.verdict != "same"}
+    """What is judged, and not the same."""
+    return {(c.case, c.contestant): c.verdict for c in compare_runs(a, b).changes if c.verdict not in ("same", "noisy")}
 
 
 def test_only_what_changed_is_said_to_have() -> None:
@@ -34,7 +35,7 @@ def test_only_what_changed_is_said_to_have() -> None:
     assert verdicts(BEFORE, SLOWER) == {("gemm_1024", "heuristic"): "slower", ("gemm_1024", "tuned"): "slower"}
     assert compare_runs(BEFORE, SLOWER).worse
     back = compare_runs(SLOWER, BEFORE)
-    assert not back.worse and {c.verdict for c in back.changes} == {"same", "faster"}
+    assert not back.worse and {c.verdict for c in back.changes} == {"same", "faster", "noisy"}
     assert back.means["tuned"] == pytest.approx(1 / compare_runs(BEFORE, SLOWER).means["tuned"])
 
 
@@ -63,6 +64,9 @@ def test_noisy_cases_are_not_judged() -> None:
     found = compare_runs(BEFORE, after)
     change = next(c for c in found.changes if c.case == "gemm_1024" and c.contestant == "tuned")
     assert change.verdict == "noisy" and change.why == "the machine was busy" and not found.worse
+    unchanged = with_case(BEFORE, "gemm_1024", lambda c: replace(c, noisy="the machine was busy"))
+    for a, b in ((BEFORE, unchanged), (unchanged, BEFORE)):     # its time did not move, which says as little
+        assert [c.verdict for c in compare_runs(a, b).changes if c.case == "gemm_1024"] == ["noisy", "noisy"]
 
 
 def test_what_broke_is_worse() -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from svod.bench.peers import LIBRARIES
 from svod.bench.results import Speedup, read_run
 from svod.cli import bench_commands
 from svod.cli.bench_tables import describe_case, print_comparison, print_run, rate, spread, times
+from svod.cli.tables import seconds
 from svod.errors import SvodError
 from tests.bench.example_run import CEILINGS, DATA, example_model_run, example_run
 
@@ -31,6 +33,7 @@ Call = Callable[..., Result]
 def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     """Runs a command line with recorded ceilings on a quiet machine; errors that end in the shared guard come as text with status 2."""
     monkeypatch.setattr(svod.bench.ceilings, "cached_ceilings", lambda path, target, **kw: CEILINGS)
+    monkeypatch.setattr(svod.bench.ceilings, "known_ceilings", lambda path, target: CEILINGS)
     monkeypatch.setattr(svod.bench.load, "watch_machine", lambda: lambda: MachineLoad())
     monkeypatch.setattr(bench_commands, "SETTLE_SECONDS", 0.0)
     monkeypatch.setenv("SVOD_BENCH_CASE_SECONDS", "0")
@@ -160,11 +163,15 @@ def test_missing_peers_are_said_once(call: Call, monkeypatch: pytest.MonkeyPatch
     assert "torch (no_torch is not installed), onnxruntime" in said[0] and "pip install 'svod[peers]'" in said[0]
 
 
-def test_run_with_the_heuristic_alone_and_without_peers(call: Call, tmp_path: Path) -> None:
+def test_run_with_the_heuristic_alone_and_without_peers(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = call("run", "--kernels", "gemm_256", "--peers", "none", "--heuristic", "--json", "run.json")
     assert result.exit_code == 0, result.output
     found = read_run(tmp_path / "run.json")
     assert [c.name for c in found.cases[0].contestants] == ["heuristic"] and found.peers == () and found.groups[0].speedups == {}
+    assert "measuring what this machine can do" not in result.stderr
+    monkeypatch.setattr(svod.bench.ceilings, "known_ceilings", lambda path, target: None)
+    result = call("run", "--kernels", "gemm_256", "--peers", "none", "--heuristic")
+    assert "measuring what this machine can do at best" in result.stderr and "unless the machine is busy" in result.stderr
 
 
 def test_wrong_results_end_with_status_1(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +196,7 @@ def test_compare(call: Call) -> None:
     better = call("compare", str(DATA / "run_slower.json"), str(DATA / "run.json"))
     assert better.exit_code == 0 and "2 faster" in better.stdout
     same = call("compare", str(DATA / "run.json"), str(DATA / "run.json"))
-    assert same.exit_code == 0 and "20 same" in same.stdout
+    assert same.exit_code == 0 and "18 same" in same.stdout and "2 noisy" in same.stdout and "before 1.000, 1 noisy" in same.stdout
     data = json.loads(call("compare", "--json", str(DATA / "run.json"), str(DATA / "run_slower.json")).stdout)
     assert data["worse"] is True and len(data["changes"]) == 20
 
@@ -255,6 +262,19 @@ def test_tables_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) 
     assert max(map(len, lines)) <= columns
     row = next(line for line in lines if line.startswith(" softmax_4096x1024"))
     assert "…" not in row and "x" in row and "%" in row       # nothing is cut off
+
+
+def test_figures_with_wide_intervals_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    run = example_run()
+    case = run.case("gemm_1024")
+    assert case is not None and case.best_peer is not None and case.svod is not None
+    wide = Speedup(1.5, 1.2, 1.9)
+    own = replace(case.svod, spread=0.2, speedups={**case.svod.speedups, case.best_peer: wide})
+    changed = replace(case, contestants=tuple(own if o.name == own.name else o for o in case.contestants))
+    for one, marked in ((case, False), (changed, True)):
+        print_run(replace(run, cases=(one,), groups=(), suites=()))
+        out = capsys.readouterr().out
+        assert ("known to worse than ±5 %" in out, "1.50x ~" in out, f"{seconds(own.median)} ~" in out) == (marked,) * 3
 
 
 def test_blocks_of_cases() -> None:
