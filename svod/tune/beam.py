@@ -50,6 +50,11 @@ class Beam:
     def queued(self) -> int:
         return len(self.queue)
 
+    @property
+    def room(self) -> int:
+        """Most candidates of a round."""
+        return self.config.round_size * self.width
+
     # -- propose ----------------------------------------------------------------------------------------------------------
     def offer(self, state: Any, origin: Origin) -> Candidate | None:
         """The candidate for `state` if it is new; a known one may get a shorter chain."""
@@ -71,7 +76,14 @@ class Beam:
                 predict(c)
             if c.origin is Origin.SKETCH:
                 self.sketch_families.setdefault(c.state.family, self.round + SKETCH_ROUNDS + 1)
-        return fresh
+        if self.strict or len(fresh) <= self.room:
+            return fresh
+        # the best prediction of each family, then by prediction; what the first round has no room for is proposed in later ones
+        ranked = sorted(fresh, key=lambda c: c.predicted)
+        leaders = {id(c) for c in {c.state.family: c for c in reversed(ranked)}.values()}
+        ranked.sort(key=lambda c: (c.origin is Origin.SKETCH, id(c) not in leaders))
+        self.requeue(ranked[self.room:])
+        return ranked[:self.room]
 
     def actions(self, state: Any) -> Iterable[Any]:
         if self.strict or self.config.actions == "reference":
@@ -102,7 +114,7 @@ class Beam:
         for member in self.members:
             if not member.expanded:
                 self.expand(member)
-        room = len(self.queue) if self.strict else self.config.round_size * self.width
+        room = len(self.queue) if self.strict else self.room
         chosen = list(self.queue.values())
         ranked = sorted(chosen, key=lambda c: (c.predicted, *chain_order(c.chain)))
         limit = float("inf") if self.strict else self.behind()

@@ -11,6 +11,7 @@ import pytest
 
 from svod.config import BeamConfig
 from svod.core.scheduler import Opt, Scheduler
+from svod.tune.actions import default_actions
 from svod.tune.beam import Beam
 from svod.tune.candidate import Candidate, Origin, Status, chain_text
 from svod.tune.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
@@ -345,6 +346,18 @@ def test_what_is_clearly_behind_is_not_tried_but_for_a_random_fifth(behind: floa
     chosen = beam.propose()
     assert len(chosen) == taken
     assert sum(c.predicted == 4.0 for c in chosen) >= 3
+
+
+def test_sketches_that_the_first_round_has_no_room_for_are_queued_and_each_family_comes_first() -> None:
+    beam = Beam(BASE, BeamConfig(width=2, round_size=2))
+    states = [BASE.apply_opt(o) for o in default_actions(BASE, 16) if o.op in ("UPCAST", "TILE")][:20]
+    seeds = [Candidate(BASE, (), Origin.UNTOUCHED), *(Candidate(s, s.applied_opts, Origin.SKETCH) for s in states)]
+    taken = beam.seed(seeds)
+    assert len(taken) == 4 and taken[0] is seeds[0]
+    assert beam.queued == len(seeds) - 4
+    best = {f: min(c.predicted for c in seeds if c.state.family == f) for f in {s.family for s in states}}
+    assert sorted(c.predicted for c in taken[1:]) == sorted(best.values())[:3]
+    assert not {c.digest for c in taken} & set(beam.queue)
 
 
 def test_an_untouched_kernel_that_is_hopeless_is_not_run_where_there_are_other_seeds() -> None:
