@@ -541,8 +541,8 @@ def routine(name: str, options: tuple[bool | int | str, ...], dtype: DType, *ope
     Raises ShapeError for operands whose extents depend on variables."""
     for x in operands:
         if is_symbolic(shape_of(x)):
-            raise ShapeError(f"{name.lower()} of shape {shape_of(x)}: scans, sorting and scatter take constant extents only; use the "
-                             "tensor of the largest shape here")
+            raise ShapeError(f"{name.lower()} of shape {shape_of(x)}: a routine takes constant extents only; pad its operands to the "
+                             "largest shape and take the part of the result, as the operations of Tensor do")
     return _made(UOp(Ops.CUSTOM_FUNCTION, dtype, tuple([contiguous(x) for x in operands]), (name, options)))
 
 

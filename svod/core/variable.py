@@ -4,6 +4,8 @@
     x[:n.bind(100)]                        shape (n=100, …); every value runs the same kernels
     n + 1, 2 * n                           extents computed from it
 
+    Variable("n", 1, 512, buckets=(64, 512))        the same, with kernels for 1 … 64 and others for 65 … 512
+
 An extent of a shape is an int or a `Dim`: an index expression (`svod.core.symbolic`) over DEFINE_VAR and BIND(DEFINE_VAR, CONST). A Dim
 behaves as the integer it stands for as far as that is the same for every value: sums, products, and comparisons that bounds decide. What
 depends on the value (`range(n)`, `n < 5`) is a ShapeError that says so, never an answer for one value.
@@ -11,13 +13,14 @@ depends on the value (`range(n)`, `n < 5`) is a ShapeError that says so, never a
 A tensor with such extents lies in memory with the strides of its largest shape: axes of `layout_extent(n)` positions, of which the first n
 are used. So no stride depends on a variable.
 
-DEFINE_VAR has the arg `(name, min, max, hints)` in a graph and `(name, min, max)` in a kernel.
+DEFINE_VAR has the arg `(name, min, max, hints, buckets)` in a graph and `(name, min, max)` in a kernel.
 """
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from svod.core import symbolic as sy
@@ -91,14 +94,21 @@ class Dim(_Integer):
         lo, hi = sy.bounds(sy.sub(self.expr, index_of(other)))
         holds = {"<": hi < 0, "<=": hi <= 0, ">": lo > 0, ">=": lo >= 0}[how]
         fails = {"<": lo >= 0, "<=": lo > 0, ">": hi <= 0, ">=": hi < 0}[how]
-        return self._decided(f"{how} {other}", holds, fails)
+        cases = ""
+        if type(other) is int and self.expr.op in (Ops.DEFINE_VAR, Ops.BIND):
+            name = (self.expr.src[0] if self.expr.op is Ops.BIND else self.expr).arg[0]
+            at = other if how in ("<=", ">") else other - 1
+            cases = f", here ({name!r}, {self.bounds[0]}, {at}) or ({name!r}, {at + 1}, {self.bounds[1]})"
+        return self._decided(f"{how} {other}", holds, fails, cases)
 
-    def _decided(self, what: str, holds: bool, fails: bool) -> bool:
+    def _decided(self, what: str, holds: bool, fails: bool, cases: str = "") -> bool:
         if holds or fails:
             return holds
         lo, hi = self.bounds
-        raise ShapeError(f"whether {self} {what} depends on the value of a variable: {self} is {lo} … {hi}; narrow the bounds of the "
-                         "variable, or use a tensor of a constant shape here")
+        names = sorted({u.arg[0] for u in self.expr.toposort() if u.op is Ops.DEFINE_VAR})
+        raise ShapeError(f"whether {self} {what} depends on the value of a variable: {self} is {lo} … {hi}, and a plan is one for all of "
+                         f"it; declare {' and '.join(names)} with bounds for which the answer is always the same{cases}, or use a tensor "
+                         "of a constant shape here")
 
     # -- different from value to value ------------------------------------------------------------
     def __index__(self) -> int:
@@ -120,10 +130,15 @@ class Dim(_Integer):
 class Variable(Dim):
     """A named integer of `min` … `max` that a plan is given when it runs. As an extent of a shape its `min` is at least 1.
 
-    `hint`: the values, one or several, that matter. They are kept with the plan (`ExecutionPlan.variables`) for who measures it; opts are
-    chosen by the heuristic, for the largest value. Two variables of one name must agree in all of this. Raises ArgumentError."""
+    `hint`: the values, one or several, that matter: a search times kernels with them, else with the least, the middle and the largest value.
 
-    def __init__(self, name: str, min: int, max: int, hint: int | Sequence[int] | None = None):
+    `buckets`: the largest value of each part of the range, in order; the rest up to `max` is the last part. Each part has kernels of its
+    own, with a chain of opts of their own, and a plan runs those of the part that a value lies in. Without, one kernel serves all values,
+    by a chain that does at all sizes.
+
+    Two variables of one name must agree in all of this. Raises ArgumentError."""
+
+    def __init__(self, name: str, min: int, max: int, hint: int | Sequence[int] | None = None, buckets: Sequence[int] = ()):
         if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError(f"Variable({name!r}): the name must be an identifier")
         if type(min) is not int or type(max) is not int or not 0 <= min < max:
@@ -131,7 +146,11 @@ class Variable(Dim):
         hints = () if hint is None else tuple(hint) if isinstance(hint, Iterable) else (hint,)
         if any(type(v) is not int or not min <= v <= max for v in hints):
             raise ArgumentError(f"Variable({name!r}, {min}, {max}): hint {hints} must be ints within the bounds")
-        object.__setattr__(self, "expr", UOp(Ops.DEFINE_VAR, dtypes.index, (), (name, min, max, hints)))
+        ends = tuple(buckets) if isinstance(buckets, Iterable) and not isinstance(buckets, str) else (buckets,)
+        if any(type(v) is not int or not min <= v <= max for v in ends) or any(a >= b for a, b in pairwise(ends)):
+            raise ArgumentError(f"Variable({name!r}, {min}, {max}): buckets {buckets!r} must be ints within the bounds, in increasing order: "
+                                "the largest value of each")
+        object.__setattr__(self, "expr", UOp(Ops.DEFINE_VAR, dtypes.index, (), (name, min, max, hints, ends)))
         _declared_any.add(True)
 
     @property
@@ -211,10 +230,12 @@ def show(expr: UOp) -> str:
         return str(expr.arg)
     if expr.op is Ops.MUL and expr.src[1].op is Ops.CONST:
         return f"{expr.src[1].arg}*{show(expr.src[0])}"
-    signs = {Ops.ADD: "+", Ops.MUL: "*", Ops.IDIV: "//", Ops.MOD: "%"}
+    signs = {Ops.MUL: "*", Ops.IDIV: "//", Ops.MOD: "%"}
+    if expr.op is Ops.ADD:
+        return f"{show(expr.src[0])}+{show(expr.src[1])}"
     if expr.op in signs:
-        return f"({show(expr.src[0])}{signs[expr.op]}{show(expr.src[1])})" if expr.op is not Ops.ADD else \
-            f"{show(expr.src[0])}+{show(expr.src[1])}"
+        left, right = (f"({show(s)})" if s.op is Ops.ADD else show(s) for s in expr.src)
+        return f"({left}{signs[expr.op]}{right})"
     return f"{expr.op.value.lower()}({', '.join(show(s) for s in expr.src)})"
 
 
@@ -307,7 +328,7 @@ def with_bounds(ast: UOp, limits: Mapping[str, tuple[int, int]]) -> UOp:
     """A kernel AST with other bounds of its variables: those of the plan it is called in."""
     if not limits:
         return ast
-    return _with_variables(ast, {u: u.replace(arg=(u.arg[0], *limits[u.arg[0]])) for u in ast.walk(Ops.DEFINE_VAR)})
+    return _with_variables(ast, {u: u.replace(arg=(u.arg[0], *limits[u.arg[0]])) for u in ast.walk(Ops.DEFINE_VAR) if u.arg[0] in limits})
 
 
 def kernel_variables(ast: UOp) -> dict[str, tuple[int, int]]:
@@ -326,6 +347,29 @@ def rename_variables(ast: UOp) -> tuple[UOp, tuple[UOp, ...]]:
         _, low, high = u.arg[:3]
         wide[u] = UOp(Ops.DEFINE_VAR, u.dtype, (), (f"v{i}", min(low, 1), widened(high)))
     return _with_variables(ast, wide), tuple(given)
+
+
+def buckets_of(variable: UOp) -> tuple[tuple[int, int], ...]:
+    """The least and the largest value of each bucket of a graph's DEFINE_VAR; () for one without."""
+    _, low, high, _, ends = variable.arg
+    if not ends:
+        return ()
+    ends = ends if ends[-1] == high else (*ends, high)
+    return tuple((first, last) for first, last in zip((low, *(e + 1 for e in ends)), ends, strict=False))
+
+
+def in_bucket(ast: UOp, bounds: Mapping[str, tuple[int, int]]) -> UOp:
+    """A kernel AST for values of its variables within `bounds`, which are widened as those of variables are; a variable that has one value
+    left is replaced by it."""
+    wide = {name: (low if low <= 1 else _narrowed(low), widened(high)) for name, (low, high) in bounds.items()}
+    one = {name: low for name, (low, high) in wide.items() if low == high}
+    return with_bounds(specialize(ast, one), {name: b for name, b in wide.items() if name not in one})
+
+
+def _narrowed(n: int) -> int:
+    """A bound rounded down to four significant bits: 65 → 64."""
+    unit = 1 << max(0, n.bit_length() - _MANTISSA)
+    return n // unit * unit
 
 
 def _with_variables(ast: UOp, mapping: dict[UOp, UOp]) -> UOp:

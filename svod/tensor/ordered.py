@@ -2,6 +2,9 @@
 
 A scan costs one combination per element, a sort n · log2(n) comparisons per row, the k largest n · log2(k). 16-bit floats are summed in
 float32 and rounded where they are stored; integers are summed in 64 bits. NaN is the largest element, as in NumPy and PyTorch.
+
+A routine takes constant extents. Where one depends on a variable, it runs over the largest shape, with what comes last in its order behind
+the elements there are, and those are taken of its result: as much work for every value.
 """
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from typing import Generic, NamedTuple, Self, TypeVar
 from svod.core import graph
 from svod.core.dtype import DType, dtypes
 from svod.core.uop import UOp
+from svod.core.variable import Dim, is_symbolic, lower, number_of, upper
 from svod.errors import DTypeError, ShapeError
-from svod.tensor.base import DTypeLike, TensorBase, as_dtype
+from svod.tensor.base import DTypeLike, Scalar, TensorBase, as_dtype
 from svod.tensor.reduction import Reduction, sum_dtype
 
 SORT_SHARE = 8      # more than this share of a row's elements are found by sorting it
@@ -38,6 +42,25 @@ class Ordered(Reduction):
         if (dim is None) == (axis is None):
             raise ShapeError(f"{name} of {self.shape}: name one axis, as dim or as axis")
         return self._axis(name, axis if dim is None else dim)  # type: ignore[arg-type]
+
+    # -- extents that depend on variables --------------------------------------------------------
+    def _largest(self, fill: Scalar) -> Self:
+        """self with `fill` behind each axis whose extent depends on a variable, up to the largest."""
+        if not is_symbolic(self.shape):
+            return self
+        return self.from_uop(graph.pad(self.uop, tuple([(0, upper(n) - n) for n in self.shape]), fill))
+
+    def _cut_to(self, shape: tuple[int, ...]) -> Self:
+        """The first elements along each axis."""
+        return self if self.shape == shape else self.shrink([(0, n) for n in shape])
+
+    def _last_in_order(self, descending: bool) -> Scalar:
+        """What no element comes after, in ascending or descending order."""
+        if self.dtype.is_float:
+            return -math.inf if descending else math.nan
+        if self.dtype.kind == "b":
+            return not descending
+        return self.dtype.min if descending else self.dtype.max
 
     # -- scans -----------------------------------------------------------------------------------
     def cumsum(self, dim: int | None = None, dtype: DTypeLike | None = None, *, axis: int | None = None) -> Self:
@@ -76,6 +99,8 @@ class Ordered(Reduction):
 
     def _along(self, combiner: str, at: int, dtype: DType) -> Self:
         """The scan as (outer, n, inner): a view of self where its memory is."""
+        if is_symbolic(self.shape):
+            return self._largest(0)._along(combiner, at, dtype)._cut_to(self.shape)
         shape = self.shape
         if 0 in shape:
             return self.full(shape, 0, dtype)
@@ -98,6 +123,8 @@ class Ordered(Reduction):
     def argsort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Self:
         """int64 positions that sort an axis. Always stable: equal elements keep their order, descending too. A merge sort."""
         at = self._axis("argsort", dim if axis is None else axis) if self.ndim else 0
+        if is_symbolic(self.shape):
+            return self._largest(self._last_in_order(descending)).argsort(at, descending)._cut_to(self.shape)
         if 0 in self.shape or self.ndim == 0:
             return self.full(self.shape, 0, dtypes.int64)
         return self._by_rows(at, lambda rows: graph.routine("ARGSORT", (bool(descending),), dtypes.int64, rows.uop))
@@ -105,6 +132,9 @@ class Ordered(Reduction):
     def sort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Found[Self]:
         """(values, indices) of an axis in order; as `argsort`."""
         at = dim if axis is None else axis
+        if is_symbolic(self.shape):
+            found = self._largest(self._last_in_order(descending)).sort(at, descending)
+            return Found(found.values._cut_to(self.shape), found.indices._cut_to(self.shape))
         positions = self.argsort(at, descending, stable)
         return Found(self.gather(at, positions) if self.ndim else self, positions)
 
@@ -118,8 +148,13 @@ class Ordered(Reduction):
         A heap of the k best; a sort where k is more than an eighth of the extent."""
         at = self._axis("topk", dim if axis is None else axis)
         n = self.shape[at]
-        if not 0 <= k <= n:
-            raise ShapeError(f"topk of {self.shape} along axis {at} with k={k}: there are {n} elements")
+        if not 0 <= k <= lower(n):
+            some = f"{n} elements" if lower(n) == n else f"{n} elements, and there may be only {lower(n)}; give the variable a larger min"
+            raise ShapeError(f"topk of {self.shape} along axis {at} with k={k}: there are {some}")
+        if is_symbolic(self.shape):
+            found = self._largest(self._last_in_order(largest)).topk(k, at, largest)
+            shape = tuple([k if i == at else m for i, m in enumerate(self.shape)])
+            return Found(found.values._cut_to(shape), found.indices._cut_to(shape))
         if k == 0 or 0 in self.shape:
             empty = self.narrow(at, 0, k)
             return Found(empty, empty.cast(dtypes.int64))
@@ -132,8 +167,8 @@ class Ordered(Reduction):
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Found[Self]:
         """(value, index) of the k-th smallest element along an axis, counted from 1."""
         at = self._axis("kthvalue", dim if axis is None else axis)
-        if not 1 <= k <= self.shape[at]:
-            raise ShapeError(f"kthvalue of {self.shape} along axis {at} with k={k}: it is counted from 1 to {self.shape[at]}")
+        if not 1 <= k <= lower(self.shape[at]):
+            raise ShapeError(f"kthvalue of {self.shape} along axis {at} with k={k}: it is counted from 1 to {lower(self.shape[at])}")
         found = self.topk(k, at, largest=False)
         value, index = (t.narrow(at, k - 1, 1) for t in found)
         return Found(value, index) if keepdim or keepdims else Found(value.squeeze(at), index.squeeze(at))
@@ -148,11 +183,17 @@ class Ordered(Reduction):
         if n == 0:
             raise ShapeError(f"median of {self.shape} along axis {at}: there is no element")
         ordered = self.sort(at).values
-        middle = ordered.narrow(at, (n - 1) // 2, 1)
+        middle = ordered._element(at, (n - 1) // 2)
         if self.dtype.is_float:
-            last = ordered.narrow(at, n - 1, 1)
+            last = ordered._element(at, n - 1)
             middle = last.where(last.isnan(), middle)
         return middle if keepdim or keepdims else middle.squeeze(at)
+
+    def _element(self, at: int, position: int) -> Self:
+        """One element along an axis, which stays. What depends on a variable is a number of the plan, not a view."""
+        if isinstance(position, Dim):
+            return self.take(self.from_uop(number_of(position, dtypes.int64)).reshape(1), at)
+        return self.narrow(at, position, 1)
 
     def _by_rows(self, at: int, routine: Callable[[Self], UOp]) -> Self:
         """A routine over rows, applied along an axis."""

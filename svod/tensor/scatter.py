@@ -11,6 +11,7 @@ from typing import Self
 
 from svod.core import graph
 from svod.core.dtype import accumulator, dtypes
+from svod.core.variable import is_symbolic, number_of, upper
 from svod.errors import DTypeError, ShapeError, UnsupportedError
 from svod.tensor.base import Scalar, is_scalar
 from svod.tensor.elementwise import Operand
@@ -88,7 +89,7 @@ class Scatter(Ordered):
         number = is_scalar(src)
         values = self.full(chosen.shape, src, self.dtype) if number else self._as_tensor(src)
         sizes = list(zip(chosen.shape, values.shape, self.shape, strict=False))
-        if not chosen.ndim == values.ndim == self.ndim or any(c > v or (c > n and i != at) for i, (c, v, n) in enumerate(sizes)):
+        if not chosen.ndim == values.ndim == self.ndim or any(c > v or (i != at and c > n) for i, (c, v, n) in enumerate(sizes)):
             raise ShapeError(f"{name} into {self.shape} along {dim} at {chosen.shape} of {values.shape}: the index has as many axes as "
                              "both others, and no larger extents than the values and, beside that axis, than the tensor")
         if values.dtype != self.dtype:
@@ -97,6 +98,14 @@ class Scatter(Ordered):
             raise DTypeError(f"{name} of bools: cast them to integers")
         if 0 in chosen.shape or 0 in self.shape:
             return self
+        if is_symbolic(self.shape) or is_symbolic(chosen.shape):
+            # what counts from the end counts from the end there is; what is outside of it is outside of the largest shape too
+            n, most = self.shape[at], upper(self.shape[at])
+            wide = chosen.cast(dtypes.int64)
+            wide = wide.add(self.from_uop(number_of(n, dtypes.int64))).where(wide.lt(0), wide)
+            wide = wide.where(wide.ge(0), most)
+            part = values.shrink([(0, c) for c in chosen.shape])
+            return self._largest(0)._scatter(name, at, wide._largest(most), part._largest(0), reduction)._cut_to(self.shape)
         region = tuple(n if i == at else c for i, (c, n) in enumerate(zip(chosen.shape, self.shape, strict=True)))
         inner = self.shrink([(0, n) for n in region])
         placed = inner._placed(at, chosen, values.shrink([(0, c) for c in chosen.shape]), reduction)

@@ -34,6 +34,13 @@ def test_what_depends_on_the_value_is_refused(ask: object) -> None:
         ask()   # type: ignore[operator]
 
 
+def test_what_to_do_is_said_where_an_answer_depends_on_the_value() -> None:
+    with pytest.raises(ShapeError, match=r"n=50 <= 16 .* declare n with bounds .* \('n', 1, 16\) or \('n', 17, 500\)"):
+        assert N.bind(50) <= 16
+    with pytest.raises(ShapeError, match=r"whether \(\(n\+1\)//2\) < 9 .* declare n with bounds for which the answer is always the same, or"):
+        assert (N + 1) // 2 < 9
+
+
 def test_bad_variables_and_values_are_named() -> None:
     for bad in (("1n", 1, 2), ("n", 2, 2), ("n", -1, 2), ("n", 1, 2.5)):
         with pytest.raises(ArgumentError, match=r"Variable\("):
@@ -59,8 +66,8 @@ def test_shapes_go_through_views() -> None:
         Tensor.zeros(500)[:N.bind(5)] + Tensor.zeros(500)[:N.bind(6)]
     with pytest.raises(ShapeError, match="at least 1"):
         Tensor.zeros(9)[:Variable("m", 0, 9)]
-    with pytest.raises(ShapeError, match="constant extents only"):
-        x.sort(0)
+    with pytest.raises(ShapeError, match="a routine takes constant extents only"):
+        graph.routine("SCAN", ("ADD",), x.dtype, x.uop)
 
 
 def test_two_values_of_a_variable_in_one_schedule_are_refused() -> None:
