@@ -360,7 +360,7 @@ class _Run:
             full = shape + tuple(s.stop - s.start for s in slices)
             part = _reduce_axes(combiner, [np.broadcast_to(memo[o], full) for o in operands], tuple(range(len(shape), len(full))), wide)
             total = list(combiner.combine(tuple(total), tuple(part), _alu, nan=u.dtype.is_float))
-        return [round_to(total[0], u.dtype), *total[1:]] if u.dtype.is_float else total
+        return [round_to(t, o.dtype) if o.dtype.is_float else t for t, o in zip(total, operands, strict=True)]
 
     # -- contractions -----------------------------------------------------------------------------
     def contraction(self, stage: _Stage, u: UOp) -> tuple[UOp, UOp] | None:
@@ -429,6 +429,10 @@ def _reduce_axes(combiner: Combiner, operands: list[Array], axes: tuple[int, ...
     if combiner.components == 1:
         ufunc = {Ops.MAX: np.maximum, Ops.MIN: np.minimum, Ops.AND: np.bitwise_and, Ops.OR: np.bitwise_or}[combiner.op]
         return [np.asarray(ufunc.reduce(x, axis=axes))]
+    if combiner.components == 3:
+        top = np.max(x, axis=axes, keepdims=True)
+        scale = np.where(x == top, 1.0, np.exp(x.astype(np.float64) - top))
+        return [top.reshape(tuple(n for i, n in enumerate(x.shape) if i not in axes)), *((scale * y).sum(axis=axes) for y in operands[1:])]
     extreme = (np.max if combiner.op is Ops.MAX else np.min)(x, axis=axes, keepdims=True)
     hit = (x == extreme) | ((x != x) & (extreme != extreme))
     index = np.where(hit, operands[1], np.iinfo(operands[1].dtype).max).min(axis=axes)

@@ -1,8 +1,8 @@
 """A kernel: its AST, the names of its stages and axes, and the table of its accesses. Grammar: docs/ir.md, section 2.
 
-The AST is never rewritten by opts. Which stages are recomputed in place is the only choice of a state that changes what a
-stage's value looks like, so `Kernel.resolve(inlined)` substitutes those stages once per choice and analyses every access
-(affine coefficient per range, constant, what is not affine); lowering and features read only these tables.
+The AST is not rewritten by opts, ONLINE apart, which makes another kernel of it. Which stages are recomputed in place is the only choice
+of a state that changes what a stage's value looks like, so `Kernel.resolve(inlined)` substitutes those stages once per choice and
+analyses every access (affine coefficient per range, constant, what is not affine); lowering and features read only these tables.
 """
 from __future__ import annotations
 

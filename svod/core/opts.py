@@ -9,6 +9,8 @@ from typing import Any
 
 from svod.core import dots
 from svod.core.nest import first_reduce, plan
+from svod.core.online import is_pair
+from svod.core.online import online as rewrite_online
 from svod.core.scheduler import AUTO, DOT, INLINE, LOOP, ROOT, UNROLL, UPCAST, Chosen, Row, Scheduler
 from svod.errors import KernelOptError
 
@@ -422,6 +424,31 @@ def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     return new
 
 
+def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Rows of a maximum, the sum of exponentials relative to it and what they weight in one pass over blocks of n positions:
+    ONLINE(stage of the maximum, n). Each block has its maximum; where blocks meet, the smaller one's sums are scaled down
+    (`svod/core/online.py`). It comes before any other opt, which then see the stages of the blocks.
+
+        for k: m = max(m, x[k]);            for b in K/n: { p = max of x[b*n…]; w[i] = exp(x[b*n + i] - p), i < n;
+        for k: s += exp(x[k] - m);              (m, s, a) = expsum((m, s, a), (p, Σ w[i], Σ w[i]*v[b*n + i])) };
+        for k: a += exp(x[k] - m)/s*v[k]    a = a/s
+    """
+    if not isinstance(arg, int) or isinstance(arg, bool):
+        raise KernelOptError(f"ONLINE({axis}, {arg!r}): needs the positions of a block, an int")
+    if any(o.op != "ONLINE" for o in state.applied_opts):
+        raise KernelOptError(f"ONLINE({axis}, {arg}): it makes other stages of the kernel's, so it comes before all other opts")
+    try:
+        kernel = rewrite_online(state.kernel, axis, arg)
+    except KernelOptError as e:
+        raise KernelOptError(f"ONLINE({axis}, {arg}): {e}") from None
+    new = Scheduler(kernel, state.target)
+    for row, r in enumerate(new.rows):
+        # both elements of a row's pair come out of one pass
+        if is_pair(kernel, r.axis):
+            new = _split(new, row, r.extent, UPCAST)
+    return new.copy(online=(*state.online, (axis, arg)), applied_opts=state.applied_opts)
+
+
 def _needs(what: str, capability: str) -> Rule:
     def refuse(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         raise KernelOptError(f"{what}({axis}): target {state.target.arch} has no {capability}")
@@ -431,10 +458,9 @@ def _needs(what: str, capability: str) -> Rule:
 
 OPTS: dict[str, Rule] = {
     "UPCAST": upcast, "UNROLL": unroll, "LANES": lanes, "THREAD": thread, "TILE": tile, "ORDER": reorder, "SWAP": swap,
-    "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream, "TC": tc,
+    "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream, "TC": tc, "ONLINE": online,
     "LOCAL": _needs("LOCAL", "workgroups"), "NOLOCALS": _needs("NOLOCALS", "workgroups"),
     "GROUP": _needs("GROUP", "memory shared by a workgroup"), "GROUPTOP": _needs("GROUPTOP", "memory shared by a workgroup"),
     "SPLITK": _needs("SPLITK", "grid"),
     "PREFETCH": _needs("PREFETCH", "software prefetch in svod yet"), "PIPELINE": _needs("PIPELINE", "asynchronous copies"),
-    "ONLINE": _needs("ONLINE", "online rewrite in svod yet"),
 }

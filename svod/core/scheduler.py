@@ -2,7 +2,8 @@
 
 The axis table is append-only: a row comes from the AST (every axis of every stage) or from a split, and keeps its name for
 ever, with extent 1 when it is used up. Loop order, placement of stages and hints are fields of their own. `apply_opt` gives
-a new state and never touches the AST. What each opt does is in svod/core/opts.py.
+a new state and never touches the AST; ONLINE gives a state of another kernel that means the same. What each opt does is in
+svod/core/opts.py.
 """
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ class Chosen(NamedTuple):
 class Scheduler:
     """A state. Fields are read-only; equal states have equal `digest`."""
 
-    __slots__ = ("_digest", "_features", "_plan", "applied_opts", "axis_rows", "dots", "kernel", "lanes", "order", "pads", "place", "rows",
-                 "split_reduce", "stream", "target", "thread")
+    __slots__ = ("_digest", "_features", "_plan", "applied_opts", "axis_rows", "dots", "kernel", "lanes", "online", "order", "pads",
+                 "place", "rows", "split_reduce", "stream", "target", "thread")
 
     kernel: Kernel
     target: Target
@@ -90,6 +91,7 @@ class Scheduler:
     split_reduce: tuple[int, int] | None     # (axis, parts): partials per core and a combining phase
     stream: bool                             # the output is stored past the caches
     dots: tuple[Chosen | None, ...]          # per stage: the instruction that TC chose
+    online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE; `kernel` is what they made of the kernel
     applied_opts: tuple[Opt, ...]
     _digest: bytes | None
     _features: Features | None
@@ -106,6 +108,7 @@ class Scheduler:
         self.thread = self.split_reduce = None
         self.stream = False
         self.dots = (None,) * len(kernel.stages)
+        self.online = ()
         self.applied_opts = ()
         self._digest = self._features = self._plan = None
 
@@ -113,7 +116,7 @@ class Scheduler:
         """This state with some fields replaced."""
         new = object.__new__(Scheduler)
         for name in ("kernel", "target", "rows", "axis_rows", "order", "place", "lanes", "pads", "thread", "split_reduce", "stream", "dots",
-                     "applied_opts"):
+                     "online", "applied_opts"):
             setattr(new, name, changes[name] if name in changes else getattr(self, name))
         new._digest = new._features = new._plan = None
         return new
@@ -183,6 +186,8 @@ class Scheduler:
             content: tuple[object, ...] = (table, order, place, lanes, self.pads, thread, self.split_reduce, self.stream)
             if any(self.dots):
                 content = (*content, tuple(d and tuple(d) for d in self.dots))
+            if self.online:
+                content = (*content, self.online)
             self._digest = hashlib.blake2b(repr(content).encode(), digest_size=16).digest()
         return self._digest
 

@@ -34,7 +34,8 @@ _INFIX = {Ops.ADD.value: ("+", 4), Ops.SUB.value: ("-", 4), Ops.MUL.value: ("·"
           Ops.SHR.value: (">>", 6)}
 _LOOSEST, _ATOM = -1, 9
 _UPDATE = {"ADD": "{0} += {1}", "MUL": "{0} *= {1}"}
-_START = {"ADD": "0", "MUL": "1", "MAX": "-inf", "MIN": "inf", "ARGMAX": "(-inf, 0)", "ARGMIN": "(inf, 0)"}
+_START = {"ADD": "0", "MUL": "1", "MAX": "-inf", "MIN": "inf", "ARGMAX": "(-inf, 0)", "ARGMIN": "(inf, 0)",
+          "EXPSUM": "(-inf, 0, 0)"}
 
 
 def loop_nest(state: Scheduler) -> str:

@@ -64,6 +64,7 @@ LEGAL: list[tuple[str, Kernel, Chain, str, tuple[str, str]]] = [
     ("STAGE", GEMM, [["STAGE", "s1", "root"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("INLINE", GEMM, [["STAGE", "s1", "o1"], ["INLINE", "s1"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("STREAM", GEMM, [["STREAM", "out"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
+    ("ONLINE", SOFTMAX, [["ONLINE", "s1", 16]], "o0:12 o1:40", ("s3.r0", "loop 16×1")),
 ]
 
 # op, kernel, chain whose last opt is refused, words of the reason
@@ -129,7 +130,8 @@ ILLEGAL: list[tuple[str, Kernel, Chain, str]] = [
     ("STREAM", GEMM, [["STREAM", "s0"]], "only an output"),
     ("STREAM", GEMM, [["STREAM", "out"], ["STREAM", "out"]], "streamed already"),
     *((op, GEMM, [[op, "o0", 4]], "has no")
-      for op in ("LOCAL", "NOLOCALS", "GROUP", "GROUPTOP", "SPLITK", "PREFETCH", "PIPELINE", "ONLINE")),
+      for op in ("LOCAL", "NOLOCALS", "GROUP", "GROUPTOP", "SPLITK", "PREFETCH", "PIPELINE")),
+    ("ONLINE", SOFTMAX, [["ONLINE", "s1", 0]], "a block is 2 to 39"),
 ]
 
 
