@@ -36,6 +36,7 @@ log = logging.getLogger("svod.tune")
 
 OBJECT_STORE = 80 << 20     # bytes; Ray's minimum is 78,643,200. Lazily mapped, our messages travel inline
 SESSION_PREFIX = "svod-ray-"
+OWNER = "owner"             # the file in a session's directory that its owner keeps locked
 MAX_TEMP = 40               # characters of a temporary directory below which Ray's socket paths stay under the system's 107
 OUTER_GRACE = 15.0          # seconds beyond all inner deadlines after which an actor is given up
 CHUNK = 4                   # compile items of one call: a round trip costs about a millisecond of two processes
@@ -100,7 +101,8 @@ def _import_ray() -> Any:
 
 class _SessionDirectory:
     """A directory with a short path for Ray's sockets and logs. A lock on a file in it says that its owner lives, so that those
-    of processes that were killed can be removed by the next."""
+    of processes that were killed can be removed by the next. That file goes last: what could not be removed yet, because a process of
+    Ray's wrote its last line or a Ctrl-C came, is removed by the next as well."""
 
     def __init__(self) -> None:
         self.path = ""
@@ -108,32 +110,49 @@ class _SessionDirectory:
             if len(base) <= MAX_TEMP and os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK):
                 _remove_dead_sessions(Path(base))
                 self.path = tempfile.mkdtemp(prefix=SESSION_PREFIX, dir=base)
-                self._owner = os.open(os.path.join(self.path, "owner"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._owner = os.open(os.path.join(self.path, OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
         raise RayUnavailable(f"Ray needs a writable temporary directory with a path of at most {MAX_TEMP} characters, "
                              f"and {tempfile.gettempdir()} is longer; set TMPDIR")
 
     def remove(self) -> None:
-        for _ in range(40):                     # a process of Ray's may still write its last log line
-            shutil.rmtree(self.path, ignore_errors=True)
-            if not os.path.exists(self.path):
-                break
-            time.sleep(0.05)
+        with contextlib.suppress(OSError):              # what is left is for the next, who has found it already where it is gone
+            for _ in range(40):                         # a process of Ray's may still write its last log line
+                if _remove_session(Path(self.path)):
+                    break
+                time.sleep(0.05)
         os.close(self._owner)
+
+
+def _remove_session(directory: Path) -> bool:
+    """Remove a session directory, its owner's file last. Whether it is gone."""
+    for entry in os.listdir(directory):
+        path = directory / entry
+        if entry != OWNER:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    if os.listdir(directory) != [OWNER]:
+        return False
+    (directory / OWNER).unlink()
+    try:
+        directory.rmdir()
+    except OSError:     # something came meanwhile: it needs its owner's file again, to be found by the next
+        (directory / OWNER).touch(0o600)
+        return False
+    return True
 
 
 def _remove_dead_sessions(base: Path) -> None:
     for directory in base.glob(SESSION_PREFIX + "*"):
         try:
-            owner = os.open(directory / "owner", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            owner = os.open(directory / OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:     # another user's, or one that is just being made or removed
             continue
         try:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
-        except BlockingIOError:
-            continue        # its owner lives
+            _remove_session(directory)
+        except OSError:
+            continue        # its owner lives, or another process removes it as well
         finally:
             os.close(owner)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from svod.errors import TuneError
 from svod.tune import ray_executor
 from svod.tune.executor import LocalExecutor, make_executor
 from svod.tune.jobs import identity
-from svod.tune.ray_executor import TOKEN, _remove_dead_sessions
+from svod.tune.ray_executor import TOKEN, _remove_dead_sessions, _SessionDirectory
 from tests.tune.test_child import CONFIG, JOBS, ROOT, is_gone, wait_until
 
 pytestmark = pytest.mark.ray
@@ -151,6 +153,27 @@ e.run(JOBS + ":fault", ["spin native"], kind="compile", deadline=60.0)
         _remove_dead_sessions(directory.parent)
         return not directory.exists()
     assert wait_until(is_cleared)
+
+
+def test_a_directory_that_could_not_be_removed_is_left_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of Ray's that outlives a Ctrl-C still writes: the owner's file stays until nothing else is there."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    base = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(base))
+    try:
+        session = _SessionDirectory()
+        directory = Path(session.path)
+        (directory / "session_x" / "logs").mkdir(parents=True)
+        with monkeypatch.context() as patch:
+            patch.setattr("svod.tune.ray_executor.shutil.rmtree", lambda path, ignore_errors: None)
+            patch.setattr("svod.tune.ray_executor.time.sleep", lambda s: None)
+            _remove_dead_sessions(base)
+            session.remove()
+        assert directory.parent == base and sorted(p.name for p in directory.iterdir()) == ["owner", "session_x"]
+        _remove_dead_sessions(base)
+        assert not list(base.iterdir())
+    finally:
+        shutil.rmtree(base)
 
 
 def test_another_version_at_the_other_end_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
