@@ -91,7 +91,8 @@ class Elementwise(Movement):
         return self._divide_floor("floor_divide", self, other)
 
     def remainder(self, other: Operand) -> Self:
-        """self % other, with the sign of the divisor. Of floats: x - floor(x / y) * y, which loses what x / y cannot hold."""
+        """self % other, with the sign of the divisor. Exact where the quotient is below 2**53, but for float64, which loses what x / y
+        cannot hold."""
         return self._modulo("remainder", self, other)
 
     def _divide_trunc(self, other: Operand) -> Self:
@@ -133,11 +134,11 @@ class Elementwise(Movement):
         dtype = common_dtype(name, a, b)
         if dtype.is_float:
             dividend, divisor = operand_uops(name, dtype, a, b)
-            whole = _floor_quotient(dividend, divisor)
-            rest = graph.alu(Ops.SUB, dividend, graph.alu(Ops.MUL, whole, divisor))
-            # 0 times an infinite divisor would be NaN
-            is_rest = graph.alu(Ops.CMPEQ, whole, graph.full(graph.shape_of(whole), 0.0, dtype))
-            return self.from_uop(graph.alu(Ops.WHERE, is_rest, dividend, rest))
+            rest, divisor = truncated_remainder(dividend, divisor), graph.cast(divisor, dtypes.float64)
+            zero = graph.full(graph.shape_of(rest), 0.0, dtypes.float64)
+            opposite = graph.alu(Ops.CMPNE, graph.alu(Ops.CMPLT, rest, zero), graph.alu(Ops.CMPLT, divisor, zero))
+            across = graph.alu(Ops.AND, opposite, graph.alu(Ops.CMPNE, rest, zero))
+            return self.from_uop(graph.cast(graph.alu(Ops.WHERE, across, graph.alu(Ops.ADD, rest, divisor), rest), dtype))
         dtype = dtypes.int8 if dtype.kind == "b" else dtype
         dividend, divisor = operand_uops(name, dtype, a, b)
         if is_scalar(b) and b not in (0, -1):
@@ -243,29 +244,41 @@ class Elementwise(Movement):
     def __abs__(self) -> Self: return self.abs()
 
     # -- comparisons -----------------------------------------------------------------------------
+    def _compare(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
+        """`op` on operands promoted and broadcast. A number that the integers of a tensor cannot hold is on one side of all of them."""
+        a, b = self._operand(x), self._operand(y)
+        for number, other in ((a, b), (b, a)):
+            if isinstance(number, int) and isinstance(other, TensorBase) and other.dtype.is_int:
+                beyond = (number > other.dtype.max) - (number < other.dtype.min)
+                if beyond:
+                    below = (beyond < 0) == (number is a)       # whether the first operand is the smaller one
+                    holds = {Ops.CMPEQ: False, Ops.CMPNE: True, Ops.CMPLT: below, Ops.CMPLE: below}[op]
+                    return self.from_uop(graph.full(other.shape, holds, dtypes.bool))
+        return self._binary(op, name, a, b)
+
     def eq(self, other: Operand) -> Self:
         """Element by element, a bool tensor."""
-        return self._binary(Ops.CMPEQ, "eq", self, other)
+        return self._compare(Ops.CMPEQ, "eq", self, other)
 
     def ne(self, other: Operand) -> Self:
         """Element by element; true where either is NaN."""
-        return self._binary(Ops.CMPNE, "ne", self, other)
+        return self._compare(Ops.CMPNE, "ne", self, other)
 
     def lt(self, other: Operand) -> Self:
         """self < other."""
-        return self._binary(Ops.CMPLT, "lt", self, other)
+        return self._compare(Ops.CMPLT, "lt", self, other)
 
     def le(self, other: Operand) -> Self:
         """self <= other."""
-        return self._binary(Ops.CMPLE, "le", self, other)
+        return self._compare(Ops.CMPLE, "le", self, other)
 
     def gt(self, other: Operand) -> Self:
         """self > other."""
-        return self._binary(Ops.CMPLT, "gt", other, self)
+        return self._compare(Ops.CMPLT, "gt", other, self)
 
     def ge(self, other: Operand) -> Self:
         """self >= other."""
-        return self._binary(Ops.CMPLE, "ge", other, self)
+        return self._compare(Ops.CMPLE, "ge", other, self)
 
     def __eq__(self, other: Operand) -> Self: return NotImplemented if _is_no_value(other) else self.eq(other)  # type: ignore[override]
     def __ne__(self, other: Operand) -> Self: return NotImplemented if _is_no_value(other) else self.ne(other)  # type: ignore[override]
@@ -364,8 +377,15 @@ class Elementwise(Movement):
         return self._select(condition, self, other)
 
     def masked_fill(self, mask: Operand, value: Operand) -> Self:
-        """`value` where `mask` holds, self elsewhere."""
-        return self._select(mask, value, self)
+        """`value`, as the dtype of self holds it, where `mask` holds; self elsewhere."""
+        found = without_numpy(value)
+        if not is_scalar(found):
+            return self._select(mask, self._as_tensor(found).cast(self.dtype), self)
+        if self.dtype.kind == "b":
+            found = bool(found)
+        elif self.dtype.is_int and math.isfinite(found):
+            found = int(found)
+        return self._select(mask, type(self)(found, dtype=self.dtype), self)
 
     def _select(self, condition: Operand, x: Operand, y: Operand) -> Self:
         chooser = self._as_tensor(condition).cast(dtypes.bool)
@@ -505,9 +525,28 @@ def int_or_none(value: Scalar) -> int | None:
 _LOGIC_OF_BOOLS = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND}
 
 
+def truncated_remainder(dividend: UOp, divisor: UOp) -> UOp:
+    """x - trunc(x / y) · y as float64, the sign that of x; x itself for an infinite y, NaN for an infinite x or a y of 0.
+
+    The multiples of 2**24 · y are taken away first: for floats of up to 24 bits each product and difference is then exact in float64."""
+    narrow = dividend.dtype.bits < 64
+    rest, y = (graph.cast(u, dtypes.float64) for u in (dividend, divisor))
+    shape = graph.shape_of(rest)
+    for factor in (2.0 ** 24, 1.0) if narrow else (1.0,):
+        part = y if factor == 1.0 else graph.alu(Ops.MUL, y, graph.full(shape, factor, dtypes.float64))
+        whole = graph.alu(Ops.TRUNC, graph.alu(Ops.FDIV, rest, part))
+        is_rest = graph.alu(Ops.CMPEQ, whole, graph.full(shape, 0.0, dtypes.float64))
+        # 0 times an infinite divisor would be NaN
+        rest = graph.alu(Ops.WHERE, is_rest, rest, graph.alu(Ops.SUB, rest, graph.alu(Ops.MUL, whole, part)))
+    return rest
+
+
 def _floor_quotient(dividend: UOp, divisor: UOp) -> UOp:
-    """The floor of a quotient of floats: -1 where it is negative and too small to be told from -0, as of a finite dividend by an infinite
-    divisor; NaN for an infinite dividend, but by zero."""
+    """The floor of a quotient of floats, in float64, which tells quotients of narrower ones from the whole number beside them: -1 where it
+    is negative and too small to be told from -0, as of a finite dividend by an infinite divisor; NaN for an infinite dividend, but by
+    zero."""
+    result = dividend.dtype
+    dividend, divisor = (graph.cast(u, dtypes.float64) for u in (dividend, divisor))
     dtype = dividend.dtype
     quotient = graph.alu(Ops.FDIV, dividend, divisor)
     shape = graph.shape_of(quotient)
@@ -520,4 +559,4 @@ def _floor_quotient(dividend: UOp, divisor: UOp) -> UOp:
     floor = graph.alu(Ops.WHERE, graph.alu(Ops.AND, opposite, vanished), constant(-1.0), graph.alu(Ops.FLOOR, quotient))
     infinite = graph.alu(Ops.CMPEQ, graph.alu(Ops.ABS, dividend), constant(math.inf))
     lost = graph.alu(Ops.AND, infinite, graph.alu(Ops.CMPNE, divisor, zero))
-    return graph.alu(Ops.WHERE, lost, constant(math.nan), floor)
+    return graph.cast(graph.alu(Ops.WHERE, lost, constant(math.nan), floor), result)

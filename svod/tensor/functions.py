@@ -4,12 +4,13 @@ hyperbolic functions. Names and signatures are PyTorch's; functions made of seve
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Self
 
 from svod.core.dtype import DType, dtypes
 from svod.errors import DTypeError
-from svod.tensor.base import Scalar, common_dtype, is_scalar, scalar_dtype, without_numpy
-from svod.tensor.elementwise import Elementwise, Operand
+from svod.tensor.base import Scalar, common_dtype, is_scalar, operand_uops, scalar_dtype, without_numpy
+from svod.tensor.elementwise import Elementwise, Operand, truncated_remainder
 
 
 class Functions(Elementwise):
@@ -27,19 +28,27 @@ class Functions(Elementwise):
         dtype = common_dtype(name, self, y)
         return dtype if dtype.is_float else dtypes.default_float
 
+    def _composed(self, name: str, formula: Callable[..., Self], *operands: Operand) -> Self:
+        """A formula of self and operands, each a tensor; where they meet in a 16-bit float computed in float32 and rounded once."""
+        tensors = [self, *(self._partner(o) for o in operands)]
+        dtype = common_dtype(name, *tensors)
+        if not dtype.is_float or dtype.bits >= 32:
+            return formula(*tensors)
+        return formula(*(t.cast(dtypes.float32) for t in tensors)).cast(dtype)
+
     # -- quotients -------------------------------------------------------------------------------
     def true_divide(self, other: Operand) -> Self:
         """`div`."""
         return self.div(other)
 
     def fmod(self, other: Operand) -> Self:
-        """What is left after division rounded toward zero, as C's %: the sign is that of self. Integers by zero give 0; of floats:
-        x - trunc(x / y) · y, which loses what x / y cannot hold; x itself where that is 0."""
+        """What is left after division rounded toward zero, as C's %: the sign is that of self. Integers by zero give 0. As
+        exact as `remainder`."""
         dtype = common_dtype("fmod", self, self._operand(other))
         a, b = self.cast(dtype), self._partner(other).cast(dtype)
         if dtype.is_float:
-            whole = a.div(b).trunc()
-            return a.sub(whole.mul(b)).where(whole.ne(0), a)    # an infinite divisor times 0 would be NaN
+            operands = operand_uops("fmod", dtype, a, b)
+            return self.from_uop(truncated_remainder(*operands)).cast(dtype)
         rest = a.remainder(b)
         if not dtype.is_signed:
             return rest
@@ -52,19 +61,18 @@ class Functions(Elementwise):
     # -- mixtures --------------------------------------------------------------------------------
     def lerp(self, end: Operand, weight: Operand) -> Self:
         """self + weight · (end - self); exactly `end` at weight 1, as torch computes it from the nearer side."""
-        a, b, w = self._float(), self._partner(end), self._partner(weight)
-        distance = b.sub(a)
-        return a.add(w.mul(distance)).where(w.abs().lt(0.5), b.sub(distance.mul(w.neg().add(1))))
+        def between(a: Self, b: Self, w: Self) -> Self:
+            distance = b.sub(a)
+            return a.add(w.mul(distance)).where(w.abs().lt(0.5), b.sub(distance.mul(w.neg().add(1))))
+        return self._float()._composed("lerp", between, end, weight)
 
     def addcmul(self, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1) -> Self:
         """self + value · tensor1 · tensor2."""
-        product = self._partner(tensor1).mul(tensor2)
-        return self.add(product if value == 1 else product.mul(value))
+        return self._composed("addcmul", lambda x, a, b: x.add(a.mul(b), alpha=value), tensor1, tensor2)
 
     def addcdiv(self, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1) -> Self:
         """self + value · tensor1 / tensor2."""
-        quotient = self._partner(tensor1).div(tensor2)
-        return self.add(quotient if value == 1 else quotient.mul(value))
+        return self._composed("addcdiv", lambda x, a, b: x.add(a.div(b), alpha=value), tensor1, tensor2)
 
     def logaddexp(self, other: Operand) -> Self:
         """log(exp(x) + exp(y)) without overflow."""

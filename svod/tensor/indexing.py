@@ -74,21 +74,20 @@ class Indexing(Functions):
     def _with_positions(self, entries: list[Any]) -> list[Any]:
         """The index with lists as arrays; a mask among them, whose values are known, as the positions it chooses."""
         found: list[Any] = []
-        for e in entries:
-            array = array_of_lists(e) if isinstance(e, list) else e
-            if not isinstance(array, np.ndarray):
+        arrays = [array_of_lists(e) if isinstance(e, list) else e for e in entries]
+        for i, e in enumerate(arrays):
+            if not isinstance(e, np.ndarray):
                 found.append(e)
-            elif array.dtype != bool:
-                found.append(array if array.size else array.astype(np.int64))
+            elif e.dtype != bool:
+                found.append(e if e.size else e.astype(np.int64))
             else:
-                found += self._mask_positions(array, found)
+                behind = any(x is Ellipsis for x in found)
+                found += self._mask_positions(e, self.ndim - _axes_named(arrays[i:]) if behind else _axes_named(found))
         return found
 
-    def _mask_positions(self, mask: Array, before: list[Any]) -> list[Array]:
-        if any(e is Ellipsis for e in before):
-            raise TensorIndexError(f"a mask of shape {mask.shape} behind '...': name the axes before it")
-        first = sum(1 for e in before if e is not None)
-        if mask.ndim == 0 or mask.shape != self.shape[first:first + mask.ndim]:
+    def _mask_positions(self, mask: Array, first: int) -> list[Array]:
+        """The positions that a mask of the axes from `first` on chooses, an array for each of its axes."""
+        if first < 0 or mask.ndim == 0 or mask.shape != self.shape[first:first + mask.ndim]:
             raise TensorIndexError(f"a mask of shape {mask.shape} for axes {first} … of {self.shape}: the extents must agree")
         return list(np.nonzero(mask))
 
@@ -238,6 +237,11 @@ class Indexing(Functions):
         if not self.dtype.is_int:
             raise DTypeError(f"one_hot of {self.dtype.name}: give integers")
         return self.unsqueeze(-1).eq(self.arange(num_classes)).cast(dtypes.int32)
+
+
+def _axes_named(entries: list[Any]) -> int:
+    """How many axes entries of an index are applied to; those of a mask are as many as it has."""
+    return sum(e.ndim if isinstance(e, np.ndarray) and e.dtype == bool else 1 for e in entries if e is not None and e is not Ellipsis)
 
 
 def _slice_bounds(s: slice, n: int) -> tuple[int, int, int, int]:

@@ -35,7 +35,7 @@ class Movement(Creation):
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
         """Axes start_dim … end_dim as one."""
         if self.ndim == 0:
-            return self.reshape(1)
+            return self.reshape(1).flatten(start_dim, end_dim)
         first, last = self._axis("flatten", start_dim), self._axis("flatten", end_dim)
         if first > last:
             raise ShapeError(f"flatten of {self.shape} from axis {start_dim} to {end_dim}: the first comes after the last")
@@ -110,7 +110,7 @@ class Movement(Creation):
         wanted = shape_argument(sizes)
         missing = len(wanted) - self.ndim
         kept = tuple(self.shape[i - missing] if n == -1 and i >= missing else n for i, n in enumerate(wanted))
-        return self.from_uop(graph.broadcast(self.uop, kept, "expand"))
+        return self._broadcast("expand", kept)
 
     def expand_as(self, other: TensorBase) -> Self:
         """`expand` to the other's shape."""
@@ -118,7 +118,14 @@ class Movement(Creation):
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
         """To `shape` by the broadcasting rule."""
-        return self.from_uop(graph.broadcast(self.uop, shape_argument(shape), "broadcast_to"))
+        wanted = shape_argument(shape)
+        return self._broadcast("broadcast_to", wanted)
+
+    def _broadcast(self, name: str, shape: tuple[int, ...]) -> Self:
+        if any(n < 0 for n in shape):
+            hint = "; -1 keeps an extent of an axis that is there" if name == "expand" else "; expand keeps an extent named -1"
+            raise ShapeError(f"{name} of {self.shape} to {shape}: an extent cannot be negative{hint}")
+        return self.from_uop(graph.broadcast(self.uop, shape, name))
 
     def repeat(self, *repeats: int | Sequence[int]) -> Self:
         """The whole tensor side by side, `repeats[i]` times along axis i; more counts than axes add leading axes."""
@@ -136,6 +143,8 @@ class Movement(Creation):
         if dim is None:
             return self.ravel().repeat_interleave(repeats, 0)
         axis = self._axis("repeat_interleave", dim)
+        if repeats < 0:
+            raise ShapeError(f"repeat_interleave of {self.shape} by {repeats}: the number cannot be negative")
         before, n, after = self.shape[:axis], self.shape[axis], self.shape[axis + 1:]
         wide = self.reshape(*before, n, 1, *after).expand(*before, n, repeats, *after)
         return wide.reshape(*before, n * repeats, *after)
@@ -273,7 +282,8 @@ class Movement(Creation):
         """At most `chunks` parts of equal size (the last may be smaller) along `dim`."""
         if chunks < 1:
             raise ShapeError(f"chunk of {self.shape} into {chunks}: the number must be positive")
-        return self.split(max(1, -(-self.shape[self._axis("chunk", dim)] // chunks)), dim)
+        n = self.shape[self._axis("chunk", dim)]
+        return self.split(-(-n // chunks), dim) if n else self.split([0] * chunks, dim)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """The slices along `dim`, without it."""

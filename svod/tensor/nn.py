@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from svod.core import graph
-from svod.core.dtype import dtypes, promote
+from svod.core.dtype import dtypes, promote, to_numpy
 from svod.core.uop import Ops
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor.activations import Activations
@@ -63,11 +63,11 @@ class NeuralNetwork(Activations):
         return self._affine(centred.mul(scale), weight, bias)
 
     def rms_norm(self, normalized_shape: IntOrInts, weight: Operand | None = None, eps: float | None = None) -> Self:
-        """x / sqrt(mean(x²) + eps) over the last axes; then · weight. eps defaults to that of float32."""
+        """x / sqrt(mean(x²) + eps) over the last axes; then · weight. eps defaults to that of float32, or float64 where x is one."""
         axes = self._last_axes("rms_norm", normalized_shape)
         weight = self._affine_operand("rms_norm", "weight", weight, axes)
         x = self._wide_float()
-        scale = x.square().mean(axes, keepdim=True).add(1.1920928955078125e-07 if eps is None else eps).rsqrt()
+        scale = x.square().mean(axes, keepdim=True).add(float(np.finfo(to_numpy(x.dtype)).eps) if eps is None else eps).rsqrt()
         return self._affine(x.mul(scale), weight, None)
 
     def _affine_operand(self, name: str, what: str, given: Operand | None, axes: Sequence[int]) -> Self | None:

@@ -118,6 +118,8 @@ class Products(Linalg):
 
     def diag_embed(self, offset: int = 0) -> Self:
         """Square matrices with the last axis on their diagonals, zeros elsewhere. A view with padding."""
+        if self.ndim == 0:
+            raise ShapeError("diag_embed of a tensor without axes: its last axis becomes a diagonal")
         n = self.shape[-1]
         lead = self.shape[:-1]
         size = n + abs(offset)
