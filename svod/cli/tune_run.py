@@ -1,7 +1,7 @@
 """What svod-tune does, in order: capture, survey, search, check of the whole plan, report.
 
-The budget is the wall time of the command. Capture counts in it, but leaves half of it at least to the search; the report's share is kept
-back, so that everything ends within the budget and 15 s.
+The budget is the wall time of the command. Capture counts in it, but leaves half of it at least to the search; the time of the plan check
+is kept back, so that a command whose script is short ends about with its budget, and every one within the budget and 15 s.
 
     executor   started while the script still runs, when it shows that there is something to search
     Ctrl-C     first ends the script, then the search: what was found is confirmed, stored and reported
@@ -48,10 +48,10 @@ from svod.tune.session import KernelTask, SessionResult, TuneSession, score_boun
 
 # beside EXIT_USAGE and EXIT_INTERRUPTED; each has one meaning, docs/tuning.md
 EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6
-END_SECONDS = 7.0           # of the 15 beyond the budget: kept for ending workers, the plan check and the report
 GRACE_SECONDS = 15.0
-KERNEL_OVERRUN, MAX_OVERRUN = 0.2, 5.0      # seconds that confirming a kernel may take beyond a session's budget, on a busy machine
-CHECK_SECONDS = 4.0         # of one plan check
+CHECK_SECONDS = 4.0         # of one plan check, at most
+CHECK_PART = 0.15           # of the budget, at most
+CHECK_LEAST = 0.5           # seconds, however small the budget
 KNOWN_CHECK_SECONDS = 1.5   # where nothing was searched
 MAX_CHECKS = 3              # plans that are checked, those that take most of the time
 CHECK_SHARE = 0.05          # of the time: smaller plans are not checked
@@ -182,20 +182,15 @@ class _Run:
         options = self.options
         if options.script is None:
             return capture.read_capture(options.source or "")
-        directory = Path(tempfile.mkdtemp(prefix="svod-capture-"))
-        target = host_target(self.config.threads)
-
-        foresight = Foresight(self.db, target)
+        foresight = Foresight(self.db, host_target(self.config.threads))
 
         def meet(news: capture.News) -> None:
             if self.executor is None and not options.dry_run and foresight.needs_search(news):
                 self._start_executor()
-        try:
-            self.script = run_script(options.script, options.args, directory, capture_for=options.capture_for, on_news=meet)
+        with tempfile.TemporaryDirectory(prefix="svod-capture-", ignore_cleanup_errors=True) as directory:
+            self.script = run_script(options.script, options.args, Path(directory), capture_for=options.capture_for, on_news=meet)
             self._say_script_end(self.script)
             return capture.read_capture(directory)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
 
     def _start_executor(self) -> ExecutorStart:
         if self.executor is None:
@@ -210,8 +205,7 @@ class _Run:
         executor.wait_until_ready()
         signal.signal(signal.SIGTERM, _terminate)       # Ray puts a handler of its own there, which ends the process on the spot
         self.seconds["workers"] = self.elapsed
-        end = self.options.budget + GRACE_SECONDS - END_SECONDS - min(MAX_OVERRUN, KERNEL_OVERRUN * len(rows))
-        seconds = max(self.options.budget / 2, min(self.options.budget, end - self.elapsed))
+        seconds = max(self.options.budget / 2, self.options.budget - self.elapsed - self._check_seconds(CHECK_SECONDS))
         say(f"svod-tune: searching {_count(len(rows), 'kernel')} with beam {self.options.beam} for at most {seconds:.0f} s on "
             f"{executor.description} (Ctrl-C ends the search and keeps what it found)")
         progress = make_progress(rows, sys.stderr, verbose=self.options.verbose)
@@ -225,6 +219,10 @@ class _Run:
         start.close()
         self.executor = None
         self.seconds["closing"] = self.elapsed
+
+    def _check_seconds(self, most: float) -> float:
+        """How long one plan check may take."""
+        return min(most, max(CHECK_LEAST, CHECK_PART * self.options.budget))
 
     def _ceilings(self, target: Target, *, refresh: bool = False) -> Ceilings | None:
         """What the machine can do, from the cache or measured quickly, once (`svod-bench ceilings` takes its time); None where it cannot
@@ -286,8 +284,8 @@ class _Run:
         checks: list[tuple[CapturedPlan, PlanCheck]] = []
         for plan in plans[:MAX_CHECKS]:
             left = self.options.budget + GRACE_SECONDS - 2.0 - self.elapsed
-            within = min(CHECK_SECONDS if searched else KNOWN_CHECK_SECONDS, left)
-            if checks and (within < 0.5 or plan.runs * _plan_seconds(plan, seconds) < CHECK_SHARE * total):
+            within = min(self._check_seconds(CHECK_SECONDS if searched else KNOWN_CHECK_SECONDS), left)
+            if checks and (within < CHECK_LEAST or plan.runs * _plan_seconds(plan, seconds) < CHECK_SHARE * total):
                 break
             kernels = plan.outline.kernels
             try:
@@ -296,7 +294,7 @@ class _Run:
                 gains = {k: gain for k in choices if by_key[k].against in ("", heuristics[k].linear)
                          and (gain := gain_in(plan.outline, by_key[k])) is not None}
                 tuned = {**heuristics, **compile_all({k: kernels[k] for k in choices}, choices, compiler)}
-                checks.append((plan, check_plan(plan.outline, heuristics, tuned, gains, target, seconds=max(0.5, within))))
+                checks.append((plan, check_plan(plan.outline, heuristics, tuned, gains, target, seconds=max(CHECK_LEAST, within))))
             except KeyboardInterrupt:
                 say("svod-tune: Ctrl-C: the whole plan is not timed any further")
                 break

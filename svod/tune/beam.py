@@ -4,7 +4,7 @@ One round, as this file sees it:
 
     propose   every member that is new in the beam × (actions + mutations)  → queue, by the digest of the state
               the most promising of the queue by predicted cycles, none that is clearly behind, and a fifth at random
-    racers    the best 2 × width of what was screened, and the best of each protected sketch family
+    racers    the best 2 × width of what was screened, and the best of each protected sketch family, as many again at most
     keep      the best `width` of all raced states whose outputs are right,
               at most half of them from one family; a sketch family keeps one place for two rounds
 
@@ -147,9 +147,10 @@ class Beam:
     def racers(self, screened: Sequence[Candidate]) -> list[Candidate]:
         ranked = sorted(screened, key=lambda c: (c.seconds, *chain_order(c.chain)))
         chosen = ranked[:2 * self.width]
+        most = 2 * len(chosen)      # some kernels have sketches of dozens of families, and a race takes as long as it has racers
         missing = self.protected() - {c.state.family for c in (*chosen, *self.members)}
         for c in ranked[2 * self.width:]:
-            if c.state.family in missing:
+            if c.state.family in missing and len(chosen) < most:
                 missing.discard(c.state.family)
                 chosen.append(c)
         return chosen
