@@ -210,6 +210,10 @@ def _loads(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
         _from_memory(w, i, dtype, lanes, w.broadcast(_element(dtype), lanes, one))
     elif not masked and abs(stride) <= WIDE_STRIDE and lanes >= 4:
         _from_memory(w, i, dtype, lanes, _wide_load(w, dtype, lanes, src, offset, stride))
+    elif 0 < abs(stride) <= WIDE_STRIDE and lanes >= 4 and masks_in_hardware(w.target, size * 8):
+        loaded, kept = _wide_load(w, dtype, lanes, src, offset, stride), _lane_mask(w, src[2], lanes)
+        other = _to_memory(w, dtype, lanes, w.value[src[3]])
+        _from_memory(w, i, dtype, lanes, w.temp(f"select <{lanes} x i1> {kept}, {mem} {loaded}, {mem} {other}"))
     else:
         base = address_of(w, src[0], src[1], offset)
         elem = _element(dtype)
@@ -218,21 +222,45 @@ def _loads(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
 
 
 def _wide_load(w: Writer, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int) -> str:
-    """A strided load as |stride| contiguous ones, the last moved back so that it ends at the last element asked for."""
-    mem, size, step = memory_type(dtype.name, lanes), dtype.itemsize, abs(stride)
+    """A strided load as contiguous ones, the last moved back so that it ends at the last element asked for; under a mask, which goes where
+    its lanes go, none is moved. They have a power of two lanes: LLVM shuffles vectors of other lengths element by element."""
+    size, step = dtype.itemsize, abs(stride)
     span = (lanes - 1) * step + 1
     first = offset if stride > 0 else offset - (span - 1)
-    starts = [min(c * lanes, span - lanes) for c in range(step)]
-    chunks = [w.temp(f"load {mem}, ptr {address_of(w, src[0], src[1], first + s)}, align {size}") for s in starts]
+    wide = 1 << (lanes - 1).bit_length()        # of at least 4 lanes 2 elements apart: less than the span
+    mem, count = memory_type(dtype.name, wide), -(-span // wide)
     position = [(k if stride > 0 else lanes - 1 - k) * step for k in range(lanes)]
-    chunk_of = [min(p // lanes, step - 1) for p in position]
+    chunk_of = [p // wide for p in position]
+    if len(src) == 2:
+        starts = [min(c * wide, span - wide) for c in range(count)]
+        chunks = [w.temp(f"load {mem}, ptr {address_of(w, src[0], src[1], first + s)}, align {size}") for s in starts]
+    else:
+        starts = [c * wide for c in range(count)]
+        name, chunks = w.masked("load", _element(dtype), wide), []
+        for s in starts:
+            at, mask = address_of(w, src[0], src[1], first + s), _spread(w, src[2], lanes, wide, [p - s for p in position])
+            chunks.append(w.temp(f"call {mem} {name}(ptr {at}, i32 {size}, <{wide} x i1> {mask}, {mem} poison)"))
     result = chunks[0]
-    for c in range(1, step):
+    for c in range(1, count):
         # lanes of earlier chunks: from chunk 0 itself the first time, from their final place afterwards
-        order = [f"i32 {lanes + position[k] - starts[c]}" if chunk_of[k] == c else
+        order = [f"i32 {wide + position[k] - starts[c]}" if chunk_of[k] == c else
                  f"i32 {position[k] if c == 1 else k}" if chunk_of[k] < c else "i32 poison" for k in range(lanes)]
-        result = w.temp(f"shufflevector {mem} {result}, {mem} {chunks[c]}, <{lanes} x i32> <{', '.join(order)}>")
-    return result
+        order += ["i32 poison"] * (wide - lanes)
+        result = w.temp(f"shufflevector {mem} {result}, {mem} {chunks[c]}, <{wide} x i32> <{', '.join(order)}>")
+    if wide == lanes:
+        return result
+    kept = ", ".join(f"i32 {k}" for k in range(lanes))
+    return w.temp(f"shufflevector {mem} {result}, {mem} poison, <{lanes} x i32> <{kept}>")
+
+
+def _spread(w: Writer, mask: int, lanes: int, wide: int, position: list[int]) -> str:
+    """A mask of `wide` lanes that has lane k of `mask` at position[k], where that is one of them."""
+    at = {p: k for k, p in enumerate(position)}
+    if w.code[mask][0] == "VCONST":
+        bits = ", ".join(f"i1 {'true' if p in at and w.code[mask][4][at[p]] else 'false'}" for p in range(wide))
+        return f"<{bits}>"
+    order = ", ".join(f"i32 {at.get(p, lanes)}" for p in range(wide))
+    return w.temp(f"shufflevector <{lanes} x i1> {_lane_mask(w, mask, lanes)}, <{lanes} x i1> zeroinitializer, <{wide} x i32> <{order}>")
 
 
 def _load_lanes(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], src: tuple[int, ...]) -> None:

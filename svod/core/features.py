@@ -429,7 +429,7 @@ def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, in
             if n.gate >= 0:
                 alu += count        # a mask each
             if lane in n.deps:
-                vectors, shuffles = _lane_loads(n, nest, inner, min(width, lane_extent), expanded)
+                vectors, shuffles = _lane_loads(n, nest, inner, min(width, lane_extent), expanded, state.target.has_masked_memory)
                 alu += shuffles * count
                 count *= vectors
             loads += count * dot.load if n.kind == "read" else count
@@ -498,8 +498,8 @@ def _shared(n: Node, expanded: list[float], nest: _Nest, width: int) -> float:
     return share
 
 
-def _lane_loads(n: Node, nest: _Nest, inner: dict[int, int], lanes: int, expanded: list[float]) -> tuple[float, float]:
-    """(loads' worth, shuffles) of one vector of a load or read, by how its lanes lie in memory."""
+def _lane_loads(n: Node, nest: _Nest, inner: dict[int, int], lanes: int, expanded: list[float], masks: bool) -> tuple[float, float]:
+    """(loads' worth, shuffles) of one vector of a load or read, by how its lanes lie in memory. `masks`: the target has masked loads."""
     lane = nest.lane
     apart = next(p.stride for p in nest.own[lane] if p.row == nest.lane_piece)
     across = 1.0
@@ -519,8 +519,8 @@ def _lane_loads(n: Node, nest: _Nest, inner: dict[int, int], lanes: int, expande
         if n.linear.const % lanes or any(c % lanes for a, c in n.linear.coefs if a != lane):
             across = 2.0        # not all vectors are aligned: a wide one takes two lines
     step = abs(step * apart)
-    if step <= 1 or (step <= _SHORT_STEP and n.gate < 0):
-        return across * step, step - 1.0
+    if step <= 1 or (step <= _SHORT_STEP and (n.gate < 0 or masks)):
+        return across * step, (step - 1.0) * (1.0 if n.gate < 0 else 2.0)
     return (_LANE_TURNED if turned and n.gate < 0 else single) * lanes, 0.0
 
 

@@ -70,6 +70,30 @@ def test_strided_loads_stay_inside(dtype: DType, stride: int, target: Target) ->
         np.testing.assert_array_equal(out, x[first + stride * np.arange(lanes)])
 
 
+@TARGETS
+@pytest.mark.parametrize("dtype", STORABLE, ids=str)
+@pytest.mark.parametrize("stride", [2, -3, 6])
+def test_masked_strided_loads_touch_no_other_element(dtype: DType, stride: int, target: Target) -> None:
+    """The lanes at the far end are masked, and there is no memory; masks that are constants, and masks that are not."""
+    for lanes, active in ((5, 3), (12, 7), (16, 12), (16, 1), (32, 29)) if target == HOST else ((8, 5),):
+        span = (active - 1) * abs(stride) + 1
+        x = at_end_of_page(values(dtype, span))
+        last = lanes - active if stride < 0 else 0          # lanes before the first that counts lie behind the memory
+        first = 0 if stride >= 0 else span - 1 + last * -stride
+        on = tuple(k >= last if stride < 0 else k < active for k in range(lanes))
+        for constant in (True, False):
+            code = Code()
+            o, a, i = code.arg(0, dtype), code.arg(1, dtype), code.put("BEGIN", INDEX, 1)
+            flags = code.arg(2, dtypes.bool)
+            mask = code.put("VCONST", dtypes.bool, lanes, (), on) if constant else code.load(flags, i, lanes)
+            other = code.put("CONST", dtype, lanes, (), 0)
+            code.store(o, i, code.put("LOADS", dtype, lanes, (a, i, mask, other), (first, stride)))
+            out = np.zeros(lanes, x.dtype)
+            run(code, [out, x, np.array(on)], target=target)
+            at = first + stride * np.arange(lanes)
+            np.testing.assert_array_equal(out, np.where(on, x[np.clip(at, 0, span - 1)], np.zeros(1, x.dtype)))
+
+
 @pytest.mark.parametrize("dtype", STORABLE, ids=str)
 @pytest.mark.parametrize("stride", [1, -1, 2, -3, 7])
 def test_strided_stores(dtype: DType, stride: int) -> None:
