@@ -65,15 +65,17 @@ def _estimate(ast: UOp) -> Estimate:
             param = stage.src[0].src[0]
             written[param] = min(param.arg.size, written.get(param, 0) + outer)
         inside = _below_reduce(value)
+        # positions that a gather reads are loads within an index
+        for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
+            if u.op is Ops.LOAD:
+                param = u.src[0].src[0]
+                touched[param] = min(param.arg.size, touched.get(param, 0) + _footprint(u))
         for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE and n.dtype != dtypes.index):
             # below a REDUCE a node runs for the reduced ranges it depends on, too
             times = outer * (_points(tuple(sy.ranges_of(u) - frozenset(ranges))) if u in inside else 1)
             if u.op is Ops.REDUCE:
                 count = u.arg[1]
                 flops += outer * _points(u.src[count:]) * count
-            elif u.op is Ops.LOAD:
-                param = u.src[0].src[0]
-                touched[param] = min(param.arg.size, touched.get(param, 0) + _footprint(u))
             elif u.op in ALU and u.dtype != dtypes.index and not _is_gate(u):
                 flops += times * (2 if u.op is Ops.MULACC else 1)
                 transcendental += times if u.op in TRANSCENDENTAL else 0

@@ -44,6 +44,11 @@ def test_pad_counts_gates_as_free() -> None:
     assert (e.flops, e.bytes_read, e.bytes_written) == (72, 120, 288)
 
 
+def test_gather_reads_its_positions() -> None:
+    e = estimate(kernel_of(data(50, 8).take(data(10, dtype="int64"), 0)))
+    assert (e.flops, e.bytes_read, e.bytes_written) == (0, 10 * 8 * 4 + 10 * 8, 10 * 8 * 4)
+
+
 @pytest.mark.parametrize("name", CORPUS)
 def test_reads_are_within_params(name: str) -> None:
     ast = CORPUS[name]()
