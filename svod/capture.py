@@ -33,7 +33,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, get_args
@@ -435,8 +435,9 @@ class _Reader:
         if len(skipped) != len(numbers):
             raise FormatError(f"kernel {key[:12]} takes {len(numbers)} buffers, a call gives {len(skipped)} offsets")
         specs = tuple(self._variable(v) for v in _list(variables, "variables"))
-        for (low, high), v in zip_longest(kernel.variables.values(), specs, fillvalue=(0, -1)):
-            if not isinstance(v, VariableSpec) or not low <= v.bounds[0] <= v.bounds[1] <= high:
+        for own, (low, high) in kernel.variables.items():
+            number = int(own[1:])
+            if number >= len(specs) or not low <= specs[number].bounds[0] <= specs[number].bounds[1] <= high:
                 raise FormatError(f"kernel {key[:12]} has the variables {kernel.variables}, a call gives {variables!r:.80}")
         for p, n, k, size in zip(kernel.params, numbers, skipped, call_sizes(kernel, specs), strict=True):
             if buffers[n].dtype is not p.dtype or buffers[n].size < k + size:

@@ -194,7 +194,8 @@ def time_inside(base: ExecutionPlan, best: ExecutionPlan, outline: Outline, left
         spent: list[dict[str, float]] = [{}, {}]
         for i in rng.sample((0, 1), 2):
             plans[i].execute()
-            for call, seconds in zip(outline.calls, plans[i].profile(1), strict=True):
+            for number, seconds in zip(plans[i].running, plans[i].profile(1), strict=True):
+                call = outline.calls[number]
                 spent[i][call.kernel] = spent[i].get(call.kernel, 0.0) + seconds
             empty.append(time_calls(first[i], 0))
         for key, calls in outline.counts.items():

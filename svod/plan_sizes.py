@@ -16,23 +16,27 @@ Values = dict[str, int]
 
 
 def plan_sizes(calls: Iterable[tuple[VariableSpec, ...]]) -> list[Values]:
-    """The values to time a plan of these calls at, from the least to the largest; one empty set of values for a plan without variables."""
+    """The values to time a plan of these calls at, from the least to the largest, such that each call takes place with some of them; one
+    empty set of values for a plan without variables."""
+    distinct = list(dict.fromkeys(calls))
     points: dict[str, set[int]] = {}
-    for variables in calls:
+    for variables in distinct:
         for v in variables:
             points.setdefault(v.name, set()).update(v.points)
     if not points:
         return [{}]
-    return [dict(zip(points, size, strict=True)) for size in side_by_side([sorted(p) for p in points.values()])]
+    found = [dict(zip(points, size, strict=True)) for size in side_by_side([sorted(p) for p in points.values()])]
+    for variables in distinct:
+        if not any(all(v.bounds[0] <= size[v.name] <= v.bounds[1] for v in variables) for size in found):
+            found.append({**found[0], **{v.name: v.points[-1] for v in variables}})
+    return found
 
 
 def profile_at_sizes(plan: ExecutionPlan, runs: int) -> list[float]:
-    """Seconds of each kernel (`ExecutionPlan.profile`), whatever its variables are set to; 0 for one that runs with none of the values."""
-    sizes = plan_sizes(k.variables for k in plan.kernels)
-    found: list[list[float]] = [[] for _ in plan.kernels]
-    for values in sizes:
+    """Seconds of each of `plan.every`, whatever its variables are set to."""
+    found: list[list[float]] = [[] for _ in plan.every]
+    for values in plan_sizes(k.variables for k in plan.every):
         with plan.at(values):
-            for column, seconds in zip(found, plan.profile(runs), strict=True):
-                if seconds > 0:
-                    column.append(seconds)
-    return [geometric_mean(column) if column else 0.0 for column in found]
+            for number, seconds in zip(plan.running, plan.profile(runs), strict=True):
+                found[number].append(seconds)
+    return [geometric_mean(column) for column in found]

@@ -4,11 +4,13 @@
 """
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -28,7 +30,7 @@ from svod.core.schedule import Schedule
 from svod.core.schedule_cache import schedule_of
 from svod.core.target import Target
 from svod.core.uop import Ops, UOp
-from svod.core.variable import without_binds
+from svod.core.variable import buckets_of, in_bucket, without_binds
 from svod.errors import ConfigError, DeviceError, ScheduleError, UnsupportedError
 from svod.optimize import Choice, Compiled, Compiler, choose, compile_all, compiler_for
 from svod.outline import BufferSpec, Call, Outline, build_plan
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from svod.tensor.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
+
+MOST_VARIANTS = 64     # kernels that the buckets of variables may make of one
 
 _kernels: dict[UOp, Kernel] = {}
 _databases: dict[str | None, TuningDB] = {}
@@ -195,13 +199,14 @@ def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline
     calls = []
     for i in order:
         call = schedule.calls[i]
-        kernel = kernel_of(call.ast)
-        kernels[kernel.key] = kernel
         for a in call.args:
             numbers.setdefault(a, len(numbers))
-        written.update(call.args[s] for s in kernel.outs)
-        calls.append(Call(kernel.key, tuple(numbers[a] for a in call.args), call.name_hint, call.origin, call.why, levels[i],
-                          call.offsets, tuple(VariableSpec(*v.arg) for v in call.variables)))
+        for ast, variables in bucket_kernels(call.ast, call.variables):
+            kernel = kernel_of(ast)
+            kernels[kernel.key] = kernel
+            written.update(call.args[s] for s in kernel.outs)
+            calls.append(Call(kernel.key, tuple(numbers[a] for a in call.args), call.name_hint, call.origin, call.why, levels[i],
+                              call.offsets, variables))
     for u in schedule.outputs:
         numbers.setdefault(u, len(numbers))
 
@@ -213,6 +218,22 @@ def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline
         return "constant" if u in constants else "input"
     specs = tuple(BufferSpec(u.dtype, u.arg, kind(u)) for u in numbers)
     return Outline(tuple(calls), specs, tuple(numbers[u] for u in schedule.outputs), kernels), list(numbers), numbers
+
+
+def bucket_kernels(ast: UOp, variables: Sequence[UOp]) -> list[tuple[UOp, tuple[VariableSpec, ...]]]:
+    """A kernel's AST once for each combination of the buckets of its variables, which are the graph's; the AST itself where there are none.
+
+    Raises ScheduleError for more than `MOST_VARIANTS`."""
+    buckets = [buckets_of(v) or (None,) for v in variables]
+    if math.prod(map(len, buckets)) > MOST_VARIANTS:
+        raise ScheduleError(f"the buckets of the variables {', '.join(v.arg[0] for v in variables)} would make "
+                            f"{math.prod(map(len, buckets))} kernels of one; {MOST_VARIANTS} are allowed: give fewer buckets")
+    found = []
+    for choice in product(*buckets):
+        bounds = {f"v{k}": b for k, b in enumerate(choice) if b is not None}
+        found.append((in_bucket(ast, bounds) if bounds else ast,
+                      tuple(VariableSpec(*v.arg[:4])._replace(bucket=b) for v, b in zip(variables, choice, strict=True))))
+    return found
 
 
 def kernel_of(ast: UOp) -> Kernel:

@@ -7,6 +7,9 @@
 The plan owns one block of 64-bit words that the native runtime reads (layout: `runtime.py`). Binding another address or setting a
 variable writes into that block; nothing is compiled, and `execute` is one call. Kernels that say they share a level run at the same
 time where they are single-core: they become one launch whose iterations are the kernels.
+
+Where variables have buckets there is a kernel for each, and a list of launches for each combination of them: giving a variable a value
+chooses the list that runs. `kernels` are those that run now.
 """
 from __future__ import annotations
 
@@ -29,12 +32,14 @@ from svod.compile.plan_parts import (
     PlanBuffer,
     PreparedKernel,
     VariableSpec,
+    Variant,
     address_of,
     check_array,
     check_plan,
     levels_of,
     lifetimes_of,
     names_of,
+    variants_of,
     written_by,
 )
 from svod.compile.planner import PlannerMode, plan_memory
@@ -70,10 +75,10 @@ class ExecutionPlan:
 
     def __init__(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], outputs: Sequence[int] = (), *,
                  threads: int | None = None, planner: PlannerMode = "arena") -> None:
-        self.kernels = tuple(kernels)
+        self.every = tuple(kernels)         # all kernels, whatever the variables are
         self._interpreted = {k.loaded: k.loaded.copy() for k in kernels if isinstance(k.loaded, InterpretedProgram)}
         if self._interpreted:
-            self.kernels = tuple(replace(k, loaded=self._interpreted[k.loaded]) if isinstance(k.loaded, InterpretedProgram) else k
+            self.every = tuple(replace(k, loaded=self._interpreted[k.loaded]) if isinstance(k.loaded, InterpretedProgram) else k
                                  for k in kernels)
         self.buffers = tuple(buffers)
         self.lock = threading.RLock()       # hold it to bind and execute as one step
@@ -88,22 +93,24 @@ class ExecutionPlan:
         self._native = rt.runtime()
         self._run = self._native.run_plan
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}      # bound later; kept alive here
-        check_plan(self.kernels, self.buffers)
-        self._written = frozenset(index for k in self.kernels for index in written_by(k))
+        check_plan(self.every, self.buffers)
+        self._written = frozenset(index for k in self.every for index in written_by(k))
         for index in self._outputs:
             if self.buffers[index].array is None:
                 raise LaunchError(f"buffer {index} is an output of the plan and has no memory")
-        wanted = max((phase.threads for k in self.kernels for phase in k.spec.phases), default=1)
-        if any(len(g) > 1 for g in levels_of(self.kernels)):
+        wanted = max((phase.threads for k in self.every for phase in k.spec.phases), default=1)
+        self._variants = variants_of(self.every)
+        if any(len(g) > 1 for v in self._variants for g in _groups(self.every, v.kernels)):
             wanted = max(wanted, threads or os.cpu_count() or 1)
         self.threads = max(1, wanted if threads is None else min(wanted, threads))
         self._pool = Pool.get(self.threads)
-        self._scratch_bytes = max((phase.scratch_bytes for k in self.kernels for phase in k.spec.phases), default=0)
+        self._scratch_bytes = max((phase.scratch_bytes for k in self.every for phase in k.spec.phases), default=0)
         if self.threads > 1:
             self._pool.prepare(self._scratch_bytes)
         self._shared: Arena | None = None   # the memory of intermediates and temporaries
         self._addresses = self._allocate(planner)
         self._lay_out()
+        self._select(self._variants[-1])
         self.prepare_seconds = self._run_once_phases()
         _plans.add(self)
 
@@ -157,7 +164,7 @@ class ExecutionPlan:
                 if array is not None and index in self._written:
                     array = aligned_empty(array.nbytes, dtypes.uint8).view(array.dtype)
                 buffers.append(PlanBuffer(b.nbytes, b.kind, array))
-            plan = ExecutionPlan(self.kernels, buffers, self._outputs, threads=threads or self.threads, planner=self.memory.mode)
+            plan = ExecutionPlan(self.every, buffers, self._outputs, threads=threads or self.threads, planner=self.memory.mode)
             plan.keep = self.keep
             plan.set_variables(self.variable_values())
             return plan
@@ -193,9 +200,9 @@ class ExecutionPlan:
         self._closed.clear()
 
     def repeat_kernel(self, kernel: int, times: int) -> None:
-        """Run the phases of one kernel `times` times, without those that run once."""
+        """Run the phases of one of `kernels` `times` times, without those that run once."""
         with self.lock:
-            first, count = self._spans[kernel]
+            first, count = self._spans[self.running[kernel]]
             once = sum(phase.once for phase in self.kernels[kernel].spec.phases)
             self._enter(self._base + 8 * (first + once * _LAUNCH), count - once, times)
 
@@ -208,7 +215,7 @@ class ExecutionPlan:
         return analyze(self, ceilings)
 
     def profile(self, runs: int = 5) -> list[float]:
-        """Seconds of each kernel, run in order and timed one by one; the least of `runs` runs of the plan. Each
+        """Seconds of each of `kernels`, run in order and timed one by one; the least of `runs` runs of the plan. Each
         includes about half a microsecond of the call."""
         best = [float("inf")] * len(self.kernels)
         with self.lock:
@@ -311,6 +318,15 @@ class ExecutionPlan:
                 self._unset.discard(name)
             if values:
                 self._fit_launches(set(values))
+                if len(self._variants) > 1:
+                    now = self.variable_values()
+                    self._select(next((v for v in self._variants if v.holds(now)), self._variants[-1]))
+
+    def _select(self, variant: Variant) -> None:
+        """Run the kernels that are there for the present values of the variables."""
+        self.running = variant.kernels      # their numbers among all
+        self.kernels = variant.chosen
+        self._launches, self._launch_count = self._launch_lists[variant]
 
     def execute_with_vars(self, values: Mapping[str, int]) -> None:
         """`execute`, with the variables in a mapping."""
@@ -335,7 +351,7 @@ class ExecutionPlan:
     def _fit_launches(self, changed: set[str]) -> None:
         """Launches of as many iterations as the variables say."""
         values = self.variable_values()
-        for number, kernel in enumerate(self.kernels):
+        for number, kernel in enumerate(self.every):
             if not any(phase.counts for phase in kernel.spec.phases):
                 continue
             names = names_of(kernel)
@@ -344,15 +360,20 @@ class ExecutionPlan:
             own = {name: values[known] for name, known in names.items()}
             for p, phase in enumerate(kernel.spec.phases):
                 if phase.counts:
-                    self.set_range(number, p, 0, phase.extent_at(own))
+                    self._set_range(number, p, 0, phase.extent_at(own))
 
     def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
         """Let a phase compute iterations begin ≤ i < end only, for timing a slice. Raises LaunchError outside 0 … extent."""
         spec = self.kernels[kernel].spec.phases[phase]
         if not 0 <= begin <= end <= spec.extent:
             raise LaunchError(f"iterations {begin} to {end} of {spec.symbol} were asked for; it has 0 to {spec.extent}")
+        self._set_range(self.running[kernel], phase, begin, end)
+
+    def _set_range(self, number: int, phase: int, begin: int, end: int) -> None:
+        """`set_range`, for a kernel by its number among all."""
+        spec = self.every[number].spec.phases[phase]
         with self.lock:
-            first, _ = self._spans[kernel]
+            first, _ = self._spans[number]
             for position in (first + phase * _LAUNCH, *self._copies.get(first + phase * _LAUNCH, ())):
                 threads, chunks = fit_launch(end - begin, spec.threads, 0, self.threads)
                 self._words[position + 3] = begin
@@ -364,8 +385,8 @@ class ExecutionPlan:
 
     def _allocate(self, planner: PlannerMode) -> list[int]:
         """Address of every buffer (0: unbound), then of every temporary in order of kernel and number."""
-        alive = lifetimes_of(self.kernels, self.buffers)
-        end = len(self.buffers) + sum(len(k.spec.temps) for k in self.kernels)
+        alive = lifetimes_of(self.every, self.buffers)
+        end = len(self.buffers) + sum(len(k.spec.temps) for k in self.every)
         shared = plan_memory(alive.sizes, alive.first, alive.last, planner)
         always = plan_memory(alive.kept, dict.fromkeys(alive.kept, 0), dict.fromkeys(alive.kept, 0), "disabled")
         self.memory = PlanMemory(planner, shared.total, shared.lower_bound, always.total)
@@ -386,14 +407,14 @@ class ExecutionPlan:
         self._released = False
 
     def _lay_out(self) -> None:
-        kernels = self.kernels
+        kernels = self.every
         records = sum(len(k.spec.phases) for k in kernels)
         groups = levels_of(kernels)
-        # Launches: the records once more in order of level, some of them behind a group record each.
-        parallel = [[i for i in group if kernels[i].single_core] if self.threads > 1 else [] for group in groups]
-        parallel = [p if len(p) > 1 else [] for p in parallel]
-        inner = sum(len(p) for p in parallel)
-        args_at = _HEADER + _LAUNCH * (2 * records + inner + len(groups))
+        # Launches, for each variant: its records once more in order of level, some of them behind a group record each.
+        variants = [(v, _groups(kernels, v.kernels)) for v in self._variants]
+        together = {v: [self._together(group) for group in own] for v, own in variants}
+        launches = sum(sum(len(kernels[i].spec.phases) for i in v.kernels) + sum(map(len, together[v])) + len(own) for v, own in variants)
+        args_at = _HEADER + _LAUNCH * (records + launches)
         vars_at = args_at + sum(len(k.spec.params) + len(k.spec.temps) for k in kernels)
         block = np.zeros(vars_at + sum(len(k.spec.variables) for k in kernels) + 8, np.int64)
         skip = -address_of(block) % 64 // 8
@@ -444,22 +465,29 @@ class ExecutionPlan:
                                       f"{list(self.variables[known.name][1:3])} in another")
 
         self._copies: dict[int, list[int]] = {}                 # record → its copies among the launches
-        self._launches = base + 8 * position
-        self._launch_count = 0
-        inner_at = position + _LAUNCH * (records + len(groups))
-        for group, together in zip(groups, parallel, strict=True):
-            at_once = set(together)
-            for i in group:
-                if i not in at_once:
-                    position = self._copy_phases(i, position)
-                    self._launch_count = (8 * position + base - self._launches) // rt.LAUNCH_BYTES
-            if together:
-                position = self._group(together, position, inner_at)
-                inner_at += _LAUNCH * len(together)
-                self._launch_count += 1
+        self._launch_lists: dict[Variant, tuple[int, int]] = {}     # of each variant: where its launches begin, and how many they are
+        for variant, own in variants:
+            begin, count = base + 8 * position, 0
+            inner_at = position + _LAUNCH * (sum(len(kernels[i].spec.phases) for i in variant.kernels) + len(own))
+            for group, at_once in zip(own, together[variant], strict=True):
+                for i in group:
+                    if i not in at_once:
+                        position = self._copy_phases(i, position)
+                        count = (8 * position + base - begin) // rt.LAUNCH_BYTES
+                if at_once:
+                    position = self._group(at_once, position, inner_at)
+                    inner_at += _LAUNCH * len(at_once)
+                    count += 1
+            self._launch_lists[variant] = begin, count
+            position = inner_at
         self._unset = set(self._variables)
         self._bindable = {i: positions[i] for i, b in enumerate(self.buffers) if b.kind in ("input", "output")}
         self._unbound = {i for i, at in self._bindable.items() if self.buffers[i].array is None and at}
+
+    def _together(self, group: list[int]) -> list[int]:
+        """The kernels of a level that become one launch."""
+        found = [i for i in group if self.every[i].single_core] if self.threads > 1 else []
+        return found if len(found) > 1 else []
 
     def _group(self, kernels: list[int], position: int, inner_at: int) -> int:
         """One launch at `position` whose iterations are kernels: a kernel of several phases is a serial group in itself. The
@@ -467,7 +495,7 @@ class ExecutionPlan:
         words, base = self._words, self._base
         for n, i in enumerate(kernels):
             first, _ = self._spans[i]
-            phases = self.kernels[i].spec.phases
+            phases = self.every[i].spec.phases
             once = sum(phase.once for phase in phases)
             record = inner_at + n * _LAUNCH
             words[record] = self._native.run_group
@@ -483,7 +511,7 @@ class ExecutionPlan:
     def _copy_phases(self, kernel: int, position: int) -> int:
         """Copy the records of a kernel, without those of once phases, to `position`. The next free position."""
         first, _ = self._spans[kernel]
-        for p, phase in enumerate(self.kernels[kernel].spec.phases):
+        for p, phase in enumerate(self.every[kernel].spec.phases):
             if not phase.once:
                 source = first + p * _LAUNCH
                 self._block[position:position + _LAUNCH] = self._block[source:source + _LAUNCH]
@@ -497,13 +525,18 @@ class ExecutionPlan:
         ran = False
         unbound, self._unbound = self._unbound, set()           # a once phase reads constants only
         unset, self._unset = self._unset, set()
-        for kernel, (first, _) in zip(self.kernels, self._spans, strict=True):
+        for kernel, (first, _) in zip(self.every, self._spans, strict=True):
             for p, phase in enumerate(kernel.spec.phases):
                 if phase.once:
                     self._enter(self._base + 8 * (first + p * _LAUNCH), 1, 1)
                     ran = True
         self._unbound, self._unset = unbound, unset
         return time.perf_counter() - start if ran else 0.0
+
+
+def _groups(kernels: Sequence[PreparedKernel], numbers: Sequence[int]) -> list[list[int]]:
+    """The kernels of a variant by level."""
+    return [[numbers[i] for i in group] for group in levels_of([kernels[n] for n in numbers])]
 
 
 _plans: weakref.WeakSet[ExecutionPlan] = weakref.WeakSet()

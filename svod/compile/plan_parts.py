@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -79,6 +79,34 @@ class PreparedKernel:
     @property
     def single_core(self) -> bool:
         return all(phase.threads <= 1 for phase in self.spec.phases)
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """The kernels of a plan that run while variables are within buckets: their numbers among all kernels, and themselves."""
+
+    buckets: tuple[tuple[str, int, int], ...]       # (variable, least, largest value)
+    kernels: tuple[int, ...]
+    chosen: tuple[PreparedKernel, ...]
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        """Whether it is the one for these values."""
+        return all(name in values and low <= values[name] <= high for name, low, high in self.buckets)
+
+
+def variants_of(kernels: Sequence[PreparedKernel]) -> list[Variant]:
+    """A variant for each combination of the buckets of the kernels' variables, the largest last; one where there are none."""
+    buckets: dict[str, set[tuple[int, int]]] = {}
+    for v in (v for k in kernels for v in k.variables if v.bucket is not None):
+        buckets.setdefault(v.name, set()).add(v.bounds)
+    found = []
+    for choice in product(*(sorted(b) for b in buckets.values())):
+        limits = dict(zip(buckets, choice, strict=True))
+        numbers = tuple(i for i, k in enumerate(kernels)
+                        if all(v.bucket is None or v.bucket == limits[v.name] for v in k.variables))
+        chosen = tuple(kernels) if len(numbers) == len(kernels) else tuple(kernels[i] for i in numbers)
+        found.append(Variant(tuple((name, *b) for name, b in limits.items()), numbers, chosen))
+    return found
 
 
 def levels_of(kernels: Sequence[PreparedKernel]) -> list[list[int]]:
@@ -174,7 +202,8 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
             check_array(index, buffer.array, buffer.nbytes, index in written)
         elif buffer.kind in ("output", "constant"):
             raise LaunchError(f"buffer {index} is {buffer.kind} and has no array")
-    _check_order(kernels, buffers)
+    for variant in variants_of(kernels):
+        _check_order(variant.chosen, buffers)
 
 
 def _check_order(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:

@@ -130,7 +130,7 @@ class Dim(_Integer):
 class Variable(Dim):
     """A named integer of `min` … `max` that a plan is given when it runs. As an extent of a shape its `min` is at least 1.
 
-    `hint`: the values, one or several, that matter: a search times kernels with them, else with the least, the middle and the largest value.
+    `hint`: the values, one or several, that matter: a search times kernels with them, else with the least, the middle and the largest.
 
     `buckets`: the largest value of each part of the range, in order; the rest up to `max` is the last part. Each part has kernels of its
     own, with a chain of opts of their own, and a plan runs those of the part that a value lies in. Without, one kernel serves all values,
@@ -148,8 +148,8 @@ class Variable(Dim):
             raise ArgumentError(f"Variable({name!r}, {min}, {max}): hint {hints} must be ints within the bounds")
         ends = tuple(buckets) if isinstance(buckets, Iterable) and not isinstance(buckets, str) else (buckets,)
         if any(type(v) is not int or not min <= v <= max for v in ends) or any(a >= b for a, b in pairwise(ends)):
-            raise ArgumentError(f"Variable({name!r}, {min}, {max}): buckets {buckets!r} must be ints within the bounds, in increasing order: "
-                                "the largest value of each")
+            raise ArgumentError(f"Variable({name!r}, {min}, {max}): buckets {buckets!r} must be ints within the bounds, in increasing "
+                                "order: the largest value of each")
         object.__setattr__(self, "expr", UOp(Ops.DEFINE_VAR, dtypes.index, (), (name, min, max, hints, ends)))
         _declared_any.add(True)
 

@@ -59,7 +59,8 @@ def merged_sizes(kernel: Kernel, calls: Iterable[Sequence[VariableSpec]]) -> tup
     largest; of the kernel's own bounds where nobody says. () for a kernel without variables."""
     if not kernel.variables:
         return ()
-    found = sorted({size for variables in calls for size in sizes_of_variables(variables)}, key=lambda s: (math.prod(s), s))
+    own = [int(name[1:]) for name in kernel.variables]      # a bucket of one value leaves its variable out
+    found = sorted({s for given in calls for s in sizes_of_variables([given[i] for i in own])}, key=lambda s: (math.prod(s), s))
     if not found:
         return sizes_of_variables([VariableSpec(name, low, high) for name, (low, high) in kernel.variables.items()])
     if len(found) <= MOST_TIMED:
