@@ -6,7 +6,7 @@
 
 Tensors that the function closes over are constants of the plan: what depends on nothing but them is computed once, at capture, and layouts
 are packed once. Change a weight by making a new jit. Random numbers are drawn at capture. Outputs are new tensors at every call. A bound
-variable among the arguments, `f(x, n.bind(5))`, may have another value in each call of one plan.
+variable among the arguments, `f(x, n.bind(5))`, or in the shape of one, `f(x[:n.bind(5)])`, may have another value in each call.
 
 What the function assigns to (`state.assign(…)`) is state: every call reads and writes its memory, an argument's as well. A value of an
 argument cannot be read while the function is captured (`x.item()`, `if x.sum() > 0`): that is an error. A jitted function called by one
@@ -108,8 +108,7 @@ class Jit:
         if getattr(_here, "capturing", False):
             given = iter(tensors)
             return self.fn(*_substitute(args, given), **_substitute(kwargs, given))
-        # constants have no memory: they get some
-        tensors = [t if t.realize().is_realized else t.contiguous().realize() for t in tensors]
+        tensors = [_in_memory(t) for t in tensors]
         found = self._captured.get(signature)
         if found is None:
             with self._lock:
@@ -124,7 +123,8 @@ class Jit:
         return tuple(c.plan for c in self._captured.values())
 
     def _capture(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> _Captured:
-        stand_ins = [Tensor.from_uop(graph.reshape(graph.buffer(t.dtype, t.numel()), t.shape)) for t in tensors]
+        stand_ins = [Tensor.from_uop(graph.storage_view(graph.buffer(t.dtype, graph.storage_size(t.uop)), t.shape) if is_symbolic(t.shape)
+                                     else graph.reshape(graph.buffer(t.dtype, t.numel()), t.shape)) for t in tensors]
         inputs = [graph.base_of(t.uop) for t in stand_ins]
         name = getattr(self.fn, "__name__", "the function")
         for u in filter(_has_memory, inputs):
@@ -141,6 +141,9 @@ class Jit:
             effects = [Tensor.from_uop(t.uop) for t, u in assigned.values() if _is_effect(t, u)]
             outputs: list[Tensor] = []
             structure = _structure(result, outputs)
+            # views of inputs, with the strides of another largest shape than their own
+            outputs = [Tensor.from_uop(graph.copy(t.uop, "CPU")) if is_symbolic(t.shape) and graph.base_of(t.uop).op is Ops.BUFFER
+                       and not graph.is_padding_view(t.uop) else t for t in outputs]
             if not outputs:
                 raise SvodError(f"svod.jit: {name} returned no Tensor, but {type(result).__name__}; "
                                 "return the tensors that should be computed")
@@ -228,16 +231,11 @@ def _signature(value: Any, tensors: list[Tensor], values: dict[str, int]) -> Has
     if isinstance(value, np.ndarray):
         value = Tensor(value)
     if isinstance(value, Dim):
-        for name, bound in bound_values(value).items():
-            if values.setdefault(name, bound) != bound:
-                raise ScheduleError(f"bind mismatch on {name}, {values[name]} != {bound} (arguments of one call)")
-        return "variable", without_binds(number_of(value, dtypes.int64))[0]
+        return "variable", _unbound(value, values)
     if isinstance(value, Tensor):
-        if is_symbolic(value.shape):
-            raise SvodError(f"svod.jit: an argument has the shape {value.shape}; pass the whole tensor and the bound variable, and take "
-                            "the part inside the function")
+        shape = tuple([_unbound(n, values) if isinstance(n, Dim) else n for n in value.shape])
         tensors.append(value)
-        return "tensor", value.shape, value.dtype
+        return "tensor", shape, value.dtype
     if isinstance(value, (tuple, list)):
         return type(value).__name__, tuple(_signature(v, tensors, values) for v in value)
     if isinstance(value, dict):
@@ -248,6 +246,22 @@ def _signature(value: Any, tensors: list[Tensor], values: dict[str, int]) -> Has
         raise SvodError(f"svod.jit: an argument of type {type(value).__name__} is neither a tensor nor hashable; pass tensors, arrays, "
                         "numbers, strings, or tuples, lists and dicts of them") from None
     return type(value).__name__, value
+
+
+def _unbound(n: Dim, values: dict[str, int]) -> UOp:
+    """A number without the values of its variables, which are collected."""
+    for name, bound in bound_values(n).items():
+        if values.setdefault(name, bound) != bound:
+            raise ScheduleError(f"bind mismatch on {name}, {values[name]} != {bound} (arguments of one call)")
+    return without_binds(number_of(n, dtypes.int64))[0]
+
+
+def _in_memory(t: Tensor) -> Tensor:
+    """A tensor's values in a buffer as one of its shape lies there; constants have no memory: they get some."""
+    if not t.realize().is_realized:
+        return t.contiguous().realize()
+    own = graph.is_padding_view(t.uop) or not is_symbolic(t.shape)
+    return t if own else Tensor.from_uop(graph.copy(t.uop, "CPU")).realize()
 
 
 def _substitute(value: Any, stand_ins: Any) -> Any:

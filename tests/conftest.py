@@ -23,6 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "random_plan" in metafunc.fixturenames:
         metafunc.parametrize("random_plan", range(metafunc.config.getoption("--random-plans")))
+    if "symbolic_plan" in metafunc.fixturenames:        # each is run in several ways
+        metafunc.parametrize("symbolic_plan", range(-(-metafunc.config.getoption("--random-plans") // 6)))
 
 
 @pytest.fixture(scope="session", autouse=True)

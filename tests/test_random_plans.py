@@ -1,18 +1,22 @@
-"""Random graphs through the whole pipeline: NumPy's results under every planner mode, with and without the schedule cache, run after run
-and from four threads at once. `--random-plans 200` for more of them."""
+"""Random graphs, of constant and of symbolic sizes, through the whole pipeline: NumPy's results under every planner mode, with and without
+the schedule cache, run after run and from four threads at once. `--random-plans 200` for more of them."""
 from __future__ import annotations
 
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from svod import Tensor
+import svod
+from svod import Tensor, Variable
+from svod.compile.plan import ExecutionPlan
 from svod.compile.planner import PlannerMode
 from svod.config import PrepareConfig
 from svod.core.buffer import buffer_of
 from svod.core.uop import UOp
+from svod.core.variable import layout_shape
 from svod.prepare import Prepared, prepare_graph
 from tests.core.test_schedule import RandomGraph
 from tests.core.test_schedule_order import Program
@@ -96,6 +100,93 @@ def test_random_plans(random_plan: int) -> None:
             prepared.plan.release_intermediate_buffers()
             prepared.plan.repeat(2)
         assert memory["arena"].lower_bound <= memory["arena"].shared <= memory["disabled"].shared
+
+
+def grown_of_sizes(rng: random.Random, parts: list[Any], concatenate: Any, where: Any) -> list[Any]:
+    """A random graph of shape (n, m) throughout, over tensors or over arrays: branches, shared values, views, reductions."""
+    values = list(parts)
+    for _ in range(rng.randint(3, 8)):
+        x, y, kind = rng.choice(values), rng.choice(values), rng.randrange(8)
+        n, m = x.shape
+        if kind == 0:
+            values.append(x * 2 - y)
+        elif kind == 1:
+            values.append(x.max(1).reshape(n, 1) - y)
+        elif kind == 2:
+            values.append(x + y.sum(0))
+        elif kind == 3:
+            values.append(x[::1].reshape(1, n, m).reshape(n, m) * 3)
+        elif kind == 4:
+            values.append(concatenate(x, y)[:, 1:m + 1])
+        elif kind == 5:
+            values.append(where(x, y))
+        elif kind == 6:
+            values.append((x @ y.T) @ y)
+        else:
+            values.append(x.T.reshape(m, n, 1).max(2).T + y)
+    return [values[-1], *rng.sample(values, 2)]
+
+
+ROWS, COLUMNS = 37, 21
+Sizes = tuple[int, int]
+
+
+def test_random_plans_of_symbolic_sizes(symbolic_plan: int) -> None:
+    """One plan at one size after the other; at four sizes from four threads, which hold its lock until they have read; replicas of it, and
+    the same tensors with bound variables and a jitted function, at four sizes at once."""
+    seed = symbolic_plan
+    numbers, chosen = np.random.default_rng(seed), random.Random(seed)
+    arrays = [numbers.integers(-3, 3, (ROWS, COLUMNS)).astype(np.float64) for _ in range(2)]
+    n, m = Variable("n", 1, ROWS), Variable("m", 2, COLUMNS)
+
+    def graphs(parts: list[Tensor], rows: Any, columns: Any) -> list[Tensor]:
+        return list(grown_of_sizes(random.Random(seed), [t[:rows, :columns] for t in parts], lambda x, y: Tensor.cat([x, y], 1),
+                                   lambda x, y: svod.where(x < y, x, y)))
+    tensors = [Tensor(a) for a in arrays]
+    outputs = graphs(tensors, n, m)
+    shape = layout_shape((n, m))
+    sizes: list[Sizes] = [(1, 2), (ROWS, COLUMNS), *[(chosen.randint(2, ROWS), chosen.randint(2, COLUMNS)) for _ in range(THREADS - 2)]]
+    wanted = {(r, c): grown_of_sizes(random.Random(seed), [a[:r, :c] for a in arrays], lambda x, y: np.concatenate([x, y], 1),
+                                     lambda x, y: np.where(x < y, x, y)) for r, c in sizes}
+
+    def check(found: Any, size: Sizes, what: str) -> None:
+        for i, (got, want) in enumerate(zip(found, wanted[size], strict=True)):
+            if got.ndim == 1:       # a plan's output: as large as it gets, or an input
+                got = got.reshape((ROWS, COLUMNS) if got.size == ROWS * COLUMNS else shape)[:size[0], :size[1]]
+            np.testing.assert_allclose(got, want, rtol=1e-12, err_msg=f"seed {seed}, output {i}, {what}, n, m = {size}")
+
+    def from_threads(work: Any) -> None:
+        together = threading.Barrier(THREADS)
+
+        def started(i: int) -> None:
+            together.wait()
+            for k in range(2):
+                work(i, sizes[(i + k) % THREADS])
+        with ThreadPoolExecutor(THREADS) as pool:
+            for done in [pool.submit(started, i) for i in range(THREADS)]:
+                done.result()
+
+    for mode, cached in (("arena", True), ("remap", False), ("disabled", True)):
+        config = PrepareConfig(memory_planner=mode, disable_schedule_cache=not cached, threads=2)
+        plan = prepare_graph([t.uop for t in outputs], config).plan
+        for size in sizes:
+            plan.execute(n=size[0], m=size[1])
+            check(plan.outputs, size, mode)
+
+        def shared(_: int, size: Sizes, plan: ExecutionPlan = plan, mode: str = mode) -> None:
+            with plan.lock:
+                plan.execute(n=size[0], m=size[1])
+                check(plan.outputs, size, f"{mode}, from four threads")
+        from_threads(shared)
+    replicas = [plan, *[plan.replicate() for _ in range(THREADS - 1)]]
+
+    def replica(i: int, size: Sizes) -> None:
+        replicas[i].execute(n=size[0], m=size[1])
+        check(replicas[i].outputs, size, "replicas")
+    from_threads(replica)
+    jitted = svod.jit(lambda x, y, rows, columns: graphs([x, y], rows, columns), config=config)
+    from_threads(lambda _, size: check([t.numpy() for t in graphs(tensors, n.bind(size[0]), m.bind(size[1]))], size, "realized"))
+    from_threads(lambda _, size: check([t.numpy() for t in jitted(*tensors, n.bind(size[0]), m.bind(size[1]))], size, "jit"))
 
 
 def test_random_statements(random_plan: int) -> None:

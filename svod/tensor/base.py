@@ -30,8 +30,8 @@ _live: weakref.WeakValueDictionary[int, TensorBase] = weakref.WeakValueDictionar
 
 
 def live_tensors() -> list[TensorBase]:
-    """All tensors that are alive."""
-    return list(_live.values())
+    """All tensors that are alive. Other threads may make some meanwhile."""
+    return [t for ref in _live.valuerefs() if (t := ref()) is not None]
 
 
 def as_dtype(value: DTypeLike) -> DType:

@@ -6,6 +6,7 @@ reads the buffer from then on.
 """
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from svod.core import graph
 from svod.core.buffer import buffer_of
 from svod.core.calls import arguments_of, written_slots
+from svod.core.forksafe import remake_after_fork
 from svod.core.origin import inherit_origin
 from svod.core.uop import Ops, UOp
 from svod.errors import ArgumentError, ScheduleError
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from svod.tensor.tensor import Tensor
 
 
+_replacing = threading.Lock()
+remake_after_fork(sys.modules[__name__], "_replacing", threading.Lock)
 _here = threading.local()       # `assigned`: what the innermost `assignments` of this thread gives
 
 
@@ -58,10 +62,12 @@ def is_realized(tensor: TensorBase) -> bool:
 
 def realize_tensors(tensors: Iterable[Tensor], config: Any = None) -> None:
     """Compute every tensor that is neither in memory nor a constant. One schedule for all, in the given order."""
+    from svod import prepare
     pending = _pending(_tensors("realize_batch", tensors))
     if pending:
-        from svod import prepare
         prepare.realize_tensors(pending, config)
+    elif config is not None:
+        prepare.complete_config(config)         # what is none is refused whether it is needed or not
 
 
 def prepare_tensors(tensors: Iterable[Tensor], config: Any) -> Any:
@@ -168,14 +174,20 @@ def _assigned(assign: UOp, done: dict[UOp, UOp]) -> tuple[UOp, UOp]:
 
 
 def replace_nodes(mapping: dict[UOp, UOp]) -> None:
-    """Put other nodes in the place of some, in every live tensor: a computed value becomes its buffer.
+    """Put other nodes in the place of some, in every live tensor: a computed value becomes its buffer. Threads that realise at the same
+    time take turns here; a tensor that is given another node meanwhile keeps that.
 
     Each value must have the shape and dtype of its key. Values are not entered."""
     if not mapping:
         return
-    tensors = live_tensors()
+    with _replacing:
+        _replace(mapping)
+
+
+def _replace(mapping: dict[UOp, UOp]) -> None:
+    held = [(t, t.uop) for t in live_tensors()]
     done: dict[UOp, UOp] = {}
-    for u in graph.sink(*{t.uop: None for t in tensors}).toposort(gate=lambda n: n not in mapping):
+    for u in graph.sink(*{u: None for _, u in held}).toposort(gate=lambda n: n not in mapping):
         if u in mapping:
             done[u] = mapping[u]
         elif u.op is not Ops.SINK:
@@ -185,5 +197,6 @@ def replace_nodes(mapping: dict[UOp, UOp]) -> None:
             else:
                 done[u] = u.replace(src=src)
                 inherit_origin(done[u], u)
-    for t in tensors:
-        t.uop = done[t.uop]
+    for t, u in held:
+        if t.uop is u:
+            t.uop = done[u]
