@@ -30,7 +30,7 @@ from svod.core.origin import origin_of
 from svod.core.schedule import Explained, explain_schedule
 from svod.core.uop import MOVEMENT, Ops, UOp
 from svod.core.variable import without_binds
-from svod.errors import ScheduleError
+from svod.errors import ArgumentError, ScheduleError
 from svod.prepare import complete_config, prepare_graph
 from svod.tensor import Tensor
 
@@ -46,9 +46,12 @@ def explain(*tensors: Tensor, file: TextIO | None = None) -> None:
 def explanation(*tensors: Tensor) -> str:
     """The graph of the tensors, its kernels with the rule that cut each, and the analysis of their plan, as text.
 
-    Raises ScheduleError when nothing is given, and what preparing the tensors raises."""
+    Raises ScheduleError when nothing is given, ArgumentError for what is no tensor, and what preparing the tensors raises."""
     if not tensors:
         raise ScheduleError("explain needs at least one tensor")
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise ArgumentError(f"explain takes tensors, one by one: explain(a, b); got {type(t).__name__}")
     nodes = [t.uop for t in tensors]
     found = explain_schedule(without_binds(graph.sink(*nodes))[0])
     numbers = {u: i for i, u in enumerate(n for n in found.graph.sink.toposort() if n.op not in _HIDDEN)}

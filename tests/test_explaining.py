@@ -12,7 +12,7 @@ from svod import Tensor
 from svod.core import graph
 from svod.core.schedule import create_schedule, explain_schedule
 from svod.core.uop import Ops
-from svod.errors import ScheduleError
+from svod.errors import ArgumentError, ScheduleError
 from svod.explaining import explanation
 from tests.bench.example_run import CEILINGS
 from tests.core.corpus import data
@@ -52,6 +52,8 @@ def test_what_needs_no_kernel() -> None:
     assert "because: it is an output" in explanation(x.transpose(0, 1)), "in another order it is a copy"
     with pytest.raises(ScheduleError, match="at least one"):
         explanation()
+    with pytest.raises(ArgumentError, match="explain takes tensors, one by one"):
+        explanation([data(3)])  # type: ignore[arg-type]
 
 
 def test_arguments_are_shown() -> None:
