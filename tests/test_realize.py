@@ -125,7 +125,7 @@ def test_realize_and_prepare_take_a_configuration() -> None:
         Tensor.realize_batch([x + 2, x + 3], noopt)
         (x + 4).realize()
     assert [{k.opts_source for k in p.kernels} for p in seen] == [{"none"}, {"none"}, {"heuristic"}]
-    for ask in ((x + 5).realize, (x + 6).prepare, lambda c: Tensor.realize_batch([x + 7], c)):
+    for ask in ((x + 5).realize, x.realize, (x + 6).prepare, lambda c: Tensor.realize_batch([x + 7], c)):
         with pytest.raises(ConfigError, match="a PrepareConfig is needed, got int"):
             ask(4)
 
