@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from svod import BeamConfig, PrepareConfig, Tensor, search
+from svod import BeamConfig, PrepareConfig, Tensor, Variable, search
 from svod.errors import TuneError
 
 
@@ -28,3 +28,20 @@ def test_a_search_that_cannot_be_run_leaves_the_heuristic(error: BaseException, 
     assert word in caplog.text
     plan.execute()
     assert plan.outputs[0].tolist() == list(range(4, 41))
+
+
+def test_kernels_with_variables_are_searched_at_their_hints_and_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def session(tasks: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        asked.update((t.key, t.sizes) for t in tasks)
+        raise TuneError("enough is known")
+    monkeypatch.setattr(search, "TuneSession", session)
+    monkeypatch.setattr(search, "cached_ceilings", lambda *args, **kwargs: None)
+    monkeypatch.setattr(search, "_spent", 0.0)
+    config = PrepareConfig(beam=BeamConfig(width=1, executor="inline"), db=":none:")
+    n = Variable("n", 1, 50, hint=(9, 40), buckets=(20, 30))
+    plan = (Tensor(np.arange(50, dtype=np.float32))[:n] + 4).prepare(config)
+    assert [asked[k.key] for k in plan.every] == [((9,),), ((21,), (25,), (30,)), ((40,),)]
+    plan.execute(n=25)
+    assert plan.outputs[0][:25].tolist() == list(range(4, 29))
