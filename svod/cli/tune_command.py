@@ -151,10 +151,10 @@ def check(options: TuneOptions) -> None:
     check_output("--json", options.json_path)
     check_output("--capture-to", options.capture_to)
     check_database(None if options.dry_run else options.db)
-    from svod.tune.executor import parse_workers
-
+    from svod.tune.executor import check_address, parse_workers
 
     name, _ = parse_workers(options.workers)
+    check_address(options.address)
     if options.address is not None and name != "ray":
         raise click.UsageError(f"--address {options.address} needs Ray workers; --workers {options.workers} are none")
 

@@ -64,9 +64,13 @@ def inherit_origin(node: UOp, old: UOp) -> None:
 
 
 def origin_of(node: UOp) -> str | None:
-    """`"layer1.0.conv1"` or `"model.py:12"` (the path as Python knows it), or None for a node nobody recorded."""
+    """`"layer1.0.conv1"` or `"model.py:12"` (the path as Python knows it, with bytes that are no UTF-8 as `\\udcff`), or None for a node
+    nobody recorded."""
     origin = _origins.get(node)
-    return f"{origin[0]}:{origin[1]}" if isinstance(origin, tuple) else origin
+    if origin is None:
+        return None
+    text = f"{origin[0]}:{origin[1]}" if isinstance(origin, tuple) else origin
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _caller() -> tuple[str, int] | None:

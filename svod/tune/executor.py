@@ -458,6 +458,15 @@ def parse_workers(spec: str) -> tuple[str, int | None]:
     return name, int(count) if count else None
 
 
+def check_address(address: str | None) -> None:
+    """Raise ConfigError for the address of a Ray cluster that cannot be one; None is no cluster."""
+    if address is not None and "://" in address:
+        raise ConfigError(f"asked for the Ray cluster at {address!r}; svod must run on a node of the cluster and connects with "
+                          "--address auto or host:port, because Ray's client protocol cannot kill a worker in time")
+    if address is not None and address != "auto" and ":" not in address:
+        raise ConfigError(f"asked for the Ray cluster at {address!r}; use auto or host:port")
+
+
 def make_executor(spec: str = "local", address: str | None = None, config: WorkerConfig | None = None, device: str = "CPU",
                   shared_cores: bool | None = None, start_deadline: float = RAY_START_DEADLINE,
                   say: Callable[[str], None] = log.warning) -> Executor:

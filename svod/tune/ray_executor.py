@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from svod import config
-from svod.errors import ConfigError, TuneError
+from svod.errors import TuneError
 from svod.tune.child import Call
-from svod.tune.executor import DispatchingExecutor, Kind, WorkerLost, usable_cores
+from svod.tune.executor import DispatchingExecutor, Kind, WorkerLost, check_address, usable_cores
 from svod.tune.jobs import Outcome, WorkerConfig, identity, mismatch, package_roots
 from svod.tune.ray_worker import RayWorker
 
@@ -461,11 +461,7 @@ def start_ray_executor(count: int | None, address: str | None, config: WorkerCon
 
     Raises ConfigError for an address svod cannot use, RayUnavailable when Ray is missing, does not come up in time, or its workers cannot
     run svod (another version, not installed)."""
-    if address is not None and "://" in address:
-        raise ConfigError(f"asked for the Ray cluster at {address!r}; svod must run on a node of the cluster and connects with "
-                          "--address auto or host:port, because Ray's client protocol cannot kill a worker in time")
-    if address is not None and address != "auto" and ":" not in address:
-        raise ConfigError(f"asked for the Ray cluster at {address!r}; use auto or host:port")
+    check_address(address)
     started = time.monotonic()
     ray = _import_ray()
     embedded: _EmbeddedRay | None = None

@@ -162,6 +162,13 @@ def test_data_that_no_tensor_can_hold() -> None:
     assert Tensor(2**63).dtype.name == Tensor([2**63]).dtype.name == "uint64" and Tensor(range(3)).tolist() == [0, 1, 2]
 
 
+def test_origins_are_text_that_can_be_stored() -> None:
+    """A file's name may hold any bytes, which Python shows as lone surrogates."""
+    made: dict[str, Tensor] = {}
+    exec(compile("made['y'] = x.exp()", "mödel\udcff.py", "exec"), {"x": Tensor([1.0]), "made": made})
+    assert origin_of(made["y"].uop) == "mödel\\udcff.py:1" and "mödel\\udcff.py:1" in repr(made["y"])
+
+
 def test_origins_are_lines_or_module_paths() -> None:
     x = Tensor([[1.0, 2.0]])
     y = x.softmax(-1)
