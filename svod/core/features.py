@@ -22,13 +22,16 @@ from svod.core.traffic import LINE, PAGE, Access, levels, traffic
 from svod.core.uop import TRANSCENDENTAL
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL)
+_COMBINED = {2: 6.0, 3: 30.0}     # operations that combine two results of so many components: ARGMAX; EXPSUM, with its exponential
 _LATENCY = 4.0            # cycles of a multiply-add or add
 _WINDOW = 400.0           # instructions that a core looks ahead: sums that end within them overlap with the next ones
 _LOOP_CYCLES = 1.5        # of one iteration's bookkeeping
 _LAUNCH_CYCLES = 2000.0   # of a phase that wakes other cores
 _OVERLAP = 0.4            # the share that is not hidden of what does not bound a stage
+_TRANSLATED = 0.3         # the share of translations that is never hidden: what waits for them are the oldest instructions
 _LANE_LOAD = 1.5          # loads' worth of one lane that is loaded by itself
 _LANE_MASKED = 6.0        # the same under a mask
+_SPREAD = 4.0             # operations that bring a mask to the lanes of one of several wide loads
 _LANE_READ = 8.0          # the same from a staged area, whose rows are mostly a power of two apart and share cache sets
 _LANE_TURNED = 0.5        # the same where squares are transposed in registers
 _SQUARE = 4               # positions side by side from which stores of lanes are transposed in registers
@@ -99,7 +102,7 @@ def features(state: Scheduler) -> Features:
         cost = _stage_cost(state, lay, nest, inner)
         cost_of_data, stage_moved = _data(state, found, lay, nest, cost.reads, brought)
         cycles = max(cost.compute, *cost_of_data)
-        cycles += _OVERLAP * (cost.compute + sum(cost_of_data) - cycles)
+        cycles += _OVERLAP * (cost.compute + sum(cost_of_data) - cycles) + _TRANSLATED * cost_of_data[3]
         if path != () or not _once(state, found.resolved, s):
             total += cycles / _cores(state, nest, path == (), threads) + (_LAUNCH_CYCLES if path == () and threads > 1 else 0.0)
         accumulators = max(accumulators, cost.accumulators)
@@ -420,7 +423,7 @@ def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, in
         if red.combiner == "ADD" and product.kind == "alu" and product.op == "MUL":
             skip.add(red.values[0])
         fmas += body * tile
-        alu += body * tile * (dot.cost if len(red.values) == 1 else 6)
+        alu += body * tile * (dot.cost if len(red.values) == 1 else _COMBINED[len(red.values)])
     for i, n in enumerate(r.nodes):
         if n.dtype == dtypes.index or i in skip:
             continue
@@ -442,7 +445,9 @@ def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, in
     for a in range(outs):
         store *= expanded[a]
     store *= dot.store
-    if lane >= 0 and lane < outs and r.store is not None and r.store.coef(lane) != 1:
+    is_turned = lane >= 0 and lane < outs and r.store is not None and r.store.coef(lane) != 1
+    if is_turned:
+        assert r.store is not None
         turned = any(c == 1 and expanded[a] >= _SQUARE for a, c in r.store.coefs)
         store *= (_LANE_TURNED if turned else _conflict(r.store.coef(lane) * r.stage.dtype.itemsize)) * min(width, lane_extent)
     accs = 1.0
@@ -455,10 +460,12 @@ def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, in
     spills = 0.0
     inner_reduce = bool(loops) and loops[-1][0] >= outs
     registers = accs + vectors + 1     # accumulators, a row of vectors, what is read in all lanes
+    if is_turned:
+        registers += vectors - 1
     if r.reductions and registers > state.target.vector_registers:
         spills = _SPILL_CYCLES * (registers - state.target.vector_registers) * body * tile / accs
     if r.reductions and not inner_reduce and any(a >= outs for a, _ in loops):
-        loads += 2.0 * accs * body    # accumulators in scratch
+        loads += 2.0 * accs * body * sum(len(red.values) for red in r.reductions)    # accumulators in scratch
     slots = (max(loads, alu) + _CONTENTION * min(loads, alu)) / 2 + spills
     sums = math.prod(e for a, e in loops if a >= outs)
     ahead = 1.0 + _WINDOW * body / (sums * max(loads + alu, 1.0))     # sums that are under way at once
@@ -520,7 +527,7 @@ def _lane_loads(n: Node, nest: _Nest, inner: dict[int, int], lanes: int, expande
             across = 2.0        # not all vectors are aligned: a wide one takes two lines
     step = abs(step * apart)
     if step <= 1 or (step <= _SHORT_STEP and (n.gate < 0 or masks)):
-        return across * step, (step - 1.0) * (1.0 if n.gate < 0 else 2.0)
+        return across * step, (step - 1.0) * (1.0 if n.gate < 0 else 1.0 + 2.0 * _SPREAD)
     return (_LANE_TURNED if turned and n.gate < 0 else single) * lanes, 0.0
 
 

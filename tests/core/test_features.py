@@ -102,3 +102,19 @@ def test_masks_cost_one_operation_and_copies_share_the_caches() -> None:
     in_place, copied = features_of(kernel, tile), features_of(kernel, [*tile, ["STAGE", "s0", "o1"]])
     assert in_place.bytes_moved == pytest.approx(copied.bytes_moved, rel=0.05), "the copy finds no more of the input in the caches"
     assert in_place.cycles < copied.cycles
+
+
+def test_lanes_apart_under_a_mask_cost_more_than_a_copy() -> None:
+    """Every second element under a mask that varies: the copy kills the masks, once for all windows that overlap."""
+    kernel = Kernel(kernel_of(data(1, 64, 83, 83).max_pool2d(3, stride=2, padding=1)))
+    tile: list[list[Any]] = [["UPCAST", "o1", 2], ["UPCAST", "o2", 16], ["UNROLL", "r0", 0], ["UNROLL", "r1", 0], ["LANES", "o2.in"]]
+    assert features_of(kernel, [*tile, ["STAGE", "s0", "o1"]]).cycles < features_of(kernel, tile).cycles
+
+
+def test_sums_that_are_turned_to_be_stored_need_registers_for_it() -> None:
+    """27 accumulators, 3 vectors and what is broadcast fill 32 registers; lanes that are rows of the output need more."""
+    kernel = Kernel(gemm(480, 480, 256))
+    along = features_of(kernel, [["UPCAST", "o0", 9], ["UPCAST", "o1", 48], ["LANES", "o1.in"]])
+    turned = [features_of(kernel, [["UPCAST", "o1", m], ["UPCAST", "o0", 48], ["LANES", "o0.in"], ["STAGE", "s0", "o0"]]) for m in (8, 9)]
+    assert along.accumulators == turned[1].accumulators == 27
+    assert turned[0].cycles < turned[1].cycles
