@@ -2,6 +2,8 @@
 
     svod-tune experiments/models/bert_block.py --beam 8
     python experiments/models/bert_block.py               what the tuning database has, else heuristics
+    python experiments/models/bert_block.py --symbolic    one plan for every number of tokens; tuned once by
+    svod-tune experiments/models/bert_block.py --beam 8 -- --symbolic
 """
 from __future__ import annotations
 
@@ -63,4 +65,4 @@ class BertBlock:
 
 if __name__ == "__main__":
     model = BertBlock()
-    run_model(__doc__, model, np.random.default_rng(1).standard_normal((1, 128, 768), dtype=np.float32), model.reference)
+    run_model(__doc__, model, np.random.default_rng(1).standard_normal((1, 128, 768), dtype=np.float32), model.reference, tokens=1)

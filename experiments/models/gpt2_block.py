@@ -2,6 +2,8 @@
 
     svod-tune experiments/models/gpt2_block.py --beam 8
     python experiments/models/gpt2_block.py               what the tuning database has, else heuristics
+    python experiments/models/gpt2_block.py --symbolic    one plan for every number of tokens; tuned once by
+    svod-tune experiments/models/gpt2_block.py --beam 8 -- --symbolic
 """
 from __future__ import annotations
 
@@ -65,4 +67,4 @@ class Gpt2Block:
 
 if __name__ == "__main__":
     model = Gpt2Block()
-    run_model(__doc__, model, np.random.default_rng(1).standard_normal((1, 256, 768), dtype=np.float32), model.reference)
+    run_model(__doc__, model, np.random.default_rng(1).standard_normal((1, 256, 768), dtype=np.float32), model.reference, tokens=1)

@@ -28,34 +28,79 @@ if _missing:
 import numpy as np  # noqa: E402  # after the check above
 
 import svod  # noqa: E402
+from svod.compile.plan import ExecutionPlan  # noqa: E402
 from svod.prepare import sources_of  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 
 
-def run_model(about: str | None, model: Callable[[svod.Tensor], svod.Tensor], x: Array, reference: Callable[[Array], Array]) -> None:
-    """Prepare `model` for the input `x`, check it against `reference`, time it, and print what came out.
+def run_model(about: str | None, model: Callable[[svod.Tensor], svod.Tensor], x: Array, reference: Callable[[Array], Array],
+              tokens: int | None = None) -> None:
+    """Prepare `model` for the input `x`, check it against `reference`, time it, and print what came out. `tokens`: the axis of `x` whose
+    extent may be a variable (`--symbolic`).
 
     Ends the process with status 1 where the largest difference exceeds `TOLERANCE` times the largest output."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if tokens is not None:
+        parser.add_argument("--symbolic", action="store_true", help="one plan for every number of tokens, run at several of them")
+        parser.add_argument("--buckets", type=_numbers, default=(), metavar="N,N,…",
+                            help="with --symbolic: kernels of their own up to each of these numbers of tokens")
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="compare the output with NumPy's (default)")
     parser.add_argument("--runs", type=_positive, help=f"timed runs (default: at least {LEAST_RUNS}, for about {SECONDS:g} s)")
     args = parser.parse_args()
-
+    if tokens is not None and args.symbolic:
+        run_at_lengths(model, x, reference, tokens, args)
+        return
+    if tokens is not None and args.buckets:
+        parser.error("--buckets says nothing without --symbolic")
     f = svod.jit(model)
     given = svod.Tensor(x)
     start = time.perf_counter()
     y = f(given)
     print(f"prepared in {time.perf_counter() - start:.2f} s")
-    plan = f.plans[0]
-    print(f"{len(plan.kernels)} kernels: " + ", ".join(f"{n} {source}" for source, n in sorted(sources_of(plan).items())))
+    print(_kernels(f.plans[0]))
     if args.check:
-        error = largest_error(y.numpy(), reference(x))
-        print(f"largest difference to NumPy: {error:.1e} of the largest output")
-        if not error <= TOLERANCE:  # also where it is not a number
-            sys.exit(f"the output is wrong: {error:.1e} is above {TOLERANCE:g}")
+        print(f"largest difference to NumPy: {_checked(y, reference(x)):.1e} of the largest output")
     times = time_runs(lambda: f(given), args.runs)
     print(f"latency: {1e3 * statistics.median(times):.3f} ms (median of {len(times)} runs, least {1e3 * min(times):.3f} ms)")
+
+
+def run_at_lengths(model: Callable[[svod.Tensor], svod.Tensor], x: Array, reference: Callable[[Array], Array], axis: int,
+                   args: argparse.Namespace) -> None:
+    """`run_model` with a variable for the extent of an axis: one plan, checked and timed at several values, each after the other."""
+    most = x.shape[axis]
+    n = svod.Variable("n", 1, most, buckets=args.buckets)
+    before = (slice(None),) * axis
+    f = svod.jit(lambda x, n: model(x[(*before, slice(n))]))
+    given = svod.Tensor(x)
+    start = time.perf_counter()
+    f(given, n.bind(most))
+    print(f"prepared in {time.perf_counter() - start:.2f} s for 1 to {most} tokens")
+    for length in sorted({1, most // 8, most // 4 + 1, most // 2, most - 1, most} - {0}):
+        bound = n.bind(length)
+        y = f(given, bound)
+        told = f"{length:5} tokens: "
+        if args.check:
+            told += f"largest difference to NumPy {_checked(y, reference(x[(*before, slice(length))])):.1e}, "
+        times = time_runs(lambda bound=bound: f(given, bound), args.runs)      # type: ignore[misc]
+        print(f"{told}latency {1e3 * statistics.median(times):.3f} ms; {_kernels(f.plans[0])}")
+    print(f"plans: {len(f.plans)}")
+
+
+def _kernels(plan: ExecutionPlan) -> str:
+    return f"{len(plan.kernels)} kernels: " + ", ".join(f"{n} {source}" for source, n in sorted(sources_of(plan).items()))
+
+
+def _checked(y: svod.Tensor, wanted: Array) -> float:
+    """The largest error; ends the process where it is too large."""
+    error = largest_error(y.numpy(), wanted)
+    if not error <= TOLERANCE:  # also where it is not a number
+        sys.exit(f"the output is wrong: {error:.1e} is above {TOLERANCE:g}")
+    return error
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(","))
 
 
 def _positive(text: str) -> int:

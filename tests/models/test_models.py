@@ -75,6 +75,20 @@ def test_script_reports(tmp_path: Path) -> None:
     assert re.search(r"^latency: \d+\.\d+ ms \(median of 3 runs", done.stdout, re.M)
 
 
+def test_a_block_runs_at_several_lengths(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    block = module_of("bert_block", monkeypatch)
+    model = block.BertBlock(hidden=16, heads=2, intermediate=16)
+    x = np.random.default_rng(0).standard_normal((1, 19, 16), dtype=np.float32)
+    monkeypatch.setattr(sys, "argv", ["bert_block.py", "--symbolic", "--buckets", "4", "--runs", "1"])
+    block.run_model(None, model, x, model.reference, tokens=1)
+    said = capsys.readouterr().out
+    assert re.findall(r"^ +(\d+) tokens: largest difference to NumPy \S+, latency", said, re.M) == ["1", "2", "5", "9", "18", "19"]
+    assert "plans: 1" in said
+    monkeypatch.setattr(sys, "argv", ["bert_block.py", "--buckets", "4"])
+    with pytest.raises(SystemExit):
+        block.run_model(None, model, x, model.reference, tokens=1)
+
+
 def test_script_refuses_a_wrong_output(tmp_path: Path) -> None:
     program = (f"import sys; sys.path.insert(0, {str(MODELS)!r}); from run_model import run_model; import numpy as np\n"
                "run_model(None, lambda x: x + 1, np.ones(5, np.float32), lambda x: x + 1.001)")
