@@ -51,7 +51,7 @@ FIRST_CHUNK = 6                # of a search whose pace is not known and whose t
 YARDSTICK_REACH = 4.0          # times the incumbent: a slower baseline is not raced along
 FINALISTS = 3
 SEED_ROUND = 8
-CONFIRM_SHARE, CONFIRM_FLOOR = 0.15, 0.5   # a confirmation takes at most that share of what the search took, or that many seconds
+CONFIRM_SHARE, CONFIRM_FLOOR = 0.1, 0.5   # a confirmation takes at most that share of what the search took, or that many seconds
 CONFIRM_ROUNDS = 15            # the least of a confirmation, for how many finalists there is time
 COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
 
