@@ -437,6 +437,23 @@ def test_a_second_run_finds_everything_and_starts_no_workers(tmp_path: Path, fak
     assert "3 kernels to search" in third.output and NoExecutor.started == 2
 
 
+@pytest.mark.parametrize(("budget", "check"), [(1.0, 0.5), (4.0, 0.6), (100.0, 4.0)])
+def test_the_plan_check_is_kept_back_from_the_budget_and_half_of_it_is_searched(tmp_path: Path, fake: type[FakeSession], budget: float,
+                                                                               check: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[float] = []
+    checked: list[float] = []
+
+    def begin(self: FakeSession, *a: Any, budget: Any, **k: Any) -> None:
+        searched.append(budget.total)
+        FakeSession.__init__(self, *a, budget=budget, **k)
+    monkeypatch.setattr(tune_run, "TuneSession", type("Session", (FakeSession,), {"__init__": begin}))
+    actual = tune_run.check_plan
+    monkeypatch.setattr(tune_run, "check_plan", lambda *a, seconds: [checked.append(seconds), actual(*a, seconds=0.01)][1])
+    assert run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--budget", str(budget)).exit_code == 0
+    assert checked[0] == pytest.approx(check)
+    assert len(searched) == 1 and budget / 2 <= searched[0] <= max(budget / 2, budget - check)
+
+
 def test_a_damaged_capture_is_tuned_as_far_as_it_can_be_read(tmp_path: Path, fake: type[FakeSession]) -> None:
     file = Path(captured(tmp_path))
     file.write_bytes(file.read_bytes()[:-5])
