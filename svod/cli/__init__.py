@@ -16,7 +16,9 @@ EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message on one line."""
+    """An error's message on one line; of the system's what it is about, and what is wrong."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
 
 

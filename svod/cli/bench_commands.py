@@ -1,22 +1,28 @@
 """The commands of svod-bench. Results go to stdout, what happens meanwhile to stderr."""
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
 import shlex
 import sys
+import tempfile
 import time
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from svod import config
 from svod.cli.outputs import check_database, check_output
+from svod.core.files import write_text
 from svod.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from svod.bench.results import Run
 
 INSTALL_PEERS = f"{shlex.quote(sys.executable)} -m pip install 'svod[peers]'"
 NEW_SEEDS = 1_000_000   # a seed that is drawn is below this: short enough to type
@@ -52,7 +58,7 @@ def ceilings(json_path: Path | None, refresh: bool) -> None:
     print_ceilings(found)
     _say(f"{target.key}; " + (f"measured before, kept in {path}; --refresh measures again" if known else "measured now"))
     if json_path is not None:
-        json_path.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+        write_text(json_path, json.dumps(asdict(found), indent=1) + "\n")
 
 
 class _Run(click.Command):
@@ -96,7 +102,7 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
     from svod.bench.peers import load_peers, parse_peers
     from svod.bench.random_suite import RANDOM, RANDOM_COUNT
-    from svod.bench.results import Run, Settings, write_run
+    from svod.bench.results import Settings, write_run
     from svod.bench.runner import run_suite
     from svod.bench.suites import parse_suites, select_cases
     from svod.cli.bench_tables import describe_case, print_run
@@ -141,14 +147,15 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
 
     def finished(so_far: Run) -> None:
         click.echo("\n".join(describe_case(so_far.cases[-1])) + "\n")
-        if json_path is not None:
-            write_run(json_path, so_far)        # another library that ends the process does not take the results with it
+        if json_path is not None:       # another library that ends the process does not take the results with it
+            with contextlib.suppress(OSError):      # said at the end, where it is tried again
+                write_run(json_path, so_far)
     result = run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=limits,
                        started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"),
                        finished=finished)
     print_run(result)
     if json_path is not None:
-        write_run(json_path, result)
+        _write_at_last(json_path, result)
     done = len(result.cases)
     missing = "" if done == len(cases) else f"; interrupted, {len(cases) - done} are missing"
     _say(f"{done} kernels in {result.settings.seconds:.0f} s{missing}")
@@ -212,6 +219,19 @@ def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool)
         return
     write_report(found, tuning, output)
     _say(f"{output} written; it opens in any browser, offline")
+
+
+def _write_at_last(path: Path, result: Run) -> None:
+    """Write the run; where that fails, among the temporary files. Raises OSError, naming `path`, once they are there."""
+    from svod.bench.results import write_run
+
+    try:
+        write_run(path, result)
+    except OSError:
+        saved = Path(tempfile.mkdtemp(prefix="svod-bench-")) / path.name
+        write_run(saved, result)
+        _say(f"the results are in {saved}")
+        raise
 
 
 def _mode(beam: int | None, heuristic: bool, db_only: bool, fresh: bool) -> tuple[Literal["beam", "db-only", "heuristic"], int | None]:

@@ -10,8 +10,15 @@ from typing import IO
 
 def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Have `write` fill the file `path`: a reader sees the old file or the whole new one. Links are followed; a device or a pipe is
-    written to, not replaced. Raises OSError; then what was there before is still there."""
-    path = path.resolve()
+    written to, not replaced. Raises OSError, which names the file; then what was there before is still there."""
+    try:
+        _write(path.resolve(), write)
+    except OSError as e:
+        e.filename = os.fspath(path)    # of a full disk it says nothing, of the directory the name of the temporary file
+        raise
+
+
+def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     if path.exists() and not path.is_file():
         with open(path, "wb") as f:
             write(f)

@@ -1,10 +1,12 @@
 """svod-bench as users call it. What is measured is replaced by recorded figures; one real run looks at the results only."""
 from __future__ import annotations
 
+import errno
 import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +18,12 @@ from click.testing import CliRunner, Result
 import svod.bench.cases
 import svod.bench.ceilings
 import svod.bench.load
+import svod.bench.results
 from svod.bench.compare import compare_runs
 from svod.bench.load import MachineLoad
 from svod.bench.peers import LIBRARIES
-from svod.bench.results import Speedup, read_run
-from svod.cli import bench_commands
+from svod.bench.results import Run, Speedup, read_run, write_run
+from svod.cli import bench_commands, one_line
 from svod.cli.bench_tables import describe_case, print_comparison, print_run, rate, spread, times
 from svod.cli.tables import seconds
 from svod.errors import SvodError
@@ -172,6 +175,21 @@ def test_run_with_the_heuristic_alone_and_without_peers(call: Call, tmp_path: Pa
     monkeypatch.setattr(svod.bench.ceilings, "known_ceilings", lambda path, target: None)
     result = call("run", "--kernels", "gemm_256", "--peers", "none", "--heuristic")
     assert "measuring what this machine can do at best" in result.stderr and "unless the machine is busy" in result.stderr
+
+
+def test_results_that_cannot_be_written_are_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    def fill_disk(path: Path, run: Run) -> None:
+        if path.name == path.as_posix():
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_run(path, run)
+    monkeypatch.setattr(svod.bench.results, "write_run", fill_disk)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="No space left") as raised:
+        bench_commands._write_at_last(Path("run.json"), example_run())
+    assert one_line(raised.value) == "run.json: No space left on device"
+    saved = Path(capsys.readouterr().err.strip().removeprefix("the results are in "))
+    assert saved.is_relative_to(tmp_path) and read_run(saved) == read_run(DATA / "run.json")
 
 
 def test_wrong_results_end_with_status_1(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

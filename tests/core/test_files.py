@@ -1,13 +1,14 @@
 """Files are written whole; links and pipes stay what they are."""
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from svod.core.files import write_text
+from svod.core.files import write_file, write_text
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -39,3 +40,14 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         write_text(tmp_path / "none" / "a", "x")
+
+
+def test_a_full_disk_leaves_what_was_there_and_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "one")
+
+    def fail(f: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="a.txt"):
+        write_file(path, fail)
+    assert path.read_text() == "one" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
