@@ -47,7 +47,7 @@ class Subject:
     @property
     def first(self) -> Mapping[str, PreparedKernel]:
         out: dict[str, PreparedKernel] = {}
-        for k in self.plan.kernels:
+        for k in self.plan.every:
             out.setdefault(k.key, k)
         return out
 
@@ -111,7 +111,7 @@ def _canonical(s: Subject) -> Iterator[Section]:
 
 def _schedule(s: Subject) -> Iterator[Section]:
     lines = []
-    for k in s.plan.kernels:
+    for k in s.plan.every:
         read = [f"b{b}" for slot, b in enumerate(k.buffers) if slot not in k.spec.outs]
         written = [f"b{k.buffers[slot]}" for slot in k.spec.outs]
         lines.append(f"{k.name}: level {k.level}, {', '.join(written)} ← {', '.join(read) or 'nothing'}; {k.opts_source}; {k.cut}"

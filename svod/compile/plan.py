@@ -460,7 +460,7 @@ class ExecutionPlan:
                 self._variables.setdefault(names[name], []).append(vars_at)
                 vars_at += 1
             for known in kernel.variables:
-                if self.variables.setdefault(known.name, known)[:3] != known[:3]:
+                if self.variables.setdefault(known.name, known._replace(bucket=None))[:3] != known[:3]:
                     raise LaunchError(f"variable {known.name} has bounds [{known.min}, {known.max}] in one kernel of the plan and "
                                       f"{list(self.variables[known.name][1:3])} in another")
 
