@@ -207,7 +207,7 @@ class Phase(Reductions):
                 rest = b.alu("IDIV", dtypes.index, 1, rest, e)
         values_of.reverse()
 
-        def body(inside: int, parts: dict[int, int]) -> None:
+        def body(inside: int, parts: dict[int, int], latest: dict[int, int]) -> None:
             done: set[int] = set()
             for (a, piece, depth), v in zip(loops[:prefix], values_of, strict=True):
                 start: Lin = ({b.mul(v, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
@@ -216,6 +216,8 @@ class Phase(Reductions):
                 if a in parts and a not in done:
                     start = add_lins(start, ({parts[a]: 1}, 0), 1)
                     done.add(a)
+                if a in latest:
+                    start = ({b.alu("MIN", dtypes.index, 1, self._ssa(start), latest[a]): 1}, 0)
                 self._open_row(nest, a, start)
                 self._children(s, depth + 1)
             self._walk(nest, loops, prefix, sink, values)
@@ -252,10 +254,11 @@ class Phase(Reductions):
         return b.alu("MIN", dtypes.index, 1, b.index(piece.extent), left)
 
     def _where_inside(self, nest: Nest, loops: list[tuple[int, Piece, int]], values_of: list[int],
-                      body: Callable[[int, dict[int, int]], None]) -> None:
+                      body: Callable[[int, dict[int, int], dict[int, int]], None]) -> None:
         """`body` for one iteration of a launch: where extents depend on variables, without guards if all that the iteration covers is
         inside, part by part if only a part is. It is given the index of the loop, of at most one iteration, that the condition is: an
-        index that is 0, and without which nothing of the iteration is to be computed; and the first position of the part per axis."""
+        index that is 0, and without which nothing of the iteration is to be computed; and per axis the first position of the part, or
+        the last one at which a whole tile starts, for those that are moved back to it."""
         b = self.b
         at: dict[int, Lin] = {}
         for (a, piece, _), v in zip(loops, values_of, strict=True):
@@ -263,15 +266,20 @@ class Phase(Reductions):
                 start: Lin = ({b.mul(v, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
                 at[a] = add_lins(at.get(a, nest.base[a]), start, 1)
         if not at:
-            body(-1, {})
+            body(-1, {}, {})
             return
         some = all_in = -1
         whole = [a for a in at if self._is_last(nest, a, sum(other == a for other, _, _ in loops))]
         left = {a: b.alu("SUB", dtypes.index, 1, self._limit(nest, a), self._ssa(here)) for a, here in at.items()}
+        latest: dict[int, int] = {}
         for a in at:
+            room = left[a]
+            if a in whole and self._moves_back(nest, a):
+                room = b.alu("SUB", dtypes.index, 1, self._limit(nest, a), self._ssa(nest.base[a]))
+                latest[a] = b.alu("SUB", dtypes.index, 1, room, b.index(self._reach(nest, a)))
             for reach, wanted in ((1, True), (self._reach(nest, a), a in whole)):
                 if wanted:
-                    inside = b.alu("CMPLE", dtypes.bool, 1, b.index(reach), left[a])
+                    inside = b.alu("CMPLE", dtypes.bool, 1, b.index(reach), left[a] if reach == 1 else room)
                     if reach == 1:
                         some = inside if some < 0 else b.alu("AND", dtypes.bool, 1, some, inside)
                     all_in = inside if all_in < 0 else b.alu("AND", dtypes.bool, 1, all_in, inside)
@@ -286,7 +294,7 @@ class Phase(Reductions):
 
         def in_parts(inside: int, axes: list[int], parts: dict[int, int]) -> None:
             if not axes:
-                body(inside, parts)
+                body(inside, parts, {})
                 return
             a, step = axes[0], self._tail_step(nest, axes[0])
             loop, _ = b.open(b.index(0), b.alu("MIN", dtypes.index, 1, b.index(self._reach(nest, a)), left[a]), step)
@@ -294,7 +302,7 @@ class Phase(Reductions):
                 in_parts(inside, axes[1:], {**parts, a: loop})
             b.close(loop)
         nest.safe.update(whole)
-        once(all_in, lambda inside: body(inside, {}))
+        once(all_in, lambda inside: body(inside, {}, latest))
         nest.safe.difference_update(whole)
         cut = [a for a in whole if self._reach(nest, a) > 1]
         if cut:
@@ -361,9 +369,9 @@ class Phase(Reductions):
         room = self._room(nest, a)
         stop = b.alu("MIN", dtypes.index, 1, b.index(piece.extent * piece.stride), room)
 
-        def looped(start: int, stop: int, step: int) -> None:
+        def looped(start: int, stop: int, step: int, last: int = -1) -> None:
             loop, _ = b.open(start, stop, step)
-            self._open_row(nest, a, ({loop: 1}, 0))
+            self._open_row(nest, a, ({loop if last < 0 else b.alu("MIN", dtypes.index, 1, loop, last): 1}, 0))
             body()
             self._close_row(nest, a)
             b.close(loop)
@@ -372,9 +380,14 @@ class Phase(Reductions):
         if a in nest.safe or not self._is_last(nest, a):
             looped(b.index(0), stop, piece.stride)
             return
-        middle = self._whole_end(room, reach, piece.stride, stop) if reach > 1 else stop
+        last = -1
+        if self._moves_back(nest, a):
+            last = b.alu("SUB", dtypes.index, 1, room, b.index(reach))
+            middle = b.alu("WHERE", dtypes.index, 1, b.alu("CMPLE", dtypes.bool, 1, b.index(reach), room), stop, b.index(0))
+        else:
+            middle = self._whole_end(room, reach, piece.stride, stop) if reach > 1 else stop
         nest.safe.add(a)
-        looped(b.index(0), middle, piece.stride)
+        looped(b.index(0), middle, piece.stride, last)
         nest.safe.discard(a)
         if reach > 1:
             step = self._tail_step(nest, a)

@@ -112,7 +112,14 @@ class Values:
             return nest.width if nest.lane_stride == 1 and reach % nest.width == 0 else reach
         if a >= len(nest.r.stage.outs) or not nest.r.reductions:
             return 1
-        return reach // next(p for p in range(2, reach + 1) if reach % p == 0)
+        return -(-reach // 2)
+
+    def _moves_back(self, nest: Nest, a: int) -> bool:
+        """Whether the last tile of accumulators of an axis may start earlier, where there are as many positions as it covers, and compute
+        some of them again."""
+        pieces = nest.pieces[a]
+        return a != nest.lane and a < len(nest.r.stage.outs) and bool(nest.r.reductions) and self._reach(nest, a) > 1 \
+            and not (nest.r.stage.is_output and self.kernel.written) and is_contiguous(pieces) and sum(p.role == LOOP for p in pieces) == 1
 
     @contextmanager
     def _narrowed(self, nest: Nest, a: int, step: int) -> Iterator[None]:
