@@ -27,7 +27,7 @@ from svod.config import PrepareConfig
 from svod.core import graph
 from svod.core.buffer import aligned_empty, buffer_of
 from svod.core.dtype import dtypes
-from svod.core.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
+from svod.core.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
 from svod.core.variable import Dim, bound_values, is_symbolic, number_of, rebound, without_binds
 from svod.errors import ArgumentError, ConfigError, ScheduleError, SvodError
 from svod.prepare import Prepared, buffers_under, complete_config, prepare_graph, refuse_shared_memory, span_of
@@ -36,6 +36,8 @@ from svod.tensor.base import TensorBase, live_tensors
 from svod.tensor.realize import assignments, realize_tensors
 
 _FOLDED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.GEP, Ops.GATHER, Ops.CAT, Ops.CONTIGUOUS, Ops.COPY}
+_DEAR = TRANSCENDENTAL | {Ops.BUFFER, Ops.REDUCE_AXIS, Ops.CONTIGUOUS, Ops.COPY}
+_CHEAP = 16      # elementwise operations on positions that cost no more than reading their result
 _here = threading.local()       # `capturing`: this thread is inside a function that is being captured
 
 
@@ -187,24 +189,22 @@ def jit(fn: Callable[..., Any] | None = None, *, config: PrepareConfig | None = 
 
 def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: PrepareConfig) -> None:
     """Compute now what does not depend on the BUFFERs `changing`, once, so that no run computes it again (batch norm's scale, transposed
-    weights)."""
+    weights, weights that are random numbers). A few operations on positions, such as a mask, stay where they are read."""
     sink = graph.sink(*[t.uop for t in outputs])
     varies: set[UOp] = set(changing)
-    buffers: set[UOp] = set()
+    dear: set[UOp] = set()
     for u in sink.toposort():
-        if u.op is Ops.BUFFER:
-            buffers.add(u)
-        if any(s in varies for s in u.src):
+        if u.op in _DEAR or any(s in dear for s in u.src):
+            dear.add(u)
+        if any(s in varies for s in u.src) or _depends_on_variables(u):
             varies.add(u)
-        if any(s in buffers for s in u.src):
-            buffers.add(u)
     found: dict[UOp, None] = {}
     for u in sink.toposort():
         for s in u.src if u in varies or u.op is Ops.SINK else ():
             node = s
             while node.op in MOVEMENT or node.op is Ops.DETACH:
                 node = node.src[0]
-            if node not in varies and node in buffers and node.op in _FOLDED:
+            if node not in varies and node.op in _FOLDED and (node in dear or sum(n.op in ELEMENTWISE for n in node.toposort()) > _CHEAP):
                 found[node] = None
     if found:
         tensors = [Tensor.from_uop(u) for u in found]
@@ -212,6 +212,13 @@ def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: Pre
         prepared = prepare_graph([t.uop for t in tensors], replace(config, beam=None, capture=None))
         prepared.plan.execute()
         prepared.attach(tensors)
+
+
+def _depends_on_variables(u: UOp) -> bool:
+    """Whether the value of a node, or how many elements it has, is another with another value of a variable."""
+    if u.op in (Ops.DEFINE_VAR, Ops.BIND):
+        return True
+    return (u.op in _FOLDED or u.op in MOVEMENT or u.op is Ops.IOTA) and is_symbolic(graph.shape_of(u))
 
 
 def _is_effect(tensor: TensorBase, before: UOp) -> bool:

@@ -230,3 +230,36 @@ def test_an_argument_shares_no_memory_with_state_or_with_weights_it_overwrites()
     with pytest.raises(ScheduleError, match="share 16 bytes"):
         g(weights)
     assert weights.tolist() == X.tolist()
+
+
+def test_weights_that_nothing_varies_are_computed_once() -> None:
+    """Random numbers and what is made of them, for which no memory is read; a mask of positions stays where it is read."""
+    w = Tensor.rand(4, 4)
+    with svod.scope("unused"):
+        table = Tensor.arange(4).float().cos()
+
+    def model(x: Tensor) -> Tensor:
+        with svod.scope("layer"):
+            return (x @ w + table).tril()
+    f = svod.jit(model)
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    expected = np.tril(x @ w.numpy() + np.cos(np.arange(4, dtype=np.float32)))
+    for _ in range(2):
+        assert np.allclose(f(x).numpy(), expected, rtol=1e-5)
+    (kernel,) = f.plans[0].kernels
+    assert kernel.origin == "layer" and len(kernel.buffers) == 4, "reads x, w and the table"
+
+
+def test_what_depends_on_a_variable_is_computed_anew() -> None:
+    n, w = svod.Variable("n", 1, 8), Tensor(np.arange(8, dtype=np.float32))
+    f = svod.jit(lambda x, k: x[:k].sum() + (w[:k] * 2).sum() + (Tensor.arange(k).float().exp() * 0 + 1).sum())
+    for k in (3, 7, 1):
+        assert f(w, n.bind(k)).item() == 3 * sum(range(k)) + k
+    assert len(f.plans) == 1
+
+
+def test_origins_survive_views_of_views() -> None:
+    x = Tensor(np.ones((2, 6), np.float32))
+    with svod.scope("inner"):
+        y = x.reshape(3, 4).reshape(12) + 1
+    assert [k.origin for k in y.prepare().kernels] == ["inner"]

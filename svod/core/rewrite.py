@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from svod.core.dtype import DType
+from svod.core.origin import inherit_origin
 from svod.core.uop import COMMUTATIVE, Ops, UOp
 from svod.errors import ScheduleError
 
@@ -91,7 +92,8 @@ class PatternMatcher:
 
 
 def graph_rewrite(root: UOp, matcher: PatternMatcher, ctx: Any = None) -> UOp:
-    """`root` with the rules applied to every node, sources first, until none applies. Without recursion.
+    """`root` with the rules applied to every node, sources first, until none applies. Without recursion. What takes the place of a node
+    comes from where that came from.
 
     Raises ScheduleError where rules do not come to an end."""
     done: dict[UOp, UOp] = {}
@@ -111,6 +113,8 @@ def graph_rewrite(root: UOp, matcher: PatternMatcher, ctx: Any = None) -> UOp:
         rewritten = matcher.rewrite(u, ctx)
         if rewritten is None:
             done[original] = done[u] = u
+            if u is not original:
+                inherit_origin(u, original)
             continue
         count[original] = count.get(original, 0) + 1
         if count[original] > REWRITE_LIMIT:
