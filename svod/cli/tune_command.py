@@ -95,7 +95,8 @@ class _Finite(click.FloatRange):
 @click.option("--beam", type=int, metavar="N", help=f"Beam width, at least 1; default: BEAM, else {DEFAULT_BEAM}.")
 @click.option("--budget", type=_Finite(), default=DEFAULT_BUDGET, show_default=True, help="Wall time of the whole command.")
 @click.option("--workers", default="ray", show_default=True, metavar="ray:N|local:N|inline",
-              help="Who compiles and times candidates; without N one worker per core. Where Ray does not come up, local ones do.")
+              help="Who compiles and times candidates; without N one worker per core. Where Ray does not come up, "
+                   "and for budgets below 20 s (but for ray:N), local ones do.")
 @click.option("--address", metavar="auto|HOST:PORT", help="A running Ray cluster instead of a Ray of our own.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
 @click.option("--fresh", is_flag=True, help="Read nothing that is in the database; record what is found.")

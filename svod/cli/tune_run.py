@@ -49,6 +49,7 @@ from svod.tune.session import KernelTask, SessionResult, TuneSession, score_boun
 # beside EXIT_USAGE and EXIT_INTERRUPTED; each has one meaning, docs/tuning.md
 EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6
 GRACE_SECONDS = 15.0
+RAY_BUDGET = 20.0           # seconds: smaller ones are searched on local workers, unless ray:N asks for Ray
 CHECK_SECONDS = 4.0         # of one plan check, at most
 CHECK_PART = 0.15           # of the budget, at most
 CHECK_LEAST = 0.5           # seconds, however small the budget
@@ -194,8 +195,13 @@ class _Run:
 
     def _start_executor(self) -> ExecutorStart:
         if self.executor is None:
-            self.executor = start_in_background(self.options.workers, self.options.address, say=lambda text: say(f"svod-tune: {text}"))
+            self.executor = start_in_background(self._workers(), self.options.address, say=lambda text: say(f"svod-tune: {text}"))
         return self.executor
+
+    def _workers(self) -> str:
+        """The workers to start: a Ray of our own takes seconds to start and to end, which a small budget does not have."""
+        options = self.options
+        return "local" if options.workers == "ray" and options.address is None and options.budget < RAY_BUDGET else options.workers
 
     def _search(self, rows: Sequence[Row], target: Target) -> None:
         """Search the rows within what is left of the budget. Raises TuneError where no worker can be had."""

@@ -437,6 +437,21 @@ def test_a_second_run_finds_everything_and_starts_no_workers(tmp_path: Path, fak
     assert "3 kernels to search" in third.output and NoExecutor.started == 2
 
 
+@pytest.mark.parametrize(("arguments", "workers"), [
+    (("--budget", "19"), "local"), (("--budget", "20"), "ray"), (("--budget", "4", "--workers", "ray:1"), "ray:1"),
+    (("--budget", "4", "--address", "auto"), "ray"), (("--budget", "4", "--workers", "local:3"), "local:3")])
+def test_small_budgets_are_not_spent_on_starting_ray(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch,
+                                                    arguments: tuple[str, ...], workers: str) -> None:
+    asked: list[str] = []
+
+    def start(spec: str, *a: Any, **k: Any) -> Any:
+        asked.append(spec)
+        raise TuneError("enough")
+    monkeypatch.setattr(tune_run, "start_in_background", start)
+    run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), *arguments)
+    assert asked == [workers]
+
+
 @pytest.mark.parametrize(("budget", "check"), [(1.0, 0.5), (4.0, 0.6), (100.0, 4.0)])
 def test_the_plan_check_is_kept_back_from_the_budget_and_half_of_it_is_searched(tmp_path: Path, fake: type[FakeSession], budget: float,
                                                                                check: float, monkeypatch: pytest.MonkeyPatch) -> None:
