@@ -28,6 +28,7 @@ from svod.core.sketch_facts import (
     width_of,
     work_of,
 )
+from svod.core.sketch_online import online_sketches
 from svod.core.sketch_tiles import tile_sketches
 from svod.core.streams import can_stream
 from svod.core.traffic import levels, lost
@@ -69,6 +70,8 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
     if operands is not None:
         for tiled in contraction_sketches(state, r, operands):
             yield _finish(tiled, inner)
+        for tiled, left in online_sketches(state):
+            yield _finish(tiled, left)
         for axis, arg in dots.applicable(kernel, state.target, out):
             start = try_opt(state, "TC", axis, arg)
             for tiled in tile_sketches(start, r) if isinstance(arg, tuple) else contraction_sketches(start, r, operands):

@@ -16,6 +16,8 @@ from svod.core.kernel import Kernel
 from svod.core.schedule import create_schedule
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.show import loop_nest
+from svod.core.sketch import sketches
+from svod.core.sketch_online import online_sketches
 from svod.errors import KernelOptError
 from svod.tensor import Tensor
 from tests.agreement import Case, run_interpreted, run_native, steps
@@ -208,3 +210,15 @@ def test_states_of_other_blocks_are_others() -> None:
     states = [Scheduler(kernel, AVX512), online(kernel, 4), online(kernel, 6), online(kernel, 5)]
     assert len({s.digest for s in states}) == 4
     assert online(kernel, 4).digest == states[1].digest
+
+
+@pytest.mark.parametrize(("queries", "keys", "columns"), [(7, 600, 40), (3, 768, 8), (101, 531, 17)])
+def test_sketches_of_long_rows(queries: int, keys: int, columns: int) -> None:
+    """Prime rows and such that a block divides, fewer queries than a tile and more; short rows have none."""
+    case = Case(Kernel(kernel_of(attention(2, queries, keys, 5, columns))))
+    target = TARGETS[-1]
+    found = list(online_sketches(Scheduler(case.kernel, target)))
+    assert found and all(state.applied_opts[0].op == "ONLINE" for state, _ in found)
+    assert any(s.applied_opts[0].op == "ONLINE" for s in sketches(Scheduler(case.kernel, target)))
+    run_native(case, lower(found[0][0]), target, 3)
+    assert not list(online_sketches(Scheduler(Kernel(kernel_of(attention(2, queries, 128, 5, columns))), target)))
