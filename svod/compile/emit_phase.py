@@ -296,11 +296,16 @@ class Phase(Reductions):
             if not axes:
                 body(inside, parts, {})
                 return
-            a, step = axes[0], self._tail_step(nest, axes[0])
-            loop, _ = b.open(b.index(0), b.alu("MIN", dtypes.index, 1, b.index(self._reach(nest, a)), left[a]), step)
-            with self._narrowed(nest, a, step):
-                in_parts(inside, axes[1:], {**parts, a: loop})
-            b.close(loop)
+            a = axes[0]
+            rest = b.alu("MIN", dtypes.index, 1, b.index(self._reach(nest, a)), left[a])
+            for step, condition in self._tail_parts(nest, a, rest):
+                loop, _ = b.open(b.index(0), rest if condition < 0 else b.alu("WHERE", dtypes.index, 1, condition, rest, b.index(0)), step)
+                with self._narrowed(nest, a, step):
+                    in_parts(inside, axes[1:], {**parts, a: loop})
+                b.close(loop)
+                for n in self.nests.values():
+                    n.memo.clear()
+                    n.linear.clear()
         nest.safe.update(whole)
         once(all_in, lambda inside: body(inside, {}, latest))
         nest.safe.difference_update(whole)
@@ -390,9 +395,12 @@ class Phase(Reductions):
         looped(b.index(0), middle, piece.stride, last)
         nest.safe.discard(a)
         if reach > 1:
-            step = self._tail_step(nest, a)
-            with self._narrowed(nest, a, step):
-                looped(middle, stop, step if step < reach else piece.stride)
+            parts = self._tail_parts(nest, a, b.alu("SUB", dtypes.index, 1, stop, middle))
+            for step, condition in parts:
+                with self._narrowed(nest, a, step):
+                    looped(middle, stop if condition < 0 else b.alu("WHERE", dtypes.index, 1, condition, stop, middle), step)
+            if not parts:
+                looped(middle, stop, piece.stride)
 
     def _children(self, s: int, depth: int) -> None:
         """Emit the stages that live at a point."""

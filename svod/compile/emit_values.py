@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from svod.compile import math
 from svod.compile.builder import Builder
-from svod.compile.nests import Chunk, Lin, Nest, Staged, Terms, add_lins, chunks_of, sum_lins
+from svod.compile.nests import FEW_ROWS, Chunk, Lin, Nest, Staged, Terms, add_lins, chunks_of, sum_lins
 from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Linear, Node
 from svod.core.layout import Layout, is_contiguous, is_exact
@@ -113,6 +113,15 @@ class Values:
         if a >= len(nest.r.stage.outs) or not nest.r.reductions:
             return 1
         return -(-reach // 2)
+
+    def _tail_parts(self, nest: Nest, a: int, rest: int) -> list[tuple[int, int]]:
+        """(step, condition) of the loops for the `rest` positions that whole iterations leave of an output axis: one of them runs.
+        A few rows of a tile of accumulators go one by one: batches of one are common. Without a choice the condition is -1."""
+        b, step, reach = self.b, self._tail_step(nest, a), self._reach(nest, a)
+        if a == nest.lane or not nest.r.reductions or not is_contiguous(nest.pieces[a]) or step <= FEW_ROWS:
+            return [(step, -1)] if step < reach else []
+        few = b.alu("CMPLE", dtypes.bool, 1, rest, b.index(FEW_ROWS))
+        return [(1, few), (step, b.alu("NOT", dtypes.bool, 1, few))]
 
     def _moves_back(self, nest: Nest, a: int) -> bool:
         """Whether the last tile of accumulators of an axis may start earlier, where there are as many positions as it covers, and compute

@@ -14,6 +14,7 @@ MAX_TILE_VECTORS = 4            # vectors side by side in derived copy loops
 MASKED_ROW_VECTORS = 16         # vectors of a row under a mask that are copied without a loop
 COPY_LANES = -2                 # the row number of the vector in derived loops
 NO_POINT = -2                   # depth of a derived loop: no stage lives there
+FEW_ROWS = 2                    # so many rows of a tile are computed one by one, where the tile is larger and the number known at run time
 SLACK = 128                     # bytes behind each scratch area: a partial vector may be read past its end
 
 
