@@ -407,8 +407,8 @@ def log_once(logger: logging.Logger, level: int, message: str) -> None:
 def is_writable(path: Path) -> bool:
     """Whether `path` can be written as a directory: it can, or it does not exist and its nearest existing parent can. Creates nothing."""
     for p in (path, *path.parents):
-        if p.exists():
-            return p.is_dir() and os.access(p, os.W_OK | os.X_OK)
+        if os.path.exists(p):       # not Path.exists, which raises where a directory on the way may not be searched
+            return os.path.isdir(p) and os.access(p, os.W_OK | os.X_OK)
     return False
 
 

@@ -48,6 +48,6 @@ def test_a_full_disk_leaves_what_was_there_and_names_the_file(tmp_path: Path) ->
 
     def fail(f: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(OSError, match="a.txt"):
+    with pytest.raises(OSError, match=r"a\.txt"):
         write_file(path, fail)
     assert path.read_text() == "one" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]

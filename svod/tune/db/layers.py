@@ -57,7 +57,7 @@ def resolve(spec: str | None) -> Plan:
         directory = config.data_dir()
         usual = config.user_data_dir() / FILE_NAME
         # where the usual file cannot be written, what is in it counts all the same
-        unwritable = ((usual, TEAM),) if usual.parent != directory and usual.exists() else ()
+        unwritable = ((usual, TEAM),) if usual.parent != directory and os.path.exists(usual) else ()
         return _resolve_first(directory / FILE_NAME, unwritable + shipped)
     entries = [Path(os.path.abspath(os.path.expanduser(e))) for e in spec.split(os.pathsep) if e.strip()]
     first = entries[0]
@@ -66,7 +66,7 @@ def resolve(spec: str | None) -> Plan:
         return Plan(None, False, ((first, TEAM), *rest, *shipped),
                     f"{first} comes first, where the database stands that is written, and .jsonl files are only read; put a .db file "
                     f"before it, as in tuning.db{os.pathsep}{first.name}, or svod-db import it")
-    if first.is_dir() or not (first.suffix or first.exists()):
+    if os.path.isdir(first) or not (first.suffix or os.path.exists(first)):
         others = tuple((f, TEAM) for f in _files_of(first) if f.name != FILE_NAME)
         return _resolve_first(first / FILE_NAME, others + rest + shipped)
     return _resolve_first(first, rest + shipped)
@@ -77,7 +77,7 @@ def name_problem(plan: Plan) -> str | None:
     cannot be written is no such problem: it can be read."""
     if plan.problem is not None or plan.write is None:
         return plan.problem
-    if plan.write.exists():
+    if os.path.exists(plan.write):
         return f"{plan.write} is not a tuning database of svod; name another file" if files.is_foreign(plan.write) else None
     return files.unwritable(plan.write)
 
@@ -93,7 +93,8 @@ def _resolve_first(path: Path, read: tuple[tuple[Path, int], ...]) -> Plan:
 
 
 def _files_of(entry: Path) -> list[Path]:
-    if entry.is_dir():
+    # not Path.is_dir, which raises where a directory on the way may not be searched
+    if os.path.isdir(entry) and os.access(entry, os.R_OK | os.X_OK):
         return sorted(p for p in entry.iterdir() if p.suffix in (".db", ".jsonl") and p.is_file())
     return [entry]
 

@@ -162,11 +162,14 @@ def test_a_read_only_file_and_directory(tmp_path: Path) -> None:
     path = filled(tmp_path / "d" / "t.db")
     path.chmod(0o444)
     (tmp_path / "d").chmod(0o555)
+    closed = filled(tmp_path / "closed" / "c.db").parent
     for p in (tmp_path, *tmp_path.parents):
         if p.stat().st_uid == os.getuid() and p.stat().st_mode & 0o005 != 0o005:
             p.chmod(p.stat().st_mode | 0o055)
     code = """
 import os, sys
+from pathlib import Path
+from svod.config import is_writable
 from svod.tune.db import TuningDB, layers, Measurement
 from tests.tune.db.samples import TARGET, winning, screened
 layers.shipped_files = lambda: ()
@@ -174,6 +177,14 @@ with TuningDB.open(":none:") as warm:  # imports what it needs while everything 
     warm.record([screened("bb")])
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)
+else:
+    os.chmod(sys.argv[2], 0o000)
+for name in ("c.db", "none.db", ""):    # what may not even be looked for
+    assert not is_writable(Path(sys.argv[2], name, "deeper"))
+    with TuningDB.open(os.path.join(sys.argv[2], name)) as db:
+        assert db.problem, name
+    with TuningDB.open(os.pathsep.join([sys.argv[1], os.path.join(sys.argv[2], name)]), read_only=True) as db:
+        assert db.winner("k" * 32, TARGET) is not None, name
 with TuningDB.open(sys.argv[1]) as db:
     assert db.winner("k" * 32, TARGET).linear == "aa", "it is read"
     assert db.problem is None, "reading needs no rights to write"
@@ -181,10 +192,12 @@ with TuningDB.open(sys.argv[1]) as db:
     assert db.problem and "cannot be written" in db.problem, db.problem
     assert set(db.known_digests("k" * 32, TARGET)) == {"aa", "bb"}
 """
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False,
+    closed.chmod(0o700)
+    done = subprocess.run([sys.executable, "-c", code, str(path), str(closed)], capture_output=True, text=True, check=False,
                           cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stderr
     assert "cannot be written" in done.stderr and "records of this run are lost" in done.stderr
+    closed.chmod(0o700)
     (tmp_path / "d").chmod(0o755)
     assert sorted(p.name for p in (tmp_path / "d").iterdir()) == ["t.db"]
 
