@@ -9,7 +9,7 @@ import pytest
 
 from svod import Tensor
 from svod.core import graph
-from svod.core.buffer import buffer_from_bytes, buffer_of, map_file
+from svod.core.buffer import Buffer, buffer_from_bytes, buffer_of, map_file
 from svod.core.dtype import DType, dtypes
 from svod.errors import DeviceError
 
@@ -71,3 +71,19 @@ def test_what_cannot_be_mapped_is_said(tmp_path: Path) -> None:
     for offset, size in ((0, 1), (-4, 1), (4, 0)):
         with pytest.raises(DeviceError, match="there are 0"):
             buffer_from_bytes(empty, offset, dtypes.float32, size)
+
+
+@pytest.mark.parametrize("array", [np.zeros(6, np.float64), np.zeros(5, np.float32), np.zeros((2, 3), np.float32),
+                                   np.zeros(12, np.float32)[::2]])
+def test_memory_of_another_dtype_size_or_layout_is_refused(array: np.ndarray) -> None:
+    buffer = Buffer(dtypes.float32, 6)
+    with pytest.raises(DeviceError, match=r"memory for 6 elements of float32: got .* pass a flat contiguous array"):
+        buffer.bind(array)
+    assert not buffer.is_allocated
+
+
+def test_what_has_no_memory() -> None:
+    with pytest.raises(DeviceError, match="a buffer on CUDA: NumPy memory is on the device 'CPU' only"):
+        Buffer(dtypes.float32, 6, "CUDA")
+    with pytest.raises(DeviceError, match="ADD has no storage of its own"):
+        buffer_of((Tensor([1.0]) + Tensor([2.0])).uop)

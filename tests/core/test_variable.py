@@ -10,7 +10,7 @@ from svod.core import symbolic as sy
 from svod.core.evaluate import evaluate
 from svod.core.kernel import Kernel
 from svod.core.schedule import KernelCall, create_schedule
-from svod.core.variable import Dim, layout_shape, shape_at, specialize, widened, without_binds
+from svod.core.variable import Dim, bound_values, layout_shape, shape_at, specialize, widened, without_binds
 from svod.errors import ArgumentError, ScheduleError, ShapeError, TensorIndexError
 
 N = Variable("n", 1, 500)
@@ -108,3 +108,12 @@ def test_a_kernel_means_what_it_means_with_its_values_written_in() -> None:
 
 def test_a_dim_has_a_text_and_a_hash() -> None:
     assert isinstance(N + 1, Dim) and hash(N + 1) == hash(1 + N) and f"{N + 1:>5}" == "  n+1"
+
+
+def test_what_an_extent_is_not_compared_with_and_has_no_value_for() -> None:
+    with pytest.raises(ShapeError, match="is compared with float; extents are compared with ints"):
+        _ = N < 2.5
+    with pytest.raises(ScheduleError, match=r"variable n has no value here; bind it: n.bind"):
+        bound_values(N + 1)
+    with pytest.raises(ArgumentError, match=r"variable n is bound to an int, got 2\.5"):
+        N.bind(2.5)  # type: ignore[arg-type]
