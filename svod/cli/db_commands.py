@@ -417,7 +417,7 @@ def retract(context: click.Context, kernel: str, target: str | None, linear: str
     if not count:
         raise DatabaseError(f"nothing to retract: {key[:SHOWN_KEY]} has no confirmed chain" + (f" on {target}" if target else "")
                             + (f" with LINEAR {linear}" if linear else ""))
-    click.echo(f"{count} chains of {key[:SHOWN_KEY]} retracted")
+    click.echo(f"{count} chain{'s' * (count != 1)} of {key[:SHOWN_KEY]} retracted")
 
 
 @cli.command()

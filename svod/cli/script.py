@@ -50,9 +50,10 @@ class ScriptEnd:
 
 
 def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for: float | None = None, idle: float = IDLE_SECONDS,
-               on_news: Callable[[News], None] = lambda news: None,
+               first: float = IDLE_SECONDS, on_news: Callable[[News], None] = lambda news: None,
                clock: Callable[[], float] = time.monotonic) -> ScriptEnd:
-    """Run `script` with captures going to `directory`, and see to its end. `on_news` is told what is new as it comes.
+    """Run `script` with captures going to `directory`, and see to its end: without `capture_for` it is ended when `first` seconds have
+    passed without any kernel (it may have much to load), or `idle` ones without a new one. `on_news` is told what is new as it comes.
 
     When this returns or raises, the script and its processes are gone. A second KeyboardInterrupt, while the script is being ended, is
     passed on. Raises OSError when the script cannot be started."""
@@ -60,6 +61,7 @@ def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for
     watch = CaptureWatch(directory)
     child = subprocess.Popen([sys.executable, script, *args], env=script_environment(directory))
     why: Why = "finished"
+    patience = max(first, idle)
     try:
         while child.poll() is None:
             with suppress(subprocess.TimeoutExpired):
@@ -67,13 +69,13 @@ def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for
             news = watch.poll()
             now = clock()
             if news:
-                last_new = now
+                last_new, patience = now, idle
                 on_news(news)
             if child.poll() is None:
                 if capture_for is not None and now - started >= capture_for:
                     why = "time"
                     break
-                if capture_for is None and now - last_new >= idle:
+                if capture_for is None and now - last_new >= patience:
                     why = "idle"
                     break
     except KeyboardInterrupt:

@@ -28,7 +28,7 @@ from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
 from svod.cli.installation import program
 from svod.cli.progress import make_progress
 from svod.cli.report import Outcome, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json, size_lines
-from svod.cli.script import IDLE_SECONDS, ScriptEnd, run_script
+from svod.cli.script import ScriptEnd, run_script
 from svod.cli.survey import Foresight, Row, compile_heuristics, decide, pick_target, rate_of, survey
 from svod.cli.tune_command import TuneOptions, say
 from svod.compile.host import host_target
@@ -189,7 +189,8 @@ class _Run:
             if self.executor is None and not options.dry_run and foresight.needs_search(news):
                 self._start_executor()
         with tempfile.TemporaryDirectory(prefix="svod-capture-", ignore_cleanup_errors=True) as directory:
-            self.script = run_script(options.script, options.args, Path(directory), capture_for=options.capture_for, on_news=meet)
+            self.script = run_script(options.script, options.args, Path(directory), capture_for=options.capture_for,
+                                     first=options.budget / 2, on_news=meet)
             self._say_script_end(self.script)
             return capture.read_capture(directory)
 
@@ -346,7 +347,7 @@ class _Run:
     def _say_script_end(self, end: ScriptEnd) -> None:
         script = self.options.script
         words = {"time": f"{script} was ended after {end.seconds:.0f} s, as --capture-for asked",
-                 "idle": f"{script} was ended: no new kernel for {IDLE_SECONDS:.0f} s (--capture-for S waits longer)",
+                 "idle": f"{script} was ended after {end.seconds:.0f} s: no new kernel for long (--capture-for S waits longer)",
                  "interrupted": f"{script} was ended by Ctrl-C; the next Ctrl-C ends the tuning"}
         if end.why in words:
             say(f"svod-tune: {words[end.why]}")

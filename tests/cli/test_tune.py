@@ -215,6 +215,12 @@ def test_a_script_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.M
     assert end.why == "idle" and not end.failure and len(found.plans) == 1
 
 
+def test_the_first_kernel_is_waited_for(tmp_path: Path) -> None:
+    """Importing svod alone takes longer than this script may be idle later on."""
+    end, found = run_captured(tmp_path, MODEL, idle=0.01, first=500.0)
+    assert not end.failure and len(found.plans) == 1
+
+
 def test_a_capture_ends_after_its_time_at_the_next_prepare(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = MODEL + "try:\n    while True: (x + 1).numpy()\nfinally: print('clean end')"
     clock = Clock()
