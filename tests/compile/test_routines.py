@@ -22,7 +22,7 @@ from tests.tensor.strategies import make
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NATIVE = replace(runnable_targets()["host"], threads=3)
-COLUMNS, ROWS, CUT = (2, 7, 19), (3, 37, 1), (1, 71, 1)
+COLUMNS, STRIPS, ROWS, CUT = (2, 7, 19), (2, 5, 211), (3, 37, 1), (1, 71, 1)
 
 
 def kernel_of(name: str, options: tuple[Any, ...], dtype: str, shapes: list[tuple[int, ...]], types: list[str]) -> Kernel:
@@ -44,11 +44,13 @@ def compare(kernel: Kernel, operands: list[Array], native: bool) -> None:
         run_interpreted(case, program, slices=2)
 
 
-@pytest.mark.parametrize("shape", [COLUMNS, ROWS, CUT], ids=str)
+@pytest.mark.parametrize("shape", [COLUMNS, STRIPS, ROWS, CUT], ids=str)
 @pytest.mark.parametrize("combiner", ["ADD", "MUL", "MAX", "MIN", "LOGADDEXP", "ARGMAX", "ARGMIN"])
 def test_scans(combiner: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     if shape == CUT:
         monkeypatch.setattr(scan, "PART_ELEMENTS", 20)      # rows are cut into parts
+    if shape == STRIPS:
+        monkeypatch.setattr(scan, "MOST_BLOCK", 1)          # what is carried is kept in scratch
     position = combiner.startswith("ARG")
     # machine code and integers with some of them
     some = combiner in ("ADD", "LOGADDEXP", "ARGMAX")

@@ -4,6 +4,8 @@ Along an inner axis the vector holds neighbouring columns, and the loop over the
 
     for each row and block of columns:   acc = identity;   for i:  acc = acc ∘ x[i, block];  y[i, block] = acc
 
+Long rows of columns are strips that memory is read along, with what is carried in scratch: a page of each row holds many columns.
+
 A contiguous axis is scanned by vectors: inside one, log2(lanes) shifted combinations (Hillis and Steele, CACM 29(12), 1986), and the
 total of the vector goes on to the next, so that one combination per vector is all that has to wait.
 
@@ -16,6 +18,7 @@ with what those before it give. That reads x twice.
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 from svod.compile.math import expand
 from svod.compile.program import Program
@@ -27,6 +30,8 @@ from svod.core.target import Target
 from svod.core.uop import Ops, UOp
 
 MOST_BLOCK = 4               # vectors side by side
+STRIP_ELEMENTS = 1 << 11     # columns side by side, at most: what they carry stays in the first cache
+LEAST_STRIP = 4              # blocks of a strip, at least
 PART_ELEMENTS = 1 << 16      # a row is cut into parts of at least so many
 
 State = tuple[int, ...]
@@ -114,14 +119,20 @@ def _columns(routine: UOp, operator: Operator, shape: tuple[int, ...], lanes: in
         lanes //= 2
     vectors = min(MOST_BLOCK, inner // lanes)
     width = lanes * vectors
-    blocks = -(-inner // width)
+    share = min(STRIP_ELEMENTS, inner // -(-target.threads // outer)) // width * width
+    strip = share if share >= LEAST_STRIP * width else width
+    blocks = -(-inner // strip)
     b = Loops()
     y, x = b.args(routine)
+    size = len(operator.types)
+    offsets = list(accumulate((-(-strip * t.itemsize // 64) * 64 for t in operator.types), initial=0))
 
     def block(it: int) -> None:
-        column = b.least(b.mul(b.mod(it, blocks), width), b.index(inner - width))   # the last block is moved back
+        column = b.least(b.mul(b.mod(it, blocks), strip), b.index(inner - strip))   # the last block is moved back
         base = b.calc("ADD", b.mul(b.over(it, blocks), n * inner), column)
-        size = len(operator.types)
+        if strip > width:
+            long_strip(base)
+            return
 
         def position(i: int, *carried: int) -> tuple[int, ...]:
             at = b.calc("ADD", base, b.mul(i, inner))
@@ -133,8 +144,34 @@ def _columns(routine: UOp, operator: Operator, shape: tuple[int, ...], lanes: in
                 following += state
             return tuple(following)
         b.loop(b.index(0), b.index(n), position, *(operator.identity(b, lanes) * vectors))
+
+    def long_strip(base: int) -> None:
+        areas = [b.scratch(t, o) for t, o in zip(operator.types, offsets, strict=False)]
+
+        def keep(j: int, v: int, state: State) -> None:
+            for area, s in zip(areas, state, strict=True):
+                b.put(area, j, s, offset=v * lanes)
+
+        def position(i: int) -> None:
+            row = b.calc("ADD", base, b.mul(i, inner))
+
+            def columns(j: int) -> None:
+                at = b.calc("ADD", row, j)
+                for v in range(vectors):
+                    element = operator.start(b, b.get(x, at, lanes, v * lanes), i, 0)
+                    state = operator.combine(b, tuple([b.get(a, j, lanes, v * lanes, ordered=True) for a in areas]), element)
+                    b.put(y, at, operator.result(b, state), offset=v * lanes)
+                    keep(j, v, state)
+            b.loop(b.index(0), b.index(strip), columns, step=width)
+
+        def start(j: int) -> None:
+            for v in range(vectors):
+                keep(j, v, operator.identity(b, lanes))
+        b.loop(b.index(0), b.index(strip), start, step=width)
+        b.loop(b.index(0), b.index(n), position)
     b.loop(*b.bounds(), block)
-    return program(routine, (), (b, outer * blocks, cores(target, outer * n * inner, outer * blocks), 0))
+    scratch = offsets[-1] if strip > width else 0
+    return program(routine, (), (b, outer * blocks, cores(target, outer * n * inner, outer * blocks), scratch))
 
 
 def _rows(routine: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
