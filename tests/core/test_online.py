@@ -122,7 +122,7 @@ def test_masked_attention_gives_zeros_for_rows_without_a_key() -> None:
     mask[3, :8] = False
     y = Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v), Tensor(mask))
     kernel = Kernel(create_schedule(graph.sink(y.uop)).calls[-1].ast)
-    chain = [["ONLINE", peak_of(kernel), 8], ["TILE", "o1", 4], ["ORDER", "out", ["o1", "r0", "o1.in", "o2"]], ["UPCAST", "o2", 0],
+    chain: Any = [["ONLINE", peak_of(kernel), 8], ["TILE", "o1", 4], ["ORDER", "out", ["o1", "r0", "o1.in", "o2"]], ["UPCAST", "o2", 0],
              ["STAGE", "s2", "r0"], ["UPCAST", "s2.o2", 0]]
     plan = y.prepare(PrepareConfig(opts={kernel.key: chain}, db=NONE))
     plan.execute()
