@@ -110,7 +110,8 @@ WORK: dict[str, Work] = {
     "argsort": Work(lambda n: f(n, n).argsort(), lambda n: n * n * passes(n), each=1),
     "argsort of columns": Work(lambda n: f(n, n).argsort(0), lambda n: n * n * passes(n), each=1),
     "sort": Work(lambda n: f(n, n).sort().values, lambda n: n * n * passes(n), each=2),
-    "msort": Work(lambda n: f(n, n).msort(), lambda n: n * n * passes(n), each=2),
+    # a transposed copy, and positions of 8 bytes, written and read
+    "msort": Work(lambda n: f(n, n).msort(), lambda n: n * n * passes(n), each=2, copies=5.0),
     "median": Work(lambda n: f(n, n).median(1), lambda n: n * n * passes(n), each=4, copies=6),
     "topk": Work(lambda n: f(n, n).topk(2).values, each=2),
     "topk of many": Work(lambda n: f(n, n).topk(n // 2).values, lambda n: n * n * passes(n), each=2),
@@ -272,7 +273,7 @@ WORK: dict[str, Work] = {
 # what schedules nothing: facts of a tensor, values, memory
 NO_KERNELS = {"shape", "dtype", "ndim", "dim", "size", "numel", "element_size", "nbytes", "device", "uop", "from_uop", "from_numpy",
               "empty", "empty_like", "is_realized", "realize", "realize_batch", "prepare", "prepare_batch", "numpy", "item", "tolist",
-              "detach", "manual_seed", "from_dlpack"}
+              "detach", "manual_seed", "from_dlpack", "cpu"}
 
 
 def test_every_operation_has_a_row() -> None:
