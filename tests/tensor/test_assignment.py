@@ -19,7 +19,7 @@ from tests.tensor import checking
 from tests.tensor.checking import check, evaluate
 from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes
 
-few = draws(10)
+few = draws(15)
 
 
 @st.composite

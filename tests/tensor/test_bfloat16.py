@@ -22,7 +22,7 @@ from tests.tensor.strategies import INTS, NUMPY_FLOATS, Array, make, rounded_to_
 from tests.tensor.test_elementwise import FUNCTIONS, POSITIVE, quiet
 from tests.tensor.test_nn import Pair, conv_loop, pool_loop
 
-few = draws(4)
+few = draws(6)
 bfloat16_views = views("bfloat16")
 EXACT = 0.0
 
@@ -96,7 +96,7 @@ def test_choices_and_comparisons(x: tuple[Tensor, Array], seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@draws(2)
+@draws(3)
 @given(x=bfloat16_views)
 def test_functions(name: str, x: tuple[Tensor, Array]) -> None:
     ours, numpy, tolerance = FUNCTIONS[name]
@@ -105,7 +105,7 @@ def test_functions(name: str, x: tuple[Tensor, Array]) -> None:
 
 
 @pytest.mark.parametrize("name", POSITIVE)
-@draws(2)
+@draws(3)
 @given(x=bfloat16_views)
 def test_functions_of_positive_numbers(name: str, x: tuple[Tensor, Array]) -> None:
     ours, numpy = POSITIVE[name]
@@ -152,7 +152,7 @@ def test_casts(x: tuple[Tensor, Array], target: str, seed: int) -> None:
 
 
 # -- networks: what is held is rounded once, what is between is float32 ---------------------------------------------------------
-networks = draws(2)
+networks = draws(3)
 ROUNDED, SINGLE = 2.0**-8, 2.0**-24      # the unit roundoff of bfloat16 and of float32
 
 

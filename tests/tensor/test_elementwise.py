@@ -18,7 +18,7 @@ from tests.draws import draws
 from tests.tensor.checking import check
 from tests.tensor.strategies import Array, any_dtype, float_dtype, float_result, int_dtype, make, seeds, shapes, views
 
-few = draws(10)
+few = draws(15)
 ARITHMETIC = [operator.add, operator.sub, operator.mul]
 COMPARE = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
 
@@ -158,7 +158,7 @@ POSITIVE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Array], Array]]]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@draws(6)
+@draws(9)
 @given(x=views(st.sampled_from(["float16", "float32", "float64", "int8", "int32"])))
 def test_functions(name: str, x: tuple[Tensor, Array]) -> None:
     ours, numpy, tolerance = FUNCTIONS[name]
@@ -172,7 +172,7 @@ def test_functions(name: str, x: tuple[Tensor, Array]) -> None:
 
 
 @pytest.mark.parametrize("name", POSITIVE)
-@draws(6)
+@draws(9)
 @given(x=views(float_dtype))
 def test_functions_of_positive_numbers(name: str, x: tuple[Tensor, Array]) -> None:
     ours, numpy = POSITIVE[name]

@@ -17,7 +17,7 @@ from tests.draws import draws
 from tests.tensor.checking import check
 from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes, views
 
-few = draws(24)
+few = draws(36)
 
 
 @st.composite

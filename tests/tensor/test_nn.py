@@ -17,7 +17,7 @@ from tests.draws import draws
 from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, make, seeds, views
 
-few = draws(10)
+few = draws(15)
 Pair = tuple[int, int]
 
 

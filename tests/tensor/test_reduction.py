@@ -14,7 +14,7 @@ from tests.draws import draws
 from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, any_dtype, float_result, int_dtype, make, seeds, shapes, views
 
-few = draws(16)
+few = draws(24)
 
 
 @st.composite
@@ -109,7 +109,7 @@ def test_no_elements() -> None:
         t.argmax(0)
 
 
-@draws(24)
+@draws(36)
 @given(m=shapes(0, 1), n=shapes(0, 1), k=st.sampled_from([0, 1, 3, 7]), batch=shapes(0, 2), drop=st.integers(0, 2), ones=st.booleans(),
        dtypes=st.sampled_from([("float32", "float32"), ("float64", "float64"), ("int8", "int8"), ("int32", "float32"),
        ("float16", "float16"),
@@ -137,7 +137,7 @@ def test_integer_matmul_is_accumulated_wide() -> None:
         check(Tensor(a).int() @ Tensor(a.T).int(), a.astype(np.int32) @ a.T.astype(np.int32))
 
 
-@draws(8)
+@draws(12)
 @given(x=views(least=1, most=3, zero=False), out=st.sampled_from([1, 3, 5]), seed=seeds, bias=st.booleans())
 def test_linear(x: tuple[Tensor, Array], out: int, seed: int, bias: bool) -> None:
     t, a = x
