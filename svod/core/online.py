@@ -258,18 +258,24 @@ class _Rewriter:
         if found is not None:
             return found
         fresh = {r: self._range(r.src[0].arg) for r in stage.src[1:]}
-        long = fresh[stage.src[1 + dim]] = self._range(self.count * self.block)
+        fresh[stage.src[1 + dim]] = self._range(self.count * self.block)
         for r in own_reduces(stage.src[0]):
             fresh.update({k: self._range(k.src[0].arg) for k in reduce_parts(r)[1] if k not in fresh})
-        value = self._gated(stage.src[0], stage.src[1 + dim]).substitute(fresh)
-        inside = UOp(Ops.CMPLT, dtypes.bool, (long, UOp.const(dtypes.index, self.rows.extent)))
-        plain = value
-        while plain.op is Ops.CAST:
-            plain = plain.src[0]
-        if plain.op is not Ops.LOAD or fill != 0:
-            value = UOp(Ops.WHERE, value.dtype, (inside, value, UOp.const(value.dtype, fill)))
+        value = self._cut(stage.src[0], stage.src[1 + dim], fill).substitute(fresh)
         made = self.copies[stage, dim] = UOp(Ops.STAGE, value.dtype, (value, *[fresh[r] for r in stage.src[1:]]))
         return made
+
+    def _cut(self, value: UOp, k: UOp, fill: float | int) -> UOp:
+        """`value` with its loads gated, and `fill` beyond the row. What is computed of a load that gives 0 there need not be 0, nor finite
+        (a quotient), and no weight of 0 makes up for that."""
+        gated = plain = self._gated(value, k)
+        while plain.op is Ops.CAST:
+            plain = plain.src[0]
+        is_load = plain.op is Ops.LOAD and len(plain.src) == 3 and plain.src[1].op is Ops.CONST and plain.src[1].arg == 0
+        if fill == 0 and k in plain.toposort() and (is_load or plain.op is Ops.INDEX):
+            return gated
+        inside = UOp(Ops.CMPLT, dtypes.bool, (k, UOp.const(dtypes.index, self.rows.extent)))
+        return UOp(Ops.WHERE, value.dtype, (inside, gated, UOp.const(value.dtype, fill)))
 
     def _gated(self, value: UOp, k: UOp) -> UOp:
         """`value` with its loads that depend on `k` done inside the row only, and the stages that it reads at `k` filled."""
@@ -326,7 +332,7 @@ class _Rewriter:
         product = self._index(weights, *[fresh.get(c, c) for c in found.coords], b, i)
         fresh[k] = self._position(b, i)
         for f in found.inner:
-            product = UOp(Ops.MUL, dtype, (product, (self._gated(f, k) if self.ragged else f).substitute(fresh)))
+            product = UOp(Ops.MUL, dtype, (product, (self._cut(f, k, 0) if self.ragged else f).substitute(fresh)))
         parts = self._sum(dtype, product, i, (*[fresh[r] for r in outs], b))
         b = self._range(self.count)
         values = (self._index(peaks, *found.coords, b), self._index(totals, *found.coords, b), self._index(parts, *outs, b))

@@ -114,6 +114,19 @@ def test_infinities_and_nans_fall_where_they_did(kind: str, keys: int, block: in
         run_native(case, lower(Scheduler(kernel, target).apply_opts(new.applied_opts)), target, 2)
 
 
+@pytest.mark.parametrize("kind", ["divided", "padded", "reciprocals"])
+def test_what_is_weighted_is_zero_beyond_a_row_that_its_blocks_do_not_divide(kind: str) -> None:
+    """Where loads are gated they give 0: a quotient by that, and padding that is infinite, would be 0 · inf under a weight of 0."""
+    weights = (data(2, 5, 3) @ data(2, 3, 17)).softmax(-1)
+    kernel = Kernel(kernel_of({"divided": lambda: (weights / data(17)) @ data(2, 17, 7),
+                               "padded": lambda: weights @ data(2, 17, 7).pad(((0, 0), (0, 0), (1, 0)), value=float("inf")),
+                               "reciprocals": lambda: weights @ data(2, 17, 7).reciprocal()}[kind]()))
+    case = Case(kernel, seed=1)
+    assert np.isfinite(case.want[0]).any()
+    with np.errstate(invalid="ignore"):
+        run_interpreted(case, lower(online(kernel, 4)), 2)
+
+
 def test_masked_attention_gives_zeros_for_rows_without_a_key() -> None:
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal(s, dtype=np.float32) for s in ((2, 7, 5), (2, 23, 5), (2, 23, 11)))
