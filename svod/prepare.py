@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 MOST_VARIANTS = 64     # kernels that the buckets of variables may make of one
+MOST_LISTS = 256       # lists of launches of a plan, one for each combination of the buckets of all its variables
 
 _kernels: dict[UOp, Kernel] = {}
 _databases: dict[str | None, TuningDB] = {}
@@ -189,7 +190,13 @@ def refuse_shared_memory(spans: Mapping[int, Span], written: Iterable[int], agai
 
 
 def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline, list[UOp], dict[UOp, int]]:
-    """The outline of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER."""
+    """The outline of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER.
+
+    Raises ScheduleError for more than `MOST_LISTS` combinations of buckets."""
+    buckets = {v.arg[0]: len(buckets_of(v)) or 1 for call in schedule.calls for v in call.variables}
+    if math.prod(buckets.values()) > MOST_LISTS:
+        raise ScheduleError(f"the buckets of the variables {', '.join(sorted(buckets))} have {math.prod(buckets.values())} combinations; "
+                            f"a plan may have {MOST_LISTS}: give fewer buckets")
     numbers: dict[UOp, int] = {}
     kernels: dict[str, Kernel] = {}
     levels = schedule.levels()

@@ -105,3 +105,6 @@ def test_too_many_buckets_are_refused() -> None:
     n, m = Variable("n", 1, 100, buckets=range(1, 10)), Variable("m", 1, 100, buckets=range(1, 10))
     with pytest.raises(ScheduleError, match="would make 100 kernels of one; 64 are allowed: give fewer buckets"):
         (Tensor(drawn(100, 100))[:n, :m] * 2).prepare(NONE)
+    three = [Tensor(drawn(100))[:Variable(name, 1, 100, buckets=range(1, 7))] * 2 for name in "abc"]
+    with pytest.raises(ScheduleError, match="the variables a, b, c have 343 combinations; a plan may have 256: give fewer buckets"):
+        Tensor.prepare_batch(three, NONE)

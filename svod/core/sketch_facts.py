@@ -8,6 +8,8 @@ from svod.core.kernel import ResolvedStage
 from svod.core.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
 
+_ALIKE = 0.03       # shares of idle lanes no further apart than this weigh less than straight-line code
+
 
 def try_opt(state: Scheduler, op: str, axis: str, arg: Any = None) -> Scheduler:
     """The state after an opt that is worth having where it applies, else the state as it was."""
@@ -15,8 +17,6 @@ def try_opt(state: Scheduler, op: str, axis: str, arg: Any = None) -> Scheduler:
         return state.apply_opt(Opt(op, axis, arg))
     except KernelOptError:
         return state
-
-_ALIKE = 0.03       # shares of idle lanes no further apart than this weigh less than straight-line code
 
 
 @dataclass(frozen=True)
