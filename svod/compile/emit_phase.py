@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from svod.compile.emit_reduce import Reductions, Sink
 from svod.compile.nests import COPY_LANES, MASKED_ROW_VECTORS, MAX_TILE_VECTORS, NO_POINT, Lin, Nest, Staged, add_lins, sum_lins
+from svod.compile.prefetch import add_prefetches
 from svod.compile.program import Count, Instr
 from svod.compile.transpose import transpose_squares
 from svod.core.dtype import dtypes
@@ -226,6 +227,7 @@ class Phase(Reductions):
         self._where_inside(nest, loops[:prefix], values_of, body)
         b.close(i)
         code = tuple(transpose_squares(list(b.finish()), ragged=self.state.target.vector_bytes == 64))
+        code = add_prefetches(code, dict(self.state.prefetch))
         variable = () if all(c.is_constant for c in counts) else counts
         return Spec(extent, min(threads, extent) if threads > 1 else 1, self.scratch, once, variable), code
 

@@ -33,7 +33,7 @@ BITS_ONLY = frozenset({"AND", "OR", "XOR", "NOT", "SHL", "SHR"})
 POINTERS = frozenset({"ARG", "TEMP", "SCRATCH"})
 LOADS_OPS = frozenset({"LOAD", "LOADS", "GATHER"})
 STORE_OPS = frozenset({"STORE", "STORES", "SCATTER"})
-NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE"}
+NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE", "PREFETCH"}
 TILE_OPS = frozenset({"TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
 
 
@@ -124,6 +124,8 @@ class _PhaseCheck:
             self.elementwise(op, dtype, lanes, src)
         elif op in LOADS_OPS or op in STORE_OPS:
             self.memory(op, dtype, lanes, src, arg)
+        elif op == "PREFETCH":
+            self.prefetch(dtype, lanes, src, arg)
         elif op in ("LOOP", "CARRY", "ENDLOOP", "RESULT"):
             self.loop(op, dtype, lanes, src, arg)
         elif op == "DOT":
@@ -239,6 +241,11 @@ class _PhaseCheck:
         wanted = {"LOAD": "offset", "GATHER": "offset", "SCATTER": "offset", "STORE": "(offset, stream)"}.get(op, "(offset, stride)")
         shape_ok = isinstance(arg, int) if wanted == "offset" else isinstance(arg, tuple) and len(arg) == 2 and isinstance(arg[0], int)
         self.require(shape_ok, f"the arg is {wanted}")
+
+    def prefetch(self, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+        self.require(len(src) == 2 and lanes == 1 and isinstance(arg, int), "takes a pointer and an index, and has one lane and an offset")
+        self.require(self.code[src[0]][:2] == ("ARG", dtype), f"operand %{src[0]} is no argument of {dtype.name}")
+        self.operand(src[1], INDEX, 1, "index")
 
     def pointer(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         spec = self.spec
@@ -440,7 +447,7 @@ class _Phase:
             return self.store(i)
         elif op in LOADS_OPS:
             return self.load(i)
-        else:
+        elif op != "PREFETCH":      # changes no value
             return self.compute(i)
         return None
 

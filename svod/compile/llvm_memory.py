@@ -191,6 +191,13 @@ def _masked_store(w: Writer, dtype: DType, lanes: int, address: str, operand: st
     w.lines.append(f"  call void {name}({mem} {operand}, ptr {address}, i32 {size}, <{lanes} x i1> {lane_mask})")
 
 
+# -- ahead ------------------------------------------------------------------------------------------
+def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    """The line of an address into all caches, to be read. It may lie outside the buffer: no access, so nothing faults."""
+    w.declared.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    w.lines.append(f"  call void @llvm.prefetch.p0(ptr {address_of(w, src[0], src[1], arg)}, i32 0, i32 3, i32 1)")
+
+
 # -- strided ----------------------------------------------------------------------------------------
 def _loads(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     offset, stride = arg
@@ -374,5 +381,5 @@ def _scatter(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
 Handler = Callable[[Writer, int, DType, int, tuple[int, ...], Any], None]
 HANDLERS: dict[str, Handler] = {
     "ARG": _arg, "TEMP": _temp, "SCRATCH": _scratch, "VAR": _var, "LOAD": _load, "STORE": _store, "LOADS": _loads, "STORES": _stores,
-    "GATHER": _gather, "SCATTER": _scatter,
+    "GATHER": _gather, "SCATTER": _scatter, "PREFETCH": _prefetch,
 }

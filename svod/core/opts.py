@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from svod.core import dots
-from svod.core.nest import first_reduce, plan
+from svod.core.nest import first_reduce, is_derived, plan
 from svod.core.online import is_pair
 from svod.core.online import online as rewrite_online
 from svod.core.scheduler import AUTO, DOT, INLINE, LOOP, ROOT, UNROLL, UPCAST, Chosen, Row, Scheduler
@@ -16,6 +16,7 @@ from svod.errors import KernelOptError
 
 Rule = Callable[[Scheduler, str, Any], Scheduler]
 MAX_UNROLL = 32
+MAX_PREFETCH = 64
 
 
 # -- what several opts ask --------------------------------------------------------------------------
@@ -369,6 +370,34 @@ def stream(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     return state.copy(stream=True)
 
 
+def prefetch(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Ask for what the loads of an argument will read n iterations later of the innermost loop that moves them: PREFETCH("p1", n) for the
+    second of the kernel's arguments.
+
+        for r in K: acc += x[r]     for r in K: acc += x[r]; prefetch x[r + n]
+    """
+    what = f"PREFETCH({axis}, {arg!r})"
+    slot = next((i for i in range(len(state.kernel.params)) if axis == f"p{i}"), -1)
+    if slot < 0:
+        raise KernelOptError(f"{what}: no such argument; the kernel has {', '.join(f'p{i}' for i in range(len(state.kernel.params)))}")
+    if not isinstance(arg, int) or isinstance(arg, bool) or not 1 <= arg <= MAX_PREFETCH:
+        raise KernelOptError(f"{what}: needs how many iterations ahead, an int of 1 to {MAX_PREFETCH}")
+    if any(s == slot for s, _ in state.prefetch):
+        raise KernelOptError(f"{what}: {axis} is prefetched already")
+    found = plan(state)
+    loads = [(r, n.linear) for r, path in zip(found.resolved, found.paths, strict=True) if r is not None and path is not None
+             for n in r.nodes if n.kind == "load" and n.arg == slot and n.linear is not None]
+    if not loads:
+        raise KernelOptError(f"{what}: the kernel does not read {axis}")
+    if not any(lin.coefs for _, lin in loads):
+        raise KernelOptError(f"{what}: {axis} is read at one place or at positions that are looked up: where it is read later is not known")
+    # the loops of copies are derived from where they stand
+    if not any(is_derived(r.stage) or any(state.rows[row].role == LOOP and state.rows[row].extent > 1 for row in state.axis_rows[r.axes[a]])
+               for r, lin in loads for a, _ in lin.coefs):
+        raise KernelOptError(f"{what}: no loop is left that moves what is read of {axis}")
+    return state.copy(prefetch=tuple(sorted((*state.prefetch, (slot, arg)))))
+
+
 def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """Sum up narrow products by an instruction of the target (`svod.core.dots.DOTS`): TC("r0", name), for one with tiles TC("r0", (name,
     rows, columns)) with two output axes. Both operands are staged in their narrow type with the group innermost, at first at the root;
@@ -458,9 +487,9 @@ def _needs(what: str, capability: str) -> Rule:
 
 OPTS: dict[str, Rule] = {
     "UPCAST": upcast, "UNROLL": unroll, "LANES": lanes, "THREAD": thread, "TILE": tile, "ORDER": reorder, "SWAP": swap,
-    "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream, "TC": tc, "ONLINE": online,
+    "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream, "PREFETCH": prefetch, "TC": tc, "ONLINE": online,
     "LOCAL": _needs("LOCAL", "workgroups"), "NOLOCALS": _needs("NOLOCALS", "workgroups"),
     "GROUP": _needs("GROUP", "memory shared by a workgroup"), "GROUPTOP": _needs("GROUPTOP", "memory shared by a workgroup"),
     "SPLITK": _needs("SPLITK", "grid"),
-    "PREFETCH": _needs("PREFETCH", "software prefetch in svod yet"), "PIPELINE": _needs("PIPELINE", "asynchronous copies"),
+    "PIPELINE": _needs("PIPELINE", "asynchronous copies"),
 }

@@ -77,7 +77,7 @@ class Scheduler:
     """A state. Fields are read-only; equal states have equal `digest`."""
 
     __slots__ = ("_digest", "_features", "_plan", "applied_opts", "axis_rows", "dots", "kernel", "lanes", "online", "order", "pads",
-                 "place", "rows", "split_reduce", "stream", "target", "thread")
+                 "place", "prefetch", "rows", "split_reduce", "stream", "target", "thread")
 
     kernel: Kernel
     target: Target
@@ -90,6 +90,7 @@ class Scheduler:
     thread: tuple[int, int] | None           # (row, cores) of the output stage's parallel loop
     split_reduce: tuple[int, int] | None     # (axis, parts): partials per core and a combining phase
     stream: bool                             # the output is stored past the caches
+    prefetch: tuple[tuple[int, int], ...]    # (slot, iterations ahead) of the arguments that are prefetched, by slot
     dots: tuple[Chosen | None, ...]          # per stage: the instruction that TC chose
     online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE; `kernel` is what they made of the kernel
     applied_opts: tuple[Opt, ...]
@@ -107,6 +108,7 @@ class Scheduler:
         self.pads = (0,) * len(kernel.axes)
         self.thread = self.split_reduce = None
         self.stream = False
+        self.prefetch = ()
         self.dots = (None,) * len(kernel.stages)
         self.online = ()
         self.applied_opts = ()
@@ -115,8 +117,8 @@ class Scheduler:
     def copy(self, **changes: Any) -> Scheduler:
         """This state with some fields replaced."""
         new = object.__new__(Scheduler)
-        for name in ("kernel", "target", "rows", "axis_rows", "order", "place", "lanes", "pads", "thread", "split_reduce", "stream", "dots",
-                     "online", "applied_opts"):
+        for name in ("kernel", "target", "rows", "axis_rows", "order", "place", "lanes", "pads", "thread", "split_reduce", "stream",
+                     "prefetch", "dots", "online", "applied_opts"):
             setattr(new, name, changes[name] if name in changes else getattr(self, name))
         new._digest = new._features = new._plan = None
         return new
@@ -188,6 +190,8 @@ class Scheduler:
                 content = (*content, tuple(d and tuple(d) for d in self.dots))
             if self.online:
                 content = (*content, self.online)
+            if self.prefetch:
+                content = (*content, "prefetch", self.prefetch)
             self._digest = hashlib.blake2b(repr(content).encode(), digest_size=16).digest()
         return self._digest
 

@@ -113,7 +113,8 @@ class _Nest:
                 continue
             if stage.is_output:
                 past = ", stored past the caches" if state.stream else ""
-                self._line(0, f"phase {number}: {stage.name} → p{r.store_slot}{cores}{past}")
+                ahead = "".join(f", p{slot} prefetched {n} iteration{'s' * (n > 1)} ahead" for slot, n in state.prefetch)
+                self._line(0, f"phase {number}: {stage.name} → p{r.store_slot}{cores}{past}{ahead}")
             else:
                 size = _bytes(prod(self.boxes[s]) * stage.dtype.itemsize)
                 self._line(0, f"phase {number}: {stage.name} → temporary, {size}{', once at prepare' if once else cores}")

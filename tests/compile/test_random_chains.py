@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
@@ -16,6 +17,7 @@ import pytest
 from svod.compile.linear import validate
 from svod.compile.lower import lower
 from svod.core.kernel import Kernel
+from svod.core.opts import MAX_PREFETCH
 from svod.core.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
 from tests.agreement import Case, has_native, run_interpreted, run_native, steps
@@ -59,8 +61,12 @@ def check_chain(case: Case, rng: random.Random, name: str, ran: Counter[str]) ->
     target = rng.choice(TARGETS)
     refused: list[tuple[Opt, str]] = []
     state = random_state(rng, Scheduler(case.kernel, target), rng.randint(1, 12), refused)
-    chain = f"{name}, {target.vector_bytes}-byte vectors: {[o.to_json() for o in state.applied_opts]}"
     assert all(why for _, why in refused)
+    for slot in range(len(case.kernel.params)):     # a hint beside anything else, wherever it applies
+        if rng.random() < 0.3:
+            with suppress(KernelOptError):
+                state = state.apply_opt(Opt("PREFETCH", f"p{slot}", rng.randint(1, MAX_PREFETCH)))
+    chain = f"{name}, {target.vector_bytes}-byte vectors: {[o.to_json() for o in state.applied_opts]}"
     ran["all"] += 1
     try:
         program = lower(state)

@@ -64,6 +64,8 @@ LEGAL: list[tuple[str, Kernel, Chain, str, tuple[str, str]]] = [
     ("STAGE", GEMM, [["STAGE", "s1", "root"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("INLINE", GEMM, [["STAGE", "s1", "o1"], ["INLINE", "s1"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("STREAM", GEMM, [["STREAM", "out"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
+    ("PREFETCH", GEMM, [["PREFETCH", "p2", 4], ["PREFETCH", "p1", 8]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
+    ("PREFETCH", GEMM, [["STAGE", "s1", "o1"], ["PREFETCH", "p2", 4]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("ONLINE", SOFTMAX, [["ONLINE", "s1", 16]], "o0:12 o1:40", ("s3.r0", "loop 16×1")),
 ]
 
@@ -130,7 +132,16 @@ ILLEGAL: list[tuple[str, Kernel, Chain, str]] = [
     ("STREAM", GEMM, [["STREAM", "s0"]], "only an output"),
     ("STREAM", GEMM, [["STREAM", "out"], ["STREAM", "out"]], "streamed already"),
     *((op, GEMM, [[op, "o0", 4]], "has no")
-      for op in ("LOCAL", "NOLOCALS", "GROUP", "GROUPTOP", "SPLITK", "PREFETCH", "PIPELINE")),
+      for op in ("LOCAL", "NOLOCALS", "GROUP", "GROUPTOP", "SPLITK", "PIPELINE")),
+    ("PREFETCH", GEMM, [["PREFETCH", "p3", 4]], "no such argument; the kernel has p0, p1, p2"),
+    ("PREFETCH", GEMM, [["PREFETCH", "s1", 4]], "no such argument"),
+    ("PREFETCH", GEMM, [["PREFETCH", "p1", 0]], "an int of 1 to 64"),
+    ("PREFETCH", GEMM, [["PREFETCH", "p1", 65]], "an int of 1 to 64"),
+    ("PREFETCH", GEMM, [["PREFETCH", "p1", True]], "an int of 1 to 64"),
+    ("PREFETCH", GEMM, [["PREFETCH", "p0", 4]], "does not read p0"),
+    ("PREFETCH", GEMM, [["PREFETCH", "p1", 4], ["PREFETCH", "p1", 8]], "prefetched already"),
+    ("PREFETCH", Kernel(gemm(1, 4, 3)), [["UNROLL", "r0", 0], ["PREFETCH", "p1", 4]], "no loop is left"),
+    ("PREFETCH", Kernel(kernel_of(data(1).expand(5) + data(5))), [["PREFETCH", "p1", 4]], "at one place"),
     ("ONLINE", SOFTMAX, [["ONLINE", "s1", 0]], "a block is 2 to 39"),
 ]
 

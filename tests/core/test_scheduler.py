@@ -24,7 +24,8 @@ def apply(chain: list[list[Any]], kernel: Kernel = GEMM) -> Scheduler:
 
 
 # -- opts as data -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("data", [["UPCAST", "o0", 8], ["ORDER", "out", ["o1", "o0"]], ["STREAM", "out", None], ["STAGE", "s0", "root"]])
+@pytest.mark.parametrize("data", [["UPCAST", "o0", 8], ["ORDER", "out", ["o1", "o0"]], ["STREAM", "out", None], ["STAGE", "s0", "root"],
+                                  ["PREFETCH", "p1", 8]])
 def test_opts_are_json(data: list[Any]) -> None:
     assert Opt.from_json(data).to_json() == data
     assert hash(Opt.from_json(data)) == hash(Opt.from_json(data))
@@ -95,6 +96,7 @@ DIFFERENT: list[list[list[Any]]] = [
     [["PADTO", "o0", 5]], [["THREAD", "o0", 2]], [["THREAD", "o0", 3]],
     [["THREAD", "r0", 2]], [["STREAM", "out"]], [["STAGE", "s0", "o0"]], [["STAGE", "s0", "r0"]],
     [["STAGE", "s0", "root"]], [["STAGE", "s1", "root"]],
+    [["PREFETCH", "p1", 4]], [["PREFETCH", "p1", 8]], [["PREFETCH", "p2", 4]],
     [["UPCAST", "o0", 4], ["UPCAST", "o1", 16], ["LANES", "o0.in"]], [["UPCAST", "o0", 4], ["UPCAST", "o1", 16], ["LANES", "o1.in"]],
     [["TILE", "o0", 8], ["STAGE", "s0", "o0"]], [["TILE", "o0", 8], ["STAGE", "s0", "o0.in"]],
     [["TILE", "o0", 4], ["UPCAST", "o0", 2]], [["UPCAST", "o0", 2], ["TILE", "o0", 4]], [["UPCAST", "o0", 8]],

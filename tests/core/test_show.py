@@ -107,6 +107,7 @@ def test_padding_masks_and_streaming() -> None:
     assert "for o0 in 0…16   (padded from 13)" in nest(data(13, 29) @ data(29, 3), ("PADTO", "o0", 16))
     assert " if inside else 0" in nest(data(1, 3, 9, 9).conv2d(data(5, 3, 3, 3), padding=1))
     assert "stored past the caches" in nest(data(50) + data(50), ("STREAM", "out"))
+    assert "p1 prefetched 8 iterations ahead" in nest(data(50) + data(50), ("PREFETCH", "p1", 8))
 
 
 def test_a_split_axis_counts_inside_its_tile() -> None:
