@@ -65,13 +65,14 @@ class SizedLaboratory(WorkerLaboratory):
         self.races += 1
         longest = max(c.seconds for c in candidates)
         rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
-        item = ([c.built for c in candidates], rounds, self.config.seed + self.races, self.sizes)
+        item = ([c.built for c in candidates], rounds, self.config.seed + self.races, self.sizes, self.void_repeats)
         outcome = self._run("race_sizes", [item], "bench", len(self.sizes) * (RACE_SECONDS + 100 * longest * len(candidates)), SIZED)[0]
         if not outcome.ok:
             # one of them died although it ran before: their screening times decide, with the noise of single minima
             anchor = candidates[0].seconds
             return Race(tuple(c.seconds / anchor for c in candidates), anchor, 0.05, True)
         race, ratios = outcome.value
+        self.restless = race.noisy
         yardstick = self._heuristic_in(candidates, ratios)
         judged: list[float | Failure] = list(race.ratios)
         for i, (c, column) in enumerate(zip(candidates, ratios, strict=True)):

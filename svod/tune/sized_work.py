@@ -135,15 +135,16 @@ def sample_sizes(item: tuple[Built, Sequence[float], Sequence[int], int, Sequenc
     return Screened(tuple(geometric_mean(row) for row in zip(*columns, strict=True)), False), tuple(min(c) for c in columns)
 
 
-def race_sizes(item: tuple[Sequence[Built], int, int, Sequence[Size]], context: SizedContext) -> tuple[Race, list[list[float]]]:
-    """A race at each size: all of it, and per candidate its ratio to the first at each size. Item: candidates, rounds, seed, sizes."""
-    programs, rounds, seed, sizes = item
+def race_sizes(item: tuple[Sequence[Built], int, int, Sequence[Size], int], context: SizedContext) -> tuple[Race, list[list[float]]]:
+    """A race at each size: all of it, and per candidate its ratio to the first at each size. Item: candidates, rounds, seed, sizes, how
+    often void rounds are repeated."""
+    programs, rounds, seed, sizes, void_repeats = item
     runners = context.runners(programs)
     rng = random.Random(seed)
     ratios: list[list[float]] = [[] for _ in programs]
     anchors, errors, noisy = [], [], False
     for size in sizes:
-        found = race(context.contestants(runners, size), rounds, anchor=0, rng=rng)
+        found = race(context.contestants(runners, size), rounds, anchor=0, rng=rng, void_repeats=void_repeats)
         for column, score in zip(ratios, found.scores, strict=True):
             column.append(math.exp(score - found.scores[0]))
         anchors.append(found.seconds(0))

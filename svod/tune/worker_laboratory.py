@@ -90,12 +90,16 @@ class WorkerLaboratory:
                 found[i] = o.value if o.ok else failure_of(o)
         return found
 
+    @property
+    def void_repeats(self) -> int:
+        """How often void rounds of the next race are repeated."""
+        return RESTLESS_REPEATS if self.restless else VOID_REPEATS
+
     def race(self, candidates: Sequence[Candidate]) -> Race:
         self.races += 1
         longest = max(c.seconds * self.parts.get(c.linear, 1.0) for c in candidates)
         rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
-        item = ([(c.built, self.parts.get(c.linear, 1.0)) for c in candidates], rounds, self.config.seed + self.races,
-                RESTLESS_REPEATS if self.restless else VOID_REPEATS)
+        item = ([(c.built, self.parts.get(c.linear, 1.0)) for c in candidates], rounds, self.config.seed + self.races, self.void_repeats)
         limit = RACE_SECONDS + 100 * longest * len(candidates)
         outcome = self._run("race_candidates", [item], "bench", limit)[0]
         if outcome.ok:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from svod import BeamConfig, BenchConfig, PrepareConfig, Tensor, Variable
+from svod.bench.race import VOID_REPEATS
 from svod.cli.db_commands import cli
 from svod.compile.host import host_target
 from svod.compile.plan_parts import VariableSpec
@@ -30,6 +31,7 @@ from svod.tune.session import KernelTask, TuneSession, score_bound
 from svod.tune.sized_laboratory import SizedLaboratory
 from svod.tune.sizes import at_size, geometric_mean, merged_sizes, sizes_of_variables, sizes_to_verify
 from svod.tune.work import Setup
+from svod.tune.worker_laboratory import RESTLESS_REPEATS
 from tests.tune.db.samples import confirmed
 from tests.tune.replay import ReplayedLaboratory
 
@@ -96,7 +98,7 @@ def test_times_are_geometric_means_over_the_sizes() -> None:
     assert screened.samples == (pytest.approx(geometric_mean(seconds)),) and len(repeats) == 2
     more, least = sized_work.sample_sizes((built[0], seconds, repeats, 3, sizes), context)
     assert len(more.samples) == 3 and all(a <= b for a, b in zip(least, seconds, strict=True))
-    race, ratios = sized_work.race_sizes((built, 4, 0, sizes), context)
+    race, ratios = sized_work.race_sizes((built, 4, 0, sizes, 0), context)
     assert ratios[0] == [1.0, 1.0] and race.ratios == pytest.approx([1.0, geometric_mean(ratios[1])])
     first, second = sized_work.confirm_sizes((built, 6, 1.0, 0.0, 0, sizes), context)
     assert [s[0] for s in second.sizes] == [(1,), (40,)] and first.worst == 1.0 and second.worst == max(r for _, _, r in second.sizes)
@@ -140,7 +142,9 @@ def test_a_race_drops_what_is_slow_at_one_size(relative: float) -> None:
     class Answering(SizedLaboratory):
         def _run(self, job: str, items: Any, *args: Any) -> list[Outcome]:
             # the first takes 0.9 of the heuristic at both sizes, so at the first one the last takes `relative` of it
-            return [Outcome("ok", (Race((1.0, 0.5), 1e-5, 0.0), [[1.0, 1.0], [relative / 0.9, 0.2]]))]
+            asked.append(items[0][4])
+            return [Outcome("ok", (Race((1.0, 0.5), 1e-5, 0.0, noisy=True), [[1.0, 1.0], [relative / 0.9, 0.2]]))]
+    asked: list[int] = []
     with InlineExecutor() as executor:
         lab = Answering(KERNEL, ((1,), (40,)), TARGET, executor, BeamConfig())
     lab.heuristic_linear, lab.relative = "h", {"a": (0.9, 0.9)}
@@ -153,6 +157,8 @@ def test_a_race_drops_what_is_slow_at_one_size(relative: float) -> None:
         assert second.reason == "at v0=1 it takes 1.40 times the heuristic's time; 1.2 is allowed"
     else:
         assert second == 0.5
+    lab.race(racers)
+    assert asked == [VOID_REPEATS, RESTLESS_REPEATS], "a machine that did not come to rest is not waited for again"
 
 
 def test_the_bound_is_that_of_the_sizes() -> None:
