@@ -216,6 +216,11 @@ def _replacements(opt: Opt, state: Any, lanes: int) -> Iterator[Opt]:
         for row, _, _ in loop_rows(state):
             if row.name != opt.arg:
                 yield Opt(opt.op, opt.axis, row.name)
+    elif opt.op == "ONLINE":
+        row = state.kernel.stage_named(opt.axis).reds[0]
+        for n in neighbour_amounts(opt.arg, state.kernel.axes[row].extent, lanes):
+            if n != WHOLE:
+                yield Opt(opt.op, opt.axis, n)
     elif isinstance(opt.arg, int):
         extent = next((r.extent for r in state.rows if r.name == opt.axis), 0)
         if extent > 1:

@@ -165,6 +165,14 @@ def test_mutations_change_one_thing() -> None:
     assert any(Opt("STAGE", "s1", "o0") in c for c in chains)
 
 
+def test_blocks_of_a_row_are_mutated() -> None:
+    kernel = KERNELS["softmax"]
+    peak = next(s.name for s in kernel.stages if s.value.arg == ("MAX", 1))
+    state = base("softmax").apply_opts([Opt("ONLINE", peak, 200), Opt("UPCAST", "o0", 7)])
+    found = {m.applied_opts[0].arg for m in mutations(base("softmax"), state.applied_opts, 8) if m.applied_opts[0].op == "ONLINE"}
+    assert found == {100, 125, 192, 200, 208, 250, 400}
+
+
 def test_mutations_of_random_chains_replay_to_the_same_state() -> None:
     rng = random.Random(5)
     for name in KERNELS:
