@@ -52,7 +52,8 @@ def test_variables_that_no_option_has_are_warned_of_once(monkeypatch: pytest.Mon
     for _ in range(2):
         PrepareConfig.from_env()
         PrepareConfig().in_environment()
-    assert [m.split(" is unknown and has no effect; ")[0].split()[-1] for m in caplog.messages] == ["BEAM_BUGDET", "SVOD_TUNEDB", "SVOD_XYZ"]
+    unknown = [m.split(" is unknown and has no effect; ")[0].split()[-1] for m in caplog.messages]
+    assert unknown == ["BEAM_BUGDET", "SVOD_TUNEDB", "SVOD_XYZ"]
     assert [m.split("; ")[1] for m in caplog.messages] == ["BEAM_BUDGET is known", "SVOD_TUNE_DB is known",
                                                            "docs/configuration.md lists those there are"]
 
