@@ -182,6 +182,32 @@ def test_jit_takes_arguments_of_symbolic_shapes() -> None:
         f(Tensor(A)[:N.bind(4)], Tensor(drawn(ROWS, 3))[:N.bind(5)])
 
 
+@pytest.mark.parametrize("make", [
+    lambda n: Tensor(A)[:n], lambda n: (Tensor(A)[:n] * 1).realize(), lambda n: Tensor(A.T.copy())[:, :n].T.contiguous(),
+    lambda n: Tensor(A.T.copy())[:, :n].realize().T], ids=["view", "realized", "contiguous", "turned"])
+def test_tensors_of_symbolic_shapes_are_assigned_to(make: Any) -> None:
+    def step(x: Tensor) -> Tensor:
+        x.assign(x * 2 + 1)
+        return x.sum()
+    for k in (3, ROWS):
+        want = A[:k] * 2 + 1
+        t = make(N.bind(k))
+        assert_close(step(t).numpy(), want.sum(), f"n={k}")
+        assert_close(t.numpy(), want, f"n={k}")
+        t[0:1] = 9
+        assert_close(t.numpy(), np.concatenate([np.full((1, DEPTH), 9, np.float32), want[1:]]), f"a part, n={k}")
+    f = svod.jit(step)
+    for k in (5, 1):
+        t, want = make(N.bind(k)), A[:k]
+        for _ in range(2):
+            want = want * 2 + 1
+            assert_close(f(t).numpy(), want.sum(), f"jit, n={k}")
+            assert_close(t.numpy(), want, f"jit, n={k}")
+    t = Tensor.full((N.bind(4),), 2.0)
+    t[0:1] = 9
+    assert t.tolist() == [9, 2, 2, 2]
+
+
 @pytest.mark.parametrize("seed", range(draws.count(2)))
 def test_what_whole_tiles_leave_agrees_with_the_evaluator(seed: int) -> None:
     """Tiles of symbolic axes, of rows and of vectors, at the sizes around them: what is left is computed in smaller steps."""

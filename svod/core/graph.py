@@ -630,8 +630,9 @@ def base_of(u: UOp) -> UOp:
 
 
 def is_padding_view(u: UOp) -> bool:
-    """Whether u is the used part of a buffer that has room for the largest shape."""
-    return (u.op is Ops.SHRINK and is_symbolic([e for _, e in u.arg]) and u.src[0].op is Ops.RESHAPE and u.src[0].src[0].op is Ops.BUFFER
+    """Whether u is the used part of a buffer that has room for the largest shape, or of what an assignment leaves of one."""
+    return (u.op is Ops.SHRINK and is_symbolic([e for _, e in u.arg]) and u.src[0].op is Ops.RESHAPE
+            and u.src[0].src[0].op in (Ops.BUFFER, Ops.AFTER)
             and all(type(b) is int and b == 0 for b, _ in u.arg)
             and u.src[0].arg == layout_shape([e for _, e in u.arg]))
 

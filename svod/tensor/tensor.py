@@ -247,11 +247,11 @@ class Tensor(Random):
 
     def _take_memory(self) -> None:
         """Hold the content in memory of its own."""
-        memory = graph.reshape(graph.new_memory(self.dtype, self.numel(), self.device), self.shape)
+        memory = _as_held(graph.new_memory(self.dtype, graph.storage_size(self.uop), self.device), self.shape)
         base = graph.base_of(self.uop)
         # a copy of its own is what it gets now
         value = graph.reshape(base.src[0], self.shape) if base.op in (Ops.COPY, Ops.CONTIGUOUS) else self.uop
-        self._become(graph.reshape(graph.assign(memory, value), self.shape))
+        self._become(_as_held(graph.assign(memory, value), self.shape))
 
     def _write(self, view: UOp, value: UOp) -> None:
         """Write `value` through `view`, self or a part of it, into the memory under both: self, and every tensor that holds the memory as a
@@ -269,7 +269,7 @@ class Tensor(Random):
         """Every tensor that holds the memory of `content` as a reshape becomes what is in it now."""
         for t in live_tensors():
             if isinstance(t, Tensor) and graph.base_of(t.uop) is content:
-                t._become(graph.reshape(new, t.shape))
+                t._become(_as_held(new, t.shape))
 
     def _become(self, node: UOp) -> None:
         """What an assignment makes of self."""
@@ -349,6 +349,11 @@ class Tensor(Random):
                 return ""
             values = bfloat16_bits_to_float32(values)
         return np.array2string(values, threshold=SHOWN_VALUES, edgeitems=2, separator=", ")
+
+
+def _as_held(content: UOp, shape: tuple[int, ...]) -> UOp:
+    """The content of a memory as the value of `shape` that lies in it."""
+    return graph.storage_view(content, shape) if is_symbolic(shape) else graph.reshape(content, shape)
 
 
 def _without_leading_ones(value: Tensor, ndim: int) -> Tensor:
