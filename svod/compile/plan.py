@@ -217,8 +217,8 @@ class ExecutionPlan:
     def profile(self, runs: int = 5) -> list[float]:
         """Seconds of each of `kernels`, run in order and timed one by one; the least of `runs` runs of the plan. Each
         includes about half a microsecond of the call."""
-        best = [float("inf")] * len(self.kernels)
         with self.lock:
+            best = [float("inf")] * len(self.kernels)
             for _ in range(runs):
                 for i in range(len(best)):
                     start = time.perf_counter()
