@@ -33,7 +33,7 @@ from svod.core.allocator import HUGE_PAGE, private_memory, want_huge_pages
 from svod.core.dtype import BY_NAME, DType, dtypes, to_numpy
 from svod.core.target import Target
 
-REVISION = 5                    # of the loops below: cached figures of another one are measured anew
+REVISION = 6                    # of the loops below: cached figures of another one are measured anew
 UNROLL = 8                      # vectors per turn of a memory loop
 READ_UNROLLS = (8, 4)           # of reads the better counts: eight are 3 % better from the first cache, four 9 % from the second
 FMA_TURNS = 1 << 16             # of a thread, in a launch
@@ -41,6 +41,7 @@ GAP = 16 << 10                  # between the slices of threads: what one prefet
 MAX_MEMORY = 512 << 20          # never use more than this, unless twice the last-level cache asks for it
 QUICK_MEMORY = 128 << 20        # of all threads, where a quick measurement is asked for: a large last-level cache has part of it
 SAMPLE_SECONDS = 2e-3
+SHARED_SECONDS = 1e-2           # of a memory loop of several threads, whose first pass may find its slice in another core's cache
 SAMPLES, QUICK_SAMPLES, CURVE_SAMPLES = 20, 5, 8
 FMA_DTYPES = (dtypes.float32, dtypes.float64)
 DOTS = {"bfloat16": "bf16", "int8": "vnni"}     # dot instructions: dtype of the operands → feature of the target
@@ -254,7 +255,7 @@ class Loops:
             def run(passes: int) -> None:
                 plan.set_variables({"bytes": slice_bytes, "passes": passes, "stride": stride})
                 plan.repeat(1)
-            return _settled(run, samples)
+            return _settled(run, samples, SAMPLE_SECONDS if threads == 1 else SHARED_SECONDS)
         return (2.0 if copies else 1.0) * slice_bytes * threads / min(map(seconds_of_pass, READ_UNROLLS if kind == "read" else (UNROLL,)))
 
     def dispatch_cost(self, threads: int) -> float:
@@ -262,9 +263,9 @@ class Loops:
         return _settled(self._plan("nothing", [np.zeros(1, np.int64)], dtypes.int64, threads, threads).repeat, 10)
 
 
-def _settled(run: Callable[[int], None], samples: int) -> float:
-    """Seconds of one call: the lower quartile of `samples` samples of at least 2 ms."""
-    repeats, _ = calibrate(Contestant(run), None, time.perf_counter, SAMPLE_SECONDS)
+def _settled(run: Callable[[int], None], samples: int, seconds: float = SAMPLE_SECONDS) -> float:
+    """Seconds of one call: the lower quartile of `samples` samples of at least `seconds`."""
+    repeats, _ = calibrate(Contestant(run), None, time.perf_counter, seconds)
     times = sorted(time_calls(Contestant(run), repeats) / repeats for _ in range(samples))
     return times[samples // 4]
 
