@@ -453,8 +453,11 @@ class _Reader:
         low, high = (_count(v, "a bound of a variable", MAX_ELEMENTS) for v in (low, high))
         if bucket is not None:
             bucket = tuple(_count(v, "a bucket", MAX_ELEMENTS) for v in _row(bucket, 2, "a bucket"))
-        return VariableSpec(_text(name, "a variable's name"), low, high,
-                            tuple(_count(h, "a hint", MAX_ELEMENTS) for h in _list(hints, "hints")), bucket)
+        found = VariableSpec(_text(name, "a variable's name"), low, high,
+                             tuple(_count(h, "a hint", MAX_ELEMENTS) for h in _list(hints, "hints")), bucket)
+        if list(found.bounds) != sorted(found.bounds) or any(not low <= v <= high for v in (*found.bounds, *found.hints)):
+            raise FormatError(f"variable {name} cannot be {low} to {high} with the hints {list(found.hints)} and the bucket {bucket}")
+        return found
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -133,7 +133,9 @@ def test_a_plan_with_variables_is_captured_with_its_bounds_and_hints(tmp_path: P
     assert [p.outline.calls for p in read_capture(tmp_path / "one").plans] == [p.outline.calls for p in found.plans]
     data = [json.loads(line) for line in file_of(tmp_path).read_text().splitlines()]
     wrong: Any
-    for wrong, told in (([["rows", 1, 99, [], None]], "the variables"), ([], "the variables"), ([["rows", 1]], "a variable should")):
+    for wrong, told in (([["rows", 1, 99, [], None]], "the variables"), ([], "the variables"), ([["rows", 1]], "a variable should"),
+                        ([["rows", 7, 1, [], None]], "cannot be 7 to 1"), ([["rows", 1, 7, [9], None]], "the hints [9]"),
+                        ([["rows", 1, 7, [], [5, 8]]], "the bucket (5, 8)")):
         bad = [line if "plan" not in line else change(line, calls=[[*line["calls"][0][:-1], wrong]]) for line in data]
         (tmp_path / "bad").write_text("".join(json.dumps(line) + "\n" for line in bad))
         assert told in read_capture(tmp_path / "bad").problems[0]

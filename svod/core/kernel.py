@@ -102,6 +102,7 @@ class Kernel:
         self.output: int = len(stages)
         self._resolved: dict[frozenset[int], tuple[ResolvedStage | None, ...]] = {}
         self.routine: UOp | None = routine_of(ast)   # a kernel with one form, without opts
+        self.rewritten: dict[tuple[str, int], Kernel] = {}   # by the arguments of ONLINE: every state of a chain asks for the same
 
     def _add_stage(self, name: str, node: UOp) -> None:
         is_output = node.op is Ops.STORE

@@ -33,6 +33,13 @@ PAIR = 2        # elements of a row's (maximum, sum)
 def online(kernel: Kernel, name: str, block: int) -> Kernel:
     """The kernel with the rows of the maximum stage `name` done block by block of `block` positions. Raises KernelOptError with the
     reason where the pattern does not apply."""
+    known = kernel.rewritten.get((name, block))
+    if known is None:
+        known = kernel.rewritten[name, block] = Kernel(_rewrite(kernel, name, block))
+    return known
+
+
+def _rewrite(kernel: Kernel, name: str, block: int) -> UOp:
     rows = _match_rows(kernel, name)
     if not 1 < block < rows.extent:
         raise KernelOptError(f"a block is 2 to {rows.extent - 1} of the {rows.extent} positions of the row, not {block}")
@@ -40,15 +47,13 @@ def online(kernel: Kernel, name: str, block: int) -> Kernel:
     rewriter = _Rewriter(kernel, rows, block)
     weighted = _match_weighted(kernel, rows, sums, readers[0]) if len(readers) == 1 else None
     if weighted is not None:
-        new = rewriter.weighted_sum(readers[0], weighted, sums)
-    elif sums is None:
+        return rewriter.weighted_sum(readers[0], weighted, sums)
+    if sums is None:
         raise KernelOptError(f"stage {name} is a maximum, and no stage sums up exp(x - maximum) over the same row")
-    elif any(s.node in _sources(rows.source) and s.has_reduce for s in kernel.stages):
+    if any(s.node in _sources(rows.source) and s.has_reduce for s in kernel.stages):
         raise KernelOptError(f"what stage {name} is the maximum of is a sum itself, and something other than one weighted sum reads it "
                              f"again after the row (weights that are rounded, for one): it would be computed twice")
-    else:
-        new = rewriter.pair(sums)
-    return Kernel(new)
+    return rewriter.pair(sums)
 
 
 def is_pair(kernel: Kernel, axis: int) -> bool:

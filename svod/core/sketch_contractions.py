@@ -3,6 +3,7 @@
     UPCAST(o0, 12) UPCAST(o1, 32) LANES(o1.in)                             24 vectors of results, 2 + 1 of operands
     … ORDER(out, (o1, o0)) STAGE(s1, o1)                                   the columns of a tile packed once for all rows
     … UNROLL(r0, 2)                                                        less bookkeeping per multiply-add
+    … TILE(o1, N/cores) STAGE(s1, o1) THREAD(o1, cores)                    what windows read copied once by each core
 """
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ from svod.core.sketch_facts import (
 )
 
 _STAGE_BYTES = 1 << 13         # operands smaller than this are read in place
+_WHOLE = 4                     # iterations of a reduce loop that become straight-line code
 
 
 def _tile_score(lane: int, tile: int, n: int, m: int, width: int) -> float:
@@ -65,9 +67,20 @@ def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
     if not r.stage.reds:
         return state
     axis = state.kernel.axes[r.stage.reds[-1]]
-    if axis.extent <= 4:
+    if axis.extent <= _WHOLE:
         return try_opt(state, "UNROLL", axis.name, 0)
     return try_opt(state, "UNROLL", axis.name, 2)
+
+
+def _unroll_windows(state: Scheduler, r: ResolvedStage, y: Operand, tile: int, n: int, m: int) -> Scheduler:
+    """As `_unroll_last`; where windows overlap along the tile, what neighbours share stays in registers, and where there are too few for
+    that, another reduce loop is unrolled."""
+    last = len(r.axes) - 1
+    if len(r.stage.reds) > 1 and y.stage >= 0 and any(lin.coef(tile) and lin.coef(last) for lin in r.nodes[y.node].dims):
+        v, k = -(-n // width_of(state, r)), extent_of(state, r, last)
+        if k <= _WHOLE and v * (m + 1) + m + k - 1 > state.target.vector_registers:
+            return try_opt(state, "UNROLL", state.kernel.axes[r.stage.reds[0]].name, 2)
+    return _unroll_last(state, r)
 
 
 def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, Operand]) -> list[tuple[float, int, Operand, Operand]]:
@@ -126,10 +139,13 @@ def _tiled(state: Scheduler, r: ResolvedStage, lane: int, tile: int, n: int, m: 
     inside = _ordered(s, r, [*shared, *y_only, tile, *x_only, lane])
     for base, inner_operand, first in ((outside, x, True), (inside, y, False)):
         staged = _stage_operand(base, r, inner_operand, [lane] if first else [tile])
-        staged = _stage_masked(staged, r, y if first else x)
-        yield _unroll_last(staged, r)
+        other = y if first else x
+        yield _unroll_windows(_stage_masked(staged, r, other), r, other, tile, n, m)
         if not variants:
             return
+        own = _stage_share(staged, r, other)
+        if own is not None:
+            yield _unroll_windows(own, r, other, tile, n, m)
         if staged is not base:
             yield base
 
@@ -179,6 +195,32 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: Operand) -> Scheduler:
             at = row
         return try_opt(state, "STAGE", name, state.rows[at].name if at >= 0 else ROOT)
     return state
+
+
+def _stage_share(state: Scheduler, r: ResolvedStage, y: Operand) -> Scheduler | None:
+    """STAGE what overlapping windows read once for all that a core computes, so that it stays in that core's cache: an output axis that
+    windows overlap along is cut into as many parts as there are cores, and shared among them. None where nothing overlaps."""
+    if state.target.threads < 2 or y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline":
+        return None
+    if bytes_of(state, y.stage) > state.target.threads * state.target.l2:
+        return None
+    outs = len(r.stage.outs)
+    summed = [a for a in y.axes if a >= outs]
+    reads = [lin for lin in r.nodes[y.node].dims if any(lin.coef(q) for q in summed)]
+    for row in state.order[r.stage.index]:
+        a = r.axes.index(state.rows[row].axis)
+        extent = state.rows[row].extent
+        if a >= outs or extent < 2 * state.target.threads or not any(lin.coef(a) for lin in reads):
+            continue
+        tiled = try_opt(state, "TILE", state.rows[row].name, -(-extent // state.target.threads))
+        if tiled is state:
+            continue
+        others = [x for x in tiled.order[r.stage.index]
+                  if x != row and tiled.rows[x].extent > 1 and r.axes.index(tiled.rows[x].axis) < outs]
+        tiled = try_opt(tiled, "ORDER", r.stage.name, tuple(tiled.rows[x].name for x in (row, *others)))
+        staged = try_opt(tiled, "STAGE", state.kernel.stages[y.stage].name, state.rows[row].name)
+        return try_opt(staged, "THREAD", state.rows[row].name, state.target.threads) if staged is not tiled else None
+    return None
 
 
 def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, Operand]) -> Scheduler | None:

@@ -11,10 +11,9 @@ Filters of a round, in this order: accumulators in vector registers over BEAM_UP
 digest that this search or the database has seen. Building and screening go in small chunks, so that a better incumbent cuts
 the rest of the round shorter and a spent budget ends it: what was not built goes back to the queue.
 
-A search stops after two rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent has
-to keep when it is measured again, at 1.05 × the roofline
-bound, when there is nothing left to try, or when its budget is spent. `BEAM_STRICT=reference`: after one round without a gain
-above BEAM_MIN_PROGRESS.
+A search stops after BEAM_PATIENCE rounds (a beam of 8: twice as many) without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise
+of the race), which an incumbent has to keep when it is measured again, at 1.05 × the roofline bound, when there is nothing left to
+try, or when its budget is spent. `BEAM_STRICT=reference`: after one round without a gain above BEAM_MIN_PROGRESS.
 
 A KeyboardInterrupt leaves `step` at once; everything measured in earlier rounds is kept, `result()` gives the best of it.
 """
@@ -43,6 +42,7 @@ BUDGET_SPENT, INTERRUPTED = "budget spent", "interrupted"     # why a search end
 
 MAX_WORK_RATIO = 1000          # over the round's leanest candidate; exactly this much may stay
 RELATIVE_PROGRESS = 0.005
+PATIENT_WIDTH = 4           # beams as many times as wide wait as many times as long
 BOUND_REACHED = 1.05           # times the roofline bound
 BOUND_REFUTED = 0.95           # a time below this many bounds says that the bound is wrong
 HOPELESS = 30.0                # times the heuristic's predicted cycles: an untouched kernel behind that is not run
@@ -123,6 +123,8 @@ class KernelSearch:
     def __post_init__(self) -> None:
         self.strategy = make_strategy(self.strategy_name, self.base, self.config)
         self.strict = self.config.strict == "reference"
+        # what a wide beam keeps pays off later than what a narrow one does
+        self.patience = 1 if self.strict else self.config.patience * max(1, self.config.width // PATIENT_WIDTH)
         self.digests: set[str] = set()
         self.pool: list[Candidate] = []            # screened or better; the strategy chooses from the raced ones
         self.compile_seconds: list[float] = []
@@ -244,7 +246,7 @@ class KernelSearch:
             self.bound = 0.0
         if self.best <= BOUND_REACHED * self.bound:
             self.stop("at the roofline bound")
-        elif self.flat >= (1 if self.strict else self.config.patience + promising):
+        elif self.flat >= self.patience + (promising and not self.strict):
             self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")
 
     # -- the parts of a round ---------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 from svod.compile.plan_parts import VariableSpec
 from svod.core.kernel import Kernel
@@ -76,30 +77,31 @@ def geometric_mean(values: Sequence[float]) -> float:
 # -- verifying ----------------------------------------------------------------------------------------------------------------
 def sizes_to_verify(state: Scheduler) -> tuple[Size, ...]:
     """The least and the largest size, and sizes beside each amount that the chain of a state splits a symbolic axis by: where it just
-    divides the axis and where it just does not."""
+    divides the axis and where it just does not. Where that is more than `MOST_VERIFIED`, amounts take turns."""
     kernel = state.kernel
     bounds = kernel.variables
-    beside: dict[str, dict[int, None]] = {name: {} for name in bounds}
+    beside: dict[str, list[list[int]]] = {name: [] for name in bounds}
     for axis in kernel.axes:
         if axis.bound is None:
             continue
         for amount in sorted(_amounts(state, axis.index)):
             for name in bounds:
-                for value in _values_beside(axis.bound, amount, name, bounds):
-                    beside[name].setdefault(value)
-    points = [[low, high, *(v for v in beside[name] if v not in (low, high))] for name, (low, high) in bounds.items()]
+                beside[name].append(_values_beside(axis.bound, amount, name, bounds))
+    points = [list(dict.fromkeys((low, high, *(v for turn in zip_longest(*beside[name]) for v in turn if v is not None))))
+              for name, (low, high) in bounds.items()]
     return side_by_side(points)[:MOST_VERIFIED]
 
 
 def _amounts(state: Scheduler, axis: int) -> set[int]:
-    """By what an axis is divided: the steps of its rows, the cores that share it."""
+    """By what an axis is divided: the steps of its rows, the cores that share it; and half of each, as the rest of a tile is done in
+    halves."""
     rows = [state.rows[r] for r in state.axis_rows[axis]]
     found = {r.stride for r in rows}
     if state.thread is not None and state.rows[state.thread[0]].axis == axis:
         found.add(state.thread[1])
     if state.split_reduce is not None and state.split_reduce[0] == axis:
         found.add(state.split_reduce[1])
-    return {a for a in found if a > 1}
+    return {a for amount in found for a in (amount, amount // 2) if a > 1}
 
 
 def _values_beside(bound: UOp, amount: int, name: str, bounds: Mapping[str, tuple[int, int]]) -> list[int]:
