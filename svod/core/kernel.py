@@ -6,7 +6,7 @@ analyses every access (affine coefficient per range, constant, what is not affin
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -221,6 +221,22 @@ class ResolvedStage:
     lanes_bytes: int = 4            # widest value type, bytes
 
 
+def expand_reads(value: UOp, through: Callable[[UOp], bool]) -> UOp:
+    """`value` with every read of a STAGE for which `through` is true replaced by that stage's value at the coordinates read."""
+    done: dict[UOp, UOp] = {}
+    for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
+        if u.op is Ops.STAGE:
+            done[u] = u
+            continue
+        src = tuple(done[s] for s in u.src)
+        if u.op is Ops.INDEX and src[0].op is Ops.STAGE and through(src[0]):
+            inner = src[0].src[0].substitute(dict(zip(src[0].src[1:], src[1:], strict=True)))
+            done[u] = expand_reads(inner, through)
+        else:
+            done[u] = u if src == u.src else u.replace(src=src)
+    return done[value]
+
+
 class _Resolver:
     """Builds the node list of one stage."""
 
@@ -236,19 +252,7 @@ class _Resolver:
 
     def expand(self, value: UOp) -> UOp:
         """`value` with every read of an inlined stage replaced by that stage's value at the coordinates read."""
-        done: dict[UOp, UOp] = {}
-        for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
-            if u.op is Ops.STAGE:
-                done[u] = u
-                continue
-            src = tuple(done[s] for s in u.src)
-            if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE and self.kernel.stage_of[u.src[0]] in self.inlined:
-                stage = u.src[0]
-                inner = stage.src[0].substitute(dict(zip(stage.src[1:], src[1:], strict=True)))
-                done[u] = self.expand(inner)
-            else:
-                done[u] = u if src == u.src else u.replace(src=src)
-        return done[value]
+        return expand_reads(value, lambda stage: self.kernel.stage_of[stage] in self.inlined)
 
     def add(self, node: Node) -> int:
         key = (node.kind, node.op, node.dtype.name, node.src, repr(node.arg), node.linear, node.dims, node.gate, node.alt)

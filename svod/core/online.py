@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from svod.core.dtype import DType, dtypes
-from svod.core.kernel import Kernel, Stage, own_reduces, reduce_parts
+from svod.core.kernel import Kernel, Stage, expand_reads, own_reduces, reduce_parts
 from svod.core.uop import Ops, UOp
 from svod.errors import KernelOptError
 
@@ -109,22 +109,6 @@ def _match_rows(kernel: Kernel, name: str) -> _Rows:
     return _Rows(stage.node, read.src[0], tuple(at), kernel.axes[stage.reds[0]].extent)
 
 
-def _expand(kernel: Kernel, value: UOp, apart: Callable[[UOp], bool]) -> UOp:
-    """`value` with reads of the stages for which `apart` is false replaced by what is read."""
-    done: dict[UOp, UOp] = {}
-    for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
-        if u.op is Ops.STAGE:
-            done[u] = u
-            continue
-        src = tuple(done[s] for s in u.src)
-        if u.op is Ops.INDEX and src[0].op is Ops.STAGE and not apart(src[0]):
-            inner = src[0].src[0].substitute(dict(zip(src[0].src[1:], src[1:], strict=True)))
-            done[u] = _expand(kernel, inner, apart)
-        else:
-            done[u] = u if src == u.src else u.replace(src=src)
-    return done[value]
-
-
 def _touching(kernel: Kernel, found: tuple[UOp, ...]) -> tuple[set[UOp], list[Stage]]:
     """(elementwise stages that read one of the stages in `found`, directly or through others; the stages with loops of their own
     that do)."""
@@ -140,10 +124,6 @@ def _touching(kernel: Kernel, found: tuple[UOp, ...]) -> tuple[set[UOp], list[St
             else:
                 through.add(s.node)
     return through, readers
-
-
-def _expanded(kernel: Kernel, rows: _Rows, value: UOp, through: set[UOp]) -> UOp:
-    return _expand(kernel, value, lambda stage: stage not in through)
 
 
 def _weight(rows: _Rows, u: UOp) -> tuple[tuple[UOp, ...], UOp] | None:
@@ -165,7 +145,7 @@ def _find_sums(kernel: Kernel, rows: _Rows) -> tuple[Stage | None, list[Stage]]:
     for s in readers:
         if s.is_output or s.value.op is not Ops.REDUCE or s.value.arg != ("ADD", 1) or len(s.reds) != 1:
             continue
-        found = _weight(rows, _expanded(kernel, rows, s.value.src[0], through))
+        found = _weight(rows, expand_reads(s.value.src[0], through.__contains__))
         if found is not None and found == (s.node.src[1:], s.value.src[1]):
             sums = s
             break
@@ -189,7 +169,7 @@ def _match_weighted(kernel: Kernel, rows: _Rows, sums: Stage | None, stage: Stag
         return None
     found = (rows.stage,) if sums is None else (rows.stage, sums.node)
     through, _ = _touching(kernel, found)
-    value = _expanded(kernel, rows, stage.value, through)
+    value = expand_reads(stage.value, through.__contains__)
     reduce, = own_reduces(value)
     k = kernel.axes[stage.reds[0]].node
     if reduce.arg != ("ADD", 1) or reduce.dtype != rows.source.dtype:

@@ -20,7 +20,7 @@ from svod.tune.child import step_limit
 from svod.tune.laboratory import Built, Confirmed, Race, Screened, Verdict
 from svod.tune.sizes import MOST_VERIFIED, Size, at_size, describe_size, geometric_mean, values_of
 from svod.tune.verify import KEPT_BYTES, Baseline, GuardedBuffers, Reference, verify
-from svod.tune.work import CONTEXTS, VERIFY_RUN_SECONDS, Context, Runner, Setup, error_of_median
+from svod.tune.work import VERIFY_RUN_SECONDS, Context, Runner, Setup, error_of_median, latest
 
 KEPT_SIZES = 2 * MOST_VERIFIED      # whose references a worker remembers
 
@@ -65,21 +65,7 @@ class _AtSize:
         self.baselines: dict[tuple[str, bool], Baseline] = {}
 
 
-_contexts: OrderedDict[Any, SizedContext] = OrderedDict()
-
-
-def _context(setup: Setup) -> SizedContext:
-    key = repr((setup.ast, setup.target))
-    found = _contexts.get(key)
-    if found is None:
-        found = _contexts[key] = SizedContext(setup)
-        if len(_contexts) > CONTEXTS:
-            _contexts.popitem(last=False)[1].close()
-    else:
-        _contexts.move_to_end(key)
-    return found
-
-
+_context = latest(SizedContext)
 screen_sizes_setup = sample_sizes_setup = race_sizes_setup = verify_sizes_setup = confirm_sizes_setup = _context
 
 

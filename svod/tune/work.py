@@ -16,9 +16,9 @@ import statistics
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from svod.bench.race import Ratio, confirm, paired_ratio, race
 from svod.bench.timer import Contestant, Samples, Screening, deadline, sample_again, screen_one
@@ -153,21 +153,33 @@ class Runner:
         self.code.close()
 
 
-_contexts: OrderedDict[Any, Context] = OrderedDict()
+class Closable(Protocol):
+    """What a kernel's jobs keep from one to the next."""
+
+    def close(self) -> None: ...
 
 
-def _context(setup: Setup) -> Context:
-    key = repr((setup.ast, setup.target))
-    found = _contexts.get(key)
-    if found is None:
-        found = _contexts[key] = Context(setup)
-        if len(_contexts) > CONTEXTS:
-            _contexts.popitem(last=False)[1].close()
-    else:
-        _contexts.move_to_end(key)
-    return found
+C = TypeVar("C", bound=Closable)
 
 
+def latest(make: Callable[[Setup], C]) -> Callable[[Setup], C]:
+    """`make`, with the results of the latest `CONTEXTS` kernels kept; one that is no longer kept is closed."""
+    kept: OrderedDict[str, C] = OrderedDict()
+
+    def context(setup: Setup) -> C:
+        key = repr((setup.ast, setup.target))
+        found = kept.get(key)
+        if found is None:
+            found = kept[key] = make(setup)
+            if len(kept) > CONTEXTS:
+                kept.popitem(last=False)[1].close()
+        else:
+            kept.move_to_end(key)
+        return found
+    return context
+
+
+_context = latest(Context)
 lower_candidate_setup = compile_candidate_setup = screen_candidate_setup = sample_candidate_setup = _context
 race_candidates_setup = verify_candidate_setup = confirm_candidates_setup = _context
 
