@@ -45,7 +45,7 @@ def shape_of(u: UOp) -> Shape:
     if u.op not in _INFER or not any(map(_has_no_shape_yet, u.src)):
         return u.cached("shape", _infer)  # type: ignore[no-any-return]
     # without recursion: graphs built in a loop are deeper than Python's stack
-    for node in u.toposort(gate=_has_no_shape_yet):
+    for node in u.toposort(gate=lambda n: _has_no_shape_yet(n) and not is_kernel_store(n)):
         if node.op in _INFER:
             node.cached("shape", _infer)
     return u.cached("shape", _infer)  # type: ignore[no-any-return]
@@ -111,7 +111,7 @@ def _assign_shape(u: UOp) -> Shape:
         raise ShapeError(f"assign of {value.dtype.name}{list(shape_of(value))} to {target.dtype.name}{list(shape_of(target))}: "
                          "shape and dtype must agree")
     if content_under(target) is None:
-        raise ScheduleError(f"ASSIGN to {_unassignable(target)} of shape {shape_of(target)}: the target must be a buffer, or a view of one "
+        raise ScheduleError(f"{u.op.value} to {_unassignable(target)} of shape {shape_of(target)}: the target must be a buffer, or a view of one "
                             "made of reshape, permute, shrink, flip and windows that do not overlap; realize the tensor first")
     return shape_of(target)
 
@@ -120,20 +120,30 @@ def _after_shape(u: UOp) -> Shape:
     content, *done = u.src
     if content.op not in (Ops.BUFFER, Ops.AFTER) or not done:
         raise ScheduleError("AFTER names a BUFFER, or what an AFTER leaves of one, and what was done to it")
-    calls = [d for d in done if d.op is not Ops.AFTER]
-    for d in calls:
+    written = [d for d in done if d.op is not Ops.AFTER and not is_kernel_store(d)]
+    for d in written:
         if d.op is Ops.END and (not d.src or d.src[0].op is not Ops.CALL):
             raise ScheduleError(f"AFTER names a BUFFER and an END that must wrap a CALL, found {d.src[0].op.value if d.src else 'nothing'}")
-        if d.op not in (Ops.ASSIGN, Ops.CALL, Ops.END):
-            raise ScheduleError(f"AFTER names a BUFFER and, as what was done to it, ASSIGNs to it or a CALL, END(CALL) or AFTER; found "
-                                f"{d.op.value}")
-    if all(d.op is Ops.ASSIGN for d in done):
-        if any(content_under(a.src[0]) is not content for a in done):
-            raise ScheduleError("AFTER names a BUFFER, or what an AFTER leaves of one, and the ASSIGNs to it: one is to something else")
-    elif len(calls) != 1 or calls[0].op is Ops.ASSIGN:
+        if d.op not in (Ops.ASSIGN, Ops.STORE, Ops.CALL, Ops.END):
+            raise ScheduleError(f"AFTER names a BUFFER and, as what was done to it, ASSIGNs or STOREs to it or a CALL, END(CALL) or AFTER; "
+                                f"found {d.op.value}")
+        if d.op is Ops.STORE:
+            if len(d.src) != 2:
+                raise ScheduleError(f"STORE under an AFTER takes a view of the buffer and a value, found {len(d.src)} sources")
+            _assign_shape(d)
+    parts = [d for d in written if d.op is Ops.ASSIGN or d.op is Ops.STORE]
+    ordered = any(d.op is Ops.AFTER for d in done)
+    if any(content_under(a.src[0]) is not content for a in parts):
+        raise ScheduleError("AFTER names a BUFFER, or what an AFTER leaves of one, and the ASSIGNs or STOREs to it: one is to something else")
+    if (parts and (ordered or len(parts) < len(written))) or (not parts and len(written) != 1 and (written or ordered)):
         raise ScheduleError("AFTER names a BUFFER and either ASSIGNs or one CALL or END(CALL), beside AFTERs that come before it; several "
                             "calls are several AFTERs")
     return shape_of(content)
+
+
+def is_kernel_store(u: UOp) -> bool:
+    """Whether u is a STORE of a kernel, to an element of a PARAM. Under an AFTER it orders nothing: whoever calls the kernel does."""
+    return u.op is Ops.STORE and bool(u.src) and u.src[0].op is Ops.INDEX and u.src[0].src[0].op is Ops.PARAM
 
 
 def _cat_shape(u: UOp) -> Shape:

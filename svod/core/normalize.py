@@ -5,6 +5,7 @@
     DETACH(x)                             →   x
     sum of a sum over other axes          →   one sum over all of them
     RESHAPE(RESHAPE(x))                   →   RESHAPE(x)
+    AFTER(b, STORE(b, x))                 →   AFTER(b, ASSIGN(b, x))
 
 It stands first so that later passes meet neither markers nor chains that rewriting makes.
 """
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from svod.core.calls import arguments_of
 from svod.core.dtype import dtypes
-from svod.core.graph import base_of, permute, reshape, shape_of, shrink
+from svod.core.graph import base_of, is_kernel_store, permute, reshape, shape_of, shrink
 from svod.core.join import expand_joins
 from svod.core.origin import inherit_origin
 from svod.core.rewrite import Pattern, PatternMatcher, graph_rewrite
@@ -73,6 +74,15 @@ def _without_change(u: UOp) -> UOp | None:
     return u.src[0] if moves_nothing[u.op] else None
 
 
+def _stores_as_assigns(u: UOp) -> UOp | None:
+    """An AFTER with a STORE to its buffer as an ASSIGN, and without STOREs of kernels; None where there is no STORE."""
+    if all(s.op is not Ops.STORE for s in u.src):
+        return None
+    shape_of(u)     # what the STOREs are is looked at before they are gone
+    done = [UOp(Ops.ASSIGN, s.src[0].dtype, s.src) if s.op is Ops.STORE else s for s in u.src[1:] if not is_kernel_store(s)]
+    return u.replace(src=(u.src[0], *done)) if done else u.src[0]
+
+
 def _under(op: Ops) -> Pattern:
     return Pattern(op, (Pattern(op, name="inner"),), name="outer")
 
@@ -84,6 +94,7 @@ RULES = PatternMatcher([
     (_under(Ops.PERMUTE), _permute_again),
     (_under(Ops.SHRINK), _shrink_again),
 ])
+STORES = PatternMatcher([(Pattern(Ops.AFTER, name="u"), _stores_as_assigns)])
 _INNER = Pattern(Ops.REDUCE_AXIS, name="inner")
 MERGE_REDUCTIONS = PatternMatcher([
     (Pattern(Ops.REDUCE_AXIS, (_INNER,), name="outer"), _merge_reductions),
@@ -95,6 +106,8 @@ def normalize(sink: UOp) -> Normalized:
     """See the module. Raises ScheduleError for an output that is no graph node."""
     roots: dict[UOp, str] = {}
     done: dict[UOp, UOp] = {}
+    if any(u.op is Ops.STORE for u in sink.toposort()):
+        sink = graph_rewrite(sink, STORES)
     expanded = expand_joins(sink)
     simplified = graph_rewrite(expanded, RULES)
     readers: dict[UOp, int] = {}

@@ -165,7 +165,7 @@ def latest_content(content: UOp) -> UOp:
 
 
 def _assigned(assign: UOp, done: dict[UOp, UOp]) -> tuple[UOp, UOp]:
-    """The target and the value of an ASSIGN. The target is a place: where its view, as a value, was computed, it still is one of the memory
+    """The target and the value of an ASSIGN or STORE. The target is a place: where its view, as a value, was computed, it still is one of the memory
     that is assigned to."""
     target, value = assign.src
     content = graph.content_under(target)
@@ -191,7 +191,8 @@ def _replace(mapping: dict[UOp, UOp]) -> None:
         if u in mapping:
             done[u] = mapping[u]
         elif u.op is not Ops.SINK:
-            src = _assigned(u, done) if u.op is Ops.ASSIGN else tuple([done[s] for s in u.src])
+            assigns = u.op is Ops.ASSIGN or (u.op is Ops.STORE and not graph.is_kernel_store(u))
+            src = _assigned(u, done) if assigns else tuple([done[s] for s in u.src])
             if src == u.src:
                 done[u] = u
             else:

@@ -171,6 +171,28 @@ def test_an_order_alone_is_a_dependency() -> None:
     assert [c.deps for c in create_schedule(graph.sink(after(x, call(add(), x, a, a)), first)).calls] == [(), ()]
 
 
+def test_a_store_under_an_after_is_an_assignment_and_a_kernels_own_orders_nothing() -> None:
+    """STORE(view of x, value) writes the view, as an ASSIGN does; the STORE of a kernel is the business of the CALL."""
+    x, a, b = memory(2 * N), memory(), memory()
+    half = graph.shrink(x, [(N, 2 * N)])
+    stored = after(x, UOp(Ops.STORE, VOID, (half, UOp(Ops.ADD, F32, (a, b)))))
+    schedule = create_schedule(graph.sink(stored, UOp(Ops.MUL, F32, (stored, stored))))
+    given = {x: np.arange(2 * N, dtype=np.float32), a: np.full(N, 2, np.float32), b: np.arange(N, dtype=np.float32)}
+    found = run_schedule(schedule, given)
+    want = np.concatenate([given[x][:N], given[a] + given[b]])
+    for buffer, values in zip(schedule.outputs, (want, want * want), strict=True):
+        np.testing.assert_array_equal(found[buffer], values)
+    assert schedule == create_schedule(graph.sink(*(u.substitute({stored: graph.assign(half, UOp(Ops.ADD, F32, (a, b)))})
+                                                   for u in (stored, UOp(Ops.MUL, F32, (stored, stored))))))
+
+    ast = add()
+    own, = ast.src
+    called = call(ast, a, b, b)
+    assert create_schedule(graph.sink(after(a, called, own))) == create_schedule(graph.sink(after(a, called)))
+    assert create_schedule(graph.sink(after(a, own))).calls == ()
+    assert create_schedule(graph.sink(after(after(a, own), called), after(b, own))).outputs == (a, b)
+
+
 def test_only_variables_that_the_kernel_reads_are_fixed() -> None:
     y, x = memory(), memory(8 * N)
     called = call(accumulate(), y, x, bind(2), bind(3, variable("unused")))
@@ -211,8 +233,12 @@ def reversed_in_place() -> UOp:
 
 
 GRAPHS: dict[str, tuple[Callable[[], UOp], str]] = {
-    "AFTER of a STORE": (lambda: after(Y, UOp(Ops.STORE, VOID, (Y, Y))), "ASSIGNs to it or a CALL, END.CALL. or AFTER; found STORE"),
-    "AFTER of a value": (lambda: after(Y, A), "found BUFFER"),
+    "AFTER of a STORE to other memory": (lambda: after(Y, UOp(Ops.STORE, VOID, (A, Y))), "STOREs to it: one is to something else"),
+    "AFTER of a STORE to a value": (lambda: after(Y, UOp(Ops.STORE, VOID, (UOp(Ops.ADD, F32, (Y, Y)), Y))), "STORE to ADD"),
+    "AFTER of a STORE of another shape": (lambda: after(Y, UOp(Ops.STORE, VOID, (Y, X))), "shape and dtype must agree"),
+    "AFTER of a STORE with RANGEs": (lambda: after(Y, UOp(Ops.STORE, VOID, (Y, A, R))), "a view of the buffer and a value, found 3 sources"),
+    "AFTER of a STORE and a CALL": (lambda: after(Y, UOp(Ops.STORE, VOID, (Y, A)), call(add(), Y, A, A)), "either ASSIGNs or one CALL"),
+    "AFTER of a value": (lambda: after(Y, A), r"ASSIGNs or STOREs to it or a CALL, END\(CALL\) or AFTER; found BUFFER"),
     "AFTER of nothing but an order": (lambda: after(Y, after(A, call(add(), A, Y, Y))), "either ASSIGNs or one CALL"),
     "AFTER of two calls": (lambda: after(Y, call(add(), Y, A, A), call(add(), Y, A, X)), "several calls are several AFTERs"),
     "AFTER of an END of a value": (lambda: after(Y, end(A)), "END that must wrap a CALL, found BUFFER"),
