@@ -11,8 +11,12 @@ One round, as this file sees it:
 A state reached by two chains is one candidate and keeps the shorter chain. Proposals that a round has no room for stay queued.
 Clearly behind is what is predicted to take longer than each of the 4 × width fastest that were measured: how far the predictions of this
 kernel are wrong is what those say, which were predicted like all. Only the random fifth may be behind.
+
+A beam wider than FIRST_WIDTH begins as one of that width, and the search has it doubled wherever it would end for lack of gains: what a
+narrower one does is how a wide one begins, candidate by candidate, so that it finds no less. What it takes in when it widens is the best of
+all that was raced; what the narrow one had no room for is still queued.
 With `BEAM_STRICT=reference` the rules are those of the reference systems: single actions only, all of them measured, the beam
-taken from the latest round.
+taken from the latest round, as wide as asked for at once.
 """
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ from svod.errors import KernelOptError
 from svod.tune.actions import default_actions, lanes_of, mutations, reference_actions
 from svod.tune.candidate import Candidate, Origin, Status, chain_order
 
+FIRST_WIDTH = 4            # of a search; wider beams get there by doubling
 RANDOM_SHARE = 0.2
 SKETCH_ROUNDS = 2          # rounds in which a sketch family keeps a place
 LEAST_ROUND = 8            # of the best predictions, however many of them are behind
@@ -36,8 +41,8 @@ class Beam:
 
     def __init__(self, base: Any, config: BeamConfig) -> None:
         self.base, self.config = base, config
-        self.width = config.width
         self.strict = config.strict == "reference"
+        self.width = config.width if self.strict else min(FIRST_WIDTH, config.width)
         self.lanes = lanes_of(base.kernel, base.target)
         self.random = random.Random(config.seed)
         self.members: list[Candidate] = []
@@ -54,6 +59,13 @@ class Beam:
     def room(self) -> int:
         """Most candidates of a round."""
         return self.config.round_size * self.width
+
+    def widen(self) -> bool:
+        """Double the width up to that of the configuration; False where it has that. `keep` fills the beam."""
+        if self.width >= self.config.width:
+            return False
+        self.width = min(2 * self.width, self.config.width)
+        return True
 
     # -- propose ----------------------------------------------------------------------------------------------------------
     def offer(self, state: Any, origin: Origin) -> Candidate | None:

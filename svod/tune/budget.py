@@ -6,7 +6,9 @@ that the next round goes to the kernel with the largest
 
     calls × (time − what it can still be expected to reach)
 
-and may take that kernel's share of what is left, so that a short budget reaches every kernel.
+and may take that kernel's share of what is left, so that a short budget reaches every kernel. A search that has widened instead of
+ending has little to hope for: it waits until the others have done as much, so that wide beams do what narrow ones do first, for a list of
+kernels as for one. Among such the one that has most to gain at best comes first.
 
 What a kernel can still reach is no less than its roofline bound, and no less than its own trend: gains that shrink by a
 constant factor q from round to round (the ratio of the last two, at most 0.8) sum to gain·q/(1−q).
@@ -40,6 +42,9 @@ class Budgeted(Protocol):
     def spent(self) -> float:
         """Wall seconds of search so far."""
     @property
+    def widened(self) -> int:
+        """How often the search has gone on with a wider beam where it would have ended."""
+    @property
     def finished(self) -> bool: ...
 
 
@@ -65,6 +70,11 @@ def expected_gain(kernel: Budgeted) -> float:
     if not kernel.history or kernel.history[-1] == float("inf"):
         return float("inf")
     return kernel.calls * max(0.0, kernel.history[-1] - expected_seconds(kernel.history, kernel.bound))
+
+
+def possible_gain(kernel: Budgeted) -> float:
+    """Seconds of model time between what this kernel takes and its bound."""
+    return kernel.calls * max(0.0, kernel.history[-1] - kernel.bound)
 
 
 @dataclass
@@ -96,7 +106,7 @@ class ModelBudget:
         for k in open_kernels:
             if len(k.history) < WARM_UP_ROUNDS:
                 return k
-        return max(open_kernels, key=expected_gain, default=None)
+        return min(open_kernels, key=lambda k: (k.widened, -expected_gain(k), -possible_gain(k)), default=None)
 
     def deadline(self, kernel: S, kernels: Sequence[S]) -> float:
         """The clock's time at which the next round of this kernel has to wind up: its share, by expected gain, of what is left."""
@@ -104,8 +114,9 @@ class ModelBudget:
         if len(kernel.history) < WARM_UP_ROUNDS:        # leave the others time for theirs
             cold = sum(len(k.history) < WARM_UP_ROUNDS and not k.finished for k in kernels)
             return self.clock() + min(limit, max(MIN_ROUND, self.left / max(1, cold)))
-        gains = [expected_gain(k) for k in kernels if not k.finished]
-        total, own = sum(gains), expected_gain(kernel)
+        alike = [k for k in kernels if not k.finished and k.widened == kernel.widened]
+        gain = expected_gain if any(expected_gain(k) > 0 for k in alike) else possible_gain
+        total, own = sum(map(gain, alike)), gain(kernel)
         if 0 < total < float("inf"):
             limit = min(limit, max(MIN_ROUND, self.left * own / total))
         return self.clock() + limit

@@ -11,9 +11,10 @@ Filters of a round, in this order: accumulators in vector registers over BEAM_UP
 digest that this search or the database has seen. Building and screening go in small chunks, so that a better incumbent cuts
 the rest of the round shorter and a spent budget ends it: what was not built goes back to the queue.
 
-A search stops after BEAM_PATIENCE rounds (a beam of 8: twice as many) without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise
-of the race), which an incumbent has to keep when it is measured again, at 1.05 × the roofline bound, when there is nothing left to
-try, or when its budget is spent. `BEAM_STRICT=reference`: after one round without a gain above BEAM_MIN_PROGRESS.
+A search stops after BEAM_PATIENCE rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent
+has to keep when it is measured again, and when there is nothing left to try: unless the strategy can widen, which starts that patience
+anew. It stops at 1.05 × the roofline bound and when its budget is spent in any case. `BEAM_STRICT=reference`: after one round without a
+gain above BEAM_MIN_PROGRESS.
 
 A KeyboardInterrupt leaves `step` at once; everything measured in earlier rounds is kept, `result()` gives the best of it.
 """
@@ -42,7 +43,6 @@ BUDGET_SPENT, INTERRUPTED = "budget spent", "interrupted"     # why a search end
 
 MAX_WORK_RATIO = 1000          # over the round's leanest candidate; exactly this much may stay
 RELATIVE_PROGRESS = 0.005
-PATIENT_WIDTH = 4           # beams as many times as wide wait as many times as long
 BOUND_REACHED = 1.05           # times the roofline bound
 BOUND_REFUTED = 0.95           # a time below this many bounds says that the bound is wrong
 HOPELESS = 30.0                # times the heuristic's predicted cycles: an untouched kernel behind that is not run
@@ -116,6 +116,7 @@ class KernelSearch:
     history: list[float] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     spent: float = 0.0
+    widened: int = 0               # how often the strategy did
     finished: bool = False
     why: str = ""
     noise: float = 0.0
@@ -123,8 +124,7 @@ class KernelSearch:
     def __post_init__(self) -> None:
         self.strategy = make_strategy(self.strategy_name, self.base, self.config)
         self.strict = self.config.strict == "reference"
-        # what a wide beam keeps pays off later than what a narrow one does
-        self.patience = 1 if self.strict else self.config.patience * max(1, self.config.width // PATIENT_WIDTH)
+        self.patience = 1 if self.strict else self.config.patience
         self.digests: set[str] = set()
         self.pool: list[Candidate] = []            # screened or better; the strategy chooses from the raced ones
         self.compile_seconds: list[float] = []
@@ -133,6 +133,7 @@ class KernelSearch:
         self.pace = 0.0                            # seconds to build and screen one candidate, of the latest chunk
         self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
+        self.wider = False                         # the strategy has widened and has not been given what to keep
         self.settled = float("inf")                # the least that an incumbent kept when it was measured again
         self.incumbent: Candidate | None = None
         self.told = float("inf")                   # the least time that was announced
@@ -196,7 +197,7 @@ class KernelSearch:
         seeds = self.strategy.seed([*self.stored, *self._untouched(), *self.first]) if len(self.history) == 1 else []
         # enough seeds are a round of their own: the first one is short, and what follows starts from the best of them
         seeds_alone = len(seeds) >= SEED_ROUND and not self.strict
-        batch = list(seeds) if seeds_alone else [*seeds, *self.strategy.propose()]
+        batch = list(seeds) if seeds_alone else [*seeds, *self._propose()]
         if not batch:
             self.stop("nothing left to try")
             return
@@ -218,6 +219,24 @@ class KernelSearch:
         if others and self.base.features().cycles > HOPELESS * self.heuristic.features().cycles:
             return []
         return [candidate]
+
+    def _propose(self) -> list[Candidate]:
+        """The strategy's proposals; one that has none left widens. None where that does not help."""
+        while True:
+            if self.wider:
+                self.wider = False
+                self.strategy.keep(self.pool, self._verify)
+            found = self.strategy.propose()
+            if found or not self._widen():
+                return found
+
+    def _widen(self) -> bool:
+        """Go on from everything measured so far with more of it, instead of ending; False where the strategy does not."""
+        if not self.strategy.widen():
+            return False
+        self.widened, self.wider, self.flat = self.widened + 1, True, 0
+        log.info("%s: nothing gained for now, the search goes on with more of what it has measured", self.name)
+        return True
 
     def _announce(self, batch: Sequence[Candidate], noisy: bool, started: float) -> None:
         self.listener(RoundFinished(
@@ -246,7 +265,7 @@ class KernelSearch:
             self.bound = 0.0
         if self.best <= BOUND_REACHED * self.bound:
             self.stop("at the roofline bound")
-        elif self.flat >= self.patience + (promising and not self.strict):
+        elif self.flat >= self.patience + (promising and not self.strict) and not self._widen():
             self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")
 
     # -- the parts of a round ---------------------------------------------------------------------------------------------

@@ -133,6 +133,7 @@ class _Planned:
     history: Sequence[float] = ()
     bound: float = 0.0
     spent: float = 0.0
+    widened: int = 0
     finished: bool = False
 
     @property

@@ -29,6 +29,10 @@ class Strategy(Protocol):
     def propose(self) -> list[Candidate]:
         """Candidates for the next round; none when there is nothing left to try."""
 
+    def widen(self) -> bool:
+        """Keep more from now on, as the search would end for lack of gains or of proposals otherwise; a `keep` follows before the next
+        proposals. False where the strategy keeps as many as it was asked to."""
+
     def requeue(self, candidates: Sequence[Candidate]) -> None:
         """Take back what a round had no time for."""
 

@@ -418,6 +418,60 @@ def test_the_luck_of_races_does_not_add_up() -> None:
     assert min(errors) > -0.05 and -0.04 < statistics.fmean(errors) < 0.01
 
 
+# -- widening -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(3))
+def test_a_wide_beam_does_what_a_narrow_one_does_and_then_more(seed: int) -> None:
+    """The same lowerings, builds, timings, races and verdicts, in the same order; nothing found is worse."""
+    seeds = [(BASE.apply_opt(Opt("TILE", "o1", n)), Origin.SKETCH) for n in (2, 4, 8, 16, 32)]
+    traces: dict[int, list[Any]] = {}
+    best, ends = {}, {}
+    for width in (1, 4, 6, 8):
+        lab = ReplayedLaboratory(lambda c: made_up_seconds(c) * len(c.chain) ** -0.2 if c.chain else 2e-3)
+        search = run(make_search(lab, width=width, round_size=6, seed=seed, seeds=seeds), 60)
+        assert search.finished and search.widened == max(0, (width - 1).bit_length() - 2)
+        traces[width], best[width] = list(lab.trace), search.best
+        ends[width] = search.finish().seconds
+    for narrow, wide in ((4, 6), (4, 8)):
+        assert traces[wide][:len(traces[narrow])] == traces[narrow] and len(traces[wide]) > len(traces[narrow])
+        assert best[wide] <= best[narrow]
+        assert ends[wide] <= ends[narrow] * 1.01, "of level winners the shorter is taken"
+
+
+def test_what_a_wider_beam_takes_in_was_raced_before_and_is_verified() -> None:
+    search = make_search(ReplayedLaboratory(), width=8, round_size=6)
+    while not search.widened:
+        search.step()
+    beam = search.strategy
+    assert isinstance(beam, Beam) and beam.width == 8 and len(beam.members) == 4
+    before = set(beam.members)
+    search.step()
+    fresh = [c for c in beam.seen.values() if c.round == beam.round]
+    assert len(beam.members) == 8 and before & set(beam.members)
+    assert all(c.status is Status.VERIFIED for c in beam.members)
+    assert len(fresh) > 4 * 6, "the round is as long as the beam is wide"
+
+
+def test_a_beam_that_has_nothing_left_to_propose_widens() -> None:
+    search = make_search(ReplayedLaboratory(), width=16, round_size=6)
+    run(search, 3)
+    beam = search.strategy
+    assert isinstance(beam, Beam) and not search.widened
+    beam.queue.clear()
+    for member in beam.members:
+        member.expanded = True
+    search.step()
+    assert search.widened == 1 and not search.finished and len(beam.members) == 8
+
+
+def test_widening_and_the_bound_and_the_budget() -> None:
+    """At the bound there is nothing to gain, and a spent budget ends a wide beam as it ends a narrow one."""
+    search = run(make_search(ReplayedLaboratory(seconds=lambda c: 1e-3), width=8, bound=0.96e-3))
+    assert search.why == "at the roofline bound" and not search.widened
+    search = make_search(ReplayedLaboratory(), width=8)
+    run(search, 3)
+    assert search.finish().confirmed and search.why == "budget spent"
+
+
 # -- ends ---------------------------------------------------------------------------------------------------------------------
 def test_two_rounds_without_a_gain_end_the_search() -> None:
     search = run(make_search(ReplayedLaboratory(seconds=lambda c: 1e-3)))
@@ -517,6 +571,11 @@ def test_strict_reference_stops_after_one_flat_round_and_forgets_older_states() 
     old, new = raced(beam, some_states()[0], 1.0, 1), raced(beam, some_states()[1], 2.0, 5)
     beam.round = 5
     assert beam.select([new, old]) == [new]
+
+
+def test_strict_reference_is_as_wide_as_asked_for_at_once() -> None:
+    search = run(make_search(ReplayedLaboratory(), width=8, strict="reference"))
+    assert isinstance(search.strategy, Beam) and search.strategy.width == 8 and search.widened == 0
 
 
 def test_strict_reference_measures_single_actions_and_all_of_them() -> None:

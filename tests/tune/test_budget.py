@@ -17,6 +17,7 @@ class Kernel:
     history: Sequence[float] = ()
     bound: float = 0.0
     spent: float = 0.0
+    widened: int = 0
     finished: bool = False
     left: list[float] = field(default_factory=list)      # times of rounds to come
 
@@ -69,6 +70,24 @@ def test_the_next_round_goes_where_calls_times_gain_is_largest() -> None:
     assert budget.next([slow, often, done]) is often
     often.finished = True
     assert budget.next([slow, often, done]) is slow
+
+
+def test_kernels_that_widened_wait_for_those_that_have_not() -> None:
+    budget = ModelBudget(100.0, 60.0, Clock())
+    wide = Kernel(calls=1000, history=[9.0, 9.0, 9.0], bound=1.0, widened=1)
+    wider = Kernel(calls=1000, history=[9.0, 9.0, 5.0], bound=1.0, widened=2)
+    also = Kernel(calls=10, history=[9.0, 9.0, 9.0], bound=1.0, widened=1)
+    narrow = Kernel(calls=1, history=[1.0, 0.99], bound=0.9)
+    everything = [wider, also, wide, narrow]
+    assert budget.next(everything) is narrow
+    narrow.finished = True
+    assert budget.next(everything) is wide, "neither can be expected to gain; it could gain more"
+    assert budget.deadline(also, everything) == 1.5
+    assert budget.deadline(wide, everything) == 60.0
+    also.history = [9.0, 9.0, 8.0]
+    assert budget.next(everything) is also
+    wide.finished = also.finished = True
+    assert budget.next(everything) is wider
 
 
 def test_the_ends_of_the_budget() -> None:
