@@ -28,6 +28,7 @@ from svod.core.forksafe import remake_after_fork
 from svod.core.kernel import Kernel
 from svod.core.schedule import Schedule
 from svod.core.schedule_cache import schedule_of
+from svod.core.schedule_check import check_schedule
 from svod.core.target import Target
 from svod.core.uop import Ops, UOp
 from svod.core.variable import buckets_of, in_bucket, without_binds
@@ -105,7 +106,12 @@ class Prepared:
         return self.nodes[number] not in self.numbers
 
     def attach(self, tensors: Sequence[Tensor]) -> None:
-        """Make the tensors the plan's outputs, and every tensor that waits for an assignment of the plan the memory that it writes."""
+        """Make the tensors the plan's outputs, and every tensor that waits for an assignment of the plan the memory that it writes.
+
+        Raises ScheduleError unless there is an output for each."""
+        if len(tensors) != len(self.outline.outputs):
+            raise ScheduleError(f"a batch of {len(tensors)} tensors is attached to a plan with {len(self.outline.outputs)} outputs; a plan "
+                                "has one for each tensor that it was prepared for")
         done = last_contents([t.uop for t in tensors])
         for t, i in zip(tensors, self.outline.outputs, strict=True):
             base = graph.base_of(t.uop)
@@ -192,14 +198,14 @@ def refuse_shared_memory(spans: Mapping[int, Span], written: Iterable[int], agai
 def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline, list[UOp], dict[UOp, int]]:
     """The outline of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER.
 
-    Raises ScheduleError for more than `MOST_LISTS` combinations of buckets."""
+    Raises ScheduleError for a schedule that cannot be run (`check_schedule`) and for more than `MOST_LISTS` combinations of buckets."""
     buckets = {v.arg[0]: len(buckets_of(v)) or 1 for call in schedule.calls for v in call.variables}
     if math.prod(buckets.values()) > MOST_LISTS:
         raise ScheduleError(f"the buckets of the variables {', '.join(sorted(buckets))} have {math.prod(buckets.values())} combinations; "
                             f"a plan may have {MOST_LISTS}: give fewer buckets")
     numbers: dict[UOp, int] = {}
     kernels: dict[str, Kernel] = {}
-    levels = schedule.levels()
+    levels = check_schedule(schedule)
     order = sorted(range(len(levels)), key=lambda i: (levels[i], i))
     outputs = set(schedule.outputs)
     written: set[UOp] = set()

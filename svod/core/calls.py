@@ -28,8 +28,10 @@ from svod.errors import LaunchError, ScheduleError
 
 MOST_INVOCATIONS = 1 << 14      # of one loop: each is a launch of the plan
 
-
 _IN_LOOPS = frozenset({Ops.AFTER, Ops.BIND, Ops.SINK, Ops.RESHAPE, Ops.DETACH, Ops.MSTACK, Ops.MSELECT})      # besides CALL, END and RANGE
+
+
+_NAMES = ("BEGIN", "RUN", "END")
 
 
 class Step(NamedTuple):
@@ -247,8 +249,13 @@ def _closed_range(end: UOp) -> UOp | None:
 def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
     """The invocations that a program comes to, in order.
 
-    Raises ScheduleError for a RANGE without END, an END of what is not in the program or not begun, a call whose variable is a RANGE that
-    is not begun, and for too many invocations."""
+    Raises ScheduleError for a step that names no call or no RANGE, a RANGE without END, an END of what is not in the program or not begun,
+    a call whose variable is a RANGE that is not begun, and for too many invocations."""
+    for n, (kind, call, loop) in enumerate(program):
+        if kind not in _NAMES or (kind != "BEGIN" and (call is None or call.op is not Ops.CALL)) or (kind != "RUN" and loop is None):
+            unknown = "CALL" if kind == "RUN" else "CALL or RANGE"
+            raise ScheduleError(f"step {n} of a loop of calls, {kind}, references an unknown {unknown}: a BEGIN names a RANGE, a RUN a "
+                                "CALL, an END both")
     calls = {s.call: bindings_of(s.call) for s in program if s.kind == "RUN" and s.call is not None}
     used = {c: {u.arg[0] for u in c.arg.walk(Ops.DEFINE_VAR)} for c in calls}
     begun = {s.range for s in program if s.kind == "BEGIN"}
@@ -263,16 +270,16 @@ def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
     count: dict[UOp, int] = {}      # RANGE that is begun → its value
     after: dict[UOp, int] = {}      # the step behind its BEGIN
     out: list[Invocation] = []
-    at = 0
+    at = taken = 0
     while at < len(program):
         kind, call, loop = program[at]
-        at += 1
+        at, taken = at + 1, taken + 1
+        if len(out) > MOST_INVOCATIONS or taken > (MOST_INVOCATIONS + 1) * len(program):
+            raise ScheduleError(f"a loop of calls comes to more than {MOST_INVOCATIONS} invocations or turns; loop inside the kernel")
         if kind == "BEGIN" and loop is not None:
             count[loop], after[loop] = range_bounds(loop)[0], at
         elif kind == "RUN" and call is not None:
             out.append(Invocation(call, _values(calls[call], used[call], count)))
-            if len(out) > MOST_INVOCATIONS:
-                raise ScheduleError(f"a loop of calls comes to more than {MOST_INVOCATIONS} invocations; loop inside the kernel")
         elif loop is not None:
             if call not in calls:
                 raise ScheduleError("END of a loop is of a CALL that is unknown: it is not one of the loop's")

@@ -33,6 +33,7 @@ from svod.core.normalize import Normalized, normalize
 from svod.core.origin import origin_of
 from svod.core.rangeify import Output, rangeify, reads_memory
 from svod.core.regions import are_disjoint, begin_at_zero, narrow_params, regions_of
+from svod.core.schedule_check import levels_of
 from svod.core.uop import MOVEMENT, Ops, UOp
 from svod.core.variable import rename_variables
 from svod.errors import ScheduleError
@@ -63,11 +64,10 @@ class Schedule:
     outputs: tuple[UOp, ...]
 
     def levels(self) -> list[int]:
-        """For each call the length of the longest chain of calls that it waits for: calls of a level are independent."""
-        found: list[int] = []
-        for call in self.calls:
-            found.append(1 + max((found[d] for d in call.deps), default=-1))
-        return found
+        """For each call the length of the longest chain of calls that it waits for: calls of a level are independent.
+
+        Raises ScheduleError for dependencies that are not in order."""
+        return levels_of(self.calls)
 
 
 Version = tuple[UOp, int]

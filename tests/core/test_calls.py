@@ -236,7 +236,7 @@ GRAPHS: dict[str, tuple[Callable[[], UOp], str]] = {
     "AFTER of a STORE to other memory": (lambda: after(Y, UOp(Ops.STORE, VOID, (A, Y))), "STOREs to it: one is to something else"),
     "AFTER of a STORE to a value": (lambda: after(Y, UOp(Ops.STORE, VOID, (UOp(Ops.ADD, F32, (Y, Y)), Y))), "STORE to ADD"),
     "AFTER of a STORE of another shape": (lambda: after(Y, UOp(Ops.STORE, VOID, (Y, X))), "shape and dtype must agree"),
-    "AFTER of a STORE with RANGEs": (lambda: after(Y, UOp(Ops.STORE, VOID, (Y, A, R))), "a view of the buffer and a value, found 3 sources"),
+    "AFTER of a STORE with RANGEs": (lambda: after(Y, UOp(Ops.STORE, VOID, (Y, A, R))), "a view of the buffer and a value, found 3"),
     "AFTER of a STORE and a CALL": (lambda: after(Y, UOp(Ops.STORE, VOID, (Y, A)), call(add(), Y, A, A)), "either ASSIGNs or one CALL"),
     "AFTER of a value": (lambda: after(Y, A), r"ASSIGNs or STOREs to it or a CALL, END\(CALL\) or AFTER; found BUFFER"),
     "AFTER of nothing but an order": (lambda: after(Y, after(A, call(add(), A, Y, Y))), "either ASSIGNs or one CALL"),
@@ -294,6 +294,11 @@ PROGRAMS: dict[str, tuple[tuple[Step, ...], str]] = {
     "END of a call that is unknown": ((BEGIN, Step("END", K, R)), "END of a loop is of a CALL that is unknown"),
     "END of a RANGE that is not active": ((Step("RUN", call(add(), Y, A, A), None), Step("END", call(add(), Y, A, A), R)), "not active"),
     "variable of a RANGE that no loop has": ((RUN,), "variable i of a CALL is a RANGE that is missing from the loop"),
+    "no call to run": ((BEGIN, Step("RUN", None, None), END), "step 1 of a loop of calls, RUN, references an unknown CALL: "),
+    "run of a buffer": ((Step("RUN", A, None),), "step 0 of a loop of calls, RUN, references an unknown CALL"),
+    "no RANGE to begin": ((Step("BEGIN", None, None), RUN, END), "step 0 .* BEGIN, references an unknown CALL or RANGE"),
+    "turns without a call": ((Step("RUN", call(add(), Y, A, A), None), Step("BEGIN", None, turns(1 << 40)),
+                              Step("END", call(add(), Y, A, A), turns(1 << 40))), "comes to more than 16384 invocations or turns"),
     "variable of a RANGE that is over": ((BEGIN, RUN, END, RUN), "variable i of a CALL is a RANGE that is not active"),
 }
 
