@@ -319,6 +319,15 @@ def lines(n: int, dtype: DType = F32) -> UOp:
     return k.sink(k.store(y, i, k.load(x, i) + 1, i))
 
 
+def rows_plus(rows: int, columns: int, dtype: DType = F32) -> UOp:
+    """Each row of x plus one and the same row."""
+    k = Ast()
+    y, x, z = k.param(0, rows * columns, dtype), k.param(1, rows * columns, dtype), k.param(2, columns, dtype)
+    i, j = k.axes(rows, columns)
+    at = i * columns + j
+    return k.sink(k.store(y, at, k.load(x, at) + k.load(z, j), i, j))
+
+
 HAND: dict[str, Callable[[], UOp]] = {
     "hand_gemm": lambda: gemm(17, 19, 23),
     "hand_gemm_tn": lambda: gemm(11, 16, 18, transposed=True),

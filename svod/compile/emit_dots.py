@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from svod.compile.emit_values import Values
-from svod.compile.nests import COPY_LANES, MAX_TILE_VECTORS, Lin, Nest, Staged, add_lins
+from svod.compile.nests import COPY_LANES, Lin, Nest, Staged, add_lins, copy_step
 from svod.core.dots import Operand, Packed, Plan
 from svod.core.dtype import dtypes
 from svod.core.kernel import Linear, ResolvedStage
@@ -148,7 +148,7 @@ class DotValues(Values):
                 pieces[inner] = (Piece(-1, LOOP, -(-extents[inner] // m), m), Piece(-3, UPCAST, m, 1))
             return Nest(r, pieces, extents, base, p.dim, COPY_LANES, words * p.group)
         e = extents[inner]
-        n = tile or next((k * words for k in (MAX_TILE_VECTORS, 2, 1) if e % (k * words) == 0), min(e, words))
+        n = tile or copy_step(e, words)
         pieces[inner] = (Piece(-1, LOOP, -(-e // n), n), Piece(COPY_LANES, UPCAST, n, 1))
         pieces[p.dim] = (Piece(-1, LOOP, extents[p.dim] // p.group, p.group), Piece(-4, DOT, p.group, 1))
         return Nest(r, pieces, extents, base, inner, COPY_LANES, words)

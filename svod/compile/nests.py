@@ -11,6 +11,7 @@ Terms = dict[int, int]          # index value → coefficient
 Lin = tuple[Terms, int]         # Σ coefficient·value + constant
 
 MAX_TILE_VECTORS = 4            # vectors side by side in derived copy loops
+COMPUTED_TWICE = 16             # at most about one in so many positions of a row, where that makes other tiles better
 MASKED_ROW_VECTORS = 16         # vectors of a row under a mask that are copied without a loop
 COPY_LANES = -2                 # the row number of the vector in derived loops
 NO_POINT = -2                   # depth of a derived loop: no stage lives there
@@ -71,6 +72,15 @@ def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
             w *= 2
         out.append(Chunk(at, w, rest))
     return tuple(out)
+
+
+def copy_step(extent: int, width: int) -> int:
+    """Positions of a row of `extent` that one iteration of a copy covers: several vectors of `width` where they divide it, or where the
+    last ones, which are moved back then, compute little of it again."""
+    for k in (MAX_TILE_VECTORS, 2):
+        if extent % (k * width) == 0 or (extent > k * width and -extent % (k * width) * COMPUTED_TWICE <= extent):
+            return k * width
+    return min(extent, width)
 
 
 class Nest:

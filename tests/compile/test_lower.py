@@ -12,13 +12,14 @@ from svod.compile.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.linear import validate
 from svod.compile.llvm import render
 from svod.compile.lower import lower
+from svod.compile.nests import copy_step
 from svod.compile.program import Program
-from svod.core.dtype import dtypes
+from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
 from tests.agreement import Case, has_native, run_interpreted, run_native
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
-from tests.hand_kernels import HAND, constants_only, gemm, in_place, lines, padded_window, row_sums, softmax, variance
+from tests.hand_kernels import HAND, constants_only, gemm, in_place, lines, padded_window, row_sums, rows_plus, softmax, variance
 
 WIDTHS = {16: replace(BASELINE, threads=4), 32: replace(AVX2, threads=4), 64: replace(AVX512, threads=4)}
 NATIVE = {t.vector_bytes: replace(t, threads=4) for t in runnable_targets().values()}
@@ -127,6 +128,33 @@ def test_streaming_needs_multiples_of_the_vector() -> None:
     streamed = [i[4][1] for i in lowered(Kernel(lines(96)), [["UPCAST", "o0", 24], ["STREAM", "out"]]).code[0] if i[0] == "STORE"]
     assert streamed == [False, False]
     assert not any(i[4][1] for i in lowered(Kernel(lines(100)), [["UPCAST", "o0", 32], ["STREAM", "out"]]).code[0] if i[0] == "STORE")
+
+
+@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8])
+def test_long_rows_are_stored_at_multiples_of_the_vector(dtype: DType, width: int) -> None:
+    """Whatever a row's length: all stores of a row but those of its first and its last tile, and every element is stored."""
+    rng = np.random.default_rng([dtype.itemsize, width])
+    lanes = width // dtype.itemsize
+    tile = lanes * int(rng.integers(1, 4))
+    long = 16 * tile + int(rng.integers(1, tile))
+    for rows, columns, aligned in ((5, long, True), (4, 16 * tile + 1, True), (1, long, False), (4, 2 * tile + 1, False), (4, 1, False)):
+        case = Case(Kernel(rows_plus(rows, columns, dtype)))
+        chain = [Opt("UPCAST", "o1", tile)] if columns > 1 else []
+        program = lower(Scheduler(case.kernel, replace(WIDTHS[width], l2=512)).apply_opts(chain))
+        validate(program)
+        assert ("MOD" in ops(program)) == aligned
+        run_interpreted(case, program, 2)
+        if width in NATIVE and has_native(case, NATIVE[width]):
+            run_native(case, lower(Scheduler(case.kernel, replace(NATIVE[width], l2=512)).apply_opts(chain)), NATIVE[width], 2)
+
+
+@pytest.mark.parametrize(("columns", "step"), [(1, 1), (3, 3), (7, 4), (8, 8), (15, 4), (17, 4), (31, 16), (32, 16), (33, 4), (997, 16)])
+def test_copies_of_rows_take_several_vectors_at_once(columns: int, step: int) -> None:
+    """Where they divide a row, or where the last ones compute little of it again."""
+    assert copy_step(columns, 4) == step
+    case = Case(Kernel(softmax(4, columns)))
+    run_interpreted(case, lowered(case.kernel, [["STAGE", "s2", "o0"]], 16), 2)
 
 
 def test_equal_loads_are_one() -> None:
