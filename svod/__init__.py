@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Tensor": "svod.tensor", "where": "svod.tensor", "call_kernel": "svod.tensor.calls", "scope": "svod.core.origin",
+    "Tensor": "svod.tensor", "where": "svod.tensor", "call_kernel": "svod.tensor.calls",
+    "custom_function": "svod.tensor.callbacks", "scope": "svod.core.origin",
     "dtypes": "svod.core.dtype",
     "jit": "svod.tracing", "profile": "svod.profiling", "explain": "svod.explaining", "ExecutionPlan": "svod.compile.plan",
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
     "SvodError": "svod.errors", "Variable": "svod.core.variable",
 }
 __all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "Variable",
-           "call_kernel", "dtypes", "explain", "jit", "nn", "profile", "scope", "where"]
+           "call_kernel", "custom_function", "dtypes", "explain", "jit", "nn", "profile", "scope", "where"]
 
 if TYPE_CHECKING:
     from svod import nn
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from svod.explaining import explain
     from svod.profiling import profile
     from svod.tensor import Tensor, where
+    from svod.tensor.callbacks import custom_function
     from svod.tensor.calls import call_kernel
     from svod.tracing import jit
 

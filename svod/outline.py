@@ -6,15 +6,17 @@ that `svod-tune` can time the whole plan without the model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from svod.compile.callback import HostProgram
 from svod.compile.plan import ExecutionPlan
 from svod.compile.plan_parts import BufferKind, PlanBuffer, PreparedKernel, VariableSpec
 from svod.compile.planner import PlannerMode
 from svod.core.buffer import aligned_empty
+from svod.core.callback import HostCall
 from svod.core.dtype import DType
 from svod.core.kernel import Kernel
 from svod.core.regions import regions_of
@@ -39,8 +41,9 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel of the plan: `kernel` is its key, `args` a buffer number per slot. `offsets`: per slot how many elements of the buffer
-    come before the PARAM. Calls of one `level` are independent. `variables`: what the kernel's v0, v1, … are."""
+    """One item of the plan: `kernel` is the key of a kernel or of a function of Python, `args` a buffer number per slot. `offsets`: per
+    slot how many elements of the buffer come before the PARAM. Calls of one `level` are independent. `variables`: what the kernel's v0,
+    v1, … are."""
 
     kernel: str
     args: tuple[int, ...]
@@ -54,12 +57,24 @@ class Call:
 
 @dataclass(frozen=True)
 class Outline:
-    """`calls` in an order that can run, by level; `outputs` are buffer numbers in the order of the tensors asked for."""
+    """`calls` in an order that can run, by level; `outputs` are buffer numbers in the order of the tensors asked for. What a call is of is
+    in `kernels` or in `functions`."""
 
     calls: tuple[Call, ...]
     buffers: tuple[BufferSpec, ...]
     outputs: tuple[int, ...]
     kernels: Mapping[str, Kernel]
+    functions: Mapping[str, HostCall] = field(default_factory=dict)
+
+    @property
+    def native(self) -> Outline:
+        """The part that is kernels: data all of it. What functions compute are inputs of it."""
+        if not self.functions:
+            return self
+        computed = {c.args[slot] for c in self.calls if c.kernel in self.functions
+                    for slot in range(self.functions[c.kernel].stored_results)}
+        buffers = tuple(replace(b, kind="input") if i in computed and b.kind == "intermediate" else b for i, b in enumerate(self.buffers))
+        return Outline(tuple(c for c in self.calls if c.kernel in self.kernels), buffers, self.outputs, self.kernels)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -93,6 +108,11 @@ def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Seque
     buffers = [PlanBuffer(b.nbytes, b.kind, a) for b, a in zip(outline.buffers, arrays, strict=True)]
     kernels = []
     for i, c in enumerate(outline.calls):
+        if c.kernel in outline.functions:
+            program = HostProgram(outline.functions[c.kernel])
+            kernels.append(PreparedKernel(program.spec(len(c.variables)), program, c.args, f"{c.name}_{i}", c.kernel, (), "host callback",
+                                          "a function of Python", c.origin, None, c.level, c.why, variables=c.variables))
+            continue
         if c.kernel not in compiled:
             raise LaunchError(f"call {c.name or '?'} is of kernel {c.kernel[:12]}, which has no code; compiled are {len(compiled)} kernels")
         code, kernel = compiled[c.kernel], outline.kernels[c.kernel]

@@ -23,6 +23,7 @@ from svod.compile.runtime import runtime
 from svod.config import PrepareConfig
 from svod.core import graph
 from svod.core.buffer import buffer_of
+from svod.core.callback import HostCall, HostFunction, calls_back, functions_of, host_call
 from svod.core.estimate import estimate
 from svod.core.forksafe import remake_after_fork
 from svod.core.kernel import Kernel
@@ -133,7 +134,8 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
             raise DeviceError(f"a value is to be computed on or copied to {u.arg!r}; svod runs on the device 'CPU' only")
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
     target = host_target(config.threads)
-    outline, buffers, numbers = make_outline(schedule, constants)
+    outline, buffers, numbers = make_outline(schedule, constants, functions_of(sink))
+    native = outline.native
     nodes = []
     arrays: list[Array | None] = []
     for u, spec in zip(buffers, outline.buffers, strict=True):
@@ -144,14 +146,14 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         real = graph.buffer(spec.dtype, spec.size) if u.src[0].op is Ops.LUNIQUE else u
         nodes.append(real)
         arrays.append(None if u in inputs else buffer_of(real).array)
-    overwritten = frozenset(c.args[s] for c in outline.calls for s in outline.kernels[c.kernel].outs
+    overwritten = frozenset(c.args[s] for c in native.calls for s in outline.kernels[c.kernel].outs
                             if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
     if overwritten:
         refuse_shared_memory({i: span_of(a) for i, a in enumerate(arrays) if a is not None}, overwritten)
-    if config.capture is not None and outline.calls:
+    if config.capture is not None and native.calls:
         from svod import capture
-        capture.announce(config.capture, outline, target=target)
-    compiled = compile_outline(outline, target, config)
+        capture.announce(config.capture, native, target=target)
+    compiled = compile_outline(native, target, config)
     plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner))
     plan.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
@@ -159,14 +161,14 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         from svod.dumping import dump
         dump(sink, constants, outline, plan, target, config)
     plan.keep = nodes           # its addresses are valid while its buffers live
-    if config.capture is not None and outline.calls:
+    if config.capture is not None and native.calls:
         seconds: dict[str, float] = {}
         known = all(a is not None for a, s in zip(arrays, outline.buffers, strict=True) if s.kind != "intermediate")
-        # where the plan assigns to memory of before, a run to time it would be a run too many
-        if known and not overwritten:
+        # where the plan assigns to memory of before, or calls what may do so, a run to time it would be a run too many
+        if known and not overwritten and not outline.functions:
             for call, t in zip(outline.calls, profile_at_sizes(plan, 2), strict=True):
                 seconds[call.kernel] = min(t, seconds.get(call.kernel, t))
-        capture.append(config.capture, outline, seconds, target=target, plan=plan)
+        capture.append(config.capture, native, seconds, target=target, plan=plan)
     return Prepared(plan, outline, tuple(nodes), numbers, overwritten)
 
 
@@ -195,8 +197,10 @@ def refuse_shared_memory(spans: Mapping[int, Span], written: Iterable[int], agai
                                     "Tensor(array.copy()), or use one tensor for both")
 
 
-def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline, list[UOp], dict[UOp, int]]:
-    """The outline of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER.
+def make_outline(schedule: Schedule, constants: frozenset[UOp],
+                 functions: Mapping[int, HostFunction] | None = None) -> tuple[Outline, list[UOp], dict[UOp, int]]:
+    """The outline of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER. `functions`: those of Python that
+    it calls, by token.
 
     Raises ScheduleError for a schedule that cannot be run (`check_schedule`) and for more than `MOST_LISTS` combinations of buckets."""
     buckets = {v.arg[0]: len(buckets_of(v)) or 1 for call in schedule.calls for v in call.variables}
@@ -205,6 +209,7 @@ def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline
                             f"a plan may have {MOST_LISTS}: give fewer buckets")
     numbers: dict[UOp, int] = {}
     kernels: dict[str, Kernel] = {}
+    called: dict[str, HostCall] = {}
     levels = check_schedule(schedule)
     order = sorted(range(len(levels)), key=lambda i: (levels[i], i))
     outputs = set(schedule.outputs)
@@ -214,6 +219,14 @@ def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline
         call = schedule.calls[i]
         for a in call.args:
             numbers.setdefault(a, len(numbers))
+        if calls_back(call.ast):
+            made = host_call(call.ast, functions or {})
+            key = f"callback {call.ast.key.hex()}"
+            called[key] = made
+            written.update(call.args[:made.stored_results])
+            calls.append(Call(key, tuple(numbers[a] for a in call.args), call.name_hint, call.origin, call.why, levels[i],
+                              call.offsets, tuple(VariableSpec(*v.arg[:4]) for v in call.variables)))
+            continue
         for ast, variables in bucket_kernels(call.ast, call.variables):
             kernel = kernel_of(ast)
             kernels[kernel.key] = kernel
@@ -230,7 +243,7 @@ def make_outline(schedule: Schedule, constants: frozenset[UOp]) -> tuple[Outline
             return "intermediate"
         return "constant" if u in constants else "input"
     specs = tuple(BufferSpec(u.dtype, u.arg, kind(u)) for u in numbers)
-    return Outline(tuple(calls), specs, tuple(numbers[u] for u in schedule.outputs), kernels), list(numbers), numbers
+    return Outline(tuple(calls), specs, tuple(numbers[u] for u in schedule.outputs), kernels, called), list(numbers), numbers
 
 
 def bucket_kernels(ast: UOp, variables: Sequence[UOp]) -> list[tuple[UOp, tuple[VariableSpec, ...]]]:

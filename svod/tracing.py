@@ -5,8 +5,9 @@
     y = f(x2)           # from then on: addresses are patched, the plan runs
 
 Tensors that the function closes over are constants of the plan: what depends on nothing but them is computed once, at capture, and layouts
-are packed once. Change a weight by making a new jit. Random numbers are drawn at capture. Outputs are new tensors at every call. A bound
-variable among the arguments, `f(x, n.bind(5))`, or in the shape of one, `f(x[:n.bind(5)])`, may have another value in each call.
+are packed once. Change a weight by making a new jit. Random numbers are drawn at capture; a `svod.custom_function` is called by every run.
+Outputs are new tensors at every call. A bound variable among the arguments, `f(x, n.bind(5))`, or in the shape of one, `f(x[:n.bind(5)])`,
+may have another value in each call.
 
 What the function assigns to (`state.assign(…)`) is state: every call reads and writes its memory, an argument's as well. A value of an
 argument cannot be read while the function is captured (`x.item()`, `if x.sum() > 0`): that is an error. A jitted function called by one
@@ -26,6 +27,7 @@ from svod.compile.plan import ExecutionPlan
 from svod.config import PrepareConfig
 from svod.core import graph
 from svod.core.buffer import aligned_empty, buffer_of
+from svod.core.callback import is_callback
 from svod.core.dtype import dtypes
 from svod.core.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
 from svod.core.variable import Dim, bound_values, is_symbolic, number_of, rebound, without_binds
@@ -196,7 +198,7 @@ def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: Pre
     for u in sink.toposort():
         if u.op in _DEAR or any(s in dear for s in u.src):
             dear.add(u)
-        if any(s in varies for s in u.src) or _depends_on_variables(u):
+        if any(s in varies for s in u.src) or _depends_on_variables(u) or is_callback(u):
             varies.add(u)
     found: dict[UOp, None] = {}
     for u in sink.toposort():

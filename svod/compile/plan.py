@@ -8,6 +8,9 @@ The plan owns one block of 64-bit words that the native runtime reads (layout: `
 variable writes into that block; nothing is compiled, and `execute` is one call. Kernels that say they share a level run at the same
 time where they are single-core: they become one launch whose iterations are the kernels.
 
+Functions of Python among the kernels cut the list of launches into segments: the launches before one are a native call, then the function
+is called in the thread that runs the plan, after the native kernels of its level. A plan without any is one segment.
+
 Where variables have buckets there is a kernel for each, and a list of launches for each combination of them: giving a variable a value
 chooses the list that runs. `kernels` are those that run now.
 """
@@ -17,7 +20,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,12 +28,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from svod.compile import runtime as rt
+from svod.compile.callback import HostProgram
 from svod.compile.codegen import LoadedProgram
 from svod.compile.interpreted import InterpretedProgram
 from svod.compile.plan_parts import (
     BufferKind,
     PlanBuffer,
     PreparedKernel,
+    Segment,
     VariableSpec,
     Variant,
     address_of,
@@ -70,12 +75,18 @@ class PlanMemory:
 
 class ExecutionPlan:
     """Run with `execute`. One run at a time: concurrent calls wait for each other, as the plan owns its intermediates and its outputs; who
-    shares a plan between threads holds `lock` from binding to reading. Two plans may run at the same time. Raises LaunchError for
-    buffers, variables and symbols that do not fit the programs."""
+    shares a plan between threads holds `lock` from binding to reading. Two plans may run at the same time.
+
+    `every`: all kernels in order, whatever the variables are. `kernels`: those of them that run with the values that variables have now,
+    and `running` their positions in `every`; the three are the same where no variable has buckets. `variables`: by name, with their
+    bounds. A function of Python that the plan calls (`PreparedKernel.is_callback`) may run other plans and realize tensors; it must not
+    change or run the plan that calls it.
+
+    Raises LaunchError for buffers, variables and symbols that do not fit the programs."""
 
     def __init__(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], outputs: Sequence[int] = (), *,
                  threads: int | None = None, planner: PlannerMode = "arena") -> None:
-        self.every = tuple(kernels)         # all kernels, whatever the variables are
+        self.every = tuple(kernels)
         self._interpreted = {k.loaded: k.loaded.copy() for k in kernels if isinstance(k.loaded, InterpretedProgram)}
         if self._interpreted:
             self.every = tuple(replace(k, loaded=self._interpreted[k.loaded]) if isinstance(k.loaded, InterpretedProgram) else k
@@ -84,7 +95,8 @@ class ExecutionPlan:
         self.lock = threading.RLock()       # hold it to bind and execute as one step
         self._outputs = tuple(outputs)
         self._failure: str | None = None    # why the plan refuses to run
-        self._running = False
+        self._running = False               # native code does, or segments are being gone through
+        self._calling = ""                  # the function of Python that is being called
         self.keep: object = None            # what has to live as long as the plan: owners of memory that it uses
         self.carried: frozenset[int] = frozenset()      # buffers whose content is the state that a run starts from and changes
         self._released = False              # the memory of intermediates was given back
@@ -141,6 +153,8 @@ class ExecutionPlan:
         """Give back the memory that intermediates share, until the next run allocates it anew. Outputs, and weights that kernels keep in an
         order of their own, stay. The number of bytes given back."""
         with self.lock:
+            if self._calling:
+                self._refuse()
             if self._shared is None:
                 return 0
             self._shared = None
@@ -176,15 +190,22 @@ class ExecutionPlan:
         with self.lock:
             if variables:
                 self.set_variables(variables)
-            self._enter(self._launches, self._launch_count, 1)
+            if self._segments:
+                self._run_segments(1)
+            else:
+                self._enter(self._launches, self._launch_count, 1)
             self.runs += 1
             if self._closed:
                 self._open()
 
     def repeat(self, times: int) -> None:
-        """Run all kernels `times` times in one native call: what a timer calls when one run is too short to be seen."""
+        """Run all kernels `times` times, in one native call where no function of Python is among them: what a timer calls when one run is
+        too short to be seen."""
         with self.lock:
-            self._enter(self._launches, self._launch_count, times)
+            if self._segments:
+                self._run_segments(times)
+            else:
+                self._enter(self._launches, self._launch_count, times)
             self.runs += times
             if self._closed and times:
                 self._open()
@@ -202,6 +223,11 @@ class ExecutionPlan:
     def repeat_kernel(self, kernel: int, times: int) -> None:
         """Run the phases of one of `kernels` `times` times, without those that run once."""
         with self.lock:
+            if self.kernels[kernel].is_callback:
+                self._check_ready()
+                for _ in range(times):
+                    self._call(self.running[kernel])
+                return
             first, count = self._spans[self.running[kernel]]
             once = sum(phase.once for phase in self.kernels[kernel].spec.phases)
             self._enter(self._base + 8 * (first + once * _LAUNCH), count - once, times)
@@ -225,19 +251,58 @@ class ExecutionPlan:
                     try:
                         self.repeat_kernel(i, 1)
                     except BaseException:
-                        self._failed_at(i)
+                        self._stopped_after(self.kernels[:i + 1])
                         raise
                     best[i] = min(best[i], time.perf_counter() - start)
         return best
 
-    def _failed_at(self, kernel: int) -> None:
-        """A run was given up after `kernel` kernels: another one repairs that, unless it would start from what this one has written."""
-        changed = self.carried & {index for k in self.kernels[:kernel + 1] for index in written_by(k)}
+    def _stopped_after(self, kernels: Iterable[PreparedKernel]) -> None:
+        """A run was given up after `kernels`: another one repairs that, unless it would start from what this one has written."""
+        changed = self.carried & {index for k in kernels for index in written_by(k)}
         if changed:
             self.poison(f"a run stopped half-way, after buffer {min(changed)}, which runs go on from, was written")
 
+    def _run_segments(self, times: int) -> None:
+        self._check_ready()
+        begun: set[int] = set()
+        self._running = True
+        try:
+            for _ in range(times):
+                for begin, count, callbacks, kernels in self._segments:
+                    begun.update(kernels)
+                    if count:
+                        self._enter(begin, count, 1)
+                        self._running = True
+                    for number in callbacks:
+                        self._call(number)
+        except BaseException:
+            self._stopped_after(self.every[i] for i in begun)
+            raise
+        finally:
+            self._running = False
+
+    def _call(self, number: int) -> None:
+        """Call the function of Python that a kernel, by its number among all, is."""
+        k = self.every[number]
+        assert isinstance(k.loaded, HostProgram)
+        args_at, vars_at = self._words_of[number]
+        addresses = self._words[args_at:args_at + len(k.buffers)].tolist()
+        values = {v.name: self._words[vars_at + i] for i, v in enumerate(k.variables)}
+        owners = [self._arrays.get(b, self.buffers[b].array) for b in k.buffers]
+        self._calling = k.name or k.spec.name
+        try:
+            k.loaded.run(addresses, [self._shared if o is None else o for o in owners], values)
+        finally:
+            self._calling = ""
+
+    def _check_ready(self) -> None:
+        if self._failure is not None or self._unbound or self._unset or self._calling:
+            self._refuse()
+        if self._released:
+            self._allocate_again()
+
     def _enter(self, records: int, count: int, repeats: int) -> None:
-        if self._failure is not None or self._unbound or self._unset:
+        if self._failure is not None or self._unbound or self._unset or self._calling:
             self._refuse()
         if self._released:
             self._allocate_again()
@@ -269,6 +334,9 @@ class ExecutionPlan:
     def _refuse(self) -> None:
         if self._failure is not None:
             raise LaunchError(f"this plan cannot be run any more: {self._failure}; prepare it again")
+        if self._calling:
+            raise LaunchError(f"{self._calling}, a function that this plan calls, runs or changes the plan itself; run another one, "
+                              "made by prepare() or replicate() before")
         if self._unbound:
             raise LaunchError(f"inputs {sorted(self._unbound)} of the plan have no memory; bind them before the first run")
         raise LaunchError(f"variables {', '.join(sorted(self._unset))} have no value; pass them to execute()")
@@ -282,6 +350,8 @@ class ExecutionPlan:
     def bind(self, buffer: int, address: int) -> None:
         """Use the memory at `address` for an input or output. The caller answers for its size and keeps it alive (`bind_array` does)."""
         with self.lock:
+            if self._calling:
+                self._refuse()
             words = self._words
             try:
                 positions = self._bindable[buffer]
@@ -302,6 +372,8 @@ class ExecutionPlan:
     def set_variables(self, values: Mapping[str, int]) -> None:
         """Set variables of the kernels; they keep their value. Raises LaunchError for an unknown name."""
         with self.lock:
+            if self._calling:
+                self._refuse()
             unknown = sorted(set(values) - set(self._variables))
             if unknown:
                 known = ", ".join(sorted(self._variables)) or "none"
@@ -324,9 +396,11 @@ class ExecutionPlan:
 
     def _select(self, variant: Variant) -> None:
         """Run the kernels that are there for the present values of the variables."""
-        self.running = variant.kernels      # their numbers among all
+        self.running = variant.kernels
         self.kernels = variant.chosen
-        self._launches, self._launch_count = self._launch_lists[variant]
+        segments = self._segments_of[variant]
+        self._launches, self._launch_count = segments[0][:2]
+        self._segments = segments if segments[0].callbacks else ()      # (): all is one native call
 
     def execute_with_vars(self, values: Mapping[str, int]) -> None:
         """`execute`, with the variables in a mapping."""
@@ -434,8 +508,11 @@ class ExecutionPlan:
             for i in group:
                 temporary[i] = number
                 number += len(kernels[i].spec.temps)
+        self._words_of: dict[int, tuple[int, int]] = {}         # per function of Python: first words of its arguments and of its variables
         for i, kernel in enumerate(kernels):
             spec = kernel.spec
+            if kernel.is_callback:
+                self._words_of[i] = args_at, vars_at
             self._spans.append((position, len(spec.phases)))
             for phase, entry in zip(spec.phases, kernel.loaded.addresses, strict=True):
                 threads, chunks = fit_launch(phase.extent, phase.threads, 0, self.threads)
@@ -465,11 +542,13 @@ class ExecutionPlan:
                                       f"{list(self.variables[known.name][1:3])} in another")
 
         self._copies: dict[int, list[int]] = {}                 # record → its copies among the launches
-        self._launch_lists: dict[Variant, tuple[int, int]] = {}     # of each variant: where its launches begin, and how many they are
+        self._segments_of: dict[Variant, tuple[Segment, ...]] = {}
         for variant, own in variants:
-            begin, count = base + 8 * position, 0
+            segments: list[Segment] = []
+            begin, count, ran = base + 8 * position, 0, []
             inner_at = position + _LAUNCH * (sum(len(kernels[i].spec.phases) for i in variant.kernels) + len(own))
             for group, at_once in zip(own, together[variant], strict=True):
+                ran += group
                 for i in group:
                     if i not in at_once:
                         position = self._copy_phases(i, position)
@@ -478,7 +557,13 @@ class ExecutionPlan:
                     position = self._group(at_once, position, inner_at)
                     inner_at += _LAUNCH * len(at_once)
                     count += 1
-            self._launch_lists[variant] = begin, count
+                callbacks = tuple(i for i in group if kernels[i].is_callback)
+                if callbacks:
+                    segments.append(Segment(begin, count, callbacks, tuple(ran)))
+                    begin, count, ran = base + 8 * position, 0, []
+            if count or not segments:
+                segments.append(Segment(begin, count, (), tuple(ran)))
+            self._segments_of[variant] = tuple(segments)
             position = inner_at
         self._unset = set(self._variables)
         self._bindable = {i: positions[i] for i, b in enumerate(self.buffers) if b.kind in ("input", "output")}
@@ -545,9 +630,9 @@ _plans: weakref.WeakSet[ExecutionPlan] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     for plan in list(_plans):
         plan.lock = threading.RLock()       # its holder may not exist here
-        if plan._running:
+        if plan._running or plan._calling:
             plan._running = False
-            plan.poison("the process was forked while it ran in another thread")
+            plan.poison("the process was forked while it ran")
 
 
 if hasattr(os, "register_at_fork"):

@@ -2,6 +2,8 @@
 
     PlanBuffer(nbytes, kind, array)   PreparedKernel(spec, loaded code, buffers by slot, level)
 
+A PreparedKernel whose code is a `HostProgram` is a call of a function of Python: it has parameters as a kernel has, and no phases.
+
 Kernels of one level run at the same time, so none of them may write what another reads or writes: neither the same buffer nor memory that
 lies under both. Who gives kernels their levels (`svod.outline`) follows the schedule's dependencies; a plan checks it once more, because
 a wrong level shows as a wrong number now and then.
@@ -15,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from svod.compile.callback import HostProgram
 from svod.compile.codegen import LoadedProgram
 from svod.compile.interpreted import InterpretedProgram
 from svod.compile.program import ProgramSpec
@@ -58,15 +61,15 @@ class VariableSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class PreparedKernel:
-    """A compiled program, what it is applied to, and what people want to know about it."""
+    """An item of a plan: a compiled program, or a function of Python, what it is applied to, and what people want to know about it."""
 
     spec: ProgramSpec
-    loaded: LoadedProgram | InterpretedProgram      # addresses by phase
+    loaded: LoadedProgram | InterpretedProgram | HostProgram    # addresses by phase
     buffers: tuple[int, ...]            # per slot of spec.params: index into the plan's buffers
     name: str = ""
     key: str = ""                       # kernel key of the tuning database
     opts: tuple[Any, ...] = ()          # the chain, as plain data
-    opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending
+    opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending; routine, host callback
     why: str = ""
     origin: str = ""                    # module path or file:line
     estimate: Any = None                # flops and bytes of one run
@@ -78,7 +81,12 @@ class PreparedKernel:
 
     @property
     def single_core(self) -> bool:
-        return all(phase.threads <= 1 for phase in self.spec.phases)
+        return bool(self.spec.phases) and all(phase.threads <= 1 for phase in self.spec.phases)
+
+    @property
+    def is_callback(self) -> bool:
+        """Whether it is a function of Python."""
+        return isinstance(self.loaded, HostProgram)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +115,16 @@ def variants_of(kernels: Sequence[PreparedKernel]) -> list[Variant]:
         chosen = tuple(kernels) if len(numbers) == len(kernels) else tuple(kernels[i] for i in numbers)
         found.append(Variant(tuple((name, *b) for name, b in limits.items()), numbers, chosen))
     return found
+
+
+class Segment(NamedTuple):
+    """A part of a run: as many `launches` as there are records at the address `begin`, in one native call, then functions of Python, by
+    their numbers among all kernels. `kernels`: the numbers of all that is run."""
+
+    begin: int
+    launches: int
+    callbacks: tuple[int, ...]
+    kernels: tuple[int, ...]
 
 
 def levels_of(kernels: Sequence[PreparedKernel]) -> list[list[int]]:
@@ -171,7 +189,8 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
     written: set[int] = set()
     for kernel in kernels:
         spec, name = kernel.spec, _name(kernel)
-        spec.check()
+        if not kernel.is_callback:
+            spec.check()
         if kernel.level is not None:
             if kernel.level < last_level:
                 raise LaunchError(f"kernel {name} of level {kernel.level} comes after one of level {last_level}; order them by level")

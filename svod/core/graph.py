@@ -18,6 +18,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import SupportsIndex
 
+from svod.core.callback import CALLBACK, HostFunction
 from svod.core.combiner import get_combiner
 from svod.core.dtype import DType, dtypes
 from svod.core.routine import shape_of_routine
@@ -111,8 +112,8 @@ def _assign_shape(u: UOp) -> Shape:
         raise ShapeError(f"assign of {value.dtype.name}{list(shape_of(value))} to {target.dtype.name}{list(shape_of(target))}: "
                          "shape and dtype must agree")
     if content_under(target) is None:
-        raise ScheduleError(f"{u.op.value} to {_unassignable(target)} of shape {shape_of(target)}: the target must be a buffer, or a view of one "
-                            "made of reshape, permute, shrink, flip and windows that do not overlap; realize the tensor first")
+        raise ScheduleError(f"{u.op.value} to {_unassignable(target)} of shape {shape_of(target)}: the target must be a buffer, or a view "
+                            "of one made of reshape, permute, shrink, flip and windows that do not overlap; realize the tensor first")
     return shape_of(target)
 
 
@@ -134,7 +135,8 @@ def _after_shape(u: UOp) -> Shape:
     parts = [d for d in written if d.op is Ops.ASSIGN or d.op is Ops.STORE]
     ordered = any(d.op is Ops.AFTER for d in done)
     if any(content_under(a.src[0]) is not content for a in parts):
-        raise ScheduleError("AFTER names a BUFFER, or what an AFTER leaves of one, and the ASSIGNs or STOREs to it: one is to something else")
+        raise ScheduleError("AFTER names a BUFFER, or what an AFTER leaves of one, and the ASSIGNs or STOREs to it: one is to something "
+                            "else")
     if (parts and (ordered or len(parts) < len(written))) or (not parts and len(written) != 1 and (written or ordered)):
         raise ScheduleError("AFTER names a BUFFER and either ASSIGNs or one CALL or END(CALL), beside AFTERs that come before it; several "
                             "calls are several AFTERs")
@@ -554,6 +556,16 @@ def routine(name: str, options: tuple[bool | int | str, ...], dtype: DType, *ope
             raise ShapeError(f"{name.lower()} of shape {shape_of(x)}: a routine takes constant extents only; pad its operands to the "
                              "largest shape and take the part of the result, as the operations of Tensor do")
     return _made(UOp(Ops.CUSTOM_FUNCTION, dtype, tuple([contiguous(x) for x in operands]), (name, options)))
+
+
+def callback(function: HostFunction, results: Sequence[tuple[DType, Shape]], several: bool, *operands: UOp) -> tuple[UOp, ...]:
+    """The results of a function of Python (`svod.core.callback`), called when they are computed. Operands get buffers of their own, with
+    the strides of their largest shapes; results without elements are constants."""
+    given = tuple([(x.dtype, shape_of(x)) for x in operands])
+    sources = tuple([x if is_padding_view(x) else copy(x, "CPU") if is_symbolic(shape_of(x)) else contiguous(x)
+                     for x in operands if 0 not in shape_of(x)])
+    return tuple([_made(UOp(Ops.CUSTOM_FUNCTION, dtype, sources, (CALLBACK, (function, tuple(results), given, several, i))))
+                  for i, (dtype, _) in enumerate(results)])
 
 
 # -- storage ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from svod.core.callback import is_callback
 from svod.core.calls import arguments_of
 from svod.core.dtype import dtypes
 from svod.core.graph import base_of, is_kernel_store, permute, reshape, shape_of, shrink
@@ -129,8 +130,8 @@ def normalize(sink: UOp) -> Normalized:
         elif node.op is Ops.CUSTOM_FUNCTION:
             for s in node.src:
                 if base_of(s).op not in (Ops.BUFFER, Ops.AFTER):
-                    roots.setdefault(base_of(s), "operand of a routine")
-            roots.setdefault(node, "routine")
+                    roots.setdefault(base_of(s), "operand of a host callback" if is_callback(node) else "operand of a routine")
+            roots.setdefault(node, "host callback" if is_callback(node) else "routine")
         elif node.op is Ops.COPY:
             roots.setdefault(node, "copy")
         elif node.op is Ops.CALL:

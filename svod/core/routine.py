@@ -10,6 +10,8 @@
 | TOPK | k, largest | x (r, n) | (r, k): positions of the k first in that order |
 | SCATTER | reduction | base (o, n, k), index (o, m, k), value (o, m, k) | base with the values put in: y[o, index[o, j, k], k] |
 
+A CUSTOM_FUNCTION may also be a function of Python (`svod.core.callback`).
+
 A routine is a kernel of its own with one form: operands are buffers, nothing is fused into it, there are no opts and nothing to search
 (`svod.compile.routines` writes its loops down). SCAN costs one combination per element, ARGSORT n·log2(n) comparisons per row (merge
 sort), TOPK n·log2(k), SCATTER one combination per value. This file says what they mean, in NumPy, and what they cost.
@@ -26,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from svod.core.callback import callback_shape, is_callback
 from svod.core.dtype import DType, accumulator
 from svod.core.uop import Ops, UOp
 from svod.core.values import Array, cast, held_dtype, round_to
@@ -76,6 +79,8 @@ def _known(name: str, option: str, options: Sequence[str]) -> None:
 
 def shape_of_routine(u: UOp, shapes: Sequence[Shape]) -> Shape:
     """The shape of a CUSTOM_FUNCTION of the graph level, whose operands have `shapes`."""
+    if is_callback(u):
+        return callback_shape(u, shapes)
     name, options = u.arg
     return result_shape(name, options, shapes, [s.dtype for s in u.src])
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +22,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from svod.core.axes import merge_ranges, split_ranges
+from svod.core.callback import call_of, callback_ast, is_callback
 from svod.core.calls import Invocation, arguments_of, kernel_of_call, programs_of, unroll, written_slots
 from svod.core.canonical import canonicalize
 from svod.core.cut import Cut, is_contraction, is_reduction
@@ -35,7 +36,7 @@ from svod.core.rangeify import Output, rangeify, reads_memory
 from svod.core.regions import are_disjoint, begin_at_zero, narrow_params, regions_of
 from svod.core.schedule_check import levels_of
 from svod.core.uop import MOVEMENT, Ops, UOp
-from svod.core.variable import rename_variables
+from svod.core.variable import Dim, rename_variables
 from svod.errors import ScheduleError
 
 
@@ -212,6 +213,7 @@ class _Builder:
         self.programs = programs_of(graph.sink) if has_calls else {}
         self.invocations: dict[UOp, list[tuple[Invocation, list[Version | UOp]]]] = {}     # by CALL or END: with what they are applied to
         self.left: dict[UOp, dict[UOp, int]] = {}       # CALL or END → storage → version that it leaves
+        self.callbacks: dict[Hashable, list[UOp]] = {}      # the results that are used, by call
         self.pending: list[_Pending] = []
 
     def new_buffer(self, dtype: DType, size: int) -> UOp:
@@ -233,9 +235,13 @@ class _Builder:
             elif not is_constant(u) or u in self.graph.outputs or u in self.stored:
                 layouts[u] = u if u in self.graph.roots else cut.layout_of(u)
                 self.buffer_of[layouts[u]] = self.new_buffer(u.dtype, storage_size(u))
+                if is_callback(u):
+                    self.callbacks.setdefault(call_of(u), []).append(u)
         for u, why in roots.items():
             if u.op is Ops.ASSIGN:
                 self.add_assign(u, why)
+            elif is_callback(u):
+                self.add_callback(self.callbacks.pop(call_of(u), []), why)
             elif u.op is Ops.CUSTOM_FUNCTION:
                 self.add_routine(u, why)
             elif u in self.programs:
@@ -343,12 +349,26 @@ class _Builder:
         self.pending.append(_Pending(made.ast, args, list(made.offsets), 1, name_of(graph), self.origin(root, value), why,
                                      made.variables, root))
 
+    def operands(self, u: UOp) -> list[Version]:
+        """What a CUSTOM_FUNCTION reads."""
+        bases = [base_of(s) for s in u.src]
+        return [self.version(b) if b.op in (Ops.BUFFER, Ops.AFTER) else (self.buffer_of[b], 0) for b in bases]
+
+    def add_callback(self, results: list[UOp], why: str) -> None:
+        """The call of a function of Python, once for all its results."""
+        if not results:
+            return
+        first = results[0]
+        args = [*((self.buffer_of[u], 0) for u in results), *self.operands(first)]
+        params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate(args)]
+        extents = [n for _, shape in (a for arrays in first.arg[1][1:3] for a in arrays) for n in shape if isinstance(n, Dim)]
+        variables = tuple(dict.fromkeys(v for n in extents for v in n.expr.walk(Ops.DEFINE_VAR)))
+        self.pending.append(_Pending(callback_ast(results, params), args, [0] * len(args), len(results), first.arg[1][0].name,
+                                     origin_of(first) or "", why, variables, first))
+
     def add_routine(self, u: UOp, why: str) -> None:
         """The kernel of a routine over the buffers of its operands."""
-        operands: list[Version] = []
-        for s in u.src:
-            base = base_of(s)
-            operands.append(self.version(base) if base.op in (Ops.BUFFER, Ops.AFTER) else (self.buffer_of[base], 0))
+        operands = self.operands(u)
         out = self.buffer_of[u], 0
         params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate((out, *operands))]
         name, options = u.arg

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from svod.core import graph
 from svod.core.buffer import buffer_of
+from svod.core.callback import call_of, is_callback
 from svod.core.calls import arguments_of, written_slots
 from svod.core.forksafe import remake_after_fork
 from svod.core.origin import inherit_origin
@@ -98,11 +99,14 @@ def _tensors(name: str, given: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _pending(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors to compute, each once, and those that would read what an ASSIGN among them overwrites."""
+    """The tensors to compute, each once, those that are other results of a function of Python that is called for them, and those that
+    would read what an ASSIGN among them overwrites."""
     found: dict[int, Tensor] = {}
     for t in tensors:
         if not is_realized(t) and constant_value(t.uop) is None:
             found.setdefault(id(t), t)
+    for t in _results_of_calls([t.uop for t in found.values()]):
+        found.setdefault(id(t), t)
     before = -1
     while len(found) > before:      # what is computed for its old content may assign in its turn
         before = len(found)
@@ -142,6 +146,15 @@ def _readers_of_old_content(nodes: list[UOp]) -> list[Tensor]:
     return readers  # type: ignore[return-value]
 
 
+def _results_of_calls(nodes: list[UOp]) -> list[Tensor]:
+    """Live tensors that are results of calls of functions of Python that computing `nodes` makes."""
+    calls = {call_of(u) for u in graph.sink(*nodes).walk(Ops.CUSTOM_FUNCTION) if is_callback(u)}
+    if not calls:
+        return []
+    found = [t for t in live_tensors() if is_callback(base := graph.base_of(t.uop)) and call_of(base) in calls]
+    return found  # type: ignore[return-value]
+
+
 def calls_under(nodes: Iterable[UOp]) -> set[UOp]:
     """The CALLs that computing `nodes` runs."""
     return set(graph.sink(*nodes).walk(Ops.CALL))
@@ -165,8 +178,8 @@ def latest_content(content: UOp) -> UOp:
 
 
 def _assigned(assign: UOp, done: dict[UOp, UOp]) -> tuple[UOp, UOp]:
-    """The target and the value of an ASSIGN or STORE. The target is a place: where its view, as a value, was computed, it still is one of the memory
-    that is assigned to."""
+    """The target and the value of an ASSIGN or STORE. The target is a place: where its view, as a value, was computed, it still is one of
+    the memory that is assigned to."""
     target, value = assign.src
     content = graph.content_under(target)
     assert content is not None
