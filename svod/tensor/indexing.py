@@ -54,22 +54,14 @@ class Indexing(Functions):
             return result.take(chosen, axis)
         return result._take_points(tensors)
 
-    def _part(self, index: Any) -> Self:
-        """The part that an index of ints and slices names, as a view: what `t[index] = value` writes."""
-        result, tensors = self._views(index)
-        if tensors:
-            raise UnsupportedError(f"t[…] = value with {len(tensors)} tensors in the index: only parts named by ints and slices can be "
-                                   "written; make the new tensor, with t.index_copy(axis, index, value) or svod.where(mask, value, t), and "
-                                   "t.assign(new) to keep it in t's memory")
-        return result
-
     def _views(self, index: Any) -> tuple[Self, list[tuple[int, Self]]]:
         """What the ints and slices of an index name, and the tensors in it with the axes they are to be applied to."""
-        entries = list(index) if isinstance(index, tuple) else [index]
-        entries = self._with_positions(entries)
-        entries = self._with_all_axes(entries)
-        view, shape, tensors = self._basic(entries)
+        view, shape, tensors = self._basic(self._entries(index))
         return view.reshape(shape), tensors
+
+    def _entries(self, index: Any) -> list[Any]:
+        """What an index says of each axis, besides None: an int, a slice, a tensor or an array of integers."""
+        return self._with_all_axes(self._with_positions(list(index) if isinstance(index, tuple) else [index]))
 
     def _with_positions(self, entries: list[Any]) -> list[Any]:
         """The index with lists as arrays; a mask among them, whose values are known, as the positions it chooses."""
@@ -156,15 +148,20 @@ class Indexing(Functions):
 
     def _take_points(self, tensors: list[tuple[int, Self]]) -> Self:
         """One element (or sub-array) per position of the broadcast index tensors."""
+        order, first, index = self._points(tensors)
+        moved = self.permute(order)
+        flat = moved.reshape(*moved.shape[:first], -1, *moved.shape[first + len(tensors):])
+        return flat.from_uop(graph.gather(flat.uop, index.uop, first))
+
+    def _points(self, tensors: list[tuple[int, Self]]) -> tuple[list[int], int, Self]:
+        """The order of axes in which those of index tensors stand together, the first of them there, and the positions along them all as
+        one axis, of the shape that the tensors have when broadcast; -1 where one is out of range."""
         axes = [a for a, _ in tensors]
         together = axes == list(range(axes[0], axes[0] + len(axes)))
         first = axes[0] if together else 0
         rest = [a for a in range(self.ndim) if a not in axes]
-        moved = self.permute(rest[:first] + axes + rest[first:])
-        extents = [self.shape[a] for a in axes]
-        before, after = moved.shape[:first], moved.shape[first + len(axes):]
-        flat = moved.reshape(*before, math.prod(extents), *after)
-        return flat.from_uop(graph.gather(flat.uop, self._flat_index("indexing", [t for _, t in tensors], extents), first))
+        flat = self._flat_index("indexing", [t for _, t in tensors], [self.shape[a] for a in axes])
+        return rest[:first] + axes + rest[first:], first, self.from_uop(flat)
 
     def _flat_index(self, name: str, indices: Sequence[TensorBase], extents: Sequence[int]) -> UOp:
         """Row-major position of points given by one index tensor per axis; -1, which reads 0, where one is out of range."""

@@ -71,6 +71,26 @@ class Scatter(Ordered):
         marks = self.full((self.shape[at],), 0, dtypes.uint8)._scatter("index_fill", 0, chosen.ravel(), 1, "SET")
         return self.masked_fill(marks.cast(dtypes.bool).reshape(tuple(-1 if i == at else 1 for i in range(self.ndim))), value)
 
+    def _put(self, tensors: list[tuple[int, Self]], value: Self) -> Self:
+        """self with what an index of these tensors, by their axes, reads replaced by `value`, which is broadcast to it; of several values
+        for one element the last wins, and positions out of range are left out. One small scatter, of which value is for which position,
+        and a choice."""
+        order, first, index = self._points(tensors)
+        moved = self.permute(order)
+        shape = (*moved.shape[:first], *index.shape, *moved.shape[first + len(tensors):])
+        given = self.from_uop(graph.broadcast(value.uop, shape, "t[…] = value"))
+        if 0 in shape:
+            return self
+        flat = moved.reshape(*moved.shape[:first], -1, *moved.shape[first + len(tensors):])
+        extent, count = flat.shape[first], index.numel()
+        place = index.ravel()
+        kind = dtypes.int32 if count < 2 ** 31 else dtypes.int64
+        source = self.full((extent,), -1, kind)._scatter("t[…] = value", 0, place.where(place.ge(0), extent), self.arange(count, dtype=kind),
+                                                         "SET")
+        rows = given.reshape(*shape[:first], count, *shape[first + index.ndim:]).take(source.maximum(0), first)
+        chosen = source.ge(0).reshape(*(extent if a == first else 1 for a in range(flat.ndim)))
+        return rows.where(chosen, flat).reshape(moved.shape).permute([order.index(a) for a in range(self.ndim)])
+
     def _spread(self, name: str, dim: int, index: Operand, source: Self) -> Self:
         """A list of positions along an axis as one position per element of `source`."""
         at = self._axis(name, dim)

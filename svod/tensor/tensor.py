@@ -197,24 +197,35 @@ class Tensor(Random):
         """`t[1:3] = x`, `t[:, ::2] = x`: write a part (ints, slices, None, …) when the tensor is realised, with `x` broadcast and cast as
         in NumPy; all of `x` is read before anything is written. Who sees it, and what gets new memory: as for `assign`.
         `t[mask] = x` with a mask of bools over the first axes, and an `x` that broadcasts to the elements it chooses whatever their number,
-        is `t.assign(where(mask, x, t))`. Raises UnsupportedError for other indices of tensors, and for a part of a read-only array."""
+        is `t.assign(where(mask, x, t))`. With tensors, lists, arrays or a mask of known values among other indices, all of the part that
+        ints and slices name is written anew; where positions repeat the last value stays. Raises UnsupportedError for a mask that is a
+        tensor and not alone, and for a part of a read-only array."""
+        given = self._given(value)
         mask = self._as_mask(index)
-        if mask is not None:
-            rest = self.shape[mask.ndim:]
-            given = _without_leading_ones(self._given(value), len(rest))
-            if mask.shape != self.shape[:mask.ndim] or given.ndim > len(rest):
+        rest = self.shape[mask.ndim:] if mask is not None else ()
+        spread = _without_leading_ones(given, len(rest))
+        if mask is not None and (spread.ndim <= len(rest) or isinstance(index, Tensor)):
+            if mask.shape != self.shape[:mask.ndim] or spread.ndim > len(rest):
                 raise ShapeError(f"t[mask] = value of {given.shape} with a mask of {mask.shape} into {self.shape}: the mask has the first "
-                                 f"extents of the tensor, and the value broadcasts to {rest}")
-            self.assign(given.broadcast_to(rest).where(mask.reshape(*mask.shape, *(1,) * len(rest)), self))
+                                 f"extents of the tensor, and the value broadcasts to {rest}; a value for each element chosen needs a mask "
+                                 "of known values, mask.numpy()")
+            self.assign(spread.broadcast_to(rest).where(mask.reshape(*mask.shape, *(1,) * len(rest)), self))
             return
-        part = self._part(index)
-        given = _without_leading_ones(self._given(value), part.ndim)
-        node = graph.broadcast(given.uop, part.shape, "t[…] = value")
+        part, tensors = self._views(index)
+        if tensors:
+            places = len(graph.broadcast_shapes("indexing", *(t.shape for _, t in tensors)))
+            new = part._put(tensors, _without_leading_ones(given, part.ndim - len(tensors) + places))
+            if part.uop is self.uop:
+                self.assign(new)
+            else:
+                self[tuple(slice(None) if isinstance(e, (Tensor, np.ndarray)) else e for e in self._entries(index))] = new
+            return
+        node = graph.broadcast(_without_leading_ones(given, part.ndim).uop, part.shape, "t[…] = value")
         if 0 in part.shape:
             return
         if not self._is_in_memory():
             self._take_memory()
-            part = self._part(index)
+            part, _ = self._views(index)
         self._write(part.uop, node)
 
     def _as_mask(self, index: Any) -> Tensor | None:

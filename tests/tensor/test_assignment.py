@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from svod.core import graph
 from svod.core.buffer import buffer_of
-from svod.errors import DTypeError, ShapeError, UnsupportedError
+from svod.errors import DTypeError, ShapeError, TensorIndexError, UnsupportedError
 from svod.tensor import Tensor
 from tests.draws import draws
 from tests.tensor import checking
@@ -168,9 +168,43 @@ def test_errors_of_assignment() -> None:
     t = Tensor(np.zeros((2, 3), np.float32))
     with pytest.raises(ShapeError, match=r"t\[…\] = value.*\(4,\).*\(3,\)"):
         t[1] = np.zeros(4)
-    with pytest.raises(UnsupportedError, match=r"svod\.where\(mask, value, t\)"):
-        t[Tensor([0, 1])] = 1
+    with pytest.raises(ShapeError, match=r"t\[…\] = value.*\(4,\).*\(2, 3\)"):
+        t[[0, 1]] = np.zeros(4)
+    with pytest.raises(TensorIndexError, match=r"position 2 is out of range for an axis of extent 2"):
+        t[[0, 2]] = 1
+    with pytest.raises(UnsupportedError, match=r"a mask of known values, mask\.numpy\(\)"):
+        t[Tensor([True, False]), 0] = 1
+    with pytest.raises(ShapeError, match=r"a value for each element chosen needs a mask of known values, mask\.numpy\(\)"):
+        t[Tensor([True, False])] = np.ones((1, 2, 3))[:, :1].repeat(2, 0)
     assert t.is_realized
+
+
+@few
+@given(shape=shapes(1, 3, zero=False), dtype=any_dtype, seed=seeds, data=st.data())
+def test_positions_are_written_as_in_numpy(shape: tuple[int, ...], dtype: str, seed: int, data: st.DataObject) -> None:
+    """Lists, arrays, tensors and known masks among slices; the last of several values stays; what is no position is left out."""
+    a, rng = make(shape, dtype, seed), np.random.default_rng(seed)
+    t = Tensor(a.copy()) if data.draw(st.booleans()) else Tensor(a.copy()) * np.ones((), dtype)
+    flat = t.reshape(-1) if t.is_realized else None
+    together = data.draw(st.sampled_from([(), (3,), (2, 1), (0,)]))
+    index: list[object] = [slice(None, None, data.draw(st.sampled_from([None, 2, -1]))) for _ in shape]
+    for axis in data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1)):
+        n = shape[axis]
+        index[axis] = rng.integers(-n, n, together[data.draw(st.integers(0, len(together))):])
+    if data.draw(st.integers(0, 3)) == 0:
+        index = [rng.integers(0, 2, shape[:data.draw(st.integers(1, len(shape)))]).astype(bool)]
+    value = make(broadcastable(data, a[tuple(index)].shape), dtype, seed + 1)
+    given: list[object] = []
+    for e in index:
+        known = not isinstance(e, np.ndarray) or e.dtype == bool or data.draw(st.booleans())
+        given.append(e if known else Tensor(e))
+    t[given[0] if len(given) == 1 else tuple(given)] = value
+    a[(*index, ...)] = value     # NumPy writes a single element by other rules
+    check(t, a)
+    if flat is not None:
+        check(flat, a.reshape(-1))
+    t[Tensor([shape[0] + 1, -1 - shape[0]])] = value.dtype.type(1)
+    check(t, a)
 
 
 @few
@@ -186,7 +220,7 @@ def test_masks_choose_what_is_written(shape: tuple[int, ...], dtype: str, known:
     check(t, expected)
     if memory is not None and checking.active == "compiled":
         assert buffer_of(graph.base_of(t.uop)) is memory
-    for bad_mask, bad_value in ((np.ones(shape[0] + 1, bool), 1), (mask, np.ones((2, *shape[axes:])))):
+    for bad_mask, bad_value in ((np.ones(shape[0] + 1, bool), 1), (Tensor(mask), np.ones((2, *shape[axes:])))):
         with pytest.raises(ShapeError, match=r"t\[mask\] = value"):
             t[bad_mask] = bad_value
 
