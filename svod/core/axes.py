@@ -71,7 +71,7 @@ def _rebuild(ast: UOp, mapping: dict[UOp, UOp], lists: Callable[[Coords], Coords
 
 def replace_leaves(ast: UOp, mapping: dict[UOp, UOp]) -> UOp:
     """`ast` with DEFINE_VARs replaced by index expressions, in extents of RANGEs as well; everything simplified."""
-    ranges = {r: r.replace(src=(sy.simplify(r.src[0], mapping),)) for r in ast.walk(Ops.RANGE) if sy.is_symbolic(r)}
+    ranges = {r: r.replace(src=(sy.simplify(r.src[0], mapping), *r.src[1:])) for r in ast.walk(Ops.RANGE) if sy.is_symbolic(r)}
 
     def lists(named: Coords) -> Coords:
         return tuple([ranges.get(r, r) for r in named])

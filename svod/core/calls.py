@@ -22,6 +22,7 @@ from svod.core.call_checks import check_accesses
 from svod.core.canonical import canonicalize
 from svod.core.graph import base_of, size_of
 from svod.core.launch import check_bounds, evaluate_extent
+from svod.core.positions import launch_of, over_ranges, positions_of
 from svod.core.regions import narrow_params
 from svod.core.uop import Ops, UOp
 from svod.errors import LaunchError, ScheduleError
@@ -136,6 +137,7 @@ def check_call(call: UOp) -> None:
         if sum(_storage(a) is _storage(arguments[slot]) for a in arguments) > 1:
             raise ScheduleError(f"slot {slot} of a kernel that is called is written, and another slot is the same memory: use one slot for "
                                 "both, or a copy")
+    ast = over_ranges(ast)
     bound = bindings_of(call)
     unbound = sorted({u.arg[0] for u in ast.walk(Ops.DEFINE_VAR)} - set(bound))
     if unbound:
@@ -157,6 +159,12 @@ def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
     """The canonical AST with its variables given; by slot of it the slot of `ast`, and with which element of that the PARAM begins. What
     differs only in where it begins is one kernel, and found in `known`."""
     given = dict(values)
+    if positions_of(ast):
+        try:
+            launch_of(ast).at(given)
+        except LaunchError as error:
+            raise ScheduleError(f"a kernel that is called cannot be launched: {error}") from error
+        ast = over_ranges(ast)
     done: dict[UOp, UOp] = {}
     leaves: dict[UOp, UOp] = {}     # of index expressions
     for u in ast.toposort():
@@ -165,6 +173,8 @@ def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
             src = (src[0], *(sy.simplify(e, leaves) for e in u.src[1:]))
         elif u.op is Ops.LOAD and len(u.src) == 3:
             src = (*src[:2], sy.simplify(u.src[2], leaves))
+        elif u.op is Ops.RANGE:
+            src = (sy.simplify(u.src[0], leaves), *src[1:])
         if u.op is Ops.DEFINE_VAR:
             done[u] = sy.const(given[u.arg[0]])
         elif u.op is Ops.PARAM:

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from svod.core import symbolic as sy
 from svod.core.dtype import dtypes
+from svod.core.positions import over_ranges
 from svod.core.uop import COMMUTATIVE, Ops, UOp, encode
 
 AST_REVISION = 1
@@ -151,7 +152,9 @@ def _ordered(structure: _Structure, u: UOp) -> UOp:
 
 
 def canonicalize(ast: UOp) -> tuple[UOp, tuple[int, ...]]:
-    """(canonical AST, permutation): slot i of the canonical AST is slot `permutation[i]` of `ast`."""
+    """(canonical AST, permutation): slot i of the canonical AST is slot `permutation[i]` of `ast`. What is written over positions of a
+    launch becomes a kernel over RANGEs."""
+    ast = over_ranges(ast)
     structure = _Structure(ast)
     done: dict[UOp, UOp] = {}
     for u in ast.toposort():

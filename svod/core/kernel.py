@@ -13,6 +13,7 @@ from typing import Any
 
 from svod.core.canonical import key_of_canonical
 from svod.core.dtype import DType, dtypes
+from svod.core.positions import over_ranges
 from svod.core.routine import routine_of
 from svod.core.symbolic import extent_of, is_symbolic
 from svod.core.uop import ALU, Ops, UOp
@@ -83,7 +84,7 @@ class Kernel:
     def __init__(self, ast: UOp):
         if ast.op is not Ops.SINK or not ast.src or any(s.op is not Ops.STORE for s in ast.src):
             raise CompileError(f"a kernel is a SINK of STOREs, found {ast!r}; build it with svod.core.schedule.create_schedule")
-        self.ast = ast
+        self.ast = ast = over_ranges(ast)
         self.key: str = key_of_canonical(ast)
         nodes = ast.toposort()
         stages = [u for u in nodes if u.op is Ops.STAGE]

@@ -38,7 +38,7 @@ ARG_TYPES: dict[str, type] = {"Param": Param}
 
 _OPS: dict[str, Ops] = {op.value: op for op in Ops}
 _ARITY: dict[Ops, int] = {op: n for ops, n in ((UNARY, 1), (BINARY_OPS, 2), (TERNARY, 3)) for op in ops}
-_ARITY |= {Ops.CAST: 1, Ops.BITCAST: 1, Ops.GEP: 1, Ops.CONST: 0, Ops.PARAM: 0, Ops.RANGE: 1}
+_ARITY |= {Ops.CAST: 1, Ops.BITCAST: 1, Ops.GEP: 1, Ops.CONST: 0, Ops.PARAM: 0}
 
 
 def ast_to_data(root: UOp) -> dict[str, Any]:
@@ -81,8 +81,8 @@ def data_to_ast(data: object) -> UOp:
             raise FormatError(f"node {n} of the AST has an unknown operation or dtype: {name!r:.80}, {dtype_name!r:.80}")
         if not isinstance(sources, list) or not all(type(s) is int and 0 <= s < n for s in sources):
             raise FormatError(f"node {n} ({name}) of the AST reads nodes that do not come before it: {sources!r:.200}")
-        if _ARITY.get(op, len(sources)) != len(sources):
-            raise FormatError(f"node {n} ({name}) of the AST has {len(sources)} sources, expected {_ARITY[op]}")
+        if _ARITY.get(op, len(sources)) != len(sources) or (op is Ops.RANGE and len(sources) not in (1, 2)):
+            raise FormatError(f"node {n} ({name}) of the AST has {len(sources)} sources, expected {_ARITY.get(op, '1 or 2')}")
         value = _data_to_arg(arg, nodes, n, 0)
         if op is Ops.CONST and not _is_const_of(value, dtype):
             raise FormatError(f"node {n} of the AST is a {dtype.name} constant with value {value!r:.80}")

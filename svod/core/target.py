@@ -7,6 +7,8 @@ from typing import Any
 
 from svod.core.dtype import DType
 
+NO_LIMIT = (1 << 63) - 1
+
 
 @dataclass(frozen=True)
 class Target:
@@ -31,6 +33,8 @@ class Target:
     has_shared: bool = False        # memory of a workgroup
     shared_bytes: int = 0
     device: str = "CPU"
+    global_limits: tuple[int, int, int] = (NO_LIMIT, NO_LIMIT, NO_LIMIT)    # groups that a launch may have along its dimensions
+    local_limits: tuple[int, int, int] = (NO_LIMIT, NO_LIMIT, NO_LIMIT)     # positions that a group may have along its dimensions
     dot_cost: Callable[[str], float] | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from svod.core import graph
 from svod.core.calls import bindings_of, check_call, kernel_of_call, values_of, written_slots
 from svod.core.dtype import dtypes
 from svod.core.kernel import Kernel
+from svod.core.positions import over_ranges
 from svod.core.uop import Ops, UOp
 from svod.errors import ArgumentError, ScheduleError
 from svod.tensor.tensor import Tensor
@@ -15,13 +16,15 @@ from svod.tensor.tensor import Tensor
 def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None, **variables: int) -> tuple[Tensor, ...]:
     """Apply a kernel written by hand to tensors, one per slot, when they are realised; gives those that it writes.
 
-    `ast`: a kernel as in docs/ir.md, section 2: a SINK of STOREs over PARAMs, flat and row-major. The tensors of slots that it stores to
-    are assigned (`Tensor.assign`): they must be whole arrays, and what the kernel does not store stays. `variables`: values of the
-    DEFINE_VARs that it reads. `loop`: (name, times): the kernel runs for each value 0, 1, … times-1 of the variable, one run after the
-    other, each on what the one before left. Kernels that differ only in where in its arrays a run begins are compiled once.
+    `ast`: a kernel as in docs/ir.md, section 2: a SINK of STOREs over PARAMs, flat and row-major; its loops are RANGEs, or positions of a
+    launch (SPECIAL, core_id). The tensors of slots that it stores to are assigned (`Tensor.assign`): they must be whole arrays, and what
+    the kernel does not store stays. `variables`: values of the DEFINE_VARs that it reads, but for core_id, which the launch counts. `loop`:
+    (name, times): the kernel runs for each value 0, 1, … times-1 of the variable, one run after the other, each on what the one before
+    left. Kernels that differ only in where in its arrays a run begins are compiled once.
 
     Raises ArgumentError for numbers that are no ints; ScheduleError for a kernel that does not fit the tensors, reads elsewhere what it
-    writes, or of which cannot be shown that it stays inside them and writes each element once; CompileError for what is no kernel AST."""
+    writes, or of which cannot be shown that it stays inside them and writes each element once; CompileError for what is no kernel AST, and
+    for positions that no launch has."""
     for t in tensors:
         if not isinstance(t, Tensor):
             raise ArgumentError(f"call_kernel takes a tensor per slot, got {type(t).__name__}; numbers are keywords, as in n=3")
@@ -34,7 +37,7 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
     for name, number in (*variables.items(), *([loop] if loop is not None else ())):
         if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
             raise ArgumentError(f"call_kernel: {name} is an int, got {number!r} of {type(number).__name__}")
-    bounds = {u.arg[0]: u for u in ast.walk(Ops.DEFINE_VAR)}
+    bounds = {u.arg[0]: u for u in over_ranges(ast).walk(Ops.DEFINE_VAR)}
     unknown = sorted(set(variables) - set(bounds))
     if unknown:
         raise ArgumentError(f"call_kernel: the kernel reads no variable {unknown[0]}; it reads {', '.join(sorted(bounds)) or 'none'}")
