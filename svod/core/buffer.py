@@ -39,7 +39,7 @@ def aligned_empty(size: int, dtype: DType) -> Array:
 class Buffer:
     """`size` elements of `dtype` on one device. bfloat16 is held as the uint16 of its bits."""
 
-    __slots__ = ("__weakref__", "_array", "closed", "device", "dtype", "read_only", "size")
+    __slots__ = ("__weakref__", "_array", "_source", "closed", "device", "dtype", "read_only", "size")
 
     def __init__(self, dtype: DType, size: int, device: str = "CPU", array: Array | None = None) -> None:
         """Storage over `array` (flat, C-contiguous, of the right type and size; shared, not copied), or none yet.
@@ -51,6 +51,7 @@ class Buffer:
         self.read_only = False
         self.closed = ""        # why there is no memory to be had, while there is none; binding an array opens the buffer
         self._array: Array | None = None
+        self._source: Array | None = None       # bytes to copy the content from when the memory is first asked for
         if array is not None:
             self.bind(array)
 
@@ -69,7 +70,11 @@ class Buffer:
         if self._array is None:
             if self.closed:
                 raise DeviceError(self.closed)
-            self._array = aligned_empty(self.size, self.dtype)
+            memory = aligned_empty(self.size, self.dtype)
+            if self._source is not None:
+                memory.view(np.uint8)[:] = self._source
+                memory.flags.writeable = False
+            self._array = memory
         return self._array
 
     @property
@@ -91,6 +96,12 @@ class Buffer:
                               "pass a flat contiguous array of that type and size")
         self._array = array
         self.read_only = not array.flags.writeable
+
+    def bind_bytes(self, source: Array) -> None:
+        """Hold what is in `source`, flat uint8 that lies anywhere: copied when the memory is first asked for, read-only."""
+        if source.dtype != np.uint8 or source.shape != (self.nbytes,):
+            raise DeviceError(f"the content of {self.nbytes} bytes: got {source.dtype} of shape {source.shape}")
+        self._array, self._source, self.read_only = None, source, True
 
     def close(self, reason: str) -> None:
         """Let go of the memory; asking for it is a DeviceError with `reason` until an array is bound."""
@@ -142,7 +153,8 @@ def map_file(path: str | os.PathLike[str]) -> Array:
 
 def buffer_from_bytes(mapped: Array, offset: int, dtype: DType, size: int) -> UOp:
     """A new, read-only BUFFER node over `size` elements of `dtype` that lie `offset` bytes into `mapped` (what `map_file` gives),
-    little-endian. Nothing is copied, unless the elements do not lie at multiples of their size.
+    little-endian. Nothing is copied, unless the elements do not lie at multiples of their size: such a buffer is copied when its memory is
+    first asked for.
 
     The memory is ordinary CPU memory that fills itself from the file, so kernels read it in place and a mapped file never decides where
     something is computed. Raises DeviceError for bytes outside `mapped`."""
@@ -151,8 +163,9 @@ def buffer_from_bytes(mapped: Array, offset: int, dtype: DType, size: int) -> UO
         raise DeviceError(f"{size} elements of {dtype.name} at byte {offset} end at byte {offset + nbytes}; there are {mapped.size}")
     part = mapped[offset:offset + nbytes]
     if size and part.ctypes.data % dtype.itemsize:
-        part = part.copy()
-        part.flags.writeable = False
+        node = graph.buffer(dtype, size)
+        buffer_of(node).bind_bytes(part)
+        return node
     return buffer_from_numpy(part.view(to_numpy(dtype)), dtype)
 
 

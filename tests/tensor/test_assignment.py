@@ -187,7 +187,7 @@ def test_positions_are_written_as_in_numpy(shape: tuple[int, ...], dtype: str, s
     t = Tensor(a.copy()) if data.draw(st.booleans()) else Tensor(a.copy()) * np.ones((), dtype)
     flat = t.reshape(-1) if t.is_realized else None
     together = data.draw(st.sampled_from([(), (3,), (2, 1), (0,)]))
-    index: list[object] = [slice(None, None, data.draw(st.sampled_from([None, 2, -1]))) for _ in shape]
+    index: list[Any] = [slice(None, None, data.draw(st.sampled_from([None, 2, -1]))) for _ in shape]
     for axis in data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1)):
         n = shape[axis]
         index[axis] = rng.integers(-n, n, together[data.draw(st.integers(0, len(together))):])
