@@ -12,13 +12,14 @@ from collections.abc import Iterator
 
 from svod.core import dots
 from svod.core.kernel import Linear, ResolvedStage, node_sources
-from svod.core.nest import is_derived
+from svod.core.nest import is_derived, plan
 from svod.core.scheduler import Scheduler
 from svod.core.sketch_contractions import contraction_sketches, inner_contraction
 from svod.core.sketch_facts import (
     bytes_of,
     contiguous_axes,
     extent_of,
+    is_constant,
     lane_amounts,
     name_of,
     operands_of,
@@ -43,11 +44,17 @@ _WINDOW = 32                   # positions of a window that become straight-line
 
 
 def heuristic(state: Scheduler) -> Scheduler:
-    """The sketch that the analysis of states puts first, the shortest of those that it cannot tell apart: what runs when nothing is known
-    about a kernel."""
+    """The sketch that the analysis of states puts first: what runs when nothing is known about a kernel. Of those that it cannot tell apart
+    one of the fewest phases, as cores wait for each other between them and fetch what others have stored; of these the shortest."""
     found = sketches(state)
     limit = TIE * min((s.features().cycles for s in found), default=0.0)
-    return min((s for s in found if s.features().cycles <= limit), key=lambda s: (len(s.applied_opts), s.features().cycles), default=state)
+    return min((s for s in found if s.features().cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), s.features().cycles),
+               default=state)
+
+
+def _phases(state: Scheduler) -> int:
+    """Stages that every call computes whole, the output among them."""
+    return sum(not is_constant(state, s) for s in plan(state).roots)
 
 
 def sketches(state: Scheduler) -> list[Scheduler]:

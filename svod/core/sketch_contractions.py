@@ -102,8 +102,10 @@ def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, O
 
 
 def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, Operand]) -> Iterator[Scheduler]:
-    """Register tiles of the output stage: vector axis × tile axis, operands staged where that makes them contiguous or near."""
+    """Register tiles of the output stage: vector axis × tile axis, operands staged where that makes them contiguous or near. Variants of the
+    tiles that use the multipliers best, and of the others those predicted to be faster."""
     choices = _lane_choices(state, r, operands)
+    shares: list[float] = []        # predicted cycles where each core copies its share of the windows
     for rank in range(6):
         for _, lane, x, y in choices[:2]:
             tiles_of = [t for t in range(len(r.stage.outs)) if t not in x.axes and t != lane and extent_of(state, r, t) > 1]
@@ -115,11 +117,11 @@ def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Ope
             pairs = _tiles(state, r, lane, tiles_of[0])
             if rank < len(pairs):
                 n, m = pairs[rank]
-                yield from _tiled(state, r, lane, tiles_of[0], n, m, x, y, variants=rank == 0 or rank == 1)
+                yield from _tiled(state, r, lane, tiles_of[0], n, m, x, y, shares, variants=rank == 0 or rank == 1)
 
 
 def _tiled(state: Scheduler, r: ResolvedStage, lane: int, tile: int, n: int, m: int, x: Operand, y: Operand,
-           variants: bool) -> Iterator[Scheduler]:
+           shares: list[float], *, variants: bool) -> Iterator[Scheduler]:
     lane_name, tile_name = name_of(state, r, lane), name_of(state, r, tile)
     s = state
     if m > 1:
@@ -141,11 +143,15 @@ def _tiled(state: Scheduler, r: ResolvedStage, lane: int, tile: int, n: int, m: 
         staged = _stage_operand(base, r, inner_operand, [lane] if first else [tile])
         other = y if first else x
         yield _unroll_windows(_stage_masked(staged, r, other), r, other, tile, n, m)
+        own = _stage_share(staged, r, other, tile)
+        if own is not None:
+            own = _unroll_windows(own, r, other, tile, n, m)
+            cycles = own.features().cycles
+            if variants or cycles < min(shares):
+                yield own
+            shares.append(cycles)
         if not variants:
             return
-        own = _stage_share(staged, r, other)
-        if own is not None:
-            yield _unroll_windows(own, r, other, tile, n, m)
         if staged is not base:
             yield base
 
@@ -197,9 +203,11 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: Operand) -> Scheduler:
     return state
 
 
-def _stage_share(state: Scheduler, r: ResolvedStage, y: Operand) -> Scheduler | None:
+def _stage_share(state: Scheduler, r: ResolvedStage, y: Operand, tile: int) -> Scheduler | None:
     """STAGE what overlapping windows read once for all that a core computes, so that it stays in that core's cache: an output axis that
-    windows overlap along is cut into as many parts as there are cores, and shared among them. None where nothing overlaps."""
+    windows overlap along is cut into as many parts as there are cores, and shared among them. Inside a part, tiles of windows that are read
+    one by one are short and go along memory, where neighbours share lines; what is read in vectors is wide, and neighbours across share
+    more. None where nothing overlaps."""
     if state.target.threads < 2 or y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline":
         return None
     if bytes_of(state, y.stage) > state.target.threads * state.target.l2:
@@ -217,6 +225,8 @@ def _stage_share(state: Scheduler, r: ResolvedStage, y: Operand) -> Scheduler | 
             continue
         others = [x for x in tiled.order[r.stage.index]
                   if x != row and tiled.rows[x].extent > 1 and r.axes.index(tiled.rows[x].axis) < outs]
+        if tile in y.axes:
+            others.sort(key=lambda x: tiled.rows[x].axis == r.axes[tile])
         tiled = try_opt(tiled, "ORDER", r.stage.name, tuple(tiled.rows[x].name for x in (row, *others)))
         staged = try_opt(tiled, "STAGE", state.kernel.stages[y.stage].name, state.rows[row].name)
         return try_opt(staged, "THREAD", state.rows[row].name, state.target.threads) if staged is not tiled else None
