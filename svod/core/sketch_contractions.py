@@ -102,8 +102,8 @@ def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, O
 
 
 def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, Operand]) -> Iterator[Scheduler]:
-    """Register tiles of the output stage: vector axis × tile axis, operands staged where that makes them contiguous or near. Variants of the
-    tiles that use the multipliers best, and of the others those predicted to be faster."""
+    """Register tiles of the output stage: vector axis × tile axis, operands staged where that makes them contiguous or near. Variants of
+    the tiles that use the multipliers best, and of the others those predicted to be faster."""
     choices = _lane_choices(state, r, operands)
     shares: list[float] = []        # predicted cycles where each core copies its share of the windows
     for rank in range(6):
