@@ -21,6 +21,7 @@ from svod.compile.linear import format_linear
 from svod.compile.llvm import render
 from svod.compile.plan import ExecutionPlan
 from svod.compile.plan_parts import PreparedKernel
+from svod.compile.stages import lower_kernel
 from svod.config import PrepareConfig
 from svod.core.schedule import Explained, explain_schedule
 from svod.core.scheduler import Opt, Scheduler
@@ -29,7 +30,6 @@ from svod.core.target import Target
 from svod.core.text import format_ast
 from svod.core.uop import UOp
 from svod.errors import ConfigError
-from svod.optimize import lowered
 from svod.outline import Outline
 
 Section = tuple[str, str]       # title, text
@@ -130,12 +130,12 @@ def _opts(s: Subject) -> Iterator[Section]:
 
 def _linear(s: Subject) -> Iterator[Section]:
     for key, k in s.first.items():
-        yield _title(k), format_linear(lowered(s.outline.kernels[key], s.target, _chain(k)))
+        yield _title(k), format_linear(lower_kernel(s.outline.kernels[key], s.target, _chain(k)))
 
 
 def _llvm(s: Subject) -> Iterator[Section]:
     for key, k in s.first.items():
-        yield _title(k), render(lowered(s.outline.kernels[key], s.target, _chain(k)), s.target)
+        yield _title(k), render(lower_kernel(s.outline.kernels[key], s.target, _chain(k)), s.target)
 
 
 def _memory(s: Subject) -> Iterator[Section]:

@@ -19,10 +19,9 @@ from typing import Any
 from svod.compile.codegen import CODEGEN_REVISION, LoadedProgram
 from svod.compile.device import LLVM, CompilerPair, device_named
 from svod.compile.interpreted import InterpretedProgram
-from svod.compile.lower import lower
 from svod.compile.object_cache import CachedObject, ObjectCache, object_key
-from svod.compile.program import Program, ProgramSpec
-from svod.compile.routines import lower_routine
+from svod.compile.program import ProgramSpec
+from svod.compile.stages import add_stage, build, lower_kernel, make_program, spec_of, stage_of
 from svod.config import PrepareConfig, object_cache_dir
 from svod.core.forksafe import remake_after_fork
 from svod.core.kernel import Kernel
@@ -30,6 +29,7 @@ from svod.core.scheduler import Opt, Scheduler
 from svod.core.sketch import heuristic
 from svod.core.source import source_digest
 from svod.core.target import Target
+from svod.core.uop import Ops
 from svod.errors import CompileError, KernelOptError
 from svod.tune.db import TuningDB
 
@@ -72,6 +72,7 @@ class Compiler:
 
     def __init__(self, target: Target, cache: ObjectCache, limit: int, pair: CompilerPair = LLVM):
         self.target, self.cache, self.limit, self.pair = target, cache, limit, pair
+        self.device = f"{target.device}:{pair.name}"
         self.generator = f"{pair.key}, source {source_digest('core', 'compile')}"   # other code may come from other sources
         self._made: OrderedDict[str, Compiled] = OrderedDict()
         self._heuristics: OrderedDict[str, Chain] = OrderedDict()
@@ -101,8 +102,9 @@ class Compiler:
     def _compile(self, kernel: Kernel, choice: Choice, key: str) -> Compiled:
         entry = self.cache.get(key)
         if entry is None or "linear" not in entry.remarks:
-            program = lowered(kernel, self.target, choice.chain)
-            entry = CachedObject(program.spec, self.pair.build(program, self.target), {"linear": program.digest})
+            lowered = lower_kernel(kernel, self.target, choice.chain)
+            program = build(add_stage(make_program(kernel.ast, self.device), Ops.LINEAR, lowered), self.target)
+            entry = CachedObject(spec_of(program, self.target), stage_of(program, Ops.BINARY).arg, {"linear": lowered.digest})
             self.cache.put(key, entry)
         loaded = self.pair.load(entry.code, entry.spec)
         return Compiled(entry.spec, loaded, entry.remarks["linear"], choice.chain, choice.source, choice.why)
@@ -139,16 +141,7 @@ class Compiler:
         entry = self.cache.get(self._key(kernel, chain_digest(chain)))
         if entry is not None and isinstance(entry.remarks.get("linear"), str):
             return str(entry.remarks["linear"])
-        return lowered(kernel, self.target, chain).digest
-
-
-def lowered(kernel: Kernel, target: Target, chain: Chain) -> Program:
-    """The Program of a kernel under a chain. Raises KernelOptError for a chain that does not apply."""
-    if kernel.routine is None:
-        return lower(Scheduler(kernel, target).apply_opts(chain))
-    if chain:
-        raise KernelOptError(f"{chain[0].op} on a {kernel.routine.arg[0].lower()}: a routine has one form and takes no opts")
-    return lower_routine(kernel, target)
+        return lower_kernel(kernel, self.target, chain).digest
 
 
 def chain_digest(chain: Iterable[Opt]) -> str:

@@ -87,7 +87,7 @@ def test_threads_that_want_the_same_kernel_compile_it_once(compiled: list[str]) 
 def test_a_failed_compilation_is_not_remembered(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler(host_target(1), ObjectCache(None), 16)
     with monkeypatch.context() as patch, pytest.raises(CompileError, match="out of memory"):
-        patch.setattr(optimize, "lowered", lambda *_: (_ for _ in ()).throw(CompileError("out of memory")))
+        patch.setattr(optimize, "lower_kernel", lambda *_: (_ for _ in ()).throw(CompileError("out of memory")))
         compiler.compile(KERNEL, NONE)
     assert not compiled and compiler.compile(KERNEL, NONE).loaded.addresses
 

@@ -22,18 +22,14 @@ from svod.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class CompilerPair:
-    """How a program gets source, its source code, and its code addresses. `key`: who does it; part of the key of what is kept on disk.
-    Every step raises CompileError for what the one before cannot have made."""
+    """How a program gets source, its source code, and its code addresses: the steps that `svod.compile.stages` takes. `key`: who does it;
+    part of the key of what is kept on disk. Every step raises CompileError for what the one before cannot have made."""
 
     name: str
     key: str
     render: Callable[[Program, Target], str]
     compile: Callable[[str, Target], bytes]
     load: Callable[[bytes, ProgramSpec], LoadedProgram | InterpretedProgram]
-
-    def build(self, program: Program, target: Target) -> bytes:
-        """The code of a program."""
-        return self.compile(self.render(program, target), target)
 
 
 @dataclass(frozen=True)

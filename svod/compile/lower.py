@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from svod.compile.emit_phase import Emitted, Phase
 from svod.compile.nests import SLACK
-from svod.compile.program import Instr, PhaseSpec, Program, ProgramSpec
+from svod.compile.program import Instr, PhaseSpec, Program, derive_spec
 from svod.core.dtype import DType
 from svod.core.kernel import Linear, ResolvedStage
 from svod.core.layout import Layout, is_exact, lay_out, layouts
@@ -111,9 +111,7 @@ class Lowering:
             for spec, instructions in emitted:
                 phases.append(PhaseSpec(f"svod_p{len(phases)}", spec.extent, spec.threads, spec.scratch, spec.once, spec.counts))
                 code.append(instructions)
-        params = tuple((p.dtype, p.arg.size) for p in self.kernel.params)
-        variables = tuple(sorted(self.kernel.variables))
-        return Program(ProgramSpec("kernel", params, self.kernel.outs, tuple(self.temps), tuple(phases), variables), tuple(code))
+        return Program(derive_spec(self.kernel.ast, self.state.target, tuple(self.temps), tuple(phases)), tuple(code))
 
     def once(self, s: int) -> bool:
         """True for a root stage that reads nothing but constants of the plan."""

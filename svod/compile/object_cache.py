@@ -26,7 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from svod.compile.program import Count, PhaseSpec, ProgramSpec
-from svod.core.dtype import BY_NAME
+from svod.core.dtype import BY_NAME, dtypes
+from svod.core.launch import ONCE, Launch
+from svod.core.serialize import ast_to_data, data_to_ast
+from svod.core.uop import Ops, UOp
 
 log = logging.getLogger("svod.object_cache")
 
@@ -53,7 +56,22 @@ def spec_to_json(spec: ProgramSpec) -> dict[str, Any]:
         "phases": [[p.symbol, p.extent, p.threads, p.scratch_bytes, p.once,
                     [[[list(t) for t in c.terms], c.const, c.stride, c.most] for c in p.counts]] for p in spec.phases],
         "variables": list(spec.variables),
+        "ins": list(spec.ins),
+        "launch": None if spec.launch == ONCE else _launch_to_json(spec.launch),
     }
+
+
+def _launch_to_json(launch: Launch) -> dict[str, Any]:
+    extents = (*launch.global_size, *(launch.local_size or ()))
+    return ast_to_data(UOp(Ops.SINK, dtypes.void, extents))
+
+
+def _launch_from_json(data: object) -> Launch:
+    extents = data_to_ast(data).src
+    if len(extents) not in (3, 6):
+        raise TypeError(f"a launch has 3 or 6 dimensions, found {len(extents)}")
+    local = (extents[3], extents[4], extents[5]) if len(extents) == 6 else None
+    return Launch((extents[0], extents[1], extents[2]), local)
 
 
 def spec_from_json(data: dict[str, Any]) -> ProgramSpec:
@@ -69,6 +87,8 @@ def spec_from_json(data: dict[str, Any]) -> ProgramSpec:
             temps=tuple(int(size) for size in data["temps"]),
             phases=phases,
             variables=tuple(str(name) for name in data["variables"]),
+            ins=tuple(int(slot) for slot in data["ins"]),
+            launch=ONCE if data["launch"] is None else _launch_from_json(data["launch"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the description of a program: {error!r}") from error

@@ -40,6 +40,7 @@ from svod.compile.plan_parts import (
     Variant,
     address_of,
     check_array,
+    check_launches,
     check_plan,
     levels_of,
     lifetimes_of,
@@ -384,6 +385,7 @@ class ExecutionPlan:
                     raise LaunchError(f"variable {name}={value} is outside the integers")
                 if limits is not None:
                     check_bounds(name, int(value), limits.min, limits.max)
+            check_launches(self.every, {**self.variable_values(), **values})
             for name, value in values.items():
                 for position in self._variables[name]:
                     self._words[position] = value

@@ -21,6 +21,7 @@ from svod.compile.callback import HostProgram
 from svod.compile.codegen import LoadedProgram
 from svod.compile.interpreted import InterpretedProgram
 from svod.compile.program import ProgramSpec
+from svod.core.launch import ONCE
 from svod.core.regions import Region, are_disjoint, find_overlap
 from svod.errors import LaunchError
 
@@ -143,6 +144,15 @@ def names_of(kernel: PreparedKernel) -> dict[str, str]:
     if not kernel.variables:
         return {name: name for name in kernel.spec.variables}
     return {name: kernel.variables[int(name[1:])].name for name in kernel.spec.variables}
+
+
+def check_launches(kernels: Sequence[PreparedKernel], values: Mapping[str, int]) -> None:
+    """Raise LaunchError for a launch that these values of the plan's variables make impossible."""
+    for kernel in kernels:
+        if kernel.spec.launch != ONCE:
+            names = names_of(kernel)
+            if all(name in values for name in names.values()):
+                kernel.spec.launch.at({name: values[known] for name, known in names.items()})
 
 
 def region_in(kernel: PreparedKernel, buffer: int, nbytes: int) -> Region:

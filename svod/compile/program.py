@@ -20,7 +20,13 @@ from math import prod
 from typing import Any
 
 from svod.core.dtype import DType
+from svod.core.launch import ONCE, Launch
+from svod.core.positions import CORE, launch_of
+from svod.core.target import Target
+from svod.core.uop import Ops, UOp
 from svod.errors import LaunchError
+
+DEFAULT_NAME = "kernel"
 
 Instr = tuple[Any, ...]  # (op, dtype, lanes, src, arg): docs/ir.md, section 4
 
@@ -61,7 +67,7 @@ class PhaseSpec:
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """Everything but the code: enough to allocate, launch and time a compiled program."""
+    """Everything but the code: enough to allocate, launch and time a compiled program. `derive_spec` reads it from a kernel."""
 
     name: str
     params: tuple[tuple[DType, int], ...]   # by slot: element type, number of elements
@@ -69,9 +75,17 @@ class ProgramSpec:
     temps: tuple[int, ...]                  # bytes of each temporary
     phases: tuple[PhaseSpec, ...]
     variables: tuple[str, ...] = ()     # in order
+    ins: tuple[int, ...] = ()           # slots read, those that are written as well among them
+    launch: Launch = ONCE               # of the kernel as it was written; the code's own loops are the phases
+
+    @property
+    def globals(self) -> tuple[int, ...]:
+        """The slots of all parameters."""
+        return tuple(range(len(self.params)))
 
     def check(self) -> None:
-        """Raise LaunchError for a description that no program can have. What is run has passed this, wherever it was read from."""
+        """Raise LaunchError for a description that no program can have. What is run has passed this, wherever it was read from. Launch
+        dimensions that depend on variables are looked at when those have their values."""
         def refuse(what: str) -> None:
             raise LaunchError(f"program {self.name}: {what}; it was not made by svod's lowering, or the file that it is from was changed")
 
@@ -81,10 +95,16 @@ class ProgramSpec:
             refuse("it writes none of its parameters")
         if list(self.outs) != sorted(set(self.outs)) or not 0 <= self.outs[0] <= self.outs[-1] < len(self.params):
             refuse(f"the slots it writes are {self.outs}; they must be different, in order, and of its {len(self.params)} parameters")
+        if list(self.ins) != sorted(set(self.ins)) or not set(self.ins) <= set(self.globals):
+            refuse(f"the slots it reads are {self.ins}; they must be different, in order, and of its {len(self.params)} parameters")
         if any(size < 0 for _, size in self.params) or any(size < 0 for size in self.temps):
             refuse("a parameter or a temporary has a negative size")
         if list(self.variables) != sorted(set(self.variables)):
             refuse(f"its variables are {', '.join(self.variables)}; they must be different and in order")
+        if not set(self.launch.variables) <= set(self.variables):
+            refuse(f"its launch depends on {', '.join(self.launch.variables)}; its variables are {', '.join(self.variables) or 'none'}")
+        if not self.launch.variables:
+            self.launch.at({})
         if not self.phases:
             refuse("it has no phases")
         for phase in self.phases:
@@ -101,11 +121,61 @@ class ProgramSpec:
 
 
 @dataclass(frozen=True)
+class Interface:
+    """What a kernel AST says of the programs that it becomes: parameters by slot, slots written and read, variables; sorted, each once."""
+
+    params: tuple[tuple[DType, int], ...]
+    outs: tuple[int, ...]
+    ins: tuple[int, ...]
+    variables: tuple[str, ...]
+
+
+def interface_of(ast: UOp) -> Interface:
+    """The interface of a kernel, remembered on its node. Raises LaunchError for parameters that leave a slot out."""
+    found: Interface = ast.cached("interface", _interface_of)
+    return found
+
+
+def _interface_of(ast: UOp) -> Interface:
+    params: dict[int, tuple[DType, int]] = {}
+    outs, ins, variables = set(), set(), set()
+    for u in ast.toposort():
+        if u.op is Ops.PARAM:
+            params[u.arg.slot] = u.dtype, u.arg.size
+        elif u.op is Ops.STORE:
+            outs.add(u.src[0].src[0].arg.slot)
+        elif u.op is Ops.LOAD:
+            ins.add(u.src[0].src[0].arg.slot)
+        elif u.op is Ops.CUSTOM_FUNCTION:
+            ins.update(p.arg.slot for p in u.src)
+        elif u.op is Ops.DEFINE_VAR and u.arg[0] != CORE:    # what the launch counts is given by nobody
+            variables.add(u.arg[0])
+    if sorted(params) != list(range(len(params))):
+        raise LaunchError(f"the kernel's parameters are at the slots {sorted(params)}; slots are 0, 1, … without gaps")
+    return Interface(tuple(params[slot] for slot in sorted(params)), tuple(sorted(outs)), tuple(sorted(ins)), tuple(sorted(variables)))
+
+
+def derive_spec(ast: UOp, target: Target, temps: tuple[int, ...], phases: tuple[PhaseSpec, ...]) -> ProgramSpec:
+    """The description of a program of a kernel: its interface and its launch, beside what lowering has decided.
+
+    Raises LaunchError for a launch that does not fit the target, CompileError for one that cannot be."""
+    kernel = interface_of(ast)
+    launch = launch_of(ast, target.global_limits, target.local_limits)
+    return ProgramSpec(DEFAULT_NAME, kernel.params, kernel.outs, temps, phases, kernel.variables, kernel.ins, launch)
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
-    """A ProgramSpec and, per phase, its LINEAR."""
+    """A ProgramSpec and, per phase, its LINEAR. Equal are those of equal specs and digests: 0.0 is not -0.0, nor 1 True."""
 
     spec: ProgramSpec
     code: tuple[tuple[Instr, ...], ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self.spec == other.spec and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     @property
     def size(self) -> int:

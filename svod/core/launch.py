@@ -60,6 +60,9 @@ class Launch:
         return Sizes(numbers(self.global_size), None if self.local_size is None else numbers(self.local_size))
 
 
+ONCE = Launch()
+
+
 def evaluate_dimension(index: int, extent: UOp, values: Mapping[str, int]) -> int:
     """The value of a launch dimension. Raises LaunchError."""
     value = evaluate_extent(extent, values)

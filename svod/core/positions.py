@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from svod.core import symbolic as sy
 from svod.core.dtype import dtypes
-from svod.core.launch import CASTS, ONE, Launch, fit_dimensions
+from svod.core.launch import CASTS, ONCE, ONE, Launch, fit_dimensions
 from svod.core.target import NO_LIMIT
 from svod.core.uop import Ops, UOp
 from svod.errors import CompileError
@@ -211,12 +211,9 @@ def launch_of(ast: UOp, global_limits: Sequence[int] = NO_LIMITS, local_limits: 
     call for a kernel over RANGEs only. Raises CompileError for positions that no launch has, LaunchError for what cannot be made to fit.
 
     Dimension 0 is that of g0, l0, i0 or core_id; dimensions that no position names have one position."""
-    extents: dict[str, UOp] = {p.name: p.extent for p in positions_of(ast)}
-    for r in ast.walk(Ops.RANGE):
-        if len(r.src) > 1:
-            extents[r.src[1].arg] = r.src[0]
+    extents: dict[str, UOp] = ast.cached("launch_extents", _launch_extents)
     if not extents:
-        return Launch()
+        return ONCE
     kinds: dict[str, dict[int, UOp]] = {"g": {}, "l": {}}
     direct = False
     for name, extent in extents.items():
@@ -230,6 +227,15 @@ def launch_of(ast: UOp, global_limits: Sequence[int] = NO_LIMITS, local_limits: 
         if not direct or kind == "g":
             dims[kind] = fit_dimensions(own, [_most(e) for e in own], limits)
     return Launch(dims["g"], dims.get("l"))
+
+
+def _launch_extents(ast: UOp) -> dict[str, UOp]:
+    """The extents of a kernel's positions by their names."""
+    found = {p.name: p.extent for p in positions_of(ast)}
+    for r in ast.walk(Ops.RANGE):
+        if len(r.src) > 1:
+            found[r.src[1].arg] = r.src[0]
+    return found
 
 
 def _most(extent: UOp) -> int | None:

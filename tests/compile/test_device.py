@@ -40,6 +40,11 @@ def program_of(name: str) -> Program:
     return lower(Scheduler(Kernel(HAND[name]()), host_target(2)))
 
 
+def code_of(program: Program, pair: CompilerPair) -> bytes:
+    target = host_target(2)
+    return pair.compile(pair.render(program, target), target)
+
+
 def run(program: Program, code: bytes, pair: CompilerPair) -> list[Array]:
     """The arguments after one run over the same random ones."""
     rng = np.random.default_rng(3)
@@ -59,7 +64,7 @@ def test_both_pairs_compute_the_same_from_source_and_from_bytes(name: str, tmp_p
         cache = ObjectCache(tmp_path)
         cache.put(f"{k}" * 32, CachedObject(program.spec, code))
         again = cache.get(f"{k}" * 32)
-        assert source and again is not None and again.code == code == pair.build(program, target)
+        assert source and again is not None and again.code == code == code_of(program, pair)
         found.append(run(program, again.code, pair))
     for compiled, interpreted in zip(*found, strict=True):
         np.testing.assert_allclose(compiled.astype(np.float64), interpreted.astype(np.float64), rtol=1e-5)
@@ -76,7 +81,7 @@ def test_each_stage_refuses_what_the_one_before_cannot_have_made(pair: CompilerP
         with pytest.raises(CompileError):
             pair.load(code, program.spec)
     with pytest.raises(CompileError, match=r"does not define another|has 1 phases, the program \w+ 2"):
-        pair.load(pair.build(program, target), replace(program.spec, phases=(*program.spec.phases, PhaseSpec("another", 4, 1, 0))))
+        pair.load(code_of(program, pair), replace(program.spec, phases=(*program.spec.phases, PhaseSpec("another", 4, 1, 0))))
 
 
 def test_a_plan_runs_on_the_pair_that_its_device_names() -> None:
@@ -91,7 +96,7 @@ def test_a_plan_runs_on_the_pair_that_its_device_names() -> None:
 
 def test_what_fails_in_an_interpreted_kernel_is_raised_by_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     program, pair = program_of("line"), PAIRS[1]
-    loaded = pair.load(pair.build(program, host_target(2)), program.spec)
+    loaded = pair.load(code_of(program, pair), program.spec)
     arrays = [np.zeros(size, to_numpy(dtype)) for dtype, size in program.spec.params]
     plan = ExecutionPlan.of_kernel(program.spec, loaded, arrays)
 
@@ -108,7 +113,7 @@ def test_what_fails_in_an_interpreted_kernel_is_raised_by_its_plan(monkeypatch: 
 def test_an_interrupt_in_an_interpreted_kernel_is_raised_by_the_plan_that_ran_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where two plans share the code, and the other one runs before the first looks at what went wrong."""
     program, pair = program_of("line"), PAIRS[1]
-    loaded = pair.load(pair.build(program, host_target(2)), program.spec)
+    loaded = pair.load(code_of(program, pair), program.spec)
     arrays = [np.zeros(size, to_numpy(dtype)) for dtype, size in program.spec.params]
     plan = ExecutionPlan.of_kernel(program.spec, loaded, arrays)
     other = plan.replicate()

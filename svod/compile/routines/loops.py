@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 
 from svod.compile.builder import Builder
-from svod.compile.program import Instr, PhaseSpec, Program, ProgramSpec
+from svod.compile.program import DEFAULT_NAME, Instr, PhaseSpec, Program, ProgramSpec
 from svod.core.dtype import DType, dtypes
 from svod.core.routine import result_shape
 from svod.core.target import Target
@@ -102,7 +102,8 @@ def program(routine: UOp, temps: tuple[int, ...], *phases: tuple[Loops, int, int
     params = ((routine.dtype, size), *((p.dtype, p.arg.size) for p in routine.src))
     specs = tuple(PhaseSpec(f"svod_p{i}", extent, threads, scratch) for i, (_, extent, threads, scratch) in enumerate(phases))
     code: tuple[tuple[Instr, ...], ...] = tuple(loops.finish() for loops, _, _, _ in phases)
-    return Program(ProgramSpec("kernel", params, (0,), temps, specs), code)
+    read = tuple(sorted({p.arg.slot for p in routine.src}))
+    return Program(ProgramSpec(DEFAULT_NAME, params, (0,), temps, specs, ins=read), code)
 
 
 def cores(target: Target, elements: int, iterations: int) -> int:
