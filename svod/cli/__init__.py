@@ -1,11 +1,13 @@
 """The command lines. Each console script is a small `main` here that calls `run_command` with the module of its real commands.
 
 `run_command` is the guard they share: a missing extra is answered with the line to paste, bad input with one line and exit status 2,
-Ctrl-C with one line and 130 at whatever moment it comes, a closed pipe with silence; none of them with a traceback. For the sake of
-Ctrl-C this module imports next to nothing: what takes time is imported inside the guard.
+Ctrl-C with one line and 130 at whatever moment it comes, a closed pipe with silence; none of them with a traceback. Characters that a
+stream's encoding lacks are replaced. For the sake of Ctrl-C this module imports next to nothing: what takes time is imported inside the
+guard.
 """
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -16,9 +18,9 @@ EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message on one line; of the system's what it is about, and what is wrong."""
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    """An error's message on one line; of the system's what it is about, where that has a name, and what is wrong."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -29,6 +31,7 @@ def run_command(program: str, module: str, needs: tuple[str, ...] = ("click", "r
     `program` is the name in messages, `needs` what must be installed beyond the base, `defaults` environment variables that libraries
     read when they are imported, unless the user has set them."""
     try:
+        prepare_streams()
         status = _run(program, module, needs, defaults or {})
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -40,6 +43,20 @@ def run_command(program: str, module: str, needs: tuple[str, ...] = ("click", "r
         status = 0
     signal.signal(signal.SIGINT, signal.SIG_DFL)    # what is left is the interpreter's end: a Ctrl-C there has nothing to say
     sys.exit(status)
+
+
+def prepare_streams() -> None:
+    """Standard streams that can be written to: those that the caller has closed (`svod-db list >&-`) lead nowhere, so that no file that is
+    opened later gets their numbers; characters that the encoding of the others lacks become question marks."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _run(program: str, module: str, needs: tuple[str, ...], defaults: Mapping[str, str]) -> int:

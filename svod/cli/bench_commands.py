@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from svod import config
-from svod.cli.outputs import check_database, check_output
+from svod.cli.outputs import check_database, check_is_there, check_output
 from svod.core.files import write_text
 from svod.errors import DatabaseError
 
@@ -108,10 +108,14 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     from svod.cli.bench_tables import describe_case, print_run
     from svod.cli.tables import print_table
     from svod.compile.host import host_target
+    from svod.dumping import passes_of
 
     mode, width = _mode(beam, heuristic, db_only, fresh)
     check_database(db if mode == "beam" else None)
-    with_random, count = RANDOM in parse_suites(suite), count or RANDOM_COUNT
+    with_random = RANDOM in parse_suites(suite)
+    if count is not None and not with_random:
+        raise click.UsageError(f"--count {count} is of the suite random; add --suite random")
+    count = count or RANDOM_COUNT
     if seed is None:
         seed = secrets.randbelow(NEW_SEEDS) if with_random else 0
     cases = select_cases(suite, kernels, seed=seed, count=count)
@@ -123,6 +127,9 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
                     fold=frozenset({"operands"}))
         return
     check_output("--json", json_path)
+    prepare = config.PrepareConfig.from_env()
+    prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
+    passes_of(prepare)
     target = host_target()
     _warn_if_busy(target.threads)
     found, infos = load_peers(names, target.threads)
@@ -137,11 +144,9 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     if known is None or known.quick:
         _say(f"measuring what this machine can do at best, some ten seconds; kept in {path}, unless the machine is busy")
     limits = cached_ceilings(path, target)
-    prepare = config.PrepareConfig.from_env()
-    prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
     contestants = [*svod_contestants(mode, width, fresh=fresh, db=db, config=prepare), *found]
     together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
-    _say(f"{len(cases)} kernels, {target.threads} thread{'s' if target.threads > 1 else ''} each: {together}")
+    _say(f"{_kernels(len(cases))}, {target.threads} thread{'s' if target.threads > 1 else ''} each: {together}")
     settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,
                         datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0, count if with_random else None)
 
@@ -158,7 +163,7 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
         _write_at_last(json_path, result)
     done = len(result.cases)
     missing = "" if done == len(cases) else f"; interrupted, {len(cases) - done} are missing"
-    _say(f"{done} kernels in {result.settings.seconds:.0f} s{missing}")
+    _say(f"{_kernels(done)} in {result.settings.seconds:.0f} s{missing}")
     wrong = [f"{c.name} ({o.name})" for c in result.cases for o in c.contestants if o.name in ("heuristic", "tuned")
              and o.status in ("wrong", "failed")]
     if wrong:
@@ -185,7 +190,7 @@ def compare(before: Path, after: Path, as_json: bool, force: bool) -> None:
             _say(f"{path}: {r.load.busy} during the run")
     found = compare_runs(a, b)
     if as_json:
-        click.echo(json.dumps(asdict(found) | {"worse": found.worse}, indent=1, ensure_ascii=False))
+        click.echo(json.dumps(asdict(found) | {"worse": found.worse}, indent=1))
     else:
         print_comparison(found)
     sys.exit(1 if found.worse else 0)
@@ -210,6 +215,8 @@ def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool)
     spec = db if db is not None else config.PrepareConfig.env_value("db")
     if spec != config.NONE:
         with TuningDB.open(spec, read_only=True) as database:
+            if db is not None:
+                check_is_there(database.plan)
             if database.problem is not None:
                 raise DatabaseError(database.problem)
             last = found[-1] if found else None
@@ -245,6 +252,10 @@ def _mode(beam: int | None, heuristic: bool, db_only: bool, fresh: bool) -> tupl
     if fresh and width is None:
         raise click.UsageError("--fresh needs a search; add --beam N")
     return ("heuristic" if heuristic else "beam" if width is not None else "db-only"), width
+
+
+def _kernels(n: int) -> str:
+    return f"{n} kernel{'s' * (n != 1)}"
 
 
 def _ceilings_path() -> Path:

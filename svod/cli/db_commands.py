@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from svod import config
-from svod.cli.outputs import check_output
+from svod.cli.outputs import Finite, check_is_there, check_output
 from svod.cli.tables import chain_words, print_table, seconds
 from svod.errors import DatabaseError
 from svod.tune.db import (
@@ -124,6 +124,8 @@ def _resolve_kernel(db: TuningDB, text: str) -> str:
         if matches:
             shown = ", ".join(sorted(f"{k[:SHOWN_KEY]} ({', '.join(sorted(names[k])) or 'no name'})" for k in matches)[:8])
             raise DatabaseError(f"{text!r} means {len(matches)} kernels: {shown}{' …' if len(matches) > 8 else ''}; give more of the key")
+    if not names:
+        check_is_there(db.plan)
     raise DatabaseError(f"no kernel in the database has a key that starts with {text!r}, or a name or origin that contains it; "
                         f"`svod-db list` shows the {len(names)} there are")
 
@@ -182,7 +184,7 @@ def _rows(db: TuningDB, kernel: str | None = None) -> list[Row]:
 
 
 def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    click.echo(json.dumps(value, indent=2))
 
 
 @cli.command("list")
@@ -358,6 +360,7 @@ def export(context: click.Context, output: Path, winners: bool, kernels: tuple[s
     """Write records to a JSON Lines file that `import` reads on any machine."""
     check_output("-o", output)
     db = _open(context)
+    check_is_there(db.plan)
     wanted = [_resolve_kernel(db, k) for k in kernels] if kernels else None
     count = db.export(output, wanted, winners_only=winners)
     click.echo(f"{count} records written to {output}")
@@ -421,7 +424,7 @@ def retract(context: click.Context, kernel: str, target: str | None, linear: str
 
 
 @cli.command()
-@click.option("--older-than", "days", type=click.FloatRange(min=0), default=90.0, show_default=True, help="Age in days.")
+@click.option("--older-than", "days", type=Finite(min=0), default=90.0, show_default=True, help="Age in days.")
 @click.pass_context
 def gc(context: click.Context, days: float) -> None:
     """Remove void claims, and old measurements that can decide nothing any more; make the file smaller."""

@@ -124,9 +124,10 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
              f"  heuristic  {in_words(check.heuristic):>8}"]
     if not check.changed:
         return [*lines, "  tuned      the same: every kernel keeps the heuristic's chain"]
+    rounds = f"{check.rounds} interleaved round{'s' * (check.rounds != 1)}"
     lines += [
         f"  predicted  {predicted}",
-        f"  measured   {in_words(check.heuristic * r.median):>8}   {1 / r.median:.2f}×   {check.rounds} interleaved rounds{interval}"]
+        f"  measured   {in_words(check.heuristic * r.median):>8}   {1 / r.median:.2f}×   {rounds}{interval}"]
     if check.differs:
         promised = f"{in_words(check.promised)} were promised" if check.promised > 0 else "nothing was promised"
         way = "gained" if check.gained >= 0 else "lost"

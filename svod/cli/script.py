@@ -24,6 +24,7 @@ from svod.tune.jobs import package_roots
 IDLE_SECONDS = 30.0         # without a new kernel: the script has shown what it has
 POLL_SECONDS = 0.1
 STOP_SECONDS = 2 * FLUSH_SECONDS + 0.5      # for a script to end by itself; it writes its counts meanwhile
+LEAVE_SECONDS = 0.5         # for its processes to end after it
 TERM_SECONDS = 2.0          # between SIGTERM and SIGKILL
 
 Why = Literal["finished", "failed", "time", "idle", "interrupted"]
@@ -111,9 +112,12 @@ def _end_child(child: subprocess.Popen[bytes], directory: Path) -> None:
 
 
 def _end_processes(directory: Path) -> int:
-    """End what the script has left running; how many that were. Processes are known by SVOD_CAPTURE in their environment, which
-    survives daemonising; where the system does not show it (no /proc), nothing is found."""
-    found = processes_with(f"SVOD_CAPTURE={directory}")
+    """End what the script has left running and what does not end by itself at once, as multiprocessing's helpers do; how many that were.
+    Processes are known by SVOD_CAPTURE in their environment, which survives daemonising; where the system does not show it (no /proc),
+    nothing is found."""
+    end = time.monotonic() + LEAVE_SECONDS
+    while (found := processes_with(f"SVOD_CAPTURE={directory}")) and time.monotonic() < end:
+        time.sleep(0.05)
     if not found:
         return 0
     _signal_all(found, signal.SIGTERM)

@@ -13,7 +13,7 @@ import click
 
 from svod import config
 from svod.cli.installation import program
-from svod.cli.outputs import check_database, check_output
+from svod.cli.outputs import Finite, check_database, check_output
 
 DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
@@ -76,7 +76,7 @@ class _Command(click.Command):
             raise click.UsageError(f"{e.format_message().rstrip('.')}; {hint}", ctx) from e
 
 
-class _Finite(click.FloatRange):
+class _Seconds(Finite):
     """Seconds above 0."""
 
     name = "seconds"
@@ -87,13 +87,13 @@ class _Finite(click.FloatRange):
 
 @click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]},
                epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out; 2 bad input; 3 the script "
-                      "failed, and what it had prepared was tuned; 4 tuned, but the database could not take the results; 5 there is no "
-                      "kernel to tune; 6 the capture is damaged, and what can be read of it was tuned; 130 ended early by Ctrl-C; 143 "
-                      "ended by SIGTERM. The first Ctrl-C ends the script, the next one the tuning.")
+                      "failed, and what it had prepared was tuned; 4 tuned, but the database could not take the results, or "
+                      "--json could not be written; 5 there is no kernel to tune; 6 the capture is damaged, and what can be read of it was "
+                      "tuned; 130 ended early by Ctrl-C; 143 ended by SIGTERM. The first Ctrl-C ends the script, the next one the tuning.")
 @click.argument("script", required=False)
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("--beam", type=int, metavar="N", help=f"Beam width, at least 1; default: BEAM, else {DEFAULT_BEAM}.")
-@click.option("--budget", type=_Finite(), default=DEFAULT_BUDGET, show_default=True, help="Wall time of the whole command.")
+@click.option("--budget", type=_Seconds(), default=DEFAULT_BUDGET, show_default=True, help="Wall time of the whole command.")
 @click.option("--workers", default="ray", show_default=True, metavar="ray:N|local:N|inline",
               help="Who compiles and times candidates; without N one worker per core. Where Ray does not come up, "
                    "and for budgets below 20 s (but for ray:N), local ones do.")
@@ -102,7 +102,7 @@ class _Finite(click.FloatRange):
 @click.option("--fresh", is_flag=True, help="Read nothing that is in the database; record what is found.")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N kernels that take most of the time.")
 @click.option("--only", multiple=True, metavar="KEY", help="Only kernels whose key begins with KEY, or whose name or origin has it.")
-@click.option("--capture-for", type=_Finite(), help="End the script after this time; without it, after 30 s without a new "
+@click.option("--capture-for", type=_Seconds(), help="End the script after this time; without it, after 30 s without a new "
               "kernel, before the first one after half of the budget.")
 @click.option("--from", "source", metavar="FILE", help="Tune a capture (a file or directory) instead of running a script.")
 @click.option("--capture-to", metavar="FILE", help="Also keep the capture, for --from here or elsewhere.")

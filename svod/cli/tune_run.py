@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
 from typing import Any
 
@@ -175,8 +176,7 @@ class _Run:
         self._save()
         status = self._status()
         self._report(outcomes, checks, target, ceilings, status)
-        self._write_json(rows, outcomes, checks, target, ceilings, status)
-        return status
+        return self._write_json(rows, outcomes, checks, target, ceilings, status)
 
     def capture(self) -> Capture:
         """Run the script, or read the file."""
@@ -270,7 +270,8 @@ class _Run:
                                    winner.baseline_linear, self._sizes(winner)))
             else:
                 pending = self.result is not None and row.key in self.result.pending
-                why = "another process is searching it" if pending else choice.why
+                late = self.result is not None and self.result.interrupted
+                why = "another process is searching it" if pending else "interrupted before its turn" if late else choice.why
                 out.append(Outcome(row, chain, "pending" if pending else choice.source, row.seconds, None, False, False, None, "", why))
         return out
 
@@ -353,7 +354,7 @@ class _Run:
             say(f"svod-tune: {words[end.why]}")
         if end.left_behind:
             say(f"svod-tune: {end.left_behind} process{'es' * (end.left_behind > 1)} that {script} had started and left running "
-                f"{'were' if end.left_behind > 1 else 'was'} ended, as they would disturb the timing")
+                f"{'were ended, as they' if end.left_behind > 1 else 'was ended, as it'} would disturb the timing")
 
     def _nothing_captured(self) -> str:
         if self.script is None:
@@ -395,11 +396,8 @@ class _Run:
         ceilings = self._ceilings(target)
         bounds = {r.key: b for r in rows if (b := score_bound(r.kernel, r.sizes, target, ceilings)) > 0}
         self._print(["", *dry_table(rows, bounds, self._width()), "", self._after_dry_run(rows)])
-        status = self.incomplete
-        if self.options.json_path is not None:
-            self._dump({"status": status, "target": target.key,
-                        "kernels": [{**row_json(r), "bound_seconds": bounds.get(r.key)} for r in rows]})
-        return status
+        return self._dump(self.incomplete, {"target": target.key,
+                                            "kernels": [{**row_json(r), "bound_seconds": bounds.get(r.key)} for r in rows]})
 
     def _after_dry_run(self, rows: Sequence[Row]) -> str:
         decisions = {r.decision for r in rows}
@@ -451,6 +449,8 @@ class _Run:
             return ["", f"next: {shlex.join(words)}    # into a database that can be written"]
         if status == EXIT_NOT_STORED:
             return ["", f"next: {o.command_line(db='tuning.db')}    # a database that can be written"]
+        if outcomes and all(x.source == "pending" for x in outcomes):
+            return ["", f"next: {o.command_line()}    # when the other search has ended"]
         lines = []
         if self.db.plan.write is None:
             lines.append(f"next: {o.command_line(db='tuning.db')}    # a database that keeps what is found")
@@ -471,13 +471,11 @@ class _Run:
 
     # -- JSON ---------------------------------------------------------------------------------------------------------------
     def _write_json(self, rows: Sequence[Row], outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]],
-                    target: Target, ceilings: Ceilings | None, status: int) -> None:
-        if self.options.json_path is None:
-            return
+                    target: Target, ceilings: Ceilings | None, status: int) -> int:
         r = self.result
         done = {o.row.key for o in outcomes}
-        self._dump({
-            "status": status, "target": target.key, "options": asdict(self.options), "elapsed_seconds": self.elapsed,
+        return self._dump(status, {
+            "target": target.key, "options": asdict(self.options), "elapsed_seconds": self.elapsed,
             "phases_end_seconds": self.seconds,
             "script": None if self.script is None else asdict(self.script),
             "kernels": [outcome_json(o, target, ceilings) for o in outcomes] + [row_json(x) for x in rows if x.key not in done],
@@ -488,27 +486,39 @@ class _Run:
                          "saved": None if self.saved is None else str(self.saved)},
             "ceilings": None if ceilings is None else asdict(ceilings)})
 
-    def _dump(self, content: dict[str, Any]) -> None:
-        text = json.dumps({"format": "svod-tune-report", "version": 1, **content}, indent=1, ensure_ascii=False, default=str)
-        path = self.options.json_path or "-"
-        if path == "-":
-            print(text)
-            return
+    def _dump(self, status: int, content: dict[str, Any]) -> int:
+        """Write what --json asks for. The exit status: `status`, or that of results that could not be stored."""
+        path = self.options.json_path
+        if path is None:
+            return status
+        text = json.dumps({"format": "svod-tune-report", "version": 1, "status": status, **content}, indent=1, default=str)
         try:
-            write_text(Path(path), text + "\n")
+            if path == "-":
+                print(text, flush=True)
+            else:
+                write_text(Path(path), text + "\n")
+        except BrokenPipeError:
+            raise
         except OSError as e:
-            say(f"svod-tune: {path} cannot be written: {e.strerror or e}")
+            say(f"svod-tune: {'the standard output' if path == '-' else path} cannot be written: {e.strerror or e}")
+            return EXIT_NOT_STORED
+        return status
 
 
 def gain_in(outline: Outline, o: Outcome) -> Gain | None:
-    """What a kernel promises in a plan, at the values that the plan is checked at; None where it was not timed at them."""
+    """What one call of a kernel promises in a plan, the mean over its calls, each at the values that the plan is checked at; None where it
+    was not timed at those of all its calls."""
     calls = outline.variables_of(o.row.key)
     if not calls:
         return Gain(o.heuristic or 0.0, o.tuned or 0.0)
-    values = check_values(outline)
-    at = {f"v{i}": values[v.name] for i, v in enumerate(calls[0])}
-    found = next((s for s in o.sizes if s.at == at), None)
-    return None if found is None or found.ratio <= 0.0 else Gain(found.seconds / found.ratio, found.seconds)
+    values, timed = check_values(outline), [s for s in o.sizes if s.ratio > 0.0]
+    found = []
+    for variables in calls:
+        at = {f"v{i}": values[v.name] for i, v in enumerate(variables)}
+        found += [s for s in timed if s.at == at][:1]
+    if len(found) < len(calls):
+        return None
+    return Gain(fmean(s.seconds / s.ratio for s in found), fmean(s.seconds for s in found))
 
 
 def _plan_seconds(plan: CapturedPlan, seconds: Mapping[str, float]) -> float:

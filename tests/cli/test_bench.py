@@ -67,6 +67,9 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     (["ceilings", "--json", "missing/c.json"], ["does not exist"]),
     (["compare", "a.json", "b.json"], ["a.json", "does not exist"]),
     (["measure"], ["No such command"]),
+    (["run", "--suite", "core", "--count", "3"], ["--count 3 is of the suite random"]),
+    (["run", "--kernels", "gemm_256", "--dump-after", "nonsuch"], ["there is no pass 'nonsuch'", "rangeify"]),
+    (["report", "--db", "typo.db"], ["there is no database at", "typo.db"]),
 ])
 def test_bad_input_says_what_exists(call: Call, args: list[str], words: list[str]) -> None:
     result = call(*args)
@@ -153,7 +156,7 @@ def test_run(call: Call, tmp_path: Path) -> None:
     tuned = case.outcome("tuned")
     assert tuned is not None and tuned.same_as == "heuristic" and tuned.kernels[0].source == "heuristic"      # the database is empty
     assert all(o.error is not None and o.error < 1e-5 for o in case.contestants)
-    assert "gemm_255x513x127: GEMM 255×513×127" in result.stdout and "1 kernels in" in result.stderr
+    assert "gemm_255x513x127: GEMM 255×513×127" in result.stdout and "1 kernel in" in result.stderr
     assert call("compare", "run.json", "run.json").exit_code == 0
 
 

@@ -164,6 +164,9 @@ def test_export_import_merge_retract_gc(path: Path, tmp_path: Path) -> None:
     (["import", "README-not-there"], "does not exist"),
     (["export"], "Missing option"),
     (["gc", "--older-than", "-1"], "-1"),
+    (["gc", "--older-than", "nan"], "'nan' is not a number"),
+    (["--db", "typo.db", "show", "gemm"], "there is no database at"),
+    (["--db", "typo.db", "export", "-o", "empty.jsonl"], "there is no database at"),
     (["retract", GEMM, "--target", "other"], "nothing to retract"),
     (["polish"], "No such command"),
     (["list", "--colour"], "No such option"),
@@ -212,6 +215,15 @@ def test_ctrl_c_is_one_line_whenever_it_comes(tmp_path: Path, where: str) -> Non
                           capture_output=True, text=True, check=False, timeout=60,
                           env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"})
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "svod-x: interrupted\n")
+
+
+def test_streams_that_cannot_take_what_is_said(path: Path) -> None:
+    done = main("--db", str(path), "list", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and GEMM[:12] in done.stdout and " ?s\t" in done.stdout and not done.stderr
+    command = f"{sys.executable} -m svod.cli.db --db {path} list"
+    for closed, said in ((">&-", ""), (">&- 2>&-", ""), ("> /dev/full", "svod-db: No space left on device\n")):
+        done = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, cwd=ROOT, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (2 if said else 0, "", said)
 
 
 def test_rich_tables_do_not_take_records_for_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,10 +31,13 @@ from svod.cli.survey import Foresight, Row, decide, pick_target, rate_of, survey
 from svod.cli.tune_command import TuneOptions, check, cli
 from svod.compile.codegen import CODEGEN_REVISION, COMPILER
 from svod.compile.host import host_target
+from svod.compile.plan_parts import VariableSpec
 from svod.core.estimate import estimate
 from svod.errors import FormatError, SvodError, TuneError
 from svod.optimize import Compiler, compiler_for
+from svod.plan_check import Gain, check_values
 from svod.tune.db import Measurement, Search, TuningDB, Verdict, files, layers
+from svod.tune.db.records import SizeTime
 from svod.tune.events import BaselineTimed, Improved, KernelFinished, KernelStarted, RoundFinished, SessionStarted
 from svod.tune.executor import InlineExecutor
 from svod.tune.search import Finding
@@ -96,8 +99,10 @@ def main(tmp_path: Path, *arguments: str, stdin: str = "", **env: str) -> subpro
 @pytest.mark.parametrize(("arguments", "said"), [
     (["none.py"], "none.py does not exist"), ([], "no script was given"), (["m.py", "--beam", "0"], "--dry-run"),
     (["m.py", "--epochs", "3"], "svod-tune m.py -- --epochs"), (["m.py", "-x"], "go after --"), (["m.py", "--budget", "0"], "--budget"),
-    (["m.py", "--budget", "many"], "--budget"), (["--from", "none.jsonl"], "none.jsonl does not exist"),
-    (["m.py", "--from", "m.py"], "both"), (["m.py", "--workers", "local:2", "--address", "auto"], "--address auto needs Ray"),
+    (["m.py", "--budget", "many"], "--budget"), (["m.py", "--budget", "nan"], "'nan' is not a number"),
+    (["--from", "none.jsonl"], "none.jsonl does not exist"),
+    (["m.py", "--capture-for", "nan"], "not a number"), (["m.py", "--from", "m.py"], "both"),
+    (["m.py", "--workers", "local:2", "--address", "auto"], "--address auto needs Ray"),
     (["m.py", "--top", "0"], "--top"), (["."], "__main__"),
 ])
 def test_bad_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str) -> None:
@@ -503,6 +508,42 @@ def test_dry_run_names_no_next_search_where_there_is_nothing_to_search(tmp_path:
     done = run("--from", file, "--db", db, "--dry-run")
     assert done.exit_code == 0 and "next:" not in done.output
     assert re.search(r"nothing to search: the database knows .* --fresh$", done.output.splitlines()[-1])
+
+
+def test_kernels_that_another_process_searches_are_left_to_it(tmp_path: Path, fake: type[FakeSession],
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(self: FakeSession) -> SessionResult:
+        self.result.pending = tuple(t.key for t in self.tasks)
+        return self.result
+    monkeypatch.setattr(fake, "run", leave)
+    done = run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"))
+    assert done.exit_code == 0 and done.output.count("another process is searching it") == 3
+    assert done.output.rstrip().endswith("# when the other search has ended")
+
+
+def test_a_report_that_cannot_be_written_is_status_4(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*a: Any) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path / "r.json"))
+    monkeypatch.setattr(tune_run, "write_text", full)
+    arguments = ("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--json", str(tmp_path / "r.json"))
+    for more in (), ("--dry-run",):
+        done = run(*arguments, *more)
+        assert done.exit_code == 4 and "r.json cannot be written: No space left on device" in done.output
+
+
+def test_what_a_kernel_promises_is_the_mean_over_its_calls() -> None:
+    outline = gemm_then_softmax()
+    n, m = VariableSpec("n", 1, 40), VariableSpec("m", 1, 24)
+    key = outline.calls[0].kernel
+    calls = tuple(replace(outline.calls[0], variables=v) for v in ((n,), (m,), (m,)))
+    outline = replace(outline, calls=calls)
+    assert check_values(outline) == {"n": 20, "m": 12}
+    sizes = (SizeTime({"v0": 20}, 4.0, 0.5), SizeTime({"v0": 12}, 1.0, 0.25), SizeTime({"v0": 1}, 9.0, 1.0))
+    row = Row(outline.kernels[key], "gemm", (), 3.0, 1.0, 1.0, "f", 1.0, 1.0)
+    outcome = Outcome(row, (), "database", 1.0, 1.0, True, True, None, "", "", sizes=sizes)
+    gain = tune_run.gain_in(outline, outcome)
+    assert gain == Gain(pytest.approx((8.0 + 4.0 + 4.0) / 3), pytest.approx((4.0 + 1.0 + 1.0) / 3))
+    assert tune_run.gain_in(outline, replace(outcome, sizes=sizes[:1])) is None, "not timed at 12"
 
 
 def test_an_interrupted_search_is_reported(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
