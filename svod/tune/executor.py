@@ -419,11 +419,11 @@ class LocalExecutor(DispatchingExecutor):
     def __init__(self, workers: int | None = None, config: WorkerConfig | None = None, device: str = "CPU",
                  shared_cores: bool | None = None) -> None:
         count = usable_cores() if workers is None else workers
-        super().__init__(f"{count} local worker{'s' if count != 1 else ''}", shared_cores)
         self.config = config or WorkerConfig()
         self.device = device
         self._server_lock = threading.Lock()
-        self._server = start_server(self.config)
+        self._server = start_server(self.config)    # first: where it cannot start there is nothing to close
+        super().__init__(f"{count} local worker{'s' if count != 1 else ''}", shared_cores)
         for i in range(count):
             self._add(_LocalCarrier(self, "compile", f"local-compile-{i}"))
         self._add(_LocalCarrier(self, "bench", "local-bench-0"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -189,6 +191,12 @@ class TestLocal:
                 executor.wait_until_ready()
             outcome = executor.run(f"{JOBS}:echo", [1], kind="compile", deadline=LONG)[0]
             assert outcome.status == "lost" and "no_such_module" in outcome.message
+
+    def test_where_no_worker_can_start_the_end_of_python_says_nothing_more(self) -> None:
+        code = ("import sys; sys.executable = ''\nfrom svod.errors import TuneError\nfrom svod.tune.executor import LocalExecutor\n"
+                "try: LocalExecutor(1)\nexcept TuneError as e: print(e)")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "") and "sys.executable is empty" in done.stdout
 
     def test_the_default_workers_have_svods_jobs_loaded(self) -> None:
         with LocalExecutor(1) as executor:

@@ -1,7 +1,7 @@
 """Sessions: kernels, budget, database, interruption. Replayed laboratories, except for the last test, which searches for real."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from svod.tune.laboratory import Failure
 from svod.tune.session import KernelTask, SessionResult, TuneSession, roofline_bound
 from tests.tune.replay import ReplayedLaboratory, is_failure, made_up_seconds
 from tests.tune.search_kernels import TARGET, elementwise, gemm, row_reduce
+from tests.tune.sessions import Rounds, replayed_session
 
 GEMM, SUM, RELU = gemm(48, 64, 40), row_reduce(100, 64), elementwise(1000)
 
@@ -35,18 +36,9 @@ def executor() -> Iterator[Executor]:
         yield found
 
 
-def make_session(db: TuningDB, executor: Executor, *kernels: Kernel, labs: dict[str, ReplayedLaboratory] | None = None,
-                 events: list[SearchEvent] | None = None, budget: ModelBudget | None = None, **options: Any) -> TuneSession:
-    made: dict[str, ReplayedLaboratory] = {} if labs is None else labs
-    heard: list[SearchEvent] = [] if events is None else events
-    config = BeamConfig(width=2, **{"round_size": 6, **options})
-    return TuneSession([KernelTask(k, name=f"kernel {i}") for i, k in enumerate(kernels)], TARGET, executor=executor, db=db, config=config,
-                       budget=budget, listener=heard.append, laboratory=lambda k: made.setdefault(k.key, ReplayedLaboratory()))
-
-
 def test_every_kernel_is_searched_confirmed_and_remembered(db: TuningDB, executor: Executor) -> None:
     events: list[SearchEvent] = []
-    result = make_session(db, executor, GEMM, SUM, RELU, events=events).run()
+    result = replayed_session(db, executor, GEMM, SUM, RELU, events=events).run()
     assert set(result.findings) == {GEMM.key, SUM.key, RELU.key}
     for key, found in result.findings.items():
         assert found.verified and found.confirmed
@@ -64,7 +56,7 @@ def test_every_kernel_is_searched_confirmed_and_remembered(db: TuningDB, executo
 
 def test_evidence_is_stored_for_every_candidate_that_was_built(db: TuningDB, executor: Executor) -> None:
     labs: dict[str, ReplayedLaboratory] = {}
-    result = make_session(db, executor, GEMM, labs=labs).run()
+    result = replayed_session(db, executor, GEMM, labs=labs).run()
     rows = [m for m, _ in db.select(Measurement, GEMM.key)]
     assert result.rows >= len(rows)
     assert {m.linear for m in rows} == set(labs[GEMM.key].built)
@@ -75,7 +67,7 @@ def test_evidence_is_stored_for_every_candidate_that_was_built(db: TuningDB, exe
 
 
 def test_a_heuristic_that_nothing_beats_is_a_result_too(db: TuningDB, executor: Executor) -> None:
-    result = make_session(db, executor, RELU, labs={RELU.key: ReplayedLaboratory(seconds=lambda c: 1e-3)}).run()
+    result = replayed_session(db, executor, RELU, labs={RELU.key: ReplayedLaboratory(seconds=lambda c: 1e-3)}).run()
     found = result.findings[RELU.key]
     winner = db.winner(RELU.key, TARGET.key)
     assert winner is not None
@@ -88,7 +80,7 @@ def test_a_wrong_candidate_is_recorded_as_wrong(db: TuningDB, executor: Executor
         return c.digest[0] % 2 == 1 and c.origin is not Origin.HEURISTIC
 
     lab = ReplayedLaboratory(seconds=lambda c: made_up_seconds(c) * (1e-3 if wrong(c) else 1.0), wrong=wrong)   # the fastest ones are wrong
-    make_session(db, executor, GEMM, labs={GEMM.key: lab}).run()
+    replayed_session(db, executor, GEMM, labs={GEMM.key: lab}).run()
     verdicts = [v for v, _ in db.select(Verdict, GEMM.key) if v.verdict == "wrong"]
     assert verdicts
     assert all(v.reason for v in verdicts)
@@ -101,7 +93,7 @@ def test_failures_are_recorded_with_their_reason(db: TuningDB, executor: Executo
 
     def some(c: Candidate) -> Failure | None:
         return failing(c) if c.digest[0] % 3 == 1 else None
-    make_session(db, executor, GEMM, labs={GEMM.key: ReplayedLaboratory(**{step: some})}).run()
+    replayed_session(db, executor, GEMM, labs={GEMM.key: ReplayedLaboratory(**{step: some})}).run()
     rows = [m for m, _ in db.select(Measurement, GEMM.key) if m.status == str(status)]
     assert rows
     assert all("the table says" in m.reason for m in rows)
@@ -109,9 +101,9 @@ def test_failures_are_recorded_with_their_reason(db: TuningDB, executor: Executo
 
 def test_a_second_session_compiles_nothing_that_was_measured(db: TuningDB, executor: Executor) -> None:
     first: dict[str, ReplayedLaboratory] = {}
-    found = make_session(db, executor, GEMM, labs=first).run().findings[GEMM.key]
+    found = replayed_session(db, executor, GEMM, labs=first).run().findings[GEMM.key]
     second: dict[str, ReplayedLaboratory] = {}
-    again = make_session(db, executor, GEMM, labs=second, seed=9).run().findings[GEMM.key]
+    again = replayed_session(db, executor, GEMM, labs=second, seed=9).run().findings[GEMM.key]
     common = set(first[GEMM.key].built) & set(second[GEMM.key].built)
     assert len(common) < 0.2 * len(first[GEMM.key].built), "seeds are timed anew, nothing else"
     assert again.seconds <= found.seconds
@@ -119,18 +111,18 @@ def test_a_second_session_compiles_nothing_that_was_measured(db: TuningDB, execu
 
 def test_ignore_cache_searches_as_if_nothing_were_known(db: TuningDB, executor: Executor) -> None:
     first: dict[str, ReplayedLaboratory] = {}
-    make_session(db, executor, GEMM, labs=first).run()
+    replayed_session(db, executor, GEMM, labs=first).run()
     second: dict[str, ReplayedLaboratory] = {}
-    make_session(db, executor, GEMM, labs=second, ignore_cache=True).run()
+    replayed_session(db, executor, GEMM, labs=second, ignore_cache=True).run()
     assert first[GEMM.key].trace == second[GEMM.key].trace
 
 
 def test_without_sketches_nothing_but_the_database_seeds_a_search(db: TuningDB, executor: Executor) -> None:
     def origins(**options: Any) -> set[Origin]:
-        session = make_session(db, executor, GEMM, **options)
+        session = replayed_session(db, executor, GEMM, **options)
         return {origin for _, origin in session._make(session.tasks[0]).seeds}
     assert origins() == {Origin.SKETCH} and origins(sketches=False) == origins(strict="reference") == set()
-    make_session(db, executor, GEMM).run()
+    replayed_session(db, executor, GEMM).run()
     assert origins(sketches=False) == {Origin.DATABASE}
 
 
@@ -138,11 +130,11 @@ def test_a_kernel_that_another_process_searches_is_left_to_it(tmp_path: Any, exe
     with TuningDB.open(tmp_path / "tune.db") as mine, TuningDB.open(tmp_path / "tune.db") as theirs:
         claim = theirs.claim(GEMM.key, TARGET.key)
         assert claim is not None
-        result = make_session(mine, executor, GEMM, SUM).run()
+        result = replayed_session(mine, executor, GEMM, SUM).run()
         assert result.pending == (GEMM.key,)
         assert set(result.findings) == {SUM.key}
         claim.release()
-        assert set(make_session(mine, executor, GEMM).run().findings) == {GEMM.key}
+        assert set(replayed_session(mine, executor, GEMM).run().findings) == {GEMM.key}
 
 
 def test_an_interrupt_keeps_what_was_found_and_confirms_it(db: TuningDB, executor: Executor) -> None:
@@ -156,7 +148,7 @@ def test_an_interrupt_keeps_what_was_found_and_confirms_it(db: TuningDB, executo
             raise KeyboardInterrupt
         return None
     lab.running = interrupt_later
-    result = make_session(db, executor, GEMM, SUM, labs={GEMM.key: lab}).run()
+    result = replayed_session(db, executor, GEMM, SUM, labs={GEMM.key: lab}).run()
     assert result.interrupted
     assert set(result.findings) == {GEMM.key, SUM.key}
     assert result.findings[GEMM.key].verified
@@ -169,7 +161,7 @@ def test_an_interrupt_while_searches_are_made_leaves_no_claim_and_no_open_search
         raise KeyboardInterrupt
     with TuningDB.open(tmp_path / "tune.db") as db:
         monkeypatch.setattr("svod.tune.session.roofline_bound", interrupted)
-        result = make_session(db, executor, GEMM, SUM).run()
+        result = replayed_session(db, executor, GEMM, SUM).run()
         assert result.interrupted and not result.findings and not result.pending
         assert not [k for k in (GEMM, SUM) if db.holder(k.key, TARGET.key)]
         ended = {s.search: s.outcome for s, _ in db.select(Search) if s.ended_at is not None}
@@ -193,7 +185,7 @@ def test_an_interrupt_keeps_what_was_found_for_a_kernel_that_another_process_gav
             return None
         labs = {SUM.key: ReplayedLaboratory(), GEMM.key: ReplayedLaboratory()}
         labs[SUM.key].running, labs[GEMM.key].running = give_back, interrupt_later
-        result = make_session(mine, executor, GEMM, SUM, labs=labs).run()
+        result = replayed_session(mine, executor, GEMM, SUM, labs=labs).run()
         assert result.interrupted and not result.pending
         assert result.findings[GEMM.key].verified
 
@@ -204,7 +196,7 @@ def test_the_budget_is_kept_and_every_kernel_has_an_answer(db: TuningDB, executo
     for k in (GEMM, SUM, RELU):
         labs[k.key] = ReplayedLaboratory(clock=lambda seconds: now.__setitem__(0, now[0] + seconds))
     budget = ModelBudget(8.0, 40.0, lambda: now[0])
-    result = make_session(db, executor, GEMM, SUM, RELU, labs=labs, budget=budget).run()
+    result = replayed_session(db, executor, GEMM, SUM, RELU, labs=labs, budget=budget).run()
     assert set(result.findings) == {GEMM.key, SUM.key, RELU.key}
     assert all(f.verified for f in result.findings.values())
     assert now[0] <= 8.0 + 3 * 4 * 0.05 + 0.1
@@ -219,9 +211,7 @@ def test_the_first_kernel_is_searched_before_the_ceilings_are_asked_for(db: Tuni
         asked.append(len(events))
         return object()
     monkeypatch.setattr("svod.tune.session.roofline_bound", lambda kernel, target, ceilings: 0.0 if ceilings is None else 1e-9)
-    session = make_session(db, executor, GEMM, SUM, events=events)
-    session = TuneSession(session.tasks, TARGET, executor=executor, db=db, config=session.config, listener=events.append,
-                          laboratory=lambda k: ReplayedLaboratory(), ceilings=tell)
+    session = replayed_session(db, executor, GEMM, SUM, events=events, ceilings=tell)
     session.run()
     first = session.tasks[0].key
     began = [e for e in events if isinstance(e, KernelStarted)]
@@ -247,19 +237,12 @@ def test_the_roofline_bound_of_a_contraction() -> None:
 
 
 # -- for real -----------------------------------------------------------------------------------------------------------------
-class Rounds(ModelBudget):
-    """Ends after the heuristic, the first proposals and one round more of each kernel, however long they take."""
-
-    def next(self, kernels: Sequence[Any]) -> Any:
-        return super().next([k for k in kernels if len(k.history) < WARM_UP_ROUNDS + 1])
-
-
 def search_for_real(executor: Executor, kernel: Kernel) -> tuple[SessionResult, list[SearchEvent]]:
     events: list[SearchEvent] = []
     config = BeamConfig(width=2, round_size=4, timeout_sec=100.0)
     with executor, TuningDB.open(":none:") as db:
         session = TuneSession([KernelTask(kernel)], host_target(), executor=executor, db=db, config=config,
-                              bench=BenchConfig(seconds=0.3), budget=Rounds(1000.0, 1000.0), listener=events.append)
+                              bench=BenchConfig(seconds=0.3), budget=Rounds(WARM_UP_ROUNDS + 1), listener=events.append)
         result = session.run()
         found = result.findings[kernel.key]
         winner = db.winner(kernel.key, host_target().key)

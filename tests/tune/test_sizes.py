@@ -20,7 +20,6 @@ from svod.core.scheduler import Opt, Scheduler
 from svod.core.serialize import ast_to_data
 from svod.prepare import prepare_graph
 from svod.tune import sized_work, work
-from svod.tune.budget import ModelBudget
 from svod.tune.candidate import Candidate, Origin, Status
 from svod.tune.db import Measurement, TuningDB
 from svod.tune.db.winners import rejection
@@ -34,6 +33,7 @@ from svod.tune.work import Setup
 from svod.tune.worker_laboratory import RESTLESS_REPEATS
 from tests.tune.db.samples import confirmed
 from tests.tune.replay import ReplayedLaboratory
+from tests.tune.sessions import Rounds, replayed_session
 
 TARGET = host_target(2)
 NONE = PrepareConfig(db=":none:", object_cache=":none:")
@@ -129,8 +129,7 @@ def test_a_chain_that_is_slow_at_one_size_is_refused(worst: float) -> None:
     lab = Sized(seconds=lambda c: 1e-3 if c.origin is Origin.HEURISTIC else 0.5e-3)
     lab.worst = worst
     with InlineExecutor() as executor, TuningDB.open(":none:") as db:
-        result = TuneSession([KernelTask(KERNEL)], TARGET, executor=executor, db=db, config=BeamConfig(width=2, round_size=4),
-                             laboratory=lambda k: lab).run()
+        result = replayed_session(db, executor, KERNEL, labs={KERNEL.key: lab}, target=TARGET, round_size=4).run()
         winner = db.winner(KERNEL.key, TARGET.key)
         assert winner is not None and (winner.ratio == 1.0) == (worst > 1.2), "the heuristic stays"
         assert (result.findings[KERNEL.key].source == "heuristic") == (worst > 1.2)
@@ -174,20 +173,13 @@ def test_the_bound_is_that_of_the_sizes() -> None:
     assert bound == pytest.approx(2 * 2 * 24 * 4 / 1e9), "bytes of two rows, the geometric mean of one and four"
 
 
-class Rounds(ModelBudget):
-    """Ends after the heuristic and one round, however long they take."""
-
-    def next(self, kernels: Sequence[Any]) -> Any:
-        return super().next([k for k in kernels if len(k.history) < 2])
-
-
 def test_one_search_serves_every_length(tmp_path: Path) -> None:
     kernel = doubled(Variable("n", 1, 250), 250)
     db, target = tmp_path / "t.db", host_target()
     with InlineExecutor() as executor, TuningDB.open(str(db)) as opened:
         task = KernelTask(kernel, name="doubled", sizes=((3,), (200,)))
         result = TuneSession([task], target, executor=executor, db=opened, config=BeamConfig(width=1, round_size=1, runs=1, sketches=False,
-                             timeout_sec=100.0), bench=BenchConfig(seconds=0.05), budget=Rounds(1000.0, 1000.0)).run()
+                             timeout_sec=100.0), bench=BenchConfig(seconds=0.05), budget=Rounds(2)).run()
         assert result.findings[kernel.key].confirmed
         stored = [m for m, _ in opened.select(Measurement, kernel.key) if m.step == "confirm"]
         assert stored and all([s.at for s in m.sizes] == [{"v0": 3}, {"v0": 200}] for m in stored)

@@ -1,0 +1,40 @@
+"""Sessions of one test: replayed laboratories, or budgets that count rounds and not seconds."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from svod.config import BeamConfig
+from svod.core.kernel import Kernel
+from svod.core.target import Target
+from svod.tune.budget import ModelBudget
+from svod.tune.db import TuningDB
+from svod.tune.events import SearchEvent
+from svod.tune.executor import Executor
+from svod.tune.session import KernelTask, TuneSession
+from tests.tune.replay import ReplayedLaboratory
+from tests.tune.search_kernels import TARGET
+
+
+class Rounds(ModelBudget):
+    """Ends after `rounds` rounds of each kernel, the timing of the heuristic among them, however long they take."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(1000.0, 1000.0)
+        self.rounds = rounds
+
+    def next(self, kernels: Sequence[Any]) -> Any:
+        return super().next([k for k in kernels if len(k.history) < self.rounds])
+
+
+def replayed_session(db: TuningDB, executor: Executor, *kernels: Kernel, labs: dict[str, ReplayedLaboratory] | None = None,
+                     events: list[SearchEvent] | None = None, target: Target = TARGET, budget: ModelBudget | None = None,
+                     ceilings: Any = None, **options: Any) -> TuneSession:
+    """A session of beam 2 in which nothing is run: each kernel's laboratory is the one of `labs`, else one of its own, which is put there.
+    `options`: of the BeamConfig."""
+    made: dict[str, ReplayedLaboratory] = {} if labs is None else labs
+    heard: list[SearchEvent] = [] if events is None else events
+    config = BeamConfig(width=2, **{"round_size": 6, **options})
+    return TuneSession([KernelTask(k, name=f"kernel {i}") for i, k in enumerate(kernels)], target, executor=executor, db=db, config=config,
+                       budget=budget, listener=heard.append, ceilings=ceilings,
+                       laboratory=lambda k: made.setdefault(k.key, ReplayedLaboratory()))
