@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from svod.compile.emit_reduce import Reductions, Sink
 from svod.compile.nests import (
-    COMPUTED_TWICE,
     COPY_LANES,
     MASKED_ROW_VECTORS,
     MAX_TILE_VECTORS,
@@ -23,10 +22,10 @@ from svod.compile.program import Count, Instr
 from svod.compile.transpose import transpose_squares
 from svod.core.dtype import dtypes
 from svod.core.kernel import Linear, Node, Reduction, ResolvedStage, Stage
-from svod.core.layout import Layout, is_contiguous, is_exact
+from svod.core.layout import Layout, is_exact
 from svod.core.nest import Piece, fit, lane_row
 from svod.core.scheduler import LOOP, UNROLL, UPCAST
-from svod.core.streams import stores_whole_vectors
+from svod.core.streams import aligns_rows, stores_whole_vectors
 from svod.core.symbolic import linear
 from svod.core.uop import Ops
 
@@ -57,6 +56,7 @@ class Phase(Reductions):
         nest = self._root_nest(r)
         store, slot = r.store, r.store_slot
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
+        self.aligns = aligns_rows(self.state, r, nest.pieces, nest.lane, nest.lane_row)
         stream = self.state.stream and stores_whole_vectors(self.state, r, nest.pieces, nest.lane, nest.lane_row)
         return self._launch(nest, lambda n, v: self._store_linear(n, v, pointer, store, stream), self.low.threads, False)
 
@@ -331,38 +331,36 @@ class Phase(Reductions):
             once(b.alu("AND", dtypes.bool, 1, some, b.alu("NOT", dtypes.bool, 1, all_in)), lambda inside: in_parts(inside, narrow, {}))
             nest.safe.difference_update(single)
 
-    def _aligns(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int) -> bool:
-        """Whether output loop number k, over vectors of a row of the output, puts them at multiples of their size.
+    def _aligned_row(self, nest: Nest, a: int, piece: Piece, body: Callable[[], Any]) -> None:
+        """The loop over a row of the output (`aligns_rows`): a vector up to the first multiple of its size, tiles, and vectors for what is
+        left, the last of them moved back.
 
-            y[8, 1001], UPCAST(o1, 16), row 1:  0…15 16…31 … 976…991 985…1000   →   0…15 7…22 23…38 … 983…998 985…1000
-
-        Rows do not begin there, and a vector that lies in two lines is written as two. One tile in many more is computed twice for it: only
-        in long rows, where that one loop is all that stands between a row and its tiles, and where what is written goes beyond the second
-        cache: on an Intel server 40 rows of 20,001 sums gain 12 %, 64 of 1001 lose as much."""
-        r, (a, piece, depth) = nest.r, loops[k]
-        own, store, children = nest.pieces[a], r.store, self.low.plan.children
-        if store is None or self.kernel.params[r.store_slot].arg.size * r.stage.dtype.itemsize <= self.state.target.l2:
-            return False
-        if a != nest.lane or piece.extent < COMPUTED_TWICE or is_exact(own, nest.bounds[a]) or not is_contiguous(own):
-            return False
-        if self._bound(nest, a) is not None or r.axes[a] in self.low.fixed or store.atoms or store.coef(a) * nest.lane_stride != 1:
-            return False
-        if piece.stride % nest.width or sum(p.role == LOOP for p in own) > 1 or any(p.extent > 1 for _, p, _ in loops[k + 1:]):
-            return False
-        if any((r.stage.index, d) in children for d in range(depth + 1, len(loops) + 1)):
-            return False
-        return not any(p.role != LOOP and p.extent > 1 and store.coef(o) * p.stride % nest.width
-                       for o, others in enumerate(nest.pieces) if o != a for p in others)
-
-    def _before(self, nest: Nest) -> int:
-        """How many elements the row that the output stage now stores begins after a multiple of its vector."""
-        b, store = self.b, nest.r.store
+            for j in 0, 64 … n: y[i, j:j+64]   →   s = -(i*n) % 16;  if s: y[i, 0:16];  for j in s, s+64 … n-64: y[i, j:j+64];
+                                                   for j in j, j+16 … n: y[i, j:j+16]
+        """
+        b, store, extent, tile, width = self.b, nest.r.store, nest.bounds[a], piece.stride, nest.width
         assert store is not None
         self._set_position(nest, {}, nest.chunk)
         start, const, _, _ = self._address(nest, store, None)
-        if b.multiple_of(start) % nest.width == 0:
-            return b.index(const % nest.width)
-        return b.alu("MOD", dtypes.index, 1, b.add(start, b.index(const % nest.width)), b.index(nest.width))
+        past = b.alu("SUB", dtypes.index, 1, b.index(-const % width), start)
+        first = b.alu("MOD", dtypes.index, 1, past, b.index(width))
+        tiles = b.alu("IDIV", dtypes.index, 1, b.alu("SUB", dtypes.index, 1, b.index(extent), first), b.index(tile))
+        rest = b.add(first, b.mul(tiles, tile))
+
+        def part(start: int, stop: int, step: int) -> None:
+            loop, _ = b.open(start, stop, step)
+            self._open_row(nest, a, ({loop: 1}, 0))
+            body()
+            self._close_row(nest, a)
+            b.close(loop)
+            nest.memo.clear()
+        with self._narrowed(nest, a, width):
+            part(b.index(0), first, width)
+        nest.aligned = True
+        part(first, rest, tile)
+        nest.aligned = False
+        with self._narrowed(nest, a, width):
+            part(rest, b.index(extent), width)
 
     def _walk(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, sink: Sink, values: bool) -> None:
         """Open the output loops from number k, then reduce, then store."""
@@ -370,8 +368,8 @@ class Phase(Reductions):
         if not nest.r.reductions:
             if k < len(loops):
                 a, piece, _ = loops[k]
-                before = self._before(nest) if self._aligns(nest, loops, k) else -1
-                self._loop(nest, a, piece, lambda: self._inside(nest, loops, k, sink, values), before)
+                loop = self._aligned_row if self.aligns and nest.r.stage.is_output and a == nest.lane and piece.extent > 1 else self._loop
+                loop(nest, a, piece, lambda: self._inside(nest, loops, k, sink, values))
                 return
             self._body(nest, sink)
             return
@@ -391,8 +389,8 @@ class Phase(Reductions):
         self._children(nest.r.stage.index, loops[k][2] + 1)
         self._walk(nest, loops, k + 1, sink, values)
 
-    def _loop(self, nest: Nest, a: int, piece: Piece, body: Callable[[], Any], before: int = -1) -> None:
-        """One output loop around `body`. `before`, of the only loop of an axis: how much earlier all tiles but the first start."""
+    def _loop(self, nest: Nest, a: int, piece: Piece, body: Callable[[], Any]) -> None:
+        """One output loop around `body`."""
         b = self.b
         if piece.extent == 1:
             self._open_row(nest, a, ({}, 0))
@@ -409,12 +407,8 @@ class Phase(Reductions):
             terms, const = sum_lins(nest.opened[a])
             left = b.alu("SUB", dtypes.index, 1, b.index(nest.bounds[a] - const), self._ssa((terms, 0)))
             stop = b.alu("MIN", dtypes.index, 1, stop, left)
-        earlier = before >= 0 and b.known(before) != 0
-        if earlier:
-            stop = b.add(b.index(nest.bounds[a]), before)
         loop, _ = b.open(b.index(0), stop, piece.stride)
-        at = b.alu("MAX", dtypes.index, 1, b.alu("SUB", dtypes.index, 1, loop, before), b.index(0)) if earlier else loop
-        self._open_row(nest, a, ({at: 1}, 0))
+        self._open_row(nest, a, ({loop: 1}, 0))
         body()
         self._close_row(nest, a)
         b.close(loop)

@@ -41,6 +41,7 @@ class Values:
         self.nests: dict[int, Nest] = {}               # stages whose loops are open
         self.partial: tuple[int, int, int] | None = None   # split reduction: local axis, chunk, number of parts
         self.part = -1
+        self.aligns = False                             # whether rows of the output are stored at multiples of the vector
 
     def _open_row(self, nest: Nest, a: int, value: Lin) -> None:
         nest.opened[a].append(value)
@@ -60,7 +61,8 @@ class Values:
             terms, const = sum_lins(nest.opened[a])
             pieces = nest.pieces[a]
             reduce = a >= len(nest.r.stage.outs)
-            if terms and not reduce and nest.r.axes[a] not in self.low.fixed and not is_exact(pieces, nest.bounds[a]):
+            moves = not reduce and nest.r.axes[a] not in self.low.fixed and not (nest.aligned and a == nest.lane)
+            if terms and moves and not is_exact(pieces, nest.bounds[a]):
                 n = len(nest.opened[a])
                 loops = [p for p in pieces if p.role == LOOP]
                 left = [p for p in pieces if p.role != LOOP] + loops[n:]
@@ -494,7 +496,7 @@ class Values:
             b.store("SCATTER", dtype, lanes, (pointer, index, b.splat(value, lanes), *extra), const)
         elif lanes == 1 or lane == 1:
             # what is stored under a mask at the end of an extent that depends on a variable, and what non-temporal stores would fault on
-            stream = stream and lanes == nest.width and not extra and b.multiple_of(start) % lanes == 0 == const % lanes
+            stream = stream and lanes == nest.width and not extra and (nest.aligned or b.multiple_of(start) % lanes == 0 == const % lanes)
             b.store("STORE", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, stream))
         else:
             b.store("STORES", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, lane))

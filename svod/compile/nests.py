@@ -11,7 +11,7 @@ Terms = dict[int, int]          # index value → coefficient
 Lin = tuple[Terms, int]         # Σ coefficient·value + constant
 
 MAX_TILE_VECTORS = 4            # vectors side by side in derived copy loops
-COMPUTED_TWICE = 16             # at most about one in so many positions of a row, where that makes other tiles better
+COMPUTED_TWICE = 16             # at most one in so many positions of a copied row, so that iterations are of several vectors
 MASKED_ROW_VECTORS = 16         # vectors of a row under a mask that are copied without a loop
 COPY_LANES = -2                 # the row number of the vector in derived loops
 NO_POINT = -2                   # depth of a derived loop: no stage lives there
@@ -86,8 +86,8 @@ def copy_step(extent: int, width: int) -> int:
 class Nest:
     """One stage while it is emitted: its loops, the values of its axes, the current vector chunk."""
 
-    __slots__ = ("base", "bounds", "chunk", "lane", "lane_row", "lane_stride", "linear", "memo", "narrow", "offsets", "opened", "partial",
-                 "pieces", "r", "results", "safe", "sums", "width")
+    __slots__ = ("aligned", "base", "bounds", "chunk", "lane", "lane_row", "lane_stride", "linear", "memo", "narrow", "offsets", "opened",
+                 "partial", "pieces", "r", "results", "safe", "sums", "width")
 
     def __init__(self, r: ResolvedStage, pieces: list[tuple[Piece, ...]], bounds: list[int], base: list[Lin], lane: int, lane_row: int,
                  width: int):
@@ -104,6 +104,7 @@ class Nest:
         self.offsets: list[int] = [0] * len(pieces)
         self.safe: set[int] = set()     # local axes all of whose positions are known to be inside here
         self.narrow: set[int] = set()   # local axes whose iterations are parts of a tile
+        self.aligned = False            # whether tiles are inside, and their vectors at multiples of their size in the output
         self.chunk = Chunk(0, 1, 1)
         self.memo: dict[Any, int] = {}
         self.linear: dict[Any, Any] = {}

@@ -6,15 +6,19 @@ written to memory, fetched again and written again.
     y[128], UPCAST(o0, 32)          32 32 32 32        all of them
     y[100], UPCAST(o0, 32)          32 32 32 [32]      none: the last tile is moved back to 68
     y[8, 99], UPCAST(o1, 16)        rows begin at 99, 198, …: none
+    y[99, 9999], UPCAST(o1, 16)     all but those at the ends of a long row (`aligns_rows`)
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from svod.core.kernel import ResolvedStage
-from svod.core.layout import is_exact
+from svod.core.layout import is_contiguous, is_exact
 from svod.core.nest import Piece, fit, lane_row, plan
 from svod.core.scheduler import LOOP, Scheduler
+
+MANY = 64       # vectors of a row from which on those at its ends, which are stored in the ordinary way, do not count
 
 
 def can_stream(state: Scheduler) -> bool:
@@ -29,6 +33,33 @@ def can_stream(state: Scheduler) -> bool:
     return False
 
 
+def aligns_rows(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[Piece]], lane: int, row: int) -> bool:
+    """Whether lowering puts the vectors of the output stage `r` at multiples of their size although its rows begin elsewhere: rows of many
+    vectors, with one loop over their tiles between a row and its tiles, that hold more than the second cache does. Arguments:
+    `stores_whole_vectors`."""
+    kernel, store, stage = state.kernel, r.store, r.stage
+    if store is None or store.atoms or r.reductions or kernel.written or not 0 <= lane < len(stage.outs):
+        return False
+    own, width, extent = tuple(pieces[lane]), max(1, state.target.vector_bytes // r.lanes_bytes), state.axis_extent(r.axes[lane])
+    loops, vector = [p for p in own if p.role == LOOP], next((p for p in own if p.row == row), None)
+    if len(loops) != 1 or vector is None or loops[0].stride % width or store.coef(lane) * vector.stride != 1 or extent < MANY * width:
+        return False
+    if is_exact(own, extent) or not is_contiguous(own) or any(state.pads[a] or kernel.axes[a].bound is not None for a in r.axes):
+        return False
+    if kernel.params[r.store_slot].arg.size * stage.dtype.itemsize <= state.target.l2:
+        return False
+    order = state.order[stage.index]
+    depth = order.index(loops[0].row)
+    others = [(store.coef(a) * p.stride % width, p) for a in range(len(stage.outs)) if a != lane for p in pieces[a] if p.extent > 1]
+    outer = [(step, p) for step, p in others if p.role == LOOP]
+    if any(step for step, p in others if p.role != LOOP) or any(order.index(p.row) > depth for _, p in outer):
+        return False
+    if any((stage.index, d) in plan(state).children for d in range(depth + 1, len(order) + 1)):
+        return False
+    enough = prod(p.extent for _, p in outer) >= 4 * (state.thread[1] if state.thread else 1)    # else cores share rows, tile by tile
+    return enough and any(step for step, _ in outer)
+
+
 def stores_whole_vectors(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[Piece]], lane: int, row: int) -> bool:
     """Whether all stores of the output stage `r` are of whole vectors at multiples of their size. `pieces`: its rows per local axis as they
     are emitted; `lane`, `row`: the local axis and the row that are the vector, or -1. Where an extent depends on a variable this holds for
@@ -40,6 +71,8 @@ def stores_whole_vectors(state: Scheduler, r: ResolvedStage, pieces: Sequence[Se
         return False    # the phase that combines the parts has loops of its own
     width = max(1, state.target.vector_bytes // r.lanes_bytes)
     vector = next((p for p in pieces[lane] if p.row == row and p.role != LOOP), None)
+    if aligns_rows(state, r, pieces, lane, row):
+        return True
     if vector is None or vector.extent < 2 or vector.extent % width or store.coef(lane) * vector.stride != 1 or store.const % width:
         return False
     for a in range(outs):

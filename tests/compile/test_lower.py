@@ -133,20 +133,22 @@ def test_streaming_needs_multiples_of_the_vector() -> None:
 @pytest.mark.parametrize("width", [16, 32, 64])
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8])
 def test_long_rows_are_stored_at_multiples_of_the_vector(dtype: DType, width: int) -> None:
-    """Whatever a row's length: all stores of a row but those of its first and its last tile, and every element is stored."""
+    """Whatever a row's length: all stores of a row but those at its ends, also past the caches, and every element is stored."""
     rng = np.random.default_rng([dtype.itemsize, width])
     lanes = width // dtype.itemsize
-    tile = lanes * int(rng.integers(1, 4))
-    long = 16 * tile + int(rng.integers(1, tile))
-    for rows, columns, aligned in ((5, long, True), (4, 16 * tile + 1, True), (1, long, False), (4, 2 * tile + 1, False), (4, 1, False)):
+    tile, long = lanes * int(rng.choice([1, 2, 4])), 64 * lanes + int(rng.integers(1, lanes))
+    for rows, columns, aligned in ((5, long, True), (4, 64 * lanes + 1, True), (1, long, False), (4, 2 * tile + 1, False), (4, 1, False)):
         case = Case(Kernel(rows_plus(rows, columns, dtype)))
-        chain = [Opt("UPCAST", "o1", tile)] if columns > 1 else []
+        chain = [Opt("UPCAST", "o1", tile), Opt("STREAM", "out")] if columns > 1 else []
         program = lower(Scheduler(case.kernel, replace(WIDTHS[width], l2=512)).apply_opts(chain))
         validate(program)
         assert ("MOD" in ops(program)) == aligned
+        streamed = {i[4][1] for i in program.code[0] if i[0] == "STORE"}
+        assert streamed == ({False, True} if aligned else {False})
         run_interpreted(case, program, 2)
         if width in NATIVE and has_native(case, NATIVE[width]):
-            run_native(case, lower(Scheduler(case.kernel, replace(NATIVE[width], l2=512)).apply_opts(chain)), NATIVE[width], 2)
+            for state in (chain, chain[:-1]):
+                run_native(case, lower(Scheduler(case.kernel, replace(NATIVE[width], l2=512)).apply_opts(state)), NATIVE[width], 2)
 
 
 @pytest.mark.parametrize(("columns", "step"), [(1, 1), (3, 3), (7, 4), (8, 8), (15, 4), (17, 4), (31, 16), (32, 16), (33, 4), (997, 16)])
