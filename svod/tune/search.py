@@ -4,7 +4,7 @@
                 that finds nothing better returns.
                 With BEAM_SKETCHES=0 it is the baseline alone: nothing starts from it, and it is the answer where nothing else is.
     step n      propose → limits → lower → filter → build → screen → race → verify → keep
-    finish()    the finalists, the heuristic and a stored winner, compiled with passes, at full size
+    finish()    the best are raced once more; then the finalists, the heuristic and a stored winner, compiled with passes, at full size
 
 Filters of a round, in this order: accumulators in vector registers over BEAM_UPCAST_MAX; `len(LINEAR) ≥ BEAM_UOPS_MAX`; more than
 1000 times the work of the leanest candidate of the whole round (exactly 1000 times may stay, unknown work is exempt); a LINEAR
@@ -50,6 +50,8 @@ CHUNK = 24                     # candidates built and screened before the incumb
 FIRST_CHUNK = 6                # of a search whose pace is not known and whose time is limited
 YARDSTICK_REACH = 4.0          # times the incumbent: a slower baseline is not raced along
 FINALISTS = 3
+SEMIFINALISTS = 4 * FINALISTS  # raced side by side, to say who is confirmed
+SEMIFINAL_SHARE, RACE_RUNS = 0.25, 10     # of the seconds of a confirmation; how often a race runs each, about
 SEED_ROUND = 8
 CONFIRM_SHARE, CONFIRM_FLOOR = 0.1, 0.5   # a confirmation takes at most that share of what the search took, or that many seconds
 CONFIRM_ROUNDS = 15            # the least of a confirmation, for how many finalists there is time
@@ -448,7 +450,7 @@ class KernelSearch:
         confirmation fails altogether."""
         self.stop(BUDGET_SPENT)
         seconds = min(seconds, max(CONFIRM_FLOOR, CONFIRM_SHARE * self.spent))
-        verified = sorted((c for c in self.pool if c.status is Status.VERIFIED and c is not self.baseline), key=lambda c: c.order)
+        verified = self._race_the_best(SEMIFINAL_SHARE * seconds)
         # a long kernel has time for fewer: the incumbent always, the stored winners always
         count = min(FINALISTS, max(1, int(seconds / (CONFIRM_ROUNDS * max(self.best, 1e-9))) - 1)) if verified else 0
         finalists = verified[:count] + [c for c in self.stored if c.status is Status.VERIFIED and c not in verified[:count]]
@@ -475,6 +477,26 @@ class KernelSearch:
         if not self.confirmed:
             return self.result()
         return self._decide(baseline if baseline in right else None)
+
+    def _race_the_best(self, seconds: float) -> list[Candidate]:
+        """All that is verified, best first. Scores are of several races, and those of the best few of hundreds are the luckiest: what this
+        many seconds leave time for is raced side by side, and counts as much as all that was known."""
+        verified = sorted((c for c in self.pool if c.status is Status.VERIFIED and c is not self.baseline), key=lambda c: c.order)
+        count = min(SEMIFINALISTS, int(seconds / (RACE_RUNS * max(self.best, 1e-9))))
+        if min(count, len(verified)) <= FINALISTS:
+            return verified
+        ratios = self.lab.race(verified[:count]).ratios
+        raced = []
+        for c, r in zip(verified[:count], ratios, strict=True):
+            if isinstance(r, Failure):
+                self._drop(c, r)
+                self._forget(c)
+            else:
+                raced.append((c, math.log(c.score), math.log(r)))
+        shift = statistics.fmean(known - told for _, known, told in raced) if raced else 0.0
+        for c, known, told in raced:
+            c.score = math.exp((known + told + shift) / 2)
+        return sorted((c for c in verified if c.status is Status.VERIFIED), key=lambda c: c.order)
 
     def _forget(self, c: Candidate) -> None:
         """`c` turned out wrong: the best of the others is the incumbent."""

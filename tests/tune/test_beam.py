@@ -540,6 +540,35 @@ def test_level_finalists_are_decided_by_the_shorter_chain() -> None:
     assert len(found.winner.chain) == min(lengths)
 
 
+def test_the_best_are_raced_side_by_side_before_the_finalists_are_chosen() -> None:
+    """The best of thirteen had no luck in its races, and all others did; another one dies when it is run again."""
+    lab = ReplayedLaboratory()
+    search = run(make_search(lab, width=8))
+    verified = sorted((c for c in search.pool if c.status is Status.VERIFIED and c is not search.baseline), key=lambda c: c.order)
+    assert len(verified) >= 12
+    best, dies = verified[9], verified[1]
+    for i, c in enumerate(verified):
+        c.score = 1e-3 * (1 + 1e-4 * i)
+    lab.seconds = lambda c: 0.98e-3 if c is best else 1.05e-3
+    race = lab.race
+
+    def with_a_death(candidates: Sequence[Candidate]) -> Race:
+        ratios = zip(candidates, race(candidates).ratios, strict=True)
+        return Race(tuple(Failure(Status.CRASH, "died") if c is dies else r for c, r in ratios), 1e-3, 0.0)
+    lab.race = with_a_death  # type: ignore[method-assign]
+    found = search.finish()
+    assert found.winner is best and dies.status is Status.CRASH
+    assert dies not in search.pool and dies not in [c for c, _ in search.confirmed]
+
+
+def test_a_long_kernel_has_no_time_for_another_race_of_the_best() -> None:
+    lab = ReplayedLaboratory(seconds=lambda c: 10 * made_up_seconds(c))
+    search = run(make_search(lab, width=8))
+    races = len([what for what, _ in lab.trace if what == "race"])
+    search.finish(0.1)
+    assert len([what for what, _ in lab.trace if what == "race"]) == races
+
+
 def test_the_result_is_the_heuristic_where_nothing_beats_it_in_confirmation() -> None:
     lab = ReplayedLaboratory()
     search = run(make_search(lab))
