@@ -10,6 +10,7 @@ For the plan:
 
     dependencies    data: reads what the other writes;  control: writes what the other has read or written before (intermediates that share
                     memory by the planner's choice are not listed: their kernels are of different levels, which wait for each other)
+    callbacks       functions of Python among the kernels: their work is not known, their bytes are those of the arrays
     critical path   the chain of dependent kernels with the largest sum of estimates: no schedule on any number of cores is shorter
     memory          what is alive at once by lifetimes (the lower bound) and what the planner made of it (the peak)
     fusions         intermediates, each a place where two kernels could have been one: why they are not, and what it costs
@@ -37,9 +38,10 @@ from svod.core.regions import Region, are_disjoint
 class KernelAnalysis:
     """One kernel of the plan, in its order; kernels of one `level` may run at the same time. `why`: the rule that made it a kernel.
 
-    `flops`, `bytes_read`, `bytes_written`: None where the work is not known. `scratch_bytes`: of all its workers; `temporary_bytes`:
-    between its phases; `kept_bytes`: temporaries that are written once, at prepare. `threads`: the most that a phase uses; `launches`: of
-    one run. `seconds`: estimated; `bound_by`: compute, memory or launch."""
+    `flops`, `bytes_read`, `bytes_written`: None where the work is not known; a function of Python has the bytes of its arrays.
+    `scratch_bytes`: of all its workers; `temporary_bytes`: between its phases; `kept_bytes`: temporaries that are written once, at prepare.
+    `threads`: the most that a phase uses; `launches`: of one run. `seconds`: estimated; `bound_by`: compute, memory or launch, host
+    callback for a function of Python."""
 
     index: int
     name: str
@@ -112,7 +114,8 @@ class MemoryAnalysis:
 @dataclass(frozen=True)
 class PlanAnalysis:
     """`critical_path`: positions of kernels. Its seconds, and `seconds`, the sum over all kernels, are None where the work of one is not
-    known. `launches` of one run, of which `synchronisations` are shared out to several threads and waited for."""
+    known. `launches` of one run, of which `synchronisations` are shared out to several threads and waited for, in `native_calls`; between
+    these `callbacks` (positions) are called."""
 
     kernels: tuple[KernelAnalysis, ...]
     dependencies: tuple[Dependency, ...]
@@ -125,6 +128,8 @@ class PlanAnalysis:
     launches: int
     synchronisations: int
     threads: int
+    native_calls: int = 1
+    callbacks: tuple[int, ...] = ()
 
     @property
     def parallelism(self) -> float | None:
@@ -144,11 +149,13 @@ class PlanAnalysis:
         out = columns(header, rows, {1, 2, 3, 4, 5, 6, 7}, width)
         data = sum(d.kind == "data" for d in self.dependencies)
         m = self.memory
+        called = ", ".join(f"{i} {self.kernels[i].name}" for i in self.callbacks)
         at_once = f"; {self.parallelism:.2g} kernels at once" if self.parallelism else ""
         out += ["", f"estimate      {_duration(self.seconds)} one by one; critical path {_duration(self.critical_seconds)}: "
                 f"{_positions(self.critical_path)}{at_once}",
                 f"dependencies  {data} of data, {len(self.dependencies) - data} of control",
                 f"launches      {self.launches} a run, {self.synchronisations} of them shared between {self.threads} threads",
+                *([f"callbacks     {called}; native calls {self.native_calls}"] if called else ()),
                 f"memory        peak {amount(m.peak, 'B')} ({m.mode}), lower bound {amount(m.lower_bound, 'B')}",
                 f"beside it     arranged weights {amount(m.kept, 'B')}, inputs {amount(m.inputs, 'B')}, "
                 f"constants {amount(m.constants, 'B')}, outputs {amount(m.outputs, 'B')}"]
@@ -172,6 +179,11 @@ class PlanAnalysis:
 def analyze(plan: ExecutionPlan, ceilings: Ceilings | None = None) -> PlanAnalysis:
     """`ExecutionPlan.analyze`. `ceilings` None: of this machine, as they are cached, else measured quickly."""
     limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", host_target(), quick=True)
+    with plan.lock:     # a value that is given meanwhile may choose other kernels
+        return _analyze(plan, limits)
+
+
+def _analyze(plan: ExecutionPlan, limits: Ceilings) -> PlanAnalysis:
     groups = levels_of(plan.kernels)
     level_of = {i: level for level, group in enumerate(groups) for i in group}
     kernels = tuple(_analyze_kernel(i, k, level_of[i], plan.threads, limits) for i, k in enumerate(plan.kernels))
@@ -185,7 +197,8 @@ def analyze(plan: ExecutionPlan, ceilings: Ceilings | None = None) -> PlanAnalys
     memory = MemoryAnalysis(plan.memory.mode, plan.memory.shared, plan.memory.lower_bound, plan.memory.kept, sizes.get("input", 0),
                             sizes.get("constant", 0), sizes.get("output", 0))
     return PlanAnalysis(kernels, dependencies, fusions_of(plan), _transfers(kernels), memory, path, critical,
-                        sum(known) if len(known) == len(kernels) else None, launches, synchronisations, plan.threads)
+                        sum(known) if len(known) == len(kernels) else None, launches, synchronisations, plan.threads,
+                        sum(s.launches > 0 for s in plan.segments), tuple(i for i, k in enumerate(plan.kernels) if k.is_callback))
 
 
 def dtype_of(k: PreparedKernel) -> DType:
@@ -208,6 +221,10 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits
         parts = {"compute": limits.estimate_seconds(flops, 0, 0, *work, 0), "memory": limits.estimate_seconds(0, read, written, *work, 0),
                  "launch": limits.estimate_seconds(0, 0, 0, *work, len(phases))}
         by = max(parts, key=lambda name: parts[name])
+    elif k.is_callback:
+        moved = [size * dtype.itemsize for dtype, size in k.spec.params]
+        written, by = sum(moved[s] for s in k.spec.outs), k.opts_source
+        read = sum(moved) - written
     return KernelAnalysis(index, k.name, k.key, k.origin, k.cut, k.opts_source, level, flops, read, written,
                           max((p.scratch_bytes * min(most, p.threads) for p in k.spec.phases), default=0), 0 if once else temporary,
                           temporary if once else 0, threads, len(phases), seconds, by)
@@ -278,7 +295,7 @@ def critical_path(seconds: Sequence[float | None], dependencies: Sequence[Depend
 
 
 def fusions_of(plan: ExecutionPlan) -> tuple[Fusion, ...]:
-    """An entry per intermediate, in the order in which they are written."""
+    """An entry per intermediate that kernels alone use, in the order in which they are written."""
     alive = lifetimes_of(plan.kernels, plan.buffers)
     bound = plan.memory.lower_bound
     out = []
@@ -287,7 +304,7 @@ def fusions_of(plan: ExecutionPlan) -> tuple[Fusion, ...]:
         for b in sorted(written_by(k) - seen):
             seen.add(b)
             consumers = tuple(j for j, other in enumerate(plan.kernels) if j > i and b in other.buffers and b not in written_by(other))
-            if plan.buffers[b].kind != "intermediate" or not consumers:
+            if plan.buffers[b].kind != "intermediate" or not consumers or any(plan.kernels[j].is_callback for j in (i, *consumers)):
                 continue
             rest = {n: size for n, size in alive.sizes.items() if n != b}
             size = plan.buffers[b].nbytes

@@ -23,6 +23,7 @@ from svod.compile.plan import ExecutionPlan
 from svod.compile.plan_parts import PreparedKernel
 from svod.compile.stages import lower_kernel
 from svod.config import PrepareConfig
+from svod.core.callback import without_functions
 from svod.core.schedule import Explained, explain_schedule
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.show import loop_nest
@@ -48,7 +49,8 @@ class Subject:
     def first(self) -> Mapping[str, PreparedKernel]:
         out: dict[str, PreparedKernel] = {}
         for k in self.plan.every:
-            out.setdefault(k.key, k)
+            if not k.is_callback:
+                out.setdefault(k.key, k)
         return out
 
 
@@ -88,12 +90,13 @@ def passes_of(config: PrepareConfig) -> list[Pass]:
 # -- passes -------------------------------------------------------------------------------------------
 
 def _normalize(s: Subject) -> Iterator[Section]:
-    yield "", format_ast(s.explained.graph.sink)
+    yield "", format_ast(without_functions(s.explained.graph.sink))
 
 
 def _cut(s: Subject) -> Iterator[Section]:
     for call, root in zip(s.explained.schedule.calls, s.explained.roots, strict=True):
-        yield f"{call.name_hint}, {call.why}", "; called, or a copy that the order needs" if root is None else format_ast(root)
+        text = "; called, or a copy that the order needs" if root is None else format_ast(without_functions(root))
+        yield f"{call.name_hint}, {call.why}", text
 
 
 def _kernel_pass(name: str) -> Callable[[Subject], Iterator[Section]]:

@@ -26,6 +26,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from svod.core import graph
+from svod.core.callback import call_of, is_callback
 from svod.core.origin import origin_of
 from svod.core.schedule import Explained, explain_schedule
 from svod.core.uop import MOVEMENT, Ops, UOp
@@ -61,7 +62,10 @@ def explanation(*tensors: Tensor) -> str:
     plan = prepare_graph(nodes, config).plan
     order = _plan_order(found)
     kernels = {found.roots[i]: position for position, i in enumerate(order)}
-    return "\n".join([*_graph_lines(found, numbers, kernels), "", *_kernel_lines(found, numbers, order), "", "plan", str(plan.analyze())])
+    calls = {call_of(u): position for u, position in kernels.items() if u is not None and is_callback(u)}
+    kernels.update({u: calls[call_of(u)] for u in numbers if is_callback(u)})
+    return "\n".join([*_graph_lines(found, numbers, kernels), "", *_kernel_lines(found, numbers, kernels, order), "", "plan",
+                      str(plan.analyze())])
 
 
 def _plan_order(found: Explained) -> list[int]:
@@ -92,8 +96,8 @@ def _graph_lines(found: Explained, numbers: dict[UOp, int], kernels: dict[UOp | 
     return [f"graph: {len(rows)} nodes, as the schedule sees it", *lines]
 
 
-def _kernel_lines(found: Explained, numbers: dict[UOp, int], order: Sequence[int]) -> list[str]:
-    realised = [r for r in found.roots if r is not None]
+def _kernel_lines(found: Explained, numbers: dict[UOp, int], kernels: dict[UOp | None, int], order: Sequence[int]) -> list[str]:
+    realised = [r for r in kernels if r is not None]
     lines = [f"kernels: {len(order)}, each what is computed between buffers"]
     for position, i in enumerate(order):
         call, root = found.schedule.calls[i], found.roots[i]
@@ -102,8 +106,9 @@ def _kernel_lines(found: Explained, numbers: dict[UOp, int], order: Sequence[int
         else:
             inside = set(_inside(root, realised))
             reads = sorted({numbers[s] for n in inside for s in n.src if s not in inside and s in numbers})
+            stored = ", ".join(str(numbers[r]) for r in realised if kernels[r] == position)
             sources = f", from {', '.join(map(str, reads))}" if reads else ""
-            lines.append(f"  {position}  {call.name_hint}  {_type(root)}  stores {numbers[root]}{sources}  {call.origin}".rstrip())
+            lines.append(f"  {position}  {call.name_hint}  {_type(root)}  stores {stored}{sources}  {call.origin}".rstrip())
         lines.append(f"     because: {'it is an output' if call.why == 'output' else call.why}")
     return lines
 
@@ -132,6 +137,8 @@ def _what(u: UOp, numbers: dict[UOp, int]) -> str:
     elif u.op is Ops.WINDOW:
         told = " " + ", ".join(f"axis {axis}: {size} by {stride}" + (f", dilated {dilation}" if dilation != 1 else "")
                                for axis, size, stride, dilation in u.arg)
+    elif u.op is Ops.CUSTOM_FUNCTION:
+        told = f" {u.arg[1][0].name}" if is_callback(u) else f" {u.arg[0].lower()}"
     elif u.op in (Ops.GATHER, Ops.GEP, Ops.IOTA):
         told = f" {u.arg}"
     operands = [str(s.arg) if s.op is Ops.CONST else f"%{numbers[s]}" for s in u.src if s in numbers or s.op is Ops.CONST]

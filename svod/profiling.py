@@ -130,13 +130,14 @@ def profile(plan: ExecutionPlan, *, seconds: float = 1.0, ceilings: Ceilings | N
     if not plan.kernels:
         raise LaunchError("this plan has no kernels: its outputs are inputs or constants, there is nothing to profile")
     limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", host_target(), quick=True)
-    plan.execute()
     with plan.lock:
+        plan.execute()
+        running = plan.kernels
         passes, times, whole, empty = _time_passes(plan, seconds, clock)
     own = [max(0.0, statistics.median(t) - empty) for t in times]
     total = sum(own)
     kernels = tuple(_kernel_time(i, k, t, t / total if total else 0.0, limits, plan.threads) for i, (k, t) in
-                    enumerate(zip(plan.kernels, own, strict=True)))
+                    enumerate(zip(running, own, strict=True)))
     return Profile(kernels, roll_up(kernels), statistics.median(whole), total, passes, plan.threads)
 
 
@@ -165,6 +166,8 @@ def _kernel_time(index: int, k: PreparedKernel, seconds: float, share: float, li
     if isinstance(k.estimate, Estimate):
         flops, moved = k.estimate.flops, k.estimate.bytes_moved
         bound = limits.bound_seconds(flops, k.estimate.bytes_read, k.estimate.bytes_written, dtype_of(k), threads)
+    elif k.is_callback:
+        moved = sum(size * dtype.itemsize for dtype, size in k.spec.params)
     return KernelTime(index, k.name or k.spec.name, k.key, k.origin, k.opts_source, tuple(k.opts), seconds, share, flops, moved, bound)
 
 

@@ -14,7 +14,9 @@ from svod import Tensor, Variable
 from svod.compile.plan import ExecutionPlan
 from svod.compile.planner import PlannerMode
 from svod.config import PrepareConfig
+from svod.core import graph
 from svod.core.buffer import buffer_of
+from svod.core.callback import host_function
 from svod.core.uop import UOp
 from svod.core.variable import layout_shape
 from svod.prepare import Prepared, prepare_graph
@@ -27,10 +29,21 @@ MODES: tuple[PlannerMode, ...] = ("arena", "remap", "disabled")
 THREADS = 4
 
 
+def rolled_and_sorted(x: Array, y: Array) -> tuple[Array, Array]:
+    """A function of Python of two results."""
+    return np.roll(x, 1).astype(np.int32), np.sort(y, axis=None)
+
+
 def grown(seed: int) -> tuple[RandomGraph, list[UOp]]:
-    """A random graph over real buffers, and its outputs: the last node and up to two before it, views and inputs among them."""
+    """A random graph over real buffers, and its outputs: the last node and up to two before it, views and inputs among them. In every third
+    one a function of Python is called on the way."""
     g = RandomGraph(seed)
-    g.grow(5 + seed % 13)
+    g.grow(2 + seed % 7)
+    if seed % 3 == 0:
+        x, y = g.pick(), g.pick()
+        results = ((x.dtype, graph.shape_of(x)), (y.dtype, (graph.size_of(y),)))
+        g.nodes += graph.callback(host_function(rolled_and_sorted), results, True, x, y)[::seed % 2 + 1]     # of one, or of both results
+    g.grow(3 + seed % 5)
     for b, content in g.contents.items():
         buffer_of(b).bind(content)
     return g, [g.nodes[-1], *g.rng.sample(g.nodes, min(len(g.nodes), seed % 3))]

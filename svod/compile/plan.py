@@ -79,9 +79,11 @@ class ExecutionPlan:
     shares a plan between threads holds `lock` from binding to reading. Two plans may run at the same time.
 
     `every`: all kernels in order, whatever the variables are. `kernels`: those of them that run with the values that variables have now,
-    and `running` their positions in `every`; the three are the same where no variable has buckets. `variables`: by name, with their
-    bounds. A function of Python that the plan calls (`PreparedKernel.is_callback`) may run other plans and realize tensors; it must not
-    change or run the plan that calls it.
+    and `running` their positions in `every`; all of them where no variable has buckets. `segments`: what a run of them consists of.
+    `variables`: by name, with their bounds. Who reads several of these of a plan that others give values to holds `lock`.
+
+    A function of Python that the plan calls (`PreparedKernel.is_callback`) may run other plans and realize tensors; it must not change or
+    run the plan that calls it.
 
     Raises LaunchError for buffers, variables and symbols that do not fit the programs."""
 
@@ -191,41 +193,39 @@ class ExecutionPlan:
         with self.lock:
             if variables:
                 self.set_variables(variables)
-            if self._segments:
-                self._run_segments(1)
-            else:
+            if self._is_plain:
                 self._enter(self._launches, self._launch_count, 1)
+            else:
+                self._run_segments(1)
             self.runs += 1
-            if self._closed:
-                self._open()
 
     def repeat(self, times: int) -> None:
         """Run all kernels `times` times, in one native call where no function of Python is among them: what a timer calls when one run is
         too short to be seen."""
         with self.lock:
-            if self._segments:
-                self._run_segments(times)
-            else:
+            if self._is_plain:
                 self._enter(self._launches, self._launch_count, times)
+            else:
+                self._run_segments(times)
             self.runs += times
-            if self._closed and times:
-                self._open()
 
     def open_after_run(self, buffers: Sequence[tuple[Buffer, np.ndarray[Any, Any]]]) -> None:
         """Bind the arrays, memory of outputs, to their (closed) Buffers when the plan has run for the first time."""
         with self.lock:
             self._closed.extend(buffers)
+            self._is_plain = False
 
     def _open(self) -> None:
         for buffer, array in self._closed:
             buffer.bind(array)
         self._closed.clear()
+        self._is_plain = not self.segments[0].callbacks
 
     def repeat_kernel(self, kernel: int, times: int) -> None:
         """Run the phases of one of `kernels` `times` times, without those that run once."""
         with self.lock:
+            self._check_ready()
             if self.kernels[kernel].is_callback:
-                self._check_ready()
                 for _ in range(times):
                     self._call(self.running[kernel])
                 return
@@ -264,15 +264,16 @@ class ExecutionPlan:
             self.poison(f"a run stopped half-way, after buffer {min(changed)}, which runs go on from, was written")
 
     def _run_segments(self, times: int) -> None:
+        """Run all kernels, functions of Python among them, and open the outputs if this was the first time."""
         self._check_ready()
         begun: set[int] = set()
         self._running = True
         try:
             for _ in range(times):
-                for begin, count, callbacks, kernels in self._segments:
+                for begin, launches, callbacks, kernels in self.segments:
                     begun.update(kernels)
-                    if count:
-                        self._enter(begin, count, 1)
+                    if launches or not callbacks:
+                        self._enter(begin, launches, 1)
                         self._running = True
                     for number in callbacks:
                         self._call(number)
@@ -281,6 +282,8 @@ class ExecutionPlan:
             raise
         finally:
             self._running = False
+        if self._closed and times:
+            self._open()
 
     def _call(self, number: int) -> None:
         """Call the function of Python that a kernel, by its number among all, is."""
@@ -303,7 +306,7 @@ class ExecutionPlan:
             self._allocate_again()
 
     def _enter(self, records: int, count: int, repeats: int) -> None:
-        if self._failure is not None or self._unbound or self._unset or self._calling:
+        if self._failure is not None or self._unbound or self._unset:
             self._refuse()
         if self._released:
             self._allocate_again()
@@ -351,8 +354,6 @@ class ExecutionPlan:
     def bind(self, buffer: int, address: int) -> None:
         """Use the memory at `address` for an input or output. The caller answers for its size and keeps it alive (`bind_array` does)."""
         with self.lock:
-            if self._calling:
-                self._refuse()
             words = self._words
             try:
                 positions = self._bindable[buffer]
@@ -366,6 +367,8 @@ class ExecutionPlan:
     def bind_array(self, buffer: int, array: np.ndarray[Any, Any]) -> None:
         """Use `array` for an input or output: C-contiguous, of at least the buffer's bytes. Raises LaunchError."""
         with self.lock:
+            if self._calling:
+                self._refuse()
             check_array(buffer, array, self.buffers[buffer].nbytes, buffer in self._written)
             self.bind(buffer, address_of(array))
             self._arrays[buffer] = array
@@ -400,9 +403,9 @@ class ExecutionPlan:
         """Run the kernels that are there for the present values of the variables."""
         self.running = variant.kernels
         self.kernels = variant.chosen
-        segments = self._segments_of[variant]
-        self._launches, self._launch_count = segments[0][:2]
-        self._segments = segments if segments[0].callbacks else ()      # (): all is one native call
+        self.segments = self._segments_of[variant]
+        self._launches, self._launch_count, callbacks, _ = self.segments[0]
+        self._is_plain = not callbacks and not self._closed     # a run is one native call, and nothing else
 
     def execute_with_vars(self, values: Mapping[str, int]) -> None:
         """`execute`, with the variables in a mapping."""

@@ -92,6 +92,20 @@ def callback_shape(u: UOp, shapes: Sequence[Shape]) -> Shape:
     return shape
 
 
+def without_functions(root: UOp) -> UOp:
+    """A graph with the token and the name of each function in its place: data, to print."""
+    done: dict[UOp, UOp] = {}
+    for u in root.toposort():
+        made = u.replace(src=tuple([done[s] for s in u.src]))
+        done[u] = made.replace(arg=(CALLBACK, _named(u))) if is_callback(u) and isinstance(u.arg[1][0], HostFunction) else made
+    return done[root]
+
+
+def _named(u: UOp) -> tuple[Any, ...]:
+    function, *rest = u.arg[1]
+    return function.number, function.name, *rest
+
+
 def functions_of(sink: UOp) -> dict[int, HostFunction]:
     """The functions that a graph calls, by token."""
     return {u.arg[1][0].number: u.arg[1][0] for u in sink.walk(Ops.CUSTOM_FUNCTION) if is_callback(u)}
@@ -130,11 +144,9 @@ class HostCall:
 
 def callback_ast(results: Sequence[UOp], params: Sequence[UOp]) -> UOp:
     """The kernel of one call: `results` are the nodes of it that are used, `params` a PARAM for each of them, then for each source."""
-    function, *said, _ = results[0].arg[1]
     stores = []
     for u, param in zip(results, params, strict=False):
-        options = (function.number, function.name, *said, u.arg[1][-1])
-        value = UOp(Ops.CUSTOM_FUNCTION, u.dtype, tuple(params[len(results):]), (CALLBACK, options))
+        value = UOp(Ops.CUSTOM_FUNCTION, u.dtype, tuple(params[len(results):]), (CALLBACK, _named(u)))
         where = UOp(Ops.INDEX, u.dtype, (param, UOp.const(dtypes.index, 0)))
         stores.append(UOp(Ops.STORE, dtypes.void, (where, value)))
     return UOp(Ops.SINK, dtypes.void, tuple(stores))

@@ -11,7 +11,8 @@ from typing import Any
 from svod.core import graph
 from svod.core.callback import host_function, name_of
 from svod.core.dtype import DType, dtypes
-from svod.errors import ArgumentError, DTypeError
+from svod.core.variable import lower
+from svod.errors import ArgumentError, DTypeError, ShapeError
 from svod.tensor.base import DTypeLike, as_dtype, shape_argument
 from svod.tensor.tensor import Tensor
 
@@ -50,6 +51,9 @@ def custom_function(fn: Callable[..., Any], *tensors: Tensor, shape: Sequence[An
                     or not all(isinstance(s, (tuple, list)) for s in shape)):
         raise ArgumentError(f"custom_function {name}: {len(types)} dtypes and the shapes {shape!r}: give a tuple for each result")
     shapes = [shape_argument((tuple(s),)) for s in shape] if several else [shape_argument((shape,))]
+    negative = [s for s in shapes if any(lower(n) < 0 for n in s)]
+    if negative:
+        raise ShapeError(f"custom_function {name}: {negative[0]} is not a shape: extents are not negative")
     for d in (*types, *(t.dtype for t in tensors)):
         _check_dtype(name, d)
     found = graph.callback(host_function(fn), tuple(zip(types, shapes, strict=True)), several, *(t.uop for t in tensors))
