@@ -7,6 +7,7 @@
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from svod.core.features import loops_that_move, needed
@@ -147,7 +148,7 @@ def _tiled(state: Scheduler, r: ResolvedStage, lane: int, tile: int, n: int, m: 
         if own is not None:
             own = _unroll_windows(own, r, other, tile, n, m)
             cycles = own.features().cycles
-            if variants or cycles < min(shares):
+            if variants or cycles < min(shares, default=math.inf):
                 yield own
             shares.append(cycles)
         if not variants:

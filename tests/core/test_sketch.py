@@ -101,6 +101,14 @@ def test_windows_are_copied_by_each_core(seed: int) -> None:
                 out += 1
 
 
+@pytest.mark.parametrize("threads", (1, 2, 4))
+def test_small_convolutions_have_sketches(threads: int) -> None:
+    """Also where the tiles that use the multipliers best leave cores no share of the windows."""
+    for made in (data(2, 4, 9).conv1d(data(6, 4, 3)), data(1, 2, 5, 4, 6).conv3d(data(3, 2, 3, 3, 3))):
+        state = Scheduler(Kernel(kernel_of(made)), replace(TARGET, threads=threads))
+        assert len({tuple(s.applied_opts) for s in sketches(state)}) > 1
+
+
 def test_a_reduction_without_outputs_is_cut() -> None:
     assert heuristic(Scheduler(Kernel(row_sums(1, 1 << 22)), TARGET)).split_reduce is not None
 
