@@ -137,11 +137,13 @@ def check_call(call: UOp) -> None:
         if sum(_storage(a) is _storage(arguments[slot]) for a in arguments) > 1:
             raise ScheduleError(f"slot {slot} of a kernel that is called is written, and another slot is the same memory: use one slot for "
                                 "both, or a copy")
-    ast = over_ranges(ast)
     bound = bindings_of(call)
+    written, ast = ast, over_ranges(ast)
     unbound = sorted({u.arg[0] for u in ast.walk(Ops.DEFINE_VAR)} - set(bound))
     if unbound:
         raise ScheduleError(f"the kernel of a CALL reads the variable {unbound[0]}, which has no BIND among its arguments")
+    for end in (0, 1):      # in between they are looked at invocation by invocation
+        _check_launch(written, {name: values_of(value)[end] for name, value in bound.items()})
     narrowed = {}
     for var in ast.walk(Ops.DEFINE_VAR):
         narrowed[var] = var.replace(arg=(var.arg[0], *values_of(bound[var.arg[0]])))
@@ -154,17 +156,22 @@ def _storage(content: UOp) -> UOp:
     return content
 
 
+def _check_launch(ast: UOp, values: Mapping[str, int]) -> None:
+    """Raise ScheduleError for positions of a launch that there are none of."""
+    if positions_of(ast):
+        try:
+            launch_of(ast).at(values)
+        except LaunchError as error:
+            raise ScheduleError(f"a kernel that is called cannot be launched: {error}") from error
+
+
 def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
                    known: dict[UOp, tuple[UOp, tuple[int, ...]]]) -> tuple[UOp, tuple[int, ...], tuple[int, ...]]:
     """The canonical AST with its variables given; by slot of it the slot of `ast`, and with which element of that the PARAM begins. What
     differs only in where it begins is one kernel, and found in `known`."""
     given = dict(values)
-    if positions_of(ast):
-        try:
-            launch_of(ast).at(given)
-        except LaunchError as error:
-            raise ScheduleError(f"a kernel that is called cannot be launched: {error}") from error
-        ast = over_ranges(ast)
+    _check_launch(ast, given)
+    ast = over_ranges(ast)
     done: dict[UOp, UOp] = {}
     leaves: dict[UOp, UOp] = {}     # of index expressions
     for u in ast.toposort():
