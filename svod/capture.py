@@ -427,7 +427,7 @@ class _Reader:
         key, args, name, origin, why, level, offsets, variables = _row(value, 8, "a call")
         kernel = self.kernels.get(key) if isinstance(key, str) else None
         if kernel is None:
-            raise FormatError(f"a plan calls kernel {key!r:.14}, which could not be read")
+            raise FormatError(f"a plan calls kernel {key!s:.12}, which could not be read")
         numbers = tuple(_count(a, "a buffer's number", len(buffers) - 1) for a in _list(args, "arguments"))
         if len(numbers) != len(kernel.params):
             raise FormatError(f"kernel {key[:12]} takes {len(kernel.params)} buffers, a call gives {len(numbers)}")

@@ -40,6 +40,14 @@ class Outcome:
     against: str = ""
     sizes: tuple[SizeTime, ...] = ()
 
+    @property
+    def gain(self) -> float | None:
+        """How many times faster than the heuristic: of samples taken side by side where there are such, else of the times; None where it
+        was not measured."""
+        if not self.heuristic or not self.tuned:
+            return None
+        return self.heuristic / self.tuned if self.speedup is None else self.speedup[1]
+
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str], width: int,
                shrink: Sequence[str] = ()) -> list[str]:
@@ -73,7 +81,7 @@ def kernel_table(outcomes: Sequence[Outcome], target: Target, ceilings: Ceilings
         shown = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else Rate(0.0, "", None)
         giga = shown.value / 1e9
         rate = f"{giga:.{0 if giga >= 10 else 1}f} {shown.unit}" if o.tuned else ""
-        gain = f"{o.heuristic / o.tuned:.2f}×{_doubt(o)}" if o.heuristic and o.tuned else ""
+        gain = "" if o.gain is None else f"{o.gain:.2f}×{_doubt(o)}"
         more = f" +{len(o.row.origins) - 1}" if len(o.row.origins) > 1 else ""
         origin = (short_origin(o.row.origins[0]) if o.row.origins else "") + more
         verified = "yes" if o.verified else "no"
@@ -85,11 +93,12 @@ def kernel_table(outcomes: Sequence[Outcome], target: Target, ceilings: Ceilings
 
 
 def _doubt(o: Outcome) -> str:
-    """The mark of a gain whose interval is wide."""
-    if o.speedup is None or not o.heuristic or not o.tuned:
+    """The mark of a gain whose interval is wide, or that the medians of the times do not show."""
+    if o.speedup is None or o.gain is None or not o.heuristic or not o.tuned:
         return ""
     low, _, high = o.speedup
-    return "" if low > 0.0 and 0.5 * math.log(high / low) <= NOISY else " ~"
+    known = low > 0.0 and 0.5 * math.log(high / low) <= NOISY and abs(math.log(o.gain * o.tuned / o.heuristic)) <= NOISY
+    return "" if known else " ~"
 
 
 def dry_table(rows: Sequence[Row], estimates: Mapping[str, float], width: int) -> list[str]:

@@ -262,7 +262,7 @@ class _Run:
                 used = choice.source == "database"
                 why = found.why if used or found.winner is None else f"{choice.why} ({found.why})"
                 out.append(Outcome(row, chain, choice.source, heuristic or (None if used else row.seconds), tuned if used else heuristic,
-                                   found.verified, found.confirmed, found.speedup if found.confirmed else None, found.linear, why,
+                                   found.verified, found.confirmed, found.speedup if found.confirmed and used else None, found.linear, why,
                                    sizes=self._sizes(winner) if used else ()))
             elif winner is not None and choice.source == "database":
                 out.append(Outcome(row, chain, choice.source, winner.baseline, winner.time, True, True,
@@ -510,7 +510,7 @@ def gain_in(outline: Outline, o: Outcome) -> Gain | None:
     was not timed at those of all its calls."""
     calls = outline.variables_of(o.row.key)
     if not calls:
-        return Gain(o.heuristic or 0.0, o.tuned or 0.0)
+        return None if o.gain is None or not o.heuristic else Gain(o.heuristic, o.heuristic / o.gain)
     values, timed = check_values(outline), [s for s in o.sizes if s.ratio > 0.0]
     found = []
     for variables in calls:

@@ -143,6 +143,10 @@ def test_export_import_merge_retract_gc(path: Path, tmp_path: Path) -> None:
     out.write_text(good + "{}\n")
     result = run(other, "import", str(out))
     assert result.exit_code == 1 and "1 skipped" in result.output and "unknown kind" in result.output
+    out.write_bytes(good.encode() + b'{"kind": "\xff"}\n')
+    assert f"skipped {out}:6: the line is not text in UTF-8" in run(other, "import", str(out)).output
+    with pytest.raises(DatabaseError, match="svod-db import reads"):
+        CliRunner().invoke(cli, ["--db", str(other), "merge", str(out)], catch_exceptions=False)
     out.write_text(good[:-100])
     cut = tmp_path / "cut.db"
     result = run(cut, "import", str(out))

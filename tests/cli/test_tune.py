@@ -383,6 +383,8 @@ def test_tables_fit_their_width() -> None:
     assert kernel_table([unmeasured], TARGET, None, 80)[2].endswith("no")
     assert "2.50× " in kernel_table([outcome], TARGET, CEILINGS, 110)[2] and len(kernel_table([outcome], TARGET, CEILINGS, 110)) == 3
     doubtful = kernel_table([replace(outcome, speedup=(1.8, 2.5, 3.1))], TARGET, CEILINGS, 110)
+    apart = kernel_table([replace(outcome, speedup=(1.09, 1.1, 1.11))], TARGET, CEILINGS, 110)
+    assert "1.10× ~" in apart[2], "the samples side by side count, and the medians do not agree"
     assert "2.50× ~" in doubtful[2] and doubtful[3] == "~ known to worse than ±5 %"
     assert text_table(("a", "b"), [], right=frozenset(), width=10) == ["a  b", "─  ─"]
 

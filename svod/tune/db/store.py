@@ -478,7 +478,8 @@ class TuningDB:
                         skipped.append(Skipped(f"{path}:{record.table}:{row['id']}", str(e)))
             conn.close()
         except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
-            raise DatabaseError(f"{path} cannot be merged: {e}") from e
+            advice = "; svod-db import reads .jsonl files" if path.suffix == ".jsonl" else ""
+            raise DatabaseError(f"{path} cannot be merged: {e}{advice}") from e
         added = self.record(records, layer=TEAM, must=True)
         return Merged(added, len(records) - added, skipped)
 

@@ -80,5 +80,7 @@ def read_records(path: Path, only_target: str | None = None) -> tuple[list[Recor
                 records.append(record_from_json(parse_json(line, "the line")))
             except (RecordError, UnicodeEncodeError) as e:
                 cut = not line.endswith("\n")
-                skipped.append(Skipped(f"{path}:{number}", f"the line is cut off, the end of the file is missing ({e})" if cut else str(e)))
+                reason = "the line is not text in UTF-8" if isinstance(e, UnicodeEncodeError) else str(e)
+                reason = f"the line is cut off, the end of the file is missing ({reason})" if cut else reason
+                skipped.append(Skipped(f"{path}:{number}", reason))
     return records, skipped
