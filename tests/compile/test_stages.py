@@ -304,7 +304,7 @@ def copy(at: UOp, value: UOp | None = None) -> UOp:
 
 
 ROWS, GROUP, PART = UOp(Ops.DEFINE_VAR, INDEX, (), ("m", 0, 4)), position("g0", 4), position("l0", 2)
-CALLS: dict[str, tuple[UOp, dict[str, int], type[Exception], str]] = {
+CALLS: dict[str, tuple[UOp, dict[str, Any], type[Exception], str]] = {
     "no groups": (copy(position("g0", ROWS) * 2 + PART), {"m": 0}, ScheduleError,
                   "cannot be launched: launch dimension 0 evaluated to non-positive value 0"),
     "no value of a variable": (copy(position("g0", ROWS) * 2 + PART), {}, ScheduleError, "reads the variable m, which has no BIND"),
