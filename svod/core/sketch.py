@@ -196,13 +196,17 @@ def _window_tiles(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Sch
         if a == lane or extent_of(state, r, a) < 2 or not any(
                 _overlaps(state, r, n.linear, a) for n in found.nodes if n.linear is not None):
             continue
-        for n in (4, 2):
+        extent, width = extent_of(state, r, lane), width_of(state, r)
+        # a row that a few vectors hold is computed whole, too: along it masks are known, and no copy is needed to be rid of them
+        amounts = [(n, lane_amounts(extent, width, 4 // n)[0]) for n in (4, 2)]
+        amounts += [(n, extent) for n in (4, 2) if extent <= 4 * width]
+        for n, vector in dict.fromkeys(amounts):
             tile = try_opt(state, "UPCAST", name_of(state, r, a), tile_amounts(extent_of(state, r, a), n)[0])
-            done = try_opt(tile, "UPCAST", name_of(state, r, lane), lane_amounts(extent_of(state, r, lane), width_of(state, r), 4 // n)[0])
+            done = try_opt(tile, "UPCAST", name_of(state, r, lane), vector)
             for q in reds:
                 done = try_opt(done, "UNROLL", name_of(state, r, q), 0)
             done = try_opt(done, "LANES", f"{name_of(state, r, lane)}.in")
-            near = _stage_windows(done, r)
+            near = done if vector == extent else _stage_windows(done, r)
             if near is not done:
                 yield near
             yield done

@@ -80,6 +80,21 @@ def test_rows_get_vectors_and_large_work_gets_cores() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
+def test_rows_of_windows_that_a_few_vectors_hold_are_computed_whole(seed: int) -> None:
+    """Without a copy of what is read, as masks are known along the row. Against NumPy, extents drawn."""
+    rng = random.Random(seed)
+    target = replace(NATIVE[-1] if NATIVE else TARGET, threads=2)
+    for _ in range(2):
+        size, stride = rng.choice((17, 29, 40, 56)), rng.choice((1, 2))
+        case = Case(Kernel(kernel_of(data(rng.choice((1, 3, 5)), 2, size, size).max_pool2d(3, stride=stride, padding=1))))
+        row = (size - 1) // stride + 1
+        whole = [s for s in sketches(Scheduler(case.kernel, target)) if [o.arg for o in s.applied_opts if o.op == "UPCAST"][1:] == [row]]
+        assert whole and all(o.op != "STAGE" for s in whole for o in s.applied_opts)
+        for state in whole:
+            (run_native(case, lower(state), target, 2) if NATIVE else run_interpreted(case, lower(state), 2))
+
+
+@pytest.mark.parametrize("seed", range(2))
 def test_windows_are_copied_by_each_core(seed: int) -> None:
     """A part of the rows each, in one phase; inside a part short tiles follow each other along memory, long ones across. Against NumPy,
     extents drawn."""
