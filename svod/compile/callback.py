@@ -18,6 +18,7 @@ from svod.core.variable import is_symbolic, layout_shape, shape_at
 from svod.errors import ArgumentError, DTypeError, ShapeError
 
 Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
 
 
 class _Memory:
@@ -25,65 +26,74 @@ class _Memory:
 
     __slots__ = ("__array_interface__", "owner")
 
-    def __init__(self, address: int, array: HostArray, writable: bool, owner: object) -> None:
-        self.owner = owner
-        self.__array_interface__ = {"version": 3, "data": (address, not writable), "shape": layout_shape(array.shape),
-                                    "typestr": to_numpy(array.dtype).str}
+    def __init__(self, interface: dict[str, Any], owner: object) -> None:
+        self.__array_interface__, self.owner = interface, owner
 
 
-def array_at(address: int, array: HostArray, values: Mapping[str, int], writable: bool, owner: object) -> Array:
-    """The part of the memory at `address` that an array is, for these values of the variables."""
-    whole = np.asarray(_Memory(address, array, writable, owner))
-    return whole[tuple([slice(n) for n in shape_at(array.shape, values)])] if is_symbolic(array.shape) else whole
+class _Argument:
+    """An operand or a result of a call, with what is the same in all runs worked out."""
+
+    def __init__(self, a: HostArray) -> None:
+        self.slot, self.dtype, self.declared = a.slot, to_numpy(a.dtype), a.shape
+        self.constant = None if is_symbolic(a.shape) else a.shape
+        self.layout = layout_shape(a.shape)
+
+    def shape_at(self, values: Mapping[str, int]) -> Shape:
+        return shape_at(self.declared, values) if self.constant is None else self.constant
+
+    def array(self, addresses: Sequence[int], owners: Sequence[object], values: Mapping[str, int], writable: bool) -> Array:
+        """The array, for these values of the variables, over the memory that is given by slot."""
+        if self.slot is None:
+            empty = np.empty(self.shape_at(values), self.dtype)
+            empty.flags.writeable = False
+            return empty
+        interface = {"version": 3, "data": (addresses[self.slot], not writable), "shape": self.layout, "typestr": self.dtype.str}
+        whole = np.asarray(_Memory(interface, owners[self.slot]))
+        return whole if self.constant is not None else whole[tuple([slice(n) for n in self.shape_at(values)])]
+
+    def check(self, value: object, values: Mapping[str, int], name: str, number: int | None) -> None:
+        """Raise an error for what `name` returned (as result `number`) and is not as declared."""
+        shape = self.shape_at(values)
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype == self.dtype and value.shape == shape:
+            return
+        what = f"custom function {name} returned" + ("" if number is None else f" as result {number}:")
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise ArgumentError(f"{what} {type(value).__name__}; return a NumPy array of {self.dtype}{list(shape)}")
+        if value.dtype != self.dtype:
+            raise DTypeError(f"{what} {value.dtype}; declared is {self.dtype}: return result.astype({self.dtype.name!r}), or declare what "
+                             "it returns")
+        raise ShapeError(f"{what} shape {value.shape}; declared is {shape}")
 
 
 class HostProgram:
-    """A call that has no code: `addresses` of phases, of which it has none."""
+    """A call that has no code: `addresses` of phases, of which it has none. It holds nothing of a run, so several plans may share it."""
 
     addresses: tuple[int, ...] = ()
 
     def __init__(self, call: HostCall) -> None:
         self.call = call
+        self.operands = [_Argument(a) for a in call.operands]
+        self.results = [_Argument(a) for a in call.results]
 
     def spec(self, variables: int) -> ProgramSpec:
         """What the call is given, in the terms of a program: parameters by slot, the first of them written."""
         return ProgramSpec(self.call.function.name, tuple((a.dtype, math.prod(layout_shape(a.shape))) for a in self.call.stored),
-                           tuple(range(self.call.stored_results)), (), (),
-                           tuple(f"v{i}" for i in range(variables)))
+                           tuple(range(self.call.stored_results)), (), (), tuple(f"v{i}" for i in range(variables)))
 
     def run(self, addresses: Sequence[int], owners: Sequence[object], values: Mapping[str, int]) -> None:
         """Call the function on the memory that is given by slot, and store what it returns. Raises what the function raises, and
         ArgumentError, ShapeError or DTypeError for results that are not what was declared."""
-        def given(a: HostArray, writable: bool) -> Array:
-            if a.slot is None:
-                empty = np.empty(shape_at(a.shape, values), to_numpy(a.dtype))
-                empty.flags.writeable = False
-                return empty
-            return array_at(addresses[a.slot], a, values, writable, owners[a.slot])
-
-        returned = self.call.function.call(*[given(a, False) for a in self.call.operands])
-        results = self.call.results
-        name = self.call.function.name
-        if self.call.several:
-            if not isinstance(returned, (tuple, list)) or len(returned) != len(results):
-                found = f"{len(returned)} results" if isinstance(returned, (tuple, list)) else type(returned).__name__
-                raise ArgumentError(f"custom function {name} returned {found}; declared are {len(results)} results: return a tuple of them")
-        else:
+        returned = self.call.function.call(*[a.array(addresses, owners, values, False) for a in self.operands])
+        name, several = self.call.function.name, self.call.several
+        if not several:
             returned = (returned,)
-        for i, (value, a) in enumerate(zip(returned, results, strict=True)):
-            position = f" as result {i}" if self.call.several else ""
-            _check(f"custom function {name} returned{position}", value, a, shape_at(a.shape, values))
+        elif not isinstance(returned, (tuple, list)) or len(returned) != len(self.results):
+            found = f"{len(returned)} results" if isinstance(returned, (tuple, list)) else type(returned).__name__
+            raise ArgumentError(f"custom function {name} returned {found}; declared are {len(self.results)} results: return a tuple of "
+                                "them")
+        for i, (value, a) in enumerate(zip(returned, self.results, strict=True)):
+            a.check(value, values, name, i if several else None)
         # all are checked before one is stored: a run that fails here has written nothing of this call
-        for value, a in zip(returned, results, strict=True):
+        for value, a in zip(returned, self.results, strict=True):
             if a.slot is not None:
-                np.copyto(given(a, True), value)
-
-
-def _check(what: str, value: object, a: HostArray, shape: tuple[int, ...]) -> None:
-    if not isinstance(value, (np.ndarray, np.generic)):
-        raise ArgumentError(f"{what} {type(value).__name__}; return a NumPy array of {a.dtype.name}{list(shape)}")
-    if value.dtype != to_numpy(a.dtype):
-        raise DTypeError(f"{what} {value.dtype}; declared is {a.dtype.name}: return result.astype({a.dtype.name!r}), or declare what it "
-                         "returns")
-    if value.shape != shape:
-        raise ShapeError(f"{what} shape {value.shape}; declared is {shape}")
+                np.copyto(a.array(addresses, owners, values, True), value)
