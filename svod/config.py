@@ -251,7 +251,6 @@ class PrepareConfig(_Config):
                                   "most cores a kernel may use; not set: the affinity mask and the cgroup quota decide")
     db: str | None = _option("SVOD_TUNE_DB", None, _DATABASES,
                              "tuning databases; the first is written, all are read; not set: the user's data directory")
-    lock: str | None = _option("SVOD_LOCK", None, _PATH, "a lock file: nothing else is consulted, searched or written")
     constants: str = _option("SVOD_CONSTANTS", "auto", _choice("auto", "none"),
                              "auto: what a function under svod.jit closes over are weights of its plan; none: nothing is")
     memory_planner: str = _option("SVOD_MEMORY_PLANNER", "arena", _choice("arena", "remap", "disabled"),
@@ -416,7 +415,8 @@ def _resolve_dir(wanted: Path, what: str, below: str = "") -> Path:
     if is_writable(wanted):
         return wanted
     fallback = Path.cwd() / LOCAL_DIR / below
-    log_once(log, logging.WARNING, f"{wanted} cannot be written; {what} {fallback}")
+    log_once(log, logging.WARNING, f"{wanted} cannot be written; {what} are kept in {fallback}" if is_writable(fallback) else
+             f"neither {wanted} nor {fallback} can be written; {what} are not kept")
     return fallback
 
 
@@ -429,7 +429,7 @@ def user_data_dir() -> Path:
 
 def data_dir() -> Path:
     """The directory of the tuning database: the user's data directory, or ./.svod where that cannot be written (said once)."""
-    return _resolve_dir(user_data_dir(), "svod keeps its data (tuning database, figures of this machine) in")
+    return _resolve_dir(user_data_dir(), "svod's data (tuning database, figures of this machine)")
 
 
 def object_cache_dir(object_cache: str | os.PathLike[str] | None) -> Path | None:
@@ -438,7 +438,7 @@ def object_cache_dir(object_cache: str | os.PathLike[str] | None) -> Path | None
         return None if os.fspath(object_cache) == NONE else Path(object_cache)
     import platformdirs
 
-    return _resolve_dir(Path(platformdirs.user_cache_dir("svod", appauthor=False)) / "objects", "compiled objects are kept in", "objects")
+    return _resolve_dir(Path(platformdirs.user_cache_dir("svod", appauthor=False)) / "objects", "compiled objects", "objects")
 
 
 # -- documentation ------------------------------------------------------------------------------------------------------

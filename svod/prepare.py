@@ -33,7 +33,7 @@ from svod.core.schedule_check import check_schedule
 from svod.core.target import Target
 from svod.core.uop import Ops, UOp
 from svod.core.variable import buckets_of, in_bucket, without_binds
-from svod.errors import ConfigError, DeviceError, ScheduleError, UnsupportedError
+from svod.errors import ConfigError, DeviceError, ScheduleError
 from svod.optimize import Choice, Compiled, Compiler, choose, compile_all, compiler_for
 from svod.outline import BufferSpec, Call, Outline, build_plan
 from svod.plan_sizes import profile_at_sizes
@@ -286,8 +286,6 @@ def database(config: PrepareConfig) -> TuningDB:
 
 def compile_outline(outline: Outline, target: Target, config: PrepareConfig) -> dict[str, Compiled]:
     """A chain and code for every kernel; unknown ones are searched first when the configuration says so."""
-    if config.lock is not None:
-        raise UnsupportedError(f"PrepareConfig(lock={config.lock!r}): lock files cannot be read yet; unset SVOD_LOCK")
     compiler = compiler_for(target, config)
     if not outline.calls:
         return {}

@@ -40,7 +40,7 @@ def test_variables_are_declared_once_and_all_of_the_design_are_there() -> None:
     assert len(VARIABLES) == len(set(VARIABLES))
     wanted = {"BEAM", "BEAM_UPCAST_MAX", "BEAM_LOCAL_MAX", "BEAM_UOPS_MAX", "BEAM_RUNS", "BEAM_MIN_PROGRESS", "BEAM_TIMEOUT_SEC",
               "BEAM_PADTO", "BEAM_STRICT", "BEAM_DEBUG", "BEAM_LOG_SURPASS_MAX", "BEAM_BUDGET", "IGNORE_BEAM_CACHE", "NOLOCALS", "TC",
-              "TC_OPT", "SVOD_NOOPT", "SVOD_THREADS", "SVOD_DEVICE", "SVOD_TUNE_DB", "SVOD_LOCK", "SVOD_MEMORY_PLANNER",
+              "TC_OPT", "SVOD_NOOPT", "SVOD_THREADS", "SVOD_DEVICE", "SVOD_TUNE_DB", "SVOD_MEMORY_PLANNER",
               "SVOD_DISABLE_SCHEDULE_CACHE", "SVOD_OPT_CACHE_MAX", "SVOD_OBJECT_CACHE", "SVOD_CAPTURE"}
     assert wanted <= set(VARIABLES)
 
@@ -164,6 +164,11 @@ def test_data_dir_falls_back_and_says_so_once(monkeypatch: pytest.MonkeyPatch, t
         assert config.data_dir() == tmp_path / ".svod" == config.data_dir()
     assert len([r for r in caplog.records if "cannot be written" in r.message]) == 1
     assert not (tmp_path / ".svod").exists(), "resolving creates nothing"
+    monkeypatch.setattr(config, "is_writable", lambda path: False)
+    with caplog.at_level(logging.WARNING, "svod"):
+        assert config.data_dir() == tmp_path / ".svod"
+    assert caplog.records[-1].message.startswith("neither ") and caplog.records[-1].message.endswith("are not kept")
+    monkeypatch.undo()
     monkeypatch.setattr(config, "user_data_dir", lambda: tmp_path / "a" / "b")
     assert config.data_dir() == tmp_path / "a" / "b"
 
