@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {p.relative_to(ROOT).as_posix(): p.read_text(encoding="utf-8")
          for p in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "experiments").glob("*.md")]}
-COMMANDS = {"svod-tune": "svod.cli.tune_command", "svod-db": "svod.cli.db_commands"}
+COMMANDS = {"svod-tune": "svod.cli.tune_command", "svod-db": "svod.cli.db_commands", "svod-bench": "svod.cli.bench_commands"}
 
 
 def marked_command(name: str) -> str:
@@ -49,10 +49,12 @@ def test_first_command_tunes_resnet() -> None:
 
 
 def command_lines(text: str) -> list[list[str]]:
-    """Command lines of svod-tune and svod-db in a page's code, as words after the program's name, the program first."""
-    found = []
-    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S):
-        for line in block.splitlines():
+    """Command lines of svod's programs in a page's code, as words after the program's name, the program first; in running text those that
+    are more than the program's name."""
+    found, block = [], re.compile(r"^```\w*\n(.*?)^```", re.M | re.S)
+    spans = [" ".join(s.split()) for s in re.findall(r"`([^`]+)`", block.sub("", text))]
+    for code in (*block.findall(text), *(s for s in spans if " " in s)):
+        for line in code.splitlines():
             for part in re.split(r"&&|\|", line.split("#")[0].removeprefix("$ ")):
                 words = part.split()
                 while words and re.fullmatch(r"\w+=\S*", words[0]):
