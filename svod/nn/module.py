@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
+import numpy as np
+
 from svod.core.dtype import dtypes
 from svod.core.origin import scope
 from svod.errors import ShapeError, StateError
@@ -33,6 +35,8 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Module):
             value._named(name)
+        elif isinstance(value, np.ndarray) and isinstance(self.__dict__.get(name, value), Tensor | None):
+            value = Tensor(value)       # an array in the place of a parameter is one
         object.__setattr__(self, name, value)
 
     def _named(self, path: str) -> None:

@@ -61,7 +61,8 @@ def save(tensors: Mapping[str, Tensor], path: PathLike) -> None:
 # -- safetensors ----------------------------------------------------------------------------------------
 def load_safetensors(path: PathLike) -> dict[str, Tensor]:
     """The tensors of a safetensors file by name, read-only views of the mapped file; elements that do not lie at multiples of their size
-    are copied when they are first used. The file must stay as it is while they live. Raises DeviceError for what cannot be mapped, FormatError."""
+    are copied when they are first used. The file must stay as it is while they live. Raises DeviceError for what cannot be mapped,
+    FormatError."""
     mapped = map_file(path)
     header, start = _header(mapped, os.fspath(path))
     return {name: _mapped_tensor(mapped, start, name, entry, os.fspath(path)) for name, entry in header.items() if name != "__metadata__"}

@@ -93,7 +93,6 @@ class TensorBase:
     """A lazy array: `shape`, `dtype`, and the node that computes it. Nothing runs before it is realised."""
 
     __slots__ = ("__weakref__", "uop")
-    __array_ufunc__ = None  # NumPy leaves `array + tensor` to the tensor
     uop: UOp
 
     @classmethod

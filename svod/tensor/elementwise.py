@@ -373,8 +373,12 @@ class Elementwise(Movement):
 
     # -- choices ---------------------------------------------------------------------------------
     def where(self, condition: Operand, other: Operand) -> Self:
-        """self where `condition` holds, `other` elsewhere."""
-        return self._select(condition, self, other)
+        """self where `condition`, of bools, holds, `other` elsewhere. Where the condition comes first: `svod.where(condition, x, y)`."""
+        chooser = self._as_tensor(condition)
+        if chooser.dtype.kind != "b":
+            raise DTypeError(f"x.where(condition, y) with a condition of {chooser.dtype.name}: give bools, as `condition != 0`; where the "
+                             "condition comes first: svod.where(condition, x, y)")
+        return self._select(chooser, self, other)
 
     def masked_fill(self, mask: Operand, value: Operand) -> Self:
         """`value`, as the dtype of self holds it, where `mask` holds; self elsewhere."""
@@ -449,9 +453,14 @@ class Elementwise(Movement):
         """The next whole number toward zero; integers stay."""
         return self._rounded(Ops.TRUNC)
 
-    def round(self) -> Self:
-        """The nearest whole number, halves to even; integers stay."""
-        return self._rounded(Ops.ROUND)
+    def round(self, decimals: int = 0) -> Self:
+        """The nearest whole number, or multiple of 10**-decimals, halves to even; integers stay where `decimals` is not negative."""
+        if decimals == 0 or (decimals > 0 and not self.dtype.is_float):
+            return self._rounded(Ops.ROUND)
+        wide = self._wide_float() if self.dtype.is_float else self.cast(dtypes.float64)
+        scale = 10.0 ** abs(decimals)
+        scaled = wide.mul(scale).round().div(scale) if decimals > 0 else wide.div(scale).round().mul(scale)
+        return scaled.cast(self.dtype)
 
     # -- functions -------------------------------------------------------------------------------
     def exp(self) -> Self: return self._function(Ops.EXP)

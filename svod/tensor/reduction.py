@@ -26,7 +26,10 @@ class Reduction(Indexing):
     def _axes(self, name: str, dim: Axes, axis: Axes) -> tuple[int, ...]:
         if dim is not None and axis is not None:
             raise ShapeError(f"{name}: give the axes once, as dim or as axis")
-        return graph.normalize_axes(name, axis if dim is None else dim, self.ndim)
+        wanted = axis if dim is None else dim
+        if not self.ndim and wanted in (0, -1, (0,), (-1,), [0], [-1]):     # of a number, as in PyTorch
+            return ()
+        return graph.normalize_axes(name, wanted, self.ndim)
 
     def _reduce(self, combiner: str, axes: tuple[int, ...], keep: bool) -> Self:
         result = self.from_uop(graph.reduce_axis(self.uop, combiner, axes))
@@ -131,7 +134,7 @@ class Reduction(Indexing):
         if dim is not None and axis is not None:
             raise ShapeError(f"{name}: give the axis once, as dim or as axis")
         wanted = axis if dim is None else dim
-        if wanted is None:
+        if wanted is None or (not self.ndim and wanted in (0, -1)):
             flat = self.ravel()._arg_extreme(name, combiner, 0, None, False)
             return flat.reshape((1,) * self.ndim) if keep else flat
         at = self._axis(name, wanted)

@@ -19,6 +19,7 @@ from svod.tensor.base import Array, DTypeLike, Scalar, check_integers, live_tens
 from svod.tensor.elementwise import Operand
 from svod.tensor.random import Random
 from svod.tensor.realize import constant_value, is_realized, is_writable, latest_content, note_assignment, prepare_tensors, realize_tensors
+from svod.tensor.ufuncs import apply_ufunc
 
 SHOWN_VALUES = 40   # of a tensor that is printed; of more the first and last
 
@@ -90,10 +91,15 @@ class Tensor(Random):
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """NumPy's functions of arrays take a tensor as its values, computed now, and give arrays: `np.mean(t)`, `np.concatenate([t, a])`.
-        Its functions of elements (`np.exp`) do not: they are methods of the tensor."""
+        Its functions of elements, `np.exp(t)`, give tensors: see `__array_ufunc__`."""
         if function in (np.shape, np.ndim) and not kwargs:      # nothing has to be computed for them
             return self.shape if function is np.shape else self.ndim
         return function(*_as_arrays(args), **_as_arrays(kwargs))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """NumPy's functions of elements, and its operators with a tensor on the right, are the tensor's: `np.exp(t)` is `t.exp()`, lazy,
+        and `array + t` a tensor. Raises UnsupportedError for those that tensors do not have, and for `out=`: `array += t.numpy()`."""
+        return apply_ufunc(Tensor, ufunc, method, inputs, options)
 
     # -- memory shared with other libraries -------------------------------------------------------
     def __dlpack_device__(self) -> tuple[builtins.int, builtins.int]:

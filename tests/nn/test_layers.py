@@ -157,6 +157,14 @@ def test_parameters_have_paths_and_kernels_know_them() -> None:
     assert svod.nn.Linear is nn.Linear
 
 
+def test_an_array_in_the_place_of_a_parameter_is_one() -> None:
+    layer = nn.Linear(3, 2, bias=False)
+    layer.weight, layer.bias = np.eye(2, 3, dtype=np.float32), np.array([5, 6], np.float32)  # type: ignore[assignment]
+    layer.note = np.zeros(2)  # type: ignore[attr-defined]
+    assert list(layer.state_dict()) == ["weight", "bias"] and isinstance(layer.weight, Tensor)
+    np.testing.assert_array_equal(evaluate_graph(layer(Tensor([[1.0, 2, 3]])).uop), [[6, 8]])
+
+
 def test_load_state_dict_checks_before_it_takes() -> None:
     model = Model()
     before = model.state_dict()

@@ -338,6 +338,23 @@ def test_integers_have_no_negative_powers() -> None:
     check(Tensor([1, 2, -1]) ** Tensor([-3, -1, -1]), np.array([1, 0, -1], np.int32))
 
 
+def test_what_is_chosen_stands_before_the_condition() -> None:
+    x = Tensor([1.5, 0.0])
+    with pytest.raises(DTypeError, match=r"condition of float32: give bools.*svod\.where\(condition, x, y\)"):
+        Tensor([True, False]).where(x, 2.0)
+    check(x.where([True, False], 2.0), np.array([1.5, 2], np.float32))
+    check(where(x, x, 2.0), np.array([1.5, 2], np.float32))
+
+
+def test_round_to_decimals() -> None:
+    values = np.array([1.25, -3.4567, 15.0, 25.0, 0.375, np.inf, np.nan], np.float64)
+    for decimals in (0, 1, 2, -1):
+        check(Tensor(values).round(decimals), np.round(values, decimals), 1)
+    whole = np.array([15, 25, -14, 4], np.int32)
+    for decimals in (0, 2, -1, -2):
+        check(Tensor(whole).round(decimals=decimals), np.round(whole, decimals))
+
+
 def test_shape_errors_name_the_operation_and_the_shapes() -> None:
     a, b = Tensor.zeros(2, 3), Tensor.zeros(4, 3)
     with pytest.raises(ShapeError, match=r"add of shapes \(2, 3\) and \(4, 3\)"):

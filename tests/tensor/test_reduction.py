@@ -96,6 +96,17 @@ def test_sixteen_bit_sums_are_accumulated_in_float32() -> None:
     check(Tensor(np.full(70000, 1.0, np.float16)).mean(), np.array(1, np.float16))
 
 
+def test_a_number_is_reduced_along_its_only_axis() -> None:
+    a = np.array(2.5, np.float32)
+    for name in ("sum", "prod", "mean", "max", "min", "any", "all", "argmax", "argmin"):
+        for axis in (0, -1):
+            for keep in (False, True):
+                check(getattr(Tensor(a), name)(axis, keep), np.asarray(getattr(np, name)(a)))
+    check(Tensor(a).logsumexp(0), a, 1)
+    with pytest.raises(ShapeError, match="sum: axis 1 of a tensor with 0 axes"):
+        Tensor(a).sum(1)
+
+
 def test_no_elements() -> None:
     t = Tensor.zeros(0, 3)
     check(t.sum(0), np.zeros(3, np.float32))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from svod.core import graph
 from svod.core.buffer import buffer_of
 from svod.core.origin import origin_of, scope
 from svod.core.uop import Ops, UOp
-from svod.errors import DTypeError, ShapeError
-from svod.tensor import Tensor
+from svod.errors import DTypeError, ShapeError, UnsupportedError
+from svod.tensor import Tensor, ufuncs
+from svod.tensor.base import Array
 from svod.tensor.realize import last_contents, replace_nodes
 from tests.graph_reference import evaluate_graph
 
@@ -145,6 +147,38 @@ def test_what_python_and_numpy_ask_of_a_value() -> None:
             getattr(t, name)
     with pytest.raises(AttributeError, match=r"Tensor\.cat"):
         svod.cat  # noqa: B018
+
+
+def test_numpys_functions_of_elements_are_the_tensors() -> None:
+    """Each in its table, against NumPy: of tensors, beside arrays and beside numbers on either side; all lazy."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.uniform(0.1, 0.9, (3, 3)).astype(np.float32) for _ in range(2))
+    whole = rng.integers(1, 7, (3, 3)).astype(np.int32)
+    results: list[Tensor] = []
+    wanted: list[Array] = []
+    for name in (*ufuncs._OPERATORS, *ufuncs._METHODS):
+        function: Any = getattr(np, name)
+        x, y = (whole, whole) if name == "invert" or name.startswith("bitwise") or name.endswith("shift") else (a, b)
+        if name == "arccosh":
+            x = x + 1
+        for given in ([(Tensor(x),)] if function.nin == 1 else [(x, Tensor(y)), (Tensor(x), y), (Tensor(x), 2), (2, Tensor(y))]):
+            if name == "matmul" and any(isinstance(g, int) for g in given):
+                continue
+            found = function(*given)
+            want = function(*(t.numpy() if isinstance(t, Tensor) else t for t in given))
+            for f, w in zip(found, want, strict=True) if isinstance(want, tuple) else ((found, want),):
+                assert isinstance(f, Tensor) and (not f.is_realized or name == "positive"), name
+                results.append(f)
+                wanted.append(w)
+    Tensor.realize_batch(results)
+    for f, w in zip(results, wanted, strict=True):
+        np.testing.assert_allclose(f.numpy(), w, rtol=1e-5, atol=1e-6)
+    t = Tensor(a)
+    for refused, match in ((lambda: np.gcd(t, t), r"no such operation; compute it of the values, np\.gcd\(t\.numpy\(\)\)"),
+                           (lambda: np.add.reduce(t), r"np\.add\.reduce\(t\.numpy\(\), …\)"),
+                           (lambda: a.__iadd__(t), r"array \+= t\.numpy\(\)")):
+        with pytest.raises(UnsupportedError, match=match):
+            refused()
 
 
 def test_one_number_is_formatted_as_such() -> None:

@@ -1,0 +1,53 @@
+"""NumPy's functions of elements on tensors: `np.exp(t)` is `t.exp()`, and `array + t` a tensor.
+
+NumPy hands every such function over that has a tensor among its operands (NEP 13, `__array_ufunc__`), the operators of arrays among them.
+Nothing is computed: the result is lazy, with the dtype that the operation of the tensor gives.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from svod.errors import UnsupportedError
+from svod.tensor.base import is_scalar, scalar_dtype, without_numpy
+
+if TYPE_CHECKING:
+    from svod.tensor.tensor import Tensor
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv, "true_divide": operator.truediv,
+    "floor_divide": operator.floordiv, "remainder": operator.mod, "divmod": divmod, "power": operator.pow, "float_power": operator.pow,
+    "matmul": operator.matmul, "negative": operator.neg, "positive": operator.pos, "invert": operator.invert,
+    "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt, "less_equal": operator.le, "greater": operator.gt,
+    "greater_equal": operator.ge, "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
+    "left_shift": operator.lshift, "right_shift": operator.rshift}
+_METHODS = {
+    "absolute": "abs", "fabs": "abs", "rint": "round", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh",
+    "arctan": "atan", "arctanh": "atanh", "arctan2": "atan2", "degrees": "rad2deg", "radians": "deg2rad",
+    **{name: name for name in (
+        "ceil", "copysign", "cos", "cosh", "deg2rad", "exp", "exp2", "expm1", "floor", "fmod", "heaviside", "hypot", "isfinite", "isinf",
+        "isnan", "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "maximum",
+        "minimum", "rad2deg", "reciprocal", "sign", "signbit", "sin", "sinh", "sqrt", "square", "tan", "tanh", "trunc")}}
+
+
+def apply_ufunc(make: type[Tensor], ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """What a NumPy ufunc comes to on operands among which is a tensor; `make` makes tensors.
+
+    Raises UnsupportedError, which says what to do, for one that tensors do not have, for its methods (`np.add.reduce`) and for options."""
+    name = ufunc.__name__
+    if method != "__call__":
+        raise UnsupportedError(f"np.{name}.{method} of a Tensor: use its values, np.{name}.{method}(t.numpy(), …), or the tensor's own "
+                               "operations, as sum, cumsum and scatter_add")
+    if options:
+        said = ", ".join(f"{key}=" for key in options)
+        raise UnsupportedError(f"np.{name} with a Tensor and {said}: an array takes the values of a tensor, array += t.numpy(); options of "
+                               "NumPy's functions are for its arrays")
+    if name not in _OPERATORS and name not in _METHODS:
+        raise UnsupportedError(f"np.{name} of a Tensor: tensors have no such operation; compute it of the values, np.{name}(t.numpy())")
+    first, *others = [found if is_scalar(found) or isinstance(found, make) else make(found) for found in map(without_numpy, inputs)]
+    if name in _OPERATORS:
+        return _OPERATORS[name](first, *others)
+    if is_scalar(first):        # a method is of a tensor: the number in the dtype in which it meets the other operand
+        first = make.full((), first, scalar_dtype(next(o for o in others if isinstance(o, make)).dtype, first))
+    return getattr(first, _METHODS[name])(*others)
