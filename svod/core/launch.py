@@ -14,11 +14,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from svod.core.dtype import dtypes
 from svod.core.uop import BINARY_OPS, Ops, UOp
-from svod.errors import LaunchError, SvodError
+from svod.errors import FormatError, LaunchError, SvodError
 
 _BINARY: Mapping[Ops, Callable[[int, int], int]] = {
     Ops.ADD: lambda a, b: a + b, Ops.SUB: lambda a, b: a - b, Ops.MUL: lambda a, b: a * b,
@@ -45,6 +45,19 @@ class Launch:
 
     global_size: Dims = (ONE, ONE, ONE)
     local_size: Dims | None = (ONE, ONE, ONE)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Plain data, as a launch travels between processes within the description of a program."""
+        from svod.core.serialize import ast_to_data     # which needs kernels, and those launches
+        return ast_to_data(UOp(Ops.SINK, dtypes.void, (*self.global_size, *(self.local_size or ()))))
+
+    def __setstate__(self, data: object) -> None:
+        from svod.core.serialize import data_to_ast
+        extents = data_to_ast(data).src
+        if len(extents) not in (3, 6):
+            raise FormatError(f"a launch has 3 or 6 dimensions, found {len(extents)}")
+        object.__setattr__(self, "global_size", extents[:3])
+        object.__setattr__(self, "local_size", extents[3:] or None)
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from svod.core.dtype import dtypes
 from svod.core.kernel import Param
+from svod.core.launch import ONCE, ONE, Launch
 from svod.core.target import Target
 from svod.core.uop import Ops, UOp
 from svod.errors import FormatError, TuneError
@@ -30,6 +31,13 @@ def test_dataclasses_and_enums_of_svod_come_back() -> None:
     target = Target("x86_64", "znver5", ("avx2",), 32, 16, 1 << 15, 1 << 20, 1 << 24, 2)
     value = [target, Param(0, 3), dtypes.float32, Ops.ADD, Outcome("ok", {"t": (1, 2)}), WorkerConfig()]
     assert decode(encode(value)) == value
+
+
+def test_launches_come_back() -> None:
+    """They are expressions, and travel within the description of every program."""
+    extent = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 64)) * 2
+    for launch in (ONCE, Launch((extent, ONE, ONE), None), Launch((extent, ONE, ONE), (ONE, extent, ONE))):
+        assert decode(encode(launch)) == launch
 
 
 def test_what_a_target_measures_stays_where_it_is() -> None:
