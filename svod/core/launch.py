@@ -48,7 +48,7 @@ class Launch:
 
     def __getstate__(self) -> dict[str, Any]:
         """Plain data, as a launch travels between processes within the description of a program."""
-        from svod.core.serialize import ast_to_data     # which needs kernels, and those launches
+        from svod.core.serialize import ast_to_data  # which needs kernels, and those launches
         return ast_to_data(UOp(Ops.SINK, dtypes.void, (*self.global_size, *(self.local_size or ()))))
 
     def __setstate__(self, data: object) -> None:
