@@ -87,8 +87,8 @@ def spec_from_json(data: dict[str, Any]) -> ProgramSpec:
             temps=tuple(int(size) for size in data["temps"]),
             phases=phases,
             variables=tuple(str(name) for name in data["variables"]),
-            ins=tuple(int(slot) for slot in data["ins"]),
-            launch=ONCE if data["launch"] is None else _launch_from_json(data["launch"]),
+            ins=tuple(int(slot) for slot in data.get("ins", ())),
+            launch=ONCE if data.get("launch") is None else _launch_from_json(data["launch"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the description of a program: {error!r}") from error

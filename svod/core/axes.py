@@ -205,6 +205,12 @@ def _mergeable(nodes: Sequence[UOp]) -> set[Pair]:
     return pairs
 
 
+def _marked(merged: UOp, run: Coords) -> UOp:
+    """A RANGE that says of all those that it is made of which positions of a launch they were, and how many (`svod.core.positions`)."""
+    marks = tuple(m if m.src else m.replace(src=r.src[:1]) for r in run for m in r.src[1:])
+    return merged.replace(src=(*merged.src, *marks))
+
+
 def merge_ranges(ast: UOp) -> UOp:
     """See the module."""
     nodes = ast.toposort()
@@ -233,7 +239,7 @@ def merge_ranges(ast: UOp) -> UOp:
                     extent *= sy.extent_of(r)
                     mapping[r] = sy.ZERO
                 # every access sees the run as one number, so the last range can stand for it
-                merged[run] = mapping[run[-1]] = sy.make_range(extent, number)
+                merged[run] = mapping[run[-1]] = _marked(sy.make_range(extent, number), run)
                 number += 1
 
     def lists(ranges: Coords) -> Coords:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from svod.core import symbolic as sy
+from svod.core.axes import merge_ranges
 from svod.core.call_checks import check_accesses
 from svod.core.canonical import canonicalize
 from svod.core.graph import base_of, size_of
@@ -171,7 +172,7 @@ def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
     differs only in where it begins is one kernel, and found in `known`."""
     given = dict(values)
     _check_launch(ast, given)
-    ast = over_ranges(ast)
+    over_positions, ast = bool(positions_of(ast)), over_ranges(ast)
     done: dict[UOp, UOp] = {}
     leaves: dict[UOp, UOp] = {}     # of index expressions
     for u in ast.toposort():
@@ -190,7 +191,7 @@ def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
             done[u] = u if src == u.src else u.replace(src=src)
         if u.op in (Ops.DEFINE_VAR, Ops.RANGE, Ops.CAST):
             leaves[u] = done[u]
-    plain = done[ast]
+    plain = merge_ranges(done[ast]) if over_positions else done[ast]
     narrowed, first = narrow_params(plain)
     if narrowed not in known:
         known[narrowed] = canonicalize(narrowed)

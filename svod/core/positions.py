@@ -10,7 +10,8 @@
 Positions run in parallel and in no order, as the RANGEs of a STORE do, so that is what they become: scheduling, opts, verification and the
 kernel key see RANGEs. Every STORE gets one for each position, those with the larger steps outside; a STAGE gets one for each that it, or a
 stage that it reads, depends on, and its readers give theirs. What a RANGE of a STORE is in the launch is its second source, a SPECIAL
-without an extent, from which a program's launch dimensions follow (`launch_of`).
+without an extent, from which a program's launch dimensions follow (`launch_of`). In a kernel that is called, g0 and l0 are merged where
+every access sees them as one: that RANGE has a SPECIAL, with its extent, for each.
 """
 from __future__ import annotations
 
@@ -233,8 +234,8 @@ def _launch_extents(ast: UOp) -> dict[str, UOp]:
     """The extents of a kernel's positions by their names."""
     found = {p.name: p.extent for p in positions_of(ast)}
     for r in ast.walk(Ops.RANGE):
-        if len(r.src) > 1:
-            found[r.src[1].arg] = r.src[0]
+        for mark in r.src[1:]:
+            found[mark.arg] = (mark.src or r.src)[0]
     return found
 
 

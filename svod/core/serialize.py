@@ -81,8 +81,8 @@ def data_to_ast(data: object) -> UOp:
             raise FormatError(f"node {n} of the AST has an unknown operation or dtype: {name!r:.80}, {dtype_name!r:.80}")
         if not isinstance(sources, list) or not all(type(s) is int and 0 <= s < n for s in sources):
             raise FormatError(f"node {n} ({name}) of the AST reads nodes that do not come before it: {sources!r:.200}")
-        if _ARITY.get(op, len(sources)) != len(sources) or (op is Ops.RANGE and len(sources) not in (1, 2)):
-            raise FormatError(f"node {n} ({name}) of the AST has {len(sources)} sources, expected {_ARITY.get(op, '1 or 2')}")
+        if _ARITY.get(op, len(sources)) != len(sources) or (op is Ops.RANGE and not sources):
+            raise FormatError(f"node {n} ({name}) of the AST has {len(sources)} sources, expected {_ARITY.get(op, 'an extent')}")
         value = _data_to_arg(arg, nodes, n, 0)
         if op is Ops.CONST and not _is_const_of(value, dtype):
             raise FormatError(f"node {n} of the AST is a {dtype.name} constant with value {value!r:.80}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from svod.core.calls import kernel_of_call
 from svod.core.canonical import kernel_key
 from svod.core.dtype import dtypes
 from svod.core.kernel import Kernel
@@ -102,9 +103,22 @@ def test_what_positions_became_is_written_and_read() -> None:
     data = ast_to_data(over_ranges(LAUNCHES["cores"][0]))
     for row in data["nodes"]:
         if row[0] == "RANGE":
-            row[2] = row[2] * 2
-    with pytest.raises(FormatError, match="has 4 sources, expected 1 or 2"):
+            row[2] = []
+    with pytest.raises(FormatError, match="has 0 sources, expected an extent"):
         data_to_ast(data)
+
+
+def test_positions_that_every_access_sees_as_one_are_merged_where_a_kernel_is_called() -> None:
+    """y[(g1*3 + g0)*4 + l0] is one RANGE of 24, which still says what it was; of y[l0*3 + g0] and x[g0*4 + l0] there remain two."""
+    ast = doubled((position("g1", 2), 2), (position("g0", 3), 3), (position("l0", 4), 4))
+    called, _, _ = kernel_of_call(ast, (), {})
+    merged, = called.walk(Ops.RANGE)
+    assert [m.arg for m in merged.src[1:]] == ["g1", "g0", "l0"] and launch_of(called) == launch_of(ast)
+    assert data_to_ast(ast_to_data(called)) is called and parse_ast(format_ast(called)) is called
+    k = Ast()
+    g, part = position("g0", 3), position("l0", 4)
+    turned, _, _ = kernel_of_call(k.sink(k.store(k.param(0, 12), part * 3 + g, k.load(k.param(1, 12), g * 4 + part))), (), {})
+    assert len(list(turned.walk(Ops.RANGE))) == 2
 
 
 def unequal(first: UOp, second: UOp) -> UOp:
