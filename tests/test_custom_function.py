@@ -20,14 +20,16 @@ from svod.compile.host import host_target
 from svod.compile.planner import PlannerMode
 from svod.config import BeamConfig
 from svod.core.buffer import buffer_of
+from svod.core.evaluate import evaluate
 from svod.core.graph import base_of, sink
+from svod.core.schedule import create_schedule
 from svod.core.schedule_cache import normal_form
 from svod.core.serialize import ast_to_data
-from svod.errors import ArgumentError, DTypeError, FormatError, LaunchError, ShapeError
+from svod.errors import ArgumentError, DTypeError, FormatError, LaunchError, ScheduleError, ShapeError, UnsupportedError
 from svod.explaining import explanation
 from svod.optimize import Choice, compile_all, compiler_for
 from svod.outline import build_plan, synthetic_arrays
-from svod.prepare import prepare_graph
+from svod.prepare import make_outline, prepare_graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(7)
@@ -372,6 +374,13 @@ def test_a_capture_has_the_other_kernels(tmp_path: Path, monkeypatch: pytest.Mon
     build_plan(kept.outline, compiled, synthetic_arrays(kept.outline), threads=1).execute()
     with pytest.raises(FormatError, match="cannot be stored"):
         ast_to_data(y.uop)
+    schedule = create_schedule(sink(y.uop))
+    with pytest.raises(ScheduleError, match="calls Calls, a function of Python that is not given with it"):
+        make_outline(schedule, frozenset())
+    with pytest.raises(UnsupportedError, match=r"Calls, a function of Python, is called by the plan"):
+        evaluate(schedule.calls[1].ast, [np.zeros(24), np.zeros(24)])
+    with pytest.raises(ScheduleError, match=r"is a function of Python; svod\.custom_function calls one"):
+        svod.call_kernel(schedule.calls[1].ast, Tensor(np.zeros(24)), Tensor(np.zeros(24)))
 
 
 def test_a_search_is_of_the_other_kernels(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import prod
 
 from svod.core import symbolic as sy
+from svod.core.callback import calls_back
 from svod.core.routine import result_shape, routine_of
 from svod.core.symbolic import Valid
 from svod.core.uop import Ops, UOp
@@ -72,6 +73,8 @@ def _check_stages(ast: UOp) -> None:
 
 def _check_routine(ast: UOp) -> None:
     """A routine touches all of its operands and of its result, which begins where its STORE says."""
+    if calls_back(ast):
+        raise ScheduleError("a kernel that is called is a function of Python; svod.custom_function calls one")
     routine = routine_of(ast)
     if routine is None:
         return

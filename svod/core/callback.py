@@ -22,7 +22,7 @@ from typing import Any
 
 from svod.core.dtype import DType, dtypes
 from svod.core.uop import Ops, UOp
-from svod.errors import ShapeError
+from svod.errors import ScheduleError, ShapeError
 
 CALLBACK = "CALLBACK"
 Shape = tuple[int, ...]
@@ -158,9 +158,11 @@ def calls_back(ast: UOp) -> bool:
 
 
 def host_call(ast: UOp, functions: Mapping[int, HostFunction]) -> HostCall:
-    """What a kernel that calls back calls. `functions` by token, as the graph has them."""
+    """What a kernel that calls back calls. `functions` by token, as the graph has them. Raises ScheduleError for another one."""
     value = ast.src[0].src[1]
-    number, _, results, operands, several, _ = value.arg[1]
+    number, name, results, operands, several, _ = value.arg[1]
+    if number not in functions:
+        raise ScheduleError(f"a schedule calls {name}, a function of Python that is not given with it: prepare the graph that it is of")
     stored = {store.src[1].arg[1][-1]: store.src[0].src[0].arg.slot for store in ast.src}
     given = iter(value.src)
     return HostCall(functions[number], tuple(HostArray(dtype, shape, stored.get(i)) for i, (dtype, shape) in enumerate(results)),

@@ -94,7 +94,9 @@ def routine_of(ast: UOp) -> UOp | None:
 # -- what they mean -----------------------------------------------------------------------------------
 def reference(u: UOp, operands: Sequence[Array], exact: bool) -> Array:
     """The flat result of a routine of the kernel level over flat operands, all in held form (`svod.core.values`). `exact`: sums and
-    products of floats are accumulated in float64."""
+    products of floats are accumulated in float64. Raises UnsupportedError for a function of Python."""
+    if is_callback(u):
+        raise UnsupportedError(f"{u.arg[1][1]}, a function of Python, is called by the plan that it is in; it has no value outside of one")
     name, options, shapes = u.arg
     arrays = [np.asarray(a)[:math.prod(s)].reshape(s) for a, s in zip(operands, shapes, strict=True)]
     types = [p.dtype for p in u.src]
