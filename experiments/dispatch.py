@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+import svod
 from svod.compile.codegen import LoadedProgram, compile_object
 from svod.compile.host import host_target
 from svod.compile.plan import ExecutionPlan
@@ -97,6 +98,11 @@ def main() -> None:
     buffer = np.zeros(64, np.int64)
     address = int(buffer.__array_interface__["data"][0])
     show("bind one address", quantiles(lambda: alone.bind(0, address), 5000))
+    x = svod.Tensor(np.arange(8.0)).realize()
+    called = svod.custom_function(lambda a: a, x + 1, shape=(8,), dtype="float64") * 2
+    config = svod.PrepareConfig(db=":none:", threads=1)
+    show("two kernels, a function of Python between them", quantiles(called.prepare(config).execute, 5000))
+    show("two kernels", quantiles(((x + 1).contiguous() * 2).prepare(config).execute, 5000))
 
 
 if __name__ == "__main__":

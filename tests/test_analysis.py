@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -90,6 +91,18 @@ def test_critical_path_of_what_is_not_known() -> None:
     a = plan.analyze(LIMITS)
     assert a.seconds is None and a.critical_seconds is None and a.parallelism is None and a.kernels[0].flops is None
     assert "critical path unknown" in a.table()
+
+
+def test_a_plan_is_looked_at_while_nobody_gives_it_values() -> None:
+    plan = branches()
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(plan.analyze(LIMITS)))
+    with plan.lock:
+        thread.start()
+        thread.join(0.05)
+        assert not found
+    thread.join()
+    assert found
 
 
 @pytest.mark.parametrize("width", [60, 90, 140])
