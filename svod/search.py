@@ -107,6 +107,9 @@ def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, co
     where = str(db.path) if db.path is not None else "memory only"
     text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, {result.candidates} candidates: {better} "
             f"of {len(tasks)} kernel{'s' * (len(tasks) != 1)} found a faster chain; kept in {where}")
+    unmeasured = [f.why for f in result.findings.values() if f.winner is None]
+    if unmeasured:
+        text += f"; {len(unmeasured)} {'were' if len(unmeasured) > 1 else 'was'} not measured: {unmeasured[0]}"
     return chosen, text
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from svod import BeamConfig, PrepareConfig, Tensor, Variable, search
 from svod.errors import TuneError
+from svod.tune.search import Finding
+from svod.tune.session import SessionResult
 
 
 @pytest.mark.parametrize(("error", "word"), [(TuneError("no worker starts"), "no worker starts"), (KeyboardInterrupt(), "Ctrl-C")])
@@ -28,6 +30,25 @@ def test_a_search_that_cannot_be_run_leaves_the_heuristic(error: BaseException, 
     assert word in caplog.text
     plan.execute()
     assert plan.outputs[0].tolist() == list(range(4, 41))
+
+
+def test_kernels_that_could_not_be_measured_are_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing:
+        def __init__(self, tasks: Any, *args: Any, **kwargs: Any) -> None:
+            self.keys = [t.key for t in tasks]
+
+        def run(self) -> SessionResult:
+            why = "every candidate failed (error FormatError: not plain data)"
+            found = Finding((), "heuristic", float("inf"), float("inf"), False, False, why, "", (1.0, 1.0, 1.0), None, None)
+            return SessionResult(dict.fromkeys(self.keys, found))
+    monkeypatch.setattr(search, "TuneSession", Failing)
+    monkeypatch.setattr(search, "cached_ceilings", lambda *args, **kwargs: None)
+    monkeypatch.setattr(search, "_spent", 0.0)
+    config = PrepareConfig(beam=BeamConfig(width=1, executor="inline"), db=":none:")
+    with caplog.at_level(logging.WARNING, "svod"):
+        plan = (Tensor(np.arange(41, dtype=np.float32)) * 3).prepare(config)
+    assert "1 was not measured: every candidate failed (error FormatError: not plain data)" in caplog.text
+    assert [k.opts_source for k in plan.kernels] == ["heuristic"]
 
 
 def test_kernels_with_variables_are_searched_at_their_hints_and_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
