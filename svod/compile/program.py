@@ -21,7 +21,7 @@ from typing import Any
 
 from svod.core.dtype import DType
 from svod.core.launch import ONCE, Launch
-from svod.core.positions import CORE, launch_of
+from svod.core.positions import launch_of, over_ranges
 from svod.core.target import Target
 from svod.core.uop import Ops, UOp
 from svod.errors import LaunchError
@@ -131,7 +131,8 @@ class Interface:
 
 
 def interface_of(ast: UOp) -> Interface:
-    """The interface of a kernel, remembered on its node. Raises LaunchError for parameters that leave a slot out."""
+    """The interface of a kernel, remembered on its node. What a launch counts is none of its variables: nobody gives it. Raises LaunchError
+    for parameters that leave a slot out."""
     found: Interface = ast.cached("interface", _interface_of)
     return found
 
@@ -139,7 +140,7 @@ def interface_of(ast: UOp) -> Interface:
 def _interface_of(ast: UOp) -> Interface:
     params: dict[int, tuple[DType, int]] = {}
     outs, ins, variables = set(), set(), set()
-    for u in ast.toposort():
+    for u in over_ranges(ast).toposort():
         if u.op is Ops.PARAM:
             params[u.arg.slot] = u.dtype, u.arg.size
         elif u.op is Ops.STORE:
@@ -148,7 +149,7 @@ def _interface_of(ast: UOp) -> Interface:
             ins.add(u.src[0].src[0].arg.slot)
         elif u.op is Ops.CUSTOM_FUNCTION:
             ins.update(p.arg.slot for p in u.src)
-        elif u.op is Ops.DEFINE_VAR and u.arg[0] != CORE:    # what the launch counts is given by nobody
+        elif u.op is Ops.DEFINE_VAR:
             variables.add(u.arg[0])
     if sorted(params) != list(range(len(params))):
         raise LaunchError(f"the kernel's parameters are at the slots {sorted(params)}; slots are 0, 1, … without gaps")

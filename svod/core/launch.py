@@ -61,8 +61,15 @@ class Launch:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """What it depends on, in order of the names."""
-        return tuple(sorted({u.arg[0] for e in (*self.global_size, *(self.local_size or ())) for u in e.walk(Ops.DEFINE_VAR)}))
+        """What it depends on, in order of the names; not what it binds itself."""
+        todo = [*self.global_size, *(self.local_size or ())]
+        seen: set[UOp] = set()
+        while todo:
+            u = todo.pop()
+            if u not in seen:
+                seen.add(u)
+                todo += _operands(u)
+        return tuple(sorted({u.arg[0] for u in seen if u.op is Ops.DEFINE_VAR}))
 
     def at(self, values: Mapping[str, int]) -> Sizes:
         """The dimensions for these values of the variables. Raises LaunchError as `evaluate_extent` does, and for one that is not

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,36 @@ def test_a_launch_by_variables_runs_at_every_size_and_refuses_none(device: str) 
         with pytest.raises(LaunchError, match=said):
             plan.execute(**values)
     assert plan.variable_values() == {"v0": 7, "v1": 3}     # what was refused has changed nothing
+
+
+SIZES: dict[str, tuple[UOp, Callable[[int, int], int]]] = {
+    "less": (N - 5, lambda n, m: n - 5), "more": (N * 2 + 1, lambda n, m: 2 * n + 1), "quarters": (N // 4, lambda n, m: n // 4),
+    "rounded up": ((N + 3) // 4, lambda n, m: -(-n // 4)), "remainder": (N % 7, lambda n, m: n % 7), "product": (N * M, lambda n, m: n * m),
+    "larger": (N.alu(Ops.MAX, M), lambda n, m: max(n, m)), "distance": (UOp(Ops.ABS, INDEX, (N - 30,)), lambda n, m: abs(n - 30)),
+    "negated": (UOp(Ops.NEG, INDEX, (M - 20,)), lambda n, m: 20 - m), "bound": (UOp(Ops.BIND, INDEX, (N, number(9))), lambda n, m: 9),
+    "converted": (UOp(Ops.CAST, dtypes.int16, (UOp(Ops.AFTER, INDEX, (N + M, UOp(Ops.STORE))),)), lambda n, m: n + m),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_launch_of_every_kind_of_size_covers_what_it_says(name: str) -> None:
+    """y[:size] = x·2 + n·m, and no element more, whatever operations the size is made of."""
+    extent, size = SIZES[name]
+    k = Ast()
+    at = position("g0", extent)
+    ast = k.sink(k.store(k.param(0, 600), at, k.load(k.param(1, 600), at) * 2.0 + (N * M).cast(F32)))
+    spec, loaded = load_program(build(make_program(ast, DEVICES[1]), TARGET), TARGET)
+    x = np.arange(600, dtype=np.float32)
+    rng = random.Random(name)
+    for n, m in ((64, 9), (0, 1), *((rng.randint(0, 64), rng.randint(1, 9)) for _ in range(6))):
+        y = np.zeros(600, np.float32)
+        plan = ExecutionPlan.of_kernel(spec, loaded, [y, x])
+        if size(n, m) <= 0:
+            with pytest.raises(LaunchError, match=f"launch dimension 0 evaluated to non-positive value {size(n, m)}"):
+                plan.execute(v0=n, v1=m)
+        else:
+            plan.execute(v0=n, v1=m)
+        np.testing.assert_array_equal(y, np.where(np.arange(600) < size(n, m), x * 2 + n * m, 0))
 
 
 EXTENTS = (1, 1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17)
