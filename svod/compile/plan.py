@@ -278,7 +278,8 @@ class ExecutionPlan:
                     for number in callbacks:
                         self._call(number)
         except BaseException:
-            self._stopped_after(self.every[i] for i in begun)
+            if self.segments[0].callbacks:      # a single native call runs to its end
+                self._stopped_after(self.every[i] for i in begun)
             raise
         finally:
             self._running = False
