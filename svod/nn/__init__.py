@@ -23,20 +23,26 @@ from svod.nn.convolutions import (
     MaxPool3d,
 )
 from svod.nn.functions import (
+    CELU,
     ELU,
     GELU,
     GLU,
     SELU,
+    AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
     Dropout,
     Flatten,
+    Hardshrink,
     Hardsigmoid,
     Hardswish,
+    Hardtanh,
     Identity,
     LeakyReLU,
+    LogSigmoid,
     LogSoftmax,
     Mish,
     PixelShuffle,
+    PixelUnshuffle,
     PReLU,
     ReLU,
     ReLU6,
@@ -44,7 +50,11 @@ from svod.nn.functions import (
     SiLU,
     Softmax,
     Softplus,
+    Softshrink,
+    Softsign,
     Tanh,
+    Tanhshrink,
+    Threshold,
     Upsample,
 )
 from svod.nn.linear import Embedding, Linear
@@ -60,12 +70,13 @@ from svod.nn.norms import (
     LayerNorm,
     RMSNorm,
 )
-from svod.nn.recurrent import GRUCell, LSTMCell, RNNCell
+from svod.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = [
-    "ELU", "GELU", "GLU", "SELU", "AdaptiveAvgPool2d", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d",
-    "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Dropout", "Embedding", "Flatten", "GRUCell",
-    "GroupNorm", "Hardsigmoid", "Hardswish", "Identity", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LSTMCell", "LayerNorm",
-    "LeakyReLU", "Linear", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "Module", "ModuleList", "MultiheadAttention",
-    "PReLU", "PixelShuffle", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Tanh",
-    "Upsample", "state"]
+    "CELU", "ELU", "GELU", "GLU", "GRU", "LSTM", "RNN", "SELU", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AvgPool1d", "AvgPool2d",
+    "AvgPool3d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
+    "ConvTranspose3d", "Dropout", "Embedding", "Flatten", "GRUCell", "GroupNorm", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh",
+    "Identity", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LSTMCell", "LayerNorm", "LeakyReLU", "Linear", "LogSigmoid",
+    "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "Module", "ModuleList", "MultiheadAttention", "PReLU", "PixelShuffle",
+    "PixelUnshuffle", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Softshrink",
+    "Softsign", "Tanh", "Tanhshrink", "Threshold", "Upsample", "state"]

@@ -11,12 +11,13 @@ from svod.tensor import Tensor
 
 class MultiheadAttention(Module):
     """softmax(q·kᵀ / sqrt(head)) · v over heads, between projections (Vaswani et al., 2017). Parameters are named as PyTorch's; sequences
-    are (batch, length, embed_dim), PyTorch's batch_first=True. `dropout` is of training, and unused."""
+    are (batch, length, embed_dim), other than PyTorch's by default, or (length, batch, embed_dim) with `batch_first` False. `dropout` is of
+    training, and unused."""
 
-    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True) -> None:
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, *, batch_first: bool = True) -> None:
         if num_heads < 1 or embed_dim % num_heads:
             raise ShapeError(f"MultiheadAttention of {embed_dim} features in {num_heads} heads: the heads divide the features")
-        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
         self.in_proj_weight = uniform((3 * embed_dim, embed_dim), math.sqrt(6 / (4 * embed_dim)))
         self.in_proj_bias = Tensor.zeros(3 * embed_dim) if bias else None
         self.out_proj = Linear(embed_dim, embed_dim, bias)
@@ -29,6 +30,9 @@ class MultiheadAttention(Module):
         value = key if value is None else value
         if query.ndim != 3 or query.shape[-1] != self.embed_dim:
             raise ShapeError(f"MultiheadAttention of {query.shape}: the query is (batch, length, {self.embed_dim})")
+        if not self.batch_first:
+            turned = {id(x): x.transpose(0, 1) for x in (query, key, value)}
+            query, key, value = turned[id(query)], turned[id(key)], turned[id(value)]
         if key is query and value is query:
             q, k, v = query.linear(self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
         else:
@@ -45,4 +49,4 @@ class MultiheadAttention(Module):
             raise ShapeError("MultiheadAttention with a mask and is_causal: put the causal part into the mask")
         result = heads[0].scaled_dot_product_attention(heads[1], heads[2], mask, is_causal=is_causal)
         joined: Tensor = self.out_proj(result.transpose(1, 2).flatten(2))
-        return joined
+        return joined if self.batch_first else joined.transpose(0, 1)

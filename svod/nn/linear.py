@@ -18,10 +18,13 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Rows of a table at integer positions: (…) → (…, embedding_dim)."""
+    """Rows of a table at integer positions: (…) → (…, embedding_dim). The row of `padding_idx` begins as zeros."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
-        self.weight = Tensor.randn(num_embeddings, embedding_dim).contiguous()
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
+        table = Tensor.randn(num_embeddings, embedding_dim)
+        if padding_idx is not None:
+            table = table.index_fill(0, [padding_idx], 0.0)
+        self.weight = table.contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight.take(x, 0)

@@ -1,15 +1,63 @@
-"""One step of a recurrent network."""
+"""Recurrent networks: one step, and layers of them over sequences.
+
+Over a sequence the products with the inputs are one product for all steps; the steps are unrolled in the graph, each a product with the
+last state and what the gates make of it. The number of steps is that of the sequence: an extent that depends on a variable is refused.
+"""
 from __future__ import annotations
 
-from svod.errors import ShapeError
+from svod.core.variable import is_symbolic
+from svod.errors import ShapeError, UnsupportedError
 from svod.nn.module import Module, fan_in_bound, uniform
 from svod.tensor import Tensor
 
+State = tuple[Tensor, ...]      # the hidden state, and of an LSTM the state of the cell
 
-class _Cell(Module):
-    """Weights of the input and of the hidden state, one block of `hidden_size` rows for each gate."""
+
+class _Gates(Module):
+    """What one step makes of the products of the input and of the last hidden state."""
 
     gates = 1
+    states = 1
+
+    def _step(self, a: Tensor, b: Tensor, state: State) -> State:
+        """The next state, from the product of the input, that of the hidden state, and the last state."""
+        raise NotImplementedError
+
+
+class _Plain(_Gates):
+    nonlinearity = "tanh"
+
+    def _choose(self, nonlinearity: str) -> None:
+        if nonlinearity not in ("tanh", "relu"):
+            raise UnsupportedError(f"{type(self).__name__} with nonlinearity {nonlinearity!r}: use 'tanh' or 'relu'")
+        self.nonlinearity = nonlinearity
+
+    def _step(self, a: Tensor, b: Tensor, state: State) -> State:
+        return (a.add(b).tanh() if self.nonlinearity == "tanh" else a.add(b).relu(),)
+
+
+class _LongShort(_Gates):
+    gates, states = 4, 2
+
+    def _step(self, a: Tensor, b: Tensor, state: State) -> State:
+        i, f, g, o = a.add(b).chunk(4, -1)
+        cell = f.sigmoid().mul(state[1]).add(i.sigmoid().mul(g.tanh()))
+        return o.sigmoid().mul(cell.tanh()), cell
+
+
+class _Gated(_Gates):
+    gates = 3
+
+    def _step(self, a: Tensor, b: Tensor, state: State) -> State:
+        (ar, az, an), (br, bz, bn) = a.chunk(3, -1), b.chunk(3, -1)
+        r, z = ar.add(br).sigmoid(), az.add(bz).sigmoid()
+        n = an.add(r.mul(bn)).tanh()
+        return (n.add(z.mul(state[0].sub(n))),)
+
+
+# -- one step ------------------------------------------------------------------------------------------
+class _Cell(_Gates):
+    """Weights of the input and of the hidden state, one block of `hidden_size` rows for each gate."""
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
         self.hidden_size = hidden_size
@@ -19,43 +67,126 @@ class _Cell(Module):
         self.bias_ih = uniform((rows,), bound) if bias else None
         self.bias_hh = uniform((rows,), bound) if bias else None
 
-    def _products(self, x: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        state = Tensor.zeros(*x.shape[:-1], self.hidden_size, dtype=x.dtype) if h is None else h
-        if state.shape != (*x.shape[:-1], self.hidden_size):
-            raise ShapeError(f"{type(self).__name__} of {x.shape} with a state of {state.shape}: it must be "
-                             f"{(*x.shape[:-1], self.hidden_size)}")
-        return x.linear(self.weight_ih, self.bias_ih), state.linear(self.weight_hh, self.bias_hh), state
+    def _next(self, x: Tensor, given: State | None) -> State:
+        wanted = (*x.shape[:-1], self.hidden_size)
+        state = (Tensor.zeros(*wanted, dtype=x.dtype),) * self.states if given is None else given
+        if len(state) != self.states or any(s.shape != wanted for s in state):
+            raise ShapeError(f"{type(self).__name__} of {x.shape} with a state of {', '.join(str(s.shape) for s in state)}: it must be "
+                             f"{wanted}" + (", twice" if self.states > 1 else ""))
+        return self._step(x.linear(self.weight_ih, self.bias_ih), state[0].linear(self.weight_hh, self.bias_hh), state)
 
 
-class RNNCell(_Cell):
-    """tanh(W x + U h): the next state (…, hidden_size)."""
+class RNNCell(_Plain, _Cell):
+    """tanh(W x + U h), or relu: the next state (…, hidden_size)."""
+
+    def __init__(self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh") -> None:
+        super().__init__(input_size, hidden_size, bias)
+        self._choose(nonlinearity)
 
     def forward(self, x: Tensor, h: Tensor | None = None) -> Tensor:
-        a, b, _ = self._products(x, h)
-        return a.add(b).tanh()
+        return self._next(x, None if h is None else (h,))[0]
 
 
-class LSTMCell(_Cell):
+class LSTMCell(_LongShort, _Cell):
     """(h, c), the next hidden and cell state (Hochreiter and Schmidhuber, 1997), from x and the last ones; gates i, f, g, o."""
 
-    gates = 4
-
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        a, b, h = self._products(x, None if state is None else state[0])
-        c = h.zeros_like() if state is None else state[1]
-        i, f, g, o = a.add(b).chunk(4, -1)
-        cell = f.sigmoid().mul(c).add(i.sigmoid().mul(g.tanh()))
-        return o.sigmoid().mul(cell.tanh()), cell
+        h, c = self._next(x, state)
+        return h, c
 
 
-class GRUCell(_Cell):
+class GRUCell(_Gated, _Cell):
     """The next state of a gated recurrent unit (Cho et al., 2014); gates r, z, n."""
 
-    gates = 3
-
     def forward(self, x: Tensor, h: Tensor | None = None) -> Tensor:
-        a, b, state = self._products(x, h)
-        (ar, az, an), (br, bz, bn) = a.chunk(3, -1), b.chunk(3, -1)
-        r, z = ar.add(br).sigmoid(), az.add(bz).sigmoid()
-        n = an.add(r.mul(bn)).tanh()
-        return n.add(z.mul(state.sub(n)))
+        return self._next(x, None if h is None else (h,))[0]
+
+
+# -- sequences -----------------------------------------------------------------------------------------
+class _Recurrent(_Gates):
+    """Layers of cells over sequences (length, batch, input_size), (batch, length, input_size) with `batch_first`, or (length, input_size).
+    `dropout` is of training, and unused."""
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+                 dropout: float = 0.0, bidirectional: bool = False) -> None:
+        if num_layers < 1:
+            raise ShapeError(f"{type(self).__name__} with {num_layers} layers: it has at least one")
+        self.hidden_size, self.num_layers, self.batch_first, self.bidirectional = hidden_size, num_layers, batch_first, bidirectional
+        bound, rows = fan_in_bound(hidden_size), self.gates * hidden_size
+        for layer in range(num_layers):
+            for suffix in self._suffixes(layer):
+                width = input_size if layer == 0 else hidden_size * (1 + bidirectional)
+                setattr(self, f"weight_ih{suffix}", uniform((rows, width), bound))
+                setattr(self, f"weight_hh{suffix}", uniform((rows, hidden_size), bound))
+                setattr(self, f"bias_ih{suffix}", uniform((rows,), bound) if bias else None)
+                setattr(self, f"bias_hh{suffix}", uniform((rows,), bound) if bias else None)
+
+    def _suffixes(self, layer: int) -> list[str]:
+        """What PyTorch ends the names of a layer's parameters with, one direction after the other."""
+        return [f"_l{layer}", f"_l{layer}_reverse"][:1 + self.bidirectional]
+
+    def _run(self, x: Tensor, given: State | None) -> tuple[Tensor, State]:
+        """The last layer's hidden states, step by step, and the last states of every layer and direction."""
+        if x.ndim not in (2, 3) or is_symbolic(x.shape) or 0 in x.shape:
+            raise ShapeError(f"{type(self).__name__} of {x.shape}: it takes sequences (length, features), or with a batch, of known "
+                             "extents")
+        batched = x.ndim == 3
+        steps = x if not batched else x.transpose(0, 1) if self.batch_first else x
+        steps = steps if batched else steps.unsqueeze(1)
+        count, batch = self.num_layers * (1 + self.bidirectional), steps.shape[1]
+        wanted = (count, batch, self.hidden_size) if batched else (count, self.hidden_size)
+        start = (Tensor.zeros(*wanted, dtype=x.dtype),) * self.states if given is None else given
+        if len(start) != self.states or any(s.shape != wanted for s in start):
+            raise ShapeError(f"{type(self).__name__} of {x.shape} with states of {', '.join(str(s.shape) for s in start)}: each is "
+                             f"{wanted}, layers and directions first")
+        last: list[State] = []
+        for layer in range(self.num_layers):
+            found = []
+            for suffix in self._suffixes(layer):
+                state = tuple(s[len(last)].reshape(batch, self.hidden_size) for s in start)
+                outputs, state = self._walk(steps, suffix, state)
+                found.append(outputs)
+                last.append(state)
+            steps = found[0] if len(found) == 1 else Tensor.cat(found, -1)
+        result = steps.squeeze(1) if not batched else steps.transpose(0, 1) if self.batch_first else steps
+        return result, tuple(Tensor.stack([s[k] for s in last]).reshape(wanted) for k in range(self.states))
+
+    def _walk(self, steps: Tensor, suffix: str, state: State) -> tuple[Tensor, State]:
+        """One direction of a layer."""
+        w_ih, w_hh, b_ih, b_hh = (getattr(self, name + suffix) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+        products = steps.linear(w_ih, b_ih).contiguous()
+        backwards = suffix.endswith("_reverse")
+        found = []
+        for t in range(steps.shape[0])[::-1 if backwards else 1]:
+            state = self._step(products[t], state[0].linear(w_hh, b_hh), state)
+            found.append(state[0])
+        return Tensor.stack(found[::-1] if backwards else found), state
+
+
+class RNN(_Plain, _Recurrent):
+    """`RNNCell` over sequences: (outputs, last hidden state), as PyTorch's."""
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
+                 batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False) -> None:
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        self._choose(nonlinearity)
+
+    def forward(self, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        outputs, (last,) = self._run(x, None if h is None else (h,))
+        return outputs, last
+
+
+class GRU(_Gated, _Recurrent):
+    """`GRUCell` over sequences: (outputs, last hidden state), as PyTorch's."""
+
+    def forward(self, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        outputs, (last,) = self._run(x, None if h is None else (h,))
+        return outputs, last
+
+
+class LSTM(_LongShort, _Recurrent):
+    """`LSTMCell` over sequences: (outputs, (last hidden state, last cell state)), as PyTorch's."""
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        outputs, (h, c) = self._run(x, state)
+        return outputs, (h, c)

@@ -94,6 +94,9 @@ def test_attention() -> None:
     close(layer(Tensor(x), attn_mask=Tensor(causal)), expected(x, x, causal))
     padding = np.array([[False, False, True], [False, True, False]])
     close(layer(Tensor(x), Tensor(y), Tensor(y), Tensor(padding)), expected(x, y, padding[:, None, None]))
+    turned = nn.MultiheadAttention(6, 2, batch_first=False).load_state_dict(layer.state_dict())
+    close(turned(Tensor(x).transpose(0, 1), is_causal=True), expected(x, x, causal).swapaxes(0, 1))
+    close(turned(*(Tensor(t).transpose(0, 1) for t in (x, y, y)), Tensor(padding)), expected(x, y, padding[:, None, None]).swapaxes(0, 1))
     both = padding[:, None, None] | causal[:, :3]
     close(layer(Tensor(x), Tensor(y), Tensor(y), Tensor(padding), attn_mask=Tensor(causal[:, :3])), expected(x, y, both))
     added = Tensor(np.where(causal[:, :3], -np.inf, 0).astype(np.float32))
@@ -130,6 +133,64 @@ def test_recurrent_cells() -> None:
     z = sigmoid(az + bz)
     close(gru(Tensor(x), Tensor(h)), (1 - z) * np.tanh(an + sigmoid(ar + br) * bn) + z * h)
     assert rnn(Tensor(x)).shape == lstm(Tensor(x))[0].shape == (2, 3)
+    relu = nn.RNNCell(4, 3, nonlinearity="relu")
+    a, b = products(relu)
+    close(relu(Tensor(x), Tensor(h)), np.maximum(a + b, 0))
+    with pytest.raises(UnsupportedError, match="RNNCell with nonlinearity 'sin'"):
+        nn.RNNCell(4, 3, True, "sin")
+    table = evaluate_graph(nn.Embedding(5, 3, padding_idx=1).weight.uop)
+    assert not table[1].any() and table[[0, 2, 3, 4]].all()
+
+
+@pytest.mark.parametrize(("name", "length", "batch", "wide", "hidden", "layers", "both"), [
+    ("RNN", 1, 2, 3, 5, 1, False), ("LSTM", 5, 3, 4, 7, 2, True), ("GRU", 4, 1, 1, 1, 2, True), ("GRU", 7, 2, 5, 3, 1, False)])
+def test_recurrent_layers(name: str, length: int, batch: int, wide: int, hidden: int, layers: int, both: bool) -> None:
+    """Step by step in NumPy, layer by layer and both ways; states given and not, the batch first and not there."""
+    count, pair = layers * (1 + both), name == "LSTM"
+    layer = getattr(nn, name)(wide, hidden, layers, bidirectional=both)
+    s = with_values(layer)
+    x, h, c = (make(shape, "float32", i) for i, shape in enumerate([(length, batch, wide), *[(count, batch, hidden)] * 2]))
+
+    def walk(steps: Array, suffix: str, state: list[Array]) -> list[Array]:
+        found = []
+        for t in steps:
+            a, b = (v @ s[f"weight_{k}{suffix}"].T + s[f"bias_{k}{suffix}"] for v, k in ((t, "ih"), (state[0], "hh")))
+            if name == "RNN":
+                state[0] = np.tanh(a + b)
+            elif pair:
+                i, f, g, o = np.split(a + b, 4, -1)
+                state[1] = sigmoid(f) * state[1] + sigmoid(i) * np.tanh(g)
+                state[0] = sigmoid(o) * np.tanh(state[1])
+            else:
+                (ar, az, an), (br, bz, bn) = np.split(a, 3, -1), np.split(b, 3, -1)
+                z = sigmoid(az + bz)
+                state[0] = (1 - z) * np.tanh(an + sigmoid(ar + br) * bn) + z * state[0]
+            found.append(state[0])
+        return found
+
+    def expected(x: Array, start: list[Array]) -> tuple[Array, list[Array]]:
+        steps, last = x, []
+        for n in range(layers):
+            ways = []
+            for back in range(1 + both):
+                state = [v[len(last)] for v in start]
+                found = walk(steps[::-1] if back else steps, f"_l{n}" + "_reverse" * back, state)
+                ways.append(np.stack(found[::-1] if back else found))
+                last.append(state)
+            steps = np.concatenate(ways, -1)
+        return steps, [np.stack([v[k] for v in last]) for k in range(1 + pair)]
+    given = [h, c][:1 + pair]
+    state = tuple(map(Tensor, given)) if pair else Tensor(h)
+    for start, found in (([np.zeros_like(v) for v in given], layer(Tensor(x))), (given, layer(Tensor(x), state))):
+        outputs, last = expected(x, start)
+        close(found[0], outputs)
+        for value, want in zip(found[1] if pair else (found[1],), last, strict=True):
+            close(value, want)
+    layer.batch_first = True
+    close(layer(Tensor(x.swapaxes(0, 1).copy()), state)[0], expected(x, given)[0].swapaxes(0, 1))
+    close(layer(Tensor(x[:, 0].copy()))[0], expected(x[:, :1], [np.zeros_like(v[:, :1]) for v in given])[0][:, 0])
+    with pytest.raises(ShapeError, match=f"{name} of .* with states of .*: each is \\({count}, {batch}, {hidden}\\)"):
+        layer(Tensor(x.swapaxes(0, 1).copy()), (Tensor(h[0]),) * 2 if pair else Tensor(h[0]))
 
 
 class Model(nn.Module):
