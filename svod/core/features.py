@@ -429,10 +429,11 @@ def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, in
             continue
         if n.kind == "load" or n.kind == "read":
             count = runs(n.deps) * _shared(n, expanded, nest, width)
-            if n.gate >= 0:
+            known = n.gate >= 0 and _is_known(r, n.gate, nest)
+            if n.gate >= 0 and not known:
                 alu += count        # a mask each
             if lane in n.deps:
-                vectors, shuffles = _lane_loads(n, nest, inner, min(width, lane_extent), expanded, state.target.has_masked_memory)
+                vectors, shuffles = _lane_loads(n, nest, inner, known, min(width, lane_extent), expanded, state.target.has_masked_memory)
                 alu += shuffles * count
                 count *= vectors
             loads += count * dot.load if n.kind == "read" else count
@@ -505,8 +506,25 @@ def _shared(n: Node, expanded: list[float], nest: _Nest, width: int) -> float:
     return share
 
 
-def _lane_loads(n: Node, nest: _Nest, inner: dict[int, int], lanes: int, expanded: list[float], masks: bool) -> tuple[float, float]:
-    """(loads' worth, shuffles) of one vector of a load or read, by how its lanes lie in memory. `masks`: the target has masked loads."""
+def _is_known(r: ResolvedStage, gate: int, nest: _Nest) -> bool:
+    """Whether a mask says the same of each lane wherever the loops are, but for what concerns all lanes: code holds it as constants."""
+    moved = {a for a, _ in nest.loops} | {a for _, a, e in nest.outside if e > 1}
+    todo, seen = [gate], False
+    while todo:
+        n = r.nodes[todo.pop()]
+        if n.kind == "alu" and n.op == "AND":
+            todo += n.src
+        elif nest.lane in n.deps:
+            seen = True
+            if not moved.isdisjoint(n.deps):
+                return False
+    return seen
+
+
+def _lane_loads(n: Node, nest: _Nest, inner: dict[int, int], known: bool, lanes: int, expanded: list[float],
+                masks: bool) -> tuple[float, float]:
+    """(loads' worth, shuffles) of one vector of a load or read, by how its lanes lie in memory. `known`: code holds its mask as a constant.
+    `masks`: the target has masked loads."""
     lane = nest.lane
     apart = next(p.stride for p in nest.own[lane] if p.row == nest.lane_piece)
     across = 1.0
@@ -527,7 +545,7 @@ def _lane_loads(n: Node, nest: _Nest, inner: dict[int, int], lanes: int, expande
             across = 2.0        # not all vectors are aligned: a wide one takes two lines
     step = abs(step * apart)
     if step <= 1 or (step <= _SHORT_STEP and (n.gate < 0 or masks)):
-        return across * step, (step - 1.0) * (1.0 if n.gate < 0 else 1.0 + 2.0 * _SPREAD)
+        return across * step, (step - 1.0) * (1.0 if n.gate < 0 or known else 1.0 + 2.0 * _SPREAD)
     return (_LANE_TURNED if turned and n.gate < 0 else single) * lanes, 0.0
 
 

@@ -111,6 +111,15 @@ def test_lanes_apart_under_a_mask_cost_more_than_a_copy() -> None:
     assert features_of(kernel, [*tile, ["STAGE", "s0", "o1"]]).cycles < features_of(kernel, tile).cycles
 
 
+def test_masks_that_no_loop_changes_are_constants() -> None:
+    """A whole row of windows: which lanes are beyond it is known, and a copy without masks brings nothing. With a loop over the window's
+    columns it is not known, and it does."""
+    kernel = Kernel(kernel_of(data(1, 64, 83, 83).max_pool2d(3, stride=2, padding=1)))
+    whole: list[list[Any]] = [["UPCAST", "o1", 2], ["UPCAST", "o2", 42], ["UNROLL", "r0", 0], ["LANES", "o2.in"]]
+    for tile, pays in (([*whole, ["UNROLL", "r1", 0]], False), (whole, True)):
+        assert (features_of(kernel, [*tile, ["STAGE", "s0", "o1"]]).cycles < features_of(kernel, tile).cycles) is pays
+
+
 def test_sums_that_are_turned_to_be_stored_need_registers_for_it() -> None:
     """27 accumulators, 3 vectors and what is broadcast fill 32 registers; lanes that are rows of the output need more."""
     kernel = Kernel(gemm(480, 480, 256))

@@ -82,6 +82,8 @@ def test_rows_get_vectors_and_large_work_gets_cores() -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_of_windows_that_a_few_vectors_hold_are_computed_whole(seed: int) -> None:
     """Without a copy of what is read, as masks are known along the row. Against NumPy, extents drawn."""
+    pool = heuristic(Scheduler(Kernel(kernel_of(data(1, 64, 112, 112).max_pool2d(3, stride=2, padding=1))), TARGET))
+    assert 56 in [o.arg for o in pool.applied_opts if o.op == "UPCAST"] and not any(o.op == "STAGE" for o in pool.applied_opts)
     rng = random.Random(seed)
     target = replace(NATIVE[-1] if NATIVE else TARGET, threads=2)
     for _ in range(2):
