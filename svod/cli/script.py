@@ -64,24 +64,24 @@ def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for
     why: Why = "finished"
     patience = max(first, idle)
     try:
-        while child.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(POLL_SECONDS)
-            news = watch.poll()
-            now = clock()
-            if news:
-                last_new, patience = now, idle
-                on_news(news)
-            if child.poll() is None:
-                if capture_for is not None and now - started >= capture_for:
-                    why = "time"
-                    break
-                if capture_for is None and now - last_new >= patience:
-                    why = "idle"
-                    break
-    except KeyboardInterrupt:
-        why = "interrupted"
-    try:
+        try:
+            while child.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(POLL_SECONDS)
+                news = watch.poll()
+                now = clock()
+                if news:
+                    last_new, patience = now, idle
+                    on_news(news)
+                if child.poll() is None:
+                    if capture_for is not None and now - started >= capture_for:
+                        why = "time"
+                        break
+                    if capture_for is None and now - last_new >= patience:
+                        why = "idle"
+                        break
+        except KeyboardInterrupt:
+            why = "interrupted"
         if why == "finished":
             why = "finished" if child.returncode == 0 else "failed"
         else:

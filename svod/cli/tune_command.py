@@ -89,7 +89,8 @@ class _Seconds(Finite):
                epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out; 2 bad input; 3 the script "
                       "failed, and what it had prepared was tuned; 4 tuned, but the database could not take the results, or "
                       "--json could not be written; 5 there is no kernel to tune; 6 the capture is damaged, and what can be read of it was "
-                      "tuned; 130 ended early by Ctrl-C; 143 ended by SIGTERM. The first Ctrl-C ends the script, the next one the tuning.")
+                      "tuned; 130 ended early by Ctrl-C; 143 ended by SIGTERM, 129 by SIGHUP. The first Ctrl-C ends the script, the next "
+                      "one the tuning.")
 @click.argument("script", required=False)
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("--beam", type=int, metavar="N", help=f"Beam width, at least 1; default: BEAM, else {DEFAULT_BEAM}.")

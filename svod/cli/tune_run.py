@@ -65,7 +65,10 @@ PIPE_WIDTH = 110            # columns of a table that does not go to a terminal
 def tune(options: TuneOptions) -> int:
     """Do what the options ask for. The exit status. Raises SvodError for bad input."""
     run = _Run(options)
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ends = [number for number, handler in before.items() if handler is not signal.SIG_IGN]      # nohup ignores SIGHUP
+    for number in ends:
+        signal.signal(number, _terminate)
     try:
         return run.run()
     except TuneError as e:
@@ -76,11 +79,12 @@ def tune(options: TuneOptions) -> int:
         return EXIT_INTERRUPTED
     finally:
         run.close()
-        signal.signal(signal.SIGTERM, before)
+        for number in ends:
+            signal.signal(number, before[number])
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """SIGTERM ends the command in order: the script, the workers, the database."""
+    """SIGTERM, and SIGHUP of a terminal that is closed, end the command in order: the script, the workers, the database."""
     raise SystemExit(128 + number)
 
 

@@ -253,6 +253,29 @@ def records_of_winner(key: str, chain: Sequence[Any], linear: str) -> list[Any]:
                         ratio=0.5, ratio_low=0.49, ratio_high=0.51), Verdict(key, TARGET.key, linear, "verified", CODEGEN_REVISION)]
 
 
+def test_a_script_is_gone_whatever_ends_its_run(tmp_path: Path) -> None:
+    calls = iter(range(100))
+
+    def clock() -> float:
+        if next(calls) == 3:
+            raise SystemExit(143)
+        return 0.0
+    with pytest.raises(SystemExit):
+        run_script(script(tmp_path, "import time\ntime.sleep(100)"), [], tmp_path, clock=clock)
+    assert not processes_with(f"SVOD_CAPTURE={tmp_path}")
+
+
+def test_a_closed_terminal_ends_the_script_too(tmp_path: Path) -> None:
+    path = script(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)")
+    command = [sys.executable, "-m", "svod.cli.tune", path, "--db", ":none:"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(60) == 129 and not Path(f"/proc/{child}").exists()
+
+
 def test_workers_are_started_early_for_what_is_worth_a_search() -> None:
     def news(**seconds: float) -> capture.News:
         return capture.News(["big", "small"], [seconds] if seconds else [])
