@@ -50,6 +50,7 @@ CHUNK = 24                     # candidates built and screened before the incumb
 FIRST_CHUNK = 6                # of a search whose pace is not known and whose time is limited
 YARDSTICK_REACH = 4.0          # times the incumbent: a slower baseline is not raced along
 FINALISTS = 3
+PASSES_BRING = 1.25            # what the passes may bring one family and not another: of each within that factor the best is a finalist
 SEMIFINALISTS = 4 * FINALISTS  # raced side by side, to say who is confirmed
 SEMIFINAL_SHARE, RACE_RUNS = 0.25, 10     # of the seconds of a confirmation; how often a race runs each, about
 SEED_ROUND = 8
@@ -61,6 +62,18 @@ COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the
 def stored_order(c: Candidate) -> tuple[int, str, str]:
     """How the database orders chains that are level: shorter, then by the text it stores, then by LINEAR."""
     return len(c.chain), canonical([o.to_json() for o in c.chain]), c.linear
+
+
+def _finalists(ranked: Sequence[Candidate], count: int, most: int) -> list[Candidate]:
+    """The best `count` of the candidates, which come best first, and the best of as many other families, as all were timed without passes;
+    `most` altogether."""
+    chosen = list(ranked[:count])
+    families = {c.state.family for c in chosen}
+    for c in ranked[count:]:
+        if len(chosen) < min(2 * count, most) and c.score <= PASSES_BRING * ranked[0].score and c.state.family not in families:
+            families.add(c.state.family)
+            chosen.append(c)
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -452,8 +465,9 @@ class KernelSearch:
         seconds = min(seconds, max(CONFIRM_FLOOR, CONFIRM_SHARE * self.spent))
         verified = self._race_the_best(SEMIFINAL_SHARE * seconds)
         # a long kernel has time for fewer: the incumbent always, the stored winners always
-        count = min(FINALISTS, max(1, int(seconds / (CONFIRM_ROUNDS * max(self.best, 1e-9))) - 1)) if verified else 0
-        finalists = verified[:count] + [c for c in self.stored if c.status is Status.VERIFIED and c not in verified[:count]]
+        most = max(1, int(seconds / (CONFIRM_ROUNDS * max(self.best, 1e-9))) - 1)
+        finalists = _finalists(verified, min(FINALISTS, most), most)
+        finalists += [c for c in self.stored if c.status is Status.VERIFIED and c not in finalists]
         baseline = self.baseline if self.baseline.status is Status.VERIFIED else None
         field_ = [*([baseline] if baseline else []), *finalists]
         built = []

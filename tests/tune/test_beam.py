@@ -561,6 +561,27 @@ def test_the_best_are_raced_side_by_side_before_the_finalists_are_chosen() -> No
     assert dies not in search.pool and dies not in [c for c, _ in search.confirmed]
 
 
+def test_other_families_have_finalists_as_passes_bring_some_code_more() -> None:
+    """A family that is 20 % behind without passes is ahead with them; one that is 30 % behind is not looked at."""
+    states = [BASE.apply_opt(Opt("UPCAST", "o1", n)) for n in (2, 4, 8, 16)]
+    others = [BASE.apply_opts([Opt("TILE", "o1", 16), Opt("UPCAST", "o0", n)]) for n in (2, 4)]
+    far = BASE.apply_opts([Opt("TILE", "o0", 8), Opt("UPCAST", "o1", 8)])
+    lab = ReplayedLaboratory()
+    search = make_search(lab)
+    search.step()
+    search.pool = [c for s, score in [*((s, 1e-3) for s in states), *((s, 1.2e-3) for s in others), (far, 1.3e-3)]
+                   for c in [raced(Beam(BASE, BeamConfig()), s, score, 1)]]
+    search.incumbent = search.pool[0]
+    ahead = others[1].digest
+    lab.race = lambda candidates: Race(tuple(c.score / candidates[0].score for c in candidates), 1e-3, 0.0)  # type: ignore[method-assign]
+    search.pool[5].score = 1.19e-3
+    lab.seconds = lambda c: 0.9e-3 if c.digest == ahead else 1e-3
+    found = search.finish()
+    assert found.winner is not None and found.winner.digest == ahead
+    confirmed = [c.digest for c, _ in search.confirmed if c is not search.baseline]
+    assert len(confirmed) == 4 and far.digest not in confirmed
+
+
 def test_a_long_kernel_has_no_time_for_another_race_of_the_best() -> None:
     lab = ReplayedLaboratory(seconds=lambda c: 10 * made_up_seconds(c))
     search = run(make_search(lab, width=8))
