@@ -46,9 +46,8 @@ def check_schedule(schedule: Schedule) -> list[int]:
     levels = levels_of(calls)
     written: dict[UOp, int] = {}        # buffer → of the calls that wrote it so far the one on the highest level
     read: dict[UOp, int] = {}
-    slots_of: dict[UOp, tuple[frozenset[int], int]] = {}
     for i, call in enumerate(calls):
-        outs, slots = slots_of.get(call.ast) or slots_of.setdefault(call.ast, _slots(call.ast))
+        outs, slots = call.ast.cached("slots of a call", _slots)
         if len(call.args) != slots or len(call.offsets) != slots:
             raise ScheduleError(f"{_named(calls, i)} has {len(call.args)} arguments and {len(call.offsets)} offsets; its kernel takes "
                                 f"{slots}: give one of each per slot")

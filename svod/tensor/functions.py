@@ -113,6 +113,16 @@ class Functions(Elementwise):
         a, b = self._wide_float(), y._wide_float()
         return a.mul(b.log()).where(a.ne(0).logical_or(b.isnan()), 0.0).cast(dtype)
 
+    def logit(self, eps: float | None = None) -> Self:
+        """log(x / (1 - x)), the inverse of `sigmoid`; with `eps` of x clamped to eps … 1 - eps."""
+        x = self._wide_float() if eps is None else self._wide_float().clamp(eps, 1 - eps)
+        return x.div(x.neg().add(1)).log().cast(self._float_dtype())
+
+    def sinc(self) -> Self:
+        """sin(πx) / πx; 1 at 0."""
+        turns = self._wide_float().mul(math.pi)
+        return turns.sin().div(turns).where(turns.ne(0), 1.0).cast(self._float_dtype())
+
     # -- comparisons -----------------------------------------------------------------------------
     def isclose(self, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Self:
         """|x - y| <= atol + rtol · |y|, and where both are equal; NaNs are close to each other with `equal_nan`."""

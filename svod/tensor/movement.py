@@ -100,9 +100,15 @@ class Movement(Creation):
         """The last two axes exchanged."""
         return self.transpose(-2, -1)
 
-    def flip(self, *dims: int | Sequence[int]) -> Self:
-        """The given axes reversed."""
-        return self.from_uop(graph.flip(self.uop, shape_argument(dims)))
+    def t(self) -> Self:
+        """The two axes of a matrix exchanged; fewer stay as they are. Raises ShapeError for more."""
+        if self.ndim > 2:
+            raise ShapeError(f"t of {self.shape}: it takes at most two axes; use T, mT or transpose")
+        return self.T
+
+    def flip(self, *axes: int | Sequence[int], dims: int | Sequence[int] = ()) -> Self:
+        """The given axes reversed: one by one, as a sequence, or as `dims`."""
+        return self.from_uop(graph.flip(self.uop, shape_argument(axes or (dims,))))
 
     # -- repetition ------------------------------------------------------------------------------
     def expand(self, *sizes: int | Sequence[int]) -> Self:
@@ -137,6 +143,11 @@ class Movement(Creation):
         pairs = self.reshape(tuple(n for s in shape for n in (1, s)))
         wide = pairs.expand(tuple(n for c, s in zip(counts, shape, strict=True) for n in (c, s)))
         return wide.reshape(tuple(c * s for c, s in zip(counts, shape, strict=True)))
+
+    def tile(self, *repeats: int | Sequence[int]) -> Self:
+        """`repeat`, where fewer counts than axes are of the last axes, as NumPy has it."""
+        counts = shape_argument(repeats)
+        return self.repeat((1,) * (self.ndim - len(counts)) + counts)
 
     def repeat_interleave(self, repeats: int, dim: int | None = None) -> Self:
         """Each element `repeats` times in a row along `dim`; None flattens first."""
@@ -262,6 +273,17 @@ class Movement(Creation):
         if not parts or any(t.shape != parts[0].shape for t in parts):
             raise ShapeError(f"stack of shapes {' and '.join(str(t.shape) for t in parts)}: give tensors of one shape, at least one")
         return cls.cat([t.unsqueeze(dim) for t in parts], dim)
+
+    @classmethod
+    def vstack(cls, tensors: Sequence[Self]) -> Self:
+        """`cat` along the first axis; a list is a row."""
+        return cls.cat([t if t.ndim > 1 else t.reshape(1, -1) for t in _list_of_tensors("vstack", tensors)])
+
+    @classmethod
+    def hstack(cls, tensors: Sequence[Self]) -> Self:
+        """`cat` along the second axis; lists one after the other."""
+        parts = [t if t.ndim else t.reshape(1) for t in _list_of_tensors("hstack", tensors)]
+        return cls.cat(parts, min(1, parts[0].ndim - 1) if parts else 0)
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
         """Parts of `split_size` along `dim` (the last may be smaller), or of the given sizes."""

@@ -47,6 +47,20 @@ class Reduction(Indexing):
         """Sum over axes. Integers and bools give int64, unsigned uint64, unless `dtype` is given."""
         return self._accumulate("sum", "ADD", self._axes("sum", dim, axis), keepdim or keepdims, dtype)
 
+    def nansum(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
+        """`sum` of what is no NaN."""
+        return self._numbers().sum(dim, keepdim, axis=axis, keepdims=keepdims)
+
+    def nanmean(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
+        """`mean` of what is no NaN; NaN where there is nothing else."""
+        given = self._float()
+        total = given._numbers()._wide_float().sum(dim, keepdim, axis=axis, keepdims=keepdims)
+        return total.div(given.isnan().logical_not().sum(dim, keepdim, axis=axis, keepdims=keepdims)).cast(given.dtype)
+
+    def _numbers(self) -> Self:
+        """self with 0 for every NaN."""
+        return self.masked_fill(self.isnan(), 0) if self.dtype.is_float else self
+
     def prod(self, dim: Axes = None, keepdim: bool = False, dtype: DTypeLike | None = None, *, axis: Axes = None,
              keepdims: bool = False) -> Self:
         """Product over axes, typed as `sum`."""

@@ -178,6 +178,18 @@ class Scatter(Ordered):
         # -1 would be the last element
         return self.broadcast_to(shape).ravel().take(flat.maximum(0), 0).where(flat.ge(0), fill_value)
 
+    def masked_scatter(self, mask: Operand, source: Operand) -> Self:
+        """self where `mask`, broadcast to it, is False; elsewhere the elements of `source` in row-major order, one after the other, 0 where
+        they run out. A running count."""
+        values, chosen = self._as_tensor(source), self._as_tensor(mask).cast(dtypes.bool).broadcast_to(self.shape)
+        if values.dtype != self.dtype:
+            raise DTypeError(f"masked_scatter of {values.dtype.name} into {self.dtype.name}: cast the values first")
+        if 0 in self.shape or not values.numel():
+            return self
+        place = chosen.ravel().cumsum(0, dtypes.int32 if self.numel() < 2 ** 31 else dtypes.int64).sub(1).reshape(self.shape)
+        flat, last = values.ravel(), values.numel() - 1
+        return flat.take(place.clamp(0, last), 0).where(place.le(last), 0).where(chosen, self)
+
     def _chosen_positions(self, name: str, size: int) -> Self:
         """(size,): flat positions of nonzero elements, int32 where it holds them; -1 behind the last."""
         if size < 0:

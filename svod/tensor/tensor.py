@@ -147,6 +147,16 @@ class Tensor(Random):
         """Whether any element equals `value`."""
         return builtins.bool(self.eq(value).any())
 
+    def equal(self, other: Operand) -> builtins.bool:
+        """Whether `other` has the same shape and the same values, computed now."""
+        given = self._as_tensor(other)
+        return given.shape == self.shape and builtins.bool(self.eq(given).all())
+
+    def allclose(self, other: Operand, rtol: builtins.float = 1e-05, atol: builtins.float = 1e-08,
+                 equal_nan: builtins.bool = False) -> builtins.bool:
+        """Whether all elements are close (`isclose`), computed now."""
+        return builtins.bool(self.isclose(other, rtol, atol, equal_nan).all())
+
     def __index__(self) -> builtins.int:
         if not self.dtype.is_int:
             raise DTypeError(f"a tensor of {self.dtype.name} is no index, nor a number of times: use int(t)")

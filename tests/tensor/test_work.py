@@ -76,7 +76,8 @@ UNARY = [
     "long", "bool", "frac", "isposinf", "isneginf", "nan_to_num", "signbit", "cosh", "acosh", "erfc", "deg2rad",
     "rad2deg", "selu", "celu", "hardshrink", "softshrink", "tanhshrink", "softsign", "glu", "swiglu", "dropout", "diff", "norm",
     "normalize", "diagonal", "diag", "trace", "sum", "prod", "mean", "var", "std", "var_mean", "std_mean", "max", "min", "amax", "amin",
-    "aminmax", "argmax", "argmin", "any", "all", "count_nonzero", "logsumexp", "tril", "triu", "zeros_like", "ones_like"]
+    "aminmax", "argmax", "argmin", "any", "all", "count_nonzero", "logsumexp", "tril", "triu", "zeros_like", "ones_like",
+    "nansum", "nanmean", "logit", "sinc", "t"]
 BINARY = [
     "add", "sub", "mul", "div", "floor_divide", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
     "logical_xor", "maximum", "minimum", "reshape_as", "expand_as", "true_divide", "fmod", "logaddexp", "hypot", "copysign", "xlogy",
@@ -123,6 +124,11 @@ WORK: dict[str, Work] = {
     "index_add": Work(lambda n: f(n, n).index_add(0, i(n), f(n, n)), each=1),
     "index_copy": Work(lambda n: f(n, n).index_copy(1, i(n), f(n, n)), each=1),
     "index_fill": square("index_fill", 0, [1, 2], 7.0),
+    "t[[…]] = x": Work(lambda n: f(n, n)._put([(0, i(n))], f(n, n)), copies=4),
+    "masked_scatter": Work(lambda n: f(n, n).masked_scatter(f(n, n) > 0, f(n, n)), copies=6),
+    "tile": Work(lambda n: f(n, n).tile(2), lambda n: 2 * n * n),
+    "vstack": Work(lambda n: Tensor.vstack([f(n, n), f(n)])),
+    "hstack": Work(lambda n: Tensor.hstack([f(n, n), f(n, 1)])),
     "nonzero": Work(lambda n: i(n, n).nonzero(size=n * n), copies=5),
     "masked_select": Work(lambda n: f(n, n).masked_select(f(n, n) > 0, size=n * n), copies=6),
     # -- mixtures
@@ -273,7 +279,7 @@ WORK: dict[str, Work] = {
 # what schedules nothing: facts of a tensor, values, memory
 NO_KERNELS = {"shape", "dtype", "ndim", "dim", "size", "numel", "element_size", "nbytes", "device", "uop", "from_uop", "from_numpy",
               "empty", "empty_like", "is_realized", "realize", "realize_batch", "prepare", "prepare_batch", "numpy", "item", "tolist",
-              "detach", "manual_seed", "from_dlpack", "cpu"}
+              "equal", "allclose", "detach", "manual_seed", "from_dlpack", "cpu"}
 
 
 def test_every_operation_has_a_row() -> None:
