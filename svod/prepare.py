@@ -134,7 +134,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
             raise DeviceError(f"a value is to be computed on or copied to {u.arg!r}; svod runs on the device 'CPU' only")
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
     target = host_target(config.threads)
-    outline, buffers, numbers = make_outline(schedule, constants, functions_of(sink))
+    outline, buffers, numbers = make_outline(schedule, constants, functions_of(sink), made_here=True)
     native = outline.native
     nodes = []
     arrays: list[Array | None] = []
@@ -197,10 +197,10 @@ def refuse_shared_memory(spans: Mapping[int, Span], written: Iterable[int], agai
                                     "Tensor(array.copy()), or use one tensor for both")
 
 
-def make_outline(schedule: Schedule, constants: frozenset[UOp],
-                 functions: Mapping[int, HostFunction] | None = None) -> tuple[Outline, list[UOp], dict[UOp, int]]:
+def make_outline(schedule: Schedule, constants: frozenset[UOp], functions: Mapping[int, HostFunction] | None = None, *,
+                 made_here: bool = False) -> tuple[Outline, list[UOp], dict[UOp, int]]:
     """The outline of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER. `functions`: those of Python that
-    it calls, by token.
+    it calls, by token. `made_here`: it is what `create_schedule` made, and not looked at again.
 
     Raises ScheduleError for a schedule that cannot be run (`check_schedule`) and for more than `MOST_LISTS` combinations of buckets."""
     buckets = {v.arg[0]: len(buckets_of(v)) or 1 for call in schedule.calls for v in call.variables}
@@ -210,7 +210,7 @@ def make_outline(schedule: Schedule, constants: frozenset[UOp],
     numbers: dict[UOp, int] = {}
     kernels: dict[str, Kernel] = {}
     called: dict[str, HostCall] = {}
-    levels = check_schedule(schedule)
+    levels = schedule.levels() if made_here else check_schedule(schedule)
     order = sorted(range(len(levels)), key=lambda i: (levels[i], i))
     outputs = set(schedule.outputs)
     written: set[UOp] = set()

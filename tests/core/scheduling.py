@@ -9,6 +9,7 @@ import numpy as np
 from svod.core.dtype import to_numpy
 from svod.core.evaluate import evaluate
 from svod.core.schedule import Schedule
+from svod.core.schedule_check import check_schedule
 from svod.core.uop import UOp
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -16,6 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def run_schedule(schedule: Schedule, buffers: Mapping[UOp, Array]) -> dict[UOp, Array]:
     """The contents of all buffers after the schedule ran. `buffers`: flat contents at its start."""
+    check_schedule(schedule)
     memory = {b: np.array(a).ravel() for b, a in buffers.items()}
     for call in schedule.calls:
         for b in call.args:
