@@ -208,14 +208,19 @@ class Loops:
         plan.set_variables(variables)
         return plan
 
-    def fma_rate(self, dtype: DType, threads: int, samples: int) -> float:
-        """Flops per second of `threads` threads."""
+    def fma_round(self, dtype: DType, threads: int) -> tuple[Callable[[int], None], float]:
+        """What runs a number of rounds of multiply-adds on `threads` threads, and the flops of one round."""
         lanes, extent, turns = self.target.lanes(dtype), threads, FMA_TURNS
         out = np.zeros(extent * lanes, to_numpy(dtype))
         # m = 0.5, c = 1 and different starts: the accumulators converge to 2 and are never the same expression.
         start = np.concatenate([np.full(lanes, 0.5), np.full(lanes, 1.0), np.repeat(np.arange(self.accumulators), lanes)])
         plan = self._plan(f"fma_{dtype.name}", [out, start.astype(to_numpy(dtype))], dtype, extent, threads, turns=turns)
-        return 2.0 * lanes * self.accumulators * turns * extent / _settled(plan.repeat, samples)
+        return plan.repeat, 2.0 * lanes * self.accumulators * turns * extent
+
+    def fma_rate(self, dtype: DType, threads: int, samples: int) -> float:
+        """Flops per second of `threads` threads."""
+        run, flops = self.fma_round(dtype, threads)
+        return flops / _settled(run, samples)
 
     def dot_rate(self, name: str, threads: int, samples: int) -> float:
         """Flops per second of `threads` threads with the dot instruction on operands of `name`."""
