@@ -149,8 +149,8 @@ class Indexing(Functions):
     def _take_points(self, tensors: list[tuple[int, Self]]) -> Self:
         """One element (or sub-array) per position of the broadcast index tensors."""
         order, first, index = self._points(tensors)
-        moved = self.permute(order)
-        flat = moved.reshape(*moved.shape[:first], -1, *moved.shape[first + len(tensors):])
+        moved, last = self.permute(order), first + len(tensors)
+        flat = moved.reshape(*moved.shape[:first], math.prod(moved.shape[first:last]), *moved.shape[last:])
         return flat.from_uop(graph.gather(flat.uop, index.uop, first))
 
     def _points(self, tensors: list[tuple[int, Self]]) -> tuple[list[int], int, Self]:

@@ -122,6 +122,8 @@ def test_lists_arrays_and_new_axes_in_an_index() -> None:
     check(Tensor(a)[None, [0, 2], 1:3], a[None, [0, 2], 1:3])
     # ints go first, as in PyTorch
     check(Tensor(a)[1, [0, 2]], a[1][[0, 2]])
+    empty = make((3, 4, 0), "float32", 0)
+    check(Tensor(empty)[[0, 2], [1, 3]], empty[[0, 2], [1, 3]])
 
 
 @few
