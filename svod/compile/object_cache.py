@@ -26,10 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from svod.compile.program import Count, PhaseSpec, ProgramSpec
-from svod.core.dtype import BY_NAME, dtypes
+from svod.core.dtype import BY_NAME
 from svod.core.launch import ONCE, Launch
-from svod.core.serialize import ast_to_data, data_to_ast
-from svod.core.uop import Ops, UOp
 
 log = logging.getLogger("svod.object_cache")
 
@@ -57,21 +55,8 @@ def spec_to_json(spec: ProgramSpec) -> dict[str, Any]:
                     [[[list(t) for t in c.terms], c.const, c.stride, c.most] for c in p.counts]] for p in spec.phases],
         "variables": list(spec.variables),
         "ins": list(spec.ins),
-        "launch": None if spec.launch == ONCE else _launch_to_json(spec.launch),
+        "launch": None if spec.launch == ONCE else spec.launch.to_data(),
     }
-
-
-def _launch_to_json(launch: Launch) -> dict[str, Any]:
-    extents = (*launch.global_size, *(launch.local_size or ()))
-    return ast_to_data(UOp(Ops.SINK, dtypes.void, extents))
-
-
-def _launch_from_json(data: object) -> Launch:
-    extents = data_to_ast(data).src
-    if len(extents) not in (3, 6):
-        raise TypeError(f"a launch has 3 or 6 dimensions, found {len(extents)}")
-    local = (extents[3], extents[4], extents[5]) if len(extents) == 6 else None
-    return Launch((extents[0], extents[1], extents[2]), local)
 
 
 def spec_from_json(data: dict[str, Any]) -> ProgramSpec:
@@ -88,7 +73,7 @@ def spec_from_json(data: dict[str, Any]) -> ProgramSpec:
             phases=phases,
             variables=tuple(str(name) for name in data["variables"]),
             ins=tuple(int(slot) for slot in data.get("ins", ())),
-            launch=ONCE if data.get("launch") is None else _launch_from_json(data["launch"]),
+            launch=ONCE if data.get("launch") is None else Launch.from_data(data["launch"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the description of a program: {error!r}") from error

@@ -46,18 +46,28 @@ class Launch:
     global_size: Dims = (ONE, ONE, ONE)
     local_size: Dims | None = (ONE, ONE, ONE)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Plain data, as a launch travels between processes within the description of a program."""
+    def to_data(self) -> dict[str, Any]:
+        """Plain data, JSON-able: what a launch travels between processes as, within the description of a program."""
         from svod.core.serialize import ast_to_data  # which needs kernels, and those launches
         return ast_to_data(UOp(Ops.SINK, dtypes.void, (*self.global_size, *(self.local_size or ()))))
 
-    def __setstate__(self, data: object) -> None:
+    @staticmethod
+    def from_data(data: object) -> Launch:
+        """The launch behind `to_data`. Raises FormatError for data that is none."""
         from svod.core.serialize import data_to_ast
         extents = data_to_ast(data).src
         if len(extents) not in (3, 6):
             raise FormatError(f"a launch has 3 or 6 dimensions, found {len(extents)}")
-        object.__setattr__(self, "global_size", extents[:3])
-        object.__setattr__(self, "local_size", extents[3:] or None)
+        x, y, z, *local = extents
+        return Launch((x, y, z), (local[0], local[1], local[2]) if local else None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.to_data()
+
+    def __setstate__(self, data: object) -> None:
+        found = Launch.from_data(data)
+        object.__setattr__(self, "global_size", found.global_size)
+        object.__setattr__(self, "local_size", found.local_size)
 
     @property
     def variables(self) -> tuple[str, ...]:
