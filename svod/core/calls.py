@@ -122,6 +122,12 @@ def check_call(call: UOp) -> None:
     ast, arguments = call.arg, arguments_of(call)
     if not isinstance(ast, UOp) or ast.op is not Ops.SINK or not ast.src or any(s.op is not Ops.STORE for s in ast.src):
         raise ScheduleError("the body of a CALL is a kernel: a SINK of STOREs, as in docs/ir.md, section 2")
+    for u in ast.walk(Ops.LOAD, Ops.STORE):
+        where = u.src[0].src[0] if u.src and u.src[0].op is Ops.INDEX else None
+        if where is None or where.op is not Ops.PARAM:
+            found = "no INDEX" if where is None else where.op.value
+            raise ScheduleError(f"a kernel that is called has a {u.op.value} of {found}: it loads from and stores to its PARAMs; memory of "
+                                "its own is a STAGE, sized by its RANGEs and its dtype")
     params = {u.arg.slot: u for u in ast.walk(Ops.PARAM)}
     if sorted(params) != list(range(len(arguments))):
         raise ScheduleError(f"a kernel with parameters at the slots {sorted(params)} is called with {len(arguments)} arguments; slots are "

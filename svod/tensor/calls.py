@@ -28,7 +28,7 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
     for t in tensors:
         if not isinstance(t, Tensor):
             raise ArgumentError(f"call_kernel takes a tensor per slot, got {type(t).__name__}; numbers are keywords, as in n=3")
-    slots = sorted({s.src[0].src[0].arg.slot for s in ast.src}) if ast.op is Ops.SINK and all(s.op is Ops.STORE for s in ast.src) else []
+    slots = sorted({s.src[0].src[0].arg.slot for s in ast.src if graph.is_kernel_store(s)}) if ast.op is Ops.SINK else []
     sources = [t.uop for t in tensors]
     for slot in (s for s in slots if s < len(tensors)):
         sources[slot] = _memory(tensors[slot], slot)
