@@ -136,8 +136,8 @@ def test_long_rows_are_stored_at_multiples_of_the_vector(dtype: DType, width: in
     """Whatever a row's length: all stores of a row but those at its ends, also past the caches, and every element is stored."""
     rng = np.random.default_rng([dtype.itemsize, width])
     lanes = width // dtype.itemsize
-    tile, long = lanes * int(rng.choice([1, 2, 4])), 64 * lanes + int(rng.integers(1, lanes))
-    for rows, columns, aligned in ((5, long, True), (4, 64 * lanes + 1, True), (1, long, False), (4, 2 * tile + 1, False), (4, 1, False)):
+    tile, long = lanes * int(rng.choice([1, 2, 4])), 128 * lanes + int(rng.integers(1, lanes))
+    for rows, columns, aligned in ((5, long, True), (4, 128 * lanes + 1, True), (1, long, False), (4, 2 * tile + 1, False), (4, 1, False)):
         case = Case(Kernel(rows_plus(rows, columns, dtype)))
         chain = [Opt("UPCAST", "o1", tile), Opt("STREAM", "out")] if columns > 1 else []
         program = lower(Scheduler(case.kernel, replace(WIDTHS[width], l2=512)).apply_opts(chain))
