@@ -18,7 +18,7 @@ from svod.core.layout import is_contiguous, is_exact
 from svod.core.nest import Piece, fit, lane_row, plan
 from svod.core.scheduler import LOOP, Scheduler
 
-# vectors of a row from which on those at its ends, which are stored in the ordinary way, cost little: of 64 a layer norm took 1.6 times as long
+# vectors of a row from which on those at its ends, stored in the ordinary way, cost little: of 64 a layer norm lost 40 % to STREAM
 MANY = 128
 
 
