@@ -14,6 +14,7 @@ from math import prod
 
 from svod.core import symbolic as sy
 from svod.core.callback import calls_back
+from svod.core.positions import over_ranges
 from svod.core.routine import result_shape, routine_of
 from svod.core.symbolic import Valid
 from svod.core.uop import Ops, UOp
@@ -22,7 +23,9 @@ from svod.errors import ScheduleError
 
 def check_accesses(ast: UOp, variables: str) -> None:
     """Raise ScheduleError for a kernel that reaches, or may reach, outside its parameters, that reads elsewhere what it writes, that may
-    write an element twice, or whose accesses are of other dtypes than its parameters. `variables`: the names to blame."""
+    write an element twice, or whose accesses are of other dtypes than its parameters. `variables`: the names to blame. CompileError:
+    `over_ranges`."""
+    ast = over_ranges(ast)
     own = {s.src[0].src[0]: s for s in ast.src}
     if len(own) < len(ast.src):
         raise ScheduleError("a kernel that is called has two STOREs to one parameter; write different parameters")

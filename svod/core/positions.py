@@ -93,10 +93,21 @@ def _positions_of(ast: UOp) -> tuple[Position, ...]:
 
 
 def over_ranges(ast: UOp) -> UOp:
-    """The same kernel over RANGEs (see the module); itself, where it is. Raises CompileError for positions that no launch has, and for a
-    STORE that does not count a position: it would run once for each of its values. Remembered on the node."""
-    found: UOp = ast.cached("over_ranges", lambda u: _Lifting(u).run() if positions_of(u) else u)
+    """The same kernel over RANGEs (see the module); itself, where it is. Raises CompileError for positions that no launch has, for a STORE
+    that does not count a position: it would run once for each of its values, and for one of another form than the grammar's. Remembered
+    on the node."""
+    found: UOp = ast.cached("over_ranges", _over_ranges)
     return found
+
+
+def _over_ranges(ast: UOp) -> UOp:
+    for store in ast.src:
+        where, ranges = store.src[0], store.src[2:]
+        if where.op is not Ops.INDEX or len(where.src) != 2 or any(r.op is not Ops.RANGE for r in ranges):
+            behind = ", ".join(r.op.value for r in ranges) or "nothing"
+            raise CompileError(f"a STORE of a kernel is STORE(INDEX(PARAM, index), value, RANGEs), found {len(where.src) - 1} indices, and "
+                               f"{behind} behind the value: a STORE has no gate; what is not to be written has no position")
+    return _Lifting(ast).run() if positions_of(ast) else ast
 
 
 def index_extent(expr: UOp) -> UOp:

@@ -132,6 +132,12 @@ def one(node: UOp) -> UOp:
     return unequal(node, number(0))
 
 
+def gated(sources: Callable[[UOp, UOp], tuple[UOp, ...]]) -> UOp:
+    """A STORE with other sources, given itself and a condition."""
+    store, = one(position("g0", 4)).src
+    return UOp(Ops.SINK, dtypes.void, (store.replace(src=sources(store, store.src[0].src[1] < 3)),))
+
+
 REFUSED: dict[str, tuple[Callable[[], UOp], str]] = {
     "a name of nothing": (lambda: one(position("x0", 4)), "SPECIAL 'x0' of index with 1 extents is no position of a launch"),
     "a name without a number": (lambda: one(position("gidx", 4)), "SPECIAL 'gidx' .* is no position"),
@@ -146,6 +152,8 @@ REFUSED: dict[str, tuple[Callable[[], UOp], str]] = {
                                 "the extent of position g1 depends on"),
     "not counted": (lambda: one(position("g0", 4)).replace(src=(one(position("g0", 4)).src[0], unequal(
         position("g0", 4), position("l0", 3)).src[0])), "STORE to slot 0 does not count position l0"),
+    "two indices": (lambda: gated(lambda s, gate: (s.src[0].replace(src=(*s.src[0].src, gate)), s.src[1])), "found 2 indices, and nothing"),
+    "a gate": (lambda: gated(lambda s, gate: (*s.src, gate)), "found 1 indices, and CMPLT behind the value: a STORE has no gate"),
 }
 
 
