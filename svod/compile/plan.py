@@ -53,7 +53,7 @@ from svod.compile.pool import Arena, Pool, fit_launch
 from svod.compile.program import ProgramSpec
 from svod.core.buffer import Buffer, aligned_empty
 from svod.core.dtype import dtypes
-from svod.core.launch import check_bounds
+from svod.core.launch import ONCE, check_bounds
 from svod.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class ExecutionPlan:
         if self._interpreted:
             self.every = tuple(replace(k, loaded=self._interpreted[k.loaded]) if isinstance(k.loaded, InterpretedProgram) else k
                                  for k in kernels)
+        self._over_positions = tuple(k for k in self.every if k.spec.launch != ONCE)     # whose launch values can make impossible
         self.buffers = tuple(buffers)
         self.lock = threading.RLock()       # hold it to bind and execute as one step
         self._outputs = tuple(outputs)
@@ -389,7 +390,8 @@ class ExecutionPlan:
                     raise LaunchError(f"variable {name}={value} is outside the integers")
                 if limits is not None:
                     check_bounds(name, int(value), limits.min, limits.max)
-            check_launches(self.every, {**self.variable_values(), **values})
+            if self._over_positions:
+                check_launches(self._over_positions, {**self.variable_values(), **values})
             for name, value in values.items():
                 for position in self._variables[name]:
                     self._words[position] = value

@@ -21,7 +21,6 @@ from svod.compile.callback import HostProgram
 from svod.compile.codegen import LoadedProgram
 from svod.compile.interpreted import InterpretedProgram
 from svod.compile.program import ProgramSpec
-from svod.core.launch import ONCE
 from svod.core.regions import Region, are_disjoint, find_overlap
 from svod.errors import LaunchError
 
@@ -149,10 +148,9 @@ def names_of(kernel: PreparedKernel) -> dict[str, str]:
 def check_launches(kernels: Sequence[PreparedKernel], values: Mapping[str, int]) -> None:
     """Raise LaunchError for a launch that these values of the plan's variables make impossible."""
     for kernel in kernels:
-        if kernel.spec.launch != ONCE:
-            names = names_of(kernel)
-            if all(name in values for name in names.values()):
-                kernel.spec.launch.at({name: values[known] for name, known in names.items()})
+        names = names_of(kernel)
+        if all(name in values for name in names.values()):
+            kernel.spec.launch.at({name: values[known] for name, known in names.items()})
 
 
 def region_in(kernel: PreparedKernel, buffer: int, nbytes: int) -> Region:

@@ -86,7 +86,7 @@ class Scatter(Ordered):
         place = index.ravel()
         kind = dtypes.int32 if count < 2 ** 31 else dtypes.int64
         nothing, numbers = self.full((extent,), -1, kind), self.arange(count, dtype=kind)
-        source = nothing._scatter("t[…] = value", 0, place.where(place.ge(0), extent), numbers, "SET")
+        source = nothing._scatter("t[…] = value", 0, place.where(place.ge(0), upper(extent)), numbers, "SET")
         rows = given.reshape(*shape[:first], count, *shape[first + index.ndim:]).take(source.maximum(0), first)
         chosen = source.ge(0).reshape(*(extent if a == first else 1 for a in range(flat.ndim)))
         return rows.where(chosen, flat).reshape(moved.shape).permute([order.index(a) for a in range(self.ndim)])

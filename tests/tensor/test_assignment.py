@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from svod.core import graph
 from svod.core.buffer import buffer_of
+from svod.core.variable import Variable
 from svod.errors import DTypeError, ShapeError, TensorIndexError, UnsupportedError
 from svod.tensor import Tensor
 from tests.draws import draws
@@ -205,6 +206,17 @@ def test_positions_are_written_as_in_numpy(shape: tuple[int, ...], dtype: str, s
         check(flat, a.reshape(-1))
     t[Tensor([shape[0] + 1, -1 - shape[0]])] = value.dtype.type(1)
     check(t, a)
+
+
+def test_positions_along_an_extent_that_depends_on_a_variable() -> None:
+    """-1 is the last one that there is in the run; those outside of it are left out."""
+    a, n = np.arange(39, dtype=np.float32).reshape(13, 3), Variable("n", 1, 13)
+    chosen = np.array([0, 2, -1])
+    for size in (1, 2, 7, 13):
+        t, want = Tensor(a)[:n.bind(size)] * 1, a[:size].copy()
+        t[Tensor(chosen)] = 7.0
+        want[chosen[chosen < size]] = 7.0
+        np.testing.assert_array_equal(t.numpy(), want)
 
 
 @few
