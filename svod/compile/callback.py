@@ -1,6 +1,6 @@
 """A function of Python as an item of a plan: it gets the memory of its operands as NumPy arrays, and what it returns is stored.
 
-    operands   C-contiguous, read-only, over the plan's memory; of the shape that the variables say, within the strides of the largest
+    operands   C-ordered, read-only, over the plan's memory; contiguous, unless the shape depends on variables: then a part of the largest
     results    returned: arrays of exactly the shape and dtype that were declared, copied to where later kernels read them
 """
 from __future__ import annotations
