@@ -5,14 +5,15 @@
     0: a → x, deps (1,)    1: x → y, deps (0,)      refused: a cycle
     0: a → x    1: x → y                            refused: call 1 reads what call 0 writes, and does not wait for it
 
-One pass over the calls. Whether calls that do not wait for each other write the same part of a buffer is the plan's question, which knows
-regions.
+One pass over the calls. Calls run level by level, so what is checked is that a later one is not on an earlier level. Whether two of one
+level write the same part of a buffer is the plan's question.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from svod.core.regions import Region, are_disjoint, regions_of
 from svod.core.uop import Ops, UOp
 from svod.errors import ScheduleError
 
@@ -40,11 +41,12 @@ def check_schedule(schedule: Schedule) -> list[int]:
     """The levels of its calls.
 
     Raises ScheduleError, which names the call, as `levels_of`; for arguments that are no buffers or not one per slot; for a buffer that is
-    read, or given as an output, and that nothing has written; and for calls of which one reads what the other writes and that do not wait
-    for each other."""
+    read, or given as an output, and that nothing has written; and for calls of which one reads or overwrites what the other writes, and
+    that do not wait for each other."""
     calls = schedule.calls
     levels = levels_of(calls)
     written: dict[UOp, int] = {}        # buffer → of the calls that wrote it so far the one on the highest level
+    writers: dict[UOp, list[int]] = {}
     read: dict[UOp, int] = {}
     for i, call in enumerate(calls):
         outs, slots = call.ast.cached("slots of a call", _slots)
@@ -58,6 +60,10 @@ def check_schedule(schedule: Schedule) -> list[int]:
             if slot in outs:
                 if reader is not None and levels[reader] >= levels[i] and reader != i:
                     raise _unordered(calls, i, "writes", reader, "reads")
+                if writer is not None and levels[writer] > levels[i]:      # a part beside the others may be written at any time
+                    for other in writers[buffer]:
+                        if levels[other] > levels[i] and not are_disjoint(_written(calls[other], buffer), _written(call, buffer)):
+                            raise _unordered(calls, i, "writes", other, "writes")
             elif writer is None and buffer.src[0].op is Ops.LUNIQUE:
                 raise ScheduleError(f"a buffer is not found: {_named(calls, i)} reads number {buffer.src[0].arg} of the schedule's own "
                                     "buffers, which no call before it writes")
@@ -65,6 +71,8 @@ def check_schedule(schedule: Schedule) -> list[int]:
                 raise _unordered(calls, i, "reads", writer, "writes")
         for slot, buffer in enumerate(call.args):
             last = written if slot in outs else read
+            if slot in outs:
+                writers.setdefault(buffer, []).append(i)
             if buffer not in last or levels[last[buffer]] <= levels[i]:
                 last[buffer] = i
     for place, buffer in enumerate(schedule.outputs):
@@ -81,6 +89,14 @@ def _slots(ast: UOp) -> tuple[frozenset[int], int]:
     if ast.op is not Ops.SINK or not ast.src or any(s.op is not Ops.STORE for s in ast.src):
         raise ScheduleError("the kernel of a call of a schedule is a SINK of STOREs, as in docs/ir.md, section 2")
     return frozenset(s.src[0].src[0].arg.slot for s in ast.src), 1 + max(p.arg.slot for p in ast.walk(Ops.PARAM))
+
+
+def _written(call: KernelCall, buffer: UOp) -> Region:
+    """The elements of a buffer that a call writes."""
+    outs, _ = call.ast.cached("slots of a call", _slots)
+    slot = next(s for s in sorted(outs) if call.args[s] is buffer)
+    region: Region = regions_of(call.ast)[slot]
+    return region.moved(call.offsets[slot])
 
 
 def _named(calls: Sequence[KernelCall], i: int) -> str:

@@ -49,6 +49,16 @@ def overwritten() -> Schedule:
     return replace(made, calls=(made.calls[0], replace(made.calls[1], deps=())))
 
 
+def written_twice(*, beside: bool) -> Schedule:
+    """The last call writes what the one before it writes, or what lies beside that, on an earlier level."""
+    b = graph.buffer(dtypes.float32, N)
+    half, other = graph.shrink(A, [(0, N // 2)]), graph.shrink(A, [(N // 2, N)] if beside else [(0, N // 2)])
+    late = create_schedule(graph.sink(graph.assign(half, graph.shrink(graph.contiguous(graph.flip(b, [0])), [(0, N // 2)]))))
+    early = create_schedule(graph.sink(graph.assign(other, graph.shrink(b, [(0, N // 2)]))))
+    assert len(late.calls) == 2 and len(early.calls) == 1
+    return replace(late, calls=(*late.calls, *early.calls))
+
+
 def own(number: int) -> UOp:
     return UOp(Ops.BUFFER, dtypes.float32, (UOp(Ops.LUNIQUE, dtypes.void, (), number), A.src[1]), N)
 
@@ -72,6 +82,8 @@ BAD: dict[str, tuple[Callable[[], Schedule], str]] = {
     "no kernel": (lambda: with_call(1, ast=UOp(Ops.SINK, dtypes.void)), "the kernel of a call of a schedule is a SINK of STOREs"),
     "read without waiting": (lambda: with_deps((), (), (1,)),
                              r"call 1 .* reads a buffer that call 0 .*, before it, writes, and does not wait"),
+    "overwritten without waiting": (lambda: written_twice(beside=False),
+                                    r"call 2 .* writes a buffer that call 1 .*, before it, writes, and does not wait for it"),
     "written without waiting": (overwritten, r"call 1 .* writes a buffer that call 0 .*, before it, reads, and does not wait for it"),
 }
 
@@ -93,6 +105,10 @@ def test_a_schedule_by_hand_is_read_as_one_that_was_made() -> None:
     by_hand = Schedule((twin, first, replace(second, deps=(1,)), replace(third, deps=(2,))), (own(5), *made.outputs))
     assert check_schedule(by_hand) == [0, 0, 1, 2]
     assert len(make_outline(by_hand, frozenset())[0].calls) == 4
+
+
+def test_parts_beside_each_other_are_written_in_any_order() -> None:
+    assert check_schedule(written_twice(beside=True)) == [0, 1, 0]
 
 
 def test_a_batch_has_an_output_for_each_tensor() -> None:
