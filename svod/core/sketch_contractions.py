@@ -28,6 +28,7 @@ from svod.core.sketch_facts import (
 )
 
 _STAGE_BYTES = 1 << 13         # operands smaller than this are read in place
+_UNSTAGED = 1.1                # times the cycles of a tile that copies an operand: one that does not, and is predicted so, is a sketch too
 _WHOLE = 4                     # iterations of a reduce loop that become straight-line code
 
 
@@ -151,10 +152,10 @@ def _tiled(state: Scheduler, r: ResolvedStage, lane: int, tile: int, n: int, m: 
             if variants or cycles < min(shares, default=math.inf):
                 yield own
             shares.append(cycles)
+        if staged is not base and (variants or base.features().cycles < _UNSTAGED * staged.features().cycles):
+            yield base
         if not variants:
             return
-        if staged is not base:
-            yield base
 
 
 def _ordered(state: Scheduler, r: ResolvedStage, axes: list[int]) -> Scheduler:

@@ -18,8 +18,9 @@ from svod.core.layout import is_contiguous, is_exact
 from svod.core.nest import Piece, fit, lane_row, plan
 from svod.core.scheduler import LOOP, Scheduler
 
-# vectors of a row from which on those at its ends, stored in the ordinary way, cost little: of 64 a layer norm lost 40 % to STREAM
-MANY = 128
+# vectors of a row from which on those at its ends cost little: stored in the ordinary way beside others like them (softmax over 88 gained
+# 4-8 %, over 32 nothing), and beside those that go past the caches (a layer norm over 64 lost 40 % to STREAM)
+MANY, MANY_PAST_CACHES = 64, 128
 
 
 def can_stream(state: Scheduler) -> bool:
@@ -73,7 +74,7 @@ def stores_whole_vectors(state: Scheduler, r: ResolvedStage, pieces: Sequence[Se
     width = max(1, state.target.vector_bytes // r.lanes_bytes)
     vector = next((p for p in pieces[lane] if p.row == row and p.role != LOOP), None)
     if aligns_rows(state, r, pieces, lane, row):
-        return True
+        return state.axis_extent(r.axes[lane]) >= MANY_PAST_CACHES * width
     if vector is None or vector.extent < 2 or vector.extent % width or store.coef(lane) * vector.stride != 1 or store.const % width:
         return False
     for a in range(outs):
