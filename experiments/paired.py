@@ -3,8 +3,8 @@
     kernels of the cases → one search per setting, from nothing, with the same budget → the winners' chains
         → the winners over the same buffers, interleaved, until each ratio to the first setting's is known → lines of a table
 
-A winner that comes out better or worse beyond the noise is timed once more, in rounds of its own, and is so only if these say it too: of
-two dozen intervals of 95 % one is wrong by chance.
+A winner that comes out better or worse beyond the noise is timed once more, compiled anew and over other buffers, and is so only if that says
+it too: of two dozen intervals of 95 % one is wrong by chance, and where code and buffers happen to lie is worth up to 2 %.
 """
 from __future__ import annotations
 
@@ -144,11 +144,11 @@ def time_winners(kernel: Kernel, found: Sequence[Found], target: Target, rng: ra
     base = Scheduler(kernel, target)
     states = [base.apply_opts(f.chain) for f in found]
     distinct = list({s.digest: s for s in states}.values())
-    machine = Machine(kernel, target)
-    contestants = [machine.contestant(s) for s in distinct]
+    machines: list[Machine] = []        # all of them at once, as memory that is free is used again
 
     def measure() -> tuple[list[float], list[Ratio]]:
-        result = confirm(contestants, rng=rng, budget_seconds=TIMING_SECONDS)
+        machines.append(Machine(kernel, target))
+        result = confirm([machines[-1].contestant(s) for s in distinct], rng=rng, budget_seconds=TIMING_SECONDS)
         return [result.seconds(i) for i in range(len(distinct))], [result.ratio(0, i) for i in range(len(distinct))]
     places = [next(i for i, d in enumerate(distinct) if d.digest == s.digest) for s in states]
     times, ratios = measure()
