@@ -3,8 +3,8 @@
     kernels of the cases → one search per setting, from nothing, with the same budget → the winners' chains
         → the winners over the same buffers, interleaved, until each ratio to the first setting's is known → lines of a table
 
-A winner that comes out better or worse beyond the noise is timed once more, compiled anew and over other buffers, and is so only if that says
-it too: of two dozen intervals of 95 % one is wrong by chance, and where code and buffers happen to lie is worth up to 2 %.
+A winner that comes out better or worse beyond the noise is timed once more, compiled anew and over other buffers, and is so only if that
+says it too: of two dozen intervals of 95 % one is wrong by chance, and where code and buffers happen to lie is worth up to 2 %.
 """
 from __future__ import annotations
 
