@@ -12,8 +12,8 @@ against each other, interleaved.
     reference grid       without both, and single opts with the amounts of the reference systems
     reference search     that, and their order and stop rule (BEAM_STRICT=reference)
 
-A ratio is the full search's time over the variant's, with half its 95 % interval: below 1 the variant found something slower. What is
-shared by the studies is in `paired.py`.
+A ratio is the full search's time over the variant's, with the least and the most that one of three processes measures: below 1 the variant
+found something slower. What is shared by the studies is in `paired.py`.
 """
 from __future__ import annotations
 

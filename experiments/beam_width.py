@@ -4,9 +4,9 @@
     python experiments/beam_width.py --seeds 3 --kernels 'gemm_*'    # three searches each, of seeds 0, 1, 2
     python experiments/beam_width.py --widths 1,2,4,8 --suite random --random-seed 7
 
-A ratio is the narrow beam's time over the wide one's, with half its 95 % interval: above 1 the wide beam found something faster. It is
-worse beyond noise when the interval does not reach 1 or the median is below 0.97, in two timings. What is shared by the studies is in
-`paired.py`.
+A ratio is the narrow beam's time over the wide one's, with the least and the most that one of three processes measures: above 1 the wide
+beam found something faster. It is worse beyond noise when in each process the 95 % interval does not reach 1, or the median is below
+0.97. What is shared by the studies is in `paired.py`.
 """
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Searches of the same kernels with different settings, and their winners timed against each other: what the studies of the search share.
 
     kernels of the cases → one search per setting, from nothing, with the same budget → the winners' chains
-        → the winners over the same buffers, interleaved, until each ratio to the first setting's is known → lines of a table
+        → in several processes, one after the other: the winners over the same buffers, interleaved, until each ratio to the first
+          setting's is known → lines of a table
 
-A winner that comes out better or worse beyond the noise is timed once more, compiled anew and over other buffers, and is so only if that
-says it too: of two dozen intervals of 95 % one is wrong by chance, and where code and buffers happen to lie is worth up to 2 %.
+A winner is better or worse beyond the noise if every process says so. Where code, buffers and scratch happen to lie in one stays for as
+long as it lives, and is worth more than the rounds of one process can tell: up to 2 %, for matrix instructions up to 5 %.
 """
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ import random
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from svod.compile.host import host_target
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
+from svod.core.serialize import ast_to_data, data_to_ast
 from svod.core.target import Target
 from svod.errors import SvodError
 from svod.tune.budget import ModelBudget
@@ -41,7 +45,8 @@ from svod.tune.laboratory import Confirmed, Failure, Laboratory
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.worker_laboratory import WorkerLaboratory
 
-TIMING_SECONDS = 3.0        # of the interleaved rounds of one kernel
+PROCESSES = 3               # that time the winners of one kernel
+TIMING_SECONDS = 1.5        # of the interleaved rounds of one of them
 MET_WITHIN = 1.03           # a winner is no worse when its interval reaches 1 and its median is this close
 
 
@@ -95,20 +100,23 @@ class Found:
 
 @dataclass(frozen=True)
 class Line:
-    """One kernel, searched with one seed. `times[i]`: seconds of setting i's winner; `ratios[i]`: the first setting's time over it, so that
-    above 1 is faster; `again[i]`: the same of the second timing, where there was one."""
+    """One kernel, searched with one seed. `times[i]`: seconds of setting i's winner, the median over processes; `ratios[i]`: per process the
+    first setting's time over it, so that above 1 is faster."""
 
     kernel: str
     seed: int
     found: tuple[Found, ...]
     times: tuple[float, ...]
-    ratios: tuple[Ratio, ...]
-    again: tuple[Ratio | None, ...]
+    ratios: tuple[tuple[Ratio, ...], ...]
+
+    def ratio(self, i: int) -> float:
+        """The median over processes."""
+        return statistics.median(r.median for r in self.ratios[i])
 
     def verdict(self, i: int) -> str:
-        """worse, better, or = against the first setting."""
-        first, second = judge(self.ratios[i]), self.again[i]
-        return first if second is None or judge(second) == first else "="
+        """worse or better against the first setting where all processes say so, else =."""
+        said = {judge(r) for r in self.ratios[i]}
+        return said.pop() if len(said) == 1 else "="
 
 
 def judge(ratio: Ratio) -> str:
@@ -138,23 +146,24 @@ def search(kernel: Kernel, name: str, setting: str, config: BeamConfig, *, candi
     return Found(setting, tuple(finding.chain if own is None else own.chain), time.perf_counter() - started, result.candidates, finding.why)
 
 
-def time_winners(kernel: Kernel, found: Sequence[Found], target: Target, rng: random.Random) -> tuple[tuple[float, ...], tuple[Ratio, ...],
-                                                                                                     tuple[Ratio | None, ...]]:
-    """Seconds of each winner, and the ratios as `Line` has them. Settings that found the same state share its samples."""
-    base = Scheduler(kernel, target)
-    states = [base.apply_opts(f.chain) for f in found]
-    distinct = list({s.digest: s for s in states}.values())
-    machines: list[Machine] = []        # all of them at once, as memory that is free is used again
+def time_winners(kernel: Kernel, found: Sequence[Found], seed: int) -> tuple[tuple[float, ...], tuple[tuple[Ratio, ...], ...]]:
+    """The times and ratios of a `Line`. Settings that found the same chain are timed once."""
+    chains = [[o.to_json() for o in f.chain] for f in found]
+    timed = []
+    for i in range(PROCESSES if any(c != chains[0] for c in chains) else 1):
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            timed.append(process.submit(_time_chains, ast_to_data(kernel.ast), chains, seed + i).result())
+    return tuple(statistics.median(t) for t in zip(*(t for t, _ in timed), strict=True)), tuple(zip(*(r for _, r in timed), strict=True))
 
-    def measure() -> tuple[list[float], list[Ratio]]:
-        machines.append(Machine(kernel, target))
-        result = confirm([machines[-1].contestant(s) for s in distinct], rng=rng, budget_seconds=TIMING_SECONDS)
-        return [result.seconds(i) for i in range(len(distinct))], [result.ratio(0, i) for i in range(len(distinct))]
+
+def _time_chains(ast: Any, chains: Sequence[Sequence[Any]], seed: int) -> tuple[tuple[float, ...], tuple[Ratio, ...]]:
+    kernel, target = Kernel(data_to_ast(ast)), host_target()
+    states = [Scheduler(kernel, target).apply_opts([Opt.from_json(o) for o in chain]) for chain in chains]
+    distinct = list({s.digest: s for s in states}.values())
+    machine = Machine(kernel, target)
+    result = confirm([machine.contestant(s) for s in distinct], rng=random.Random(seed), budget_seconds=TIMING_SECONDS)
     places = [next(i for i, d in enumerate(distinct) if d.digest == s.digest) for s in states]
-    times, ratios = measure()
-    second = measure()[1] if any(judge(r) != "=" for r in ratios) else None
-    again = tuple(None if second is None or judge(ratios[p]) == "=" else second[p] for p in places)
-    return tuple(times[p] for p in places), tuple(ratios[p] for p in places), again
+    return tuple(result.seconds(p) for p in places), tuple(result.ratio(0, p) for p in places)
 
 
 def head(settings: Sequence[str]) -> list[str]:
@@ -164,11 +173,13 @@ def head(settings: Sequence[str]) -> list[str]:
 
 
 def row(line: Line) -> str:
-    """A line of the table: the first setting's time, and how many times faster each other winner is, with half its interval."""
+    """A line of the table: the first setting's time, and how many times faster each other winner is, with the least and the most that a
+    process says."""
     cells = [line.kernel, str(line.seed), f"{line.times[0] * 1e6:.4g} µs"]
-    for i, ratio in list(enumerate(line.ratios))[1:]:
+    for i in range(1, len(line.ratios)):
+        said = sorted(r.median for r in line.ratios[i])
         same = line.found[i].chain == line.found[0].chain
-        cells.append("same" if same else f"{ratio.median:.3f} ±{100 * ratio.half_width:.1f} % {line.verdict(i)}")
+        cells.append("same" if same else f"{line.ratio(i):.3f} ({said[0]:.3f}–{said[-1]:.3f}) {line.verdict(i)}")
     return "| " + " | ".join([*cells, ", ".join(str(f.candidates) for f in line.found),
                               ", ".join(f"{f.seconds:.1f}" for f in line.found)]) + " |"
 
@@ -177,7 +188,7 @@ def summary(lines: Sequence[Line], settings: Sequence[str]) -> list[str]:
     """Per setting the geometric mean of its ratios, and what was worse."""
     out = []
     for i, name in list(enumerate(settings))[1:]:
-        mean = math.exp(statistics.fmean(math.log(line.ratios[i].median) for line in lines))
+        mean = math.exp(statistics.fmean(math.log(line.ratio(i)) for line in lines))
         verdicts = [line.verdict(i) for line in lines]
         worse = [f"{line.kernel} (seed {line.seed})" for line in lines if line.verdict(i) == "worse"]
         out.append(f"{name} over {settings[0]}: {mean:.3f}x (geometric mean of {len(lines)}), {verdicts.count('better')} better, "
@@ -218,7 +229,7 @@ def study(args: argparse.Namespace, settings: Mapping[str, Mapping[str, Any]]) -
                             laboratory = WorkerLaboratory(kernel, target, executor, config, BenchConfig())
                             found.append(search(kernel, name, setting, config, candidates=args.candidates, target=target, executor=executor,
                                                 ceilings=ceilings, laboratory=laboratory))
-                        line = Line(name, seed, tuple(found), *time_winners(kernel, found, target, random.Random(seed)))
+                        line = Line(name, seed, tuple(found), *time_winners(kernel, found, seed))
                     except SvodError as e:
                         print(f"{name} (seed {seed}) is left out: {e}", flush=True)
                         continue
@@ -244,8 +255,8 @@ def kernels(args: argparse.Namespace) -> Iterable[tuple[str, Kernel]]:
 
 def as_data(line: Line) -> dict[str, Any]:
     """A line as JSON has it; an interval without enough rounds is null."""
-    def ratio(r: Ratio | None) -> list[float] | None:
-        return None if r is None or not math.isfinite(r.high) else [r.low, r.median, r.high]
+    def ratio(r: Ratio) -> list[float] | None:
+        return [r.low, r.median, r.high] if math.isfinite(r.high) else None
     found = [asdict(f) | {"chain": [o.to_json() for o in f.chain]} for f in line.found]
-    return {"kernel": line.kernel, "seed": line.seed, "found": found, "times": line.times, "ratios": [ratio(r) for r in line.ratios],
-            "again": [ratio(r) for r in line.again], "verdicts": [line.verdict(i) for i in range(len(line.found))]}
+    return {"kernel": line.kernel, "seed": line.seed, "found": found, "times": line.times,
+            "ratios": [[ratio(r) for r in each] for each in line.ratios], "verdicts": [line.verdict(i) for i in range(len(line.found))]}

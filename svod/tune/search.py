@@ -49,9 +49,9 @@ HOPELESS = 30.0                # times the heuristic's predicted cycles: an unto
 CHUNK = 24                     # candidates built and screened before the incumbent and the budget are looked at again
 FIRST_CHUNK = 6                # of a search whose pace is not known and whose time is limited
 YARDSTICK_REACH = 4.0          # times the incumbent: a slower baseline is not raced along
-FINALISTS = 3
+FINALISTS = 3                  # at least; else as many as the beam is wide, as code that is level without passes may differ with them
 PASSES_BRING = 1.25            # what the passes may bring one family and not another: of each within that factor the best is a finalist
-SEMIFINALISTS = 4 * FINALISTS  # raced side by side, to say who is confirmed
+SEMIFINAL = 4                  # times as many are raced side by side, to say who is confirmed
 SEMIFINAL_SHARE, RACE_RUNS = 0.25, 10     # of the seconds of a confirmation; how often a race runs each, about
 SEED_ROUND = 8
 CONFIRM_SHARE, CONFIRM_FLOOR = 0.1, 0.5   # a confirmation takes at most that share of what the search took, or that many seconds
@@ -160,6 +160,11 @@ class KernelSearch:
     @property
     def best(self) -> float:
         return self.incumbent.score if self.incumbent else float("inf")
+
+    @property
+    def places(self) -> int:
+        """How many finalists there are, of whichever family."""
+        return max(FINALISTS, self.config.width)
 
     @property
     def compile_deadline(self) -> float:
@@ -466,7 +471,7 @@ class KernelSearch:
         verified = self._race_the_best(SEMIFINAL_SHARE * seconds)
         # a long kernel has time for fewer: the incumbent always, the stored winners always
         most = max(1, int(seconds / (CONFIRM_ROUNDS * max(self.best, 1e-9))) - 1)
-        finalists = _finalists(verified, min(FINALISTS, most), most)
+        finalists = _finalists(verified, min(self.places, most), most)
         finalists += [c for c in self.stored if c.status is Status.VERIFIED and c not in finalists]
         baseline = self.baseline if self.baseline.status is Status.VERIFIED else None
         field_ = [*([baseline] if baseline else []), *finalists]
@@ -496,8 +501,8 @@ class KernelSearch:
         """All that is verified, best first. Scores are of several races, and those of the best few of hundreds are the luckiest: what this
         many seconds leave time for is raced side by side, and counts as much as all that was known."""
         verified = sorted((c for c in self.pool if c.status is Status.VERIFIED and c is not self.baseline), key=lambda c: c.order)
-        count = min(SEMIFINALISTS, int(seconds / (RACE_RUNS * max(self.best, 1e-9))))
-        if min(count, len(verified)) <= FINALISTS:
+        count = min(SEMIFINAL * self.places, int(seconds / (RACE_RUNS * max(self.best, 1e-9))))
+        if min(count, len(verified)) <= self.places:
             return verified
         ratios = self.lab.race(verified[:count]).ratios
         raced = []

@@ -269,6 +269,7 @@ def test_a_closed_terminal_ends_the_script_too(tmp_path: Path) -> None:
     path = script(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)")
     command = [sys.executable, "-m", "svod.cli.tune", path, "--db", ":none:"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path,
+                          preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),      # the tests themselves may run under nohup
                           env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
