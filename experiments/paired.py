@@ -100,8 +100,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Line:
-    """One kernel, searched with one seed. `times[i]`: seconds of setting i's winner, the median over processes; `ratios[i]`: per process the
-    first setting's time over it, so that above 1 is faster."""
+    """One kernel, searched with one seed. `times[i]`: seconds of setting i's winner, the median over processes; `ratios[i]`: per process
+    the first setting's time over it, so that above 1 is faster."""
 
     kernel: str
     seed: int
