@@ -13,8 +13,8 @@ the rest of the round shorter and a spent budget ends it: what was not built goe
 
 A search stops after BEAM_PATIENCE rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent
 has to keep when it is measured again, and when there is nothing left to try: unless the strategy can widen, which starts that patience
-anew. It stops at 1.05 × the roofline bound and when its budget is spent in any case. `BEAM_STRICT=reference`: after one round without a
-gain above BEAM_MIN_PROGRESS.
+anew. It stops in any case when an incumbent that was measured again is at 1.05 × the roofline bound, and when its budget is spent.
+`BEAM_STRICT=reference`: after one round without a gain above BEAM_MIN_PROGRESS.
 
 A KeyboardInterrupt leaves `step` at once; everything measured in earlier rounds is kept, `result()` gives the best of it.
 """
@@ -283,7 +283,7 @@ class KernelSearch:
             # the ceilings were measured while the machine was busy: such a bound must not end anything
             log.info("%s: %.3g s is below the roofline bound of %.3g s, which is ignored from now on", self.name, self.best, self.bound)
             self.bound = 0.0
-        if self.best <= BOUND_REACHED * self.bound:
+        if (self.best if self.strict else self.settled) <= BOUND_REACHED * self.bound:
             self.stop("at the roofline bound")
         elif self.flat >= self.patience + (promising and not self.strict) and not self._widen():
             self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")
