@@ -15,12 +15,12 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from heuristics import Machine, kernels_of
 
@@ -45,6 +45,7 @@ from svod.tune.laboratory import Confirmed, Failure, Laboratory
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.worker_laboratory import WorkerLaboratory
 
+T = TypeVar("T")
 PROCESSES = 3               # that time the winners of one kernel
 TIMING_SECONDS = 1.5        # of the interleaved rounds of one of them
 MET_WITHIN = 1.03           # a winner is no worse when its interval reaches 1 and its median is this close
@@ -151,12 +152,18 @@ def time_winners(kernel: Kernel, found: Sequence[Found], seed: int) -> tuple[tup
     chains = [[o.to_json() for o in f.chain] for f in found]
     timed = []
     for i in range(PROCESSES if any(c != chains[0] for c in chains) else 1):
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            timed.append(process.submit(_time_chains, ast_to_data(kernel.ast), chains, seed + i).result())
+        timed.append(in_a_process(time_chains, ast_to_data(kernel.ast), chains, seed + i))
     return tuple(statistics.median(t) for t in zip(*(t for t, _ in timed), strict=True)), tuple(zip(*(r for _, r in timed), strict=True))
 
 
-def _time_chains(ast: Any, chains: Sequence[Sequence[Any]], seed: int) -> tuple[tuple[float, ...], tuple[Ratio, ...]]:
+def in_a_process(function: Callable[..., T], *args: Any) -> T:
+    """What the function of a module returns in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(function, *args).result()
+
+
+def time_chains(ast: Any, chains: Sequence[Sequence[Any]], seed: int) -> tuple[tuple[float, ...], tuple[Ratio, ...]]:
+    """Seconds of each chain of a kernel, and the first one's time over it. Chains that end in one state share its samples."""
     kernel, target = Kernel(data_to_ast(ast)), host_target()
     states = [Scheduler(kernel, target).apply_opts([Opt.from_json(o) for o in chain]) for chain in chains]
     distinct = list({s.digest: s for s in states}.values())

@@ -3,16 +3,15 @@ from __future__ import annotations
 
 import importlib
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from svod.bench.race import Ratio
-from svod.compile.host import host_target
 from svod.config import BeamConfig
 from svod.core.scheduler import Opt, Scheduler
+from svod.core.serialize import ast_to_data
 from svod.core.sketch import heuristic
 from svod.tune.executor import InlineExecutor
 from tests.tune.replay import ReplayedLaboratory
@@ -28,37 +27,40 @@ def paired(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("paired")
 
 
-def line(paired: Any, ratio: Ratio, again: Ratio | None = None, chain: tuple[Opt, ...] = ()) -> Any:
+def line(paired: Any, *ratios: Ratio, chain: tuple[Opt, ...] = ()) -> Any:
     found = paired.Found("a", (), 2.0, 100, "ended"), paired.Found("b", chain, 4.0, 50, "ended")
-    return paired.Line("kernel", 0, found, (1e-3, 1e-3 / ratio.median), (ONE, ratio), (None, again))
+    return paired.Line("kernel", 0, found, (1e-3, 1e-3 / ratios[0].median), ((ONE,) * len(ratios), ratios))
 
 
-@pytest.mark.parametrize(("ratio", "again", "verdict"), [
-    (FASTER, None, "better"), (UNSURE, None, "="), (SLOWER, None, "worse"), (SLOWER, SLOWER, "worse"), (SLOWER, UNSURE, "="),
-    (FASTER, FASTER, "better"), (FASTER, UNSURE, "="), (FASTER, SLOWER, "="), (SLOWER, FASTER, "="),
-    (Ratio(0.96, 0.9, 1.02), None, "worse"),        # the interval reaches 1, the median is not within 3 % of it
+@pytest.mark.parametrize(("ratios", "verdict"), [
+    ((FASTER,), "better"), ((UNSURE,), "="), ((SLOWER,), "worse"), ((SLOWER, SLOWER, SLOWER), "worse"), ((SLOWER, UNSURE, SLOWER), "="),
+    ((FASTER, FASTER, FASTER), "better"), ((FASTER, UNSURE, FASTER), "="), ((FASTER, SLOWER, FASTER), "="),
+    ((Ratio(0.96, 0.9, 1.02),), "worse"),        # the interval reaches 1, the median is not within 3 % of it
 ])
-def test_better_and_worse_are_what_two_timings_say(ratio: Ratio, again: Ratio | None, verdict: str, paired: Any) -> None:
-    assert line(paired, ratio, again).verdict(1) == verdict and line(paired, ratio, again).verdict(0) == "="
+def test_better_and_worse_are_what_all_processes_say(ratios: tuple[Ratio, ...], verdict: str, paired: Any) -> None:
+    assert line(paired, *ratios).verdict(1) == verdict and line(paired, *ratios).verdict(0) == "="
 
 
-@pytest.mark.parametrize(("first", "timings"), [(FASTER, 2), (SLOWER, 2), (UNSURE, 1)])
-def test_a_winner_that_differs_is_timed_twice(first: Ratio, timings: int, paired: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Timed:
-        def __init__(self, ratio: Ratio) -> None:
-            self.ratios = ONE, ratio
+@pytest.mark.parametrize(("chain", "processes"), [((Opt("UPCAST", "o0", 4),), 3), ((), 1)])
+def test_winners_that_differ_are_timed_in_several_processes(chain: tuple[Opt, ...], processes: int, paired: Any,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = []
 
-        def seconds(self, i: int) -> float:
-            return 1e-3 / self.ratios[i].median
+    def in_a_process(function: Any, ast: Any, chains: Any, seed: int) -> Any:
+        seeds.append(seed)
+        assert function is paired.time_chains and chains == [[], [o.to_json() for o in chain]]
+        return (1e-3, (len(seeds) % 3) * 1e-3), (ONE, UNSURE)
+    monkeypatch.setattr(paired, "in_a_process", in_a_process)
+    found = paired.Found("a", (), 2.0, 100, "ended"), paired.Found("b", chain, 4.0, 50, "ended")
+    times, ratios = paired.time_winners(gemm(48, 64, 40), found, 7)
+    assert seeds == list(range(7, 7 + processes)) and times == (1e-3, 1e-3) and ratios == ((ONE,) * processes, (UNSURE,) * processes)
 
-        def ratio(self, _: int, i: int) -> Ratio:
-            return self.ratios[i]
-    left = [Timed(first), Timed(UNSURE)]
-    monkeypatch.setattr(paired, "confirm", lambda contestants, **_: left.pop(0))
-    found = paired.Found("a", (), 2.0, 100, "ended"), paired.Found("b", (Opt("UPCAST", "o0", 4),), 4.0, 50, "ended")
-    _, ratios, again = paired.time_winners(gemm(48, 64, 40), found, host_target(), random.Random(0))
-    assert len(left) == 2 - timings and ratios == (ONE, first) and again == (None, UNSURE if timings == 2 else None)
-    assert paired.Line("kernel", 0, found, (1e-3, 1e-3), ratios, again).verdict(1) == "="
+
+def test_chains_that_end_in_one_state_share_its_samples(paired: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paired, "TIMING_SECONDS", 0.05)
+    lanes, rows = ["UPCAST", "o1", 16], ["UPCAST", "o0", 4]
+    times, ratios = paired.time_chains(ast_to_data(gemm(48, 64, 40).ast), [[lanes, rows], [rows, lanes], []], 0)
+    assert times[0] == times[1] and ratios[0] == ratios[1] == ONE and min(times) > 0.0
 
 
 def test_the_table(paired: Any) -> None:
@@ -66,7 +68,7 @@ def test_the_table(paired: Any) -> None:
     lines = [line(paired, FASTER, chain=four), line(paired, SLOWER, chain=eight), line(paired, ONE)]
     rows = [*paired.head(["a", "b"]), *map(paired.row, lines)]
     assert len({r.count("|") for r in rows}) == 1
-    assert rows[2] == "| kernel | 0 | 1000 µs | 1.200 ±8.4 % better | 100, 50 | 2.0, 4.0 |" and "| same |" in rows[4]
+    assert rows[2] == "| kernel | 0 | 1000 µs | 1.200 (1.200–1.200) better | 100, 50 | 2.0, 4.0 |" and "| same |" in rows[4]
     said = paired.summary(lines, ["a", "b"])
     assert said[0] == "b over a: 1.045x (geometric mean of 3), 1 better, 1 worse beyond noise: kernel (seed 0)"
     assert said[2] == "b: 4.0 s and 50 candidates a kernel (medians), 4.0 s at most"
