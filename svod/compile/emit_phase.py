@@ -347,20 +347,13 @@ class Phase(Reductions):
         tiles = b.alu("IDIV", dtypes.index, 1, b.alu("SUB", dtypes.index, 1, b.index(extent), first), b.index(tile))
         rest = b.add(first, b.mul(tiles, tile))
 
-        def part(start: int, stop: int, step: int) -> None:
-            loop, _ = b.open(start, stop, step)
-            self._open_row(nest, a, ({loop: 1}, 0))
-            body()
-            self._close_row(nest, a)
-            b.close(loop)
-            nest.memo.clear()
         with self._narrowed(nest, a, width):
-            part(b.index(0), first, width)
+            self._loop_between(nest, a, width, b.index(0), first, body)
         nest.aligned = True
-        part(first, rest, tile)
+        self._loop_between(nest, a, tile, first, rest, body)
         nest.aligned = False
         with self._narrowed(nest, a, width):
-            part(rest, b.index(extent), width)
+            self._loop_between(nest, a, width, rest, b.index(extent), body)
 
     def _walk(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, sink: Sink, values: bool) -> None:
         """Open the output loops from number k, then reduce, then store."""
@@ -407,12 +400,7 @@ class Phase(Reductions):
             terms, const = sum_lins(nest.opened[a])
             left = b.alu("SUB", dtypes.index, 1, b.index(nest.bounds[a] - const), self._ssa((terms, 0)))
             stop = b.alu("MIN", dtypes.index, 1, stop, left)
-        loop, _ = b.open(b.index(0), stop, piece.stride)
-        self._open_row(nest, a, ({loop: 1}, 0))
-        body()
-        self._close_row(nest, a)
-        b.close(loop)
-        nest.memo.clear()
+        self._loop_between(nest, a, piece.stride, b.index(0), stop, body)
 
     def _loop_to_limit(self, nest: Nest, a: int, piece: Piece, body: Callable[[], Any]) -> None:
         """One output loop of an axis whose extent depends on variables."""

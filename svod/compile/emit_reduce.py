@@ -468,13 +468,13 @@ class Reductions(DotValues):
 
             if self._bound(nest, a) is not None:
                 def run(start: int, stop: int, step: int, accs: list[int]) -> list[int]:
-                    self._counted_reduce(nest, a, step, start, stop, once)
+                    self._loop_between(nest, a, step, start, stop, once)
                     return accs
                 self._up_to_limit(nest, a, pieces[at], self._left(nest, a, at), cut, run, [])
                 return
             if whole:
                 start, stop = self._part_bounds(whole * stride) if cut else (b.index(0), b.index(whole * stride))
-                self._counted_reduce(nest, a, stride, start, stop, once)
+                self._loop_between(nest, a, stride, start, stop, once)
             if rest and cut:
                 loop, _ = b.open(self._first_of_last_part(), b.index(1), 1)
                 self._remainder(nest, a, at, whole * stride, rest, tail)
@@ -514,7 +514,8 @@ class Reductions(DotValues):
         b.close(loop)
         nest.memo.clear()
 
-    def _counted_reduce(self, nest: Nest, a: int, stride: int, start: int, stop: int, body: Callable[[], None]) -> None:
+    def _loop_between(self, nest: Nest, a: int, stride: int, start: int, stop: int, body: Callable[[], Any]) -> None:
+        """A loop over an axis, of outputs or of a reduction, from `start` below `stop`."""
         b = self.b
         loop, _ = b.open(start, stop, stride)
         self._open_row(nest, a, ({loop: 1}, 0))
