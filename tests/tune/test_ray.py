@@ -133,7 +133,17 @@ ray.shutdown()
 """)
 
 
-def test_killing_the_driver_leaves_nothing_running_and_the_next_one_clears_up(tmp_path: Path) -> None:
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary directory with a path short enough for sockets, in which no other test's executor clears up."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    base = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(base))
+    yield base
+    shutil.rmtree(base)
+
+
+def test_killing_the_driver_leaves_nothing_running_and_the_next_one_clears_up(temporary: Path) -> None:
     driver = subprocess.Popen([sys.executable, "-c", PRELUDE + """
 e = make_executor("ray:1", config=CONFIG, start_deadline=START)
 import ray
@@ -147,33 +157,27 @@ e.run(JOBS + ":fault", ["spin native"], kind="compile", deadline=60.0)
     driver.communicate()
     assert wait_until(lambda: is_gone(child)) and wait_until(lambda: is_gone(server))
     directory = Path(session).parent
-    assert directory.exists()
+    assert directory.parent == temporary and directory.exists()
 
     def is_cleared() -> bool:
-        _remove_dead_sessions(directory.parent)
+        _remove_dead_sessions(temporary)
         return not directory.exists()
     assert wait_until(is_cleared)
 
 
-def test_a_directory_that_could_not_be_removed_is_left_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_could_not_be_removed_is_left_to_the_next(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of Ray's that outlives a Ctrl-C still writes: the owner's file stays until nothing else is there."""
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    base = Path(tempfile.mkdtemp(dir="/tmp"))
-    monkeypatch.setenv("TMPDIR", str(base))
-    try:
-        session = _SessionDirectory()
-        directory = Path(session.path)
-        (directory / "session_x" / "logs").mkdir(parents=True)
-        with monkeypatch.context() as patch:
-            patch.setattr("svod.tune.ray_executor.shutil.rmtree", lambda path, ignore_errors: None)
-            patch.setattr("svod.tune.ray_executor.time.sleep", lambda s: None)
-            _remove_dead_sessions(base)
-            session.remove()
-        assert directory.parent == base and sorted(p.name for p in directory.iterdir()) == ["owner", "session_x"]
-        _remove_dead_sessions(base)
-        assert not list(base.iterdir())
-    finally:
-        shutil.rmtree(base)
+    session = _SessionDirectory()
+    directory = Path(session.path)
+    (directory / "session_x" / "logs").mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("svod.tune.ray_executor.shutil.rmtree", lambda path, ignore_errors: None)
+        patch.setattr("svod.tune.ray_executor.time.sleep", lambda s: None)
+        _remove_dead_sessions(temporary)
+        session.remove()
+    assert directory.parent == temporary and sorted(p.name for p in directory.iterdir()) == ["owner", "session_x"]
+    _remove_dead_sessions(temporary)
+    assert not list(temporary.iterdir())
 
 
 def test_another_version_at_the_other_end_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
