@@ -28,7 +28,7 @@ from svod.compile.program import Instr, PhaseSpec, Program, derive_spec
 from svod.core.dtype import DType
 from svod.core.kernel import Linear, ResolvedStage
 from svod.core.layout import Layout, is_exact, lay_out, layouts
-from svod.core.nest import Plan, fit, is_derived, plan
+from svod.core.nest import Plan, fit, is_computed_once, is_derived, plan
 from svod.core.scheduler import Scheduler
 
 
@@ -115,18 +115,7 @@ class Lowering:
 
     def once(self, s: int) -> bool:
         """True for a root stage that reads nothing but constants of the plan."""
-        r = self.plan.resolved[s]
-        assert r is not None
-        if r.stage.is_output or any(self.kernel.axes[a].bound is not None for a in r.axes) or any(n.kind == "variable" for n in r.nodes):
-            return False
-        loads = [n for n in r.nodes if n.kind == "load"]
-        return bool(loads or r.reads) and all(self.kernel.params[n.arg].arg.constant for n in loads) \
-            and all(self.plan.paths[q] != () or self.once(q) for q in r.reads) and all(self._constant(q) for q in r.reads)
-
-    def _constant(self, s: int) -> bool:
-        r = self.plan.resolved[s]
-        assert r is not None
-        return all(self.kernel.params[n.arg].arg.constant for n in r.nodes if n.kind == "load") and all(self._constant(q) for q in r.reads)
+        return is_computed_once(self.state, self.plan, s)
 
     def new_temp(self, nbytes: int) -> int:
         self.temps.append(nbytes)

@@ -15,8 +15,8 @@ from svod.core.dtype import dtypes
 from svod.core.estimate import estimate
 from svod.core.kernel import Node, ResolvedStage
 from svod.core.layout import Layouts, lay_out, layouts
-from svod.core.nest import Piece, Plan, fit, is_derived, lane_row, plan
-from svod.core.scheduler import DOT, LOOP, ROOT, UPCAST, Scheduler
+from svod.core.nest import Piece, Plan, fit, is_computed_once, is_derived, lane_row, plan
+from svod.core.scheduler import DOT, LOOP, UPCAST, Scheduler
 from svod.core.streams import stores_whole_vectors
 from svod.core.traffic import LINE, PAGE, Access, levels, traffic
 from svod.core.uop import TRANSCENDENTAL
@@ -103,7 +103,7 @@ def features(state: Scheduler) -> Features:
         cost_of_data, stage_moved = _data(state, found, lay, nest, cost.reads, brought)
         cycles = max(cost.compute, *cost_of_data)
         cycles += _OVERLAP * (cost.compute + sum(cost_of_data) - cycles) + _TRANSLATED * cost_of_data[3]
-        if path != () or not _once(state, found.resolved, s):
+        if not is_computed_once(state, found, s):
             total += cycles / _cores(state, nest, path == (), threads) + (_LAUNCH_CYCLES if path == () and threads > 1 else 0.0)
         accumulators = max(accumulators, cost.accumulators)
         flops += cost.flops
@@ -268,7 +268,7 @@ def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[
         else:
             accesses.append(dense(n))
             shared.append(False)
-            if found.paths[n.arg] == () and threads > 1 and not _once(state, found.resolved, n.arg):
+            if found.paths[n.arg] == () and threads > 1 and not is_computed_once(state, found, n.arg):
                 size = _stored_bytes(state, lay, n.arg)
                 for a in state.kernel.stages[n.arg].outs:
                     size *= state.axis_extent(a)
@@ -310,15 +310,6 @@ def family(state: Scheduler) -> tuple[Any, ...]:
     levels = tuple(tuple(rows[r].role for r in ids if rows[r].extent > 1) for ids in state.axis_rows)
     place = tuple(rows[p].axis if isinstance(p, int) else p for p in state.place)
     return levels, place
-
-
-def _once(state: Scheduler, resolved: tuple[ResolvedStage | None, ...], s: int) -> bool:
-    """True for a root stage that reads only constants: it is computed at prepare."""
-    r = resolved[s]
-    if r is None or r.stage.is_output or state.place[s] != ROOT:
-        return False
-    loads = [n for n in r.nodes if n.kind == "load"]
-    return bool(loads) and not r.reads and all(state.kernel.params[n.arg].arg.constant for n in loads)
 
 
 def _innermost(lay: Layouts) -> dict[int, int]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from math import prod
 
 from svod.core.kernel import Linear, Node, Reduction, ResolvedStage
-from svod.core.nest import Piece, Plan, first_reduce, fit, is_derived, lane_row, plan
+from svod.core.nest import Piece, Plan, first_reduce, fit, is_computed_once, is_derived, lane_row, plan
 from svod.core.scheduler import LOOP, UNROLL, UPCAST, Scheduler
 from svod.core.uop import Ops
 
@@ -94,11 +94,11 @@ class _Nest:
     # -- phases -----------------------------------------------------------------------------------
     def run(self) -> str:
         state = self.state
-        for number, s in enumerate(sorted(self.plan.roots, key=lambda s: not self._once(s))):
+        for number, s in enumerate(sorted(self.plan.roots, key=lambda s: not is_computed_once(state, self.plan, s))):
             r = self.plan.resolved[s]
             assert r is not None, "a root stage is not inlined"
             stage = r.stage
-            once = self._once(s)
+            once = is_computed_once(state, self.plan, s)
             spread = state.thread or state.split_reduce
             threads = spread[1] if spread is not None else 1
             cores = f", on {threads} cores" if threads > 1 and not once else ""
@@ -120,17 +120,6 @@ class _Nest:
                 self._line(0, f"phase {number}: {stage.name} → temporary, {size}{', once at prepare' if once else cores}")
             self._stage(r, 1)
         return "\n".join(self.lines)
-
-    def _once(self, s: int) -> bool:
-        """Whether a root stage reads constants of the plan only: it is computed when the plan is made."""
-        r = self.plan.resolved[s]
-        return r is not None and not r.stage.is_output and self._constant(s)
-
-    def _constant(self, s: int) -> bool:
-        r = self.plan.resolved[s]
-        assert r is not None, "what is read is not inlined"
-        loads = [n for n in r.nodes if n.kind == "load"]
-        return bool(loads or r.reads) and all(self.kernel.params[n.arg].arg.constant for n in loads) and all(map(self._constant, r.reads))
 
     # -- one stage --------------------------------------------------------------------------------
     def _stage(self, r: ResolvedStage, depth: int, target: str | None = None) -> None:

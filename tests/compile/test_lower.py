@@ -17,9 +17,10 @@ from svod.compile.program import Program
 from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
+from svod.core.uop import Ops, UOp
 from tests.agreement import Case, has_native, run_interpreted, run_native
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
-from tests.hand_kernels import HAND, constants_only, gemm, in_place, lines, padded_window, row_sums, rows_plus, softmax, variance
+from tests.hand_kernels import HAND, Ast, constants_only, gemm, in_place, lines, padded_window, row_sums, rows_plus, softmax, variance
 
 WIDTHS = {16: replace(BASELINE, threads=4), 32: replace(AVX2, threads=4), 64: replace(AVX512, threads=4)}
 NATIVE = {t.vector_bytes: replace(t, threads=4) for t in runnable_targets().values()}
@@ -105,6 +106,22 @@ def test_root_stages_are_phases_and_constants_run_once() -> None:
 def test_a_constant_contraction_and_what_it_reads_run_once_in_order() -> None:
     program = lowered(Kernel(constants_only(6, 14, 9)), [["STAGE", "s3", "root"], ["STAGE", "s1", "root"], ["STAGE", "s0", "root"]])
     assert [p.once for p in program.spec.phases] == [True, True, False, False]
+
+
+def test_what_a_variable_changes_does_not_run_once() -> None:
+    """y[i, j] = x[i, j]·Σ_u v[j, u]·(Σ_k<n w[j, k]): weights alone, whose inner sum, done in the nest of the other, has n terms."""
+    k = Ast()
+    size = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("v0", 1, 9))
+    y, x, w, v = k.param(0, 15), k.param(1, 15), k.param(2, 45, constant=True), k.param(3, 20, constant=True)
+    a, b, c, d, e, f, i, j = k.axes(5, 9, 5, 5, 4, 5, 3, 5)
+    t = UOp(Ops.RANGE, dtypes.index, (size,), k.ranges)
+    inner = k.stage(k.reduce("ADD", k.read(k.stage(k.load(w, a * 9 + b), a, b), c, t), t), c)
+    outer = k.stage(k.reduce("ADD", k.load(v, d * 4 + e) * k.read(inner, d), e), d)
+    ast = k.sink(k.store(y, i * 5 + j, k.load(x, i * 5 + j) * k.read(k.stage(k.read(outer, f), f), j), i, j))
+    kernel = Kernel(ast)
+    name = next(s.name for s in kernel.stages if s.node is outer)
+    program = lowered(kernel, [["STAGE", name, "root"]])
+    assert len(program.spec.phases) == 2 and not any(p.once for p in program.spec.phases)
 
 
 def test_split_reductions_are_partials_and_a_combining_phase() -> None:
