@@ -115,14 +115,6 @@ class Confirmation:
         """Time of contestant i over that of contestant j, paired by round."""
         return paired_ratio([r[i] for r in self.rounds], [r[j] for r in self.rounds])
 
-    def choose(self, lengths: Sequence[int]) -> int:
-        """The contestant to keep: the fastest, or, among those whose paired ratio to the fastest may be 1, the one with the shortest
-        chain (`lengths`); then the faster, then the earlier."""
-        count = len(self.ratios)
-        fastest = min(range(count), key=lambda i: (self.ratios[i].median, i))
-        tied = [i for i in range(count) if i == fastest or self.ratio(i, fastest).low <= 1.0]
-        return min(tied, key=lambda i: (lengths[i], self.ratios[i].median, i))
-
 
 def confirm(contestants: Sequence[Contestant], *, min_rounds: int = 15, precision: float = 0.01, budget_seconds: float = 3.0,
             rng: random.Random, clock: Clock = time.perf_counter, watch: Watch = watch_machine,
