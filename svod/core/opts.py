@@ -361,7 +361,7 @@ def padto(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def stream(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Store the output past the caches (non-temporal), for results larger than the last-level cache."""
+    """Store the output past the caches (non-temporal), for results that the caches do not keep."""
     s = state.kernel.stages[state.stage_id(axis)]
     if not s.is_output:
         raise KernelOptError(f"STREAM({axis}): only an output is streamed")
