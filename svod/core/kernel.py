@@ -155,6 +155,26 @@ class Kernel:
         outs = set(self.outs)
         return frozenset(u.src[0].src[0].arg.slot for u in self.ast.toposort() if u.op is Ops.LOAD and u.src[0].src[0].arg.slot in outs)
 
+    @cached_property
+    def dimensions(self) -> tuple[int, ...]:
+        """Per axis a number, the same for all axes that run over one dimension of a tensor: where a stage reads another along an axis of
+        its own, position by position, that axis and the other stage's are one."""
+        number = list(range(len(self.axes)))
+
+        def first(a: int) -> int:
+            while number[a] != a:
+                a = number[a]
+            return a
+
+        for r in self.resolve(frozenset()):
+            assert r is not None        # nothing is inlined
+            for n in r.nodes:
+                if n.kind == "read":
+                    for axis, lin in zip(self.stages[n.arg].outs, n.dims, strict=True):
+                        if len(lin.coefs) == 1 and lin.coefs[0][1] == 1 and not lin.const and not lin.atoms:
+                            number[first(r.axes[lin.coefs[0][0]])] = first(axis)
+        return tuple(first(a) for a in range(len(self.axes)))
+
     def resolve(self, inlined: frozenset[int]) -> tuple[ResolvedStage | None, ...]:
         """Per stage its value with the `inlined` stages substituted and all accesses analysed; None for inlined ones."""
         found = self._resolved.get(inlined)

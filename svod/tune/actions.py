@@ -17,6 +17,9 @@ axis from the target and the extent:
     vectors         LANES of each upcast axis
     dot instructions  TC with each one that the target has and a contraction fits
 
+Loops of several stages may run over one dimension of a tensor: the columns of softmax are those of its maximum, its sum and its
+output. They are *tied*: what divides one of them (`SPLITS`) is proposed for it alone, and with the same amount for all.
+
 An amount equal to the extent is written 0, "whole", and only there. The reference grid (`--actions reference`) is that of
 tinygrad and of Svod in Rust: 193 positional opts, the positions resolved to names when the action is generated.
 """
@@ -28,6 +31,7 @@ from typing import Any
 
 from svod.core import dots
 from svod.core.scheduler import INLINE, LOOP, ROOT, UNROLL, UPCAST, Opt, Row
+from svod.core.sketch_facts import bytes_of
 from svod.errors import KernelOptError
 
 WHOLE = 0
@@ -35,6 +39,7 @@ MAX_UNROLL = 32
 TILE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 # A tail that wastes more than a quarter of the work is left to amounts that fit better.
 MAX_WASTE = 1.25
+SPLITS = frozenset({"UPCAST", "UNROLL", "TILE"})
 
 
 @lru_cache(maxsize=4096)
@@ -141,7 +146,7 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
                 yield Opt("SWAP", a.name, b.name)
     for s in kernel.stages:
         if s.is_output:
-            if stage_bytes(kernel, s) > state.target.l2:
+            if bytes_of(state, s.index) > state.target.l2:
                 yield Opt("STREAM", s.name)
             continue
         yield Opt("INLINE", s.name)
@@ -151,12 +156,22 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
                 yield Opt("STAGE", s.name, row.name)
 
 
-def stage_bytes(kernel: Any, stage: Any) -> int:
-    """Bytes that a stage's value takes."""
-    size: int = stage.dtype.itemsize
-    for axis in stage.outs:
-        size *= kernel.axes[axis].extent
-    return size
+def apply_tied(state: Any, opt: Opt, after: Any) -> Any | None:
+    """`after`, which is `state` with a split applied, with the same split of what is tied to the loop: loops of other stages over the same
+    dimension, with as many positions left. None where nothing is, or none of it applies."""
+    if opt.op not in SPLITS:
+        return None
+    dimension, loops = state.kernel.dimensions, loop_rows(state)
+    row, stage = next((row, stage) for row, _, stage in loops if row.name == opt.axis)
+    alike = [other.name for other, _, its in loops
+             if its != stage and dimension[other.axis] == dimension[row.axis] and (other.extent, other.stride) == (row.extent, row.stride)]
+    tied = after
+    for name in alike:
+        try:
+            tied = tied.apply_opt(opt._replace(axis=name))
+        except KernelOptError:
+            continue
+    return tied if tied is not after else None
 
 
 # -- the reference grid (REFERENCE 1.12), amount-major as the reference systems list it ---------------------------------------
@@ -228,20 +243,37 @@ def _replacements(opt: Opt, state: Any, lanes: int) -> Iterator[Opt]:
                 yield Opt(opt.op, opt.axis, n)
 
 
+def _tied_later(state: Any, chain: Sequence[Opt], i: int) -> frozenset[int]:
+    """Where else, later in the chain that led to `state`, the split number i is made of what is tied to its loop, by the same amount."""
+    opt = chain[i]
+    if opt.op not in SPLITS:
+        return frozenset()
+    rows = {r.name: r for r in state.rows}
+    dimension, axes = state.kernel.dimensions, state.kernel.axes
+    own = rows[opt.axis].axis
+    return frozenset(j for j in range(i + 1, len(chain)) if (chain[j].op, chain[j].arg) == (opt.op, opt.arg)
+                     and dimension[rows[chain[j].axis].axis] == dimension[own] and axes[rows[chain[j].axis].axis].stage != axes[own].stage)
+
+
 def mutations(base: Any, chain: Sequence[Opt], lanes: int) -> Iterator[Any]:
-    """States one change away from `chain`: one amount or place replaced, or one opt left out.
+    """States one change away from `chain`: one amount or place replaced, or one opt left out; where the same split is made of what is tied,
+    also all of these.
 
     `base` is the untouched state. A chain whose remainder no longer applies after the change is dropped silently: most
     changes of an early split take away what a later opt names."""
-    prefix = base
+    prefix, whole = base, base.apply_opts(chain)
     for i, opt in enumerate(chain):
-        rest = chain[i + 1:]
+        tied = _tied_later(whole, chain, i)
         for changed in (*_replacements(opt, prefix, lanes), None):
-            try:
-                state = prefix if changed is None else prefix.apply_opt(changed)
-                for later in rest:
-                    state = state.apply_opt(later)
-            except KernelOptError:
-                continue
-            yield state
+            for places in ({i}, {i, *tied}) if tied else ({i},):
+                state = prefix
+                try:
+                    for j in range(i, len(chain)):
+                        if j not in places:
+                            state = state.apply_opt(chain[j])
+                        elif changed is not None:
+                            state = state.apply_opt(changed._replace(axis=chain[j].axis))
+                except KernelOptError:
+                    continue
+                yield state
         prefix = prefix.apply_opt(opt)

@@ -26,7 +26,7 @@ from typing import Any
 
 from svod.config import BeamConfig
 from svod.errors import KernelOptError
-from svod.tune.actions import default_actions, lanes_of, mutations, reference_actions
+from svod.tune.actions import apply_tied, default_actions, lanes_of, mutations, reference_actions
 from svod.tune.candidate import Candidate, Origin, Status, chain_order
 
 FIRST_WIDTH = 4            # of a search; wider beams get there by doubling
@@ -42,6 +42,7 @@ class Beam:
     def __init__(self, base: Any, config: BeamConfig) -> None:
         self.base, self.config = base, config
         self.strict = config.strict == "reference"
+        self.reference_grid = self.strict or config.actions == "reference"
         self.width = config.width if self.strict else min(FIRST_WIDTH, config.width)
         self.lanes = lanes_of(base.kernel, base.target)
         self.random = random.Random(config.seed)
@@ -98,7 +99,7 @@ class Beam:
         return ranked[:self.room]
 
     def actions(self, state: Any) -> Iterable[Any]:
-        if self.strict or self.config.actions == "reference":
+        if self.reference_grid:
             return reference_actions(state, padto=self.config.padto)
         return default_actions(state, self.lanes)
 
@@ -112,6 +113,9 @@ class Beam:
             except KernelOptError:
                 continue
             self.enqueue(state, Origin.ACTION)
+            tied = None if self.reference_grid else apply_tied(member.state, opt, state)
+            if tied is not None:
+                self.enqueue(tied, Origin.ACTION)
         if self.config.mutations and not self.strict:
             for state in mutations(self.base, member.chain, self.lanes):
                 self.enqueue(state, Origin.MUTATION)

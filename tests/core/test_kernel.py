@@ -88,6 +88,22 @@ def test_gathered_indices_are_atoms() -> None:
     assert coefficient == 8 and r.nodes[atom].deps == (0,) and load.deps == (0, 1)
 
 
+def test_axes_of_one_dimension_share_a_number() -> None:
+    """Where stages read each other position by position; a window's rows are two axes' in one."""
+    def groups(ast: UOp) -> set[frozenset[str]]:
+        kernel = Kernel(ast)
+        found: dict[int, set[str]] = {}
+        for axis, number in zip(kernel.axes, kernel.dimensions, strict=True):
+            found.setdefault(number, set()).add(axis.name)
+        return {frozenset(names) for names in found.values() if len(names) > 1}
+    assert groups(gemm(8, 16, 4)) == {frozenset(g) for g in (("o0", "s0.o0"), ("o1", "s1.o1"), ("r0", "s0.o1", "s1.o0"))}
+    rows, columns = groups(softmax(8, 32))
+    if "o0" not in rows:
+        rows, columns = columns, rows
+    assert {"o0", "s1.o0", "s3.o0"} <= rows and {"o1", "s1.r0", "s3.r0"} <= columns and not rows & columns
+    assert not groups(padded_window(8, 9, 3))
+
+
 def test_what_is_read_after_a_reduction() -> None:
     assert resolved(Kernel(variance(8, 40)), "out").after_reduce == frozenset()
     assert resolved(Kernel(variance(8, 40, again=True)), "out").after_reduce == {1}

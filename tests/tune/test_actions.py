@@ -11,6 +11,7 @@ from svod.errors import KernelOptError
 from svod.tune.actions import (
     REFERENCE_GRID,
     REFERENCE_PADTO,
+    apply_tied,
     default_actions,
     divisors,
     lanes_of,
@@ -55,7 +56,7 @@ def test_amounts_are_vectors_and_divisors() -> None:
     assert {16, 32, 48, 64} <= set(register_amounts(1000, 16))
     assert {7, 14} <= set(register_amounts(56, 16))
     assert {16, 32, 64, 128} <= set(partial_amounts(4096, 16))
-    assert tile_amounts(1000) == (8, 20, 25, 50, 125, 250, 500) or all(1000 % n == 0 for n in tile_amounts(1000))
+    assert tile_amounts(1000) == (8, 20, 25, 50, 125, 250, 500), "divisors near powers of two"
     assert tile_amounts(197) == (8, 16, 32, 64, 128)
     assert thread_amounts(100, 2) == (2,)
     assert thread_amounts(100, 12) == (2, 3, 4, 6, 12)
@@ -98,6 +99,24 @@ def test_only_rows_that_can_change_are_offered() -> None:
 def test_large_outputs_may_be_streamed() -> None:
     assert Opt("STREAM", "out") in set(default_actions(Scheduler(elementwise(1 << 20), TARGET), 16))
     assert Opt("STREAM", "out") not in set(default_actions(base("gemm"), 16))
+
+
+def test_a_split_of_a_dimension_is_made_of_all_its_loops() -> None:
+    """Softmax: the columns of the maximum, of the sum and of the output; rows of stages that run inside the output are not its rows."""
+    state = base("softmax")
+    opt = Opt("UPCAST", "s1.r0", 16)
+    tied = apply_tied(state, opt, state.apply_opt(opt))
+    assert {r.name for r in tied.rows if r.extent == 16} == {"s1.r0.in", "s3.r0.in", "o1.in"}
+    assert tied.digest == state.apply_opts([Opt("UPCAST", axis, 16) for axis in ("o1", "s3.r0", "s1.r0")]).digest
+    # an output has no iterations of a sum to unroll; what was split differently is left alone
+    opt = Opt("UNROLL", "s1.r0", 4)
+    assert apply_tied(state, opt, state.apply_opt(opt)).applied_opts == (opt, Opt("UNROLL", "s3.r0", 4))
+    other = state.apply_opt(Opt("UPCAST", "s3.r0", 8))
+    assert apply_tied(other, opt, other.apply_opt(opt)) is None
+    assert apply_tied(state, Opt("THREAD", "o0", 2), state.apply_opt(Opt("THREAD", "o0", 2))) is None
+    for name in ("gemm", "sum", "elementwise"):
+        kernel = base(name)
+        assert all(apply_tied(kernel, o, kernel) is None for o in default_actions(kernel, 16)), "one stage has loops"
 
 
 # -- the reference grid -------------------------------------------------------------------------------------------------------
@@ -163,6 +182,15 @@ def test_mutations_change_one_thing() -> None:
     assert state.applied_opts[:2] + state.applied_opts[3:] in chains
     assert any(Opt("UPCAST", "o1", 32) in c for c in chains)
     assert any(Opt("STAGE", "s1", "o0") in c for c in chains)
+
+
+def test_what_is_tied_is_mutated_together_too() -> None:
+    chain = [Opt("UPCAST", "s1.r0", 16), Opt("THREAD", "o0", 2), Opt("UPCAST", "s3.r0", 16), Opt("UPCAST", "o1", 32)]
+    found = {m.applied_opts for m in mutations(base("softmax"), chain, 16)}
+    wider = [o._replace(arg=32) for o in chain]
+    assert (wider[0], chain[1], wider[2], chain[3]) in found, "both of 16"
+    assert (wider[0], *chain[1:]) in found and (*chain[:2], wider[2], chain[3]) in found, "and each alone"
+    assert (chain[1], chain[3]) in found, "left out together"
 
 
 def test_blocks_of_a_row_are_mutated() -> None:
