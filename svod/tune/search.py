@@ -32,7 +32,7 @@ from svod.config import BeamConfig
 from svod.errors import KernelOptError
 from svod.tune.candidate import FAILED, Candidate, Origin, Status, chain_text
 from svod.tune.db.records import canonical
-from svod.tune.db.winners import TIE, WORST_RATIO
+from svod.tune.db.winners import WORST_RATIO, Standing, best_of
 from svod.tune.events import BaselineTimed, CandidateDropped, Improved, KernelFinished, KernelStarted, Listener, RoundFinished, nobody
 from svod.tune.laboratory import Confirmed, Failure, Laboratory
 from svod.tune.strategy import make_strategy
@@ -57,11 +57,6 @@ SEED_ROUND = 8
 CONFIRM_SHARE, CONFIRM_FLOOR = 0.1, 0.5   # a confirmation takes at most that share of what the search took, or that many seconds
 CONFIRM_ROUNDS = 15            # the least of a confirmation, for how many finalists there is time
 COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
-
-
-def stored_order(c: Candidate) -> tuple[int, str, str]:
-    """How the database orders chains that are level: shorter, then by the text it stores, then by LINEAR."""
-    return len(c.chain), canonical([o.to_json() for o in c.chain]), c.linear
 
 
 def _finalists(ranked: Sequence[Candidate], count: int, most: int) -> list[Candidate]:
@@ -526,13 +521,13 @@ class KernelSearch:
 
     def _decide(self, baseline: Candidate | None) -> Finding:
         """By the database's rule (`svod.tune.db.winners`), so that what is reported is what is used later: the lowest upper end of the
-        ratio to the baseline, the speed-up that is sure; within 1 % of it the shorter chain. Nothing that is slower for sure, or that is
-        much slower at one size of a kernel with variables."""
+        ratio to the baseline, the speed-up that is sure; of what is level with it the baseline, else the shorter chain. Nothing that is
+        slower for sure, or that is much slower at one size of a kernel with variables."""
         for c, t in self.confirmed:
             c.score, c.known["confirmed"] = t.seconds, t
         usable = [(c, t) for c, t in self.confirmed if (t.low <= 1.0 and t.worst <= WORST_RATIO) or baseline is None]
-        bound = min(t.high for _, t in usable) * TIE
-        winner, time_ = min(((c, t) for c, t in usable if t.high <= bound), key=lambda e: stored_order(e[0]))
+        winner, time_ = usable[best_of([Standing(t.high, c is baseline, len(c.chain), canonical([o.to_json() for o in c.chain]), c.linear)
+                                        for c, t in usable])]
         reference = next((t for c, t in self.confirmed if c is baseline), None)
         speedup = (1 / time_.high, 1 / time_.ratio, 1 / time_.low) if reference is not None else (1.0, 1.0, 1.0)
         return self._found(winner, time_.seconds, reference.seconds if reference else float("inf"), True, speedup)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from svod.bench.race import Ratio, confirm, paired_ratio, race
+from svod.bench.race import confirm, paired_ratio, race
 from svod.bench.timer import Contestant, Samples, Screening, deadline, sample_again, screen_one
 from svod.compile.codegen import LoadedProgram, compile_object
 from svod.compile.llvm import render
@@ -325,8 +325,8 @@ def _verify(context: Context, built: Built, baseline: Baseline | None, keep: boo
 def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int, float], context: Context) -> list[Confirmed]:
     """Time finalists at full size. Item: candidates, least rounds, precision, most seconds, seed, ratio up to which times are a tie.
 
-    Those that cannot win any more after the least rounds are left out of the rest: the time goes to the first, which is the measure of
-    all, and to those that still may."""
+    Those that cannot win any more are left out after the least rounds, and again each time the race has taken twice as long: the time goes
+    to the first, which is the measure of all, and to those that still may."""
     entries, rounds, precision, seconds, seed, tie = item
     runners = [context.load(built) for built in entries]
     context.ready_for_timing()
@@ -334,20 +334,24 @@ def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int, floa
     contestants = [r.contestant(1.0) for r in runners]
     first = confirm(contestants, min_rounds=rounds, precision=precision, budget_seconds=0.0, rng=rng)
     times = [[r[i] for r in first.rounds] for i in range(len(entries))]
-    left = seconds - (time.perf_counter() - started)
-    open_ = may_win(first.ratios, tie)
-    if not first.reached and left > 0 and len(open_) > 1:
-        again = confirm([contestants[i] for i in open_], min_rounds=1, precision=precision, budget_seconds=left, rng=rng)
+    open_, known = may_win(times, range(len(times)), tie), first.reached
+    while not known and len(open_) > 1 and (spent := time.perf_counter() - started) < seconds:
+        again = confirm([contestants[i] for i in open_], min_rounds=1, precision=precision, budget_seconds=min(spent, seconds - spent),
+                        rng=rng)
         for i, column in zip(open_, zip(*again.rounds, strict=True), strict=True):
             times[i] += column
+        open_ = may_win(times, open_, tie)
+        known = all(paired_ratio(times[i], times[0]).half_width <= precision for i in open_)
     return [Confirmed(statistics.median(t), *_against(t, times[0][:len(t)]), tuple(t)) for t in times]
 
 
-def may_win(ratios: Sequence[Ratio], tie: float) -> list[int]:
-    """The first contestant, and those that the rule of the database (`svod.tune.db.winners`) may still choose: not surely slower than the
-    first, nor than another by more than a tie."""
-    best = min(r.high for r in ratios)
-    return [i for i, r in enumerate(ratios) if i == 0 or (r.low <= 1.0 and r.low <= best * tie)]
+def may_win(times: Sequence[Sequence[float]], open_: Sequence[int], tie: float) -> list[int]:
+    """The first contestant, and those of `open_` that the rule of the database (`svod.tune.db.winners`) may still choose: not surely slower
+    than the first, nor by more than a tie than the one that is fastest so far. `times[i]`: of contestant i per round; those of `open_`
+    took part in the same ones. Pairs of finalists are compared with each other, as a first one that is restless blurs all ratios to it."""
+    fastest = min(open_, key=lambda i: paired_ratio(times[i], times[0]).median)
+    return [i for i in open_ if i == 0 or (paired_ratio(times[i], times[0]).low <= 1.0
+                                           and paired_ratio(times[i], times[fastest]).low <= tie)]
 
 
 def _against(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:

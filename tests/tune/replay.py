@@ -74,8 +74,11 @@ class ReplayedLaboratory:
     def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
         self.note("confirm", candidates)
         first = self.seconds(candidates[0])
-        ratios = [self.seconds(c) / first for c in candidates]
-        return [Confirmed(self.seconds(c), r * (1 - self.width), r, r * (1 + self.width)) for c, r in zip(candidates, ratios, strict=True)]
+        found: list[Confirmed | Failure] = []
+        for c in candidates:
+            ratio, width = self.seconds(c) / first, self.width if found else 0.0       # the first is the measure of all
+            found.append(Confirmed(self.seconds(c), ratio * (1 - width), ratio, ratio * (1 + width)))
+        return found
 
     def done(self, what: str) -> list[str]:
         """All digests of one step, in order."""

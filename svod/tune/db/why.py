@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from svod.tune.db.records import Kernel, Measurement, Search, Verdict
 from svod.tune.db.schema import LAYER_NAMES
-from svod.tune.db.winners import Winner, barred_revisions, rejection
+from svod.tune.db.winners import Winner, barred_revisions, drawback, rejection
 
 if TYPE_CHECKING:
     from svod.tune.db.store import TuningDB
@@ -40,8 +40,8 @@ def explain(db: TuningDB, kernel: str, target: str, linear: str = "", structure:
         if linear and linear != winner.linear:
             return Explanation(winner, "LINEAR", linear, winner.linear, f"a record fits ({at}), but its chain gives another LINEAR today "
                                f"({linear[:12]} instead of {winner.linear[:12]}): it is only a seed until a search confirms it again")
-        if winner.ratio_low == winner.ratio_high == 1.0:
-            at += "; it is the heuristic's own chain: nothing better was found"
+        if winner.own:
+            at += "; it is the heuristic's own chain: nothing that is better for sure was found"
         return Explanation(winner, "", "", "", f"the database has a winner: {at}")
     mine = [m for m, _ in db.select(Measurement, kernel, target)]
     searches = [s for s, _ in db.select(Search, kernel, target)]
@@ -105,6 +105,9 @@ def _nearest_reason(measurements: Sequence[Measurement], verdicts: Sequence[Verd
             f"it was found {last.verdict}" + (f" by {last.by}" if last.by else "") + (f": {last.reason}" if last.reason else "")
     elif reason is None and (best.linear, best.codegen) not in verified:
         reason = "nobody verified its output"
+    elif reason is None:
+        again = [drawback(m) for m in measurements if (m.linear, m.codegen) == (best.linear, best.codegen) and m.step == "confirm"]
+        reason = next(filter(None, again), "its other measurements speak against it")
     return f"the nearest, {best.chain_text}: {reason}"
 
 

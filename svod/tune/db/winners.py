@@ -8,25 +8,46 @@ of times they were merged do not matter. The rules, first to last:
 2. A LINEAR needs a `verified` verdict of the measurement's code generator revision.
 3. A `wrong` or `retracted` verdict, or a measurement that ended in `wrong`, beats any time: it bars all measurements of that LINEAR up to
    its own code generator revision. It holds across layers and for ever; only a later revision, verified anew, is free of it.
-4. A ratio whose whole interval is above 1 is slower than the heuristic: not used. Nor is a chain of a kernel with variables that takes
+4. The nearest layer (own, team, shipped), then the newest code generator revision.
+5. Several measurements of one LINEAR in one layer and revision count as their upper median, so one lucky (or forged) time among
+   honest ones decides nothing. Those that say that it is slower count as well.
+6. A ratio whose whole interval is above 1 is slower than the heuristic: not used. Nor is a chain of a kernel with variables that takes
    more than 1.2 times the heuristic's time at one of the sizes it was timed at, however much it gains at the others.
-5. The nearest layer (own, team, shipped), then the newest code generator revision.
-6. Several measurements of one LINEAR in one layer and revision count as their upper median, so one lucky (or forged) time among
-   honest ones decides nothing.
 7. The lowest *upper end* of the ratio's interval: the speed-up that is sure, not the one that was seen once.
-8. Within 1 % of that the shortest chain wins, then the first in text, then the first LINEAR digest.
+8. Level with that is what is within 0.3 % of it. Of level chains the heuristic's own is kept, as nothing is sure to be gained; then
+   the shortest wins, then the first in text, then the first LINEAR digest.
+
+A search chooses among its finalists by the same function (`best_of`), so that what it reports is what is used later.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from svod.tune.db.records import Chain, Measurement, Verdict
 
-TIE = 1.01          # upper ends this close are a tie
+TIE = 1.003         # upper ends this close are level; docs/measuring.md says why no more
 MIN_RATIO = 1e-3    # nothing is 1,000 times faster than the heuristic: a smaller ratio is a mistake or a forgery
 WORST_RATIO = 1.2   # to the heuristic at any one size of a kernel with variables
 SLACK = 2.0         # a paired ratio and the ratio of the representative times may differ by this factor, for drift
+
+
+class Standing(NamedTuple):
+    """What the rules 7 and 8 compare of a chain: the upper end of the interval of its ratio to the heuristic, whether it is the heuristic's
+    own, its length, its text as the database stores it, its LINEAR digest."""
+
+    high: float
+    own: bool
+    length: int
+    text: str
+    linear: str
+
+
+def best_of(standings: Sequence[Standing]) -> int:
+    """The index of the chain that wins by the rules 7 and 8. Raises ValueError when there is none."""
+    level = min(s.high for s in standings) * TIE
+    return min((i for i, s in enumerate(standings) if s.high <= level),
+               key=lambda i: (not standings[i].own, *standings[i][2:]))
 
 
 class Winner(NamedTuple):
@@ -56,9 +77,19 @@ class Winner(NamedTuple):
     def speedup(self) -> float:
         return 1.0 / self.ratio
 
+    @property
+    def own(self) -> bool:
+        """It is the heuristic's own chain: nothing that is better for sure was found."""
+        return self.linear == self.baseline_linear
+
 
 def rejection(m: Measurement) -> str | None:
-    """Why a measurement cannot decide anything by itself, rule 1 and 4; None: it can."""
+    """Why a measurement by itself makes no winner, rules 1 and 6; None: it may."""
+    return doubt(m) or drawback(m)
+
+
+def doubt(m: Measurement) -> str | None:
+    """Why a measurement says nothing, rule 1; None: it is evidence."""
     if m.status != "ok":
         return f"status {m.status}" + (f": {m.reason}" if m.reason else "")
     if m.step != "confirm":
@@ -73,7 +104,12 @@ def rejection(m: Measurement) -> str | None:
         return "confirmed without its time or the heuristic's"
     if not m.ratio / SLACK <= m.time / m.baseline <= m.ratio * SLACK:
         return f"its ratio {m.ratio:.3g} does not fit its times, {m.time:.3g} s and {m.baseline:.3g} s"
-    if m.ratio_low > 1.0:
+    return None
+
+
+def drawback(m: Measurement) -> str | None:
+    """Why what a measurement says speaks against the chain, rule 6; None: it does not. It is evidence, so that it has an interval."""
+    if m.ratio_low is not None and m.ratio_low > 1.0:
         return "slower than the heuristic"
     worst = max(m.sizes, key=lambda s: s.ratio, default=None)
     if worst is not None and worst.ratio > WORST_RATIO:
@@ -102,26 +138,26 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
     verified = {(v.linear, v.codegen) for v in verdicts if v.verdict == "verified"}
     groups: dict[tuple[int, int, str], dict[str, Measurement]] = {}
     for m in measurements:
-        if (m.linear, m.codegen) in verified and m.codegen > barred.get(m.linear, -1) and rejection(m) is None:
+        if (m.linear, m.codegen) in verified and m.codegen > barred.get(m.linear, -1) and doubt(m) is None:
             groups.setdefault((layer_ranks.get(m.id, 2), -m.codegen, m.linear), {})[m.id] = m
 
-    pools: dict[tuple[int, int], list[tuple[float, tuple[int, str, str], Winner]]] = {}
+    pools: dict[tuple[int, int], list[tuple[Standing, Winner]]] = {}
     for (layer, age, linear), group in groups.items():
         ranked = sorted(group.values(), key=lambda m: (m.ratio_high, m.id))
         middle = ranked[len(ranked) // 2]
+        if drawback(middle) is not None:
+            continue
         shown = min(ranked, key=lambda m: (len(m.chain), m.chain_text))
-        assert middle.ratio is not None and middle.ratio_low is not None and middle.ratio_high is not None, "rejection() saw to it"
+        assert middle.ratio is not None and middle.ratio_low is not None and middle.ratio_high is not None, "doubt() saw to it"
         winner = Winner(middle.kernel, middle.target, shown.chain, linear, middle.codegen, middle.compiler, middle.ratio, middle.ratio_low,
                         middle.ratio_high, middle.time, middle.baseline, layer, middle.id, middle.search, middle.baseline_linear)
-        pools.setdefault((layer, age), []).append((middle.ratio_high, (len(shown.chain), shown.chain_text, linear), winner))
+        standing = Standing(middle.ratio_high, winner.own, len(shown.chain), shown.chain_text, linear)
+        pools.setdefault((layer, age), []).append((standing, winner))
 
     order: list[Winner] = []
     for _, pool in sorted(pools.items()):
         while pool:
-            bound = min(high for high, _, _ in pool) * TIE
-            best = min((c for c in pool if c[0] <= bound), key=lambda c: c[1])
-            pool.remove(best)
-            order.append(best[2])
+            order.append(pool.pop(best_of([s for s, _ in pool]))[1])
     return order
 
 

@@ -76,14 +76,46 @@ def test_layer_then_code_generator_then_ratio() -> None:
     assert won is not None and won.linear == "nn"
 
 
-def test_ties_go_to_the_shortest_chain_then_to_the_text() -> None:
+def test_level_chains_go_to_the_shortest_then_to_the_text() -> None:
     long = confirmed(0.500, "aa", chain=[["UPCAST", "o0", 8], ["THREAD", "o0", 2]])
-    short = confirmed(0.504, "bb", chain=[["UPCAST", "o0", 8]])
+    short = confirmed(0.501, "bb", chain=[["UPCAST", "o0", 8]])
     won = derive([long, short, verdict(linear="aa"), verdict(linear="bb")])
     assert won is not None and won.linear == "bb"
-    other = confirmed(0.504, "cc", chain=[["LANES", "o0", 8]])
+    other = confirmed(0.501, "cc", chain=[["LANES", "o0", 8]])
     won = derive([long, short, other, *(verdict(linear=x) for x in ("aa", "bb", "cc"))])
     assert won is not None and won.linear == "cc"
+    behind = confirmed(0.502, "bb", chain=[])
+    won = derive([long, behind, verdict(linear="aa"), verdict(linear="bb")])
+    assert won is not None and won.linear == "aa"
+
+
+def heuristics(linear: str = "hh", **changes: object) -> Measurement:
+    """The record of the heuristic's own chain, a long one."""
+    fields = {"ratio_low": 1.0, "ratio_high": 1.0, "baseline_linear": linear, "chain": [["UPCAST", f"o{i}", 2] for i in range(9)]}
+    return confirmed(1.0, linear, **{**fields, **changes})
+
+
+@pytest.mark.parametrize("high, kept", [(1.0, True), (0.998, True), (0.996, False)])
+def test_the_heuristics_chain_is_kept_unless_a_gain_is_sure(high: float, kept: bool) -> None:
+    rival = confirmed(0.95, "rr", ratio_low=0.9, ratio_high=high, baseline_linear="hh", chain=[])
+    records = [heuristics(), rival, verdict(linear="hh"), verdict(linear="rr")]
+    won = derive(records)
+    assert won is not None and won.own is kept and won.linear == ("hh" if kept else "rr")
+    assert derive([*records, confirmed(0.996, "tt", chain=[], baseline_linear="oo"), verdict(linear="tt")]) == won, "of another heuristic"
+    won = derive([*records, verdict("wrong", "hh")])
+    assert won is not None and won.linear == "rr", "a heuristic that is wrong is not kept"
+
+
+def test_the_heuristic_of_another_day_is_what_it_was_beside_todays() -> None:
+    """`old` was the heuristic once, with the ratio 1 to itself; beside the heuristic of today it was slower."""
+    old, new = heuristics("old", chain=[]), heuristics("new")
+    verdicts = [verdict(linear="old"), verdict(linear="new")]
+    won = derive([old, new, *verdicts])
+    assert won is not None and won.linear == "old", "nothing tells them apart, so the shorter"
+    again = confirmed(1.2, "old", baseline_linear="new", chain=[])
+    won = derive([old, new, again, *verdicts])
+    assert won is not None and won.linear == "new"
+    assert [w.linear for w in rank_winners([old, new, again], verdicts, {})] == ["new"]
 
 
 FORGED = [
@@ -111,6 +143,8 @@ def test_one_lie_among_honest_measurements_of_a_chain_decides_nothing() -> None:
     assert won is not None and won.linear == "rr"
     won = derive([rival, honest[0], lie, verdict(linear="rr"), verdict(linear="ll")])
     assert won is not None and won.linear == "rr", "of two the worse"
+    slow = [confirmed(1.1, "ll", taken_at=float(i)) for i in range(2)]
+    assert derive([*slow, lie, verdict(linear="ll")]) is None, "those that say slower count as well"
 
 
 def test_a_lie_of_the_team_does_not_displace_what_was_found_here() -> None:
@@ -120,13 +154,18 @@ def test_a_lie_of_the_team_does_not_displace_what_was_found_here() -> None:
     assert won is not None and won.linear == "oo"
 
 
-MEASUREMENTS = st.builds(
-    lambda ratio, spread, linear, codegen, status, step, chain, at: confirmed(
-        ratio, linear, codegen=codegen, status=status, step=step, chain=[["UPCAST", "o0", n] for n in chain], taken_at=float(at),
-        ratio_low=ratio / spread, ratio_high=ratio * spread),
-    st.sampled_from([0.0001, 0.4, 0.5, 0.502, 0.9, 1.0, 1.1]), st.sampled_from([1.0, 1.01, 1.5]), st.sampled_from(["aa", "bb", "cc", ""]),
-    st.integers(1, 2), st.sampled_from(["ok", "ok", "ok", "wrong", "crash"]), st.sampled_from(["confirm", "confirm", "race"]),
-    st.lists(st.integers(1, 3), max_size=2), st.integers(0, 3))
+@st.composite
+def a_measurement(draw: st.DrawFn) -> Measurement:
+    linear, baseline = draw(st.sampled_from(["aa", "bb", "cc", ""])), draw(st.sampled_from(["aa", "aa", "dd"]))
+    ratio = draw(st.sampled_from([0.0001, 0.4, 0.5, 0.501, 0.9, 0.996, 0.998, 1.0, 1.1])) if linear != baseline else 1.0
+    spread = draw(st.sampled_from([1.0, 1.01, 1.5])) if linear != baseline else 1.0
+    return confirmed(ratio, linear, codegen=draw(st.integers(1, 2)), status=draw(st.sampled_from(["ok", "ok", "ok", "wrong", "crash"])),
+                     step=draw(st.sampled_from(["confirm", "confirm", "race"])), taken_at=float(draw(st.integers(0, 3))),
+                     chain=[["UPCAST", "o0", n] for n in draw(st.lists(st.integers(1, 3), max_size=2))],
+                     ratio_low=ratio / spread, ratio_high=ratio * spread, baseline_linear=baseline)
+
+
+MEASUREMENTS = a_measurement()
 VERDICTS = st.builds(lambda what, linear, codegen: verdict(what, linear, codegen=codegen),
                      st.sampled_from(["verified", "verified", "verified", "wrong", "retracted"]), st.sampled_from(["aa", "bb", "cc"]),
                      st.integers(1, 2))
@@ -148,13 +187,17 @@ def test_order_and_repetition_do_not_matter(evidence: tuple[list[Measurement], l
 
 @settings(deadline=None)
 @given(EVIDENCE)
-def test_a_winner_is_confirmed_verified_and_not_barred(evidence: tuple[list[Measurement], list[Verdict], list[int]]) -> None:
+def test_a_winner_is_confirmed_verified_not_barred_and_a_gain(evidence: tuple[list[Measurement], list[Verdict], list[int]]) -> None:
     measurements, verdicts, layers = evidence
-    for w in rank_winners(measurements, verdicts, {m.id: r for m, r in zip(measurements, layers, strict=False)}):
+    order = rank_winners(measurements, verdicts, {m.id: r for m, r in zip(measurements, layers, strict=False)})
+    for w in order:
         assert any(v.verdict == "verified" and (v.linear, v.codegen) == (w.linear, w.codegen) for v in verdicts)
         assert not any(v.verdict != "verified" and v.linear == w.linear and v.codegen >= w.codegen for v in verdicts)
         assert not any(m.status == "wrong" and m.linear == w.linear and m.codegen >= w.codegen for m in measurements)
         assert w.ratio >= 1e-3 and w.ratio_low <= 1.0
+    for kept in (w for w in order if w.own and w.ratio_high == 1.0):
+        before = [w for w in order[:order.index(kept)] if (w.layer, w.codegen) == (kept.layer, kept.codegen)]
+        assert all(w.own or w.ratio_high * 1.003 < 1.0 for w in before), "it is carried although it gains nothing for sure"
 
 
 @settings(deadline=None)
