@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from svod.compile.emit_reduce import Reductions, Sink
 from svod.compile.nests import (
     COPY_LANES,
+    COPY_ROWS,
     MASKED_ROW_VECTORS,
     MAX_TILE_VECTORS,
     NO_POINT,
@@ -152,13 +153,13 @@ class Phase(Reductions):
         source = self._source_dim(r, inner)
         if source >= 0 and square >= 4 and square & (square - 1) == 0 and n % square == 0 and extents[source] >= square:
             # the source is contiguous along another dim: squares, which become transpositions in registers
-            pieces[source] = (Piece(-1, LOOP, -(-extents[source] // square), square), Piece(-3, UPCAST, square, 1))
+            pieces[source] = (Piece(-1, LOOP, -(-extents[source] // square), square), Piece(COPY_ROWS, UPCAST, square, 1))
             return pieces
         if len(order) > 1 and vectors < MAX_TILE_VECTORS and n == e:
             outer = order[-2]
             k = next((k for k in (8, 4, 2) if extents[outer] % k == 0 and k * vectors <= 8), 1)
             if k > 1:
-                pieces[outer] = (Piece(-1, LOOP, extents[outer] // k, k), Piece(-3, UPCAST, k, 1))
+                pieces[outer] = (Piece(-1, LOOP, extents[outer] // k, k), Piece(COPY_ROWS, UPCAST, k, 1))
         return pieces
 
     def _source_dim(self, r: ResolvedStage, inner: int) -> int:
@@ -260,12 +261,6 @@ class Phase(Reductions):
             seen.add(a)
             found.append(count)
         return tuple(found)
-
-    def _count(self, nest: Nest, a: int, piece: Piece) -> int:
-        """How often the outermost loop of an axis runs whose extent depends on variables."""
-        b = self.b
-        left = b.alu("IDIV", dtypes.index, 1, b.add(self._room(nest, a), b.index(piece.stride - 1)), b.index(piece.stride))
-        return b.alu("MIN", dtypes.index, 1, b.index(piece.extent), left)
 
     def _where_inside(self, nest: Nest, loops: list[tuple[int, Piece, int]], values_of: list[int],
                       body: Callable[[int, dict[int, int], dict[int, int]], None]) -> None:
@@ -407,17 +402,9 @@ class Phase(Reductions):
         b = self.b
         room = self._room(nest, a)
         stop = b.alu("MIN", dtypes.index, 1, b.index(piece.extent * piece.stride), room)
-
-        def looped(start: int, stop: int, step: int, last: int = -1) -> None:
-            loop, _ = b.open(start, stop, step)
-            self._open_row(nest, a, ({loop if last < 0 else b.alu("MIN", dtypes.index, 1, loop, last): 1}, 0))
-            body()
-            self._close_row(nest, a)
-            b.close(loop)
-            nest.memo.clear()
         reach = self._reach(nest, a)
         if a in nest.safe or not self._is_last(nest, a):
-            looped(b.index(0), stop, piece.stride)
+            self._loop_between(nest, a, piece.stride, b.index(0), stop, body)
             return
         last = -1
         if self._moves_back(nest, a):
@@ -426,15 +413,16 @@ class Phase(Reductions):
         else:
             middle = self._whole_end(room, reach, piece.stride, stop) if reach > 1 else stop
         nest.safe.add(a)
-        looped(b.index(0), middle, piece.stride, last)
+        self._loop_between(nest, a, piece.stride, b.index(0), middle, body, last)
         nest.safe.discard(a)
         if reach > 1:
             parts = self._tail_parts(nest, a, b.alu("SUB", dtypes.index, 1, stop, middle))
             for step, condition in parts:
                 with self._narrowed(nest, a, step):
-                    looped(middle, stop if condition < 0 else b.alu("WHERE", dtypes.index, 1, condition, stop, middle), step)
+                    end = stop if condition < 0 else b.alu("WHERE", dtypes.index, 1, condition, stop, middle)
+                    self._loop_between(nest, a, step, middle, end, body)
             if not parts:
-                looped(middle, stop, piece.stride)
+                self._loop_between(nest, a, piece.stride, middle, stop, body)
 
     def _children(self, s: int, depth: int) -> None:
         """Emit the stages that live at a point."""

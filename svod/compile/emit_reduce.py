@@ -498,8 +498,7 @@ class Reductions(DotValues):
         stop = b.index(piece.extent)
         inside = False
         if self._bound(nest, a) is not None:
-            left = b.alu("IDIV", dtypes.index, 1, b.add(self._room(nest, a), b.index(piece.stride - 1)), b.index(piece.stride))
-            stop = b.alu("MIN", dtypes.index, 1, stop, left)
+            stop = self._count(nest, a, piece)
             inside = a not in nest.safe and self._is_last(nest, a) and self._reach(nest, a) == 1
         if inside:
             nest.safe.add(a)
@@ -514,11 +513,11 @@ class Reductions(DotValues):
         b.close(loop)
         nest.memo.clear()
 
-    def _loop_between(self, nest: Nest, a: int, stride: int, start: int, stop: int, body: Callable[[], Any]) -> None:
-        """A loop over an axis, of outputs or of a reduction, from `start` below `stop`."""
+    def _loop_between(self, nest: Nest, a: int, stride: int, start: int, stop: int, body: Callable[[], Any], last: int = -1) -> None:
+        """A loop over an axis, of outputs or of a reduction, from `start` below `stop`; positions beyond `last` are moved back to it."""
         b = self.b
         loop, _ = b.open(start, stop, stride)
-        self._open_row(nest, a, ({loop: 1}, 0))
+        self._open_row(nest, a, ({loop if last < 0 else b.alu("MIN", dtypes.index, 1, loop, last): 1}, 0))
         body()
         self._close_row(nest, a)
         b.close(loop)

@@ -100,6 +100,12 @@ class Values:
         at = add_lins(sum_lins(nest.opened[a]), nest.base[a], 1)
         return self.b.alu("SUB", dtypes.index, 1, self._limit(nest, a), self._ssa(at))
 
+    def _count(self, nest: Nest, a: int, piece: Piece) -> int:
+        """How often a loop of an axis runs whose extent depends on variables, from where the loops opened so far stand."""
+        b = self.b
+        left = b.alu("IDIV", dtypes.index, 1, b.add(self._room(nest, a), b.index(piece.stride - 1)), b.index(piece.stride))
+        return b.alu("MIN", dtypes.index, 1, b.index(piece.extent), left)
+
     def _reach(self, nest: Nest, a: int) -> int:
         """Positions that one iteration of the innermost loop of an axis covers."""
         return 1 + sum(p.stride * (p.extent - 1) for p in nest.pieces[a] if p.role != LOOP)
