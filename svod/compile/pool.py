@@ -180,7 +180,7 @@ class Pool:
         self._workers = []
         self._local = threading.local()
         self._write("q", rt.LOCK, 0)
-        self._write("q", rt.TICKET, 0)
+        self._write("q", rt.LATEST, 0)
         self.ready = False
 
 

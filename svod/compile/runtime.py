@@ -4,17 +4,21 @@ A plan is data, an array of launch records; nothing is compiled for it. `svod_ru
 launches itself and shares the others out to workers that wait inside `svod_worker`. Python only starts threads, fills memory and
 makes one call per plan. All memory is laid out here (`Pool`, `Launch`, `Plan` offsets) and allocated by `pool.py` and `plan.py`.
 
-How a launch is shared out. One 64-bit word, the *ticket*, holds
+How a launch is shared out. Each thread of a launch has a share of the chunks, next to one another, and takes the rest of the others'
+shares when its own is done: a core meets the same memory again in the next launch, and none waits while there is work. What is left of
+a share is one 64-bit word, its *ticket*, on a cache line of its own:
 
     generation (32 bits) | threads (10 bits) | chunks left (22 bits)
 
-A thread with index < threads claims a chunk by compare-and-swap of `ticket` with `ticket - 1` (the borrow cannot leave the lowest field,
-as only a ticket with chunks left is decremented). The job's fields are read after a successful claim only. They cannot change under
-the claimer: a new job is published when `pending` is 0, and a claimed chunk is part of `pending` until its claimer subtracts it. A late
-worker therefore can only claim a chunk of the job that is current. The generation makes two equal tickets of successive jobs different.
+A thread with index < threads claims a chunk by compare-and-swap of a ticket with that ticket - 1 (the borrow cannot leave the lowest
+field, as only a ticket with chunks left is decremented). The job's fields are read after a successful claim only. They cannot change
+under the claimer: a new job is published when `pending` is 0, and a claimed chunk is part of `pending` until its claimer subtracts it. A
+late worker therefore can only claim a chunk of the job that is current. The generation makes two equal tickets of successive jobs
+different. `latest` is (generation, threads, 0) of the job published last, written after its tickets: a worker that went once through all
+shares of a generation has nothing to look for until `latest` changes.
 
-How a worker sleeps. It counts pauses (about 50 µs), then raises its own flag, counts itself in `sleepers`, looks at the ticket once
-more and waits on its flag with a futex. The caller publishes the ticket, then looks at `sleepers`. All four accesses are sequentially
+How a worker sleeps. It counts pauses (about 50 µs), then raises its own flag, counts itself in `sleepers`, looks at `latest` once
+more and waits on its flag with a futex. The caller publishes `latest`, then looks at `sleepers`. All four accesses are sequentially
 consistent, so one of the two sees the other. Whoever lowers a flag from 1 to 0 counts `sleepers` down. Without futexes
 the worker polls between short sleeps instead.
 
@@ -22,7 +26,8 @@ Before and after, for a plan of two launches, the second one on two cores:
 
     records: [(f, args0, vars0, 0..64, threads 1, chunks 1), (g, args1, vars1, 0..100, threads 2, chunks 8)]
     calls:   f(args0, vars0, scratch, 0, 64)                      on the caller
-             g(args1, vars1, scratch_t, 0, 13), g(…, 13, 26) …    on both, in the order of claiming
+             g(args1, vars1, scratch_0, 0, 13), g(…, 13, 26) …    on the caller, and at the same time
+             g(args1, vars1, scratch_1, 52, 64), g(…, 64, 76) …   on the worker; who is done first helps the other
 """
 from __future__ import annotations
 
@@ -40,13 +45,14 @@ from svod.compile.program import ProgramSpec
 from svod.core.forksafe import remake_after_fork
 
 # Layout of the pool, in bytes. Words written by different sides have cache lines of their own.
-TICKET, PENDING, LOCK, SLEEPERS, JOB, CONFIG, CORES, WORKERS = 0, 64, 128, 192, 256, 320, 448, 640
-JOB_ENTRY, JOB_ARGS, JOB_VARS, JOB_BEGIN, JOB_QUOTIENT, JOB_REMAINDER, JOB_CHUNKS = (JOB + 8 * i for i in range(7))
+LATEST, PENDING, LOCK, SLEEPERS, JOB, CONFIG, CORES, WORKERS = 0, 64, 128, 192, 256, 320, 448, 640
+JOB_ENTRY, JOB_ARGS, JOB_VARS, JOB_BEGIN, JOB_QUOTIENT, JOB_REMAINDER, JOB_SHARE, JOB_LONGER = (
+    JOB + 8 * i for i in range(8))      # share: chunks of a thread's, one more for each of the first `longer` threads
 (CFG_STOP, CFG_SPIN, CFG_PATIENCE, CFG_SYSCALL, CFG_FUTEX, CFG_YIELD, CFG_SLEEP, CFG_NAP, CFG_GETCPU, CFG_GETAFFINITY,
  CFG_SETAFFINITY) = (CONFIG + 8 * i for i in range(11))
 CORES_BYTES = 128               # a bit per core that a worker is pinned to: 1024 cores
-WORKER_STRIDE = 128             # two lines per worker: the flag, and the address of its scratch
-WORKER_SCRATCH = 64
+WORKER_STRIDE = 192             # three lines per thread: the flag, the address of its scratch, its ticket
+WORKER_SCRATCH, WORKER_TICKET = 64, 128
 MAX_THREADS = 1023              # what the ticket's field holds
 MAX_CHUNKS = (1 << 22) - 1
 
@@ -70,8 +76,8 @@ def runtime_ir(arch: str) -> str:
     return f"""
 {declare}
 
-; Claim chunks of the current job and run them until none is left; the number of chunks run.
-define internal i64 @take(ptr %pool, i64 %index, ptr %scratch) nounwind {{
+; Claim chunks of the job that `latest` names and run them until none is left; the number of chunks run. The thread's own share first.
+define internal i64 @take(ptr %pool, i64 %latest, i64 %index, ptr %scratch) nounwind {{
 entry:
   %p.entry = getelementptr i8, ptr %pool, i64 {JOB_ENTRY}
   %p.args = getelementptr i8, ptr %pool, i64 {JOB_ARGS}
@@ -79,21 +85,40 @@ entry:
   %p.begin = getelementptr i8, ptr %pool, i64 {JOB_BEGIN}
   %p.quotient = getelementptr i8, ptr %pool, i64 {JOB_QUOTIENT}
   %p.remainder = getelementptr i8, ptr %pool, i64 {JOB_REMAINDER}
-  %p.chunks = getelementptr i8, ptr %pool, i64 {JOB_CHUNKS}
+  %p.share = getelementptr i8, ptr %pool, i64 {JOB_SHARE}
+  %p.longer = getelementptr i8, ptr %pool, i64 {JOB_LONGER}
+  %p.tickets = getelementptr i8, ptr %pool, i64 {WORKERS + WORKER_TICKET}
+  %l.threads = lshr i64 %latest, 22
+  %shares = and i64 %l.threads, {MAX_THREADS}
+  %invited = icmp ult i64 %index, %shares
+  br i1 %invited, label %share, label %end
+share:
+  %s = phi i64 [ 0, %entry ], [ %s.next, %empty ]
+  %v = phi i64 [ %index, %entry ], [ %v.next, %empty ]
+  %done.s = phi i64 [ 0, %entry ], [ %done, %empty ]
+  %v.slot = mul i64 %v, {WORKER_STRIDE}
+  %p.ticket = getelementptr i8, ptr %p.tickets, i64 %v.slot
   br label %look
 look:
-  %done = phi i64 [ 0, %entry ], [ %done, %claim ], [ %more, %run ]
-  %t = load atomic i64, ptr %pool acquire, align 64
+  %done = phi i64 [ %done.s, %share ], [ %done, %claim ], [ %more, %run ]
+  %t = load atomic i64, ptr %p.ticket acquire, align 64
   %left = and i64 %t, {MAX_CHUNKS}
   %t.threads = lshr i64 %t, 22
   %threads = and i64 %t.threads, {MAX_THREADS}
   %some = icmp ne i64 %left, 0
   %mine = icmp ult i64 %index, %threads
   %go = and i1 %some, %mine
-  br i1 %go, label %claim, label %end
+  br i1 %go, label %claim, label %empty
+empty:
+  %s.next = add i64 %s, 1
+  %v.up = add i64 %v, 1
+  %around = icmp uge i64 %v.up, %shares
+  %v.next = select i1 %around, i64 0, i64 %v.up
+  %others = icmp ult i64 %s.next, %shares
+  br i1 %others, label %share, label %end
 claim:
   %t.next = sub i64 %t, 1
-  %swap = cmpxchg ptr %pool, i64 %t, i64 %t.next acq_rel acquire, align 64
+  %swap = cmpxchg ptr %p.ticket, i64 %t, i64 %t.next acq_rel acquire, align 64
   %ok = extractvalue {{ i64, i1 }} %swap, 1
   br i1 %ok, label %run, label %look
 run:
@@ -103,8 +128,15 @@ run:
   %first = load i64, ptr %p.begin, align 8
   %quotient = load i64, ptr %p.quotient, align 8
   %remainder = load i64, ptr %p.remainder, align 8
-  %chunks = load i64, ptr %p.chunks, align 8
-  %k = sub i64 %chunks, %left
+  %j.share = load i64, ptr %p.share, align 8
+  %j.longer = load i64, ptr %p.longer, align 8
+  ; the share ends where the next one begins, at (v + 1) · share + min(v + 1, longer); `left` chunks before that is the chunk
+  %v.1 = add i64 %v, 1
+  %v.long = icmp ult i64 %v.1, %j.longer
+  %v.extra = select i1 %v.long, i64 %v.1, i64 %j.longer
+  %v.q = mul i64 %v.1, %j.share
+  %v.end = add i64 %v.q, %v.extra
+  %k = sub i64 %v.end, %left
   %longer = icmp ult i64 %k, %remainder
   %extra = select i1 %longer, i64 %k, i64 %remainder
   %k.q = mul i64 %k, %quotient
@@ -117,7 +149,8 @@ run:
   %more = add i64 %done, 1
   br label %look
 end:
-  ret i64 %done
+  %total = phi i64 [ 0, %entry ], [ %done, %empty ]
+  ret i64 %total
 }}
 
 ; Life of a worker: run chunks, spin, sleep, until stopped.
@@ -145,14 +178,14 @@ entry:
   br label %spinning
 spinning:
   %i = phi i64 [ 0, %entry ], [ 0, %report ], [ %i.next, %idle ], [ 0, %woken ], [ 0, %awake ], [ %spin, %doze ]
-  %t = load atomic i64, ptr %pool monotonic, align 64
-  %left = and i64 %t, {MAX_CHUNKS}
-  %some = icmp ne i64 %left, 0
-  br i1 %some, label %work, label %idle
+  %seen = phi i64 [ 0, %entry ], [ %l, %report ], [ %l, %idle ], [ %l, %woken ], [ %l, %awake ], [ %l, %doze ]
+  %l = load atomic i64, ptr %pool acquire, align 64
+  %new = icmp ne i64 %l, %seen
+  br i1 %new, label %work, label %idle
 work:
   %scratch.i = load atomic i64, ptr %p.scratch acquire, align 8
   %scratch = inttoptr i64 %scratch.i to ptr
-  %done = call i64 @take(ptr %pool, i64 %index, ptr %scratch)
+  %done = call i64 @take(ptr %pool, i64 %l, i64 %index, ptr %scratch)
   %any = icmp ne i64 %done, 0
   br i1 %any, label %report, label %idle
 report:
@@ -175,13 +208,12 @@ doze:
 lie.down:
   store atomic i32 1, ptr %p.flag seq_cst, align 64
   %s.before = atomicrmw add ptr %p.sleepers, i64 1 seq_cst, align 64
-  %t2 = load atomic i64, ptr %pool seq_cst, align 64
-  %left2 = and i64 %t2, {MAX_CHUNKS}
-  %t2.threads = lshr i64 %t2, 22
-  %threads2 = and i64 %t2.threads, {MAX_THREADS}
-  %some2 = icmp ne i64 %left2, 0
+  %l2 = load atomic i64, ptr %pool seq_cst, align 64
+  %l2.threads = lshr i64 %l2, 22
+  %threads2 = and i64 %l2.threads, {MAX_THREADS}
+  %new2 = icmp ne i64 %l2, %l
   %mine2 = icmp ult i64 %index, %threads2
-  %work2 = and i1 %some2, %mine2
+  %work2 = and i1 %new2, %mine2
   %stop2 = load atomic i64, ptr %p.stop seq_cst, align 8
   %stopped2 = icmp ne i64 %stop2, 0
   %up = or i1 %work2, %stopped2
@@ -338,17 +370,36 @@ entry:
   store i64 %quotient, ptr %j.quotient, align 8
   %j.remainder = getelementptr i8, ptr %pool, i64 {JOB_REMAINDER}
   store i64 %remainder, ptr %j.remainder, align 8
-  %j.chunks = getelementptr i8, ptr %pool, i64 {JOB_CHUNKS}
-  store i64 %chunks, ptr %j.chunks, align 8
+  %share = udiv i64 %chunks, %threads
+  %s.t = mul i64 %share, %threads
+  %longer = sub i64 %chunks, %s.t
+  %j.share = getelementptr i8, ptr %pool, i64 {JOB_SHARE}
+  store i64 %share, ptr %j.share, align 8
+  %j.longer = getelementptr i8, ptr %pool, i64 {JOB_LONGER}
+  store i64 %longer, ptr %j.longer, align 8
   store atomic i64 %chunks, ptr %p.pending monotonic, align 64
   %old = load atomic i64, ptr %pool monotonic, align 64
   %gen.old = lshr i64 %old, 32
   %gen = add i64 %gen.old, 1
   %gen.high = shl i64 %gen, 32
   %threads.mid = shl i64 %threads, 22
-  %low = or i64 %threads.mid, %chunks
-  %ticket = or i64 %gen.high, %low
-  store atomic i64 %ticket, ptr %pool seq_cst, align 64
+  %latest = or i64 %gen.high, %threads.mid
+  %p.tickets = getelementptr i8, ptr %pool, i64 {WORKERS + WORKER_TICKET}
+  br label %publish
+publish:
+  %v = phi i64 [ 0, %entry ], [ %v.next, %publish ]
+  %v.long = icmp ult i64 %v, %longer
+  %v.one = zext i1 %v.long to i64
+  %v.chunks = add i64 %share, %v.one
+  %ticket = or i64 %latest, %v.chunks
+  %v.slot = mul i64 %v, {WORKER_STRIDE}
+  %p.ticket = getelementptr i8, ptr %p.tickets, i64 %v.slot
+  store atomic i64 %ticket, ptr %p.ticket release, align 64
+  %v.next = add i64 %v, 1
+  %unpublished = icmp ult i64 %v.next, %threads
+  br i1 %unpublished, label %publish, label %published
+published:
+  store atomic i64 %latest, ptr %pool seq_cst, align 64
   %sleepers = load atomic i64, ptr %p.sleepers seq_cst, align 64
   %asleep = icmp sgt i64 %sleepers, 0
   br i1 %asleep, label %rouse, label %help
@@ -357,7 +408,7 @@ rouse:
   call void @wake(ptr %pool, i64 %threads)
   br label %help
 help:
-  %done = call i64 @take(ptr %pool, i64 0, ptr %scratch)
+  %done = call i64 @take(ptr %pool, i64 %latest, i64 0, ptr %scratch)
   %before = atomicrmw sub ptr %p.pending, i64 %done acq_rel, align 64
   %all = icmp eq i64 %before, %done
   br i1 %all, label %end, label %wait.begin

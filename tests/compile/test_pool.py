@@ -1,4 +1,5 @@
 """The pool computes every iteration exactly once, whatever runs beside it."""
+import ctypes
 import os
 import threading
 import time
@@ -36,6 +37,39 @@ def test_begin_and_chunks(chunks):
     args = pointers(x)
     Pool.get(2).run([(loop_kernels.address("count"), args.ctypes.data, 0, 11, 108, 2, chunks)])
     assert (x[11:108] == 1).all() and x.sum() == 97
+
+
+@pytest.mark.parametrize(("threads", "chunks", "held", "own"), [(2, 8, 0, [4, 5, 6, 7]), (2, 7, 1, [0, 1, 2, 3]), (2, 3, 0, [2])])
+def test_own_share_first_then_the_others(threads, chunks, held, own):
+    """One of two threads is held up in its first chunk until the other one has run all the rest: its own chunks, then the held one's."""
+    ran, started, both, rest = [], set(), threading.Barrier(2), threading.Event()
+    first = (0, own[-1] + 1)[held]      # the held one's first chunk
+
+    @ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
+    def entry(args, variables, scratch, begin, end):
+        if (me := threading.get_ident()) not in started:
+            started.add(me)
+            both.wait(60)
+        if begin == first:
+            assert rest.wait(60), "the other thread left chunks over"
+        ran.append((me, begin, end))
+        if len(ran) == chunks - 1:
+            rest.set()
+
+    Pool.get(threads).run([(ctypes.cast(entry, ctypes.c_void_p).value, 0, 0, 0, chunks, threads, chunks)])
+    helper, order = {thread for thread, _, _ in ran[:-1]}, [begin for _, begin, _ in ran]
+    assert len(helper) == 1 and (threading.get_ident() in helper) == (held == 1)
+    others = [k for k in range(chunks) if k not in own and k != first]
+    assert order == [*own, *others, first] and all(end == begin + 1 for _, begin, end in ran)
+
+
+@pytest.mark.parametrize("threads", [3, 5])
+def test_every_chunk_once_when_chunks_do_not_divide(threads):
+    for chunks in range(1, 23):
+        x = np.zeros(120, np.int64)
+        args = pointers(x)
+        Pool.get(threads).run([(loop_kernels.address("count"), args.ctypes.data, 0, 7, 113, threads, chunks)], repeats=20)
+        assert (x[7:113] == 20).all() and x.sum() == 20 * 106
 
 
 def test_ten_thousand_dispatches():

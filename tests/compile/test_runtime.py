@@ -33,4 +33,4 @@ def test_other_architectures_compile():
 def test_ticket_fields_fit_their_limits():
     assert rt.MAX_THREADS == (1 << 10) - 1 and rt.MAX_CHUNKS == (1 << 22) - 1
     assert rt.CFG_SETAFFINITY + 8 <= rt.CORES and rt.CORES + rt.CORES_BYTES <= rt.WORKERS
-    assert rt.JOB_CHUNKS + 8 <= rt.CONFIG and rt.WORKERS % 64 == 0
+    assert rt.JOB_LONGER + 8 <= rt.CONFIG and rt.WORKERS % 64 == 0 and rt.WORKER_STRIDE % 64 == 0
