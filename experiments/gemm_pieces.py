@@ -134,11 +134,11 @@ def main() -> None:
     plans["chain"].execute()
     np.testing.assert_allclose(arrays[0].reshape(args.size, -1), operands[0] @ operands[1], atol=1e-2)
     loops = Loops(target)
-    bare, flops = loops.fma_round(dtypes.float32, target.threads)
-    entries = [*((name, p.repeat, 2.0 * args.size**3) for name, p in plans.items()), ("multiply-adds", bare, flops)]
+    bare = loops.fma_round(dtypes.float32, target.threads)
+    entries = [*((name, p.repeat, 2.0 * args.size**3) for name, p in plans.items()), ("multiply-adds", bare.run, bare.flops)]
     found = confirm([Contestant(run, name) for name, run, _ in entries], rng=random.Random(0), budget_seconds=args.seconds)
     for i, (name, _, work) in enumerate(entries):
-        per_chain, share = found.ratio(0, i).median * work / entries[0][2], found.ratio(len(entries) - 1, i).median * work / flops
+        per_chain, share = found.ratio(0, i).median * work / entries[0][2], found.ratio(len(entries) - 1, i).median * work / bare.flops
         print(f"{name:13s} {work / found.seconds(i) / 1e9:6.1f} GFLOP/s   {per_chain:.3f} × the chain   {share:.3f} of the multiply-adds")
     if found.noisy:
         print(f"noisy: {found.noisy}")

@@ -78,7 +78,7 @@ def figures(target: Target, counts: Sequence[int]) -> Iterator[Figure]:
     for dtype in FMA_DTYPES:
         for n in counts:
             yield Figure(f"multiply-add {dtype.name}", n, "GFLOP/s", (f"fma{dtype.bits}",),
-                         lambda dtype=dtype, n=n: loops.fma_rate(dtype, n, SAMPLES))  # type: ignore[misc]
+                         lambda dtype=dtype, n=n: loops.fma_round(dtype, n).rate(SAMPLES))  # type: ignore[misc]
     for level in LEVELS:
         for kind in kinds_of(level):
             for n in counts:

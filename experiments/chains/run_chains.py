@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import attention
@@ -26,6 +27,7 @@ from goals import GOALS, Goal
 
 # isort: split
 from svod.bench.cases import Case
+from svod.bench.ceiling_loops import Loops
 from svod.bench.ceilings import cached_ceilings
 from svod.bench.peers import Peer, load_peers, parse_peers
 from svod.bench.quantities import seconds
@@ -96,12 +98,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("-o", "--output", type=Path, default=None, help="write the figures here, as JSON")
     args = parser.parse_args(arguments)
     target = host_target()
-    config = BenchConfig() if args.seconds is None else BenchConfig(seconds=args.seconds)
+    config = BenchConfig() if args.seconds is None else BenchConfig(case_seconds=args.seconds)
     peers: list[Peer] = load_peers(parse_peers(args.peers), target.threads)[0]
     ceilings = cached_ceilings(data_dir() / "ceilings.json", target)
-    found = []
+    found, loops = [], Loops(target)
     for case in select_cases("core", args.kernels):
-        result = run_case(case, [*contestants_of(case, target), *peers], config, target=target, ceilings=ceilings)
+        result = run_case(case, [*contestants_of(case, target), *peers], config, target=target, ceilings=ceilings,
+                          arithmetic=partial(loops.best_round, threads=target.threads))
         found.append(row_of(case, result, target))
         print(table(found[-1:]).splitlines()[-1], flush=True)
     print("\n" + table(found))

@@ -76,14 +76,11 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
     samples = QUICK_SAMPLES if quick else SAMPLES
     flops = {}
     for dtype in FMA_DTYPES[:1] if quick else FMA_DTYPES:
-        flops[dtype.name] = _both([loops.fma_rate(dtype, n, samples) for n in counts])
-    for name, feature in DOTS.items():
-        tried = [[loops.dot_rate(name, n, samples) for n in counts]] if feature in target.features and target.vector_bytes == 64 else []
-        if "amx" in target.features:
-            tried.append([loops.tile_rate(name, n, samples) for n in counts])
-        if tried:
+        flops[dtype.name] = _both([loops.fma_round(dtype, n).rate(samples) for n in counts])
+    for name in DOTS:
+        if tried := [_both([r.rate(samples) for r in rounds]) for rounds in zip(*(loops.rounds_of(name, n) for n in counts), strict=True)]:
             # what is converted once is as fast as float32, and there are processors on which that is faster than their instruction
-            one, many = zip(*(_both(r) for r in tried), flops["float32"] if name == "bfloat16" else (0.0, 0.0), strict=True)
+            one, many = zip(*tried, flops["float32"] if name == "bfloat16" else (0.0, 0.0), strict=True)
             flops[name] = max(one), max(many)
     bandwidth: dict[str, dict[str, tuple[float, float]]] = {}
     curve: dict[int, CurvePoint] = {}
@@ -173,6 +170,18 @@ class Memory:
         self.words = words[offset // 8:(offset + whole) // 8]
 
 
+@dataclass(frozen=True)
+class Round:
+    """Arithmetic alone, on all threads it was made for: `run(n)` runs n rounds of `flops` each."""
+
+    run: Callable[[int], None]
+    flops: float
+
+    def rate(self, samples: int) -> float:
+        """Flops per second."""
+        return self.flops / _settled(self.run, samples)
+
+
 class Loops:
     """The loops for one target, each compiled when it is first asked for."""
 
@@ -208,35 +217,43 @@ class Loops:
         plan.set_variables(variables)
         return plan
 
-    def fma_round(self, dtype: DType, threads: int) -> tuple[Callable[[int], None], float]:
-        """What runs a number of rounds of multiply-adds on `threads` threads, and the flops of one round."""
+    def fma_round(self, dtype: DType, threads: int) -> Round:
+        """Multiply-adds on vectors of `dtype`."""
         lanes, extent, turns = self.target.lanes(dtype), threads, FMA_TURNS
         out = np.zeros(extent * lanes, to_numpy(dtype))
         # m = 0.5, c = 1 and different starts: the accumulators converge to 2 and are never the same expression.
         start = np.concatenate([np.full(lanes, 0.5), np.full(lanes, 1.0), np.repeat(np.arange(self.accumulators), lanes)])
         plan = self._plan(f"fma_{dtype.name}", [out, start.astype(to_numpy(dtype))], dtype, extent, threads, turns=turns)
-        return plan.repeat, 2.0 * lanes * self.accumulators * turns * extent
+        return Round(plan.repeat, 2.0 * lanes * self.accumulators * turns * extent)
 
-    def fma_rate(self, dtype: DType, threads: int, samples: int) -> float:
-        """Flops per second of `threads` threads."""
-        run, flops = self.fma_round(dtype, threads)
-        return flops / _settled(run, samples)
-
-    def dot_rate(self, name: str, threads: int, samples: int) -> float:
-        """Flops per second of `threads` threads with the dot instruction on operands of `name`."""
+    def dot_round(self, name: str, threads: int) -> Round:
+        """The dot instruction on operands of `name`."""
         extent, turns = threads, FMA_TURNS
         out, start = np.zeros(16 * extent, np.int32), np.zeros(16 * (2 + self.accumulators), np.int32)
         start[32:] = np.repeat(np.arange(self.accumulators), 16)
         plan = self._plan(f"dot_{name}", [out, start], dtypes.int32, extent, threads, turns=turns)
         per_instruction = 2.0 * 64 / BY_NAME[name].itemsize
-        return per_instruction * self.accumulators * turns * extent / _settled(plan.repeat, samples)
+        return Round(plan.repeat, per_instruction * self.accumulators * turns * extent)
 
-    def tile_rate(self, name: str, threads: int, samples: int) -> float:
-        """Flops per second of `threads` threads with the matrix instruction on operands of `name`."""
+    def tile_round(self, name: str, threads: int) -> Round:
+        """The matrix instruction on operands of `name`."""
         extent, turns = threads, FMA_TURNS
         start = np.concatenate([np.frombuffer(tile_shapes(), np.int32), np.zeros(256, np.int32)])
         plan = self._plan(f"tile_{name}", [np.zeros(256 * extent, np.int32), start], dtypes.int32, extent, threads, turns=turns)
-        return 2.0 * 16 * 16 * 64 / BY_NAME[name].itemsize * TILES * turns * extent / _settled(plan.repeat, samples)
+        return Round(plan.repeat, 2.0 * 16 * 16 * 64 / BY_NAME[name].itemsize * TILES * turns * extent)
+
+    def rounds_of(self, name: str, threads: int) -> list[Round]:
+        """The dot and matrix instructions on operands of `name` (of `DOTS`) that the target has; none for other types."""
+        feature = DOTS.get(name)
+        rounds = [self.dot_round(name, threads)] if feature in self.target.features and self.target.vector_bytes == 64 else []
+        return [*rounds, self.tile_round(name, threads)] if feature is not None and "amx" in self.target.features else rounds
+
+    def best_round(self, dtype: DType, threads: int) -> Round:
+        """The fastest arithmetic on operands of `dtype`: what `Ceilings.flops_per_second` of that type is the rate of."""
+        rounds = self.rounds_of(dtype.name, threads)
+        if not rounds or dtype.name == "bfloat16":
+            rounds.append(self.fma_round(dtypes.float64 if dtype.bits == 64 else dtypes.float32, threads))
+        return max(rounds, key=lambda r: r.rate(QUICK_SAMPLES)) if len(rounds) > 1 else rounds[0]
 
     def fill(self, memory: Memory, threads: int) -> None:
         """Write every page. Pages that were never written are all one page of zeros: reading them would time the first cache."""

@@ -155,8 +155,8 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time that the ceilings allow. `by`: compute, or the level that the operands live in: l2, l3, memory. `intensity`: flops
-    per byte."""
+    """The least time that the ceilings allow. `by`: compute, or the level that the operands live in: l2, l3, memory. `flops_per_second`:
+    of the machine, for kernels by compute in the same rounds. `intensity`: flops per byte."""
 
     seconds: float
     by: str

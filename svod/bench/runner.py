@@ -6,8 +6,10 @@
       rounds:  c  a  b | b' a' c' | …                (a sample each, in random order; slow ones sit out after a few rounds)
     → CaseResult
 
-A case with a round neighbour has svod's version of that among the contestants. What breaks costs itself: a contestant that fails while it
-is timed leaves the case, a case that fails leaves the others.
+A case with a round neighbour has svod's version of that among the contestants, one that arithmetic limits has bare arithmetic among them:
+processors change their frequency, and the share of what they could do an hour ago says little.
+
+What breaks costs itself: a contestant that fails while it is timed leaves the case, a case that fails leaves the others.
 
 The protocol, with its formulas and constants, is docs/measuring.md.
 """
@@ -20,7 +22,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from svod.bench.cases import Case
+from svod.bench.ceiling_loops import Round
 from svod.bench.ceilings import Ceilings
 from svod.bench.load import MachineLoad, Watch, watch_machine
 from svod.bench.machine import machine_of, versions
@@ -28,9 +33,10 @@ from svod.bench.peers import Array, Peer, Prepare, Prepared
 from svod.bench.race import interleave, paired_ratio
 from svod.bench.reference import largest_error, reference, widen
 from svod.bench.results import SVOD, CaseResult, Load, Neighbour, Outcome, PeerInfo, Run, Settings
-from svod.bench.summary import PLACEMENTS, Timed, bound_of, group_results, judge_case, neighbour_of, suite_results
+from svod.bench.summary import COMPUTE, PLACEMENTS, Timed, bound_beside, bound_of, group_results, judge_case, neighbour_of, suite_results
 from svod.bench.timer import Clock, Contestant, calibrate
 from svod.config import BenchConfig
+from svod.core.dtype import BY_NAME, DType
 from svod.core.target import Target
 from svod.errors import SvodError, UnsupportedError
 
@@ -39,7 +45,7 @@ WARM_BELOW_SECONDS = 20e-3      # after a pause threads sleep and caches are ano
 SLOW_FACTOR = 8.0               # a contestant slower than this many of the fastest …
 SLOW_SECONDS = 10e-3            # … and than this sits out after SLOW_ROUNDS: enough for an interval
 SLOW_ROUNDS = 7
-NEIGHBOUR = "round neighbour"   # its name among the contestants
+NEIGHBOUR, ARITHMETIC = BESIDE = ("round neighbour", "bare arithmetic")   # names of those that do something else, among the contestants
 CLOSE_FACTOR = 1.25             # peers within this of the fastest peer: the ratio to each of them is to be known
 
 
@@ -108,9 +114,11 @@ def _is_known(peers: Sequence[Sequence[float]], lead: Sequence[float], precision
 
 
 def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, target: Target, ceilings: Ceilings | None = None,
-             seed: int = 0, rng: random.Random | None = None, clock: Clock = time.perf_counter, watch: Watch = watch_machine,
+             arithmetic: Callable[[DType], Round] | None = None, seed: int = 0, rng: random.Random | None = None,
+             clock: Clock = time.perf_counter, watch: Watch = watch_machine,
              pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS)) -> CaseResult:
-    """Everything about one case. `contestants`: svod's own (named as in `results.SVOD`) and peers."""
+    """Everything about one case. `contestants`: svod's own (named as in `results.SVOD`) and peers. `arithmetic`: the bare arithmetic on a
+    type, timed beside the kernels that it limits; without it they are held against `ceilings` alone."""
     operands = case.draw(seed)
     wanted = reference(case, operands)
     ready: dict[str, Prepared] = {}
@@ -128,13 +136,20 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
         places, beside = _prepare_neighbour(case.neighbour, contestants, outcomes, seed)
         for place, prepared in zip((ready, *moved), places, strict=False):
             place[NEIGHBOUR] = prepared
+    flops, read, written = _work(case, outcomes)
+    caches = {"l1": target.l1, "l2": target.l2, "l3": target.l3}
+    bound = bound_of(flops, read, written, case.dtype, ceilings, caches) if ceilings is not None else None
+    bare = arithmetic(BY_NAME[case.dtype]) if arithmetic is not None and bound is not None and bound.by == COMPUTE else None
+    if bare is not None and ready:
+        for place in (ready, *moved):
+            place[ARITHMETIC] = Prepared(bare.run, lambda: np.empty(0), True)
     timing: Timing | None = None
-    while set(ready) - {NEIGHBOUR} and timing is None:
+    while set(ready).difference(BESIDE) and timing is None:
         names = list(ready)
         lead = next((names.index(n) for n in reversed(SVOD) if n in ready), 0)
         try:
             timing = time_interleaved([Contestant(_named(n, ready[n].run), n) for n in names], lead, config,
-                                      beside=[names.index(NEIGHBOUR)] if NEIGHBOUR in ready else [],
+                                      beside=[names.index(n) for n in BESIDE if n in ready],
                                       elsewhere=[[Contestant(_named(n, place[n].run), n) for n in names] for place in moved],
                                       rng=rng or random.Random(seed), clock=clock, watch=watch, pause=pause)
         except _BrokeError as e:        # the others are timed again, from the start
@@ -144,9 +159,8 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
             outcomes = [Outcome(o.name, "failed", e.why, remark=o.remark, kernels=o.kernels, prepare_seconds=o.prepare_seconds,
                                 search_seconds=o.search_seconds) if e.name in (o.name, o.same_as) else o for o in outcomes]
     samples = dict(zip(ready, timing.seconds, strict=True)) if timing is not None else {}
-    flops, read, written = _work(case, outcomes)
-    caches = {"l1": target.l1, "l2": target.l2, "l3": target.l3}
-    bound = bound_of(flops, read, written, case.dtype, ceilings, caches) if ceilings is not None else None
+    if bound is not None and bare is not None and ARITHMETIC in samples:
+        bound = bound_beside(bound, flops, bare.flops / statistics.median(samples[ARITHMETIC]))
     timed = [Timed(o, samples.get(o.name)) for o in outcomes]
     result = judge_case(name=case.name, title=case.title, suite=case.suite, group=case.group, dtype=case.dtype, shapes=case.shapes,
                         flops=flops, bytes_read=read, bytes_written=written, bound=bound, timed=timed,
@@ -157,7 +171,8 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
 
 
 def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequence[PeerInfo], settings: Settings, config: BenchConfig, *,
-              target: Target, ceilings: Ceilings | None = None, started: Callable[[int, Case], None] = lambda i, case: None,
+              target: Target, ceilings: Ceilings | None = None, arithmetic: Callable[[DType], Round] | None = None,
+              started: Callable[[int, Case], None] = lambda i, case: None,
               finished: Callable[[Run], None] = lambda so_far: None, clock: Clock = time.perf_counter,
               watch: Watch = watch_machine) -> Run:
     """Run cases one after the other. `started` hears of each, `finished` gets the run as it is after each. A case that cannot be run at all
@@ -173,7 +188,8 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
         for i, case in enumerate(cases):
             started(i, case)
             try:
-                found = run_case(case, contestants, config, target=target, ceilings=ceilings, seed=settings.seed, clock=clock, watch=watch)
+                found = run_case(case, contestants, config, target=target, ceilings=ceilings, arithmetic=arithmetic, seed=settings.seed,
+                                 clock=clock, watch=watch)
             except Exception as e:      # operands or a reference that cannot be had, memory: the other cases are not to be lost
                 found = _failed_case(case, contestants, _words(e))
             results.append(found)

@@ -34,6 +34,7 @@ BUSY = 0.10                 # share of the machine that others may use: less slo
 AS_MEMORY = 1.1             # a working set that is read at up to this many times memory's rate lies in memory
 PLACEMENTS = 3              # round r is of operands in memory r mod PLACEMENTS
 ALL = "all"
+COMPUTE = "compute"         # what limits a kernel whose arithmetic takes longer than its traffic
 BEST_PEER = "best peer"
 
 
@@ -60,7 +61,12 @@ def bound_of(flops: float, bytes_read: float, bytes_written: float, dtype: str, 
         level = "memory"
     compute = ceilings.flops_per_second(BY_NAME[dtype])
     seconds = max(flops / compute, total / rate)
-    return Bound(seconds, "compute" if flops / compute >= total / rate else level, compute, rate, flops / total if total else 0.0)
+    return Bound(seconds, COMPUTE if flops / compute >= total / rate else level, compute, rate, flops / total if total else 0.0)
+
+
+def bound_beside(bound: Bound, flops: float, rate: float) -> Bound:
+    """The bound of a kernel that arithmetic limits, where that alone ran at `rate` flops per second in the rounds of the kernel."""
+    return replace(bound, seconds=flops / rate, flops_per_second=rate)
 
 
 def spread_of(seconds: Sequence[float]) -> float:

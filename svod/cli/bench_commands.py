@@ -11,6 +11,7 @@ import tempfile
 import time
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -136,6 +137,7 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     left_out = [f"{i.name} ({i.missing})" for i in infos if i.missing is not None]
     if left_out:
         _say(f"left out: {', '.join(left_out)}. The extra brings them: {INSTALL_PEERS}")
+    from svod.bench.ceiling_loops import Loops
     from svod.bench.ceilings import cached_ceilings, known_ceilings
     from svod.contestants import svod_contestants
 
@@ -156,6 +158,7 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
             with contextlib.suppress(OSError):      # said at the end, where it is tried again
                 write_run(json_path, so_far)
     result = run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=limits,
+                       arithmetic=partial(Loops(target).best_round, threads=limits.threads),
                        started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"),
                        finished=finished)
     print_run(result)
@@ -209,7 +212,7 @@ def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool)
     from svod.tune.db import TuningDB
 
     if not markdown:
-        check_output("-o", output)
+        check_output("-o", output, *runs)
     found = [read_run(path) for path in runs]
     tuning = None
     spec = db if db is not None else config.PrepareConfig.env_value("db")

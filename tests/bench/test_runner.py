@@ -10,6 +10,7 @@ import pytest
 
 from svod.bench import cases as kinds
 from svod.bench.cases import Case
+from svod.bench.ceiling_loops import Round
 from svod.bench.load import MachineLoad
 from svod.bench.peers import Array, Prepared
 from svod.bench.reference import reference
@@ -19,6 +20,7 @@ from svod.bench.summary import PLACEMENTS
 from svod.bench.timer import Contestant
 from svod.compile.host import host_target
 from svod.config import BenchConfig
+from svod.core.dtype import DType, dtypes
 from svod.errors import ShapeError, UnsupportedError
 from tests.bench.example_run import CEILINGS
 
@@ -72,8 +74,9 @@ class FakePeer:
         return Prepared(contestant.run, lambda: result, True, identity=self.identity, kernels=self.kernels, prepare_seconds=0.5)
 
 
-def run(world: World, *peers: FakePeer, case: Case = CASE) -> CaseResult:
-    return run_case(case, peers, CONFIG, target=host_target(), ceilings=CEILINGS, clock=world.clock, watch=world.watch, pause=world.pause)
+def run(world: World, *peers: FakePeer, case: Case = CASE, arithmetic: Callable[[DType], Round] | None = None) -> CaseResult:
+    return run_case(case, peers, CONFIG, target=host_target(), ceilings=CEILINGS, arithmetic=arithmetic, clock=world.clock,
+                    watch=world.watch, pause=world.pause)
 
 
 # -- interleaving -------------------------------------------------------------------------------------
@@ -327,6 +330,34 @@ def test_a_neighbour_is_no_competitor() -> None:
     timing = time_interleaved(contestants, 0, BenchConfig(rounds=15, case_seconds=20.0), beside=[2], rng=random.Random(0),
                               clock=world.clock, watch=world.watch, pause=world.pause)
     assert len(timing.seconds[1]) == len(timing.seconds[2]) > 20
+
+
+def test_arithmetic_takes_part_in_the_rounds_of_what_it_limits() -> None:
+    """A machine that got half as fast after its ceilings were measured slows both alike: the share stays what it is. Arithmetic that cannot
+    be run costs itself; kernels that memory limits are held against their traffic."""
+    gemm = kinds.matmul("gemm", "GEMM 64", (64, 64), (64, 64))
+    bound = run(world := World(), FakePeer(world, "tuned"), case=gemm).bound
+    assert bound is not None and bound.by == "compute"
+    for slower in (1.0, 2.0):
+        world, asked = World(), list[DType]()
+
+        def arithmetic(dtype: DType, world: World = world, slower: float = slower, asked: list[DType] = asked) -> Round:
+            asked.append(dtype)
+            return Round(world.contestant("bare", lambda: slower * 1e-4).run, 1e-4 * bound.flops_per_second)
+        found = run(world, FakePeer(world, "tuned", slower * 2 * bound.seconds), FakePeer(world, "numpy", 9 * bound.seconds), case=gemm,
+                    arithmetic=arithmetic)
+        assert asked == [dtypes.float32] and world.ran.count("bare") >= CONFIG.rounds and found.svod is not None
+        assert found.svod.ceiling_share == pytest.approx(0.5) and found.bound is not None
+        assert found.bound.flops_per_second == pytest.approx(bound.flops_per_second / slower)
+        assert [o.name for o in found.contestants] == ["tuned", "numpy"] and found.best_peer == "numpy"
+        run(world, FakePeer(world, "tuned"), arithmetic=arithmetic)
+        assert len(asked) == 1
+
+    def broken(times: int) -> None:
+        raise OSError("no")
+    world = World()
+    found = run(world, FakePeer(world, "tuned", 2 * bound.seconds), case=gemm, arithmetic=lambda dtype: Round(broken, 1.0))
+    assert found.svod is not None and found.svod.ceiling_share == pytest.approx(0.5)
 
 
 class Breaking(FakePeer):
