@@ -8,13 +8,17 @@ from svod.bench.cases import Case
 from svod.core.target import Target
 
 
-def channels(positions: int, vectors: int) -> Maker:
-    """Output channels are the vector, a tile of columns side by side: any stride reads single elements of the padded image, which is
-    copied once. Weights are packed at prepare. The tile is turned in registers when it is stored."""
+def channels(positions: int, vectors: int, unroll: str) -> Maker:
+    """Output channels are the vector, a tile of columns side by side: any stride reads single elements of the padded image, of which each
+    core copies what its rows read. Weights are packed at prepare. The tile is turned in registers when it is stored."""
     def make(case: Case, target: Target) -> Chain:
         half = 1 if target.vector_registers >= 32 else 2
-        return [["UPCAST", "o2", positions // half], ["UPCAST", "o0", vectors * lanes(case, target)], ["LANES", "o0.in"],
-                ["STAGE", "s0", "root"], ["STAGE", "s1", "root"], *thread("o1", target)]
+        tile_ = [["UPCAST", "o2", positions // half], ["UPCAST", "o0", vectors * lanes(case, target)], ["LANES", "o0.in"],
+                 ["STAGE", "s0", "root"], ["UNROLL", unroll, 2]]
+        if target.threads == 1:
+            return [*tile_, ["STAGE", "s1", "root"]]
+        share = -(-case.out_shape[-2] // target.threads)
+        return [*tile_, ["TILE", "o1", share], ["ORDER", "out", ["o1", "o0", "o1.in", "o2"]], ["STAGE", "s1", "o1"], *thread("o1", target)]
     return make
 
 
@@ -32,8 +36,8 @@ def depthwise(case: Case, target: Target) -> Chain:
 
 
 CHAINS: dict[str, Maker] = {
-    "conv3x3_64_56": channels(14, 2),
+    "conv3x3_64_56": channels(14, 2, "r0"),
     "conv1x1_256_56": pointwise,
-    "conv7x7_s2_224": channels(16, 1),
+    "conv7x7_s2_224": channels(14, 2, "r2"),
     "conv_depthwise_112": depthwise,
 }

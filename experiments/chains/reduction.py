@@ -25,9 +25,12 @@ def columns(case: Case, target: Target) -> Chain:
 
 
 def pool(case: Case, target: Target) -> Chain:
-    """Windows as straight-line code, those of four rows side by side, from padded rows of the image in scratch."""
-    return [["UPCAST", "o1", 4], ["UPCAST", "o2", lanes(case, target)], ["UNROLL", "r0", 0], ["UNROLL", "r1", 0], ["LANES", "o2.in"],
-            ["STAGE", "s0", "o1"], *thread("o0", target)]
+    """Windows as straight-line code, those of four rows side by side. Where a few vectors hold a row it is computed whole: masks are known
+    along it then. Else from padded rows of the image in scratch."""
+    n = lanes(case, target)
+    whole = case.out_shape[-1] <= 4 * n
+    return [["UPCAST", "o1", 4], ["UPCAST", "o2", 0 if whole else n], ["UNROLL", "r0", 0], ["UNROLL", "r1", 0], ["LANES", "o2.in"],
+            *([] if whole else [["STAGE", "s0", "o1"]]), *thread("o0", target)]
 
 
 CHAINS: dict[str, Maker] = {

@@ -37,7 +37,7 @@ SMALL: list[tuple[str, Case]] = [       # the chain's case → one that the chai
     ("gemm_1024_bfloat16", kinds.matmul("a", "", (67, 33), (33, 131), "bfloat16")),
     ("gemm_1024_int8", kinds.matmul("a", "", (67, 71), (71, 131), "int8")),
     ("conv3x3_64_56", kinds.conv2d("a", "", 5, 37, 3, 17)),
-    ("conv7x7_s2_224", kinds.conv2d("a", "", 3, 19, 7, 41, 2)),
+    ("conv7x7_s2_224", kinds.conv2d("a", "", 3, 35, 7, 41, 2)),
     ("conv1x1_256_56", kinds.conv2d("a", "", 7, 13, 1, 17)),
     ("conv_depthwise_112", kinds.conv2d("a", "", 5, 5, 3, 29, groups=5)),
     ("softmax_4096x1024", kinds.softmax("a", "", 5, 197)),
