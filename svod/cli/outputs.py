@@ -12,6 +12,8 @@ from svod.errors import ConfigError, DatabaseError
 from svod.tune.db import layers
 from svod.tune.db.schema import SHIPPED
 
+SQLITE_HEADER = b"SQLite format 3\0"
+
 
 class Finite(click.FloatRange):
     """A number in a range; nan, which is in every range for click, is in none."""
@@ -23,11 +25,15 @@ class Finite(click.FloatRange):
         return found
 
 
-def check_output(option: str, path: str | os.PathLike[str] | None) -> None:
-    """Raise ConfigError where the file that `option` names could not be written, as far as that shows without writing. None, and "-" for
-    the standard output, are fine."""
-    if path is None or os.fspath(path) == "-":
+def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | os.PathLike[str] | None,
+                 stdout: bool = False) -> None:
+    """Raise ConfigError where the file that `option` names could not be written, as far as that shows without writing, or would take the
+    place of what cannot be made again: of a database, or of one of the files that the command reads. None is fine, and "-" where that
+    means the standard output."""
+    if path is None or (stdout and os.fspath(path) == "-"):
         return
+    if os.fspath(path) == "-":
+        raise ConfigError(f"{option} -: this goes to a file, not to the standard output; name one")
     file = Path(path).absolute()
     if file.is_dir():
         raise ConfigError(f"{option} {path}: this is a directory; name a file in it")
@@ -37,6 +43,17 @@ def check_output(option: str, path: str | os.PathLike[str] | None) -> None:
         raise ConfigError(f"{option} {path}: the file cannot be written")
     if (file.is_file() or not file.exists()) and not os.access(file.resolve().parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{option} {path}: the directory {file.resolve().parent} cannot be written")
+    if any(r is not None and file.exists() and os.path.exists(r) and file.samefile(r) for r in read):
+        raise ConfigError(f"{option} {path}: the command reads this file; name another one to write")
+    if _is_database(file):
+        raise ConfigError(f"{option} {path}: this is an SQLite database, which would be lost; name another file")
+
+
+def _is_database(file: Path) -> bool:
+    if not file.is_file() or not os.access(file, os.R_OK):
+        return False
+    with open(file, "rb") as opened:
+        return opened.read(len(SQLITE_HEADER)) == SQLITE_HEADER
 
 
 def check_is_there(plan: layers.Plan) -> None:

@@ -151,8 +151,8 @@ def check(options: TuneOptions) -> None:
         raise click.UsageError(f"{options.script} {found}; give the path of a Python script")
     elif not os.access(options.script, os.R_OK):
         raise click.UsageError(f"{options.script} cannot be read")
-    check_output("--json", options.json_path)
-    check_output("--capture-to", options.capture_to)
+    check_output("--json", options.json_path, options.script, options.source, stdout=True)
+    check_output("--capture-to", options.capture_to, options.script, options.source)
     check_database(None if options.dry_run else options.db)
     from svod.tune.executor import check_address, parse_workers
 

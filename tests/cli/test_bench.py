@@ -88,6 +88,7 @@ def test_results_of_another_version(call: Call, tmp_path: Path) -> None:
     (["run", "models", "--heuristic"], "svod-bench run --suite models"), (["run", "--nonsuch"], "No such option"),
     (["run", "--json", "none/r.json"], "the directory"), (["run", "--beam", "2", "--db", "old.json"], "not a tuning database"),
     (["report", "-o", "none/r.html"], "-o none/r.html: the directory"), (["ceilings", "--json", "none/c.json"], "--json none/c.json"),
+    (["ceilings", "--json", "-"], "not to the standard output"), (["report", "old.json", "-o", "old.json"], "the command reads this file"),
 ])
 def test_what_cannot_be_run_or_written_is_said_at_once(call: Call, tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "old.json").write_text("{}")

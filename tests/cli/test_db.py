@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from svod.cli.db_commands import cli
 from svod.cli.installation import missing_modules
 from svod.cli.tables import chain_words, seconds
-from svod.errors import DatabaseError
+from svod.errors import ConfigError, DatabaseError
 from svod.tune.db import Origin, Search, TuningDB, layers
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
 
@@ -181,6 +181,13 @@ def test_bad_input_is_one_line_and_status_2(path: Path, arguments: list[str], me
     done = main("--db", str(path), *arguments)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
     assert len([line for line in done.stderr.splitlines() if message in line]) == 1
+
+
+def test_an_export_does_not_replace_a_database(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="SQLite database, which would be lost"):
+        CliRunner().invoke(cli, ["--db", str(path), "export", "-o", str(path)], catch_exceptions=False)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("command", ["list", "stats", "gc", "retract x"])

@@ -118,6 +118,8 @@ def test_bad_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (["--db", "other.db"], "not a tuning database"), (["--db", "m.py/t.db"], "is not a directory"),
     (["--db", "x.jsonl"], "put a .db file before it"), (["--db", "m.py:t.db"], "not a tuning database"),
     (["--address", "head"], "use auto or host:port"),
+    (["--json", "m.py"], "--json m.py: the command reads this file"), (["--capture-to", "./m.py"], "the command reads this file"),
+    (["--json", "other.db"], "an SQLite database, which would be lost"),
 ])
 def test_what_cannot_be_written_is_refused_before_the_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str],
                                                                   said: str) -> None:
