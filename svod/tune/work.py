@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from svod.bench.race import confirm, paired_ratio, race
+from svod.bench.race import Ratio, confirm, paired_ratio, race
 from svod.bench.timer import Contestant, Samples, Screening, deadline, sample_again, screen_one
 from svod.compile.codegen import LoadedProgram, compile_object
 from svod.compile.llvm import render
@@ -342,7 +342,24 @@ def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int, floa
             times[i] += column
         open_ = may_win(times, open_, tie)
         known = all(paired_ratio(times[i], times[0]).half_width <= precision for i in open_)
-    return [Confirmed(statistics.median(t), *_against(t, times[0][:len(t)]), tuple(t)) for t in times]
+    return [Confirmed(statistics.median(t), r.low, r.median, r.high, tuple(t))
+            for t, r in zip(times, against_first(times, open_), strict=True)]
+
+
+def against_first(times: Sequence[Sequence[float]], open_: Sequence[int]) -> list[Ratio]:
+    """Per contestant its time over that of the first. What left early took part in fewer rounds than those of `open_`, which ran on,
+    and the first may have been faster or slower then: its ratio is that to the fastest of `open_`, times that one's, and so are the ends
+    of its interval."""
+    direct = {i: paired_ratio(times[i], times[0]) for i in open_}
+    fastest = min(open_, key=lambda i: direct[i].median)
+    found = []
+    for i, t in enumerate(times):
+        if i in direct:
+            found.append(direct[i])
+        else:
+            there, on = paired_ratio(t, times[fastest][:len(t)]), direct[fastest]
+            found.append(Ratio(there.median * on.median, there.low * on.low, there.high * on.high))
+    return found
 
 
 def may_win(times: Sequence[Sequence[float]], open_: Sequence[int], tie: float) -> list[int]:
@@ -354,6 +371,3 @@ def may_win(times: Sequence[Sequence[float]], open_: Sequence[int], tie: float) 
                                            and paired_ratio(times[i], times[fastest]).low <= tie)]
 
 
-def _against(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
-    ratio = paired_ratio(times, base)
-    return ratio.low, ratio.median, ratio.high

@@ -16,7 +16,7 @@ from svod.tune.candidate import Candidate, Origin
 from svod.tune.executor import InlineExecutor, Kind
 from svod.tune.jobs import Outcome
 from svod.tune.laboratory import Race
-from svod.tune.work import error_of_median, may_win
+from svod.tune.work import against_first, error_of_median, may_win
 from svod.tune.worker_laboratory import RESTLESS_REPEATS, WorkerLaboratory
 from tests.tune.search_kernels import TARGET, gemm
 
@@ -38,6 +38,19 @@ def test_only_what_may_still_win_is_timed_further() -> None:
     assert may_win([times(1.0, 0.05, 5), times(0.5, 0.01, 5), times(2.0, 0.01, 5)], range(3), 1.003) == [0, 1, 2]
     # what is level with the heuristic stays, as long as it may be faster
     assert may_win([times(1.0, 0.01), times(1.0, 0.01)], range(2), 1.003) == [0, 1]
+
+
+def test_what_left_early_is_not_favoured_by_the_rounds_it_took_part_in() -> None:
+    """The heuristic takes 10 % longer in the first 15 rounds; one that takes 2 % longer than the best is left out after these."""
+    rng = random.Random(1)
+    heuristic = [(1.1 if r < 15 else 1.0) * rng.uniform(0.99, 1.01) for r in range(100)]
+    best = [0.8 * rng.uniform(0.995, 1.005) for _ in range(100)]
+    left = [1.02 * t * rng.uniform(0.998, 1.002) for t in best[:15]]
+    assert paired_ratio(left, heuristic[:15]).high < paired_ratio(best, heuristic).low
+    first, told, of_left = against_first([heuristic, best, left], [0, 1])
+    assert (first.low, first.high) == (1.0, 1.0) and told == paired_ratio(best, heuristic)
+    assert of_left.median == pytest.approx(1.02 * told.median, rel=0.002) and told.high * 1.015 < of_left.high
+    assert against_first([heuristic, left], [0])[1] == paired_ratio(left, heuristic[:15])
 
 
 @pytest.mark.parametrize("rounds", [8, 15, 60])

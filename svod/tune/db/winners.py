@@ -43,9 +43,10 @@ class Standing(NamedTuple):
     linear: str
 
 
-def best_of(standings: Sequence[Standing]) -> int:
-    """The index of the chain that wins by the rules 7 and 8. Raises ValueError when there is none."""
-    level = min(s.high for s in standings) * TIE
+def best_of(standings: Sequence[Standing], tie: float = TIE) -> int:
+    """The index of the chain that wins by the rules 7 and 8; upper ends within a factor of `tie` are level. Raises ValueError when there is
+    no chain."""
+    level = min(s.high for s in standings) * tie
     return min((i for i, s in enumerate(standings) if s.high <= level),
                key=lambda i: (not standings[i].own, *standings[i][2:]))
 
