@@ -11,12 +11,13 @@ may have another value in each call.
 
 What the function assigns to (`state.assign(…)`) is state: every call reads and writes its memory, an argument's as well. A value of an
 argument cannot be read while the function is captured (`x.item()`, `if x.sum() > 0`): that is an error. A jitted function called by one
-that is being captured becomes a part of it.
+that is being captured becomes a part of it. A method can be decorated: each object has captures of its own, and is kept with them.
 """
 from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -120,6 +121,10 @@ class Jit:
                 if found is None:
                     found = self._captured[signature] = self._capture(args, kwargs, tensors)
         return found.run(tensors, values)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method: the object is its first argument, a part of the signature like any other value, and lives as long as the captures."""
+        return self if instance is None else types.MethodType(self, instance)
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:
@@ -249,6 +254,8 @@ def _signature(value: Any, tensors: list[Tensor], values: dict[str, int]) -> Has
         return type(value).__name__, tuple(_signature(v, tensors, values) for v in value)
     if isinstance(value, dict):
         return "dict", tuple((k, _signature(v, tensors, values)) for k, v in value.items())
+    if isinstance(value, (float, np.floating)):      # 0.0 equals -0.0, and nan not itself
+        return type(value).__name__, np.asarray(value).tobytes()
     try:
         hash(value)
     except TypeError:

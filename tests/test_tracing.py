@@ -33,6 +33,34 @@ def test_one_plan_per_signature_and_fresh_outputs() -> None:
     assert first.tolist() == [1, 3, 5, 7], "a later run wrote into an earlier result"
 
 
+def test_a_number_is_itself_in_a_signature() -> None:
+    """-0.0 equals 0.0 and is another number; nan is the same one each time and equals nothing."""
+    f = svod.jit(lambda x, k: x * k)
+    for kind in (float, np.float32):
+        assert [np.signbit(f(np.ones(2, np.float32), kind(k)).numpy()).all() for k in (0.0, -0.0)] == [False, True]
+    before = len(f.plans)
+    for _ in range(3):
+        assert np.isnan(f(X, float("nan")).numpy()).all()
+    assert len(f.plans) == before + 1
+
+
+def test_a_method_is_captured_for_each_object() -> None:
+    class Counter:
+        def __init__(self, step: float) -> None:
+            self.step, self.total = step, Tensor(np.zeros(3, np.float32))
+
+        @svod.jit
+        def add(self, x: Tensor) -> Tensor:
+            self.total.assign(self.total + x * self.step)
+            return self.total * 1
+
+    one, ten = Counter(1), Counter(10)
+    x = np.ones(3, np.float32)
+    assert [one.add(x).tolist(), ten.add(x).tolist(), one.add(x).tolist()] == [[1] * 3, [10] * 3, [2] * 3]
+    assert one.total.tolist() == [2] * 3 and ten.total.tolist() == [10] * 3
+    assert len(Counter.add.plans) == len(one.add.plans) == 2
+
+
 @pytest.mark.parametrize(("given", "config", "said"), [
     (3, None, "takes a function of tensors, got int"), (Tensor(X), None, "got Tensor; to compute a tensor, call its realize()"),
     (lambda x: x, {"beam": 4}, r"takes a PrepareConfig, got dict; .* PrepareConfig\(beam=BeamConfig\(width=4\)\)"),
