@@ -16,7 +16,6 @@ from svod.core.nest import is_derived, plan
 from svod.core.scheduler import Scheduler
 from svod.core.sketch_contractions import contraction_sketches, inner_contraction
 from svod.core.sketch_facts import (
-    bytes_of,
     contiguous_axes,
     extent_of,
     is_constant,
@@ -32,12 +31,12 @@ from svod.core.sketch_facts import (
 from svod.core.sketch_online import online_sketches
 from svod.core.sketch_tiles import tile_sketches
 from svod.core.streams import can_stream
-from svod.core.traffic import levels, lost
 from svod.core.uop import TRANSCENDENTAL
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", "SQRT"}
 _MIN_PARALLEL = 1 << 15        # operations below which a second core costs more than it brings
 _EVEN = 1.12                   # cores wait for the last one for no more than this share of the time
+_STREAM_GAIN = 1.03            # predicted gains of STREAM below this are none: a product of 1024 was predicted 1.02 and lost 2-5 %
 TIE = 1.015                    # predictions this near each other say nothing
 _ROWS_AT_A_TIME = 8            # rows added between loading sums from scratch and storing them there
 _WINDOW = 32                   # positions of a window that become straight-line code
@@ -227,18 +226,15 @@ def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
         operands = operands_of(state, r)
         tiled = inner_contraction(state, r, operands) if operands is not None else None
         state = tiled if tiled is not None else _vectors(state, r, _best_vector_axis(state, r), 4)
-    state = _parallel(state)
-    return try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name) if _streams(state) else state
+    return _past_caches(_parallel(state))
 
 
-def _streams(state: Scheduler) -> bool:
-    """Whether storing the output past the caches is possible and costs less than fetching its lines, writing them back, and finding some
-    of them there."""
-    target = state.target
-    _, near, far = levels(target)
-    size = bytes_of(state, state.kernel.output)
-    cached = 2.0 * (near.streamed * lost(size / target.threads / target.l2) + far.streamed * lost(size / max(target.l2, target.l3)))
-    return cached > 2.0 * far.streamed - near.streamed and can_stream(state)
+def _past_caches(state: Scheduler) -> Scheduler:
+    """STREAM where that changes how the output is stored, and is predicted to gain."""
+    if not can_stream(state):
+        return state
+    past = try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
+    return past if past.features().cycles * _STREAM_GAIN < state.features().cycles else state
 
 
 def _keep_costly(state: Scheduler) -> Scheduler:
