@@ -167,7 +167,10 @@ class DotValues(Values):
         const = lane = 0
         for i in range(len(layout.extents)):
             terms, c = add_lins(self._axis(nest, i), base[i], -1)
-            if i == layout.tiled:
+            if i == layout.tiled and layout.overlaps:
+                lin = add_lins(lin, self._tile_at(layout, (terms, c)), 1)
+                const += nest.offsets[i] * layout.strides[i]
+            elif i == layout.tiled:
                 lin = add_lins(lin, ({v: k * layout.outer // layout.tile for v, k in terms.items()}, 0), 1)
                 position = c + nest.offsets[i]
                 const += position // layout.tile * layout.outer + position % layout.tile * layout.strides[i]

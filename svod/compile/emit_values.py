@@ -354,6 +354,8 @@ class Values:
             here = add_lins(here, staged.base[i], -1)
             if i == layout.tiled and any(a in nest.narrow for a, _ in lin.coefs):
                 start = add_lins(start, self._in_tiles(layout, here), 1)
+            elif i == layout.tiled and layout.overlaps:
+                start = add_lins(start, self._tile_at(layout, here), 1)
             elif i == layout.tiled:
                 # whole tiles: every coefficient is a multiple of the tile, expanded positions lie inside one
                 here = ({v: c * layout.outer // layout.tile for v, c in here[0].items()},
@@ -372,6 +374,12 @@ class Values:
         value, tile = self._ssa(at), b.index(layout.tile)
         whole, rest = (b.alu(op, dtypes.index, 1, value, tile) for op in ("IDIV", "MOD"))
         return {whole: layout.outer, rest: layout.strides[layout.tiled]}, 0
+
+    def _tile_at(self, layout: Layout, first: Lin) -> Lin:
+        """Where the tile stands whose first position is given: the last one is moved back, and the next multiple tells which it is."""
+        b, tile = self.b, layout.tile
+        number = b.alu("IDIV", dtypes.index, 1, b.add(self._ssa(first), b.index(tile - 1)), b.index(tile))
+        return {number: layout.outer}, 0
 
     def _load(self, nest: Nest, dtype: DType, pointer: int, linear: Linear, gate: int, alt: int, floor: int, ordered: bool,
               base: Base | None = None, slack: bool = False, version: int = 0) -> int:
@@ -465,6 +473,8 @@ class Values:
                 terms, c = add_lins(self._axis(nest, i), base[i], -1)
                 if i == layout.tiled and i in nest.narrow:
                     lin = add_lins(lin, self._in_tiles(layout, (terms, c)), 1)
+                elif i == layout.tiled and layout.overlaps:
+                    lin = add_lins(lin, self._tile_at(layout, (terms, c)), 1)
                 elif i == layout.tiled:
                     lin = add_lins(lin, ({v: k * layout.outer // layout.tile for v, k in terms.items()}, 0), 1)
                     in_tile = c

@@ -1,8 +1,8 @@
-"""How staged values lie in memory: their dims in the order in which they are read, the vector innermost, in whole tiles where all readers
-take the same ones.
+"""How staged values lie in memory: their dims in the order in which they are read, the vector innermost, in tiles where all readers take
+the same ones.
 
     s1[i, k] read by a tile of 32 rows i in vectors, k summed up      [i/32][k][i%32]
-    the same with 27 rows of 64                                       [k][i]                   the last tile starts at 37
+    the same with 27 rows of 64                                       [3][k][27]               rows 0, 27 and 37 on: some lie twice
     s0[i, k] read in all lanes                                        [i][k]                   rows along the sum
 """
 from __future__ import annotations
@@ -20,7 +20,9 @@ SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the
 
 
 class Layout(NamedTuple):
-    """How a staged value lies in memory. Element (p0, p1, …) stands at Σ stride·p; the tiled dim at (p // tile)·outer + p % tile."""
+    """How a staged value lies in memory. Element (p0, p1, …) stands at Σ stride·p; the tiled dim at (p // tile)·outer + p % tile.
+    Where tiles do not divide the dim, the last one is moved back as those of its readers are; what it shares with the one before is twice.
+    """
 
     extents: tuple[int, ...]
     strides: tuple[int, ...]
@@ -29,6 +31,11 @@ class Layout(NamedTuple):
     tile: int
     outer: int
     size: int                      # elements
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the last tile is moved back into the one before."""
+        return self.tiled >= 0 and self.extents[self.tiled] % self.tile != 0
 
 
 def is_exact(pieces: tuple[Piece, ...], extent: int) -> bool:
@@ -153,19 +160,29 @@ def _summed_dim(state: Scheduler, plan: Plan, s: int) -> int:
 
 
 def _tile_of(state: Scheduler, plan: Plan, q: int, r: ResolvedStage, node: Node, dim: int, local: int) -> int:
-    """Positions of the reader's vector axis that stand side by side, if the dim is read in whole tiles of them, else 1."""
+    """Positions of the reader's vector axis that stand side by side, if the dim is read in tiles of them, else 1."""
     lin = node.dims[dim]
-    axis = r.axes[local]
+    axis, extent = r.axes[local], state.axis_extent(r.axes[local])
     if lin.atoms or lin.const or lin.coefs != ((local, 1),) or plan.paths[q] != () or is_derived(r.stage):
         return 1    # a stage inside another nest computes whatever part is asked for, not whole tiles of it
-    pieces = fit(state, state.axis_rows[axis], state.axis_extent(axis))
-    return block_of(pieces) if is_exact(pieces, state.axis_extent(axis)) and is_contiguous(pieces) else 1
+    kernel, pieces = state.kernel, fit(state, state.axis_rows[axis], extent)
+    positions, block = kernel.axes[kernel.stages[node.arg].outs[dim]].extent, block_of(pieces)
+    if not is_contiguous(pieces):
+        return 1
+    if not is_exact(pieces, extent) or positions % block:
+        # tiles that do not divide the dim: the reader's last one is to be moved back to the end of it
+        moved = local < len(r.stage.outs) and bool(r.reductions) and positions == extent
+        if not moved or kernel.written or state.pads[axis] or kernel.axes[axis].bound is not None:
+            return 1
+    return block
 
 
 def lay_out(state: Scheduler, found: Layouts, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
     """How a box of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as it may differ between boxes."""
     order = found.orders[s]
     dim, tile = found.tiles[s] if tiled else (-1, 1)
+    if dim >= 0 and extents[dim] % tile and extents[dim] != state.kernel.axes[state.kernel.stages[s].outs[dim]].extent:
+        dim, tile = -1, 1       # a part of the dim, which ends elsewhere
     packed = found.packed.get(s)
     if packed is not None:
         # by words of a group: a step along the summed dim is a part of a word's stride, everything else moves by whole words
@@ -179,14 +196,14 @@ def lay_out(state: Scheduler, found: Layouts, s: int, extents: tuple[int, ...], 
 def _lay_out(order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: int, apart: int) -> Layout:
     """`apart`: rows of a multiple of so many elements get a line of the cache more, or they would share its sets; 0: none do."""
     strides = [0] * len(extents)
-    if dim >= 0 and tile < extents[dim] and extents[dim] % tile == 0:
+    if dim >= 0 and tile < extents[dim]:
         size = tile
         for d in reversed(order):
             if d != dim:
                 strides[d] = size
                 size *= extents[d]
         strides[dim] = 1
-        return Layout(extents, tuple(strides), order, dim, tile, size, size * (extents[dim] // tile))
+        return Layout(extents, tuple(strides), order, dim, tile, size, size * -(-extents[dim] // tile))
     order = tuple(sorted(order, key=lambda d: extents[d] != 1))   # stable: axes of one position go outermost
     size = 1
     for d in reversed(order):

@@ -2,7 +2,7 @@
 
     TC(r0, (amx8, o0, o1)) UPCAST(o0, 2) UPCAST(o1, 2)                     4 tiles of results, 2 + 2 of operands
     … TILE(o0, 8)                                                          as many rows as stay near pass over all columns
-    … STAGE(s0, o0)                                                        rows packed by the core that uses them
+    … STAGE(s0, o0)                                                        rows packed by the core that uses them, a TILE or all
     … ORDER(out, (o1, o0)) STAGE(s1, o1)                                   columns packed by the core that uses them
 """
 from __future__ import annotations
@@ -40,7 +40,9 @@ def tile_sketches(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
         for base in (block, try_opt(block, "UNROLL", along, 2)):
             turned = try_opt(base, "ORDER", r.stage.name, (columns, rows))
             yield base
-            yield _near(base, rows, along)
+            near = _near(base, rows, along)
+            yield near
+            yield try_opt(near, "STAGE", operands[True], rows)
             yield _near(turned, columns, along)
             yield try_opt(base, "STAGE", operands[True], rows)
             yield try_opt(turned, "STAGE", operands[False], columns)

@@ -1,6 +1,7 @@
 """Lowering: the shape of what is emitted, and chains that once gave wrong numbers."""
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,6 +17,8 @@ from svod.compile.nests import copy_step
 from svod.compile.program import Program
 from svod.core.dtype import DType, dtypes
 from svod.core.kernel import Kernel
+from svod.core.layout import lay_out, layouts
+from svod.core.nest import plan
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.uop import Ops, UOp
 from tests.agreement import Case, has_native, run_interpreted, run_native
@@ -52,6 +55,40 @@ def test_last_tile_is_moved_back_without_a_mask() -> None:
     assert "MIN" in names and names.count("LOAD") == names.count("STORE") == 1
     load = next(i for i in program.code[0] if i[0] == "LOAD")
     assert load[2] == 16 and len(load[3]) == 2, "one whole vector, no mask"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_staged_tiles_that_overlap(seed: int) -> None:
+    """Columns that no tile divides, packed in the tiles they are read in: whole, in part, and by cores that share them."""
+    rng = random.Random(seed)
+    m, depth = rng.choice((1, 5, 13, 31)), rng.choice((1, 2, 7, 29))
+    tile = rng.choice((5, 16, 24, 32))
+    n = tile * rng.randint(2, 4) + rng.randint(1, tile - 1)
+    case = Case(Kernel(gemm(m, n, depth)), seed)
+    state = Scheduler(case.kernel, NATIVE.get(64, WIDTHS[64])).apply_opts([Opt("UPCAST", "o1", tile), Opt("STAGE", "s1", "root")])
+    states = [state, state.apply_opt(Opt("TILE", "o1", 2)), state.apply_opt(Opt("THREAD", "o1", 2))]
+    if m > 1:
+        turned = Opt("ORDER", "out", ("o1", "o0"))
+        states += [state.apply_opt(turned), state.apply_opts([Opt("UPCAST", "o0", 2), Opt("INLINE", "s1"), Opt("STAGE", "s1", "o0")])]
+    for s in states:
+        assert lay_out(s, layouts(s, plan(s)), 1, (depth, n)).overlaps
+        program = lower(s)
+        validate(program)
+        run_interpreted(case, program, 2)
+        if 64 in NATIVE:
+            run_native(case, program, NATIVE[64], 2)
+
+
+@pytest.mark.parametrize(("name", "chain"), [
+    ("hand_gemm", [["PADTO", "o1", 16], ["UPCAST", "o1", 16], ["STAGE", "s1", "root"]]),
+    ("in_place_accumulate", [["UPCAST", "o1", 16], ["STAGE", "s1", "root"]]),
+    ("hand_dot", [["UPCAST", "r0", 16], ["STAGE", "s1", "root"]])], ids=["guarded", "in place", "a remainder"])
+def test_tiles_that_are_not_moved_back_lie_in_rows(name: str, chain: Chain) -> None:
+    case = case_of(name)
+    state = Scheduler(case.kernel, WIDTHS[64]).apply_opts([Opt.from_json(o) for o in chain])
+    extents = tuple(case.kernel.axes[a].extent for a in case.kernel.stages[1].outs)
+    assert lay_out(state, layouts(state, plan(state)), 1, extents).tiled < 0
+    run_interpreted(case, lower(state), 2)
 
 
 def test_in_place_kernels_mask_the_last_tile_instead() -> None:

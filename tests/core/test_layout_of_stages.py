@@ -31,14 +31,18 @@ def staged(m: int, n: int, depth: int, rows: int, columns: int) -> tuple[Layout,
     return lay_out(state, found, 0, (m, depth)), lay_out(state, found, 1, (depth, n))
 
 
-def places(layout: Layout) -> list[int]:
+def places(layout: Layout) -> list[list[int]]:
+    """Per element where it lies: twice, where the last tile is moved back over it."""
     out = []
     for position in itertools.product(*map(range, layout.extents)):
         at = sum(p * s for i, (p, s) in enumerate(zip(position, layout.strides, strict=True)) if i != layout.tiled)
         if layout.tiled >= 0:
-            tile, inside = divmod(position[layout.tiled], layout.tile)
-            at += tile * layout.outer + inside * layout.strides[layout.tiled]
-        out.append(at)
+            extent, tile, p = layout.extents[layout.tiled], layout.tile, position[layout.tiled]
+            firsts = [min(first, extent - tile) for first in range(0, extent, tile)]
+            inside = [(number, p - first) for number, first in enumerate(firsts) if 0 <= p - first < tile]
+            out.append([at + number * layout.outer + k * layout.strides[layout.tiled] for number, k in inside])
+        else:
+            out.append([at])
     return out
 
 
@@ -47,15 +51,16 @@ def test_every_element_has_a_place() -> None:
     for _ in range(40):
         m, n, depth = (rng.choice((1, 2, 7, 16, 31, 48, 64)) for _ in range(3))
         for layout in staged(m, n, depth, rng.randint(1, m), rng.randint(1, n)):
-            found = places(layout)
+            found = [at for element in places(layout) for at in element]
             assert len(set(found)) == len(found) and min(found) == 0 and max(found) < layout.size, (m, n, depth, layout)
+            assert len(found) == np.prod(layout.extents) or layout.overlaps
 
 
 def test_whole_tiles_are_tiles() -> None:
     _, b = staged(64, 96, 40, 6, 32)
     assert (b.tiled, b.tile, b.outer, b.strides) == (1, 32, 32 * 40, (32, 1)), "96 columns are three tiles of 32"
     _, b = staged(64, 96, 40, 6, 40)
-    assert (b.tiled, b.strides) == (-1, (96, 1)), "the last tile of 40 would begin inside the one before"
+    assert (b.tiled, b.tile, b.strides, b.size) == (1, 40, (40, 1), 3 * 40 * 40), "columns 0, 40 and 56: 24 of them lie twice"
     apart = SET_STRIDE // 4
     a, _ = staged(64, 96, apart, 6, 32)
     assert a.strides == (apart + LINE // 4, 1), "rows that share sets get a line more"
