@@ -5,8 +5,9 @@
     python experiments/beam_width.py --widths 1,2,4,8 --suite random --random-seed 7
 
 A ratio is the narrow beam's time over the wide one's, with the least and the most that one of three processes measures: above 1 the wide
-beam found something faster. It is worse beyond noise when in each process the 95 % interval does not reach 1, or the median is below
-0.97. What is shared by the studies is in `paired.py`.
+beam found something faster. It is worse beyond the noise of timing when in each process the 95 % interval does not reach 1, or the median
+is below 0.97. The first width is searched twice: by how much two searches that differ in their measurements alone differ is the noise in
+which the others are to be seen. What is shared by the studies is in `paired.py`.
 """
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def main() -> None:
     parser = arguments(argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter))
     parser.add_argument("--widths", default="4,8", help="joined by commas; all are compared with the first")
     args = parser.parse_args()
-    study(args, {f"beam {width}": {"width": width} for width in map(int, args.widths.split(","))})
+    first, *others = map(int, args.widths.split(","))
+    study(args, {f"beam {first}": {"width": first}, f"beam {first} again": {"width": first},
+                 **{f"beam {width}": {"width": width} for width in others}})
 
 
 if __name__ == "__main__":
