@@ -20,7 +20,7 @@ from svod.core.schedule import create_schedule
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.sketch import heuristic
 from svod.core.variable import layout_shape, without_binds
-from svod.errors import KernelOptError, LaunchError, ScheduleError
+from svod.errors import DTypeError, KernelOptError, LaunchError, ScheduleError
 from svod.tune.actions import default_actions, lanes_of
 from tests import draws
 
@@ -253,3 +253,25 @@ def test_a_mean_in_float64_divides_by_the_exact_count() -> None:
     """2**24 + 1 is no float32."""
     n = Variable("many", 1, 1 << 25).bind((1 << 24) + 1)
     assert Tensor.ones(n, dtype="float64").mean().item() == 1.0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "float32", "float16", "bfloat16"])
+def test_a_variable_is_an_operand(dtype: str) -> None:
+    """Its number in the run, which widens no tensor; on both sides of operators, in masks, of comparisons the reflected ones too."""
+    n = Variable("n", 1, 9)
+    x = Tensor(np.array([-3, 2, 5, 7])).cast(dtype).realize()
+
+    def f(t: Tensor, k: Any) -> tuple[Tensor, ...]:
+        return t + k, 2 * k - t, t * (k + 1), t < k, k <= t, k == t, t != k, t.where(t > k, k), t.maximum(k)
+    jitted = svod.jit(f)
+    for k in (1, 5, 9):
+        expected = f(x, k)
+        for got in (f(x, n.bind(k)), jitted(x, n.bind(k))):
+            assert [(g.dtype, g.float().tolist()) for g in got] == [(e.dtype, e.float().tolist()) for e in expected]
+        assert Tensor(n.bind(k)).item() == k and Tensor(n.bind(k) * 3, "float32").tolist() == 3 * k
+    assert len(jitted.plans) == 1
+    positions = svod.jit(lambda k: Tensor.arange(9) + k < 10)
+    for k in (4, 9):
+        assert positions(n.bind(k)).tolist() == [i + k < 10 for i in range(9)]
+    with pytest.raises(DTypeError, match="does not fit int8"):
+        Tensor(np.ones(2, np.int8)) + n * 100

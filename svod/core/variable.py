@@ -56,10 +56,12 @@ class Dim(_Integer):
         return hash(self.expr)
 
     def __eq__(self, other: object) -> bool:
+        if hasattr(other, "uop"):       # a tensor compares its elements
+            return NotImplemented
         return isinstance(other, Dim) and other.expr is self.expr
 
     def __ne__(self, other: object) -> bool:
-        return not self == other
+        return NotImplemented if hasattr(other, "uop") else not self == other
 
     def __bool__(self) -> bool:
         return self._decided("!= 0", self.bounds[0] > 0 or self.bounds[1] < 0, False)
@@ -78,17 +80,19 @@ class Dim(_Integer):
     def __mod__(self, other: Any) -> Any:
         return self._made(sy.mod, other) if type(other) is int and other > 0 else NotImplemented
 
-    def __lt__(self, other: Any) -> bool: return self._compared(other, "<")
-    def __le__(self, other: Any) -> bool: return self._compared(other, "<=")
-    def __gt__(self, other: Any) -> bool: return self._compared(other, ">")
-    def __ge__(self, other: Any) -> bool: return self._compared(other, ">=")
+    def __lt__(self, other: Any) -> Any: return self._compared(other, "<")
+    def __le__(self, other: Any) -> Any: return self._compared(other, "<=")
+    def __gt__(self, other: Any) -> Any: return self._compared(other, ">")
+    def __ge__(self, other: Any) -> Any: return self._compared(other, ">=")
 
     def _made(self, rule: Any, other: Any) -> Any:
         if not isinstance(other, Dim) and type(other) is not int:
             return NotImplemented
         return dim_of(rule(self.expr, index_of(other)))
 
-    def _compared(self, other: Any, how: str) -> bool:
+    def _compared(self, other: Any, how: str) -> Any:
+        if hasattr(other, "uop"):
+            return NotImplemented
         if not isinstance(other, Dim) and not isinstance(other, int):
             raise ShapeError(f"the extent {self} is compared with {type(other).__name__}; extents are compared with ints and extents")
         lo, hi = sy.bounds(sy.sub(self.expr, index_of(other)))

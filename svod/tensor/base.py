@@ -183,6 +183,13 @@ class TensorBase:
         the dtype of `self` if that is one of floats, else of the default one."""
         return self.from_uop(number_of(n, self._float_dtype())) if isinstance(n, Dim) else float(n)
 
+    def _value(self, n: Dim) -> Self:
+        """What a Dim is when the plan runs, as an operand of `self`: as a Python int it does not widen, and must fit."""
+        dtype = scalar_dtype(self.dtype, 1)
+        for bound in n.bounds:
+            check_scalar(bound, dtype, f"{n} as an operand")
+        return self.from_uop(number_of(n, dtype))
+
     def _full_like(self, value: Scalar, dtype: DType | None = None) -> Self:
         return self.from_uop(graph.full(self.shape, value, dtype or self.dtype))
 

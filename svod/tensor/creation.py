@@ -16,7 +16,7 @@ from svod.core import graph
 from svod.core.buffer import buffer_from_numpy, float32_to_bfloat16_bits
 from svod.core.dtype import DType, dtypes
 from svod.core.uop import Ops, UOp
-from svod.core.variable import Dim, layout_shape
+from svod.core.variable import Dim, layout_shape, number_of
 from svod.errors import DTypeError, ShapeError
 from svod.tensor.base import Array, DTypeLike, Scalar, TensorBase, as_dtype, check_integers, check_scalar, is_scalar, shape_argument
 
@@ -27,11 +27,14 @@ class Creation(TensorBase):
     __slots__ = ()
 
     def __init__(self, data: Any, dtype: DTypeLike | None = None) -> None:
-        """A tensor of a scalar, nested lists, a NumPy array or anything with `__array__`, or another tensor; its values
+        """A tensor of a scalar, a variable, nested lists, a NumPy array or anything with `__array__`, or another tensor; its values
         converted to `dtype` if given. Raises DTypeError and ShapeError for data no tensor can hold."""
         wanted = None if dtype is None else as_dtype(dtype)
         if isinstance(data, TensorBase):
             self._hold(data.uop if wanted is None else data.cast(wanted).uop)
+        elif isinstance(data, Dim):
+            own = dtypes.int32 if max(map(abs, data.bounds)) < 2 ** 31 else dtypes.int64
+            self._hold(number_of(data, own if wanted is None else wanted))
         elif is_scalar(data) and not isinstance(data, np.generic):
             self._hold(_scalar_node(data, wanted))
         elif isinstance(data, (np.ndarray, np.generic)) or hasattr(data, "__array__"):

@@ -15,6 +15,7 @@ from typing import Any, Self
 from svod.core import graph
 from svod.core.dtype import dtypes
 from svod.core.uop import Ops, UOp
+from svod.core.variable import Dim
 from svod.errors import DTypeError
 from svod.tensor.base import Scalar, TensorBase, common_dtype, is_scalar, operand_uops, without_numpy
 from svod.tensor.movement import Movement
@@ -31,6 +32,8 @@ class Elementwise(Movement):
     def _operand(self, x: Operand) -> TensorBase | Scalar:
         """A tensor or a Python scalar; anything else becomes a tensor."""
         found = without_numpy(x)
+        if isinstance(found, Dim):
+            return self._value(found)
         return found if isinstance(found, TensorBase) or is_scalar(found) else type(self)(found)
 
     def _binary(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Self
 
 from svod.core.dtype import DType, dtypes
+from svod.core.variable import Dim
 from svod.errors import DTypeError
 from svod.tensor.base import Scalar, common_dtype, is_scalar, operand_uops, scalar_dtype, without_numpy
 from svod.tensor.elementwise import Elementwise, Operand, truncated_remainder
@@ -21,6 +22,8 @@ class Functions(Elementwise):
     def _partner(self, x: Operand) -> Self:
         """An operand as a tensor; a number in the dtype in which it meets self."""
         found = without_numpy(x)
+        if isinstance(found, Dim):
+            return self._value(found)
         return type(self)(found, dtype=scalar_dtype(self.dtype, found)) if is_scalar(found) else self._as_tensor(found)
 
     def _meeting(self, name: str, y: Self) -> DType:
