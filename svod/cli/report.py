@@ -15,7 +15,6 @@ from svod.cli.tables import seconds as in_words
 from svod.core.target import Target
 from svod.plan_check import PlanCheck, name_of
 from svod.tune.db.records import SizeTime
-from svod.tune.slices import kernel_bytes
 
 KEY_SHOWN = 8
 
@@ -158,7 +157,7 @@ def outcome_json(o: Outcome, target: Target, ceilings: Ceilings | None) -> dict[
 
 def row_json(row: Row) -> dict[str, Any]:
     return {"kernel": row.key, "name": row.name, "origins": list(row.origins), "calls": row.calls, "captured_seconds": row.seconds,
-            "share": row.share, "family": row.family, "flops": row.flops, "bytes": kernel_bytes(row.kernel), "decision": row.decision,
+            "share": row.share, "family": row.family, "flops": row.flops, "bytes": round(row.bytes), "decision": row.decision,
             "why": row.why, "database": None if row.winner is None else {
                 "chain": row.winner.chain, "speedup": row.winner.speedup, "time": row.winner.time, "baseline": row.winner.baseline,
                 "linear": row.winner.linear, "codegen": row.winner.codegen, "layer": row.winner.layer}}

@@ -26,7 +26,6 @@ from svod.plan_sizes import profile_at_sizes
 from svod.tune.db import Search, TuningDB
 from svod.tune.db.winners import Winner
 from svod.tune.sizes import Size, at_size, geometric_mean, merged_sizes
-from svod.tune.slices import kernel_bytes
 
 log = logging.getLogger("svod.cli")
 
@@ -128,7 +127,8 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[Row]:
 def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
     """Operations and bytes of one call; geometric means over the sizes of a kernel with variables."""
     if not sizes:
-        return float(estimate(kernel.ast).flops), float(kernel_bytes(kernel))
+        work = estimate(kernel.ast)
+        return float(work.flops), float(work.bytes_moved)
     found = [estimate(at_size(kernel, size).ast) for size in sizes]
     return geometric_mean([max(1, e.flops) for e in found]), geometric_mean([max(1, e.bytes_moved) for e in found])
 

@@ -27,7 +27,7 @@ from svod.cli.installation import program
 from svod.cli.progress import LineProgress, LiveProgress, make_progress
 from svod.cli.report import Outcome, dry_table, kernel_table, text_table
 from svod.cli.script import processes_with, run_script
-from svod.cli.survey import Foresight, Row, decide, pick_target, rate_of, survey, was_interrupted
+from svod.cli.survey import Foresight, Row, decide, pick_target, rate_of, survey, was_interrupted, work_of
 from svod.cli.tune_command import TuneOptions, check, cli
 from svod.compile.codegen import CODEGEN_REVISION, COMPILER
 from svod.compile.host import host_target
@@ -329,6 +329,11 @@ def test_survey_weighs_and_decides(tmp_path: Path) -> None:
     assert survey(found, TARGET, compiler())[0].seconds > 0, "what was not timed is timed here"
     found.plans[0].target = "aarch64/other/neon/l1 64k/l2 1m/l3 0k/t4"
     assert pick_target(found) == TARGET
+
+
+def test_the_bytes_of_a_gather_are_those_that_it_reads() -> None:
+    flops, moved = work_of(canonical(search_kernels.gather(5, 1000, 6)), ())
+    assert (flops, moved) == (0, 5 * 4 + 2 * 5 * 6 * 4), "positions, rows read and written; not the whole table"
 
 
 def test_flops_and_rates() -> None:
