@@ -26,7 +26,7 @@ from svod.core.kernel import Linear, Node, Reduction, ResolvedStage, Stage
 from svod.core.layout import Layout, is_exact
 from svod.core.nest import Piece, fit, lane_row
 from svod.core.scheduler import LOOP, UNROLL, UPCAST
-from svod.core.streams import aligns_rows, stores_whole_vectors
+from svod.core.streams import aligns_rows, leaves_tail, stores_whole_vectors
 from svod.core.symbolic import linear
 from svod.core.uop import Ops
 
@@ -59,6 +59,7 @@ class Phase(Reductions):
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
         self.aligns = aligns_rows(self.state, r, nest.pieces, nest.lane, nest.lane_row)
         stream = self.state.stream and stores_whole_vectors(self.state, r, nest.pieces, nest.lane, nest.lane_row)
+        self.tail = stream and leaves_tail(self.state, r, nest.pieces, nest.lane, nest.lane_row)
         return self._launch(nest, lambda n, v: self._store_linear(n, v, pointer, store, stream), self.low.threads, False)
 
     def emit_temp(self, r: ResolvedStage, temp: tuple[int, Layout]) -> Emitted:
@@ -205,13 +206,30 @@ class Phase(Reductions):
                     break
         else:
             extent = self.partial[2]
-        i, _ = b.open(begin, end, 1)
         self.nests[s] = nest
+        counts = self._counts(nest, loops[:prefix])
+        if self.tail:
+            last = b.index(extent - 1)
+            nest.aligned = True
+            self._iterations(nest, loops, prefix, counts, begin, b.alu("MIN", dtypes.index, 1, end, last), sink, values)
+            nest.aligned = False
+            self._forget_values()
+            begin = b.alu("MAX", dtypes.index, 1, begin, last)
+        self._iterations(nest, loops, prefix, counts, begin, end, sink, values)
+        code = tuple(transpose_squares(list(b.finish()), ragged=self.state.target.vector_bytes == 64))
+        code = add_prefetches(code, dict(self.state.prefetch))
+        variable = () if all(c.is_constant for c in counts) else counts
+        return Spec(extent, min(threads, extent) if threads > 1 else 1, self.scratch, once, variable), code
+
+    def _iterations(self, nest: Nest, loops: list[tuple[int, Piece, int]], prefix: int, counts: tuple[Count, ...], begin: int, end: int,
+                    sink: Sink, values: bool) -> None:
+        """Iterations `begin` to `end` of a launch that is made of the `prefix` outermost loops."""
+        b, s = self.b, nest.r.stage.index
+        i, _ = b.open(begin, end, 1)
         if self.partial is not None:
             self.part = i
         values_of: list[int] = []
         rest = i
-        counts = self._counts(nest, loops[:prefix])
         for k in range(prefix - 1, -1, -1):
             if k == 0:
                 values_of.append(rest)
@@ -239,10 +257,6 @@ class Phase(Reductions):
                 self._close_row(nest, a)
         self._where_inside(nest, loops[:prefix], values_of, body)
         b.close(i)
-        code = tuple(transpose_squares(list(b.finish()), ragged=self.state.target.vector_bytes == 64))
-        code = add_prefetches(code, dict(self.state.prefetch))
-        variable = () if all(c.is_constant for c in counts) else counts
-        return Spec(extent, min(threads, extent) if threads > 1 else 1, self.scratch, once, variable), code
 
     def _counts(self, nest: Nest, loops: list[tuple[int, Piece, int]]) -> tuple[Count, ...]:
         """How often the loops that a launch is made of run."""
@@ -297,9 +311,7 @@ class Phase(Reductions):
             loop, _ = b.open(b.index(0), b.alu("WHERE", dtypes.index, 1, condition, b.index(1), b.index(0)), ALIGNED)
             emit(loop)
             b.close(loop)
-            for n in self.nests.values():
-                n.memo.clear()
-                n.linear.clear()
+            self._forget_values()
 
         def in_parts(inside: int, axes: list[int], parts: dict[int, int]) -> None:
             if not axes:
@@ -312,9 +324,7 @@ class Phase(Reductions):
                 with self._narrowed(nest, a, step):
                     in_parts(inside, axes[1:], {**parts, a: loop})
                 b.close(loop)
-                for n in self.nests.values():
-                    n.memo.clear()
-                    n.linear.clear()
+                self._forget_values()
         nest.safe.update(whole)
         once(all_in, lambda inside: body(inside, {}, latest))
         nest.safe.difference_update(whole)
@@ -325,6 +335,12 @@ class Phase(Reductions):
             nest.safe.update(single)
             once(b.alu("AND", dtypes.bool, 1, some, b.alu("NOT", dtypes.bool, 1, all_in)), lambda inside: in_parts(inside, narrow, {}))
             nest.safe.difference_update(single)
+
+    def _forget_values(self) -> None:
+        """What was computed in a loop is not there behind it."""
+        for n in self.nests.values():
+            n.memo.clear()
+            n.linear.clear()
 
     def _aligned_row(self, nest: Nest, a: int, piece: Piece, body: Callable[[], Any]) -> None:
         """The loop over a row of the output (`aligns_rows`): a vector up to the first multiple of its size, tiles, and vectors for what is
@@ -559,9 +575,7 @@ class Phase(Reductions):
             del self.nests[s]
         else:
             self.nests[s] = outer
-        for n in self.nests.values():
-            n.memo.clear()
-            n.linear.clear()
+        self._forget_values()
 
     def _area(self, s: int, nbytes: int) -> int:
         """Scratch of a stage: one area, grown when a longer part of the nest needs more."""

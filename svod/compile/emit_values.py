@@ -42,6 +42,7 @@ class Values:
         self.partial: tuple[int, int, int] | None = None   # split reduction: local axis, chunk, number of parts
         self.part = -1
         self.aligns = False                             # whether rows of the output are stored at multiples of the vector
+        self.tail = False                               # whether the last tile of the output has a loop of its own
 
     def _open_row(self, nest: Nest, a: int, value: Lin) -> None:
         nest.opened[a].append(value)

@@ -5,6 +5,7 @@ written to memory, fetched again and written again.
 
     y[128], UPCAST(o0, 32)          32 32 32 32        all of them
     y[100], UPCAST(o0, 32)          32 32 32 [32]      none: the last tile is moved back to 68
+    y[9999], UPCAST(o0, 32)         32 32 … [32]       all but the last, which has a loop of its own (`leaves_tail`)
     y[8, 99], UPCAST(o1, 16)        rows begin at 99, 198, …: none
     y[99, 9999], UPCAST(o1, 16)     all but those at the ends of a long row (`aligns_rows`)
 """
@@ -62,6 +63,27 @@ def aligns_rows(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[Pi
     return enough and any(step for step, _ in outer)
 
 
+def leaves_tail(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[Piece]], lane: int, row: int) -> bool:
+    """Whether lowering stores the last tile of the output stage `r`, which is moved back to somewhere between the multiples of the vector,
+    in a loop of its own: of a single row of many vectors, over whose tiles the outermost and only loop goes. Arguments:
+    `stores_whole_vectors`."""
+    kernel, store, stage = state.kernel, r.store, r.stage
+    if store is None or store.atoms or r.reductions or kernel.written or not 0 <= lane < len(stage.outs):
+        return False
+    own, width, extent = tuple(pieces[lane]), max(1, state.target.vector_bytes // r.lanes_bytes), state.axis_extent(r.axes[lane])
+    loops = [p for a in range(len(stage.outs)) for p in pieces[a] if p.role == LOOP and p.extent > 1]
+    vector = next((p for p in own if p.row == row), None)
+    if len(loops) != 1 or loops[0].row != state.order[stage.index][0] or vector is None or store.coef(lane) * vector.stride != 1:
+        return False
+    if loops[0] not in own or loops[0].stride % width or vector.extent % width or store.const % width or extent % width == 0:
+        return False
+    if extent < MANY_PAST_CACHES * width or not is_contiguous(own):
+        return False
+    if any(state.pads[a] or kernel.axes[a].bound is not None for a in r.axes):
+        return False
+    return not any(store.coef(a) * p.stride % width for a in range(len(stage.outs)) if a != lane for p in pieces[a] if p.extent > 1)
+
+
 def stores_whole_vectors(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[Piece]], lane: int, row: int) -> bool:
     """Whether all stores of the output stage `r` are of whole vectors at multiples of their size. `pieces`: its rows per local axis as they
     are emitted; `lane`, `row`: the local axis and the row that are the vector, or -1. Where an extent depends on a variable this holds for
@@ -73,6 +95,8 @@ def stores_whole_vectors(state: Scheduler, r: ResolvedStage, pieces: Sequence[Se
         return False    # the phase that combines the parts has loops of its own
     width = max(1, state.target.vector_bytes // r.lanes_bytes)
     vector = next((p for p in pieces[lane] if p.row == row and p.role != LOOP), None)
+    if leaves_tail(state, r, pieces, lane, row):
+        return True
     if aligns_rows(state, r, pieces, lane, row):
         return state.axis_extent(r.axes[lane]) >= MANY_PAST_CACHES * width
     if vector is None or vector.extent < 2 or vector.extent % width or store.coef(lane) * vector.stride != 1 or store.const % width:

@@ -192,7 +192,7 @@ def test_long_rows_are_stored_at_multiples_of_the_vector(dtype: DType, width: in
     lanes = width // dtype.itemsize
     tile, long = lanes * int(rng.choice([1, 2, 4])), 128 * lanes + int(rng.integers(1, lanes))
     for rows, columns, aligned, past in ((5, long, True, True), (4, 128 * lanes + 1, True, True), (4, 64 * lanes + 1, True, False),
-                                         (1, long, False, False), (4, 2 * tile + 1, False, False), (4, 1, False, False)):
+                                         (1, long, False, True), (4, 2 * tile + 1, False, False), (4, 1, False, False)):
         case = Case(Kernel(rows_plus(rows, columns, dtype)))
         chain = [Opt("UPCAST", "o1", tile), Opt("STREAM", "out")] if columns > 1 else []
         program = lower(Scheduler(case.kernel, replace(WIDTHS[width], l2=512)).apply_opts(chain))
@@ -204,6 +204,28 @@ def test_long_rows_are_stored_at_multiples_of_the_vector(dtype: DType, width: in
         if width in NATIVE and has_native(case, NATIVE[width]):
             for state in (chain, chain[:-1]):
                 run_native(case, lower(Scheduler(case.kernel, replace(NATIVE[width], l2=512)).apply_opts(state)), NATIVE[width], 2)
+
+
+@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize("lanes_over", [1, 3, 0])
+def test_the_last_tile_of_a_long_row_has_a_loop_of_its_own(lanes_over: int, width: int) -> None:
+    """All of a row is stored past the caches but the tile that is moved back; launches that begin and end anywhere store every element."""
+    rng = np.random.default_rng([lanes_over, width])
+    lanes = width // 4
+    for tiles, vectors in ((40, 4), (129, 1), (67, 2)):
+        tile = vectors * lanes
+        case = Case(Kernel(lines(tiles * tile + int(rng.integers(0, vectors)) * lanes + min(lanes_over, lanes - 1))))
+        chain = [Opt("UPCAST", "o0", tile), Opt("THREAD", "o0", 2), Opt("STREAM", "out")]
+        program = lower(Scheduler(case.kernel, WIDTHS[width]).apply_opts(chain))
+        validate(program)
+        streamed = [i[4][1] for i in program.code[0] if i[0] == "STORE"]
+        long = tiles * vectors >= 128
+        assert streamed == [lanes_over == 0 or long] * vectors + ([False] * vectors if long and lanes_over else [])
+        for slices in (1, 2, 7):
+            run_interpreted(case, program, slices)
+        if width in NATIVE and has_native(case, NATIVE[width]):
+            for state in (chain, chain[:1]):
+                run_native(case, lower(Scheduler(case.kernel, NATIVE[width]).apply_opts(state)), NATIVE[width], 3)
 
 
 @pytest.mark.parametrize(("columns", "step"), [(1, 1), (3, 3), (7, 4), (8, 8), (15, 4), (17, 4), (31, 16), (32, 16), (33, 4), (997, 16)])
