@@ -5,7 +5,8 @@ launches itself and shares the others out to workers that wait inside `svod_work
 makes one call per plan. All memory is laid out here (`Pool`, `Launch`, `Plan` offsets) and allocated by `pool.py` and `plan.py`.
 
 How a launch is shared out. Each thread of a launch has a share of the chunks, next to one another, and takes the rest of the others'
-shares when its own is done: a core meets the same memory again in the next launch, and none waits while there is work. What is left of
+shares when its own is done: a core meets the same memory again in the next launch, and none waits while there is work. Chunks that are an
+iteration longer are spread over all shares, as a share that is long by several would leave too little to take. What is left of
 a share is one 64-bit word, its *ticket*, on a cache line of its own:
 
     generation (32 bits) | threads (10 bits) | chunks left (22 bits)
@@ -137,14 +138,22 @@ run:
   %v.q = mul i64 %v.1, %j.share
   %v.end = add i64 %v.q, %v.extra
   %k = sub i64 %v.end, %left
-  %longer = icmp ult i64 %k, %remainder
-  %extra = select i1 %longer, i64 %k, i64 %remainder
+  ; chunk k begins at k · quotient + ⌈k · remainder / chunks⌉: those with one iteration more are spread over all shares
+  %t.share = mul i64 %threads, %j.share
+  %chunks = add i64 %t.share, %j.longer
+  %up = sub i64 %chunks, 1
+  %k.next = add i64 %k, 1
+  %k.r = mul i64 %k, %remainder
+  %k.up = add i64 %k.r, %up
+  %k.extra = udiv i64 %k.up, %chunks
+  %n.up = add i64 %k.up, %remainder
+  %n.extra = udiv i64 %n.up, %chunks
   %k.q = mul i64 %k, %quotient
-  %offset = add i64 %k.q, %extra
+  %n.q = mul i64 %k.next, %quotient
+  %offset = add i64 %k.q, %k.extra
+  %offset.end = add i64 %n.q, %n.extra
   %begin = add i64 %first, %offset
-  %one = zext i1 %longer to i64
-  %size = add i64 %quotient, %one
-  %end.i = add i64 %begin, %size
+  %end.i = add i64 %first, %offset.end
   call void %f(ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end.i)
   %more = add i64 %done, 1
   br label %look

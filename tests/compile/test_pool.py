@@ -72,6 +72,25 @@ def test_every_chunk_once_when_chunks_do_not_divide(threads):
         assert (x[7:113] == 20).all() and x.sum() == 20 * 106
 
 
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_shares_are_even(threads):
+    """Chunks of one iteration more are spread over all threads: no thread's own share is more than an iteration longer than another's."""
+    chunks = 4 * threads
+    for extent in range(chunks, 6 * chunks + 1):
+        ran = []
+
+        @ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
+        def entry(args, variables, scratch, begin, end, ran=ran):
+            ran.append((begin, end))
+
+        Pool.get(threads).run([(ctypes.cast(entry, ctypes.c_void_p).value, 0, 0, 0, extent, threads, chunks)])
+        ran.sort()
+        assert len(ran) == chunks and ran[0][0] == 0 and ran[-1][1] == extent
+        assert all(before[1] == after[0] for before, after in pairwise(ran))
+        shares = [ran[i + 3][1] - ran[i][0] for i in range(0, chunks, 4)]
+        assert max(shares) - min(shares) <= 1, (extent, shares)
+
+
 def test_ten_thousand_dispatches():
     x = np.zeros(8, np.int64)
     args = pointers(x)
