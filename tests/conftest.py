@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from svod.config import CONFIGS
 from tests import draws
@@ -18,6 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     draws.SCALE = config.getoption("--draws")
+    # a busy machine is an ordinary case: how long an example takes is no property of what is tested
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

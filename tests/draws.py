@@ -13,4 +13,4 @@ def count(n: int) -> int:
 
 def draws(n: int) -> settings:
     """Settings of a hypothesis test that draws `n` examples by default."""
-    return settings(max_examples=count(n), deadline=None)
+    return settings(max_examples=count(n))

@@ -11,7 +11,7 @@ BUFFERS = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 12), st.intege
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(buffers=BUFFERS)
 def test_live_buffers_never_overlap(mode, buffers):
     sizes = {i: b[0] for i, b in enumerate(buffers)}

@@ -69,7 +69,7 @@ def test_every_kind_of_arg(arg: object) -> None:
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=5))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.recursive(scalars, lambda s: st.lists(s, max_size=4).map(tuple), max_leaves=8))
 def test_random_args(arg: object) -> None:
     u = UOp(Ops.CUSTOM, dtypes.void, (), arg)
@@ -127,7 +127,7 @@ def test_nesting_without_end_is_a_format_error() -> None:
         data_to_ast({"format": 1, "nodes": [["CUSTOM", "void", [], deep]]})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_change_to_the_data_gives_a_graph_or_a_format_error(data: st.DataObject) -> None:
     doc = json.loads(ast_to_json(gemm()))

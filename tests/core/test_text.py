@@ -52,7 +52,7 @@ PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=9), 
                   st.sampled_from([Ops.ADD, dtypes.bfloat16, math.inf, -math.inf, -0.0, NAN, Param(3, 4, vmin=-1, vmax=2), "a;b]\"\\ %1"]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=8))
 def test_any_argument_is_read_back(arg: object) -> None:
     u = UOp(Ops.CUSTOM, dtypes.float32, (UOp.const(dtypes.float32, 1e-5),), arg)

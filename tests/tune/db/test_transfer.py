@@ -115,7 +115,7 @@ def test_exporting_over_a_file_is_all_or_nothing(tmp_path: Path, monkeypatch: py
 POOL: list[Record] = [*CONTENT, confirmed(0.3, "ee"), verdict("verified", "ee"), verdict("retracted", "aa"), screened("ff")]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sets(st.integers(0, len(POOL) - 1), max_size=6), min_size=3, max_size=3))
 def test_merging_is_idempotent_commutative_and_associative(tmp_path_factory: pytest.TempPathFactory, parts: list[set[int]]) -> None:
     directory = tmp_path_factory.mktemp("merge")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.tune.db import OWN, SHIPPED, TEAM, Measurement, Record, Verdict, Winner, derive_winner, rank_winners
@@ -173,7 +173,6 @@ EVIDENCE = st.tuples(st.lists(MEASUREMENTS, max_size=8), st.lists(VERDICTS, max_
                      st.lists(st.integers(0, 2), min_size=8, max_size=8))
 
 
-@settings(deadline=None)
 @given(EVIDENCE, st.integers(0, 1000))
 def test_order_and_repetition_do_not_matter(evidence: tuple[list[Measurement], list[Verdict], list[int]], seed: int) -> None:
     measurements, verdicts, layers = evidence
@@ -185,7 +184,6 @@ def test_order_and_repetition_do_not_matter(evidence: tuple[list[Measurement], l
     assert derive_winner(iter(measurements), iter(verdicts), ranks) == (first[0] if first else None)
 
 
-@settings(deadline=None)
 @given(EVIDENCE)
 def test_a_winner_is_confirmed_verified_not_barred_and_a_gain(evidence: tuple[list[Measurement], list[Verdict], list[int]]) -> None:
     measurements, verdicts, layers = evidence
@@ -200,7 +198,6 @@ def test_a_winner_is_confirmed_verified_not_barred_and_a_gain(evidence: tuple[li
         assert all(w.own or w.ratio_high * 1.003 < 1.0 for w in before), "it is carried although it gains nothing for sure"
 
 
-@settings(deadline=None)
 @given(EVIDENCE)
 def test_more_bad_verdicts_never_bring_a_chain_back(evidence: tuple[list[Measurement], list[Verdict], list[int]]) -> None:
     measurements, verdicts, layers = evidence
