@@ -176,17 +176,17 @@ def _ratios(rounds: Sequence[Sequence[float]]) -> tuple[Ratio, ...]:
 
 def interleave(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, float]], rng: random.Random, *,
                clock: Clock = time.perf_counter, pause: Callable[[], None] | None = None,
-               warm_below: float = WARM_BELOW_SECONDS) -> tuple[float, ...]:
+               warm_below: float = WARM_BELOW_SECONDS, warm: float = 0.0) -> tuple[float, ...]:
     """One round: a sample of each contestant, in random order; seconds per run, in the order given. `calibrated`: what `timer.calibrate`
-    says of each. `pause` is called before each, so that the threads of the one before come to rest; what runs shorter than `warm_below`
-    seconds gets an untimed run first."""
+    says of each. `pause` is called before each, so that the threads of the one before come to rest; `warm_below`
+    and `warm`: as for `timer.take_sample`."""
     order = list(range(len(contestants)))
     rng.shuffle(order)
     times = [0.0] * len(order)
     for i in order:
         if pause is not None:
             pause()
-        times[i] = take_sample(contestants[i], *calibrated[i], clock, warm_below)
+        times[i] = take_sample(contestants[i], *calibrated[i], clock, warm_below, warm)
     return tuple(times)
 
 

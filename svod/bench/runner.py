@@ -20,6 +20,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +31,7 @@ from svod.bench.ceilings import Ceilings
 from svod.bench.load import MachineLoad, Watch, watch_machine
 from svod.bench.machine import machine_of, versions
 from svod.bench.peers import Array, Peer, Prepare, Prepared
+from svod.bench.placing import placed
 from svod.bench.race import interleave, paired_ratio
 from svod.bench.reference import largest_error, reference, widen
 from svod.bench.results import SVOD, CaseResult, Load, Neighbour, Outcome, PeerInfo, Run, Settings
@@ -40,13 +42,17 @@ from svod.core.dtype import BY_NAME, DType
 from svod.core.target import Target
 from svod.errors import SvodError, UnsupportedError
 
-PAUSE_SECONDS = 3e-3            # between contestants: libraries' threads spin for up to some milliseconds after a run
-WARM_BELOW_SECONDS = 20e-3      # after a pause threads sleep and caches are another's: an untimed run first
+PAUSE_SECONDS = 10e-3           # between contestants: libraries' threads spin for up to some milliseconds after a run
+WARM_BELOW_SECONDS = 20e-3      # after a pause threads sleep and caches are another's: untimed runs first …
+WARM_SECONDS = 5e-3             # … for as long as this: it takes several runs until the caches have all that they will have
 SLOW_FACTOR = 8.0               # a contestant slower than this many of the fastest …
 SLOW_SECONDS = 10e-3            # … and than this sits out after SLOW_ROUNDS: enough for an interval
 SLOW_ROUNDS = 7
 NEIGHBOUR, ARITHMETIC = BESIDE = ("round neighbour", "bare arithmetic")   # names of those that do something else, among the contestants
 CLOSE_FACTOR = 1.25             # peers within this of the fastest peer: the ratio to each of them is to be known
+
+
+Place = Callable[[Sequence[Contestant], Callable[[], None]], AbstractContextManager[None]]      # `placing.placed` and the like
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,8 @@ class Timing:
 
 def time_interleaved(contestants: Sequence[Contestant], lead: int, config: BenchConfig, *, beside: Collection[int] = (),
                      elsewhere: Sequence[Sequence[Contestant]] = (), rng: random.Random, clock: Clock = time.perf_counter,
-                     watch: Watch = watch_machine, pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS)) -> Timing:
+                     watch: Watch = watch_machine, pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS),
+                     place: Place = lambda contestants, pause: nullcontext()) -> Timing:
     """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is spent.
 
     `elsewhere`: the same contestants over operands in other memory, taken in turns, a round each. Who is fast is told by the medians so
@@ -71,38 +78,41 @@ def time_interleaved(contestants: Sequence[Contestant], lead: int, config: Bench
     if not contestants:
         raise ValueError("nothing to time was given")
     placements = [contestants, *elsewhere]
-    calibrated: list[list[tuple[int, float]]] = []
-    for members in placements:
-        calibrated.append([])
-        for c in members:
-            c.run(1)                # first touches and lazily made threads are no part of a calibration
-            calibrated[-1].append(calibrate(c, None, clock, config.min_sample * 1e-6))
-    every = list(range(len(contestants)))
-    fast, peers = every, [i for i in every if i != lead and i not in beside]
-    seconds: list[list[float]] = [[] for _ in every]
-    begin, seen = clock(), watch()
-    rounds, precise = 0, False
+    for c in (c for members in placements for c in members):
+        c.run(1)                # first touches and lazily made threads are no part of a calibration
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        while rounds < config.rounds or (not precise and clock() - begin < config.case_seconds):
-            turn = rounds % len(placements)
-            times = interleave([placements[turn][i] for i in fast], [calibrated[turn][i] for i in fast], rng, clock=clock, pause=pause,
-                               warm_below=WARM_BELOW_SECONDS)
-            for i, t in zip(fast, times, strict=True):
-                seconds[i].append(t)
-            rounds += 1
-            if rounds == SLOW_ROUNDS:
-                limit = max(SLOW_FACTOR * min(min(seconds[i]) for i in every if i not in beside), SLOW_SECONDS)
-                fast = [i for i in every if i == lead or i in beside or min(seconds[i]) <= limit]
-                peers = [i for i in fast if i != lead and i not in beside]
-            if rounds >= config.rounds:
-                precise = (_is_known([seconds[i] for i in peers], seconds[lead], config.precision)
-                           and all(paired_ratio(seconds[i], seconds[lead]).half_width <= config.precision for i in beside))
+        with place([c for members in placements for c in members], pause):
+            return _time_placed(placements, lead, config, beside, rng, clock, watch, pause)
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: BenchConfig, beside: Collection[int], rng: random.Random,
+                 clock: Clock, watch: Watch, pause: Callable[[], None]) -> Timing:
+    calibrated = [[calibrate(c, None, clock, config.min_sample * 1e-6) for c in members] for members in placements]
+    every = list(range(len(placements[0])))
+    fast, peers = every, [i for i in every if i != lead and i not in beside]
+    seconds: list[list[float]] = [[] for _ in every]
+    begin, seen = clock(), watch()
+    rounds, precise = 0, False
+    while rounds < config.rounds or (not precise and clock() - begin < config.case_seconds):
+        turn = rounds % len(placements)
+        times = interleave([placements[turn][i] for i in fast], [calibrated[turn][i] for i in fast], rng, clock=clock, pause=pause,
+                           warm_below=WARM_BELOW_SECONDS, warm=WARM_SECONDS)
+        for i, t in zip(fast, times, strict=True):
+            seconds[i].append(t)
+        rounds += 1
+        if rounds == SLOW_ROUNDS:
+            limit = max(SLOW_FACTOR * min(min(seconds[i]) for i in every if i not in beside), SLOW_SECONDS)
+            fast = [i for i in every if i == lead or i in beside or min(seconds[i]) <= limit]
+            peers = [i for i in fast if i != lead and i not in beside]
+        if rounds >= config.rounds:
+            precise = (_is_known([seconds[i] for i in peers], seconds[lead], config.precision)
+                       and all(paired_ratio(seconds[i], seconds[lead]).half_width <= config.precision for i in beside))
     return Timing(tuple(map(tuple, seconds)), precise, seen())
 
 
@@ -116,7 +126,7 @@ def _is_known(peers: Sequence[Sequence[float]], lead: Sequence[float], precision
 def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, target: Target, ceilings: Ceilings | None = None,
              arithmetic: Callable[[DType], Round] | None = None, seed: int = 0, rng: random.Random | None = None,
              clock: Clock = time.perf_counter, watch: Watch = watch_machine,
-             pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS)) -> CaseResult:
+             pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS), place: Place = placed) -> CaseResult:
     """Everything about one case. `contestants`: svod's own (named as in `results.SVOD`) and peers. `arithmetic`: the bare arithmetic on a
     type, timed beside the kernels that it limits; without it they are held against `ceilings` alone."""
     operands = case.draw(seed)
@@ -134,15 +144,15 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
     moved = [_prepare_elsewhere(case, contestants, ready, case.draw(seed), wanted) for _ in range(PLACEMENTS - 1)]
     if case.neighbour is not None:
         places, beside = _prepare_neighbour(case.neighbour, contestants, outcomes, seed)
-        for place, prepared in zip((ready, *moved), places, strict=False):
-            place[NEIGHBOUR] = prepared
+        for there, prepared in zip((ready, *moved), places, strict=False):
+            there[NEIGHBOUR] = prepared
     flops, read, written = _work(case, outcomes)
     caches = {"l1": target.l1, "l2": target.l2, "l3": target.l3}
     bound = bound_of(flops, read, written, case.dtype, ceilings, caches) if ceilings is not None else None
     bare = arithmetic(BY_NAME[case.dtype]) if arithmetic is not None and bound is not None and bound.by == COMPUTE else None
     if bare is not None and ready:
-        for place in (ready, *moved):
-            place[ARITHMETIC] = Prepared(bare.run, lambda: np.empty(0), True)
+        for there in (ready, *moved):
+            there[ARITHMETIC] = Prepared(bare.run, lambda: np.empty(0), True)
     timing: Timing | None = None
     while set(ready).difference(BESIDE) and timing is None:
         names = list(ready)
@@ -150,8 +160,8 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
         try:
             timing = time_interleaved([Contestant(_named(n, ready[n].run), n) for n in names], lead, config,
                                       beside=[names.index(n) for n in BESIDE if n in ready],
-                                      elsewhere=[[Contestant(_named(n, place[n].run), n) for n in names] for place in moved],
-                                      rng=rng or random.Random(seed), clock=clock, watch=watch, pause=pause)
+                                      elsewhere=[[Contestant(_named(n, there[n].run), n) for n in names] for there in moved],
+                                      rng=rng or random.Random(seed), clock=clock, watch=watch, pause=pause, place=place)
         except _BrokeError as e:        # the others are timed again, from the start
             del ready[e.name]
             if e.name == NEIGHBOUR and beside is not None:
@@ -174,7 +184,7 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
               target: Target, ceilings: Ceilings | None = None, arithmetic: Callable[[DType], Round] | None = None,
               started: Callable[[int, Case], None] = lambda i, case: None,
               finished: Callable[[Run], None] = lambda so_far: None, clock: Clock = time.perf_counter,
-              watch: Watch = watch_machine) -> Run:
+              watch: Watch = watch_machine, place: Place = placed) -> Run:
     """Run cases one after the other. `started` hears of each, `finished` gets the run as it is after each. A case that cannot be run at all
     is one in which every contestant failed. Ctrl-C ends the suite after the cases that are done; the run then holds those. Raises
     KeyboardInterrupt when none is."""
@@ -189,7 +199,7 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
             started(i, case)
             try:
                 found = run_case(case, contestants, config, target=target, ceilings=ceilings, arithmetic=arithmetic, seed=settings.seed,
-                                 clock=clock, watch=watch)
+                                 clock=clock, watch=watch, place=place)
             except Exception as e:      # operands or a reference that cannot be had, memory: the other cases are not to be lost
                 found = _failed_case(case, contestants, _words(e))
             results.append(found)

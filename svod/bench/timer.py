@@ -61,11 +61,11 @@ def time_calls(contestant: Contestant, repeats: int, clock: Clock = time.perf_co
 
 
 def take_sample(contestant: Contestant, repeats: int, seconds: float, clock: Clock = time.perf_counter,
-                warm_below: float = WARM_BELOW_SECONDS) -> float:
+                warm_below: float = WARM_BELOW_SECONDS, warm: float = 0.0) -> float:
     """One sample: seconds of one run, the mean of `repeats` calls. `seconds` is what one call takes about: what is shorter than
-    `warm_below` is warmed up."""
+    `warm_below` is warmed up, by one untimed call or as many as take `warm` seconds."""
     if seconds < warm_below:
-        contestant.run(1)
+        contestant.run(math.ceil(warm / seconds) if warm > seconds > 0 else 1)
     return time_calls(contestant, repeats, clock) / (repeats * contestant.unit)
 
 

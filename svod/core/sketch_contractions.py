@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from svod.core.features import loops_that_move, needed
 from svod.core.kernel import ResolvedStage
@@ -42,26 +43,28 @@ def _tile_score(lane: int, tile: int, n: int, m: int, width: int) -> float:
     return lanes_used * useful * min(1.0, fmas / 8) * min(1.0, fmas / loads / 1.3)
 
 
-def _tiles(state: Scheduler, r: ResolvedStage, lane: int, tile: int) -> list[tuple[int, int]]:
-    """(lane amount, tile amount) pairs, best first: the most multiply-adds per load that the registers hold."""
-    width, registers = width_of(state, r), state.target.vector_registers
+def _tiles(lane: int, tile: int, width: int, registers: int) -> list[tuple[int, int]]:
+    """(lane amount, tile amount) pairs for axes of these extents, best first: the most multiply-adds per load that the registers hold."""
     pairs: list[tuple[float, int, int]] = []
-    for n in lane_amounts(extent_of(state, r, lane), width, 4):
+    for n in lane_amounts(lane, width, 4):
         v = -(-n // width)
-        for m in tile_amounts(extent_of(state, r, tile), max(1, (registers - v - 1) // v))[:3]:
-            pairs.append((_tile_score(extent_of(state, r, lane), extent_of(state, r, tile), n, m, width), n, m))
+        for m in tile_amounts(tile, max(1, (registers - v - 1) // v))[:3]:
+            pairs.append((_tile_score(lane, tile, n, m, width), n, m))
     pairs.sort(key=lambda p: -p[0])
     return [(n, m) for _, n, m in pairs]
 
 
-def _best_tile(lane: int, tile: int, width: int, registers: int) -> tuple[int, int]:
-    """(lane amount, tile amount) with the most multiply-adds per load that the registers hold."""
-    best = (0.0, min(lane, width), 1)
-    for n in lane_amounts(lane, width, 4):
-        v = -(-n // width)
-        for m in tile_amounts(tile, max(1, (registers - v - 1) // v))[:3]:
-            best = max(best, (_tile_score(lane, tile, n, m, width), n, m))
-    return best[1:]
+@dataclass(frozen=True, slots=True)
+class _RegisterTile:
+    """n of the output axis `lane`, in vectors from the operand x, times m of the axis `tile`, one by one from y. Axes are numbers of the
+    stage's own."""
+
+    lane: int
+    n: int
+    tile: int
+    m: int
+    x: Operand
+    y: Operand
 
 
 def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
@@ -74,13 +77,13 @@ def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
     return try_opt(state, "UNROLL", axis.name, 2)
 
 
-def _unroll_windows(state: Scheduler, r: ResolvedStage, y: Operand, tile: int, n: int, m: int) -> Scheduler:
+def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Operand) -> Scheduler:
     """As `_unroll_last`; where windows overlap along the tile, what neighbours share stays in registers, and where there are too few for
     that, another reduce loop is unrolled."""
     last = len(r.axes) - 1
-    if len(r.stage.reds) > 1 and y.stage >= 0 and any(lin.coef(tile) and lin.coef(last) for lin in r.nodes[y.node].dims):
-        v, k = -(-n // width_of(state, r)), extent_of(state, r, last)
-        if k <= _WHOLE and v * (m + 1) + m + k - 1 > state.target.vector_registers:
+    if len(r.stage.reds) > 1 and y.stage >= 0 and any(lin.coef(t.tile) and lin.coef(last) for lin in r.nodes[y.node].dims):
+        v, k = -(-t.n // width_of(state, r)), extent_of(state, r, last)
+        if k <= _WHOLE and v * (t.m + 1) + t.m + k - 1 > state.target.vector_registers:
             return try_opt(state, "UNROLL", state.kernel.axes[r.stage.reds[0]].name, 2)
     return _unroll_last(state, r)
 
@@ -107,47 +110,46 @@ def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Ope
     """Register tiles of the output stage: vector axis × tile axis, operands staged where that makes them contiguous or near. Variants of
     the tiles that use the multipliers best, and of the others those predicted to be faster."""
     choices = _lane_choices(state, r, operands)
+    width, registers = width_of(state, r), state.target.vector_registers
     shares: list[float] = []        # predicted cycles where each core copies its share of the windows
     for rank in range(6):
         for _, lane, x, y in choices[:2]:
-            tiles_of = [t for t in range(len(r.stage.outs)) if t not in x.axes and t != lane and extent_of(state, r, t) > 1]
-            tiles_of.sort(key=lambda t: (-min(extent_of(state, r, t), 16), -t))
-            if not tiles_of:
-                tiles_of = [t for t in range(len(r.stage.outs)) if t != lane and extent_of(state, r, t) > 1][-1:]
-            if not tiles_of:
+            others = [a for a in range(len(r.stage.outs)) if a != lane and extent_of(state, r, a) > 1]
+            tile = min((a for a in others if a not in x.axes), key=lambda a: (-min(extent_of(state, r, a), 16), -a),
+                       default=others[-1] if others else None)
+            if tile is None:
                 continue
-            pairs = _tiles(state, r, lane, tiles_of[0])
+            pairs = _tiles(extent_of(state, r, lane), extent_of(state, r, tile), width, registers)
             if rank < len(pairs):
                 n, m = pairs[rank]
-                yield from _tiled(state, r, lane, tiles_of[0], n, m, x, y, shares, variants=rank == 0 or rank == 1)
+                yield from _tiled(state, r, _RegisterTile(lane, n, tile, m, x, y), shares, variants=rank < 2)
 
 
-def _tiled(state: Scheduler, r: ResolvedStage, lane: int, tile: int, n: int, m: int, x: Operand, y: Operand,
-           shares: list[float], *, variants: bool) -> Iterator[Scheduler]:
-    lane_name, tile_name = name_of(state, r, lane), name_of(state, r, tile)
+def _tiled(state: Scheduler, r: ResolvedStage, t: _RegisterTile, shares: list[float], *, variants: bool) -> Iterator[Scheduler]:
+    """The sketches of one register tile; `shares` is of all tiles, see `contraction_sketches`."""
+    lane_name, tile_name = name_of(state, r, t.lane), name_of(state, r, t.tile)
     s = state
-    if m > 1:
-        s = try_opt(s, "UPCAST", tile_name, m)
-    s = try_opt(s, "UPCAST", lane_name, n)
+    if t.m > 1:
+        s = try_opt(s, "UPCAST", tile_name, t.m)
+    s = try_opt(s, "UPCAST", lane_name, t.n)
     if s is state:
         return
-    lane_in = next((row.name for row in reversed(s.rows) if row.axis == r.axes[lane] and row.role == "upcast"), None)
-    if lane_in is not None and n > 1:
+    lane_in = next((row.name for row in reversed(s.rows) if row.axis == r.axes[t.lane] and row.role == "upcast"), None)
+    if lane_in is not None and t.n > 1:
         s = try_opt(s, "LANES", lane_in)
-    shared = [a for a in range(len(r.stage.outs)) if a in x.axes and a in y.axes and a not in (lane, tile)]
-    y_only = [a for a in range(len(r.stage.outs)) if a not in x.axes and a not in (lane, tile)]
-    x_only = [a for a in range(len(r.stage.outs)) if a in x.axes and a not in y.axes and a not in (lane, tile)]
-    # the vector operand's loops outside, so that its staged part is used by every iteration of the others
-    outer = [*shared, *x_only, lane, *y_only, tile]
-    outside = _ordered(s, r, outer)
-    inside = _ordered(s, r, [*shared, *y_only, tile, *x_only, lane])
-    for base, inner_operand, first in ((outside, x, True), (inside, y, False)):
-        staged = _stage_operand(base, r, inner_operand, [lane] if first else [tile])
-        other = y if first else x
-        yield _unroll_windows(_stage_masked(staged, r, other), r, other, tile, n, m)
-        own = _stage_share(staged, r, other, tile)
+    others = [a for a in range(len(r.stage.outs)) if a not in (t.lane, t.tile)]
+    shared = [a for a in others if a in t.x.axes and a in t.y.axes]
+    x_only = [a for a in others if a in t.x.axes and a not in t.y.axes]
+    y_only = [a for a in others if a not in t.x.axes]
+    # the vector operand's loops outside, so that its staged part is used by every iteration of the others; and the other way round
+    outside = _ordered(s, r, [*shared, *x_only, t.lane, *y_only, t.tile])
+    inside = _ordered(s, r, [*shared, *y_only, t.tile, *x_only, t.lane])
+    for base, inner, at, other in ((outside, t.x, t.lane, t.y), (inside, t.y, t.tile, t.x)):
+        staged = _stage_operand(base, r, inner, at)
+        yield _unroll_windows(_stage_masked(staged, r, other), r, t, other)
+        own = _stage_share(staged, r, other, t.tile)
         if own is not None:
-            own = _unroll_windows(own, r, other, tile, n, m)
+            own = _unroll_windows(own, r, t, other)
             cycles = own.features().cycles
             if variants or cycles < min(shares, default=math.inf):
                 yield own
@@ -163,18 +165,18 @@ def _ordered(state: Scheduler, r: ResolvedStage, axes: list[int]) -> Scheduler:
     return try_opt(state, "ORDER", r.stage.name, tuple(names)) if len(names) > 1 else state
 
 
-def _stage_operand(state: Scheduler, r: ResolvedStage, x: Operand, at: list[int]) -> Scheduler:
-    """STAGE the operand that is read in vectors: constants once at prepare, others at the loop of their own axis."""
+def _stage_operand(state: Scheduler, r: ResolvedStage, x: Operand, at: int) -> Scheduler:
+    """STAGE an operand: constants once at prepare, others at the loop of the output axis `at`."""
     if x.stage < 0 or not is_derived(state.kernel.stages[x.stage]):
         return state
     name = state.kernel.stages[x.stage].name
-    if bytes_of(state, x.stage) < _STAGE_BYTES and (at[0] in x.unit):
+    if bytes_of(state, x.stage) < _STAGE_BYTES and at in x.unit:
         return state
     if is_constant(state, x.stage):
         return try_opt(state, "STAGE", name, ROOT)
     order = state.order[r.stage.index]
     # the innermost loop the operand depends on, or the loops given
-    wanted = [row for row in order if state.rows[row].axis == r.axes[at[0]] and state.rows[row].extent > 1]
+    wanted = [row for row in order if state.rows[row].axis == r.axes[at] and state.rows[row].extent > 1]
     if not wanted:
         outs = set(r.axes[:len(r.stage.outs)]) & {r.axes[a] for a in x.axes}
         wanted = [row for row in order if state.rows[row].axis in outs and state.rows[row].extent > 1]
@@ -185,24 +187,22 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: Operand, at: list[int]
 
 def _stage_masked(state: Scheduler, r: ResolvedStage, y: Operand) -> Scheduler:
     """STAGE the other operand too when reading it in place needs a mask or a conversion: masks die in the copy."""
-    for operand in (y,):
-        if operand.stage < 0 or not is_derived(state.kernel.stages[operand.stage]) or state.place[operand.stage] != "inline":
-            continue
-        inner = resolved(state, operand.stage)
-        if not any(n.kind == "cast" or (n.kind == "load" and n.gate >= 0) or (n.kind == "alu" and n.dtype.is_float) for n in inner.nodes):
-            continue
-        name = state.kernel.stages[operand.stage].name
-        if bytes_of(state, operand.stage) <= state.target.l2:
-            return try_opt(state, "STAGE", name, ROOT)
-        # inside the loops it depends on, outside the first one that would compute it again
-        at = -1
-        for row in state.order[r.stage.index]:
-            local = r.axes.index(state.rows[row].axis)
-            if local >= len(r.stage.outs) or local not in operand.axes:
-                break
-            at = row
-        return try_opt(state, "STAGE", name, state.rows[at].name if at >= 0 else ROOT)
-    return state
+    if y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline":
+        return state
+    inner = resolved(state, y.stage)
+    if not any(n.kind == "cast" or (n.kind == "load" and n.gate >= 0) or (n.kind == "alu" and n.dtype.is_float) for n in inner.nodes):
+        return state
+    name = state.kernel.stages[y.stage].name
+    if bytes_of(state, y.stage) <= state.target.l2:
+        return try_opt(state, "STAGE", name, ROOT)
+    # inside the loops it depends on, outside the first one that would compute it again
+    at = ROOT
+    for row in state.order[r.stage.index]:
+        local = r.axes.index(state.rows[row].axis)
+        if local >= len(r.stage.outs) or local not in y.axes:
+            break
+        at = state.rows[row].name
+    return try_opt(state, "STAGE", name, at)
 
 
 def _stage_share(state: Scheduler, r: ResolvedStage, y: Operand, tile: int) -> Scheduler | None:
@@ -254,7 +254,7 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Operan
     _, lane, x = best
     tiles_of = [t for t, e in enumerate(box) if t not in x.axes and t != lane and e > 1]
     tile = max(tiles_of, key=lambda t: box[t], default=-1)
-    n, m = _best_tile(box[lane], box[tile] if tile >= 0 else 1, width, registers)
+    n, m = _tiles(box[lane], box[tile] if tile >= 0 else 1, width, registers)[0]
     if m > 1:
         state = try_opt(state, "UPCAST", name_of(state, r, tile), m)
     done = try_opt(state, "UPCAST", name_of(state, r, lane), n)

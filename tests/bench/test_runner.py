@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,9 +76,14 @@ class FakePeer:
         return Prepared(contestant.run, lambda: result, True, identity=self.identity, kernels=self.kernels, prepare_seconds=0.5)
 
 
+def anywhere(contestants: Sequence[Contestant], pause: Callable[[], None]) -> AbstractContextManager[None]:
+    """Contestants that are made up have no threads to place."""
+    return nullcontext()
+
+
 def run(world: World, *peers: FakePeer, case: Case = CASE, arithmetic: Callable[[DType], Round] | None = None) -> CaseResult:
     return run_case(case, peers, CONFIG, target=host_target(), ceilings=CEILINGS, arithmetic=arithmetic, clock=world.clock,
-                    watch=world.watch, pause=world.pause)
+                    watch=world.watch, pause=world.pause, place=anywhere)
 
 
 # -- interleaving -------------------------------------------------------------------------------------
@@ -203,9 +210,9 @@ def test_work_of_a_model_is_that_of_its_plan(monkeypatch: pytest.MonkeyPatch) ->
 
 # -- a suite ------------------------------------------------------------------------------------------
 
-def suite_of(world: World, cases: Sequence[Case], *peers: FakePeer, **listeners: Callable[..., None]) -> Run:
+def suite_of(world: World, cases: Sequence[Case], *peers: FakePeer, **listeners: Any) -> Run:
     return run_suite(cases, peers, [PeerInfo("numpy", "1", None, 2, "")], SETTINGS, CONFIG, target=host_target(), clock=world.clock,
-                     watch=world.watch, **listeners)
+                     watch=world.watch, place=anywhere, **listeners)
 
 
 def test_a_suite_is_one_run() -> None:

@@ -1,0 +1,102 @@
+"""Which core each thread that works for a contestant runs on, while contestants are timed.
+
+    thread               core
+    the caller           0
+    svod's worker        1        as svod has pinned it
+    PyTorch's worker     1
+    XLA's threads        0, 1     by the processor time that each uses
+
+A system may wake a library's thread on the core where the caller runs by then, and leave it there, although another core idles: in a
+process of several libraries they shared a core in most runs, and took twice the time that the same call takes in a process of its own. Who
+works is not asked of the libraries but seen: the threads that used processor time while the contestant ran.
+"""
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import get_native_id
+
+from svod.bench.timer import Contestant
+
+TASKS = Path("/proc/self/task")
+LOOK_SECONDS = 20e-3        # that a contestant runs, one run at least, to see who works
+WORKING_SHARE = 0.1         # of the processor time of the busiest thread: who used less only waits
+
+
+@contextmanager
+def placed(contestants: Sequence[Contestant], pause: Callable[[], None]) -> Iterator[None]:
+    """Within the context the calling thread stays on one core, and so does every other thread that works for one of `contestants`: the
+    busiest first, each on the core that has the least to do. Afterwards all may run where they were allowed to before. Threads that are
+    pinned already stay where they are. `pause` lets the threads of one contestant come to rest before the next runs. Nothing is done on
+    one core, and where the system does not tell (other than Linux)."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    if len(allowed) < 2 or not _processor_times():
+        yield
+        return
+    caller = get_native_id()
+    before = {caller: allowed}
+    taken = {core for cores in map(_cores_of, _processor_times()) if len(cores) == 1 for core in cores}
+    try:
+        os.sched_setaffinity(0, {min(allowed - taken, default=min(allowed))})
+        for contestant in contestants:
+            pause()
+            used = _used_by(contestant)
+            for thread, core in distribute(used, {t: _cores_of(t) for t in used}, allowed).items():
+                before[thread] = _cores_of(thread)
+                _keep_on(thread, {core})
+        yield
+    finally:
+        for thread, cores in before.items():
+            _keep_on(thread, cores)
+
+
+def distribute(used: Mapping[int, int], cores_of: Mapping[int, set[int]], allowed: Collection[int]) -> dict[int, int]:
+    """The core for each thread that may run on several: the one with the least processor time, the busiest thread first. `used`: processor
+    time by thread; `cores_of`: the cores it may run on. Those that used next to nothing are left out."""
+    least = WORKING_SHARE * max(used.values(), default=0)
+    load = dict.fromkeys(sorted(allowed), 0)
+    for thread, t in used.items():
+        if len(cores_of[thread]) == 1:
+            core, = cores_of[thread]
+            load[core] = load.get(core, 0) + t
+    found = {}
+    for thread in sorted(used, key=lambda t: (-used[t], t)):
+        if len(cores_of[thread]) > 1 and used[thread] >= least:
+            found[thread] = core = min(allowed, key=lambda c: (load[c], c))
+            load[core] += used[thread]
+    return found
+
+
+def _used_by(contestant: Contestant) -> dict[int, int]:
+    """Nanoseconds of processor time by thread while it runs."""
+    contestant.run(1)           # what wakes up late is there
+    start, before = time.perf_counter(), _processor_times()
+    while True:
+        contestant.run(1)
+        if time.perf_counter() - start >= LOOK_SECONDS:
+            break
+    return {thread: t - before.get(thread, 0) for thread, t in _processor_times().items() if t > before.get(thread, 0)}
+
+
+def _processor_times() -> dict[int, int]:
+    """Nanoseconds that each thread of this process has run; empty where the system does not tell."""
+    times = {}
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for task in TASKS.iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):       # it ended meanwhile
+                times[int(task.name)] = int((task / "schedstat").read_text().split()[0])
+    return times
+
+
+def _cores_of(thread: int) -> set[int]:
+    with suppress(OSError):         # it ended meanwhile
+        return os.sched_getaffinity(thread)
+    return set()
+
+
+def _keep_on(thread: int, cores: Collection[int]) -> None:
+    with suppress(OSError):         # it ended meanwhile, or the process may use fewer cores by now
+        os.sched_setaffinity(thread, cores)
