@@ -88,6 +88,7 @@ def features(state: Scheduler) -> Features:
     threads = state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
     lay = layouts(state, found)
     inner = _innermost(lay)
+    kept = float(estimate(kernel.ast).bytes_moved)      # what lies in the caches from one run to the next, or would
     for s in range(len(kernel.stages) - 1, -1, -1):
         r, path = found.resolved[s], found.paths[s]
         if r is None or path is None:
@@ -100,7 +101,9 @@ def features(state: Scheduler) -> Features:
                 size *= e
             scratch += size
         cost = _stage_cost(state, lay, nest, inner)
-        cost_of_data, stage_moved = _data(state, found, lay, nest, cost.reads, brought)
+        past = _goes_past(state, lay, nest)
+        kept -= past
+        cost_of_data, stage_moved = _data(state, found, lay, nest, cost.reads, brought, past, kept)
         cycles = max(cost.compute, *cost_of_data)
         cycles += _OVERLAP * (cost.compute + sum(cost_of_data) - cycles) + _TRANSLATED * cost_of_data[3]
         if not is_computed_once(state, found, s):
@@ -210,9 +213,18 @@ def _find_moves(state: Scheduler, found: Plan, s: int, path: Any, moves: dict[in
                         moves[outs[dim]] |= opened.intersection(state.axis_rows[axis]) | moves.get(axis, frozenset())
 
 
-def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[Node],
-          brought: dict[int, list[tuple[int, ...]]]) -> tuple[tuple[float, ...], float]:
-    """Cycles that a stage's accesses cost at each level, over all times it runs; bytes from memory."""
+def _goes_past(state: Scheduler, lay: Layouts, nest: _Nest) -> float:
+    """Bytes of the output, where the stage stores it past the caches; else 0."""
+    r = nest.r
+    if r.store is None or not state.stream or not stores_whole_vectors(state, r, nest.own, nest.lane, nest.lane_piece):
+        return 0.0
+    return float(state.kernel.params[r.store_slot].arg.size * _stored_bytes(state, lay, r.stage.index))
+
+
+def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[Node], brought: dict[int, list[tuple[int, ...]]],
+          past: float, kept: float) -> tuple[tuple[float, ...], float]:
+    """Cycles that a stage's accesses cost at each level, over all times it runs; bytes from memory. `past`: bytes that it stores past the
+    caches; `kept`: bytes of the arguments that stay in them from one run to the next."""
     r, target = nest.r, state.target
     positions = [1.0] * len(nest.own)
     for a, group in enumerate(nest.own):
@@ -274,13 +286,10 @@ def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[
                     size *= state.axis_extent(a)
                 turned_over += size / LINE * (1.0 if any(a == parallel for a, _ in accesses[-1].steps) else threads)
     size = _stored_bytes(state, lay, r.stage.index)
-    past = False
     if r.store is not None:
-        steps = {a: abs(c) * size for a, c in r.store.coefs}
-        limit = float(state.kernel.params[r.store_slot].arg.size * size)
-        past = state.stream and stores_whole_vectors(state, r, nest.own, nest.lane, nest.lane_piece)
         if not past:
-            accesses.append(Access(tuple(steps.items()), size, limit, 2.0))
+            steps = {a: abs(c) * size for a, c in r.store.coefs}
+            accesses.append(Access(tuple(steps.items()), size, float(state.kernel.params[r.store_slot].arg.size * size), 2.0))
             shared.append(False)
     elif nest.outside or not is_derived(r.stage):
         layout = lay_out(state, lay, r.stage.index, tuple(nest.box), all(e == x for e, x in zip(nest.box, _full(state, r), strict=True)))
@@ -290,17 +299,17 @@ def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[
         shared.append(False)
     loops = [(a, e) for _, a, e in nest.outside] + nest.loops
     cycles: tuple[float, ...]
-    cycles, moved = traffic(target, loops, len(nest.outside), positions, accesses, shared, estimate(state.kernel.ast).bytes_moved)
+    cycles, moved = traffic(target, loops, len(nest.outside), positions, accesses, shared, kept)
     _, near, far = levels(target)
     # what a phase before has written lies in the caches of all cores
     cycles = (cycles[0], cycles[1] + turned_over * near.unforeseen * (1.0 - 1.0 / threads), *cycles[2:])
     if past:
         # past the caches, and from memory again when it is read; a line whose neighbour is stored much later is a place of its own
-        lines = limit / LINE
+        lines = past / LINE
         alone = nest.lane_extent * size <= LINE and (not nest.loops or nest.loops[-1][0] != nest.lane)
         cost = 2.0 * far.streamed - near.streamed + (far.unforeseen - far.streamed) * alone
         cycles = (*cycles[:2], cycles[2] + lines * cost, cycles[3])
-        moved += limit
+        moved += past
     return cycles, moved
 
 

@@ -89,6 +89,13 @@ def test_results_larger_than_the_caches_are_streamed() -> None:
     assert not streams(1 << 14, SERVER) and not streams(1 << 14, DESKTOP)
 
 
+def test_what_is_stored_past_the_caches_leaves_them_to_the_rest() -> None:
+    """19 MB read and 19 MB written do not fit in 32 MB; the 19 MB that are read do, and stay there from run to run."""
+    n = 75_000 * 64
+    state = heuristic(Scheduler(Kernel(lines(n)), DESKTOP))
+    assert state.stream and state.features().bytes_moved == 4 * n, "what is stored, and nothing is read from memory"
+
+
 def test_attention_keeps_the_scores_of_a_few_rows() -> None:
     """Scores of one register tile of rows at a time, keys packed once per head."""
     q, k, v = (Tensor(np.zeros((1, 8, 256, 64), np.float32)) for _ in range(3))
