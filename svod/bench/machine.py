@@ -8,7 +8,7 @@ import numpy as np
 
 from svod import __version__
 from svod.bench.results import Machine
-from svod.bench.timer import PROTOCOL_REVISION
+from svod.bench.timer import BENCH_PROTOCOL
 from svod.compile.codegen import CODEGEN_REVISION, COMPILER
 from svod.compile.host import host_facts
 from svod.core.target import Target
@@ -28,5 +28,5 @@ def machine_of(target: Target) -> Machine:
 
 def versions() -> dict[str, str]:
     """Versions that decide what code runs and how it is timed."""
-    return {"svod": __version__, "codegen": str(CODEGEN_REVISION), "compiler": COMPILER, "protocol": str(PROTOCOL_REVISION),
+    return {"svod": __version__, "codegen": str(CODEGEN_REVISION), "compiler": COMPILER, "protocol": str(BENCH_PROTOCOL),
             "python": platform.python_version(), "numpy": np.__version__}

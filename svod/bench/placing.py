@@ -14,75 +14,79 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import get_native_id
 
-from svod.bench.timer import Contestant
+from svod.bench.timer import Contestant, warm_up
+from svod.compile.pool import spread
 
 TASKS = Path("/proc/self/task")
 LOOK_SECONDS = 20e-3        # that a contestant runs, one run at least, to see who works
 WORKING_SHARE = 0.1         # of the processor time of the busiest thread: who used less only waits
 
+Place = Callable[[Sequence[Contestant], Callable[[], None]], AbstractContextManager[None]]      # `placed`, or another like it
+
 
 @contextmanager
 def placed(contestants: Sequence[Contestant], pause: Callable[[], None]) -> Iterator[None]:
     """Within the context the calling thread stays on one core, and so does every other thread that works for one of `contestants`: the
-    busiest first, each on the core that has the least to do. Afterwards all may run where they were allowed to before. Threads that are
-    pinned already stay where they are. `pause` lets the threads of one contestant come to rest before the next runs. Nothing is done on
-    one core, and where the system does not tell (other than Linux)."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    if len(allowed) < 2 or not _processor_times():
+    busiest first, each on the core that has the least to do for it. A thread that works for several stays where the first of them had it,
+    and one that is pinned already where it is. Afterwards all may run where they were allowed to before. `pause` lets the threads of one
+    contestant come to rest before the next runs. Nothing is done on one core, and where the system does not tell who works (other than
+    Linux)."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    if len(allowed) < 2 or not any(_processor_times().values()):
         yield
         return
-    caller = get_native_id()
-    before = {caller: allowed}
-    taken = {core for cores in map(_cores_of, _processor_times()) if len(cores) == 1 for core in cores}
+    before = {thread: _cores_of(thread) for thread in _processor_times()}
+    pinned = {core for cores in before.values() if len(cores) == 1 for core in cores}
+    order = spread(allowed, next((c for c in spread(allowed, min(allowed)) if c not in pinned), min(allowed)))
     try:
-        os.sched_setaffinity(0, {min(allowed - taken, default=min(allowed))})
+        _keep_on(get_native_id(), order[:1])
         for contestant in contestants:
             pause()
             used = _used_by(contestant)
-            for thread, core in distribute(used, {t: _cores_of(t) for t in used}, allowed).items():
-                before[thread] = _cores_of(thread)
-                _keep_on(thread, {core})
+            # a thread that was made meanwhile has the caller's core from the caller
+            cores_of = {t: _cores_of(t) if t in before else allowed for t in used}
+            for thread, core in distribute(used, cores_of, order).items():
+                before.setdefault(thread, allowed)
+                _keep_on(thread, [core])
         yield
     finally:
-        for thread, cores in before.items():
-            _keep_on(thread, cores)
+        for thread in _processor_times():
+            _keep_on(thread, before.get(thread, allowed))
 
 
-def distribute(used: Mapping[int, int], cores_of: Mapping[int, set[int]], allowed: Collection[int]) -> dict[int, int]:
-    """The core for each thread that may run on several: the one with the least processor time, the busiest thread first. `used`: processor
-    time by thread; `cores_of`: the cores it may run on. Those that used next to nothing are left out."""
+def distribute(used: Mapping[int, int], cores_of: Mapping[int, Collection[int]], order: Sequence[int]) -> dict[int, int]:
+    """The core for each thread that may run on several: of those the one with the least processor time, of equal ones the first in `order`;
+    the busiest thread first. `used`: processor time by thread; `cores_of`: the cores it may run on. Those that used next to nothing are
+    left out."""
     least = WORKING_SHARE * max(used.values(), default=0)
-    load = dict.fromkeys(sorted(allowed), 0)
+    load = Counter[int]()
     for thread, t in used.items():
         if len(cores_of[thread]) == 1:
-            core, = cores_of[thread]
-            load[core] = load.get(core, 0) + t
+            load.update(dict.fromkeys(cores_of[thread], t))
     found = {}
     for thread in sorted(used, key=lambda t: (-used[t], t)):
-        if len(cores_of[thread]) > 1 and used[thread] >= least:
-            found[thread] = core = min(allowed, key=lambda c: (load[c], c))
+        choice = [core for core in order if core in cores_of[thread]]
+        if len(cores_of[thread]) > 1 and choice and used[thread] >= least:
+            found[thread] = core = min(choice, key=lambda c: load[c])
             load[core] += used[thread]
     return found
 
 
 def _used_by(contestant: Contestant) -> dict[int, int]:
     """Nanoseconds of processor time by thread while it runs."""
-    contestant.run(1)           # what wakes up late is there
-    start, before = time.perf_counter(), _processor_times()
-    while True:
-        contestant.run(1)
-        if time.perf_counter() - start >= LOOK_SECONDS:
-            break
+    before = _processor_times()
+    warm_up(contestant, LOOK_SECONDS, time.perf_counter)
     return {thread: t - before.get(thread, 0) for thread, t in _processor_times().items() if t > before.get(thread, 0)}
 
 
 def _processor_times() -> dict[int, int]:
-    """Nanoseconds that each thread of this process has run; empty where the system does not tell."""
+    """Nanoseconds that each thread of this process has run; empty or zeros where the system does not tell."""
     times = {}
     with suppress(FileNotFoundError, NotADirectoryError):
         for task in TASKS.iterdir():

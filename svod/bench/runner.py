@@ -20,7 +20,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,18 +30,18 @@ from svod.bench.ceilings import Ceilings
 from svod.bench.load import MachineLoad, Watch, watch_machine
 from svod.bench.machine import machine_of, versions
 from svod.bench.peers import Array, Peer, Prepare, Prepared
-from svod.bench.placing import placed
+from svod.bench.placing import Place, placed
 from svod.bench.race import interleave, paired_ratio
 from svod.bench.reference import largest_error, reference, widen
 from svod.bench.results import SVOD, CaseResult, Load, Neighbour, Outcome, PeerInfo, Run, Settings
 from svod.bench.summary import COMPUTE, PLACEMENTS, Timed, bound_beside, bound_of, group_results, judge_case, neighbour_of, suite_results
-from svod.bench.timer import Clock, Contestant, calibrate
+from svod.bench.timer import Clock, Contestant, calibrate, warm_up
 from svod.config import BenchConfig
 from svod.core.dtype import BY_NAME, DType
 from svod.core.target import Target
 from svod.errors import SvodError, UnsupportedError
 
-PAUSE_SECONDS = 10e-3           # between contestants: libraries' threads spin for up to some milliseconds after a run
+PAUSE_SECONDS = 12e-3           # between contestants: libraries' threads spin for up to 10 ms after a run
 WARM_BELOW_SECONDS = 20e-3      # after a pause threads sleep and caches are another's: untimed runs first …
 WARM_SECONDS = 5e-3             # … for as long as this: it takes several runs until the caches have all that they will have
 SLOW_FACTOR = 8.0               # a contestant slower than this many of the fastest …
@@ -50,9 +49,6 @@ SLOW_SECONDS = 10e-3            # … and than this sits out after SLOW_ROUNDS: 
 SLOW_ROUNDS = 7
 NEIGHBOUR, ARITHMETIC = BESIDE = ("round neighbour", "bare arithmetic")   # names of those that do something else, among the contestants
 CLOSE_FACTOR = 1.25             # peers within this of the fastest peer: the ratio to each of them is to be known
-
-
-Place = Callable[[Sequence[Contestant], Callable[[], None]], AbstractContextManager[None]]      # `placing.placed` and the like
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class Timing:
 def time_interleaved(contestants: Sequence[Contestant], lead: int, config: BenchConfig, *, beside: Collection[int] = (),
                      elsewhere: Sequence[Sequence[Contestant]] = (), rng: random.Random, clock: Clock = time.perf_counter,
                      watch: Watch = watch_machine, pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS),
-                     place: Place = lambda contestants, pause: nullcontext()) -> Timing:
+                     place: Place) -> Timing:
     """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is spent.
 
     `elsewhere`: the same contestants over operands in other memory, taken in turns, a round each. Who is fast is told by the medians so
@@ -78,22 +74,25 @@ def time_interleaved(contestants: Sequence[Contestant], lead: int, config: Bench
     if not contestants:
         raise ValueError("nothing to time was given")
     placements = [contestants, *elsewhere]
-    for c in (c for members in placements for c in members):
-        c.run(1)                # first touches and lazily made threads are no part of a calibration
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         with place([c for members in placements for c in members], pause):
-            return _time_placed(placements, lead, config, beside, rng, clock, watch, pause)
+            return _time_placed(placements, lead, config, beside, rng, clock=clock, watch=watch, pause=pause)
     finally:
         if was_enabled:
             gc.enable()
 
 
-def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: BenchConfig, beside: Collection[int], rng: random.Random,
+def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: BenchConfig, beside: Collection[int], rng: random.Random, *,
                  clock: Clock, watch: Watch, pause: Callable[[], None]) -> Timing:
-    calibrated = [[calibrate(c, None, clock, config.min_sample * 1e-6) for c in members] for members in placements]
+    def calibrated_warm(contestant: Contestant) -> tuple[int, float]:
+        pause()
+        warm_up(contestant, WARM_SECONDS, clock)
+        return calibrate(contestant, None, clock, config.min_sample * 1e-6)
+
+    calibrated = [[calibrated_warm(c) for c in members] for members in placements]
     every = list(range(len(placements[0])))
     fast, peers = every, [i for i in every if i != lead and i not in beside]
     seconds: list[list[float]] = [[] for _ in every]

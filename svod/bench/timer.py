@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-PROTOCOL_REVISION = 1           # stored with every measurement; raised when samples stop being comparable
+PROTOCOL_REVISION = 1           # stored with every measurement of a search; raised when samples stop being comparable
+BENCH_PROTOCOL = 2              # stored with every run of the benchmarks; the same for theirs
 MIN_SAMPLE_SECONDS = 200e-6     # a sample repeats inside until it lasts this long
 WARM_BELOW_SECONDS = 1e-3       # shorter runs get an untimed one before each sample
 MAX_REPEATS = 1 << 20
@@ -63,10 +64,18 @@ def time_calls(contestant: Contestant, repeats: int, clock: Clock = time.perf_co
 def take_sample(contestant: Contestant, repeats: int, seconds: float, clock: Clock = time.perf_counter,
                 warm_below: float = WARM_BELOW_SECONDS, warm: float = 0.0) -> float:
     """One sample: seconds of one run, the mean of `repeats` calls. `seconds` is what one call takes about: what is shorter than
-    `warm_below` is warmed up, by one untimed call or as many as take `warm` seconds."""
+    `warm_below` is warmed up for `warm` seconds."""
     if seconds < warm_below:
-        contestant.run(math.ceil(warm / seconds) if warm > seconds > 0 else 1)
+        warm_up(contestant, warm, clock)
     return time_calls(contestant, repeats, clock) / (repeats * contestant.unit)
+
+
+def warm_up(contestant: Contestant, seconds: float, clock: Clock = time.perf_counter) -> None:
+    """Untimed calls, one at least, until `seconds` have passed."""
+    start = clock()
+    contestant.run(1)
+    while clock() - start < seconds:
+        contestant.run(1)
 
 
 def calibrate(contestant: Contestant, first: float | None = None, clock: Clock = time.perf_counter,

@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -198,21 +198,18 @@ def worker_cores(count: int) -> list[int]:
     the mask has too few or the system cannot pin: then nobody is pinned."""
     if count < 1 or not hasattr(os, "sched_getaffinity"):
         return []
-    allowed = sorted(os.sched_getaffinity(0))
+    allowed = os.sched_getaffinity(0)
     if len(allowed) <= count:
         return []
     current = _current_core()
-    own = current if current in allowed else allowed[0]
-    seen = {_physical_core(own)}
-    distinct: list[int] = []
-    siblings: list[int] = []
-    for core in allowed:
-        if core == own:
-            continue
-        physical = _physical_core(core)
-        (siblings if physical in seen else distinct).append(core)
-        seen.add(physical)
-    return (distinct + siblings)[:count]
+    return spread(allowed, current if current in allowed else min(allowed))[1:count + 1]
+
+
+def spread(cores: Collection[int], own: int) -> list[int]:
+    """`own`, the first core of each other physical one, and then the others."""
+    first = {_physical_core(core): core for core in (*sorted(cores, reverse=True), own)}
+    distinct = sorted(set(first.values()) - {own})
+    return [own, *distinct, *sorted(set(cores) - {own, *distinct})]
 
 
 def _physical_core(core: int) -> str:

@@ -88,7 +88,7 @@ def features(state: Scheduler) -> Features:
     threads = state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
     lay = layouts(state, found)
     inner = _innermost(lay)
-    kept = float(estimate(kernel.ast).bytes_moved)      # what lies in the caches from one run to the next, or would
+    kept = float(estimate(kernel.ast).bytes_moved)      # what passes through the caches from one run to the next
     for s in range(len(kernel.stages) - 1, -1, -1):
         r, path = found.resolved[s], found.paths[s]
         if r is None or path is None:
@@ -102,7 +102,8 @@ def features(state: Scheduler) -> Features:
             scratch += size
         cost = _stage_cost(state, lay, nest, inner)
         past = _goes_past(state, lay, nest)
-        kept -= past
+        if not kernel.written:      # else what goes past the caches is read again
+            kept -= past            # the output stage comes first: nothing reads it
         cost_of_data, stage_moved = _data(state, found, lay, nest, cost.reads, brought, past, kept)
         cycles = max(cost.compute, *cost_of_data)
         cycles += _OVERLAP * (cost.compute + sum(cost_of_data) - cycles) + _TRANSLATED * cost_of_data[3]
@@ -224,7 +225,7 @@ def _goes_past(state: Scheduler, lay: Layouts, nest: _Nest) -> float:
 def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[Node], brought: dict[int, list[tuple[int, ...]]],
           past: float, kept: float) -> tuple[tuple[float, ...], float]:
     """Cycles that a stage's accesses cost at each level, over all times it runs; bytes from memory. `past`: bytes that it stores past the
-    caches; `kept`: bytes of the arguments that stay in them from one run to the next."""
+    caches; `kept`: as for `traffic`."""
     r, target = nest.r, state.target
     positions = [1.0] * len(nest.own)
     for a, group in enumerate(nest.own):

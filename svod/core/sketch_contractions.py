@@ -175,7 +175,7 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: Operand, at: int) -> S
     if is_constant(state, x.stage):
         return try_opt(state, "STAGE", name, ROOT)
     order = state.order[r.stage.index]
-    # the innermost loop the operand depends on, or the loops given
+    # the innermost loop of that axis, or of those that the operand depends on
     wanted = [row for row in order if state.rows[row].axis == r.axes[at] and state.rows[row].extent > 1]
     if not wanted:
         outs = set(r.axes[:len(r.stage.outs)]) & {r.axes[a] for a in x.axes}

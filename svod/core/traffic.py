@@ -132,10 +132,10 @@ class Traffic(NamedTuple):
 
 
 def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body: Sequence[float], accesses: Sequence[Access],
-            shared: Sequence[bool], kernel: float = 0.0) -> Traffic:
+            shared: Sequence[bool], kept: float = 0.0) -> Traffic:
     """Of a nest with `loops` (axis, iterations), outermost first, of which `outside` belong to nests around it; `body`: positions of each
     axis in one innermost iteration; an axis of -1 moves no access. `shared`: a neighbour inside the same outer loops brings the data.
-    `kernel`: bytes of all arguments, between one run and the next."""
+    `kept`: bytes of the arguments that pass through the caches from one run to the next."""
     l1, l2, l3 = caches = levels(target)
     n = len(loops)
     extents = list(body)
@@ -158,7 +158,7 @@ def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body
         here = [p for p, d in zip(row, depth, strict=True) if d >= k]
         room = sum([p.lines for p in here]) * LINE
         if not k:
-            room = max(room, kernel)
+            room = max(room, kept)
         one = max([room / l1.size, *[(p.lines / p.sets1 - 1.0) / l1.ways for p in here]])
         two = max([room / l2.size, *[(p.lines / p.sets2 - 1.0) / l2.ways for p in here]])
         mapped = sum([p.pages for p in here])

@@ -50,7 +50,7 @@ INTEGER_SIZES = (8, 4, 3, 2, 1)  # largest magnitude of the integers, the first 
 REAL_RANGES = ((-1.0, 1.0), (0.1, 1.0), (0.9, 1.1), (1.1, 2.0))
 PROBE_POINTS = 64
 DRAWN = 1_000_003                # elements drawn for one array
-KEPT_BYTES = 256 << 20           # inputs of all sets are kept up to here
+KEPT_BYTES = 256 << 20           # inputs of all sets are kept up to here: two of 64 MB, which take 20 ms each to draw again
 BLOCK = 1 << 15                  # elements compared at a time
 
 Run = Callable[[Sequence[Array]], None]

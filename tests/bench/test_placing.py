@@ -72,31 +72,57 @@ def test_threads_that_work_stay_on_a_core_and_are_free_afterwards(along: bool) -
 
 
 @needs_cores
-def test_threads_are_free_after_an_error() -> None:
+@pytest.mark.parametrize("breaks", ["a contestant", "the body"])
+def test_threads_are_free_after_an_error(breaks: str) -> None:
+    library, allowed = Library(along=True), os.sched_getaffinity(0)
+
+    def second(times: int) -> None:
+        assert len(library.cores) == 1, "the first one was placed"
+        if breaks == "a contestant":
+            raise RuntimeError("no")
+    try:
+        with pytest.raises(RuntimeError, match="no"), placed([Contestant(library.run), Contestant(second)], calm):
+            raise RuntimeError("no")
+        assert os.sched_getaffinity(0) == allowed and library.cores == allowed
+    finally:
+        library.close()
+
+
+@needs_cores
+def test_threads_that_are_made_meanwhile_are_not_left_on_the_callers_core() -> None:
+    made: list[Library] = []
     allowed = os.sched_getaffinity(0)
 
-    def broken(times: int) -> None:
-        raise RuntimeError("no")
-    with pytest.raises(RuntimeError, match="no"), placed([Contestant(broken)], calm):
-        pytest.fail("a contestant that fails is not timed")
-    assert os.sched_getaffinity(0) == allowed
+    def run(times: int) -> None:
+        made.extend([] if made else [Library(along=True)])
+        made[0].run(times)
+    try:
+        with placed([Contestant(run)], calm):
+            assert len(made[0].cores) == 1 and made[0].cores != os.sched_getaffinity(0)
+        assert made[0].cores == allowed
+    finally:
+        made[0].close()
 
 
 def test_nothing_is_placed_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     monkeypatch.setattr(placing, "TASKS", Path("/nowhere"))
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     with placed([Contestant(ran.append)], calm):
-        assert not ran
+        assert not ran and (allowed is None or os.sched_getaffinity(0) == allowed)
 
 
-@pytest.mark.parametrize("used, cores_of, placed_on", [
-    ({1: 90, 2: 80}, {1: {0}, 2: {0, 1}}, {2: 1}),                                       # the caller is on 0
-    ({1: 5, 2: 80, 3: 80}, {1: {0}, 2: {0, 1}, 3: {0, 1}}, {2: 1, 3: 0}),                # the caller only waits
-    ({1: 90, 2: 80}, {1: {1}, 2: {0}}, {}),                                              # pinned already
-    ({1: 9, 2: 70, 3: 40, 4: 38}, {1: {0}, 2: {0, 1}, 3: {0, 1}, 4: {0, 1}}, {2: 1, 3: 0, 4: 0}),
-    ({1: 90, 2: 3}, {1: {0}, 2: {0, 1}}, {}),                                            # it only waits
-    ({}, {}, {}),
+@pytest.mark.parametrize("used, cores_of, order, placed_on", [
+    ({1: 90, 2: 80}, {1: {0}, 2: {0, 1}}, [0, 1], {2: 1}),                                       # the caller is on 0
+    ({1: 5, 2: 80, 3: 80}, {1: {0}, 2: {0, 1}, 3: {0, 1}}, [0, 1], {2: 1, 3: 0}),                # the caller only waits
+    ({1: 90, 2: 80}, {1: {1}, 2: {0}}, [0, 1], {}),                                              # pinned already
+    ({1: 9, 2: 70, 3: 40, 4: 38}, {1: {0}, 2: {0, 1}, 3: {0, 1}, 4: {0, 1}}, [0, 1], {2: 1, 3: 0, 4: 0}),
+    ({1: 90, 2: 3}, {1: {0}, 2: {0, 1}}, [0, 1], {}),                                            # it only waits
+    ({1: 90, 2: 80}, {1: {0}, 2: {2, 3}}, [0, 1, 2, 3], {2: 2}),                                 # it may not run everywhere
+    ({1: 90, 2: 80}, {1: {0}, 2: {4, 5}}, [0, 1], {}),
+    ({1: 90, 2: 80, 3: 80}, {1: {9}, 2: {0, 1, 2}, 3: {0, 1, 2}}, [0, 2, 1], {2: 0, 3: 2}),      # 1 is a sibling of 0
+    ({}, {}, [0, 1], {}),
 ])
-def test_the_busiest_gets_the_core_that_has_least_to_do(used: dict[int, int], cores_of: dict[int, set[int]],
+def test_the_busiest_gets_the_core_that_has_least_to_do(used: dict[int, int], cores_of: dict[int, set[int]], order: list[int],
                                                         placed_on: dict[int, int]) -> None:
-    assert distribute(used, cores_of, {0, 1}) == placed_on
+    assert distribute(used, cores_of, order) == placed_on

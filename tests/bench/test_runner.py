@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -89,18 +89,45 @@ def run(world: World, *peers: FakePeer, case: Case = CASE, arithmetic: Callable[
 # -- interleaving -------------------------------------------------------------------------------------
 
 def timed(world: World, *contestants: Contestant, config: BenchConfig = CONFIG) -> Timing:
-    return time_interleaved(contestants, 0, config, rng=random.Random(0), clock=world.clock, watch=world.watch, pause=world.pause)
+    return time_interleaved(contestants, 0, config, rng=random.Random(0), clock=world.clock, watch=world.watch, pause=world.pause,
+                            place=anywhere)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_all_are_timed_where_they_are_placed(breaks: bool) -> None:
+    world, said = World(), list[str]()
+
+    @contextmanager
+    def place(contestants: Sequence[Contestant], pause: Callable[[], None]) -> Iterator[None]:
+        said.append(" ".join(c.name for c in contestants))
+        assert not world.ran
+        try:
+            yield
+        finally:
+            said.append("free" if world.ran else "nothing ran")
+
+    def seconds() -> float:
+        if breaks and len(world.ran) > 20:
+            raise RuntimeError("no")
+        return 1e-3
+    here, there = ([world.contestant(n, seconds) for n in names] for names in ("ab", "cd"))
+    with pytest.raises(RuntimeError, match="no") if breaks else nullcontext():
+        time_interleaved(here, 0, CONFIG, elsewhere=[there], rng=random.Random(0), clock=world.clock, watch=world.watch, pause=world.pause,
+                         place=place)
+    assert said == ["a b c d", "free"]
 
 
 def test_rounds_are_interleaved_and_paused() -> None:
     world = World()
-    contestants = [world.contestant(n, lambda: 1e-3) for n in "abc"]
+    contestants = [world.contestant(n, lambda: 1.1e-3) for n in "abc"]
     timing = timed(world, *contestants)
     assert [len(s) for s in timing.seconds] == [15, 15, 15] and timing.precise
-    assert all(s == pytest.approx(1e-3) for row in timing.seconds for s in row)
-    assert world.pauses == 45
-    ran = world.ran[6:]             # an untimed run and a calibration of each came first
-    orders = {tuple(dict.fromkeys(ran[i:i + 6])) for i in range(0, len(ran), 6)}     # a warm run and a sample each
+    assert all(s == pytest.approx(1.1e-3) for row in timing.seconds for s in row)
+    assert world.pauses == 48, "before each calibration and each sample"
+    runs = len(world.ran) // world.pauses
+    assert runs >= 6 and len(world.ran) == runs * world.pauses, "for 5 ms untimed, then the sample"
+    turns = [set(world.ran[i:i + runs]) for i in range(0, len(world.ran), runs)]
+    orders = {tuple(name for turn in turns[i:i + 3] for name in turn) for i in range(3, len(turns), 3)}
     assert all(sorted(o) == ["a", "b", "c"] for o in orders) and len(orders) > 1
 
 
@@ -124,7 +151,7 @@ def test_slow_contestants_sit_out() -> None:
 
 
 def test_slow_is_who_never_was_fast() -> None:
-    """Threads that were just made share a core for a while; later they do not."""
+    """First runs are slow for many reasons; later ones are not."""
     world = World()
     start = iter([60e-3] * 5)
     timing = timed(world, world.contestant("svod", lambda: 1e-3), world.contestant("peer", lambda: next(start, 2e-3)))
@@ -136,7 +163,8 @@ def test_who_is_close_is_told_by_the_medians_so_far() -> None:
     world, rng = World(), random.Random(2)
     first = iter([8e-3, 8e-3])
     fast = world.contestant("fast", lambda: next(first, 0.5e-3 * rng.uniform(0.7, 1.3)))
-    timing = timed(world, world.contestant("svod", lambda: 1e-3), world.contestant("steady", lambda: 1e-3), fast)
+    timing = timed(world, world.contestant("svod", lambda: 1e-3), world.contestant("steady", lambda: 1e-3), fast,
+                   config=BenchConfig(rounds=15, case_seconds=2.0))
     assert len(timing.seconds[0]) > 50
 
 
@@ -335,7 +363,7 @@ def test_a_neighbour_is_no_competitor() -> None:
     contestants = [world.contestant("svod", lambda: 0.2), world.contestant("peer", lambda: 0.2),
                    world.contestant("beside", lambda: 1e-3 * rng.uniform(0.7, 1.3))]
     timing = time_interleaved(contestants, 0, BenchConfig(rounds=15, case_seconds=20.0), beside=[2], rng=random.Random(0),
-                              clock=world.clock, watch=world.watch, pause=world.pause)
+                              clock=world.clock, watch=world.watch, pause=world.pause, place=anywhere)
     assert len(timing.seconds[1]) == len(timing.seconds[2]) > 20
 
 

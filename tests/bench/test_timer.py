@@ -8,7 +8,19 @@ import pytest
 from svod.bench.cold import cold_contestant, copies_needed
 from svod.bench.load import MachineLoad, MachineState, read_machine, watch_machine
 from svod.bench.race import confirm, paired_ratio, race, scores
-from svod.bench.timer import Contestant, Samples, Screening, better_half, calibrate, deadline, measure, sample_again, screen, screen_one
+from svod.bench.timer import (
+    Contestant,
+    Samples,
+    Screening,
+    better_half,
+    calibrate,
+    deadline,
+    measure,
+    sample_again,
+    screen,
+    screen_one,
+    take_sample,
+)
 from tests.compile import loop_kernels
 
 QUIET = MachineLoad()
@@ -71,6 +83,14 @@ def test_short_runs_are_warmed_up_and_long_ones_are_not():
         world = World()
         measure(world.contestant(seconds), 1, world.clock)
         assert [times for _, times in world.calls] == calls
+
+
+@pytest.mark.parametrize("seconds, untimed", [(1e-4, 50), (2e-3, 3), (19e-3, 1), (21e-3, 0)])
+def test_warm_ups_take_the_time_that_is_asked_for(seconds, untimed):
+    world = World()
+    take_sample(world.contestant(seconds), 4, seconds, world.clock, 20e-3, 5e-3)
+    *before, timed = [times for _, times in world.calls]
+    assert timed == 4 and set(before) <= {1} and len(before) - untimed in (0, 1), "one more where the clock is a hair short"
 
 
 def test_deadlines():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from svod.compile import runtime as rt
-from svod.compile.pool import Pool, fit_launch, worker_cores
+from svod.compile.pool import Pool, fit_launch, spread, worker_cores
 from svod.errors import LaunchError
 from tests.compile import loop_kernels
 
@@ -190,6 +190,12 @@ def test_affinity_of_the_caller_is_kept():
     assert os.sched_getaffinity(0) == before
     assert len(worker_cores(len(before) - 1)) == len(before) - 1
     assert worker_cores(len(before)) == []
+
+
+def test_cores_are_spread_over_physical_ones(monkeypatch):
+    monkeypatch.setattr("svod.compile.pool._physical_core", lambda core: str(core // 2))
+    assert spread({0, 1, 2, 3, 4, 5}, 3) == [3, 0, 4, 1, 2, 5]
+    assert spread({1, 4}, 4) == [4, 1] and spread({2}, 2) == [2]
 
 
 def test_fit_launch():
