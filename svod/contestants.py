@@ -22,7 +22,7 @@ from svod.compile.plan import ExecutionPlan
 from svod.config import NONE, BeamConfig, PrepareConfig
 from svod.core.buffer import bfloat16_bits_to_float32
 from svod.core.estimate import Estimate
-from svod.search import seconds_searched
+from svod.search import searches_interrupted, seconds_searched
 from svod.tensor import Tensor
 from svod.tune.budget import MODEL_SECONDS
 
@@ -38,8 +38,10 @@ class SvodContestant:
         self.name, self.config, self.version = name, config, __version__
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
-        before = seconds_searched()
+        before, interrupted = seconds_searched(), searches_interrupted()
         prepared = self._prepare(self._config_for(case, before), case, operands)
+        if searches_interrupted() > interrupted:
+            raise KeyboardInterrupt         # it was meant for the benchmarks, too
         searched = None if self.config.beam is None else seconds_searched() - before
         return replace(prepared, search_seconds=searched, again=partial(self._prepare, replace(self.config, beam=None)))
 

@@ -32,6 +32,7 @@ log = logging.getLogger("svod")
 _lock = threading.Lock()          # one search at a time in a process
 remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 _spent = 0.0                      # seconds this process has searched
+_interrupted = 0                  # searches of this process that Ctrl-C ended
 
 
 def seconds_searched() -> float:
@@ -39,10 +40,16 @@ def seconds_searched() -> float:
     return _spent
 
 
+def searches_interrupted() -> int:
+    """How many searches at prepare time Ctrl-C has ended in this process. They give what they found, and nothing is raised: who has more to
+    do after them than to use that asks here."""
+    return _interrupted
+
+
 def search_at_prepare(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
                       db: TuningDB) -> dict[str, Choice]:
     """Search kernels and return the chains to use. Never raises for a search that fails: the heuristic stays, and the log says why."""
-    global _spent
+    global _spent, _interrupted
     beam = config.beam
     assert beam is not None
     count = f"{len(unknown)} kernel{'s' * (len(unknown) != 1)}"
@@ -56,20 +63,23 @@ def search_at_prepare(outline: Outline, unknown: Mapping[str, Kernel], compiler:
                     "was found", beam.width, count, left)
         started = time.monotonic()
         try:
-            result = _run(outline, unknown, compiler, config, db, left, workers)
+            chosen, said, interrupted = _run(outline, unknown, compiler, config, db, left, workers)
         except (TuneError, KeyboardInterrupt) as e:
             # a Ctrl-C during the search itself is the session's; this one came before, while the workers started
             why = "Ctrl-C" if isinstance(e, KeyboardInterrupt) else str(e)
+            _interrupted += isinstance(e, KeyboardInterrupt)
             log.warning("BEAM=%d: the search could not be run (%s); the heuristic is used for %s", beam.width, why, count)
             return {}
         finally:
             _spent += time.monotonic() - started
-        log.warning("BEAM=%d: %s", beam.width, result[1])
-        return result[0]
+        _interrupted += interrupted
+        log.warning("BEAM=%d: %s", beam.width, said)
+        return chosen
 
 
 def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig, db: TuningDB, seconds: float,
-         workers: str) -> tuple[dict[str, Choice], str]:
+         workers: str) -> tuple[dict[str, Choice], str, bool]:
+    """The chains, what is to be said about the search, and whether Ctrl-C ended it."""
     beam, started = config.beam, time.monotonic()
     assert beam is not None
     counts = outline.counts
@@ -110,7 +120,7 @@ def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, co
     unmeasured = [f.why for f in result.findings.values() if f.winner is None]
     if unmeasured:
         text += f"; {len(unmeasured)} {'were' if len(unmeasured) > 1 else 'was'} not measured: {unmeasured[0]}"
-    return chosen, text
+    return chosen, text, result.interrupted
 
 
 class _Progress:

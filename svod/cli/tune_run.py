@@ -416,8 +416,10 @@ class _Run:
                 ceilings: Ceilings | None, status: int) -> None:
         lines = ["", *kernel_table(outcomes, target, ceilings, self._width()), *size_lines(outcomes), ""]
         unverified = [o for o in outcomes if not o.verified]
-        for o in unverified[:5]:
+        for o in unverified[:MAX_PROBLEMS]:
             lines.append(f"{o.row.name} {o.row.key[:8]} keeps the heuristic: {o.why}")
+        if len(unverified) > MAX_PROBLEMS:
+            lines.append(f"… and {_count(len(unverified) - MAX_PROBLEMS, 'kernel')} more, for such reasons")
         for number, (plan, check) in enumerate(checks, 1):
             name = f" {number} of {len(checks)}" if len(checks) > 1 else ""
             lines += plan_lines(check, name, len(plan.outline.calls))

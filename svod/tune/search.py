@@ -55,6 +55,7 @@ SEMIFINAL = 4                  # times as many are raced side by side, to say wh
 SEMIFINAL_SHARE, RACE_RUNS = 0.25, 10     # of the seconds of a confirmation; how often a race runs each, about
 SEED_ROUND = 8
 CONFIRM_SHARE, CONFIRM_FLOOR = 0.1, 0.5   # a confirmation takes at most that share of what the search took, or that many seconds
+WIND_UP = 0.25                 # seconds to store what was found and to end the workers
 CONFIRM_ROUNDS = 15            # the least of a confirmation, for how many finalists there is time
 COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
 
@@ -458,9 +459,9 @@ class KernelSearch:
         """Something better than the heuristic was found."""
         return self.incumbent is not None and self.incumbent is not self.baseline
 
-    def finish(self, seconds: float = 3.0) -> Finding:
-        """Confirm the finalists within about `seconds`, less after a short search, and say what was found. Falls back to `result()` where
-        confirmation fails altogether."""
+    def finish(self, seconds: float = 3.0, deadline: float = float("inf")) -> Finding:
+        """Confirm the finalists within about `seconds`, less after a short search, and say what was found, by about `deadline` on `clock`.
+        Falls back to `result()` where confirmation fails altogether."""
         self.stop(BUDGET_SPENT)
         seconds = min(seconds, max(CONFIRM_FLOOR, CONFIRM_SHARE * self.spent))
         verified = self._race_the_best(SEMIFINAL_SHARE * seconds)
@@ -486,7 +487,8 @@ class KernelSearch:
                 c.fail(Status.WRONG, f"with LLVM's passes: {v.reason}")
                 self.refuted.append(c)
                 self._forget(c)
-        answers = self.lab.confirm(right, seconds) if right else []
+        left = max(CONFIRM_FLOOR, deadline - self.clock() - WIND_UP)      # compiling and verifying the finalists took of it
+        answers = self.lab.confirm(right, min(seconds, left)) if right else []
         self.confirmed = [(c, t) for c, t in zip(right, answers, strict=True) if isinstance(t, Confirmed)]
         if not self.confirmed:
             return self.result()

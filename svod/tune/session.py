@@ -257,7 +257,7 @@ class TuneSession:
     def _finish(self, search: KernelSearch, searches: Sequence[KernelSearch | _Planned]) -> None:
         open_ = max(1, len([s for s in searches if s.key not in self.result.findings]))
         seconds = max(MIN_CONFIRM_SECONDS, min(CONFIRM_SECONDS, self.bench.seconds, self.budget.left / open_))
-        self._store(search, search.finish(seconds), search.why)
+        self._store(search, search.finish(seconds, self.budget.clock() + self.budget.left), search.why)
 
     def _wind_up(self, searches: Sequence[KernelSearch]) -> None:
         """After Ctrl-C: a short confirmation of each that had begun; a second Ctrl-C leaves the rest unconfirmed."""

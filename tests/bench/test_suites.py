@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod import Tensor
+from svod import Tensor, search
 from svod.bench import cases as kinds
 from svod.bench.cases import Case, Operand
 from svod.bench.peers import LIBRARIES, Peer, load_peers, parse_peers
@@ -21,6 +21,7 @@ from svod.bench.suites import SUITES, select_cases
 from svod.contestants import svod_contestants
 from svod.core.dtype import BY_NAME
 from svod.errors import ConfigError, UnsupportedError
+from svod.tune.session import SessionResult
 
 EVERY = [c for cases in SUITES.values() for c in cases]
 # every operation at extents that nothing divides, and 1
@@ -302,3 +303,22 @@ assert faults() < 10
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("only glibc can be told")
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("when", ["while it starts", "in the search"])
+def test_ctrl_c_in_a_search_is_one_of_the_benchmarks(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search keeps what it found and goes on; who asked for a run of many is not asked to interrupt each."""
+    class Interrupted:
+        def __init__(self, tasks: Any, *args: Any, **kwargs: Any) -> None:
+            if when == "while it starts":
+                raise KeyboardInterrupt
+
+        def run(self) -> SessionResult:
+            return SessionResult(interrupted=True)
+    monkeypatch.setattr(search, "TuneSession", Interrupted)
+    monkeypatch.setattr(search, "cached_ceilings", lambda *args, **kwargs: None)
+    monkeypatch.setenv("BEAM_EXECUTOR", "inline")
+    tuned = svod_contestants("beam", 1, fresh=True, db=":none:")[1]
+    case = select_cases("odd", "sum_1000003")[0]
+    with pytest.raises(KeyboardInterrupt):
+        tuned.prepare(case, case.draw())

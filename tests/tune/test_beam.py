@@ -17,7 +17,7 @@ from svod.tune.candidate import Candidate, Origin, Status, chain_text
 from svod.tune.db import Verdict, derive_winner
 from svod.tune.db.winners import TIE
 from svod.tune.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
-from svod.tune.laboratory import Failure, Lowered, Race
+from svod.tune.laboratory import Confirmed, Failure, Lowered, Race
 from svod.tune.search import FIRST_CHUNK, HOPELESS, KernelSearch
 from svod.tune.strategy import STRATEGIES
 from tests.tune.db.samples import confirmed, verdict
@@ -473,6 +473,23 @@ def test_widening_and_the_bound_and_the_budget() -> None:
     search = make_search(ReplayedLaboratory(), width=8)
     run(search, 3)
     assert search.finish().confirmed and search.why == "budget spent"
+
+
+@pytest.mark.parametrize("left, asked", [(100.0, 3.0), (2.0, 1.5), (0.0, 0.5)])
+def test_a_confirmation_has_what_building_its_finalists_leaves(left: float, asked: float) -> None:
+    now = [0.0]
+    times: list[float] = []
+
+    class Timed(ReplayedLaboratory):
+        def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
+            times.append(seconds)
+            return super().confirm(candidates, seconds)
+    lab = Timed()
+    search = run(make_search(lab), 3)
+    search.spent, search.clock = 100.0, lambda: now[0]
+    lab.clock = lambda seconds: now.__setitem__(0, 0.25)      # all finalists together
+    search.finish(3.0, deadline=left)
+    assert times == [asked]
 
 
 # -- ends ---------------------------------------------------------------------------------------------------------------------
