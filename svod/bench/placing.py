@@ -43,21 +43,24 @@ def placed(contestants: Sequence[Contestant], pause: Callable[[], None]) -> Iter
         return
     before = {thread: _cores_of(thread) for thread in _processor_times()}
     pinned = {core for cores in before.values() if len(cores) == 1 for core in cores}
-    order = spread(allowed, next((c for c in spread(allowed, min(allowed)) if c not in pinned), min(allowed)))
+    own = next((c for c in spread(allowed, min(allowed)) if c not in pinned), min(allowed))
+
+    def may_run_on(thread: int) -> set[int]:
+        cores = _cores_of(thread)       # a thread that was made meanwhile has the caller's core from the caller, unless it took another
+        return allowed if thread not in before and cores == {own} else cores
     try:
-        _keep_on(get_native_id(), order[:1])
+        _keep_on(get_native_id(), {own})
         for contestant in contestants:
             pause()
             used = _used_by(contestant)
-            # a thread that was made meanwhile has the caller's core from the caller
-            cores_of = {t: _cores_of(t) if t in before else allowed for t in used}
-            for thread, core in distribute(used, cores_of, order).items():
-                before.setdefault(thread, allowed)
-                _keep_on(thread, [core])
+            cores_of = {t: may_run_on(t) for t in used}
+            for thread, core in distribute(used, cores_of, spread(allowed, own)).items():
+                before.setdefault(thread, cores_of[thread])
+                _keep_on(thread, {core})
         yield
     finally:
         for thread in _processor_times():
-            _keep_on(thread, before.get(thread, allowed))
+            _keep_on(thread, before[thread] if thread in before else may_run_on(thread))
 
 
 def distribute(used: Mapping[int, int], cores_of: Mapping[int, Collection[int]], order: Sequence[int]) -> dict[int, int]:

@@ -58,7 +58,7 @@ KNOWN_CHECK_SECONDS = 1.5   # where nothing was searched
 MAX_CHECKS = 3              # plans that are checked, those that take most of the time
 CHECK_SHARE = 0.05          # of the time: smaller plans are not checked
 ABOVE_CEILING = 1.05        # no kernel is that much above its ceiling
-MAX_PROBLEMS = 3            # lines of a capture whose faults are said one by one
+MAX_PROBLEMS = 3            # lines of a capture, and kernels, whose faults are said one by one
 PIPE_WIDTH = 110            # columns of a table that does not go to a terminal
 
 

@@ -104,6 +104,26 @@ def test_threads_that_are_made_meanwhile_are_not_left_on_the_callers_core() -> N
         made[0].close()
 
 
+@needs_cores
+def test_a_thread_that_pins_itself_meanwhile_stays_there() -> None:
+    """As svod's workers do."""
+    made: list[Library] = []
+    other = {max(os.sched_getaffinity(0))}
+
+    def run(times: int) -> None:
+        if not made:
+            made.append(Library(along=True))
+            assert made[0].thread.native_id is not None
+            os.sched_setaffinity(made[0].thread.native_id, other)
+        made[0].run(times)
+    try:
+        with placed([Contestant(run)], calm):
+            assert made[0].cores == other != os.sched_getaffinity(0)
+        assert made[0].cores == other
+    finally:
+        made[0].close()
+
+
 def test_nothing_is_placed_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     monkeypatch.setattr(placing, "TASKS", Path("/nowhere"))

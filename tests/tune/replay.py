@@ -1,4 +1,5 @@
-"""A laboratory without hardware: times, failures and wrong outputs come from a table over the states' digests.
+"""A laboratory without hardware: times, failures and wrong outputs come from a table over the states' digests. And the search that the
+tests run in it.
 
 A state that the table does not hold gets a time made from its digest, so that a whole search can be replayed: the same seed gives
 the same trace. Everything that is asked for is recorded, and asking twice for what must be done once is an error."""
@@ -9,8 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from svod.tune.candidate import Candidate, Status
+from svod.config import BeamConfig
+from svod.core.scheduler import Opt, Scheduler
+from svod.tune.candidate import Candidate, Origin, Status
+from svod.tune.events import SearchEvent
 from svod.tune.laboratory import Built, Confirmed, Failure, Lowered, Race, Screened, Verdict
+from svod.tune.search import KernelSearch
+from tests.tune.search_kernels import TARGET, gemm
+
+KERNEL = gemm(48, 64, 40)
+BASE = Scheduler(KERNEL, TARGET)
+HEURISTIC = BASE.apply_opt(Opt("UPCAST", "o1", 16))
 
 
 def made_up_seconds(c: Candidate) -> float:
@@ -87,3 +97,25 @@ class ReplayedLaboratory:
 
 def is_failure(status: Status) -> Callable[[Any], Failure]:
     return lambda c: Failure(status, f"the table says {status}")
+
+
+def make_search(lab: Any, *, width: int = 2, seeds: Sequence[tuple[Scheduler, Origin]] = (), known: Sequence[str] = (), bound: float = 0.0,
+                heuristic: Scheduler = HEURISTIC, events: list[SearchEvent] | None = None, **options: Any) -> KernelSearch:
+    config = BeamConfig(width=width, **{"round_size": 8, **options})
+    heard: list[SearchEvent] = [] if events is None else events
+    return KernelSearch("key", "gemm", BASE, heuristic, config, lab, seeds=seeds, known=frozenset(known), bound=bound,
+                        listener=heard.append)
+
+
+def run(search: KernelSearch, rounds: int = 20) -> KernelSearch:
+    for _ in range(rounds):
+        if search.finished:
+            break
+        search.step()
+    return search
+
+
+def raced(state: Scheduler, score: float, number: int) -> Candidate:
+    c = Candidate(state, state.applied_opts, Origin.ACTION, round=number, status=Status.VERIFIED)
+    c.seconds = c.score = score
+    return c
