@@ -132,9 +132,9 @@ HANDLERS: dict[str, Handler] = {
 
 
 def _render_phase(spec: PhaseSpec, code: tuple[Instr, ...], target: Target, variables: dict[str, int], temp_base: int,
-                  declared: set[str]) -> str:
+                  declared: set[str], aligned: bool) -> str:
     streamed = {code[src[0]] for op, _, _, src, arg in code if op == "STORE" and arg[1]}
-    if not streamed:
+    if aligned or not streamed:
         return _render_function(f"@{spec.symbol}", spec, code, target, variables, temp_base, declared)
     # Non-temporal vector stores fault on a buffer that is not aligned. svod's own buffers are; memory that a user handed over may not be.
     plain = tuple((op, dtype, lanes, src, (arg[0], False)) if op == "STORE" else (op, dtype, lanes, src, arg)
@@ -188,13 +188,14 @@ def function_attributes(target: Target) -> str:
     return f'nounwind "target-cpu"="{base}" "tune-cpu"="{target.cpu}" "target-features"="{features}"{width} "no-builtins"'
 
 
-def render(program: Program, target: Target) -> str:
+def render(program: Program, target: Target, aligned: bool = False) -> str:
     """The LLVM module of `program` for `target`: a function `void symbol(ptr args, ptr vars, ptr scratch, i64 begin, i64 end)` per phase.
+    `aligned`: it will be given buffers that begin at a multiple of a vector only, and may fault on others; half the code where it streams.
 
     Raises CompileError for an instruction outside LINEAR's grammar (docs/ir.md, section 4)."""
     spec = program.spec
     variables = {name: k for k, name in enumerate(spec.variables)}
     declared: set[str] = set()
-    functions = [_render_phase(phase, code, target, variables, len(spec.params), declared)
+    functions = [_render_phase(phase, code, target, variables, len(spec.params), declared, aligned)
                  for phase, code in zip(spec.phases, program.code, strict=True)]
     return "\n".join([*functions, *sorted(declared), f"attributes #0 = {{ {function_attributes(target)} }}", "!0 = !{i32 1}", ""])

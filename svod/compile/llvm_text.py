@@ -116,6 +116,7 @@ class Writer:
         "round_block",
         "round_end",
         "round_of",
+        "shuffles",
         "slots",
         "streams",
         "target",
@@ -141,6 +142,7 @@ class Writer:
         self.fresh = 0
         self.round, self.round_block, self.round_end = 0, "", 0     # of multiply-adds into the same accumulators (llvm_alu.py)
         self.round_of: dict[int, int] = {}
+        self.shuffles: dict[int, int] = {}          # SHUFFLE of two → how many such stand behind one another
         self.streams = False
         self.in_tiles: set[int] = set()                 # values that are tiles
         self.tiles: dict[int, tuple[int, int]] = {}     # tile registers in use → (rows, bytes of a row)

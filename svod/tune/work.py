@@ -192,11 +192,11 @@ def lower_candidate(chain: Sequence[Any], context: Context) -> Lowered:
 
 
 def compile_candidate(item: tuple[Sequence[Any], bool], context: Context) -> Built:
-    """Machine code for a chain; `passes`: with LLVM's pass pipeline."""
+    """Machine code for a chain; `passes`: with LLVM's pass pipeline. Without it, it is for the buffers of this module, which are aligned."""
     chain, passes = item
     program = context.program(chain)
     started = time.perf_counter()
-    code = compile_object(render(program, context.target), context.target, passes)
+    code = compile_object(render(program, context.target, aligned=not passes), context.target, passes)
     symbols = tuple(p.symbol for p in program.spec.phases)
     return Built(code, symbols, program.spec, program.digest, time.perf_counter() - started, passes)
 
