@@ -13,6 +13,7 @@ import platform
 import struct
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -149,6 +150,13 @@ def undefined_symbols(code: bytes) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+def _free(engine: Any, module: Any, context: Any) -> None:
+    """End an engine, which owns the module, then the context both live in."""
+    engine.close()
+    del module
+    context.close()
+
+
 class LoadedProgram:
     """An object in executable memory. `addresses`: those of `symbols`, in order, valid until `close()`.
 
@@ -160,13 +168,16 @@ class LoadedProgram:
         if arch != MACHINES.get(platform.machine().lower()):
             raise CompileError(f"the object is for {arch}, this machine is {platform.machine()}: it cannot be loaded here")
         may_use_tiles()     # before code that may need them runs
-        self._context = llvm.create_context()
+        context = llvm.create_context()
         # MCJIT wants a module to start from, and owns the machine it is given
-        empty = llvm.parse_assembly(f'target triple = "{TRIPLES[arch]}"', self._context)
-        self._engine = llvm.create_mcjit_compiler(empty, _new_machine(arch, "", 0))
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
-        self.addresses: tuple[int, ...] = tuple(self._engine.get_function_address(name) for name in symbols)
+        empty = llvm.parse_assembly(f'target triple = "{TRIPLES[arch]}"', context)
+        engine = llvm.create_mcjit_compiler(empty, _new_machine(arch, "", 0))
+        # Held here, not by this object: in a cycle of garbage Python ends objects in any order, and an engine must not outlive its context.
+        self._free = weakref.finalize(self, _free, engine, empty, context)
+        self._free.atexit = False       # threads may still be in the code
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        self.addresses: tuple[int, ...] = tuple(engine.get_function_address(name) for name in symbols)
         if 0 in self.addresses:
             missing = [name for name, address in zip(symbols, self.addresses, strict=True) if not address]
             self.close()
@@ -175,7 +186,7 @@ class LoadedProgram:
     def close(self) -> None:
         """Free the code; the addresses must not be called any more. Closing twice is allowed."""
         self.addresses = ()
-        self._engine.close()
+        self._free()
 
     def __enter__(self) -> LoadedProgram:
         return self

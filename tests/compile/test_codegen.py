@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import multiprocessing
 import resource
+import weakref
 
 import numpy as np
 import pytest
@@ -110,6 +112,20 @@ def test_closing_frees_and_spares_the_others() -> None:
     kept.close()
     kept.close()
     assert kept.addresses == ()
+
+
+def test_code_in_a_cycle_of_garbage_is_freed_in_order() -> None:
+    """Python ends the objects of a cycle in any order; LLVM's engines end the process when their context went first."""
+    target = host_target()
+    code = compile_object(render(scale(2.0), target), target)
+
+    class Owner:
+        def __init__(self) -> None:
+            self.owner, self.program = self, LoadedProgram(code, ("scale",))
+    freed = [weakref.ref(Owner().program) for _ in range(50)]
+    gc.collect()
+    assert all(ref() is None for ref in freed)
+    assert run_scale(3.0)
 
 
 def test_what_llvm_or_we_refuse() -> None:

@@ -345,6 +345,8 @@ def test_scratch_temporaries_and_streams() -> None:
     x_, out, temporary = np.arange(16, dtype=np.float32), aligned(64).view(np.float32), np.zeros(16, np.float32)
     text = render(program(code, [out, x_]), HOST)
     assert "!nontemporal" in text and "sfence" in text
+    alone = render(program(code, [out, x_]), HOST, aligned=True)
+    assert "!nontemporal" in alone and alone.count("define ") == 1 and text.count("define ") == 3
     private = aligned(192)
     with LoadedProgram(compile_object(text, HOST), ("phase",)) as loaded:
         call_phase(loaded.addresses[0], [out.ctypes.data, x_.ctypes.data, temporary.ctypes.data], [], private.ctypes.data, 0, 1)

@@ -4,10 +4,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from svod.compile.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.linear import interpret, validate
+from svod.compile.llvm import render
 from svod.compile.program import PhaseSpec, Program, ProgramSpec
 from svod.compile.transpose import transpose_squares
 from svod.core.dtype import DType, dtypes, to_numpy
+from svod.core.target import Target
+from tests.compile.native import TARGETS
 
 INDEX = dtypes.index
 
@@ -57,6 +61,28 @@ def test_squares_are_transposed(dtype: DType, lanes: int, stride: int, count: in
     np.testing.assert_array_equal(run(after, dtype), run(before, dtype))
     left = sum(i[0] in ("LOADS", "STORES") for i in after.code[0])
     assert left == count % lanes
+
+
+@TARGETS
+@pytest.mark.parametrize("store", [False, True])
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint16, dtypes.int32,
+                                   dtypes.int64, dtypes.bool], ids=lambda d: d.name)
+def test_transposed_registers_are_what_machine_code_computes(dtype: DType, store: bool, target: Target) -> None:
+    """Levels of shuffles with fences between them, in vectors of a register, of half of one and of two. The bytes are no NaN of any type."""
+    rng = np.random.default_rng(dtype.itemsize)
+    register = target.vector_bytes // dtype.itemsize
+    for lanes in {n for n in (4, register // 2, register, 2 * register) if 4 <= n <= 64}:
+        before = strided(dtype, lanes, lanes + 3, lanes, store=store)
+        after = Program(before.spec, (tuple(transpose_squares(list(before.code[0]))),))
+        size = before.spec.params[0][1]
+        x = rng.integers(0, 2 if dtype.kind == "b" else 120, size * dtype.itemsize, np.uint8).view(to_numpy(dtype))
+        want, got = np.zeros_like(x), np.zeros_like(x)
+        interpret(before, [want, x])
+        for passes in (False, True):
+            got[:] = 0
+            with LoadedProgram(compile_object(render(after, target), target, passes), ("p",)) as loaded:
+                call_phase(loaded.addresses[0], [got.ctypes.data, x.ctypes.data], [], 0, 0, 1)
+            np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8), err_msg=f"{lanes} lanes")
 
 
 @pytest.mark.parametrize("active", [0, 1, 11, 16])
