@@ -404,8 +404,8 @@ def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
 
 
 def _fenced(w: Writer, vec: str, words: int, operand: str) -> str:
-    """A register of this many 32-bit words behind which LLVM does not look: no code. It tries to merge each shuffle with all that lead to it,
-    which took 8 of the 13 ms that a transposition of 16 × 16 compiled, for the same instructions."""
+    """A register of this many 32-bit words behind which LLVM does not look: no code. It tries to merge each shuffle with all that lead to
+    it, which took 8 of the 13 ms that a transposition of 16 × 16 compiled, for the same instructions."""
     fence = f"<{words} x float>"
     w.declared.add(f"declare {fence} @llvm.arithmetic.fence.v{words}f32({fence})")
     if vec == fence:

@@ -19,7 +19,7 @@ from svod.bench.timer import SAMPLE_FACTOR, Contestant, Samples, Screening, dead
 from svod.tune.child import step_limit
 from svod.tune.laboratory import Built, Confirmed, Race, Screened, Verdict
 from svod.tune.sizes import MOST_VERIFIED, Size, at_size, describe_size, geometric_mean, values_of
-from svod.tune.verify import KEPT_BYTES, Baseline, GuardedBuffers, Reference, verify
+from svod.tune.verify import Baseline, GuardedBuffers, Reference, verify
 from svod.tune.work import VERIFY_RUN_SECONDS, Context, Runner, Setup, error_of_median, latest
 
 KEPT_SIZES = 2 * MOST_VERIFIED      # whose references a worker remembers
@@ -60,7 +60,7 @@ class _AtSize:
 
     def __init__(self, context: SizedContext, size: Size) -> None:
         kernel = at_size(context.kernel, size)
-        self.reference = Reference(kernel, keep=KEPT_BYTES // KEPT_SIZES)
+        self.reference = Reference(kernel)
         self.buffers: GuardedBuffers = context.buffers.for_size(kernel)
         self.baselines: dict[tuple[str, bool], Baseline] = {}
 

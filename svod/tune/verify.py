@@ -50,7 +50,6 @@ INTEGER_SIZES = (8, 4, 3, 2, 1)  # largest magnitude of the integers, the first 
 REAL_RANGES = ((-1.0, 1.0), (0.1, 1.0), (0.9, 1.1), (1.1, 2.0))
 PROBE_POINTS = 64
 DRAWN = 1_000_003                # elements drawn for one array
-KEPT_BYTES = 256 << 20           # inputs of all sets are kept up to here: two of 64 MB, which take 20 ms each to draw again
 BLOCK = 1 << 15                  # elements compared at a time
 
 Run = Callable[[Sequence[Array]], None]
@@ -64,6 +63,34 @@ class InputSet(NamedTuple):
     low: float
     high: float
     seed: int
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """`size` elements that repeat a part: what large buffers are filled with and compared with, and nobody holds. The length of a drawn
+    part is prime, so no tile and no row starts at the same value again."""
+
+    part: Array
+    size: int
+
+    def whole(self) -> Array:
+        """The elements as an array."""
+        return self.part if self.part.size == self.size else np.resize(self.part, self.size)
+
+    def write(self, array: Array) -> None:
+        """Fill an array of `size` elements."""
+        times, rest = divmod(self.size, max(1, self.part.size))
+        array[:self.size - rest].reshape(times, self.part.size)[:] = self.part
+        array[self.size - rest:] = self.part[:rest]
+
+    def is_held_by(self, array: Array) -> bool:
+        """Whether an array holds just these elements, bit for bit."""
+        n = max(1, self.part.size)
+        return all(_same_bytes(array[i:i + n], self.part[:self.size - i]) for i in range(0, self.size, n))
+
+    def at(self, positions: Array) -> Array:
+        """The elements where a mask of `size` is true."""
+        return np.asarray(self.part[np.flatnonzero(positions) % self.part.size])
 
 
 class Mismatch(NamedTuple):
@@ -95,9 +122,6 @@ def _poison_bytes(dtype: DType) -> int:
 def draw(dtype: DType, size: int, inputs: InputSet, rng: np.random.Generator, vmin: int | None = None, vmax: int | None = None,
          positive: bool = False) -> Array:
     """`size` values in memory form. `vmin`/`vmax` bound integers; `positive`: integers are at least 1 (divisors, shift amounts)."""
-    if size > DRAWN:
-        # large arrays repeat a drawn part: its length is prime, so no tile and no row starts at the same value again
-        return np.resize(draw(dtype, DRAWN, inputs, rng, vmin, vmax, positive), size)
     if dtype.kind == "b":
         return rng.integers(0, 2, size).astype(np.bool_)
     if dtype.is_float:
@@ -115,19 +139,25 @@ def draw(dtype: DType, size: int, inputs: InputSet, rng: np.random.Generator, vm
     return rng.integers(low, max(low, high) + 1, size).astype(to_numpy(dtype))
 
 
-def make_inputs(kernel: Kernel, inputs: InputSet) -> list[Array]:
-    """One array per slot in memory form: drawn from the set's seed, poison in outputs that the kernel does not read."""
+def make_inputs(kernel: Kernel, inputs: InputSet) -> list[Repeated]:
+    """What each slot holds, in memory form: drawn from the set's seed, poison in outputs that the kernel does not read."""
     divides = any(u.op in (Ops.IDIV, Ops.MOD, Ops.SHL, Ops.SHR) and u.dtype != dtypes.index for u in kernel.ast.toposort())
     read = {u.src[0].src[0].arg.slot for u in kernel.ast.walk(Ops.LOAD)}
-    arrays = []
+    found = []
     for p in kernel.params:
         rng = np.random.default_rng((inputs.seed, p.arg.slot))
+        drawn = min(p.arg.size, DRAWN)
         if p.arg.slot in kernel.outs and p.arg.slot not in read:
-            raw = np.full(p.arg.size * p.dtype.itemsize, _poison_bytes(p.dtype), np.uint8)
-            arrays.append(raw.view(to_numpy(p.dtype)))
+            part = np.full(drawn * p.dtype.itemsize, _poison_bytes(p.dtype), np.uint8).view(to_numpy(p.dtype))
         else:
-            arrays.append(draw(p.dtype, p.arg.size, inputs, rng, p.arg.vmin, p.arg.vmax, divides))
-    return arrays
+            part = draw(p.dtype, drawn, inputs, rng, p.arg.vmin, p.arg.vmax, divides)
+        found.append(Repeated(part, p.arg.size))
+    return found
+
+
+def whole(values: Sequence[Repeated]) -> list[Array]:
+    """One array per slot."""
+    return [v.whole() for v in values]
 
 
 def _finite_share(values: Array, dtype: DType) -> float:
@@ -143,14 +173,13 @@ class Reference:
 
     Raises CompileError and UnsupportedError where the evaluator does: a kernel it cannot evaluate is not verified."""
 
-    def __init__(self, kernel: Kernel, seed: int = 0, keep: int = KEPT_BYTES) -> None:
+    def __init__(self, kernel: Kernel, seed: int = 0) -> None:
         self.kernel, self.seed = kernel, seed
         self.ops = {u.op for u in kernel.ast.toposort() if u.dtype != dtypes.index}
         self.full = evaluation_cost(kernel) <= FULL_COST
         self.sets = self._choose_sets()
         self._expected: dict[int, list[Expected]] = {}
-        size = sum(p.arg.size * p.dtype.itemsize for p in kernel.params) * len(self.sets)
-        self._given: dict[int, list[Array]] | None = {} if size <= keep else None
+        self._given: dict[int, list[Repeated]] = {}
         self._points: list[list[Array]] = [self._sample(i, POINTS) for i in range(len(kernel.ast.src))]
 
     # -- which inputs -----------------------------------------------------------------------------------------------------
@@ -171,7 +200,7 @@ class Reference:
         """The first interval whose reference is finite and not zero nearly everywhere, else the best one."""
         best, best_share = ranges[0], -1.0
         for low, high in ranges:
-            args = make_inputs(self.kernel, InputSet("probe", kind, low, high, self.seed))
+            args = whole(make_inputs(self.kernel, InputSet("probe", kind, low, high, self.seed)))
             share = 1.0
             for i, store in enumerate(self.kernel.ast.src):
                 values = evaluate_points(self.kernel.ast, args, self._sample(i, PROBE_POINTS), store=i)
@@ -200,10 +229,8 @@ class Reference:
         return points
 
     # -- what is expected -------------------------------------------------------------------------------------------------
-    def given(self, number: int) -> list[Array]:
-        """The inputs of set `number`, one array per slot; not to be written."""
-        if self._given is None:
-            return make_inputs(self.kernel, self.sets[number])
+    def given(self, number: int) -> list[Repeated]:
+        """The inputs of set `number`, by slot."""
         if number not in self._given:
             self._given[number] = make_inputs(self.kernel, self.sets[number])
         return self._given[number]
@@ -212,7 +239,7 @@ class Reference:
         """What the outputs must hold after set `number`."""
         if number not in self._expected:
             inputs = self.sets[number]
-            args = self.given(number)
+            args = whole(self.given(number))
             bounds = self._bounds[inputs.name]
             self._expected[number] = self._whole(args, bounds) if self.full else self._sampled(args, bounds)
         return self._expected[number]
@@ -339,9 +366,9 @@ class GuardedBuffers:
             self.arrays.append(raw[start:start + size].view(to_numpy(p.dtype)))
             self._guards.append((raw[:start], raw[start + size:], _poison_bytes(p.dtype)))
 
-    def fill(self, values: Sequence[Array]) -> None:
+    def fill(self, values: Sequence[Repeated]) -> None:
         for array, value in zip(self.arrays, values, strict=True):
-            array[:] = value
+            value.write(array)
 
     def for_size(self, kernel: Kernel) -> GuardedBuffers:
         """The same memory, as buffers of `kernel`: this one with values for its variables."""
@@ -360,17 +387,17 @@ class GuardedBuffers:
                 return f"bytes after the end of buffer {slot} were written"
         return ""
 
-    def damage(self, before: Sequence[Array]) -> str:
+    def damage(self, before: Sequence[Repeated]) -> str:
         """What the kernel wrote that it should not have: "" or a sentence. `before`: the contents it was given."""
         written = self.overrun()
         if written:
             return written
         for slot, (array, value) in enumerate(zip(self.arrays, before, strict=True)):
-            if slot not in self.kernel.outs and not _same_bytes(array, value):
+            if slot not in self.kernel.outs and not value.is_held_by(array):
                 return f"input {slot} was changed"
         for slot in self._beside:
             at = self._beside[slot]
-            if at is not None and not np.array_equal(self.arrays[slot][at].view(np.uint8), before[slot][at].view(np.uint8)):
+            if at is not None and not np.array_equal(self.arrays[slot][at].view(np.uint8), before[slot].at(at).view(np.uint8)):
                 return f"output {slot} was changed between the parts that the kernel writes"
         return ""
 

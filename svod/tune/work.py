@@ -192,7 +192,7 @@ def lower_candidate(chain: Sequence[Any], context: Context) -> Lowered:
 
 
 def compile_candidate(item: tuple[Sequence[Any], bool], context: Context) -> Built:
-    """Machine code for a chain; `passes`: with LLVM's pass pipeline. Without it, it is for the buffers of this module, which are aligned."""
+    """Machine code for a chain; `passes`: with LLVM's pass pipeline. Without, it is for the buffers of this module, which are aligned."""
     chain, passes = item
     program = context.program(chain)
     started = time.perf_counter()

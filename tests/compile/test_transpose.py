@@ -65,10 +65,10 @@ def test_squares_are_transposed(dtype: DType, lanes: int, stride: int, count: in
 
 @TARGETS
 @pytest.mark.parametrize("store", [False, True])
-@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint16, dtypes.int32,
-                                   dtypes.int64, dtypes.bool], ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint16,
+                                   dtypes.int32, dtypes.int64, dtypes.bool], ids=lambda d: d.name)
 def test_transposed_registers_are_what_machine_code_computes(dtype: DType, store: bool, target: Target) -> None:
-    """Levels of shuffles with fences between them, in vectors of a register, of half of one and of two. The bytes are no NaN of any type."""
+    """Levels of shuffles with fences between them, in vectors of a register, of half of one and of two; no bytes that are NaN."""
     rng = np.random.default_rng(dtype.itemsize)
     register = target.vector_bytes // dtype.itemsize
     for lanes in {n for n in (4, register // 2, register, 2 * register) if 4 <= n <= 64}:

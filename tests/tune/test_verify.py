@@ -14,7 +14,7 @@ from svod.core.uop import Ops, UOp
 from svod.core.values import from_float, to_float
 from svod.tune import verify as module
 from svod.tune.bounds import error_bounds, summation_factor
-from svod.tune.verify import BLOCK, Baseline, GuardedBuffers, InputSet, Reference, compare, draw, make_inputs, verify
+from svod.tune.verify import BLOCK, Baseline, GuardedBuffers, InputSet, Reference, Repeated, compare, draw, make_inputs, verify, whole
 from tests.tune.search_kernels import axis, elementwise, gather, gemm, kernel, load, param, reduce, row_reduce, softmax, store
 
 Arrays = Sequence[np.ndarray[Any, Any]]
@@ -173,7 +173,7 @@ def test_in_place_kernels_get_their_inputs_back() -> None:
 
 def test_gathered_indices_stay_inside_their_table() -> None:
     k = gather(1000, 7, 3)
-    index = make_inputs(k, Reference(k).sets[0])[2]
+    index = make_inputs(k, Reference(k).sets[0])[2].whole()
     assert index.min() == 0
     assert index.max() == 6
 
@@ -195,6 +195,36 @@ def test_a_long_product_does_not_vanish() -> None:
     want = reference.expected(reals)[0].want
     assert np.isfinite(want).all()
     assert (want != 0).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.bool_])
+@pytest.mark.parametrize(("part", "size"), [(7, 7), (7, 8), (7, 21), (7, 50), (5, 1), (1, 9), (3, 0), (0, 0), (40_009, 123_457)])
+def test_repeated_elements_are_those_of_the_whole_array(part: int, size: int, dtype: type) -> None:
+    rng = np.random.default_rng(part)
+    given = Repeated(rng.integers(0, 2, part).astype(dtype), size)
+    want = np.resize(given.part, size)
+    array = np.empty(size, dtype)
+    given.write(array)
+    np.testing.assert_array_equal(array, want)
+    np.testing.assert_array_equal(given.whole(), want)
+    assert given.is_held_by(array)
+    mask = rng.integers(0, 2, size).astype(np.bool_)
+    np.testing.assert_array_equal(given.at(mask), want[mask])
+    for i in {0, size // 2, size - 1} if size else ():
+        array[i] = 1 - array[i]
+        assert not given.is_held_by(array)
+        array[i] = want[i]
+
+
+def test_large_inputs_repeat_what_was_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DRAWN", 101)
+    k = gemm(17, 23, 40)
+    out, a, b = make_inputs(k, Reference(k).sets[0])
+    assert [(v.part.size, v.size) for v in (out, a, b)] == [(101, 17 * 23), (101, 17 * 40), (101, 40 * 23)]
+    assert len(np.unique(a.part)) > 2 and not np.array_equal(a.part, b.part)
+    assert check(k, right(k))[0]
+    ok, _, reason = check(k, after(k, lambda arrays: arrays[1].__setitem__(-1, 77.0)))
+    assert not ok and "input 1 was changed" in reason
 
 
 # -- sampled comparison -------------------------------------------------------------------------------------------------------
@@ -264,7 +294,7 @@ def test_the_bound_holds_and_is_not_vacuous(k: Kernel) -> None:
     assert e.tolerance is not None
     dtype = k.params[0].dtype
     want = to_float(e.want, dtype).astype(np.float64)
-    single = to_float(evaluate(k.ast, reference.given(reals), exact=False)[0], dtype)
+    single = to_float(evaluate(k.ast, whole(reference.given(reals)), exact=False)[0], dtype)
     assert (np.abs(single - want) <= e.tolerance).all()
     limit = 3e-2 if dtype == dtypes.float16 else 1e-3
     assert np.isfinite(e.tolerance).all() and np.median(e.tolerance[want != 0] / np.abs(want[want != 0])) < limit
