@@ -17,7 +17,8 @@ BENCH_PROTOCOL = 2              # stored with every run of the benchmarks; the s
 MIN_SAMPLE_SECONDS = 200e-6     # a sample repeats inside until it lasts this long
 WARM_BELOW_SECONDS = 1e-3       # shorter runs get an untimed one before each sample
 MAX_REPEATS = 1 << 20
-FIRST_RUN_FACTOR = 3.0          # screening: a first run slower than this many incumbents (and than WARM_BELOW_SECONDS) is out
+FIRST_RUN_FACTOR = 3.0          # screening: a first run slower than this many incumbents (and than WARM_BELOW_SECONDS) is out,
+COLD_SECONDS = 1e-3             # and one that is by more than this slower than a sample may be: twice what a cold start costs
 SAMPLE_FACTOR = 1.5             # screening: a sample slower than this many incumbents is out
 
 Clock = Callable[[], float]
@@ -111,13 +112,19 @@ class Screening:
     samples: Samples
 
 
+def first_run_limit(incumbent: float, unit: float) -> float:
+    """Seconds per run above which a first run says that a candidate is out, given the incumbent's. What a cold start adds to one call is the
+    same for short and for long ones: beside a long one it is little."""
+    return min(FIRST_RUN_FACTOR * incumbent, SAMPLE_FACTOR * incumbent + COLD_SECONDS / unit)
+
+
 def screen_one(contestant: Contestant, incumbent: float | None, clock: Clock = time.perf_counter) -> Screening:
     """One run, then one sample: what a worker does with a candidate. `incumbent`: seconds per run of the best so far (of the same
     slice), None without one. Killing a run past its `deadline` is up to whoever started this process."""
     call = time_calls(contestant, 1, clock)
     first = call / contestant.unit
     # a first call pays for cold code, page faults and sleeping workers, up to half a millisecond: a short one says nothing
-    if incumbent is not None and call > WARM_BELOW_SECONDS and first > FIRST_RUN_FACTOR * incumbent:
+    if incumbent is not None and call > WARM_BELOW_SECONDS and first > first_run_limit(incumbent, contestant.unit):
         return Screening("slow first run", first, first, Samples((), 1))
     repeats, call = calibrate(contestant, call, clock)
     sample = take_sample(contestant, repeats, call, clock)

@@ -62,8 +62,10 @@ class Batch(Iterator[tuple[int, Outcome]]):
     """The items of one `submit`: iterate for (index, outcome) as they complete. `deadline` (seconds) may be changed at any
     time; it holds for items that start afterwards."""
 
-    def __init__(self, job: str, items: Iterable[Any], kind: Kind, deadline: float, setup: Any, cpus: Sequence[int]) -> None:
+    def __init__(self, job: str, items: Iterable[Any], kind: Kind, deadline: float, setup: Any, cpus: Sequence[int],
+                 homes: Sequence[str] = ()) -> None:
         self.kind: Kind = kind
+        self.homes = homes
         self.deadline = deadline
         self.payloads = [encode(item) for item in items]
         setup_payload = b"" if setup is None else encode(setup)
@@ -115,11 +117,13 @@ class Executor(ABC):
     isolates: bool = True       # False: a candidate that crashes takes this process along
 
     @abstractmethod
-    def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None, cpus: Sequence[int] = ()) -> Batch:
+    def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
+               cpus: Sequence[int] = (), homes: Sequence[str] = ()) -> Batch:
         """Queue `items` for `job` (see `svod.tune.jobs`), each with `deadline` seconds of its own. Does not wait.
 
-        `setup`: payload of the job's setup, or None. `cpus`: the cores the workers stay on; none: all. Raises FormatError for
-        items that are not plain data, TuneError after `close`."""
+        `setup`: payload of the job's setup, or None. `cpus`: the cores the workers stay on; none: all. `homes`: per item the worker that
+        keeps something of it (`Outcome.worker`), which takes it before others; where it is busy, others do. Raises FormatError for items
+        that are not plain data, TuneError after `close`."""
 
     @abstractmethod
     def workers(self, kind: Kind) -> int:
@@ -175,7 +179,8 @@ class InlineExecutor(Executor):
         self._lock = MachineLock(device)
         self._state: tuple[str, Any] = ("", None)
 
-    def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None, cpus: Sequence[int] = ()) -> Batch:
+    def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
+               cpus: Sequence[int] = (), homes: Sequence[str] = ()) -> Batch:
         if self.closed:
             raise TuneError("the executor is closed")
         batch = _InlineBatch(job, items, kind, deadline, setup, cpus)
@@ -242,6 +247,10 @@ class _Task:
     index: int
     attempts: int = 0
 
+    @property
+    def home(self) -> str:
+        return self.batch.homes[self.index] if self.batch.homes else ""
+
 
 class DispatchingExecutor(Executor):
     """Queues, the phase barrier, requeueing, and one thread per carrier."""
@@ -261,8 +270,9 @@ class DispatchingExecutor(Executor):
         self._threads.append((thread, carrier))
         thread.start()
 
-    def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None, cpus: Sequence[int] = ()) -> Batch:
-        batch = Batch(job, items, kind, deadline, setup, cpus)
+    def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
+               cpus: Sequence[int] = (), homes: Sequence[str] = ()) -> Batch:
+        batch = Batch(job, items, kind, deadline, setup, cpus, homes)
         with self._changed:
             if self.closing:
                 raise TuneError("the executor is closed")
@@ -295,7 +305,9 @@ class DispatchingExecutor(Executor):
                     continue
                 waiting = self._queues[kind]
                 for _ in range(max(1, min(carrier.chunk, len(waiting) // (2 * self.workers(kind))))):
-                    task = waiting.popleft()
+                    at = next((i for i, t in enumerate(waiting) if t.home == carrier.name), 0)
+                    task = waiting[at]
+                    del waiting[at]
                     if task.batch.cancelled:
                         task.batch.deliver(task.index, Outcome("lost", kind="cancelled"))
                     else:

@@ -54,6 +54,7 @@ PASSES_BRING = 1.25            # what the passes may bring one family and not an
 SEMIFINAL = 4                  # times as many are raced side by side, to say who is confirmed
 SEMIFINAL_SHARE, RACE_RUNS = 0.25, 10     # of the seconds of a confirmation; how often a race runs each, about
 SEED_ROUND = 8
+CONFIRM_SECONDS = 3.0          # of a confirmation, at most
 CONFIRM_SHARE, CONFIRM_FLOOR = 0.1, 0.5   # a confirmation takes at most that share of what the search took, or that many seconds
 WIND_UP = 0.25                 # seconds to store what was found and to end the workers
 CONFIRM_ROUNDS = 15            # the least of a confirmation, for how many finalists there is time
@@ -142,6 +143,8 @@ class KernelSearch:
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
         self.refuted: list[Candidate] = []         # right without passes, wrong with them
         self.pace = 0.0                            # seconds to build and screen one candidate, of the latest chunk
+        self.round_end = 0.0                       # seconds from the last chunk of a round to its end, the longest
+        self.verify_pace = 0.0                     # seconds to verify one candidate, the latest
         self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
         self.wider = False                         # the strategy has widened and has not been given what to keep
@@ -168,9 +171,14 @@ class KernelSearch:
         floor = COMPILE_FACTOR * statistics.median(self.compile_seconds) if self.compile_seconds else self.config.timeout_sec
         return min(self.config.timeout_sec, max(COMPILE_FLOOR, floor))
 
+    @property
+    def closing(self) -> float:
+        """Seconds that building and verifying the finalists will take, about; their timing comes on top."""
+        return (1 + self._most_finalists(CONFIRM_SECONDS)) * (self.pace + self.verify_pace)
+
     # -- steps ------------------------------------------------------------------------------------------------------------
     def step(self, deadline: float = float("inf")) -> None:
-        """One round; `deadline` on `clock` is when it has to wind up. Raises what the laboratory may raise."""
+        """One round; `deadline` on `clock` is when it has to wind up, which takes about `round_end`. Raises what the laboratory may raise."""
         if self.finished:
             return
         started = self.clock()
@@ -221,7 +229,9 @@ class KernelSearch:
         candidates = self._prepare(batch, exempt=False)
         left = self._build_in_chunks(candidates, deadline)
         self.strategy.requeue(left)
+        built = self.clock()
         noisy = self._race(candidates)
+        self.round_end = max(self.round_end, self.clock() - built)
         # candidates of earlier rounds may have been raced or judged in this one
         self._report(dict.fromkeys([*(c for c in batch if c.status is not Status.QUEUED), *self.judged]))
         self.history.append(self.best)
@@ -438,7 +448,10 @@ class KernelSearch:
         self.estimates.clear()
 
     def _verify(self, candidates: Sequence[Candidate]) -> None:
-        for c, verdict in zip(candidates, self.lab.verify(candidates), strict=True):
+        started = self.clock()
+        verdicts = self.lab.verify(candidates)
+        self.verify_pace = (self.clock() - started) / len(candidates)
+        for c, verdict in zip(candidates, verdicts, strict=True):
             c.known["how"] = verdict.how
             self.judged.append(c)
             if verdict.right:
@@ -459,14 +472,14 @@ class KernelSearch:
         """Something better than the heuristic was found."""
         return self.incumbent is not None and self.incumbent is not self.baseline
 
-    def finish(self, seconds: float = 3.0, deadline: float = float("inf")) -> Finding:
+    def finish(self, seconds: float = CONFIRM_SECONDS, deadline: float = float("inf")) -> Finding:
         """Confirm the finalists within about `seconds`, less after a short search, and say what was found, by about `deadline` on `clock`.
         Falls back to `result()` where confirmation fails altogether."""
         self.stop(BUDGET_SPENT)
         seconds = min(seconds, max(CONFIRM_FLOOR, CONFIRM_SHARE * self.spent))
         verified = self._race_the_best(SEMIFINAL_SHARE * seconds)
-        # a long kernel has time for fewer: the incumbent always, the stored winners always
-        most = max(1, int(seconds / (CONFIRM_ROUNDS * max(self.best, 1e-9))) - 1)
+        # the incumbent always, the stored winners always
+        most = self._most_finalists(seconds)
         finalists = _finalists(verified, min(self.places, most), most)
         finalists += [c for c in self.stored if c.status is Status.VERIFIED and c not in finalists]
         baseline = self.baseline if self.baseline.status is Status.VERIFIED else None
@@ -493,6 +506,10 @@ class KernelSearch:
         if not self.confirmed:
             return self.result()
         return self._decide(baseline if baseline in right else None)
+
+    def _most_finalists(self, seconds: float) -> int:
+        """How many there is time for in a confirmation of so many seconds: of a long kernel few, one at least."""
+        return max(1, min(2 * self.places, int(seconds / (CONFIRM_ROUNDS * max(self.best, 1e-9))) - 1))
 
     def _race_the_best(self, seconds: float) -> list[Candidate]:
         """All that is verified, best first. Scores are of several races, and those of the best few of hundreds are the luckiest: what this

@@ -46,7 +46,7 @@ from svod.tune.db.store import whoami
 from svod.tune.events import Listener, SessionFinished, SessionStarted, nobody
 from svod.tune.executor import Executor
 from svod.tune.laboratory import Laboratory
-from svod.tune.search import BUDGET_SPENT, INTERRUPTED, Finding, KernelSearch
+from svod.tune.search import BUDGET_SPENT, CONFIRM_SECONDS, INTERRUPTED, Finding, KernelSearch
 from svod.tune.sized_laboratory import SizedLaboratory
 from svod.tune.sizes import Size, at_size, geometric_mean, merged_sizes
 from svod.tune.slices import kernel_bytes
@@ -56,7 +56,6 @@ log = logging.getLogger("svod.tune")
 
 STORED_SEEDS = 4              # chains of the database that start a search
 CONFIRM_SHARE = 0.25          # of a session's budget, kept for the confirmations
-CONFIRM_SECONDS = 3.0         # at most, for one kernel
 MIN_CONFIRM_SECONDS = 0.2
 UNFINISHED = frozenset({BUDGET_SPENT, INTERRUPTED})
 _RECORDED = {Status.SLOW: "slow", Status.SCREENED: "ok", Status.RACED: "ok", Status.VERIFIED: "ok", Status.WRONG: "wrong",
@@ -135,6 +134,8 @@ class _Planned:
     spent: float = 0.0
     widened: int = 0
     finished: bool = False
+    round_end: float = 0.0
+    closing: float = 0.0
 
     @property
     def key(self) -> str:
@@ -220,16 +221,16 @@ class TuneSession:
         while True:
             open_ = [s for s in searches if not s.finished]
             # a share of the budget belongs to the confirmations; it is given back as they get done
-            reserve = min(CONFIRM_SHARE * total, CONFIRM_SECONDS * len([s for s in searches if s.key not in self.result.findings]))
-            chosen = self.budget.next(searches) if self.budget.left > reserve else None
+            ends = sum(CONFIRM_SECONDS + s.closing for s in searches if s.key not in self.result.findings)
+            left = self.budget.left - min(CONFIRM_SHARE * total, ends)
+            chosen = self.budget.next([s for s in searches if s.round_end < left])
             if chosen is None:
                 break
             begun = any(isinstance(s, KernelSearch) for s in searches)
             if len(chosen.history) >= WARM_UP_ROUNDS or (isinstance(chosen, _Planned) and begun):
                 self._learn_ceilings(searches)
             search = self._begun(chosen, searches)
-            deadline = min(self.budget.deadline(search, open_), self.budget.clock() + self.budget.left - reserve)
-            search.step(deadline)
+            search.step(min(self.budget.deadline(search, open_), self.budget.clock() + left - search.round_end))
             if search.finished:
                 self._finish(search, searches)
         for s in list(searches):        # where the budget ends before a search has begun, its finding says so

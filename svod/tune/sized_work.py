@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from svod.bench.race import confirm, paired_ratio, race
-from svod.bench.timer import SAMPLE_FACTOR, Contestant, Samples, Screening, deadline, sample_again, screen_one
+from svod.bench.timer import FIRST_RUN_FACTOR, SAMPLE_FACTOR, Contestant, Samples, Screening, deadline, sample_again, screen_one
 from svod.tune.child import step_limit
 from svod.tune.laboratory import Built, Confirmed, Race, Screened, Verdict
 from svod.tune.sizes import MOST_VERIFIED, Size, at_size, describe_size, geometric_mean, values_of
@@ -81,7 +81,7 @@ def screen_sizes(item: tuple[Built, Sequence[float] | None, Sequence[Size]], con
     for number, size in enumerate(sizes):
         limit = incumbent[number] if incumbent is not None else None
         found = screen_one(_with_deadline(context.contestants(runners, size)[0], limit), limit)
-        if found.verdict == "slow first run":
+        if limit is not None and found.verdict == "slow first run" and found.first > FIRST_RUN_FACTOR * limit:
             # at one size it takes several times what the incumbent does: no other size makes up for that
             context.check_guards()
             return Screened((found.first,), True), (), ()

@@ -46,13 +46,15 @@ class WorkerLaboratory:
         self.executor, self.config, self.bench, self.shrink = executor, config, bench or BenchConfig(), shrink
         self.setup = Setup(ast_to_data(kernel.ast), target)
         self.parts: dict[str, float] = {}       # LINEAR digest → the part of the kernel it is timed on
+        self.lowered_by: dict[bytes, str] = {}  # digest of a candidate → the worker that lowered it
         self.baseline: Built | None = None
         self.races = 0
         self.restless = False       # the machine did not come to rest in the latest race
 
-    def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, module: str = JOB) -> list[Outcome]:
+    def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, module: str = JOB,
+             homes: Sequence[str] = ()) -> list[Outcome]:
         """The outcomes in the order of the items. An interrupt leaves nothing queued behind."""
-        batch = self.executor.submit(module + job, items, kind=kind, deadline=deadline, setup=self.setup)
+        batch = self.executor.submit(module + job, items, kind=kind, deadline=deadline, setup=self.setup, homes=homes)
         found: dict[int, Outcome] = {}
         try:
             for index, outcome in batch:
@@ -65,11 +67,13 @@ class WorkerLaboratory:
     def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
         items = [_chain(c) for c in candidates]
         outcomes = self._run("lower_candidate", items, "compile", LOWER_SECONDS)
+        self.lowered_by.update((c.digest, o.worker) for c, o in zip(candidates, outcomes, strict=True))
         return [o.value if o.ok else failure_of(o) for o in outcomes]
 
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         items = [(_chain(c), passes) for c in candidates]
-        outcomes = self._run("compile_candidate", items, "compile", deadline)
+        homes = [self.lowered_by.get(c.digest, "") for c in candidates]     # that child has the program
+        outcomes = self._run("compile_candidate", items, "compile", deadline, homes=homes)
         return [o.value if o.ok else failure_of(o) for o in outcomes]
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:

@@ -103,8 +103,15 @@ def test_screening_limits():
     assert screen_one(world.contestant(1.6e-3), 1e-3, world.clock).verdict == "slow sample"
     assert screen_one(world.contestant(1.4e-3), 1e-3, world.clock).verdict == "ok"
     assert screen_one(world.contestant(9.0), None, world.clock).verdict == "ok"
-    # A cold first run within 3× counts as nothing but that.
-    assert screen_one(world.contestant(lambda n: 2.9e-3 if n == 0 else 0.9e-3), 1e-3, world.clock).score == pytest.approx(0.9e-3)
+    # A first run that a cold start explains counts as nothing but that: within 3×, and within what a sample may take and 1 ms.
+    assert screen_one(world.contestant(lambda n: 2.4e-3 if n == 0 else 0.9e-3), 1e-3, world.clock).score == pytest.approx(0.9e-3)
+    assert screen_one(world.contestant(lambda n: 1.4e-3 if n == 0 else 0.4e-3), 0.5e-3, world.clock).score == pytest.approx(0.4e-3)
+    assert screen_one(world.contestant(lambda n: 1.6e-3 if n == 0 else 0.4e-3), 0.5e-3, world.clock).verdict == "slow first run"
+    assert screen_one(world.contestant(30.9e-3), 20e-3, world.clock).verdict == "slow sample"
+    assert screen_one(world.contestant(31.1e-3), 20e-3, world.clock).verdict == "slow first run"
+    # A slice of a tenth: 1 ms of it is 10 ms of the whole.
+    assert screen_one(world.contestant(3.9e-3, unit=0.1), 20e-3, world.clock).verdict == "slow sample"
+    assert screen_one(world.contestant(4.1e-3, unit=0.1), 20e-3, world.clock).verdict == "slow first run"
     # Units: three runs per call.
     assert screen_one(world.contestant(4.2e-3, unit=3), 1e-3, world.clock).score == pytest.approx(1.4e-3)
 

@@ -104,6 +104,15 @@ class TestIsolation:
         pids = {o.value["pid"] for o in executor.run(f"{JOBS}:facts", [None] * 4, kind="bench", deadline=LONG)}
         assert os.getpid() not in pids and len(pids) == 1
 
+    def test_items_go_to_the_worker_that_knows_them_and_wait_for_none(self, executor: Executor) -> None:
+        first = executor.run(f"{JOBS}:interval", [0.05] * 8, kind="compile", deadline=LONG)
+        one, other = sorted({o.worker for o in first})
+        homes = [one, one, one, other, other, other]
+        again = executor.submit(f"{JOBS}:interval", [0.05] * 6, kind="compile", deadline=LONG, homes=homes)
+        assert [o.worker for _, o in sorted(again, key=lambda found: found[0])] == homes
+        alone = executor.submit(f"{JOBS}:interval", [0.05] * 8, kind="compile", deadline=LONG, homes=[one] * 8)
+        assert {o.worker for _, o in alone} == {one, other}, "a worker with nothing of its own takes from others"
+
     def test_compilers_are_idle_while_timing(self, executor: Executor) -> None:
         """The phase barrier: with both kinds queued at once, no bench item overlaps a compile item, and bench items do not overlap."""
         first = executor.submit(f"{JOBS}:interval", [0.03] * 6, kind="compile", deadline=LONG)

@@ -1,7 +1,7 @@
 """Sessions: kernels, budget, database, interruption. Replayed laboratories, except for the last test, which searches for real."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -200,6 +200,25 @@ def test_the_budget_is_kept_and_every_kernel_has_an_answer(db: TuningDB, executo
     assert set(result.findings) == {GEMM.key, SUM.key, RELU.key}
     assert all(f.verified for f in result.findings.values())
     assert now[0] <= 8.0 + 3 * 4 * 0.05 + 0.1
+
+
+def test_a_kernel_whose_rounds_end_slowly_keeps_within_the_budget(db: TuningDB, executor: Executor) -> None:
+    """The race and the verification that end a round, and the verification of the finalists, are begun in time."""
+    now = [0.0]
+    lab = ReplayedLaboratory(clock=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    race, verify = lab.race, lab.verify
+
+    def slow_race(candidates: Sequence[Candidate]) -> Any:
+        now[0] += 6.0
+        return race(candidates)
+
+    def slow_verify(candidates: Sequence[Candidate]) -> Any:
+        now[0] += 1.0 * len(candidates)
+        return verify(candidates)
+    lab.race, lab.verify = slow_race, slow_verify   # type: ignore[method-assign]
+    result = replayed_session(db, executor, GEMM, labs={GEMM.key: lab}, budget=ModelBudget(40.0, 40.0, lambda: now[0])).run()
+    assert result.findings[GEMM.key].confirmed
+    assert 30.0 < now[0] <= 40.0
 
 
 def test_the_first_kernel_is_searched_before_the_ceilings_are_asked_for(db: TuningDB, executor: Executor,
