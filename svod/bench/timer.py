@@ -113,8 +113,8 @@ class Screening:
 
 
 def first_run_limit(incumbent: float, unit: float) -> float:
-    """Seconds per run above which a first run says that a candidate is out, given the incumbent's. What a cold start adds to one call is the
-    same for short and for long ones: beside a long one it is little."""
+    """Seconds per run above which a first run says that a candidate is out, given the incumbent's. What a cold start adds to one call is
+    the same for short and for long ones: beside a long one it is little."""
     return min(FIRST_RUN_FACTOR * incumbent, SAMPLE_FACTOR * incumbent + COLD_SECONDS / unit)
 
 

@@ -34,7 +34,7 @@ from svod.tune.candidate import FAILED, Candidate, Origin, Status, chain_text
 from svod.tune.db.records import canonical
 from svod.tune.db.winners import WORST_RATIO, Standing, best_of
 from svod.tune.events import BaselineTimed, CandidateDropped, Improved, KernelFinished, KernelStarted, Listener, RoundFinished, nobody
-from svod.tune.laboratory import Confirmed, Failure, Laboratory
+from svod.tune.laboratory import Confirmed, Failure, Laboratory, Screened
 from svod.tune.strategy import make_strategy
 
 log = logging.getLogger("svod.tune")
@@ -48,6 +48,7 @@ BOUND_REFUTED = 0.95           # a time below this many bounds says that the bou
 HOPELESS = 30.0                # times the heuristic's predicted cycles: an untouched kernel behind that is not run
 CHUNK = 24                     # candidates built and screened before the incumbent and the budget are looked at again
 FIRST_CHUNK = 6                # of a search whose pace is not known and whose time is limited
+MOSTLY, SLOWER_NOW = 0.75, 1.1  # of a chunk too slow, and the incumbent slower by this factor: it is the machine
 YARDSTICK_REACH = 4.0          # times the incumbent: a slower baseline is not raced along
 FINALISTS = 3                  # at least; else as many as the beam is wide, as code that is level without passes may differ with them
 PASSES_BRING = 1.25            # what the passes may bring one family and not another: of each within that factor the best is a finalist
@@ -178,7 +179,7 @@ class KernelSearch:
 
     # -- steps ------------------------------------------------------------------------------------------------------------
     def step(self, deadline: float = float("inf")) -> None:
-        """One round; `deadline` on `clock` is when it has to wind up, which takes about `round_end`. Raises what the laboratory may raise."""
+        """One round; `deadline` on `clock` is when it has to wind up, for about `round_end`. Raises what the laboratory may raise."""
         if self.finished:
             return
         started = self.clock()
@@ -381,18 +382,35 @@ class KernelSearch:
                 self.compile_seconds.append(answer.seconds)
                 self.counts.built += 1
                 built.append(c)
-        limit = self.incumbent.seconds if self.incumbent else None
-        for c, timing in zip(built, self.lab.screen(built, limit), strict=True):
+        timings, slower = self._screen(built)
+        for c, timing in zip(built, timings, strict=True):
             if isinstance(timing, Failure):
                 self._drop(c, timing)
                 continue
-            c.samples, c.seconds = timing.samples, timing.seconds
+            c.samples, c.seconds = timing.samples, timing.seconds / slower
             self.counts.timed += 1
             if timing.cut:
                 c.fail(Status.SLOW, "more than the limit over the incumbent")
             else:
                 c.status = Status.SCREENED
                 self.pool.append(c)
+
+    def _screen(self, built: Sequence[Candidate]) -> tuple[list[Screened | Failure], float]:
+        """Their timings, and by how much the machine is slower now than it was for the incumbent. A neighbour on the memory bus takes
+        half of the bandwidth for seconds: where nearly all are too slow the incumbent is timed anew, and the others by what it takes now."""
+        if self.incumbent is None:
+            return self.lab.screen(built, None), 1.0
+        timings = self.lab.screen(built, self.incumbent.seconds)
+        timed = [t for t in timings if isinstance(t, Screened)]
+        if sum(t.cut for t in timed) <= MOSTLY * len(timed):
+            return timings, 1.0
+        now = self.lab.screen([self.incumbent], self.incumbent.seconds)[0]
+        if isinstance(now, Failure) or now.seconds <= SLOWER_NOW * self.incumbent.seconds:
+            return timings, 1.0
+        alive = [i for i, t in enumerate(timings) if isinstance(t, Screened)]
+        for i, again in zip(alive, self.lab.screen([built[i] for i in alive], now.seconds), strict=True):
+            timings[i] = again
+        return timings, now.seconds / self.incumbent.seconds
 
     def _drop(self, c: Candidate, failure: Failure) -> None:
         c.fail(failure.status, failure.reason)

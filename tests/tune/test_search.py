@@ -14,7 +14,7 @@ from svod.core.scheduler import Opt
 from svod.tune.candidate import Candidate, Origin, Status, chain_text
 from svod.tune.db import Verdict, derive_winner
 from svod.tune.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
-from svod.tune.laboratory import Failure, Lowered, Race
+from svod.tune.laboratory import Failure, Lowered, Race, Screened
 from svod.tune.search import FIRST_CHUNK, KernelSearch
 from svod.tune.strategy import STRATEGIES
 from tests.tune.db.samples import confirmed, verdict
@@ -310,6 +310,27 @@ def test_a_spent_budget_returns_what_was_not_built_to_the_queue() -> None:
     assert left > 0
     search.step()
     assert len(lab.built) == len(set(lab.built)) > before + 11
+
+
+def test_a_machine_that_becomes_slower_costs_no_candidates() -> None:
+    """After the heuristic was timed: everything that is screened then seems too slow."""
+    pace = [1.0]
+
+    def screen_now(candidates: Sequence[Candidate], incumbent: float | None) -> list[Any]:
+        return [Screened((pace[0] * made_up_seconds(c),), incumbent is not None and pace[0] * made_up_seconds(c) > 1.5 * incumbent)
+                for c in candidates]
+    found = []
+    for later in (1.0, 40.0):
+        lab = ReplayedLaboratory()
+        lab.screen = screen_now     # type: ignore[method-assign]
+        search = make_search(lab, width=4)
+        pace[0] = 1.0
+        search.step()
+        pace[0] = later
+        search = run(search)
+        assert search.incumbent is not None
+        found.append((search.best, search.incumbent.chain, len(search.history)))
+    assert found[0] == found[1]
 
 
 def test_an_interrupt_loses_the_round_in_flight_and_nothing_else() -> None:
