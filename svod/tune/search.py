@@ -396,8 +396,8 @@ class KernelSearch:
                 self.pool.append(c)
 
     def _screen(self, built: Sequence[Candidate]) -> tuple[list[Screened | Failure], float]:
-        """Their timings, and by how much the machine is slower now than it was for the incumbent. A neighbour on the memory bus takes
-        half of the bandwidth for seconds: where nearly all are too slow the incumbent is timed anew, and the others by what it takes now."""
+        """Their timings, and by how much the machine is slower now than it was for the incumbent. A neighbour on the memory bus takes half
+        of the bandwidth for seconds: where nearly all are too slow the incumbent is timed anew, and the others by what it takes now."""
         if self.incumbent is None:
             return self.lab.screen(built, None), 1.0
         timings = self.lab.screen(built, self.incumbent.seconds)
