@@ -1,4 +1,5 @@
-"""What the search's way of compiling saves and what it costs: without LLVM's passes, with and without loop strength reduction.
+"""What the search's way of compiling saves and what it costs: without LLVM's passes, for aligned buffers alone, and either with loop
+strength reduction, or without the fences between levels of shuffles (`svod.compile.llvm_alu`).
 
     python experiments/search_compiler.py                                   # 8 sketches of each kernel of the core suite
     python experiments/search_compiler.py --kernels 'gemm_512,softmax*' --states 16
@@ -12,6 +13,7 @@ import argparse
 import random
 import statistics
 import time
+from unittest import mock
 
 import llvmlite.binding as llvm
 from heuristics import Machine, kernels_of
@@ -19,18 +21,25 @@ from heuristics import Machine, kernels_of
 # isort: split
 from svod.bench.suites import select_cases
 from svod.bench.timer import Contestant, calibrate, take_sample
-from svod.compile import codegen
+from svod.compile import codegen, llvm_alu
 from svod.compile.codegen import LoadedProgram, compile_object
 from svod.compile.host import host_target
 from svod.compile.llvm import render
 from svod.compile.lower import lower
 from svod.compile.plan import ExecutionPlan
+from svod.compile.program import Program
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Scheduler
 from svod.core.sketch import sketches
 from svod.core.target import Target
 
-WAYS = ("search", "with reduction", "final")
+WAYS = ("search", "with reduction", "without fences", "final")
+
+
+def text_for(way: str, program: Program, target: Target) -> str:
+    """The module of a program."""
+    with mock.patch.object(llvm_alu, "FENCED_LEVELS", 99 if way == "without fences" else llvm_alu.FENCED_LEVELS):
+        return render(program, target, aligned=way != "final")
 
 
 def compile_as(way: str, ir: str, target: Target) -> bytes:
@@ -50,9 +59,9 @@ def compare(kernel: Kernel, target: Target, count: int, rounds: int, rng: random
     ratios: dict[str, list[float]] = {w: [] for w in WAYS}
     for state in states:
         program = lower(state)
-        ir = render(program, target)
         contestants: dict[str, Contestant] = {}
         for way in rng.sample(WAYS, len(WAYS)):
+            ir = text_for(way, program, target)
             start = time.perf_counter()
             code = compile_as(way, ir, target)
             compiling[way].append(time.perf_counter() - start)

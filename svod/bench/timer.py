@@ -112,19 +112,15 @@ class Screening:
     samples: Samples
 
 
-def first_run_limit(incumbent: float, unit: float) -> float:
-    """Seconds per run above which a first run says that a candidate is out, given the incumbent's. What a cold start adds to one call is
-    the same for short and for long ones: beside a long one it is little."""
-    return min(FIRST_RUN_FACTOR * incumbent, SAMPLE_FACTOR * incumbent + COLD_SECONDS / unit)
-
-
-def screen_one(contestant: Contestant, incumbent: float | None, clock: Clock = time.perf_counter) -> Screening:
+def screen_one(contestant: Contestant, incumbent: float | None, clock: Clock = time.perf_counter, cold: float = COLD_SECONDS) -> Screening:
     """One run, then one sample: what a worker does with a candidate. `incumbent`: seconds per run of the best so far (of the same
-    slice), None without one. Killing a run past its `deadline` is up to whoever started this process."""
+    slice), None without one. `cold`: seconds that a cold start may add to a call, for short ones and long ones; beside a long one it is
+    little. Killing a run past its `deadline` is up to whoever started this process."""
     call = time_calls(contestant, 1, clock)
     first = call / contestant.unit
     # a first call pays for cold code, page faults and sleeping workers, up to half a millisecond: a short one says nothing
-    if incumbent is not None and call > WARM_BELOW_SECONDS and first > first_run_limit(incumbent, contestant.unit):
+    if (incumbent is not None and call > WARM_BELOW_SECONDS
+            and first > min(FIRST_RUN_FACTOR * incumbent, SAMPLE_FACTOR * incumbent + cold / contestant.unit)):
         return Screening("slow first run", first, first, Samples((), 1))
     repeats, call = calibrate(contestant, call, clock)
     sample = take_sample(contestant, repeats, call, clock)

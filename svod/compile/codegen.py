@@ -150,10 +150,9 @@ def undefined_symbols(code: bytes) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _free(engine: Any, module: Any, context: Any) -> None:
-    """End an engine, which owns the module, then the context both live in."""
+def _free(engine: Any, context: Any) -> None:
+    """End an engine, with the modules it owns, then the context they live in."""
     engine.close()
-    del module
     context.close()
 
 
@@ -173,7 +172,7 @@ class LoadedProgram:
         empty = llvm.parse_assembly(f'target triple = "{TRIPLES[arch]}"', context)
         engine = llvm.create_mcjit_compiler(empty, _new_machine(arch, "", 0))
         # Held here, not by this object: in a cycle of garbage Python ends objects in any order, and an engine must not outlive its context.
-        self._free = weakref.finalize(self, _free, engine, empty, context)
+        self._free = weakref.finalize(self, _free, engine, context)
         self._free.atexit = False       # threads may still be in the code
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()

@@ -25,7 +25,6 @@ from svod.core.dtype import DType, dtypes
 
 F32 = dtypes.float32
 FENCED_LEVELS = 2                   # of shuffles of shuffles
-REGISTERS = (16, 32, 64)            # bytes of vector registers
 Core = Callable[[Writer, DType, int, list[str], tuple[int, ...]], str]
 """Writes one operation on operands of one dtype and returns the right-hand side of its last instruction."""
 
@@ -397,15 +396,16 @@ def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
     w.value[i] = result if lanes > 1 else w.temp(f"extractelement <1 x {scalar}> {result}, i64 0")
     if len(src) == 2 and dtype.kind != "b":
         depth = 1 + max(w.shuffles.get(s, 0) for s in src)
-        if depth == FENCED_LEVELS and lanes * dtype.itemsize in REGISTERS:
-            w.value[i] = _fenced(w, f"<{lanes} x {scalar}>", lanes * dtype.itemsize // 4, w.value[i])
+        size = lanes * dtype.itemsize
+        if depth >= FENCED_LEVELS and size >= 16 and size & (size - 1) == 0:
+            w.value[i] = _fenced(w, f"<{lanes} x {scalar}>", size // 4, w.value[i])
         else:
             w.shuffles[i] = depth
 
 
 def _fenced(w: Writer, vec: str, words: int, operand: str) -> str:
-    """A register of this many 32-bit words behind which LLVM does not look: no code. It tries to merge each shuffle with all that lead to
-    it, which took 8 of the 13 ms that a transposition of 16 × 16 compiled, for the same instructions."""
+    """A vector of this many 32-bit words behind which LLVM does not look: no code. It tries to merge each shuffle with all that lead to
+    it, which takes longer than the rest of a transposition and ends in the same instructions (`experiments/search_compiler.py`)."""
     fence = f"<{words} x float>"
     w.declared.add(f"declare {fence} @llvm.arithmetic.fence.v{words}f32({fence})")
     if vec == fence:

@@ -305,7 +305,8 @@ class DispatchingExecutor(Executor):
                     continue
                 waiting = self._queues[kind]
                 for _ in range(max(1, min(carrier.chunk, len(waiting) // (2 * self.workers(kind))))):
-                    at = next((i for i, t in enumerate(waiting) if t.home == carrier.name), 0)
+                    homes = [t.home for t in waiting]
+                    at = next((homes.index(h) for h in (carrier.name, "") if h in homes), -1)   # else what others would take last
                     task = waiting[at]
                     del waiting[at]
                     if task.batch.cancelled:

@@ -144,7 +144,7 @@ class KernelSearch:
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
         self.refuted: list[Candidate] = []         # right without passes, wrong with them
         self.pace = 0.0                            # seconds to build and screen one candidate, of the latest chunk
-        self.round_end = 0.0                       # seconds from the last chunk of a round to its end, the longest
+        self.round_end = 0.0                       # seconds from the last chunk of a round to its end, of the latest
         self.verify_pace = 0.0                     # seconds to verify one candidate, the latest
         self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
@@ -175,7 +175,7 @@ class KernelSearch:
     @property
     def closing(self) -> float:
         """Seconds that building and verifying the finalists will take, about; their timing comes on top."""
-        return (1 + self._most_finalists(CONFIRM_SECONDS)) * (self.pace + self.verify_pace)
+        return (1 + self._most_finalists(CONFIRM_SECONDS) + len(self.stored)) * (self.pace + self.verify_pace)
 
     # -- steps ------------------------------------------------------------------------------------------------------------
     def step(self, deadline: float = float("inf")) -> None:
@@ -232,7 +232,7 @@ class KernelSearch:
         self.strategy.requeue(left)
         built = self.clock()
         noisy = self._race(candidates)
-        self.round_end = max(self.round_end, self.clock() - built)
+        self.round_end = self.clock() - built
         # candidates of earlier rounds may have been raced or judged in this one
         self._report(dict.fromkeys([*(c for c in batch if c.status is not Status.QUEUED), *self.judged]))
         self.history.append(self.best)
@@ -401,15 +401,15 @@ class KernelSearch:
         if self.incumbent is None:
             return self.lab.screen(built, None), 1.0
         timings = self.lab.screen(built, self.incumbent.seconds)
-        timed = [t for t in timings if isinstance(t, Screened)]
-        if sum(t.cut for t in timed) <= MOSTLY * len(timed):
+        slow = [t.status is Status.TIMEOUT if isinstance(t, Failure) else t.cut for t in timings]
+        if sum(slow) <= MOSTLY * len(built):
             return timings, 1.0
-        now = self.lab.screen([self.incumbent], self.incumbent.seconds)[0]
+        now = self.lab.screen([self.incumbent], None)[0]        # without a limit: it might be cut by its own
         if isinstance(now, Failure) or now.seconds <= SLOWER_NOW * self.incumbent.seconds:
             return timings, 1.0
-        alive = [i for i, t in enumerate(timings) if isinstance(t, Screened)]
-        for i, again in zip(alive, self.lab.screen([built[i] for i in alive], now.seconds), strict=True):
-            timings[i] = again
+        again = [i for i, t in enumerate(timings) if slow[i] or isinstance(t, Screened)]
+        for i, timing in zip(again, self.lab.screen([built[i] for i in again], now.seconds), strict=True):
+            timings[i] = timing
         return timings, now.seconds / self.incumbent.seconds
 
     def _drop(self, c: Candidate, failure: Failure) -> None:

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from svod.bench.race import confirm, paired_ratio, race
-from svod.bench.timer import FIRST_RUN_FACTOR, SAMPLE_FACTOR, Contestant, Samples, Screening, deadline, sample_again, screen_one
+from svod.bench.timer import SAMPLE_FACTOR, Contestant, Samples, Screening, deadline, sample_again, screen_one
 from svod.tune.child import step_limit
 from svod.tune.laboratory import Built, Confirmed, Race, Screened, Verdict
 from svod.tune.sizes import MOST_VERIFIED, Size, at_size, describe_size, geometric_mean, values_of
-from svod.tune.verify import Baseline, GuardedBuffers, Reference, verify
+from svod.tune.verify import KEPT_BYTES, Baseline, GuardedBuffers, Reference, verify
 from svod.tune.work import VERIFY_RUN_SECONDS, Context, Runner, Setup, error_of_median, latest
 
 KEPT_SIZES = 2 * MOST_VERIFIED      # whose references a worker remembers
@@ -60,7 +60,7 @@ class _AtSize:
 
     def __init__(self, context: SizedContext, size: Size) -> None:
         kernel = at_size(context.kernel, size)
-        self.reference = Reference(kernel)
+        self.reference = Reference(kernel, keep=KEPT_BYTES // KEPT_SIZES)
         self.buffers: GuardedBuffers = context.buffers.for_size(kernel)
         self.baselines: dict[tuple[str, bool], Baseline] = {}
 
@@ -80,8 +80,8 @@ def screen_sizes(item: tuple[Built, Sequence[float] | None, Sequence[Size]], con
     seconds, repeats = [], []
     for number, size in enumerate(sizes):
         limit = incumbent[number] if incumbent is not None else None
-        found = screen_one(_with_deadline(context.contestants(runners, size)[0], limit), limit)
-        if limit is not None and found.verdict == "slow first run" and found.first > FIRST_RUN_FACTOR * limit:
+        found = screen_one(_with_deadline(context.contestants(runners, size)[0], limit), limit, cold=math.inf)
+        if found.verdict == "slow first run":
             # at one size it takes several times what the incumbent does: no other size makes up for that
             context.check_guards()
             return Screened((found.first,), True), (), ()

@@ -50,6 +50,7 @@ INTEGER_SIZES = (8, 4, 3, 2, 1)  # largest magnitude of the integers, the first 
 REAL_RANGES = ((-1.0, 1.0), (0.1, 1.0), (0.9, 1.1), (1.1, 2.0))
 PROBE_POINTS = 64
 DRAWN = 1_000_003                # elements drawn for one array
+KEPT_BYTES = 256 << 20           # what was drawn for all sets is kept up to here
 BLOCK = 1 << 15                  # elements compared at a time
 
 Run = Callable[[Sequence[Array]], None]
@@ -148,7 +149,7 @@ def make_inputs(kernel: Kernel, inputs: InputSet) -> list[Repeated]:
         rng = np.random.default_rng((inputs.seed, p.arg.slot))
         drawn = min(p.arg.size, DRAWN)
         if p.arg.slot in kernel.outs and p.arg.slot not in read:
-            part = np.full(drawn * p.dtype.itemsize, _poison_bytes(p.dtype), np.uint8).view(to_numpy(p.dtype))
+            part = np.full(min(drawn, BLOCK) * p.dtype.itemsize, _poison_bytes(p.dtype), np.uint8).view(to_numpy(p.dtype))
         else:
             part = draw(p.dtype, drawn, inputs, rng, p.arg.vmin, p.arg.vmax, divides)
         found.append(Repeated(part, p.arg.size))
@@ -173,13 +174,14 @@ class Reference:
 
     Raises CompileError and UnsupportedError where the evaluator does: a kernel it cannot evaluate is not verified."""
 
-    def __init__(self, kernel: Kernel, seed: int = 0) -> None:
+    def __init__(self, kernel: Kernel, seed: int = 0, keep: int = KEPT_BYTES) -> None:
         self.kernel, self.seed = kernel, seed
         self.ops = {u.op for u in kernel.ast.toposort() if u.dtype != dtypes.index}
         self.full = evaluation_cost(kernel) <= FULL_COST
         self.sets = self._choose_sets()
         self._expected: dict[int, list[Expected]] = {}
-        self._given: dict[int, list[Repeated]] = {}
+        drawn = sum(min(p.arg.size, DRAWN) * p.dtype.itemsize for p in kernel.params) * len(self.sets)
+        self._given: dict[int, list[Repeated]] | None = {} if drawn <= keep else None
         self._points: list[list[Array]] = [self._sample(i, POINTS) for i in range(len(kernel.ast.src))]
 
     # -- which inputs -----------------------------------------------------------------------------------------------------
@@ -231,6 +233,8 @@ class Reference:
     # -- what is expected -------------------------------------------------------------------------------------------------
     def given(self, number: int) -> list[Repeated]:
         """The inputs of set `number`, by slot."""
+        if self._given is None:
+            return make_inputs(self.kernel, self.sets[number])
         if number not in self._given:
             self._given[number] = make_inputs(self.kernel, self.sets[number])
         return self._given[number]

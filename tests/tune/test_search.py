@@ -333,6 +333,28 @@ def test_a_machine_that_becomes_slower_costs_no_candidates() -> None:
     assert found[0] == found[1]
 
 
+def test_by_how_much_a_machine_is_slower_is_measured_without_limits() -> None:
+    """What a limit cuts has no proper sample, and what was killed has none: 3 × slower, all are timed again, those that failed aside."""
+    lab = ReplayedLaboratory()
+    search = make_search(lab)
+    search.step()
+    assert search.incumbent is not None
+    usual, killed, broken = search.incumbent.seconds, Failure(Status.TIMEOUT, "killed"), Failure(Status.ERROR, "broken")
+    others = [Candidate(BASE, (), Origin.ACTION) for _ in range(8)]
+    asked: list[tuple[int, float | None]] = []
+
+    def screen_now(candidates: Sequence[Candidate], limit: float | None) -> list[Any]:
+        asked.append((len(candidates), limit))
+        if limit == usual:
+            return [killed, broken, *[Screened((100 * usual,), True)] * 6]
+        return [Screened((3 * usual,), False)] * len(candidates)
+    lab.screen = screen_now     # type: ignore[method-assign]
+    timings, slower = search._screen(others)
+    assert slower == pytest.approx(3.0)
+    assert asked == [(8, usual), (1, None), (7, 3 * usual)]
+    assert timings[1] == broken and all(isinstance(t, Screened) and not t.cut for i, t in enumerate(timings) if i != 1)
+
+
 def test_an_interrupt_loses_the_round_in_flight_and_nothing_else() -> None:
     lab = ReplayedLaboratory()
     search = make_search(lab)

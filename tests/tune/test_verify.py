@@ -221,6 +221,7 @@ def test_large_inputs_repeat_what_was_drawn(monkeypatch: pytest.MonkeyPatch) -> 
     k = gemm(17, 23, 40)
     out, a, b = make_inputs(k, Reference(k).sets[0])
     assert [(v.part.size, v.size) for v in (out, a, b)] == [(101, 17 * 23), (101, 17 * 40), (101, 40 * 23)]
+    assert Reference(k, keep=0).given(1)[2].part.tolist() == Reference(k).given(1)[2].part.tolist()
     assert len(np.unique(a.part)) > 2 and not np.array_equal(a.part, b.part)
     assert check(k, right(k))[0]
     ok, _, reason = check(k, after(k, lambda arrays: arrays[1].__setitem__(-1, 77.0)))
