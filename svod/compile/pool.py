@@ -73,6 +73,7 @@ class Pool:
         self._scratch_workers = 0               # workers that have scratch of that size
         self._local = threading.local()         # the calling threads' own scratch
         self.ready = False                      # all workers run and have scratch
+        self.ended = False                      # Python does
 
     @classmethod
     def get(cls, threads: int) -> Pool:
@@ -92,8 +93,9 @@ class Pool:
             return pool
 
     def prepare(self, scratch_bytes: int = 0) -> None:
-        """Start the workers that are missing and give each at least `scratch_bytes` of scratch. Cheap when nothing is missing."""
-        if self.ready and scratch_bytes <= self._scratch_bytes:
+        """Start the workers that are missing and give each at least `scratch_bytes` of scratch. Cheap when nothing is missing. While Python
+        ends no thread starts any more: the caller then does all the work of a launch."""
+        if (self.ready and scratch_bytes <= self._scratch_bytes) or self.ended:
             return
         with self._guard:
             self._grow_scratch(scratch_bytes)
@@ -276,6 +278,7 @@ def _after_fork_in_child() -> None:
 
 def _at_exit() -> None:
     if Pool._shared is not None:
+        Pool._shared.ended = True
         Pool._shared.stop()
 
 

@@ -44,6 +44,7 @@ from svod.tune.machine_lock import MachineLock
 
 log = logging.getLogger("svod.tune")
 Kind = Literal["compile", "bench"]
+MOST_WORKERS = 4096
 MAX_ATTEMPTS = 3            # times one item may be lost to the infrastructure
 SHARED_BELOW = 8            # cores below which compilers are kept idle while timing
 RAY_START_DEADLINE = 15.0   # seconds until the local executor takes over
@@ -464,10 +465,10 @@ class LocalExecutor(DispatchingExecutor):
 def parse_workers(spec: str) -> tuple[str, int | None]:
     """("ray" | "local" | "inline", count or None). Raises ConfigError."""
     name, colon, count = spec.partition(":")
-    counted = name in ("ray", "local") and (not colon or (count.isdecimal() and 0 < int(count) <= 4096))
+    counted = name in ("ray", "local") and (not colon or (count.isdecimal() and 0 < int(count) <= MOST_WORKERS))
     valid = counted or spec == "inline"
     if not valid:
-        raise ConfigError(f"asked for workers {spec!r}; use ray:N, local:N (N processes, at least 1), ray, local or inline")
+        raise ConfigError(f"asked for workers {spec!r}; use ray:N, local:N (N processes, 1 to {MOST_WORKERS}), ray, local or inline")
     return name, int(count) if count else None
 
 
@@ -476,7 +477,7 @@ def check_address(address: str | None) -> None:
     if address is not None and "://" in address:
         raise ConfigError(f"asked for the Ray cluster at {address!r}; svod must run on a node of the cluster and connects with "
                           "--address auto or host:port, because Ray's client protocol cannot kill a worker in time")
-    if address is not None and address != "auto" and ":" not in address:
+    if address is not None and address != "auto" and not address.rpartition(":")[2].isdecimal():
         raise ConfigError(f"asked for the Ray cluster at {address!r}; use auto or host:port")
 
 

@@ -108,12 +108,13 @@ def test_threads_that_are_made_meanwhile_are_not_left_on_the_callers_core() -> N
 def test_a_thread_that_pins_itself_meanwhile_stays_there() -> None:
     """As svod's workers do."""
     made: list[Library] = []
-    other = {max(os.sched_getaffinity(0))}
+    allowed, other = os.sched_getaffinity(0), set[int]()
 
     def run(times: int) -> None:
         if not made:
             made.append(Library(along=True))
             assert made[0].thread.native_id is not None
+            other.add(max(allowed - os.sched_getaffinity(0)))       # not the one that the caller is kept on
             os.sched_setaffinity(made[0].thread.native_id, other)
         made[0].run(times)
     try:

@@ -1,6 +1,8 @@
 """The pool computes every iteration exactly once, whatever runs beside it."""
 import ctypes
 import os
+import subprocess
+import sys
 import threading
 import time
 from itertools import pairwise
@@ -147,6 +149,30 @@ def test_stop_and_start_again():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_plan_that_runs_while_python_ends_does_not_wait_for_threads():
+    """From an object's end, after the pool's workers have returned: no thread starts any more."""
+    script = """
+import numpy as np
+from svod import Tensor
+
+a = np.arange(200 * 200, dtype=np.float32).reshape(200, 200) % 7
+plan, want = (Tensor(a) @ Tensor(a)).prepare(), (a @ a).ravel()
+plan.execute()
+
+class Owner:
+    def __del__(self):
+        out = self.plan.outputs[0]
+        out[:] = 0
+        self.plan.execute()
+        print("right" if (out == want).all() else "wrong", flush=True)
+
+owner = Owner()
+owner.plan = plan
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "right\n"), ended.stderr
+
+
 def test_fork():
     pool = Pool.get(3)
     x = np.zeros(100, np.int64)
