@@ -39,7 +39,6 @@ _EVEN = 1.12                   # cores wait for the last one for no more than th
 _STREAM_GAIN = 1.03            # predicted gains of STREAM below this are none: a product of 1024 was predicted 1.02 and lost 2-5 %
 TIE = 1.015                    # predictions this near each other say nothing
 _ROWS_AT_A_TIME = 8            # rows added between loading sums from scratch and storing them there
-_STREAMS, _STREAM_BYTES = 4, 1 << 18     # places of memory that a reduction reads at once, and how far they are apart
 _WINDOW = 32                   # positions of a window that become straight-line code
 
 
@@ -131,22 +130,9 @@ def _reductions(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Sched
         if several is not state:
             done = _vectors(several, r, lane, 4 if state.target.vector_registers >= 32 else 2)
             yield try_opt(done, "LANES", f"{name_of(state, r, lane)}.in")
-        yield from _streams(state, r, lane)
         return
     yield from _past_sums(state, r, lane)
     yield from _window_tiles(state, r, lane)
-
-
-def _streams(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Scheduler]:
-    """A long reduction over what no cache holds reads several places of it at once, each a vector at a time: more requests are under way
-    to memory than one place has."""
-    span = _STREAM_BYTES // max(p.dtype.itemsize for p in state.kernel.params)
-    size = sum(p.arg.size * p.dtype.itemsize for p in state.kernel.params)
-    if size <= max(state.target.l2, state.target.l3) or extent_of(state, r, lane) < 2 * _STREAMS * span * state.target.threads:
-        return
-    name = name_of(state, r, lane)
-    tiled = try_opt(state, "TILE", name, span)
-    yield try_opt(try_opt(tiled, "UPCAST", f"{name}.in", width_of(state, r)), "UPCAST", name, _STREAMS)
 
 
 def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
