@@ -39,6 +39,7 @@ _EVEN = 1.12                   # cores wait for the last one for no more than th
 _STREAM_GAIN = 1.03            # predicted gains of STREAM below this are none: a product of 1024 was predicted 1.02 and lost 2-5 %
 TIE = 1.015                    # predictions this near each other say nothing
 _ROWS_AT_A_TIME = 8            # rows added between loading sums from scratch and storing them there
+_HALVES_AT_A_TIME = 4          # halves of vectors that a sum over memory reads in a row
 _WINDOW = 32                   # positions of a window that become straight-line code
 
 
@@ -130,6 +131,10 @@ def _reductions(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Sched
         if several is not state:
             done = _vectors(several, r, lane, 4 if state.target.vector_registers >= 32 else 2)
             yield try_opt(done, "LANES", f"{name_of(state, r, lane)}.in")
+        half = width_of(state, r) // 2
+        if half >= 4 and _is_past_caches(state):
+            # what waits for memory gains nothing from wide vectors, and some cores fetch more at once with half of them
+            yield try_opt(try_opt(state, "UPCAST", name_of(state, r, lane), half), "UNROLL", name_of(state, r, lane), _HALVES_AT_A_TIME)
         return
     yield from _past_sums(state, r, lane)
     yield from _window_tiles(state, r, lane)
@@ -358,6 +363,11 @@ def _row_tile(state: Scheduler, r: ResolvedStage, rows: int) -> Scheduler:
         if e >= 4 * rows and e % rows == 0 and state.rows[state.row_id(name_of(state, r, a))].extent == e:
             return try_opt(state, "UPCAST", name_of(state, r, a), rows)
     return state
+
+
+def _is_past_caches(state: Scheduler) -> bool:
+    """Whether no cache holds the kernel's buffers."""
+    return sum(p.arg.size * p.dtype.itemsize for p in state.kernel.params) > max(state.target.l2, state.target.l3)
 
 
 def _is_large(state: Scheduler) -> bool:
