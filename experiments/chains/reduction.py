@@ -9,8 +9,8 @@ from svod.core.target import Target
 
 
 def total(case: Case, target: Target) -> Chain:
-    """A part per core, sixteen vectors of partial sums in each. Of what no cache holds four halves of vectors in a row: an AMD Zen 4 fetches
-    more of it at once."""
+    """A part per core, sixteen vectors of partial sums in each. Of what no cache holds four halves of vectors in a row: an AMD Zen 4
+    fetches more of it at once."""
     if case.bytes_read > max(target.l2, target.l3):
         return [["UPCAST", "r0", max(1, lanes(case, target) // 2)], ["UNROLL", "r0", 4], *thread("r0", target)]
     return [["UPCAST", "r0", min(16, target.vector_registers // 2) * lanes(case, target)], *thread("r0", target)]

@@ -158,6 +158,22 @@ def test_sketches_of_what_memory_limits_are_correct_at_any_extents(seed: int) ->
                 run_interpreted(case, program, 2)
 
 
+@pytest.mark.parametrize("length", [64, 127, 1009])
+def test_sums_over_what_no_cache_holds_have_a_sketch_of_half_vectors(length: int) -> None:
+    case = Case(Kernel(row_sums(3, length)))
+    for target in (TARGET, *NATIVE[-1:]):
+        half = target.vector_bytes // 8
+
+        def halves(state: Scheduler, half: int = half) -> list[Scheduler]:
+            return [s for s in sketches(state) if [(o.op, o.axis, o.arg) for o in s.applied_opts[:2]]
+                    == [("UPCAST", "r0", half), ("UNROLL", "r0", 4)]]
+        assert not halves(Scheduler(case.kernel, target))
+        found, = halves(Scheduler(case.kernel, replace(target, l2=1 << 8, l3=1 << 8)))
+        run_interpreted(case, lower(found), 1)
+        if target in NATIVE:
+            run_native(case, lower(found), target, 2)
+
+
 def test_memory_is_read_in_its_order() -> None:
     """Sums of columns: the loop over rows stands outside. Transposing: two lines of each row are stored at a time."""
     sums = heuristic(Scheduler(Kernel(kernel_of(data(4096, 4096).sum(0))), TARGET))
