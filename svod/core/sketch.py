@@ -367,7 +367,8 @@ def _row_tile(state: Scheduler, r: ResolvedStage, rows: int) -> Scheduler:
 
 def _is_past_caches(state: Scheduler) -> bool:
     """Whether no cache holds the kernel's buffers."""
-    return sum(p.arg.size * p.dtype.itemsize for p in state.kernel.params) > max(state.target.l2, state.target.l3)
+    size: int = sum(p.arg.size * p.dtype.itemsize for p in state.kernel.params)
+    return size > max(state.target.l2, state.target.l3)
 
 
 def _is_large(state: Scheduler) -> bool:
