@@ -1,10 +1,10 @@
 /* What this machine can do at best, in plain C: multiply-adds, and bandwidth of a working set.
  *
  *   gcc -O3 -march=native -fno-tree-loop-distribute-patterns -pthread ceilings.c -o ceilings
- *   ./ceilings THREADS SAMPLES KIND [BYTES]      KIND: fma32 fma64 read read4 write write_stream copy copy_stream
+ *   ./ceilings THREADS SAMPLES KIND [BYTES]      KIND: fma32 fma64 read read4 read_half write write_stream copy copy_stream
  *
  * prints flops or bytes per second of all threads together. BYTES is the working set of one thread; a copy has half of it as
- * source and half as destination, and counts both. read4 has four loads a turn, the others eight. Each thread is pinned, owns its memory and
+ * source and half as destination, and counts both. read4 has four loads a turn, read_half four of half a vector, the others eight. Each thread is pinned, owns its memory and
  * has touched it first. All start together; a sample lasts at least 2 ms and ends with the last thread. The figure is the lower quartile of
  * the samples' times.
  */
@@ -21,6 +21,7 @@
 
 #if defined(__AVX512F__)
 typedef __m512i vec;
+typedef __m256i half_vec;
 typedef __m512 vec32;
 typedef __m512d vec64;
 #define STREAM(p, v) _mm512_stream_si512((void *)(p), v)
@@ -31,6 +32,7 @@ typedef __m512d vec64;
 #define ACCUMULATORS 24
 #elif defined(__AVX2__) && defined(__FMA__)
 typedef __m256i vec;
+typedef __m128i half_vec;
 typedef __m256 vec32;
 typedef __m256d vec64;
 #define STREAM(p, v) _mm256_stream_si256((void *)(p), v)
@@ -46,8 +48,8 @@ typedef __m256d vec64;
 #define MAX_THREADS 256
 #define SAMPLE_SECONDS 2e-3
 
-enum kind { FMA_32, FMA_64, READ, READ_4, WRITE, WRITE_STREAM, COPY, COPY_STREAM, KINDS };
-static const char *const NAMES[KINDS] = {"fma32", "fma64", "read", "read4", "write", "write_stream", "copy", "copy_stream"};
+enum kind { FMA_32, FMA_64, READ, READ_4, READ_HALF, WRITE, WRITE_STREAM, COPY, COPY_STREAM, KINDS };
+static const char *const NAMES[KINDS] = {"fma32", "fma64", "read", "read4", "read_half", "write", "write_stream", "copy", "copy_stream"};
 
 static enum kind kind;
 static int threads;
@@ -96,6 +98,7 @@ static vec ones(void) {
 static void run_memory(char *memory, long passes) {
     size_t half = bytes / 2 / (8 * sizeof(vec)) * (8 * sizeof(vec)), n = bytes / (8 * sizeof(vec)) * 8;
     vec *p = (vec *)memory, *q = (vec *)(memory + half), a[8], v = ones();
+    half_vec b[4] = {{0}};
     size_t m = half / sizeof(vec);
     for (int k = 0; k < 8; k++) a[k] = v;
     for (long r = 0; r < passes; r++) {
@@ -109,6 +112,11 @@ static void run_memory(char *memory, long passes) {
             for (size_t i = 0; i < n; i += 4)
 #pragma GCC unroll 4
                 for (int k = 0; k < 4; k++) a[k] ^= p[i + k];
+            break;
+        case READ_HALF:
+            for (size_t i = 0; i < 2 * n; i += 4)
+#pragma GCC unroll 4
+                for (int k = 0; k < 4; k++) b[k] ^= ((half_vec *)p)[i + k];
             break;
         case WRITE:
             for (size_t i = 0; i < n; i += 8)
@@ -133,6 +141,7 @@ static void run_memory(char *memory, long passes) {
         BARRIER;
     }
     for (int k = 0; k < 8; k++) sink = ((long long *)&a[k])[0];
+    for (int k = 0; k < 4; k++) sink = ((long long *)&b[k])[0];
 }
 
 static void work(char *memory) {
@@ -189,7 +198,7 @@ int main(int argc, char **argv) {
     for (kind = 0; argc > 3 && kind < KINDS && strcmp(argv[3], NAMES[kind]); kind++) {}
     bytes = argc > 4 ? strtoull(argv[4], NULL, 10) : 0;
     if (argc < 4 || kind == KINDS || threads < 1 || threads > MAX_THREADS || samples < 4 || (kind >= READ && bytes < 16 * sizeof(vec))) {
-        fprintf(stderr, "usage: %s THREADS SAMPLES(>=4) fma32|fma64|read|read4|write|write_stream|copy|copy_stream [BYTES]\n", argv[0]);
+        fprintf(stderr, "usage: %s THREADS SAMPLES(>=4) fma32|fma64|read|read4|read_half|write|write_stream|copy|copy_stream [BYTES]\n", argv[0]);
         return 2;
     }
     cpu_set_t allowed;

@@ -42,8 +42,8 @@ from svod.core.target import Target
 from svod.errors import SvodError, UnsupportedError
 
 PAUSE_SECONDS = 12e-3           # between contestants: libraries' threads spin for up to 10 ms after a run
-WARM_BELOW_SECONDS = 20e-3      # after a pause threads sleep and caches are another's: untimed runs first …
-WARM_SECONDS = 5e-3             # … for as long as this: it takes several runs until the caches have all that they will have
+WARM_BELOW_SECONDS = 100e-3     # after a pause threads sleep, clocks are low and caches are another's: untimed runs first …
+WARM_SECONDS = 25e-3            # … for as long as this: memory was seen to take 20 ms until it was as fast as it gets
 SLOW_FACTOR = 8.0               # a contestant slower than this many of the fastest …
 SLOW_SECONDS = 10e-3            # … and than this sits out after SLOW_ROUNDS: enough for an interval
 SLOW_ROUNDS = 7

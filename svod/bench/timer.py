@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 PROTOCOL_REVISION = 1           # stored with every measurement of a search; raised when samples stop being comparable
-BENCH_PROTOCOL = 2              # stored with every run of the benchmarks; the same for theirs
+BENCH_PROTOCOL = 3              # stored with every run of the benchmarks; the same for theirs
 MIN_SAMPLE_SECONDS = 200e-6     # a sample repeats inside until it lasts this long
 WARM_BELOW_SECONDS = 1e-3       # shorter runs get an untimed one before each sample
 MAX_REPEATS = 1 << 20

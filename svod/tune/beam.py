@@ -4,7 +4,8 @@ One round, as this file sees it:
 
     propose   every member that is new in the beam × (actions + mutations)  → queue, by the digest of the state
               the most promising of the queue by predicted cycles, none that is clearly behind, and a fifth at random
-    racers    the best 2 × width of what was screened, and the best of each protected sketch family, as many again at most
+    racers    the best 2 × width of what was screened, the best of each protected sketch family and a few more of their sketches, which
+              one unlucky sample is not to take out: as many again at most
     keep      the best `width` of all raced states whose outputs are right,
               at most half of them from one family; a sketch family keeps one place for two rounds
 
@@ -164,12 +165,16 @@ class Beam:
         ranked = sorted(screened, key=lambda c: (c.seconds, *chain_order(c.chain)))
         chosen = ranked[:2 * self.width]
         most = 2 * len(chosen)      # some kernels have sketches of dozens of families, and a race takes as long as it has racers
-        missing = self.protected() - {c.state.family for c in (*chosen, *self.members)}
+        protected = self.protected()
+        missing = protected - {c.state.family for c in (*chosen, *self.members)}
+        others = []
         for c in ranked[2 * self.width:]:
-            if c.state.family in missing and len(chosen) < most:
+            if c.state.family in missing:
                 missing.discard(c.state.family)
                 chosen.append(c)
-        return chosen
+            elif c.origin is Origin.SKETCH and c.state.family in protected:
+                others.append(c)
+        return [*chosen, *others[:self.width]][:most]
 
     def select(self, pool: Sequence[Candidate]) -> list[Candidate]:
         """The beam that `pool` gives, best first: caps per family and kept places applied."""

@@ -125,7 +125,7 @@ def test_rounds_are_interleaved_and_paused() -> None:
     assert all(s == pytest.approx(1.1e-3) for row in timing.seconds for s in row)
     assert world.pauses == 48, "before each calibration and each sample"
     runs = len(world.ran) // world.pauses
-    assert runs >= 6 and len(world.ran) == runs * world.pauses, "for 5 ms untimed, then the sample"
+    assert runs >= 24 and len(world.ran) == runs * world.pauses, "for 25 ms untimed, then the sample"
     turns = [set(world.ran[i:i + runs]) for i in range(0, len(world.ran), runs)]
     orders = {tuple(name for turn in turns[i:i + 3] for name in turn) for i in range(3, len(turns), 3)}
     assert all(sorted(o) == ["a", "b", "c"] for o in orders) and len(orders) > 1
@@ -134,9 +134,9 @@ def test_rounds_are_interleaved_and_paused() -> None:
 def test_goes_on_until_the_ratio_is_known_or_time_is_spent() -> None:
     world, rng = World(), random.Random(1)
     contestants = [world.contestant("svod", lambda: 1e-3), world.contestant("peer", lambda: 1e-3 * rng.uniform(0.8, 1.2))]
-    timing = timed(world, *contestants, config=BenchConfig(rounds=15, case_seconds=2.0, precision=1e-4))
+    timing = timed(world, *contestants, config=BenchConfig(rounds=15, case_seconds=6.0, precision=1e-4))
     assert len(timing.seconds[0]) > 100 and not timing.precise
-    assert 2.0 <= world.now < 2.3
+    assert 6.0 <= world.now < 6.3
 
 
 def test_slow_contestants_sit_out() -> None:
@@ -164,7 +164,7 @@ def test_who_is_close_is_told_by_the_medians_so_far() -> None:
     first = iter([8e-3, 8e-3])
     fast = world.contestant("fast", lambda: next(first, 0.5e-3 * rng.uniform(0.7, 1.3)))
     timing = timed(world, world.contestant("svod", lambda: 1e-3), world.contestant("steady", lambda: 1e-3), fast,
-                   config=BenchConfig(rounds=15, case_seconds=2.0))
+                   config=BenchConfig(rounds=15, case_seconds=6.0))
     assert len(timing.seconds[0]) > 50
 
 

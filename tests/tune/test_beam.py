@@ -48,6 +48,23 @@ def test_a_sketch_family_keeps_one_place_for_two_rounds() -> None:
         assert beam.select([slow, *plain])[0] is plain[0]
 
 
+def test_a_sketch_is_raced_though_its_sample_was_unlucky() -> None:
+    """Of a protected family the best, and as many more sketches as the beam is wide; what was proposed has to earn its place."""
+    beam = Beam(BASE, BeamConfig(width=2))
+    sketches = [Candidate(s, s.applied_opts, Origin.SKETCH, seconds=50.0 + i) for i, s in enumerate(some_states()[:4])]
+    tiled = BASE.apply_opt(Opt("TILE", "o1", 16))
+    stranger = Candidate(tiled, tiled.applied_opts, Origin.SKETCH, seconds=99.0)
+    proposed = [Candidate(s, s.applied_opts, Origin.ACTION, seconds=10.0 + i) for i, s in enumerate(
+        BASE.apply_opt(Opt("UPCAST", "o0", n)) for n in (2, 4, 8, 16, 32))]
+    beam.seed([*sketches, stranger])
+    beam.round = 1
+    screened = [*proposed, *sketches, stranger]
+    assert beam.racers(screened) == [*proposed[:4], sketches[0], stranger, *sketches[1:3]]
+    assert beam.racers([c for c in screened if c is not sketches[0]]) == [*proposed[:4], sketches[1], stranger, *sketches[2:4]]
+    beam.round = 3
+    assert beam.racers(screened) == proposed[:4]
+
+
 def test_a_beam_of_one_keeps_the_best() -> None:
     beam = Beam(BASE, BeamConfig(width=1))
     sketch = raced(BASE.apply_opt(Opt("TILE", "o1", 16)), 99.0, 1)
