@@ -4,11 +4,11 @@
 
 Builds `ceilings.c` beside it (the flags stand in that file), then measures each figure in rounds: svod, C, and C once more, in random
 order, each in memory that is mapped anew; figures of one thread on one core, the next round on the next: cores of a shared machine differ
-by what their neighbours do. Reads are with eight loads a turn, with four, or with four of half a vector, the best, in both. Both take the same
-working sets; nothing else is shared. Printed are the medians, and two ratios paired by round, each with its 95 % interval (from six rounds
-on): svod over C (the geometric mean of the two), and C over C. The second is the control: how far two measurements of the same thing lie
-apart. A figure disagrees where the interval of svod over C lies outside of ±5 %, and is open where it reaches beyond ±5 %, or where
-there is none; exit status 1 for the first.
+by what their neighbours do. Reads are with eight loads a turn, with four, or with four of half a vector, the best, in both. Both
+take the same working sets; nothing else is shared. Printed are the medians, and two ratios paired by round, each with its 95 %
+interval (from six rounds on): svod over C (the geometric mean of the two), and C over C. The second is the control: how far two
+measurements of the same thing lie apart. A figure disagrees where the interval of svod over C lies outside of ±5 %, and is open where it
+reaches beyond ±5 %, or where there is none; exit status 1 for the first.
 """
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def measure_rounds(figure: Figure, program: str, rounds: int, rng: random.Random
     kind, *size = figure.arguments
 
     def run_c() -> float:
-        calls = ([program, str(figure.threads), str(SAMPLES), k, *size] for k in ((kind, "read4", "read_half") if kind == "read" else (kind,)))
+        kinds = (kind, "read4", "read_half") if kind == "read" else (kind,)
+        calls = ([program, str(figure.threads), str(SAMPLES), k, *size] for k in kinds)
         return max(float(subprocess.run(call, check=True, capture_output=True, text=True).stdout) for call in calls)
     found, cores = Rounds([], [], []), sorted(os.sched_getaffinity(0))
     try:

@@ -35,8 +35,8 @@ from svod.core.target import Target
 
 REVISION = 7                    # of the loops below: cached figures of another one are measured anew
 UNROLL = 8                      # vectors per turn of a memory loop
-# (vectors per turn, parts of a vector that one load has) of reads, the best counts: eight are 3 % better from the first cache, four 9 % from
-# the second; an AMD Zen 4 reads memory 10 % faster in halves
+# (vectors per turn, loads of each) of reads, the best counts: eight are 3 % better from the first cache, four 9 % from the second, and
+# an AMD Zen 4 reads memory 5 to 10 % faster in halves
 READS = ((8, 1), (4, 1), (2, 2))
 FMA_TURNS = 1 << 16             # of a thread, in a launch
 GAP = 16 << 10                  # between the slices of threads: what one prefetches past its end is not what another one writes
@@ -274,7 +274,8 @@ class Loops:
         arrays = [memory.words[half:], memory.words[:half]] if copies else [memory.words, memory.words[:1]]
 
         def seconds_of_pass(vectors: int, parts: int) -> float:
-            plan = self._plan(f"{kind}_{vectors}_{parts}", arrays, dtypes.int64, threads, threads, bytes=slice_bytes, passes=1, stride=stride)
+            plan = self._plan(f"{kind}_{vectors}_{parts}", arrays, dtypes.int64, threads, threads, bytes=slice_bytes, passes=1,
+                              stride=stride)
 
             def run(passes: int) -> None:
                 plan.set_variables({"bytes": slice_bytes, "passes": passes, "stride": stride})

@@ -65,7 +65,8 @@ def test_memory_loops_touch_every_byte(threads):
     for vectors, parts in loops.READS:      # with a gap: slices of 7 KiB, 8 KiB apart
         lanes = host_target().vector_bytes // 8 // parts
         words[:] = source
-        kernels._plan(f"read_{vectors}_{parts}", [words, source], dtypes.int64, 8, threads, bytes=7 << 10, passes=1, stride=1 << 13).execute()
+        symbol = f"read_{vectors}_{parts}"
+        kernels._plan(symbol, [words, source], dtypes.int64, 8, threads, bytes=7 << 10, passes=1, stride=1 << 13).execute()
         expected = np.bitwise_xor.reduce(source.reshape(8, -1, lanes)[:, :(7 << 10) // (8 * lanes)], axis=1)
         assert (words.reshape(8, -1, lanes)[:, 0] == expected).all()
 
