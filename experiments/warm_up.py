@@ -1,9 +1,10 @@
 """How long a machine takes after a pause until code runs as fast as it will: time of a run over the time since the pause ended.
 
     python experiments/warm_up.py                                   # a sum and a product: memory and arithmetic
-    python experiments/warm_up.py --kernels gemv_4096 --pauses 12
+    python experiments/warm_up.py --kernels gemv_4096 --pauses 12 --peers numpy
 
-Each kernel runs by the heuristic's chain and by the hand-written one of `chains/`, back to back after each pause, in random order.
+Each kernel runs by the hand-written chain of `chains/`, by the heuristic's, and by the libraries that are asked for, back to back
+after each pause, all in random order.
 """
 from __future__ import annotations
 
@@ -14,43 +15,37 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from heuristics import kernels_of
+sys.path.append(str(Path(__file__).resolve().parent / "chains"))
+from run_chains import contestants_of
 
 # isort: split
+from svod.bench.peers import Peer, load_peers, parse_peers
+from svod.bench.placing import placed
 from svod.bench.quantities import seconds
+from svod.bench.runner import PAUSE_SECONDS
 from svod.bench.suites import select_cases
+from svod.bench.timer import Contestant
 from svod.compile.host import host_target
-from svod.core.scheduler import Scheduler
-from svod.core.serialize import ast_to_data
-from svod.core.sketch import heuristic
-from svod.tune.work import Context, Setup, compile_candidate
 
-SINCE = (0.0, 2e-3, 4e-3, 8e-3, 12e-3, 16e-3, 20e-3, 30e-3)        # seconds: each column is from here to the next
-UNTIL = 40e-3
+# seconds after a pause: each column is from here to the next, the last one to UNTIL
+SINCE = (0.0, 2e-3, 4e-3, 8e-3, 12e-3, 16e-3, 20e-3, 30e-3, 50e-3, 80e-3)
+UNTIL = 120e-3
 
 
-def contestants(pattern: str) -> Iterator[tuple[str, Callable[[int], None]]]:
-    """(kernel and who wrote its chain, run it that often)."""
-    sys.path.append(str(Path(__file__).resolve().parent / "chains"))
-    from run_chains import CHAINS
+def contestants(pattern: str, peers: list[Peer]) -> Iterator[Contestant]:
+    """Each kernel of the core suite that fits, by everyone."""
     target = host_target()
     for case in select_cases("core", pattern):
-        name, kernel = next(kernels_of(case))
-        context = Context(Setup(ast_to_data(kernel.ast), target))
-        chosen = heuristic(Scheduler(kernel, target)).applied_opts
-        for who, chain in (("heuristic", [o.to_json() for o in chosen]), ("hand-written", CHAINS[case.name](case, target))):
-            runner = context.load(compile_candidate((chain, True), context))
-            yield f"{name}, {who}", runner.contestant(1.0).run
-        context.ready_for_timing()
+        for who in (*contestants_of(case, target), *peers):
+            name = {"tuned": "hand-written"}.get(who.name, who.name)
+            yield Contestant(who.prepare(case, case.draw(0)).run, f"{case.name}, {name}")
 
 
 def after_a_pause(run: Callable[[int], None], pause: float) -> Iterator[tuple[int, float]]:
     """(column, seconds) of runs back to back, from the end of a pause on."""
     time.sleep(pause)
-    begin = time.perf_counter()
-    start = begin
+    begin = start = time.perf_counter()
     while start - begin < UNTIL:
         run(1)
         end = time.perf_counter()
@@ -61,21 +56,23 @@ def after_a_pause(run: Callable[[int], None], pause: float) -> Iterator[tuple[in
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--kernels", default="sum_16m,gemm_512", metavar="PATTERNS", help="cases of the core suite (default: %(default)s)")
-    parser.add_argument("--pauses", default="1,3,12,30", help="milliseconds, joined by commas (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=30, help="pauses of each length before each chain (default: %(default)s)")
+    parser.add_argument("--pauses", default="1,12,30", help="milliseconds, joined by commas (default: %(default)s)")
+    parser.add_argument("--peers", default="none", help="libraries joined by commas, all, or none (default: none)")
+    parser.add_argument("--rounds", type=int, default=30, help="pauses of each length before each contestant (default: %(default)s)")
     args = parser.parse_args(arguments)
-    runs = dict(contestants(args.kernels))
+    everyone = list(contestants(args.kernels, load_peers(parse_peers(args.peers), host_target().threads)[0]))
     pauses = [float(p) * 1e-3 for p in args.pauses.split(",")]
-    seen: dict[Any, list[list[float]]] = {(name, p): [[] for _ in SINCE] for name in runs for p in pauses}
-    for _ in range(args.rounds):
-        for name, pause in random.sample(list(seen), len(seen)):
-            for column, taken in after_a_pause(runs[name], pause):
-                seen[name, pause][column].append(taken)
+    seen: list[tuple[Contestant, float, list[list[float]]]] = [(c, p, [[] for _ in SINCE]) for c in everyone for p in pauses]
+    with placed(everyone, lambda: time.sleep(PAUSE_SECONDS)):
+        for _ in range(args.rounds):
+            for contestant, pause, columns in random.sample(seen, len(seen)):
+                for column, taken in after_a_pause(contestant.run, pause):
+                    columns[column].append(taken)
     print("| kernel | pause | " + " | ".join(f"{s * 1e3:g} ms" for s in SINCE) + " |")
     print("| --- | ---: |" + " ---: |" * len(SINCE))
-    for (name, pause), columns in seen.items():
+    for contestant, pause, columns in seen:
         cells = (seconds(statistics.median(c)) if c else "–" for c in columns)
-        print(f"| {name} | {pause * 1e3:g} ms | " + " | ".join(cells) + " |")
+        print(f"| {contestant.name} | {pause * 1e3:g} ms | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
  *   ./ceilings THREADS SAMPLES KIND [BYTES]      KIND: fma32 fma64 read read4 read_half write write_stream copy copy_stream
  *
  * prints flops or bytes per second of all threads together. BYTES is the working set of one thread; a copy has half of it as
- * source and half as destination, and counts both. read4 has four loads a turn, read_half four of half a vector, the others eight. Each thread is pinned, owns its memory and
- * has touched it first. All start together; a sample lasts at least 2 ms and ends with the last thread. The figure is the lower quartile of
+ * source and half as destination, and counts both. read4 has four loads a turn, read_half four of half a vector, the others eight. Each
+ * thread is pinned, owns its memory and has touched it first. All start together; a sample lasts at least 2 ms and ends with the last thread. The figure is the lower quartile of
  * the samples' times.
  */
 #define _GNU_SOURCE

@@ -35,9 +35,9 @@ from svod.core.target import Target
 
 REVISION = 7                    # of the loops below: cached figures of another one are measured anew
 UNROLL = 8                      # vectors per turn of a memory loop
-# (vectors per turn, loads of each) of reads, the best counts: eight are 3 % better from the first cache, four 9 % from the second, and
-# an AMD Zen 4 reads memory 5 to 10 % faster in halves
-READS = ((8, 1), (4, 1), (2, 2))
+# (loads a turn, parts of a vector) of reads, the best counts: eight are 3 % better from the first cache, four 9 % from the second, and an
+# AMD Zen 4 reads memory 5 to 10 % faster in halves
+READS = ((8, 1), (4, 1), (4, 2))
 FMA_TURNS = 1 << 16             # of a thread, in a launch
 GAP = 16 << 10                  # between the slices of threads: what one prefetches past its end is not what another one writes
 MAX_MEMORY = 512 << 20          # never use more than this, unless twice the last-level cache asks for it
@@ -205,8 +205,8 @@ class Loops:
             elif symbol.startswith("dot_"):
                 ir = _dot_ir(symbol.removeprefix("dot_"), self.accumulators)
             else:
-                kind, vectors, parts = symbol.rsplit("_", 2)
-                ir = _memory_ir(symbol, kind, target.vector_bytes // int(parts), int(vectors) * int(parts))
+                kind, unroll, parts = symbol.rsplit("_", 2)
+                ir = _memory_ir(symbol, kind, target.vector_bytes // int(parts), int(unroll))
             attributes = f'attributes #0 = {{ nounwind "prefer-vector-width"="{8 * target.vector_bytes}" }}\n!0 = !{{i32 1}}\n'
             self._loaded[symbol] = LoadedProgram(compile_object(ir + attributes, target, True), (symbol,))
         return self._loaded[symbol]
@@ -273,8 +273,8 @@ class Loops:
         half = threads * stride // 8
         arrays = [memory.words[half:], memory.words[:half]] if copies else [memory.words, memory.words[:1]]
 
-        def seconds_of_pass(vectors: int, parts: int) -> float:
-            plan = self._plan(f"{kind}_{vectors}_{parts}", arrays, dtypes.int64, threads, threads, bytes=slice_bytes, passes=1,
+        def seconds_of_pass(unroll: int, parts: int) -> float:
+            plan = self._plan(f"{kind}_{unroll}_{parts}", arrays, dtypes.int64, threads, threads, bytes=slice_bytes, passes=1,
                               stride=stride)
 
             def run(passes: int) -> None:

@@ -16,6 +16,7 @@ The protocol, with its formulas and constants, is docs/measuring.md.
 from __future__ import annotations
 
 import gc
+import math
 import random
 import statistics
 import time
@@ -42,8 +43,7 @@ from svod.core.target import Target
 from svod.errors import SvodError, UnsupportedError
 
 PAUSE_SECONDS = 12e-3           # between contestants: libraries' threads spin for up to 10 ms after a run
-WARM_BELOW_SECONDS = 100e-3     # after a pause threads sleep, clocks are low and caches are another's: untimed runs first …
-WARM_SECONDS = 25e-3            # … for as long as this: memory was seen to take 20 ms until it was as fast as it gets
+WARM_SECONDS = 25e-3            # of untimed runs before a sample: after a pause threads sleep, clocks are low, caches are another's
 SLOW_FACTOR = 8.0               # a contestant slower than this many of the fastest …
 SLOW_SECONDS = 10e-3            # … and than this sits out after SLOW_ROUNDS: enough for an interval
 SLOW_ROUNDS = 7
@@ -101,7 +101,7 @@ def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: 
     while rounds < config.rounds or (not precise and clock() - begin < config.case_seconds):
         turn = rounds % len(placements)
         times = interleave([placements[turn][i] for i in fast], [calibrated[turn][i] for i in fast], rng, clock=clock, pause=pause,
-                           warm_below=WARM_BELOW_SECONDS, warm=WARM_SECONDS)
+                           warm_below=math.inf, warm=WARM_SECONDS)
         for i, t in zip(fast, times, strict=True):
             seconds[i].append(t)
         rounds += 1

@@ -62,10 +62,10 @@ def test_memory_loops_touch_every_byte(threads):
         words[:] = 0
         kernels._plan(f"{kind}_8_1", [words, source], dtypes.int64, 8, threads, bytes=1 << 13, passes=2, stride=1 << 13).execute()
         assert (words == (source if kind.startswith("copy") else 1)).all(), kind
-    for vectors, parts in loops.READS:      # with a gap: slices of 7 KiB, 8 KiB apart
+    for unroll, parts in loops.READS:       # with a gap: slices of 7 KiB, 8 KiB apart
         lanes = host_target().vector_bytes // 8 // parts
         words[:] = source
-        symbol = f"read_{vectors}_{parts}"
+        symbol = f"read_{unroll}_{parts}"
         kernels._plan(symbol, [words, source], dtypes.int64, 8, threads, bytes=7 << 10, passes=1, stride=1 << 13).execute()
         expected = np.bitwise_xor.reduce(source.reshape(8, -1, lanes)[:, :(7 << 10) // (8 * lanes)], axis=1)
         assert (words.reshape(8, -1, lanes)[:, 0] == expected).all()

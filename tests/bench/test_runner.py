@@ -153,7 +153,7 @@ def test_slow_contestants_sit_out() -> None:
 def test_slow_is_who_never_was_fast() -> None:
     """First runs are slow for many reasons; later ones are not."""
     world = World()
-    start = iter([60e-3] * 5)
+    start = iter([60e-3] * 8)
     timing = timed(world, world.contestant("svod", lambda: 1e-3), world.contestant("peer", lambda: next(start, 2e-3)))
     assert [len(s) for s in timing.seconds] == [15, 15]
 
@@ -161,7 +161,7 @@ def test_slow_is_who_never_was_fast() -> None:
 def test_who_is_close_is_told_by_the_medians_so_far() -> None:
     """A peer whose first call was slow is the fastest: rounds go on until the ratio to it is known, not only to the steady one."""
     world, rng = World(), random.Random(2)
-    first = iter([8e-3, 8e-3])
+    first = iter([30e-3, 30e-3])
     fast = world.contestant("fast", lambda: next(first, 0.5e-3 * rng.uniform(0.7, 1.3)))
     timing = timed(world, world.contestant("svod", lambda: 1e-3), world.contestant("steady", lambda: 1e-3), fast,
                    config=BenchConfig(rounds=15, case_seconds=6.0))

@@ -52,17 +52,29 @@ def test_a_sketch_is_raced_though_its_sample_was_unlucky() -> None:
     """Of a protected family the best, and as many more sketches as the beam is wide; what was proposed has to earn its place."""
     beam = Beam(BASE, BeamConfig(width=2))
     sketches = [Candidate(s, s.applied_opts, Origin.SKETCH, seconds=50.0 + i) for i, s in enumerate(some_states()[:4])]
-    tiled = BASE.apply_opt(Opt("TILE", "o1", 16))
-    stranger = Candidate(tiled, tiled.applied_opts, Origin.SKETCH, seconds=99.0)
+    derived = Candidate(some_states()[4], (), Origin.ACTION, seconds=50.5)
     proposed = [Candidate(s, s.applied_opts, Origin.ACTION, seconds=10.0 + i) for i, s in enumerate(
         BASE.apply_opt(Opt("UPCAST", "o0", n)) for n in (2, 4, 8, 16, 32))]
-    beam.seed([*sketches, stranger])
+    beam.seed(sketches)
     beam.round = 1
-    screened = [*proposed, *sketches, stranger]
-    assert beam.racers(screened) == [*proposed[:4], sketches[0], stranger, *sketches[1:3]]
-    assert beam.racers([c for c in screened if c is not sketches[0]]) == [*proposed[:4], sketches[1], stranger, *sketches[2:4]]
+    assert derived.state.family == sketches[0].state.family != proposed[0].state.family
+    assert beam.racers([*sketches, derived, *proposed]) == [*proposed[:4], *sketches[:3]]
     beam.round = 3
-    assert beam.racers(screened) == proposed[:4]
+    assert beam.racers([*sketches, derived, *proposed]) == proposed[:4]
+
+
+def test_sketches_are_at_most_as_many_racers_as_others() -> None:
+    """One of each family comes before a second one of any."""
+    beam = Beam(BASE, BeamConfig(width=1))
+    tiled = [BASE.apply_opt(Opt("TILE", *at)) for at in (("o0", 16), ("o1", 16), ("r0", 16))]
+    families = [Candidate(s, s.applied_opts, Origin.SKETCH, seconds=90.0 + i) for i, s in enumerate(tiled)]
+    same = [Candidate(s, s.applied_opts, Origin.SKETCH, seconds=50.0 + i) for i, s in enumerate(some_states()[:3])]
+    proposed = [Candidate(s, s.applied_opts, Origin.ACTION, seconds=10.0 + i) for i, s in enumerate(
+        BASE.apply_opt(Opt("UPCAST", "o0", n)) for n in (2, 4))]
+    beam.seed([*families, *same])
+    beam.round = 1
+    assert len({c.state.family for c in (*families, *same)}) == 4
+    assert beam.racers([*families, *same, *proposed]) == [*proposed, same[0], families[0]]
 
 
 def test_a_beam_of_one_keeps_the_best() -> None:
