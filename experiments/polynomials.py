@@ -154,7 +154,7 @@ def polynomial_fits() -> list[Fit]:
     root = D(2).sqrt()
     inverse_ln2, two_over = 1 / LN2, 2 / PI.sqrt()
     fits: list[Fit] = []
-    for bits, name, n_exp, n_exp2, n_sin, n_cos in ((24, "32", 6, 7, 3, 3), (53, "64", 12, 13, 7, 7)):
+    for bits, name, n_exp, n_exp2, n_near, n_near2, n_sin, n_cos in ((24, "32", 6, 7, 5, 6, 3, 3), (53, "64", 12, 13, 10, 11, 7, 7)):
         z = (PI / 4 * D("1.0001")) ** 2
         fits += [
             # exp(r) = 1 + r + r² q(r)
@@ -163,6 +163,11 @@ def polynomial_fits() -> list[Fit]:
             # 2^r = 1 + r q(r)
             Fit(f"EXP2_{name}", D("-1.0001"), D("1.0001"), lambda r: ((r * LN2).exp() - 1) / r, lambda r: r / (r * LN2).exp(),
                 range(n_exp2), bits),
+            # the same for half as large r
+            Fit(f"EXP_NEAR_{name}", -LN2 / 2 * D("1.0001"), LN2 / 2 * D("1.0001"), lambda r: (r.exp() - 1 - r) / (r * r),
+                lambda r: r * r / r.exp(), range(n_near), bits),
+            Fit(f"EXP2_NEAR_{name}", D("-0.50005"), D("0.50005"), lambda r: ((r * LN2).exp() - 1) / r, lambda r: r / (r * LN2).exp(),
+                range(n_near2), bits),
             # sin(r) = r (1 + z q(z)), cos(r) = 1 - z/2 + z² q(z), z = r²
             Fit(f"SIN_{name}", z * D("1e-9"), z, lambda z: (sin(z.sqrt()) / z.sqrt() - 1) / z, lambda z: z * z.sqrt() / sin(z.sqrt()),
                 range(n_sin), bits),

@@ -26,7 +26,7 @@ from svod.core.forksafe import remake_after_fork
 from svod.core.target import Target
 from svod.errors import CompileError, LaunchError
 
-CODEGEN_REVISION = 2
+CODEGEN_REVISION = 3
 """Raised when the code for the same LINEAR changes (renderer, passes, attributes): older objects are not used again."""
 
 COMPILER = f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_version_info))}"

@@ -268,7 +268,8 @@ class Values:
         lanes = max(b.lanes[a] for a in args)
         op = node.op
         if op in _TRANSCENDENTAL:
-            return math.expand(b, _TRANSCENDENTAL[op], node.dtype, lanes, *[b.splat(a, lanes) for a in args])
+            return math.expand(b, _TRANSCENDENTAL[op], node.dtype, lanes, *[b.splat(a, lanes) for a in args],
+                               scales=self.state.target.has_scaleb)
         if op == "RECIPROCAL":
             return b.alu("FDIV", node.dtype, lanes, b.const(node.dtype, lanes, 1), args[0])
         return b.alu(op, node.dtype, lanes, *args)

@@ -179,6 +179,7 @@ def make_target(arch: str, cpu: str, features: tuple[str, ...], caches: tuple[in
         vector_registers=32 if wide or not x86 else 16,
         l1=caches[0], l2=caches[1], l3=caches[2], threads=threads,
         has_fma="fma" in features if x86 else True,
+        has_scaleb=wide,
         has_masked_memory=avx,
     )
 

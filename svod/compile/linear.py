@@ -20,15 +20,16 @@ from svod.compile.program import Instr, PhaseSpec, Program, ProgramSpec
 from svod.core.dots import DOTS
 from svod.core.dtype import DType, dtypes, to_numpy
 from svod.core.uop import BINARY_OPS, COMPARISONS, TERNARY, TRANSCENDENTAL, UNARY, Ops
-from svod.core.values import FUNCTIONS, Array, apply_alu, bitcast, cast, constant, dot, held_dtype, hold, tile_dot, unhold
+from svod.core.values import FUNCTIONS, Array, apply_alu, bitcast, cast, constant, dot, held_dtype, hold, scaleb, tile_dot, unhold
 from svod.errors import CompileError, LaunchError
 
 INDEX, BOOL = dtypes.index, dtypes.bool
 Slices = Sequence[Sequence[tuple[int, int]]]
 
 ARITY: dict[str, int] = {op.value: n for n, ops in ((1, UNARY), (2, BINARY_OPS), (3, TERNARY)) for op in ops - TRANSCENDENTAL}
+ARITY["SCALEB"] = 2
 COMPARES = frozenset(op.value for op in COMPARISONS)
-FLOAT_ONLY = frozenset({"SQRT", "FLOOR", "CEIL", "TRUNC", "ROUND", "RECIPROCAL", "FDIV"})
+FLOAT_ONLY = frozenset({"SQRT", "FLOOR", "CEIL", "TRUNC", "ROUND", "RECIPROCAL", "FDIV", "SCALEB"})
 BITS_ONLY = frozenset({"AND", "OR", "XOR", "NOT", "SHL", "SHR"})
 POINTERS = frozenset({"ARG", "TEMP", "SCRATCH"})
 LOADS_OPS = frozenset({"LOAD", "LOADS", "GATHER"})
@@ -512,6 +513,8 @@ class _Phase:
             if undefined.any():
                 return lambda *v: np.where(undefined, rubbish, np.concatenate(v)[take])
             return lambda *v: np.concatenate(v)[take]
+        if op == "SCALEB":
+            return scaleb
         uop = Ops[op]
         if (dtype.is_float and dtype.bits == 16) or dtype == dtypes.void:
             return lambda *v: apply_alu(uop, dtype, v)

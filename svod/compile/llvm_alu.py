@@ -243,6 +243,43 @@ def _mulacc(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, .
     return f"add {ty} {w.temp(f'mul {ty} {a}, {b}')}, {c}"
 
 
+def _scaleb(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
+    """x · 2^n on registers of 128 to 512 bits, with undefined lanes behind the last."""
+    if not w.target.has_scaleb:
+        raise refuse("SCALEB", dtype, f"{w.target.arch} with {', '.join(w.target.features)} has no such instruction")
+    scalar, most = SCALAR[dtype.name], 512 // dtype.bits
+    words = max(128 // dtype.bits, 1 << (lanes - 1).bit_length()) if lanes <= most else -(-lanes // most) * most
+    size = min(words, most)
+    part, bits = f"<{size} x {scalar}>", size * dtype.bits
+    mask, rounding = ("i16" if size == 16 else "i8"), (", i32 4" if bits == 512 else "")
+    name = f"@llvm.x86.avx512.mask.scalef.p{'s' if dtype.bits == 32 else 'd'}.{bits}"
+    w.declared.add(f"declare {part} {name}({part}, {part}, {part}, {mask}{', i32' if rounding else ''})")
+
+    def scaled(a: str, n: str) -> str:
+        return f"call {part} {name}({part} {a}, {part} {n}, {part} zeroinitializer, {mask} -1{rounding})"
+    wide = [_widened(w, operand, scalar, lanes, words) for operand in x]
+    if words == size == lanes:
+        return scaled(*wide)
+    if words == size:
+        result = w.temp(scaled(*wide))
+    else:
+        whole, result = f"<{words} x {scalar}>", "poison"
+        suffix = f"v{words}{'f32' if dtype.bits == 32 else 'f64'}"
+        for begin in range(0, words, size):
+            order = ", ".join(f"i32 {begin + k}" for k in range(size))
+            cut = [w.temp(f"shufflevector {whole} {v}, {whole} poison, <{size} x i32> <{order}>") for v in wide]
+            insert = f"@llvm.vector.insert.{suffix}.v{size}{suffix[-3:]}"
+            w.declared.add(f"declare {whole} {insert}({whole}, {part}, i64)")
+            result = w.temp(f"call {whole} {insert}({whole} {result}, {part} {w.temp(scaled(*cut))}, i64 {begin})")
+        if words == lanes:
+            return f"freeze {whole} {result}"
+    vec = f"<{words} x {scalar}>"
+    if lanes == 1:
+        return f"extractelement {vec} {result}, i64 0"
+    order = ", ".join(f"i32 {k}" for k in range(lanes))
+    return f"shufflevector {vec} {result}, {vec} poison, <{lanes} x i32> <{order}>"
+
+
 CORES: dict[str, Core] = {
     "ADD": _instruction({"f": "fadd", "i": "add", "u": "add", "b": "or"}),
     "SUB": _instruction({"f": "fsub", "i": "sub", "u": "sub"}),
@@ -258,7 +295,7 @@ CORES: dict[str, Core] = {
     "IDIV": _division(False), "MOD": _division(True), "SHL": _shift(True), "SHR": _shift(False),
     "CMPLT": _comparison("olt", "slt", "ult"), "CMPLE": _comparison("ole", "sle", "ule"),
     "CMPEQ": _comparison("oeq", "eq", "eq"), "CMPNE": _comparison("une", "ne", "ne"),
-    "MULACC": _mulacc,
+    "MULACC": _mulacc, "SCALEB": _scaleb,
 }
 COMPARED = frozenset({"CMPLT", "CMPLE", "CMPEQ", "CMPNE"})
 KEEPS_NONNEG = frozenset({"ADD", "MUL", "IDIV", "MOD", "MIN", "MAX", "MULACC"})

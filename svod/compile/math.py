@@ -7,8 +7,9 @@ infinities, NaN, overflow and denormal arguments and results, and within `MAX_UL
 result; tested over all 16-bit floats and by dense sampling of the others). float16 and bfloat16 are computed in float32 and rounded.
 MULACC must be fused. SIN and COS hold their bound for |x| ≤ `SIN_DOMAIN`; beyond it the result is some number in [-1, 1].
 
-The polynomials were fitted by experiments/polynomials.py, which also prints the tables below. Methods: two-step scaling by powers
-of two whose exponents are read from the bits of `x + 1.5·2^23` (rounding and integer conversion in one addition); Cody and Waite's
+The polynomials were fitted by experiments/polynomials.py, which also prints the tables below. Methods: scaling by powers of two with
+one instruction where the target has it (SCALEB), else in two steps, with exponents that are read from the bits of `x + 1.5·2^23`
+(rounding and integer conversion in one addition); Cody and Waite's
 argument reduction (Software Manual for the Elementary Functions, 1980) with fused multiplications; log by its expansion around 1, and
 through atanh in float64; one rational function each for TANH and ERF of float32; double-double arithmetic (Dekker 1971) for POW of
 float64.
@@ -58,6 +59,10 @@ def _single(*values: float) -> tuple[float, ...]:
 _EXP_32 = _single(0.50000036, 0.16666616, 0.04166117, 0.008335942, 0.001410734, 0.00019653958)
 # EXP2_32: error 2^-26.1
 _EXP2_32 = _single(0.69314724, 0.24022673, 0.055503562, 0.009616723, 0.0013344345, 0.00015652848, 1.4750692e-05)
+# EXP_NEAR_32: error 2^-28.2
+_EXP_NEAR_32 = _single(0.49999994, 0.16666517, 0.041668102, 0.008369192, 0.0013838892)
+# EXP2_NEAR_32: error 2^-26.3
+_EXP2_NEAR_32 = _single(0.6931472, 0.24022594, 0.055503663, 0.009625442, 0.0013387927, 0.00013334198)
 # SIN_32: error 2^-27.9
 _SIN_32 = _single(-0.16666655, 0.008332189, -0.00019518286)
 # COS_32: error 2^-33.0
@@ -67,6 +72,16 @@ _EXP_64 = (
     0.4999999999999993, 0.16666666666666935, 0.04166666666670213, 0.0083333333332704, 0.0013888888883572621, 0.0001984126989233654,
     2.4801590831711198e-05, 2.7557300829279833e-06, 2.7556157776195983e-07, 2.505500107403547e-08, 2.106234253581963e-09,
     1.5937741030655142e-10
+)
+# EXP_NEAR_64: error 2^-57.9
+_EXP_NEAR_64 = (
+    0.5000000000000011, 0.16666666666666438, 0.0416666666665258, 0.008333333333473763, 0.0013888888944855848, 0.00019841269560253106,
+    2.4801491761059284e-05, 2.7557530946945423e-06, 2.7630744910330755e-07, 2.501982465490372e-08
+)
+# EXP2_NEAR_64: error 2^-54.3
+_EXP2_NEAR_64 = (
+    0.6931471805599453, 0.24022650695910172, 0.055504108664824574, 0.00961812910757682, 0.0013333558145571247, 0.0001540353047964334,
+    1.5252734725185168e-05, 1.321542376809779e-06, 1.0177668350529232e-07, 7.075811523596905e-09, 4.5158346567598764e-10
 )
 # EXP2_64: error 2^-55.8
 _EXP2_64 = (
@@ -137,6 +152,10 @@ _ERF_32_P = _single(1.1283792, 0.18525334, 0.054254632, 0.0038428453, 0.00037664
 # ERF_32_Q: error 2^-28.9
 _ERF_32_Q = _single(1.0, 0.4975099, 0.11391814, 0.015438001, 0.0013022394, 6.2344574e-05)
 
+# by type and by how many powers of two a step has: |r| is up to half of that
+_EXP = {(F32, 1): _EXP_NEAR_32, (F32, 2): _EXP_32, (F64, 1): _EXP_NEAR_64, (F64, 2): _EXP_64}
+_EXP2 = {(F32, 1): _EXP2_NEAR_32, (F32, 2): _EXP2_32, (F64, 1): _EXP2_NEAR_64, (F64, 2): _EXP2_64}
+
 # constants as sums of parts, each of the type's precision; the parts of π/2 are all positive, which keeps the sign of sin(-0.0)
 _PI_2 = (1.5707963267948966, 6.123233995736765e-17, 1.082856673921914e-32)
 _THIRD = (0.3333333333333333, 1.850371707708594e-17)
@@ -145,10 +164,10 @@ _INV_LN2 = {F32: _single(1.442695, 1.925963e-08), F64: (1.4426950408889634, 2.03
 
 
 class _Vector:
-    """Instructions on vectors of one float type; `word` is the unsigned integer of the same width."""
+    """Instructions on vectors of one float type; `word` is the unsigned integer of the same width. `scales`: there is SCALEB."""
 
-    def __init__(self, b: Builder, dtype: DType, lanes: int):
-        self.b, self.dtype, self.lanes = b, dtype, lanes
+    def __init__(self, b: Builder, dtype: DType, lanes: int, scales: bool = False):
+        self.b, self.dtype, self.lanes, self.scales = b, dtype, lanes, scales
         self.double = dtype == F64
         self.word = dtypes.uint64 if self.double else dtypes.uint32
         self.mantissa = 52 if self.double else 23
@@ -162,6 +181,7 @@ class _Vector:
     def mul(self, x: int, y: int) -> int: return self.b.alu("MUL", self.dtype, self.lanes, x, y)
     def div(self, x: int, y: int) -> int: return self.b.alu("FDIV", self.dtype, self.lanes, x, y)
     def fma(self, x: int, y: int, z: int) -> int: return self.b.alu("MULACC", self.dtype, self.lanes, x, y, z)
+    def scaleb(self, x: int, n: int) -> int: return self.b.alu("SCALEB", self.dtype, self.lanes, x, n)
     def floor(self, x: int) -> int: return self.b.alu("FLOOR", self.dtype, self.lanes, x)
     def where(self, mask: int, x: int, y: int) -> int: return self.b.alu("WHERE", self.b.type_of(x)[0], self.lanes, mask, x, y)
     def lt(self, x: int, y: int) -> int: return self.b.alu("CMPLT", dtypes.bool, self.lanes, x, y)
@@ -194,38 +214,42 @@ class _Vector:
 
 
 # -- exponentials -----------------------------------------------------------------------------------
-def _half_exponent(v: _Vector, x: int, scale: float) -> tuple[int, int]:
-    """(a, 2^a) with a = x·scale rounded to an integer, for |a| below the exponent bias.
+def _powers(v: _Vector, x: int, scale: float) -> tuple[int, int, Callable[[int], int]]:
+    """(a, unit, p → p · 2^(unit·a)) with a = x·scale/unit rounded to an integer, for |a| below the exponent bias.
 
-    Adding 1.5·2^mantissa leaves the integer in the low bits of the sum; with the bias added too they are the exponent of 2^a."""
+    Adding 1.5·2^mantissa leaves the integer in the low bits of the sum. With SCALEB the unit is 1. Without it is 2: with the bias added too
+    the low bits are the exponent of 2^a, and two multiplications by that reach denormals and infinity."""
+    if v.scales:
+        magic = v.c(1.5 * 2.0**v.mantissa)
+        a = v.sub(v.fma(x, v.c(scale), magic), magic)
+        return a, 1, lambda p: v.scaleb(p, a)
     magic = v.c(1.5 * 2.0**v.mantissa + v.bias)
-    t = v.fma(x, v.c(scale), magic)
-    return v.sub(t, magic), v.value(v.integer("SHL", v.bits(t), v.w(v.mantissa)))
+    t = v.fma(x, v.c(0.5 * scale), magic)
+    power = v.value(v.integer("SHL", v.bits(t), v.w(v.mantissa)))
+    return v.sub(t, magic), 2, lambda p: v.mul(v.mul(p, power), power)
 
 
 def _exp(v: _Vector, x: int) -> int:
-    """e^x = 2^a · 2^a · e^r with r = x - 2a·ln 2, |r| ≤ ln 2: two equal steps reach denormals and infinity with a plain exponent."""
+    """e^x = 2^n · e^r with r = x - n·ln 2, |r| ≤ ln 2 / 2, or ln 2 where n is even."""
     x = v.clamp(x, *((-746.0, 710.0) if v.double else (-104.0, 89.0)))
-    a, power = _half_exponent(v, x, 0.5 * _INV_LN2[v.dtype][0])
+    a, unit, scaled = _powers(v, x, _INV_LN2[v.dtype][0])
     hi, lo = _LN2[v.dtype]
-    r = v.fma(a, v.c(-2 * lo), v.fma(a, v.c(-2 * hi), x))
-    p = v.polynomial(r, (1.0, 1.0, *(_EXP_64 if v.double else _EXP_32)))
-    return v.mul(v.mul(p, power), power)
+    r = v.fma(a, v.c(-unit * lo), v.fma(a, v.c(-unit * hi), x))
+    return scaled(v.polynomial(r, (1.0, 1.0, *_EXP[v.dtype, unit])))
 
 
 def _exp2(v: _Vector, x: int) -> int:
-    return _exp2_sum(v, x, None, _EXP2_64 if v.double else _EXP2_32)
+    return _exp2_sum(v, x, None, _EXP2[v.dtype, 1 if v.scales else 2])
 
 
 def _exp2_sum(v: _Vector, x: int, low: int | None, table: Sequence[float]) -> int:
     """2^(x + low) with a correction |low| far below 1."""
     x = v.clamp(x, *((-1076.0, 1025.0) if v.double else (-151.0, 129.0)))
-    a, power = _half_exponent(v, x, 0.5)
-    r = v.fma(a, v.c(-2.0), x)
+    a, unit, scaled = _powers(v, x, 1.0)
+    r = v.sub(x, a) if unit == 1 else v.fma(a, v.c(-2.0), x)
     if low is not None:
         r = v.add(r, low)
-    p = v.polynomial(r, (1.0, *table))
-    return v.mul(v.mul(p, power), power)
+    return scaled(v.polynomial(r, (1.0, *table)))
 
 
 # -- logarithms -------------------------------------------------------------------------------------
@@ -287,7 +311,7 @@ def _sine(v: _Vector, x: int, quarter: int) -> int:
     """sin(x + quarter·π/2): x = n·π/2 + r, |r| ≤ π/4, then the sine or cosine of r by the last two bits of n + quarter.
 
     The reduction is done in float64, where n·π/2 is exact as a fused product of two or three parts of π/2."""
-    wide = v if v.double else _Vector(v.b, F64, v.lanes)
+    wide = v if v.double else _Vector(v.b, F64, v.lanes, v.scales)
     angle = v.b.cast(F64, x)
     magic = wide.c(1.5 * 2.0**52)
     t = wide.fma(angle, wide.c(2 / math.pi), magic)
@@ -372,7 +396,7 @@ def _log2_domain(v: _Vector, a: int, y: int) -> int:
 
 def _magnitude_32(v: _Vector, a: int, y: int) -> int:
     """a^y in float64 by a logarithm good to about 2^-37, so that only the rounding to float32 counts."""
-    wide = _Vector(v.b, F64, v.lanes)
+    wide = _Vector(v.b, F64, v.lanes, v.scales)
     base = v.b.cast(F64, a)
     e, m = _split(wide, base, normal=True)
     f = wide.sub(m, wide.c(1.0))
@@ -430,8 +454,9 @@ _EXPANSIONS: dict[Ops, Callable[..., int]] = {
 }
 
 
-def expand(b: Builder, op: Ops, dtype: DType, lanes: int, *args: int) -> int:
-    """The value of a transcendental `op` on operands of (dtype, lanes), as instructions made by `b`.
+def expand(b: Builder, op: Ops, dtype: DType, lanes: int, *args: int, scales: bool = False) -> int:
+    """The value of a transcendental `op` on operands of (dtype, lanes), as instructions made by `b`. `scales`: SCALEB may be one of them
+    (`Target.has_scaleb`).
 
     Raises UnsupportedError for an operation without an expansion and for types that are not floats."""
     expansion = _EXPANSIONS.get(op)
@@ -439,5 +464,5 @@ def expand(b: Builder, op: Ops, dtype: DType, lanes: int, *args: int) -> int:
         raise UnsupportedError(f"{op.value} of {dtype.name} has no vector expansion; there are expansions of "
                                f"{', '.join(o.value for o in _EXPANSIONS)} for floats")
     if dtype.bits == 16:
-        return b.cast(dtype, expansion(_Vector(b, F32, lanes), *(b.cast(F32, x) for x in args)))
-    return expansion(_Vector(b, dtype, lanes), *args)
+        return b.cast(dtype, expansion(_Vector(b, F32, lanes, scales), *(b.cast(F32, x) for x in args)))
+    return expansion(_Vector(b, dtype, lanes, scales), *args)

@@ -28,6 +28,7 @@ class Target:
     l3: int
     threads: int
     has_fma: bool = True
+    has_scaleb: bool = False        # a float times a power of two is one instruction
     has_masked_memory: bool = True  # masked vector loads and stores are single instructions
     has_local: bool = False         # workgroups
     has_shared: bool = False        # memory of a workgroup

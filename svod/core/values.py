@@ -189,6 +189,13 @@ FUNCTIONS: dict[Ops, Callable[..., Any]] = {
 }
 
 
+def scaleb(x: Array, n: Array) -> Array:
+    """x · 2^n with one rounding, of floats; n is a finite integer or NaN, which gives NaN."""
+    defined = np.isfinite(n)
+    whole = np.clip(np.where(defined, n, 0), -5000, 5000).astype(np.int32)
+    return np.asarray(np.where(defined, np.ldexp(x, whole), np.nan).astype(x.dtype))
+
+
 def apply_alu(op: Ops, dtype: DType, args: Sequence[Array]) -> Array:
     """The result, in held form of the result's `dtype`, of an ALU operation on operands in held form (broadcast together).
 

@@ -10,6 +10,8 @@ import pytest
 from svod.compile.llvm_text import bfloat16_bits, constant
 from svod.core.dtype import STORABLE, DType, dtypes, to_numpy
 from svod.core.target import Target
+from svod.core.values import scaleb
+from svod.errors import CompileError
 from tests.compile.native import BASELINE, TARGETS, apply, runnable_targets
 
 LANES = (1, 3, 8, 16, 32)
@@ -190,6 +192,31 @@ def test_mulacc(dtype: DType) -> None:
     else:  # rounded once: the product of two float32 is exact in float64
         wide = [widen(dtype, x).astype(np.float64) for x in (a, b, c)]
         same(dtype, got, narrow(dtype, (wide[0] * wide[1] + wide[2]).astype(np.float32)))
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64], ids=str)
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
+def test_scaling_by_powers_of_two(dtype: DType, lanes: int) -> None:
+    """Exact, rounded once where the result is denormal, to infinity and zero, on registers of every size and several of them."""
+    targets = [t for t in runnable_targets().values() if t.has_scaleb]
+    if not targets:
+        pytest.skip("needs a processor with AVX-512")
+    rng = np.random.default_rng(lanes)
+    x = rng.normal(0, 1, COUNT).astype(dtype.name)
+    reach = 160 if dtype.bits == 32 else 1100
+    n = rng.integers(-reach, reach, COUNT).astype(dtype.name)
+    x[:4], n[4] = (0.0, -0.0, np.inf, np.nan), np.nan
+    with np.errstate(all="ignore"):
+        want = np.where(np.isnan(n), np.nan, np.ldexp(x.astype(np.longdouble), np.nan_to_num(n).astype(int)).astype(dtype.name))
+        same(dtype, scaleb(x, n), want.astype(dtype.name))
+    for target in targets:
+        same(dtype, apply("SCALEB", dtype, [x, n], lanes, target=target), want.astype(dtype.name))
+
+
+def test_scaling_is_refused_where_it_is_no_instruction() -> None:
+    x = np.ones(COUNT, np.float32)
+    with pytest.raises(CompileError, match="SCALEB"):
+        apply("SCALEB", dtypes.float32, [x, x], 8, target=BASELINE)
 
 
 def test_mulacc_is_fused_only_where_the_target_fuses() -> None:

@@ -15,7 +15,7 @@ from svod.compile.program import PhaseSpec, Program, ProgramSpec
 from svod.core.dtype import DType, dtypes, to_numpy
 from svod.core.target import Target
 from svod.core.uop import Ops
-from svod.core.values import Array, apply_alu, bitcast, cast, constant, hold, unhold
+from svod.core.values import Array, apply_alu, bitcast, cast, constant, hold, scaleb, unhold
 from svod.errors import UnsupportedError
 from tests.compile.native import Code, runnable_targets
 from tests.compile.native import run as native_run
@@ -42,6 +42,8 @@ class Direct:
 
     def alu(self, op: str, dtype: DType, lanes: int, *args: int) -> int:
         self.instructions += 1
+        if op == "SCALEB":
+            return self.put(scaleb(self.values[args[0]][0], self.values[args[1]][0]), dtype, lanes)
         return self.put(apply_alu(Ops[op], dtype, [self.values[a][0] for a in args]), dtype, lanes)
 
     def const(self, dtype: DType, lanes: int, value: bool | int | float) -> int:
@@ -61,10 +63,10 @@ class Direct:
         return self.values[v][1:]
 
 
-def run(op: Ops, dtype: DType, *args: Array) -> Array:
+def run(op: Ops, dtype: DType, *args: Array, scales: bool = False) -> Array:
     b = Direct()
     with np.errstate(all="ignore"):
-        out = expand(b, op, dtype, args[0].size, *(b.put(x, dtype, x.size) for x in args))
+        out = expand(b, op, dtype, args[0].size, *(b.put(x, dtype, x.size) for x in args), scales=scales)
     assert b.values[out][1] == dtype
     return np.broadcast_to(b.values[out][0], args[0].shape)
 
@@ -94,7 +96,12 @@ def ulps(got: Array, want: Array, dtype: DType) -> Array:
 
 
 def check(op: Ops, dtype: DType, *args: Array) -> None:
-    got, want = run(op, dtype, *args), reference(op, *args)
+    want = reference(op, *args)
+    for scales in (False, True):
+        check_against(want, run(op, dtype, *args, scales=scales), op, dtype, *args)
+
+
+def check_against(want: Array, got: Array, op: Ops, dtype: DType, *args: Array) -> None:
     error = ulps(got, want, dtype)
     worst = int(np.argmax(error))
     slack = REFERENCE_SLACK if dtype == F64 else 0.0
@@ -255,12 +262,13 @@ def test_pow_cases(dtype: DType) -> None:
 
 @pytest.mark.parametrize("op", [*UNARY, Ops.POW], ids=lambda op: op.value)
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
-def test_expansions_are_valid_linear(op: Ops, dtype: DType) -> None:
+@pytest.mark.parametrize("scales", [False, True])
+def test_expansions_are_valid_linear(op: Ops, dtype: DType, scales: bool) -> None:
     """The same through the lowering's builder: well-formed instructions that compute the same bits."""
     operands = 2 if op is Ops.POW else 1
     b = Builder()
     out, *ins = (b.pure("ARG", dtype, 1, (), s) for s in range(operands + 1))
-    result = expand(b, op, dtype, 8, *(b.load("LOAD", dtype, 8, (p, b.index(0)), 0) for p in ins))
+    result = expand(b, op, dtype, 8, *(b.load("LOAD", dtype, 8, (p, b.index(0)), 0) for p in ins), scales=scales)
     b.store("STORE", dtype, 8, (out, b.index(0), result), (0, False))
     spec = ProgramSpec("f", ((dtype, 8),) * (operands + 1), (0,), (), (PhaseSpec("f", 1, 1, 0),))
     program = Program(spec, (b.finish(),))
@@ -269,7 +277,7 @@ def test_expansions_are_valid_linear(op: Ops, dtype: DType) -> None:
     memory = np.asarray(x.astype(to_numpy(dtype)) if dtype != dtypes.bfloat16 else (x.view(np.uint32) >> 16).astype(np.uint16))
     y = np.zeros(8, to_numpy(dtype))
     interpret(program, [y, *[memory] * operands])
-    np.testing.assert_array_equal(hold(y, dtype), run(op, dtype, *[x] * operands))
+    np.testing.assert_array_equal(hold(y, dtype), run(op, dtype, *[x] * operands, scales=scales))
 
 
 def test_integers_are_refused() -> None:
@@ -292,7 +300,7 @@ def test_machine_code_computes_the_same_bits(dtype: DType, target: Target) -> No
     loop, _ = b.open(b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ()), lanes)
     operands = [b.load("LOAD", dtype, lanes, (p, loop), 0) for p in pointers[-2:]]
     for op, pointer in zip(ops, pointers, strict=False):
-        result = expand(b, op, dtype, lanes, *operands[:2 if op is Ops.POW else 1])
+        result = expand(b, op, dtype, lanes, *operands[:2 if op is Ops.POW else 1], scales=target.has_scaleb)
         b.store("STORE", dtype, lanes, (pointer, loop, result), (0, False))
     b.close(loop)
     code = Code()
@@ -300,5 +308,5 @@ def test_machine_code_computes_the_same_bits(dtype: DType, target: Target) -> No
     outs = [np.zeros(x.size, to_numpy(dtype)) for _ in ops]
     native_run(code, [*outs, unhold(x, dtype), unhold(y, dtype)], 0, x.size, target=target)
     for op, out in zip(ops, outs, strict=True):
-        want = run(op, dtype, *((x, y) if op is Ops.POW else (x,)))
+        want = run(op, dtype, *((x, y) if op is Ops.POW else (x,)), scales=target.has_scaleb)
         np.testing.assert_array_equal(hold(out, dtype), want, err_msg=op.value)

@@ -45,11 +45,12 @@ class OnnxRuntimePeer:
                 binding.bind_input(f"x{i}", "cpu", 0, TYPES[o.dtype], a.shape, a.ctypes.data)
                 kept.append(a)
         out = np.zeros(case.out_shape, np.uint16 if case.out_dtype == "bfloat16" else case.out_dtype)
+        kept.append(out)
         binding.bind_output("y", "cpu", 0, TYPES[case.out_dtype], out.shape, out.ctypes.data)
 
         def run() -> None:
             session.run_with_iobinding(binding)
-            kept[:1] = kept[:1]         # the arrays live as long as what reads them
+            kept[:1] = kept[:1]         # the arrays live as long as what uses them
         return Prepared(calls(run), lambda: bfloat16_bits_to_float32(out) if case.out_dtype == "bfloat16" else out, True)
 
     def _session(self, model: Any) -> Any:
