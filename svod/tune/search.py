@@ -56,7 +56,8 @@ SEMIFINAL = 4                  # times as many are raced side by side, to say wh
 SEMIFINAL_SHARE, RACE_RUNS = 0.25, 10     # of the seconds of a confirmation; how often a race runs each, about
 SEED_ROUND = 8
 CONFIRM_SECONDS = 3.0          # of a confirmation, at most
-CONFIRM_SHARE, CONFIRM_FLOOR = 0.2, 1.0   # a confirmation takes at most that share of what the search took, or that many seconds
+CONFIRM_SHARE, CONFIRM_LEAST = 0.2, 1.0   # a confirmation takes at most that share of what the search took, or that many seconds
+CONFIRM_FLOOR = 0.5            # where no time is left
 WIND_UP = 0.25                 # seconds to store what was found and to end the workers
 CONFIRM_ROUNDS = 15            # the least of a confirmation, for how many finalists there is time
 COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
@@ -494,7 +495,7 @@ class KernelSearch:
         """Confirm the finalists within about `seconds`, less after a short search, and say what was found, by about `deadline` on `clock`.
         Falls back to `result()` where confirmation fails altogether."""
         self.stop(BUDGET_SPENT)
-        seconds = min(seconds, max(CONFIRM_FLOOR, CONFIRM_SHARE * self.spent))
+        seconds = min(seconds, max(CONFIRM_LEAST, CONFIRM_SHARE * self.spent))
         verified = self._race_the_best(SEMIFINAL_SHARE * seconds)
         # the incumbent always, the stored winners always
         most = self._most_finalists(seconds)
