@@ -27,7 +27,7 @@ from svod.core.target import Target
 from svod.errors import CompileError, LaunchError
 
 CODEGEN_REVISION = 3
-"""Raised when the code for the same LINEAR changes (renderer, passes, attributes): older objects are not used again."""
+"""Raised when the code of the same kernel and chain changes (lowering, renderer, passes, attributes): older objects are not used again."""
 
 COMPILER = f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_version_info))}"
 """Who compiled: recorded beside measurements and part of an object's key."""

@@ -20,7 +20,7 @@ from svod.compile.program import Instr, PhaseSpec, Program, ProgramSpec
 from svod.core.dots import DOTS
 from svod.core.dtype import DType, dtypes, to_numpy
 from svod.core.uop import BINARY_OPS, COMPARISONS, TERNARY, TRANSCENDENTAL, UNARY, Ops
-from svod.core.values import FUNCTIONS, Array, apply_alu, bitcast, cast, constant, dot, held_dtype, hold, scaleb, tile_dot, unhold
+from svod.core.values import FUNCTIONS, Array, apply_alu, bitcast, cast, constant, dot, held_dtype, hold, round_to, scaleb, tile_dot, unhold
 from svod.errors import CompileError, LaunchError
 
 INDEX, BOOL = dtypes.index, dtypes.bool
@@ -514,7 +514,7 @@ class _Phase:
                 return lambda *v: np.where(undefined, rubbish, np.concatenate(v)[take])
             return lambda *v: np.concatenate(v)[take]
         if op == "SCALEB":
-            return scaleb
+            return lambda x, n: round_to(scaleb(x, n), dtype)
         uop = Ops[op]
         if (dtype.is_float and dtype.bits == 16) or dtype == dtypes.void:
             return lambda *v: apply_alu(uop, dtype, v)

@@ -244,40 +244,34 @@ def _mulacc(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, .
 
 
 def _scaleb(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
-    """x · 2^n on registers of 128 to 512 bits, with undefined lanes behind the last."""
+    """x · 2^n by VSCALEFPS and VSCALEFPD (Intel SDM volume 2C), on registers of 128 to 512 bits, with undefined lanes behind the last."""
+    if dtype.kind != "f":
+        raise refuse("SCALEB", dtype, "defined for floats only")
     if not w.target.has_scaleb:
         raise refuse("SCALEB", dtype, f"{w.target.arch} with {', '.join(w.target.features)} has no such instruction")
     scalar, most = SCALAR[dtype.name], 512 // dtype.bits
     words = max(128 // dtype.bits, 1 << (lanes - 1).bit_length()) if lanes <= most else -(-lanes // most) * most
     size = min(words, most)
-    part, bits = f"<{size} x {scalar}>", size * dtype.bits
-    mask, rounding = ("i16" if size == 16 else "i8"), (", i32 4" if bits == 512 else "")
-    name = f"@llvm.x86.avx512.mask.scalef.p{'s' if dtype.bits == 32 else 'd'}.{bits}"
-    w.declared.add(f"declare {part} {name}({part}, {part}, {part}, {mask}{', i32' if rounding else ''})")
+    whole, part = f"<{words} x {scalar}>", f"<{size} x {scalar}>"
+    # every lane, and at 512 bits: rounded as the processor is set to
+    mask, rounding = ("i16" if size == 16 else "i8"), (", i32" if size == most else "")
+    name = f"@llvm.x86.avx512.mask.scalef.p{'s' if dtype.bits == 32 else 'd'}.{size * dtype.bits}"
+    w.declared.add(f"declare {part} {name}({part}, {part}, {part}, {mask}{rounding})")
 
     def scaled(a: str, n: str) -> str:
-        return f"call {part} {name}({part} {a}, {part} {n}, {part} zeroinitializer, {mask} -1{rounding})"
+        return f"call {part} {name}({part} {a}, {part} {n}, {part} zeroinitializer, {mask} -1{rounding and rounding + ' 4'})"
     wide = [_widened(w, operand, scalar, lanes, words) for operand in x]
-    if words == size == lanes:
-        return scaled(*wide)
     if words == size:
-        result = w.temp(scaled(*wide))
-    else:
-        whole, result = f"<{words} x {scalar}>", "poison"
-        suffix = f"v{words}{'f32' if dtype.bits == 32 else 'f64'}"
-        for begin in range(0, words, size):
-            order = ", ".join(f"i32 {begin + k}" for k in range(size))
-            cut = [w.temp(f"shufflevector {whole} {v}, {whole} poison, <{size} x i32> <{order}>") for v in wide]
-            insert = f"@llvm.vector.insert.{suffix}.v{size}{suffix[-3:]}"
-            w.declared.add(f"declare {whole} {insert}({whole}, {part}, i64)")
-            result = w.temp(f"call {whole} {insert}({whole} {result}, {part} {w.temp(scaled(*cut))}, i64 {begin})")
-        if words == lanes:
-            return f"freeze {whole} {result}"
-    vec = f"<{words} x {scalar}>"
-    if lanes == 1:
-        return f"extractelement {vec} {result}, i64 0"
-    order = ", ".join(f"i32 {k}" for k in range(lanes))
-    return f"shufflevector {vec} {result}, {vec} poison, <{lanes} x i32> <{order}>"
+        return _narrowed(w, scaled(*wide), scalar, words, lanes)
+    text, kind = "", f"f{dtype.bits}"
+    insert = f"@llvm.vector.insert.v{words}{kind}.v{size}{kind}"
+    w.declared.add(f"declare {whole} {insert}({whole}, {part}, i64)")
+    for begin in range(0, words, size):
+        order = ", ".join(f"i32 {begin + k}" for k in range(size))
+        cut = [w.temp(f"shufflevector {whole} {v}, {whole} poison, <{size} x i32> <{order}>") for v in wide]
+        before, value = w.temp(text) if text else "poison", w.temp(scaled(*cut))
+        text = f"call {whole} {insert}({whole} {before}, {part} {value}, i64 {begin})"
+    return _narrowed(w, text, scalar, words, lanes)
 
 
 CORES: dict[str, Core] = {
@@ -473,13 +467,7 @@ def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
         operands.append(f"{wide} {w.temp(f'bitcast <{words * arg} x {scalar}> {value} to {wide}')}")
     name = f"{_DOTS[dot.name]}.{words * 32}"
     w.declared.add(f"declare {acc_type} @{name}({acc_type}, {wide}, {wide})")
-    result = w.temp(f"call {acc_type} @{name}({', '.join(operands)})")
-    if lanes == 1:
-        result = w.temp(f"extractelement {acc_type} {result}, i64 0")
-    elif lanes < words:
-        order = ", ".join(f"i32 {k}" for k in range(lanes))
-        result = w.temp(f"shufflevector {acc_type} {result}, {acc_type} poison, <{lanes} x i32> <{order}>")
-    w.value[i] = result
+    w.value[i] = w.temp(_narrowed(w, f"call {acc_type} @{name}({', '.join(operands)})", SCALAR[dtype.name], words, lanes))
 
 
 def _widened(w: Writer, operand: str, scalar: str, lanes: int, wanted: int) -> str:
@@ -491,6 +479,17 @@ def _widened(w: Writer, operand: str, scalar: str, lanes: int, wanted: int) -> s
         operand = w.temp(f"insertelement {vec} poison, {scalar} {operand}, i64 0")
     order = ", ".join(f"i32 {k}" if k < lanes else "i32 poison" for k in range(wanted))
     return w.temp(f"shufflevector {vec} {operand}, {vec} poison, <{wanted} x i32> <{order}>")
+
+
+def _narrowed(w: Writer, text: str, scalar: str, lanes: int, wanted: int) -> str:
+    """The right-hand side for the first `wanted` elements of a vector of `lanes`, of which `text` is the right-hand side."""
+    if lanes == wanted:
+        return text
+    vec = f"<{lanes} x {scalar}>"
+    if wanted == 1:
+        return f"extractelement {vec} {w.temp(text)}, i64 0"
+    order = ", ".join(f"i32 {k}" for k in range(wanted))
+    return f"shufflevector {vec} {w.temp(text)}, {vec} poison, <{wanted} x i32> <{order}>"
 
 
 HANDLERS: dict[str, Handler] = {

@@ -1,6 +1,6 @@
 """Transcendental functions as vector instructions of LINEAR: EXP, EXP2, LOG, LOG2, SIN, COS, TANH, ERF, POW.
 
-    expand(b, Ops.EXP, float32, 16, x) → id of a value made of MULACC, MUL, bit operations and selects
+    expand(b, Ops.EXP, float32, 16, x) → id of a value made of MULACC, MUL, SCALEB, bit operations and selects
 
 LLVM turns `llvm.exp` on 16 lanes into 16 calls of libm, so lowering expands these itself. Every expansion is branch-free, correct at ±0,
 infinities, NaN, overflow and denormal arguments and results, and within `MAX_ULP` of the true value (a unit in the last place of the
@@ -166,7 +166,7 @@ _INV_LN2 = {F32: _single(1.442695, 1.925963e-08), F64: (1.4426950408889634, 2.03
 class _Vector:
     """Instructions on vectors of one float type; `word` is the unsigned integer of the same width. `scales`: there is SCALEB."""
 
-    def __init__(self, b: Builder, dtype: DType, lanes: int, scales: bool = False):
+    def __init__(self, b: Builder, dtype: DType, lanes: int, scales: bool):
         self.b, self.dtype, self.lanes, self.scales = b, dtype, lanes, scales
         self.double = dtype == F64
         self.word = dtypes.uint64 if self.double else dtypes.uint32
@@ -215,10 +215,10 @@ class _Vector:
 
 # -- exponentials -----------------------------------------------------------------------------------
 def _powers(v: _Vector, x: int, scale: float) -> tuple[int, int, Callable[[int], int]]:
-    """(a, unit, p → p · 2^(unit·a)) with a = x·scale/unit rounded to an integer, for |a| below the exponent bias.
+    """(a, unit, p → p · 2^(unit·a)) with a = x·scale/unit rounded to an integer.
 
-    Adding 1.5·2^mantissa leaves the integer in the low bits of the sum. With SCALEB the unit is 1. Without it is 2: with the bias added too
-    the low bits are the exponent of 2^a, and two multiplications by that reach denormals and infinity."""
+    Adding 1.5·2^mantissa leaves the integer in the low bits of the sum. With SCALEB the unit is 1. Without it is 2: with the bias added
+    those bits are the exponent of 2^a, for |a| below the bias, and two multiplications by that reach denormals and infinity."""
     if v.scales:
         magic = v.c(1.5 * 2.0**v.mantissa)
         a = v.sub(v.fma(x, v.c(scale), magic), magic)
@@ -239,17 +239,17 @@ def _exp(v: _Vector, x: int) -> int:
 
 
 def _exp2(v: _Vector, x: int) -> int:
-    return _exp2_sum(v, x, None, _EXP2[v.dtype, 1 if v.scales else 2])
+    return _exp2_sum(v, x)
 
 
-def _exp2_sum(v: _Vector, x: int, low: int | None, table: Sequence[float]) -> int:
-    """2^(x + low) with a correction |low| far below 1."""
+def _exp2_sum(v: _Vector, x: int, low: int | None = None, table: Sequence[float] | None = None) -> int:
+    """2^(x + low) with a correction |low| far below 1. `table`: another polynomial for |r| ≤ 1."""
     x = v.clamp(x, *((-1076.0, 1025.0) if v.double else (-151.0, 129.0)))
     a, unit, scaled = _powers(v, x, 1.0)
     r = v.sub(x, a) if unit == 1 else v.fma(a, v.c(-2.0), x)
     if low is not None:
         r = v.add(r, low)
-    return scaled(v.polynomial(r, (1.0, *table)))
+    return scaled(v.polynomial(r, (1.0, *(table or _EXP2[v.dtype, unit]))))
 
 
 # -- logarithms -------------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ def _magnitude_64(v: _Vector, a: int, y: int) -> int:
     t_low = v.fma(y, log_low, t_low)
     # where y log2 a overflows the exponent (or is infinite) its low part is meaningless
     t_low = v.where(v.lt(v.absolute(t), v.c(2000.0)), t_low, v.c(0.0))
-    return _exp2_sum(v, t, t_low, _EXP2_64)
+    return _exp2_sum(v, t, t_low)
 
 
 _EXPANSIONS: dict[Ops, Callable[..., int]] = {
@@ -454,7 +454,7 @@ _EXPANSIONS: dict[Ops, Callable[..., int]] = {
 }
 
 
-def expand(b: Builder, op: Ops, dtype: DType, lanes: int, *args: int, scales: bool = False) -> int:
+def expand(b: Builder, op: Ops, dtype: DType, lanes: int, *args: int, scales: bool) -> int:
     """The value of a transcendental `op` on operands of (dtype, lanes), as instructions made by `b`. `scales`: SCALEB may be one of them
     (`Target.has_scaleb`).
 

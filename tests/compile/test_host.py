@@ -107,13 +107,14 @@ def test_instruction_sets_count_as_a_whole() -> None:
     assert set(llvm_features("x86_64", tuple(ISA["x86_64"]))) == set(every)
 
 
-@pytest.mark.parametrize("arch, features, size, registers, fma, masks", [
-    ("x86_64", ("avx2", "avx512f", "fma"), 64, 32, True, True), ("x86_64", ("avx2", "fma"), 32, 16, True, True),
-    ("x86_64", ("sse4",), 16, 16, False, False), ("aarch64", ("neon",), 16, 32, True, False)])
+@pytest.mark.parametrize("arch, features, size, registers, fma, masks, scaleb", [
+    ("x86_64", ("avx2", "avx512f", "fma"), 64, 32, True, True, True), ("x86_64", ("avx2", "fma"), 32, 16, True, True, False),
+    ("x86_64", ("sse4",), 16, 16, False, False, False), ("aarch64", ("neon",), 16, 32, True, False, False)])
 def test_registers_follow_from_the_instruction_sets(arch: str, features: tuple[str, ...], size: int, registers: int, fma: bool,
-                                                    masks: bool) -> None:
+                                                    masks: bool, scaleb: bool) -> None:
     target = make_target(arch, "some", features, (48 << 10, 1 << 20, 32 << 20), 2)
     assert (target.vector_bytes, target.vector_registers, target.has_fma, target.has_masked_memory) == (size, registers, fma, masks)
+    assert target.has_scaleb is scaleb
     assert target.lanes(dtypes.float32) == size // 4
     assert target.key == f"{arch}/some/{','.join(features)}/l1 48k/l2 1m/l3 32m/t2"
 

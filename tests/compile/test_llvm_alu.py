@@ -195,17 +195,18 @@ def test_mulacc(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64], ids=str)
-@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 33, 48])
 def test_scaling_by_powers_of_two(dtype: DType, lanes: int) -> None:
     """Exact, rounded once where the result is denormal, to infinity and zero, on registers of every size and several of them."""
     targets = [t for t in runnable_targets().values() if t.has_scaleb]
     if not targets:
         pytest.skip("needs a processor with AVX-512")
     rng = np.random.default_rng(lanes)
-    x = rng.normal(0, 1, COUNT).astype(dtype.name)
+    count = 8 * lanes
+    x = rng.normal(0, 1, count).astype(dtype.name)
     reach = 160 if dtype.bits == 32 else 1100
-    n = rng.integers(-reach, reach, COUNT).astype(dtype.name)
-    x[:4], n[4] = (0.0, -0.0, np.inf, np.nan), np.nan
+    n = rng.integers(-reach, reach, count).astype(dtype.name)
+    x[:7], n[3], n[6] = (0.0, -0.0, np.inf, np.nan, -np.inf, np.finfo(dtype.name).tiny / 4, 1.0), np.nan, np.nan
     with np.errstate(all="ignore"):
         want = np.where(np.isnan(n), np.nan, np.ldexp(x.astype(np.longdouble), np.nan_to_num(n).astype(int)).astype(dtype.name))
         same(dtype, scaleb(x, n), want.astype(dtype.name))

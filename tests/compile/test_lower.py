@@ -174,6 +174,13 @@ def test_softmax_is_one_phase(chain: Chain) -> None:
     assert len(program.spec.phases) == 1 and program.spec.phases[0].extent >= 5 and not program.spec.temps
 
 
+def test_exponentials_use_what_the_target_scales_with() -> None:
+    """Of an elementwise stage, and of the sums that ONLINE keeps of them."""
+    for chain in ([], [["ONLINE", "s1", 16]]):
+        assert [[op in ops(lowered(Kernel(softmax(5, 37)), chain, width)) for op in ("SCALEB", "SHL")] for width in (64, 32)] == [
+            [True, False], [False, True]]
+
+
 def test_streaming_needs_multiples_of_the_vector() -> None:
     """A last tile that is moved back does not start at a multiple of the vector: none of its stores may stream."""
     streamed = [i[4][1] for i in lowered(Kernel(lines(128)), [["UPCAST", "o0", 32], ["STREAM", "out"]]).code[0] if i[0] == "STORE"]

@@ -34,14 +34,14 @@ class Direct:
 
     def __init__(self) -> None:
         self.values: list[tuple[Array, DType, int]] = []
-        self.instructions = 0
+        self.ops: list[str] = []
 
     def put(self, x: Array, dtype: DType, lanes: int) -> int:
         self.values.append((x, dtype, lanes))
         return len(self.values) - 1
 
     def alu(self, op: str, dtype: DType, lanes: int, *args: int) -> int:
-        self.instructions += 1
+        self.ops.append(op)
         if op == "SCALEB":
             return self.put(scaleb(self.values[args[0]][0], self.values[args[1]][0]), dtype, lanes)
         return self.put(apply_alu(Ops[op], dtype, [self.values[a][0] for a in args]), dtype, lanes)
@@ -280,10 +280,23 @@ def test_expansions_are_valid_linear(op: Ops, dtype: DType, scales: bool) -> Non
     np.testing.assert_array_equal(hold(y, dtype), run(op, dtype, *[x] * operands, scales=scales))
 
 
+@pytest.mark.parametrize("op", [Ops.EXP, Ops.EXP2, Ops.POW], ids=lambda op: op.value)
+@pytest.mark.parametrize("dtype", [F32, F64], ids=lambda d: d.name)
+def test_one_instruction_scales_by_powers_of_two(op: Ops, dtype: DType) -> None:
+    """The expansion has no other powers of two then, and is shorter."""
+    made: list[list[str]] = []
+    for scales in (False, True):
+        b = Direct()
+        expand(b, op, dtype, 1, *[b.put(np.ones(1, to_numpy(dtype)), dtype, 1)] * (2 if op is Ops.POW else 1), scales=scales)
+        assert ("SCALEB" in b.ops) is scales
+        made.append(b.ops)
+    assert len(made[1]) < len(made[0])
+
+
 def test_integers_are_refused() -> None:
     b = Direct()
     with pytest.raises(UnsupportedError, match="EXP of int32"):
-        expand(b, Ops.EXP, dtypes.int32, 1, b.put(np.ones(1, np.int32), dtypes.int32, 1))
+        expand(b, Ops.EXP, dtypes.int32, 1, b.put(np.ones(1, np.int32), dtypes.int32, 1), scales=False)
 
 
 @pytest.mark.parametrize("target", [pytest.param(t, id=n) for n, t in runnable_targets().items() if t.has_fma])

@@ -15,9 +15,10 @@ from svod.core.dtype import to_dtype
 from svod.core.evaluate import evaluate
 from svod.core.kernel import Kernel
 from svod.core.schedule import create_schedule
+from svod.core.target import Target
 from svod.core.values import from_float
 from tests.agreement import Case, run_interpreted, run_native
-from tests.compile.native import BASELINE, runnable_targets
+from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
 from tests.tensor.strategies import make
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -42,6 +43,12 @@ def compare(kernel: Kernel, operands: list[Array], native: bool) -> None:
         program = lower_routine(kernel, target)
         validate(program)
         run_interpreted(case, program, slices=2)
+
+
+@pytest.mark.parametrize("target", [AVX2, AVX512], ids=["avx2", "avx512"])
+def test_scans_of_exponentials_use_what_the_target_scales_with(target: Target) -> None:
+    program = lower_routine(kernel_of("SCAN", ("LOGADDEXP",), "float32", [COLUMNS], ["float32"]), target)
+    assert any(i[0] == "SCALEB" for code in program.code for i in code) is target.has_scaleb
 
 
 @pytest.mark.parametrize("shape", [COLUMNS, STRIPS, ROWS, CUT], ids=str)

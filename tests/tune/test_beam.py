@@ -220,8 +220,9 @@ def test_widening_and_the_bound_and_the_budget() -> None:
     assert search.finish().confirmed and search.why == "budget spent"
 
 
-@pytest.mark.parametrize("left, asked", [(100.0, 3.0), (2.0, 1.5), (0.0, 0.5)])
-def test_a_confirmation_has_what_building_its_finalists_leaves(left: float, asked: float) -> None:
+@pytest.mark.parametrize("spent, left, asked", [
+    (100.0, 100.0, 3.0), (10.0, 100.0, 2.0), (1.0, 100.0, 1.0), (100.0, 2.0, 1.5), (100.0, 0.0, 0.5)])
+def test_a_confirmation_has_what_building_its_finalists_leaves(spent: float, left: float, asked: float) -> None:
     now = [0.0]
     times: list[float] = []
 
@@ -231,7 +232,7 @@ def test_a_confirmation_has_what_building_its_finalists_leaves(left: float, aske
             return super().confirm(candidates, seconds)
     lab = Timed()
     search = run(make_search(lab), 3)
-    search.spent, search.clock = 100.0, lambda: now[0]
+    search.spent, search.clock = spent, lambda: now[0]
     lab.clock = lambda seconds: now.__setitem__(0, 0.25)      # all finalists together
     search.finish(3.0, deadline=left)
     assert times == [asked]

@@ -38,10 +38,10 @@ State = tuple[int, ...]
 
 
 class Operator:
-    """How one kind of scan starts, combines and ends. Of two states the first is of earlier positions."""
+    """How one kind of scan starts, combines and ends. Of two states the first is of earlier positions. `scales`: as for `math.expand`."""
 
-    def __init__(self, combiner: str, source: DType, dtype: DType):
-        self.combiner, self.dtype = combiner, dtype
+    def __init__(self, combiner: str, source: DType, dtype: DType, scales: bool):
+        self.combiner, self.dtype, self.scales = combiner, dtype, scales
         self.is_position = combiner in ("ARGMAX", "ARGMIN")
         acc = scan_accumulator(combiner, source if self.is_position else dtype)
         second = {"LOGADDEXP": acc, "ARGMAX": dtypes.int64, "ARGMIN": dtypes.int64}.get(combiner)
@@ -83,7 +83,7 @@ class Operator:
                 # an infinite peak less itself would be NaN
                 same = b.alu("CMPEQ", dtypes.bool, lanes, peak, top)
                 distance = b.alu("WHERE", acc, lanes, same, b.const(acc, lanes, 0.0), b.alu("SUB", acc, lanes, peak, top))
-                return b.alu("MUL", acc, lanes, total, expand(b, Ops.EXP, acc, lanes, distance))
+                return b.alu("MUL", acc, lanes, total, expand(b, Ops.EXP, acc, lanes, distance, scales=self.scales))
             return top, b.alu("ADD", acc, lanes, scaled(m, s), scaled(n, t))
         if self.is_position:
             x, i = first
@@ -101,14 +101,14 @@ class Operator:
         value = state[0]
         if self.combiner == "LOGADDEXP":
             acc, lanes = self.types[0], b.lanes[value]
-            value = b.alu("ADD", acc, lanes, value, expand(b, Ops.LOG, acc, lanes, state[1]))
+            value = b.alu("ADD", acc, lanes, value, expand(b, Ops.LOG, acc, lanes, state[1], scales=self.scales))
         return b.cast(self.dtype, value)
 
 
 def lower_scan(routine: UOp, target: Target) -> Program:
     """The Program of a SCAN."""
     options, (shape,) = routine.arg[1:]
-    operator = Operator(options[0], routine.src[0].dtype, routine.dtype)
+    operator = Operator(options[0], routine.src[0].dtype, routine.dtype, target.has_scaleb)
     lanes = min(target.lanes(t) for t in operator.types)
     return _columns(routine, operator, shape, lanes, target) if shape[2] > 1 else _rows(routine, operator, shape, lanes, target)
 
