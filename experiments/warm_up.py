@@ -20,26 +20,28 @@ sys.path.append(str(Path(__file__).resolve().parent / "chains"))
 from run_chains import contestants_of
 
 # isort: split
-from svod.bench.peers import Peer, load_peers, parse_peers
+from svod.bench.peers import Peer, Prepared, load_peers, parse_peers
 from svod.bench.placing import placed
 from svod.bench.quantities import seconds
 from svod.bench.runner import PAUSE_SECONDS
 from svod.bench.suites import select_cases
 from svod.bench.timer import Contestant
 from svod.compile.host import host_target
+from svod.errors import ConfigError
 
 # seconds after a pause: each column is from here to the next, the last one to UNTIL
 SINCE = (0.0, 2e-3, 4e-3, 8e-3, 12e-3, 16e-3, 20e-3, 30e-3, 50e-3, 80e-3)
 UNTIL = 120e-3
 
 
-def contestants(pattern: str, peers: list[Peer]) -> Iterator[Contestant]:
-    """Each kernel of the core suite that fits, by everyone."""
+def contestants(pattern: str, peers: list[Peer]) -> Iterator[tuple[Prepared, Contestant]]:
+    """Each kernel of the core suite that fits, by everyone. What was prepared owns the buffers and has to stay alive."""
     target = host_target()
     for case in select_cases("core", pattern):
         for who in (*contestants_of(case, target), *peers):
             name = {"tuned": "hand-written"}.get(who.name, who.name)
-            yield Contestant(who.prepare(case, case.draw(0)).run, f"{case.name}, {name}")
+            prepared = who.prepare(case, case.draw(0))
+            yield prepared, Contestant(prepared.run, f"{case.name}, {name}")
 
 
 def after_a_pause(run: Callable[[int], None], pause: float) -> Iterator[tuple[int, float]]:
@@ -60,7 +62,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--peers", default="none", help="libraries joined by commas, all, or none (default: none)")
     parser.add_argument("--rounds", type=int, default=30, help="pauses of each length before each contestant (default: %(default)s)")
     args = parser.parse_args(arguments)
-    everyone = list(contestants(args.kernels, load_peers(parse_peers(args.peers), host_target().threads)[0]))
+    try:
+        cases = list(contestants(args.kernels, load_peers(parse_peers(args.peers), host_target().threads)[0]))
+    except ConfigError as e:
+        parser.error(str(e))
+    everyone = [contestant for _, contestant in cases]
     pauses = [float(p) * 1e-3 for p in args.pauses.split(",")]
     seen: list[tuple[Contestant, float, list[list[float]]]] = [(c, p, [[] for _ in SINCE]) for c in everyone for p in pauses]
     with placed(everyone, lambda: time.sleep(PAUSE_SECONDS)):

@@ -11,13 +11,13 @@ def percent(value: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """"1.5 ms", "120 µs"."""
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 0.9995e-3 else f"{1e6 * seconds:.3g} µs"
 
 
 def amount(count: float, unit: str) -> str:
     """With a prefix of 1000: "33.6 MFLOP", "1.05 MB", "0 B"."""
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
+        if count >= 0.9995 * size:      # which is 1 in three digits
             return f"{count / size:.3g} {prefix}{unit}"
     return f"{count:.0f} {unit}"
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from svod.bench.load import MachineLoad, Watch, watch_machine
-from svod.bench.timer import MIN_SAMPLE_SECONDS, WARM_BELOW_SECONDS, Clock, Contestant, calibrate, take_sample
+from svod.bench.timer import MIN_SAMPLE_SECONDS, Clock, Contestant, calibrate, take_sample
 
 ANCHOR_TOLERANCE = 0.05
 ANCHOR_SAMPLES = 3
@@ -176,17 +176,17 @@ def _ratios(rounds: Sequence[Sequence[float]]) -> tuple[Ratio, ...]:
 
 def interleave(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, float]], rng: random.Random, *,
                clock: Clock = time.perf_counter, pause: Callable[[], None] | None = None,
-               warm_below: float = WARM_BELOW_SECONDS, warm: float = 0.0) -> tuple[float, ...]:
+               warm: float | None = None) -> tuple[float, ...]:
     """One round: a sample of each contestant, in random order; seconds per run, in the order given. `calibrated`: what `timer.calibrate`
-    says of each. `pause` is called before each, so that the threads of the one before come to rest; `warm_below`
-    and `warm`: as for `timer.take_sample`."""
+    says of each. `pause` is called before each, so that the threads of the one before come to rest; `warm`: as for
+    `timer.take_sample`."""
     order = list(range(len(contestants)))
     rng.shuffle(order)
     times = [0.0] * len(order)
     for i in order:
         if pause is not None:
             pause()
-        times[i] = take_sample(contestants[i], *calibrated[i], clock, warm_below, warm)
+        times[i] = take_sample(contestants[i], *calibrated[i], clock, warm)
     return tuple(times)
 
 

@@ -16,7 +16,6 @@ The protocol, with its formulas and constants, is docs/measuring.md.
 from __future__ import annotations
 
 import gc
-import math
 import random
 import statistics
 import time
@@ -101,7 +100,7 @@ def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: 
     while rounds < config.rounds or (not precise and clock() - begin < config.case_seconds):
         turn = rounds % len(placements)
         times = interleave([placements[turn][i] for i in fast], [calibrated[turn][i] for i in fast], rng, clock=clock, pause=pause,
-                           warm_below=math.inf, warm=WARM_SECONDS)
+                           warm=WARM_SECONDS)
         for i, t in zip(fast, times, strict=True):
             seconds[i].append(t)
         rounds += 1

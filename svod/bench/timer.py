@@ -63,11 +63,11 @@ def time_calls(contestant: Contestant, repeats: int, clock: Clock = time.perf_co
 
 
 def take_sample(contestant: Contestant, repeats: int, seconds: float, clock: Clock = time.perf_counter,
-                warm_below: float = WARM_BELOW_SECONDS, warm: float = 0.0) -> float:
-    """One sample: seconds of one run, the mean of `repeats` calls. `seconds` is what one call takes about: what is shorter than
-    `warm_below` is warmed up for `warm` seconds."""
-    if seconds < warm_below:
-        warm_up(contestant, warm, clock)
+                warm: float | None = None) -> float:
+    """One sample: seconds of one run, the mean of `repeats` calls. Before it go untimed calls for `warm` seconds; for None one, where a
+    call takes less than WARM_BELOW_SECONDS. `seconds`: what it takes, about."""
+    if warm is not None or seconds < WARM_BELOW_SECONDS:
+        warm_up(contestant, warm or 0.0, clock)
     return time_calls(contestant, repeats, clock) / (repeats * contestant.unit)
 
 

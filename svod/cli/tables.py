@@ -31,7 +31,7 @@ def seconds(value: float | None) -> str:
     if value is None:
         return ""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if value >= size:
+        if value >= 0.9995 * size:      # which is 1 in three digits
             return f"{value / size:.3g} {unit}"
     return f"{value / 1e-9:.3g} ns"
 

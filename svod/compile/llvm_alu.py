@@ -254,12 +254,13 @@ def _scaleb(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, .
     size = min(words, most)
     whole, part = f"<{words} x {scalar}>", f"<{size} x {scalar}>"
     # every lane, and at 512 bits: rounded as the processor is set to
-    mask, rounding = ("i16" if size == 16 else "i8"), (", i32" if size == most else "")
+    mask = "i16" if size == 16 else "i8"
+    type_of_rounding, rounding = (", i32", ", i32 4") if size == most else ("", "")
     name = f"@llvm.x86.avx512.mask.scalef.p{'s' if dtype.bits == 32 else 'd'}.{size * dtype.bits}"
-    w.declared.add(f"declare {part} {name}({part}, {part}, {part}, {mask}{rounding})")
+    w.declared.add(f"declare {part} {name}({part}, {part}, {part}, {mask}{type_of_rounding})")
 
     def scaled(a: str, n: str) -> str:
-        return f"call {part} {name}({part} {a}, {part} {n}, {part} zeroinitializer, {mask} -1{rounding and rounding + ' 4'})"
+        return f"call {part} {name}({part} {a}, {part} {n}, {part} zeroinitializer, {mask} -1{rounding})"
     wide = [_widened(w, operand, scalar, lanes, words) for operand in x]
     if words == size:
         return _narrowed(w, scaled(*wide), scalar, words, lanes)

@@ -13,7 +13,8 @@ the rest of the round shorter and a spent budget ends it: what was not built goe
 
 A search stops after BEAM_PATIENCE rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent
 has to keep when it is measured again, and when there is nothing left to try: unless the strategy can widen, which starts that patience
-anew. It stops in any case when an incumbent that was measured again is at 1.05 × the roofline bound, and when its budget is spent.
+anew. Where the incumbents of two races in a row, by the races' own clock, were at 1.05 × the roofline bound, one round without a gain is
+enough, and it does not widen. It stops in any case when its budget is spent.
 `BEAM_STRICT=reference`: after one round without a gain above BEAM_MIN_PROGRESS.
 
 A KeyboardInterrupt leaves `step` at once; everything measured in earlier rounds is kept, `result()` gives the best of it.
@@ -44,6 +45,7 @@ BUDGET_SPENT, INTERRUPTED = "budget spent", "interrupted"     # why a search end
 MAX_WORK_RATIO = 1000          # over the round's leanest candidate; exactly this much may stay
 RELATIVE_PROGRESS = 0.005
 BOUND_REACHED = 1.05           # times the roofline bound
+BOUND_RACES = 2                # in a row: the bound was measured at another time, and the machine may just have a good moment
 BOUND_REFUTED = 0.95           # a time below this many bounds says that the bound is wrong
 HOPELESS = 30.0                # times the heuristic's predicted cycles: an untouched kernel behind that is not run
 CHUNK = 24                     # candidates built and screened before the incumbent and the budget are looked at again
@@ -151,6 +153,7 @@ class KernelSearch:
         self.flat = 0
         self.wider = False                         # the strategy has widened and has not been given what to keep
         self.settled = float("inf")                # the least that an incumbent kept when it was measured again
+        self.at_bound = 0                          # latest races in a row whose incumbent was at the roofline bound
         self.incumbent: Candidate | None = None
         self.told = float("inf")                   # the least time that was announced
         self.estimates: list[float] = []           # logarithms of the incumbent's seconds by the races since it became that
@@ -290,8 +293,8 @@ class KernelSearch:
         if self.best < BOUND_REFUTED * self.bound:
             # the ceilings were measured while the machine was busy: such a bound must not end anything
             log.info("%s: %.3g s is below the roofline bound of %.3g s, which is ignored from now on", self.name, self.best, self.bound)
-            self.bound = 0.0
-        if (self.best if self.strict else self.settled) <= BOUND_REACHED * self.bound:
+            self.bound, self.at_bound = 0.0, 0
+        if self.best <= BOUND_REACHED * self.bound if self.strict else self.at_bound >= BOUND_RACES and self.flat > 0:
             self.stop("at the roofline bound")
         elif self.flat >= self.patience + (promising and not self.strict) and not self._widen():
             self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")
@@ -431,6 +434,7 @@ class KernelSearch:
             along = self._is_measured_again(self.incumbent)
             race = self.lab.race([self.incumbent, *racers, *([self.baseline] if along else [])])
             noisy, self.noise = race.noisy, race.noise
+            self.at_bound = self.at_bound + 1 if race.anchor <= BOUND_REACHED * self.bound else 0
             if along:
                 self._assess_again(race.ratios[-1])
             for c, ratio in zip(racers, race.ratios[1:1 + len(racers)], strict=True):

@@ -63,10 +63,11 @@ class SizedLaboratory(WorkerLaboratory):
 
     def race(self, candidates: Sequence[Candidate]) -> Race:
         self.races += 1
-        longest = max(c.seconds for c in candidates)
-        rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
-        item = ([c.built for c in candidates], rounds, self.config.seed + self.races, self.sizes, self.void_repeats)
-        outcome = self._run("race_sizes", [item], "bench", len(self.sizes) * (RACE_SECONDS + 100 * longest * len(candidates)), SIZED)[0]
+        taken = [c.seconds for c in candidates]
+        rounds, repeats = self.race_rounds(taken)
+        item = ([c.built for c in candidates], rounds, self.config.seed + self.races, self.sizes, repeats)
+        limit = len(self.sizes) * (RACE_SECONDS + 100 * max(taken) * len(candidates))
+        outcome = self._run("race_sizes", [item], "bench", limit, SIZED)[0]
         if not outcome.ok:
             # one of them died although it ran before: their screening times decide, with the noise of single minima
             anchor = candidates[0].seconds

@@ -1,6 +1,7 @@
 """The laboratory of a real search: the jobs of `svod.tune.work` on an executor's workers."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ VERIFY_SECONDS = 60.0
 RACE_SECONDS = 60.0
 CONFIRM_EXTRA = 30.0
 RESTLESS_REPEATS = 1          # of void rounds, after a race in which repeating them did not help
+LONG_RACE = 1.5               # seconds of rounds that are never repeated: a search that ends by its budget counts on a race as long as the last
 _STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEOUT, "lost": Status.LOST}
 
 
@@ -94,17 +96,20 @@ class WorkerLaboratory:
                 found[i] = o.value if o.ok else failure_of(o)
         return found
 
-    @property
-    def void_repeats(self) -> int:
-        """How often void rounds of the next race are repeated."""
-        return RESTLESS_REPEATS if self.restless else VOID_REPEATS
+    def race_rounds(self, seconds: Sequence[float]) -> tuple[int, int]:
+        """Rounds of the next race, and how often they are repeated where they are void; `seconds`: of one run of each that takes part."""
+        longest = max(seconds)
+        rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
+        repeats = 0 if rounds * math.fsum(seconds) > LONG_RACE else RESTLESS_REPEATS if self.restless else VOID_REPEATS
+        return rounds, repeats
 
     def race(self, candidates: Sequence[Candidate]) -> Race:
         self.races += 1
-        longest = max(c.seconds * self.parts.get(c.linear, 1.0) for c in candidates)
-        rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
-        item = ([(c.built, self.parts.get(c.linear, 1.0)) for c in candidates], rounds, self.config.seed + self.races, self.void_repeats)
-        limit = RACE_SECONDS + 100 * longest * len(candidates)
+        parts = [self.parts.get(c.linear, 1.0) for c in candidates]
+        taken = [c.seconds * part for c, part in zip(candidates, parts, strict=True)]
+        rounds, repeats = self.race_rounds(taken)
+        item = ([(c.built, part) for c, part in zip(candidates, parts, strict=True)], rounds, self.config.seed + self.races, repeats)
+        limit = RACE_SECONDS + 100 * max(taken) * len(candidates)
         outcome = self._run("race_candidates", [item], "bench", limit)[0]
         if outcome.ok:
             race: Race = outcome.value

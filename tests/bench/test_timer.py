@@ -85,10 +85,10 @@ def test_short_runs_are_warmed_up_and_long_ones_are_not():
         assert [times for _, times in world.calls] == calls
 
 
-@pytest.mark.parametrize("seconds, untimed", [(1e-4, 50), (2e-3, 3), (19e-3, 1), (21e-3, 0)])
+@pytest.mark.parametrize("seconds, untimed", [(1e-4, 50), (2e-3, 3), (21e-3, 1)])
 def test_warm_ups_take_the_time_that_is_asked_for(seconds, untimed):
     world = World()
-    take_sample(world.contestant(seconds), 4, seconds, world.clock, 20e-3, 5e-3)
+    take_sample(world.contestant(seconds), 4, seconds, world.clock, 5e-3)
     *before, timed = [times for _, times in world.calls]
     assert timed == 4 and set(before) <= {1} and len(before) - untimed in (0, 1), "one more where the clock is a hair short"
 

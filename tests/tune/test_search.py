@@ -291,9 +291,29 @@ def test_gains_below_the_noise_are_none() -> None:
 
 
 def test_the_roofline_ends_the_search() -> None:
-    search = run(make_search(ReplayedLaboratory(seconds=lambda c: 1e-3), bound=0.96e-3))
+    search = run(make_search(ReplayedLaboratory(seconds=lambda c: 1e-3), bound=0.96e-3, patience=9))
     assert search.why == "at the roofline bound"
-    assert len(search.history) == 2
+    assert len(search.history) == 3
+
+
+def test_at_the_roofline_a_search_that_gains_goes_on() -> None:
+    """Each round's proposals are 1.5 % faster than those before, and all are at the bound."""
+    rounds: dict[str, int] = {}
+    lab = ReplayedLaboratory(lambda c: 1e-3 * 0.985 ** min(rounds.setdefault(c.digest.hex(), c.round), 5))
+    search = run(make_search(lab, bound=0.96e-3, patience=9))
+    assert search.why == "at the roofline bound" and search.best == pytest.approx(1e-3 * 0.985 ** 5)
+
+
+def test_one_good_moment_is_not_the_roofline() -> None:
+    """Every second race the machine is 10 % faster, all alike; what a race says of its contestants does not show it."""
+    class Restless(ReplayedLaboratory):
+        def race(self, candidates: Sequence[Candidate]) -> Race:
+            found = super().race(candidates)
+            races = sum(what == "race" for what, _ in self.trace)
+            return Race(found.ratios, found.anchor * (0.9 if races % 2 else 1.0), 0.0)
+    for bound, why in ((0.9e-3, "4 rounds without a gain"), (0.96e-3, "at the roofline bound")):
+        search = run(make_search(Restless(lambda c: 1e-3), bound=bound, patience=4))
+        assert search.why == why
 
 
 def test_a_spent_budget_returns_what_was_not_built_to_the_queue() -> None:

@@ -82,3 +82,8 @@ def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
     for noisy in restless:
         assert lab.race(field).noisy is noisy
     assert asked == [VOID_REPEATS, VOID_REPEATS, RESTLESS_REPEATS, RESTLESS_REPEATS, VOID_REPEATS]
+    for c in field:
+        c.seconds = 0.2             # 4 rounds of 0.4 s
+    restless.append(False)
+    lab.race(field)
+    assert asked[-1] == 0
