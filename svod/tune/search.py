@@ -147,7 +147,7 @@ class KernelSearch:
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
         self.refuted: list[Candidate] = []         # right without passes, wrong with them
         self.pace = 0.0                            # seconds to build and screen one candidate, of the latest chunk
-        self.round_end = 0.0                       # seconds from the last chunk of a round to its end, of the latest
+        self.round_end = 0.0                       # seconds from the last chunk of a round to its end, of the longest so far
         self.verify_pace = 0.0                     # seconds to verify one candidate, the latest
         self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
@@ -236,7 +236,7 @@ class KernelSearch:
         self.strategy.requeue(left)
         built = self.clock()
         noisy = self._race(candidates)
-        self.round_end = self.clock() - built
+        self.round_end = max(self.round_end, self.clock() - built)
         # candidates of earlier rounds may have been raced or judged in this one
         self._report(dict.fromkeys([*(c for c in batch if c.status is not Status.QUEUED), *self.judged]))
         self.history.append(self.best)

@@ -25,7 +25,7 @@ VERIFY_SECONDS = 60.0
 RACE_SECONDS = 60.0
 CONFIRM_EXTRA = 30.0
 RESTLESS_REPEATS = 1          # of void rounds, after a race in which repeating them did not help
-LONG_RACE = 1.5               # seconds of rounds that are never repeated: a search that ends by its budget counts on a race as long as the last
+REPEAT_SECONDS = 1.5          # and for so long at most: the end of a budget counts on a race as long as those before it
 _STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEOUT, "lost": Status.LOST}
 
 
@@ -100,8 +100,8 @@ class WorkerLaboratory:
         """Rounds of the next race, and how often they are repeated where they are void; `seconds`: of one run of each that takes part."""
         longest = max(seconds)
         rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
-        repeats = 0 if rounds * math.fsum(seconds) > LONG_RACE else RESTLESS_REPEATS if self.restless else VOID_REPEATS
-        return rounds, repeats
+        most = RESTLESS_REPEATS if self.restless else VOID_REPEATS
+        return rounds, min(most, int(REPEAT_SECONDS / (rounds * math.fsum(seconds))))
 
     def race(self, candidates: Sequence[Candidate]) -> Race:
         self.races += 1
