@@ -13,8 +13,8 @@ the rest of the round shorter and a spent budget ends it: what was not built goe
 
 A search stops after BEAM_PATIENCE rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent
 has to keep when it is measured again, and when there is nothing left to try: unless the strategy can widen, which starts that patience
-anew. Where the incumbents of two races in a row, by the races' own clock, were at 1.05 × the roofline bound, one round without a gain is
-enough, and it does not widen. It stops in any case when its budget is spent.
+anew. Where the incumbents of two races in a row, by the races' own clock, were at 1.05 × the roofline bound, one round without a gain,
+and none in sight, is enough. It stops in any case when its budget is spent.
 `BEAM_STRICT=reference`: after one round without a gain above BEAM_MIN_PROGRESS.
 
 A KeyboardInterrupt leaves `step` at once; everything measured in earlier rounds is kept, `result()` gives the best of it.
@@ -294,7 +294,8 @@ class KernelSearch:
             # the ceilings were measured while the machine was busy: such a bound must not end anything
             log.info("%s: %.3g s is below the roofline bound of %.3g s, which is ignored from now on", self.name, self.best, self.bound)
             self.bound, self.at_bound = 0.0, 0
-        if self.best <= BOUND_REACHED * self.bound if self.strict else self.at_bound >= BOUND_RACES and self.flat > 0:
+        at_bound = self.best <= BOUND_REACHED * self.bound if self.strict else self.at_bound >= BOUND_RACES
+        if at_bound and (self.strict or (self.flat and not promising)):
             self.stop("at the roofline bound")
         elif self.flat >= self.patience + (promising and not self.strict) and not self._widen():
             self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")

@@ -304,6 +304,14 @@ def test_at_the_roofline_a_search_that_gains_goes_on() -> None:
     assert search.why == "at the roofline bound" and search.best == pytest.approx(1e-3 * 0.985 ** 5)
 
 
+def test_at_the_roofline_a_gain_in_sight_gets_the_round_that_tells() -> None:
+    """Only the second round's proposals are faster: its race says so, and the next one that they keep it."""
+    rounds: dict[str, int] = {}
+    lab = ReplayedLaboratory(lambda c: 1e-3 if rounds.setdefault(c.digest.hex(), c.round) < 2 else 0.97e-3)
+    search = run(make_search(lab, bound=0.96e-3, patience=9))
+    assert search.why == "at the roofline bound" and len(search.history) == 5
+
+
 def test_one_good_moment_is_not_the_roofline() -> None:
     """Every second race the machine is 10 % faster, all alike; what a race says of its contestants does not show it."""
     class Restless(ReplayedLaboratory):
