@@ -62,7 +62,7 @@ class Race:
     ratios: tuple[float | Failure, ...]
     anchor: float          # seconds of candidate 0
     noise: float           # relative half-width within which two equal candidates differ
-    noisy: bool = False    # the machine did not come to rest in three attempts
+    noisy: bool = False    # the machine did not come to rest, however often the rounds were repeated
 
 
 @dataclass(frozen=True, slots=True)

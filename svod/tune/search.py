@@ -60,6 +60,7 @@ SEED_ROUND = 8
 CONFIRM_SECONDS = 3.0          # of a confirmation, at most
 CONFIRM_SHARE, CONFIRM_LEAST = 0.2, 1.0   # a confirmation takes at most that share of what the search took, or so many seconds: the larger
 CONFIRM_FLOOR = 0.5            # whatever the deadline leaves
+ROUND_ENDS = 3                 # rounds whose ends say how long the next one's takes
 WIND_UP = 0.25                 # seconds to store what was found and to end the workers
 CONFIRM_ROUNDS = 15            # the least of a confirmation, for how many finalists there is time
 COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
@@ -147,7 +148,7 @@ class KernelSearch:
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
         self.refuted: list[Candidate] = []         # right without passes, wrong with them
         self.pace = 0.0                            # seconds to build and screen one candidate, of the latest chunk
-        self.round_end = 0.0                       # seconds from the last chunk of a round to its end, of the longest so far
+        self.round_ends: list[float] = []          # seconds from the last chunk of a round to its end
         self.verify_pace = 0.0                     # seconds to verify one candidate, the latest
         self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
@@ -164,6 +165,11 @@ class KernelSearch:
     @property
     def best(self) -> float:
         return self.incumbent.score if self.incumbent else float("inf")
+
+    @property
+    def round_end(self) -> float:
+        """Seconds from the last chunk of the next round to its end, about: races that are repeated take twice as long as others."""
+        return max(self.round_ends[-ROUND_ENDS:], default=0.0)
 
     @property
     def places(self) -> int:
@@ -236,7 +242,7 @@ class KernelSearch:
         self.strategy.requeue(left)
         built = self.clock()
         noisy = self._race(candidates)
-        self.round_end = max(self.round_end, self.clock() - built)
+        self.round_ends.append(self.clock() - built)
         # candidates of earlier rounds may have been raced or judged in this one
         self._report(dict.fromkeys([*(c for c in batch if c.status is not Status.QUEUED), *self.judged]))
         self.history.append(self.best)
@@ -294,10 +300,10 @@ class KernelSearch:
             # the ceilings were measured while the machine was busy: such a bound must not end anything
             log.info("%s: %.3g s is below the roofline bound of %.3g s, which is ignored from now on", self.name, self.best, self.bound)
             self.bound, self.at_bound = 0.0, 0
-        at_bound = self.best <= BOUND_REACHED * self.bound if self.strict else self.at_bound >= BOUND_RACES
-        if at_bound and (self.strict or (self.flat and not promising)):
+        patience = self.patience + (promising and not self.strict)
+        if self.at_bound >= BOUND_RACES and self.flat >= (patience if promising else 1) and not self.strict:
             self.stop("at the roofline bound")
-        elif self.flat >= self.patience + (promising and not self.strict) and not self._widen():
+        elif self.flat >= patience and not self._widen():
             self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")
 
     # -- the parts of a round ---------------------------------------------------------------------------------------------
@@ -435,7 +441,8 @@ class KernelSearch:
             along = self._is_measured_again(self.incumbent)
             race = self.lab.race([self.incumbent, *racers, *([self.baseline] if along else [])])
             noisy, self.noise = race.noisy, race.noise
-            self.at_bound = self.at_bound + 1 if race.anchor <= BOUND_REACHED * self.bound else 0
+            near = BOUND_REFUTED * self.bound <= race.anchor <= BOUND_REACHED * self.bound and not noisy
+            self.at_bound = self.at_bound + 1 if near else 0
             if along:
                 self._assess_again(race.ratios[-1])
             for c, ratio in zip(racers, race.ratios[1:1 + len(racers)], strict=True):

@@ -64,7 +64,8 @@ class SizedLaboratory(WorkerLaboratory):
     def race(self, candidates: Sequence[Candidate]) -> Race:
         self.races += 1
         taken = [c.seconds for c in candidates]
-        rounds, repeats = self.race_rounds(taken)
+        all_sizes = len(self.sizes) if self.heuristic is None else sum(self.heuristic) / geometric_mean(self.heuristic)
+        rounds, repeats = self.race_rounds(taken, all_sizes)
         item = ([c.built for c in candidates], rounds, self.config.seed + self.races, self.sizes, repeats)
         limit = len(self.sizes) * (RACE_SECONDS + 100 * max(taken) * len(candidates))
         outcome = self._run("race_sizes", [item], "bench", limit, SIZED)[0]
@@ -73,7 +74,7 @@ class SizedLaboratory(WorkerLaboratory):
             anchor = candidates[0].seconds
             return Race(tuple(c.seconds / anchor for c in candidates), anchor, 0.05, True)
         race, ratios = outcome.value
-        self.restless = race.noisy
+        self.restless = race.noisy and repeats > 0
         yardstick = self._heuristic_in(candidates, ratios)
         judged: list[float | Failure] = list(race.ratios)
         for i, (c, column) in enumerate(zip(candidates, ratios, strict=True)):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from svod.bench.race import VOID_REPEATS
+from svod.bench.race import ANCHOR_SAMPLES, VOID_REPEATS
 from svod.bench.timer import deadline as run_deadline
 from svod.config import BeamConfig, BenchConfig
 from svod.core.kernel import Kernel
@@ -96,12 +96,13 @@ class WorkerLaboratory:
                 found[i] = o.value if o.ok else failure_of(o)
         return found
 
-    def race_rounds(self, seconds: Sequence[float]) -> tuple[int, int]:
-        """Rounds of the next race, and how often they are repeated where they are void; `seconds`: of one run of each that takes part."""
+    def race_rounds(self, seconds: Sequence[float], sizes: float = 1.0) -> tuple[int, int]:
+        """Rounds of the next race, and how often they are repeated where they are void. `seconds`: of one run of each that takes part, the
+        anchor first; `sizes`: how many times as long a run at every size takes."""
         longest = max(seconds)
         rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
-        most = RESTLESS_REPEATS if self.restless else VOID_REPEATS
-        return rounds, min(most, int(REPEAT_SECONDS / (rounds * math.fsum(seconds))))
+        batch = sizes * (rounds * math.fsum(seconds) + 2 * ANCHOR_SAMPLES * seconds[0])
+        return rounds, min(RESTLESS_REPEATS if self.restless else VOID_REPEATS, int(REPEAT_SECONDS / batch))
 
     def race(self, candidates: Sequence[Candidate]) -> Race:
         self.races += 1
@@ -113,7 +114,7 @@ class WorkerLaboratory:
         outcome = self._run("race_candidates", [item], "bench", limit)[0]
         if outcome.ok:
             race: Race = outcome.value
-            self.restless = race.noisy
+            self.restless = race.noisy and repeats > 0
             return race
         # one of them died although it ran before: their screening times decide, with the noise of single minima
         anchor = candidates[0].seconds

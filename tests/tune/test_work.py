@@ -82,8 +82,10 @@ def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
     for noisy in restless:
         assert lab.race(field).noisy is noisy
     assert asked == [VOID_REPEATS, VOID_REPEATS, RESTLESS_REPEATS, RESTLESS_REPEATS, VOID_REPEATS]
-    for c in field:
-        c.seconds = 0.2             # 4 rounds of 0.4 s
-    restless.append(False)
-    lab.race(field)
-    assert asked[-1] == 0
+    restless += [True, False, False]
+    for seconds, part, repeats in ((0.2, 1.0, 0), (0.2, 0.2, 2), (1e-3, 1.0, VOID_REPEATS)):
+        for c in field:             # a batch takes (2 · 4 + 6) · 0.2 s, or that of a part of the kernel
+            c.seconds, c.linear = seconds, "known"
+        lab.parts["known"] = part
+        lab.race(field)
+        assert asked[-1] == repeats
