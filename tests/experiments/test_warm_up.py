@@ -27,7 +27,7 @@ def test_runs_belong_to_the_time_at_which_they_begin(experiment: Any, monkeypatc
     columns: list[list[float]] = [[] for _ in experiment.SINCE]
     for column, seconds in experiment.after_a_pause(run, 12e-3):
         columns[column].append(seconds)
-    assert [len(c) for c in columns] == [1, 1, 1, 1, 2, 1, 9, 20, 30, 40], "begun after 0, 3, 6, 9, 12 and 15, 18 ms, and every 1 ms from 21"
+    assert [len(c) for c in columns] == [1, 1, 1, 1, 2, 1, 9, 20, 30, 40], "begun after 0, 3, 6, 9, 12, 15, 18 ms, then every 1 ms"
     assert all(s == pytest.approx(3e-3 if i < 6 else 1e-3) for i, c in enumerate(columns) for s in c)
 
 

@@ -312,15 +312,15 @@ def test_at_the_roofline_a_gain_in_sight_gets_the_round_that_tells() -> None:
     assert search.why == "at the roofline bound" and len(search.history) == 5
 
 
-def test_races_that_say_little_do_not_end_a_search_at_the_roofline() -> None:
+@pytest.mark.parametrize("anchor, noisy, why", [(1e-3, False, "at the roofline bound"), (1e-3, True, "4 rounds without a gain"),
+                                                (0.9e-3, False, "4 rounds without a gain")])
+def test_races_that_say_little_do_not_end_a_search_at_the_roofline(anchor: float, noisy: bool, why: str) -> None:
     """Those of a busy machine, and those that refute the bound."""
     class Doubtful(ReplayedLaboratory):
         def race(self, candidates: Sequence[Candidate]) -> Race:
             found = super().race(candidates)
             return Race(found.ratios, anchor, 0.0, noisy)
-    for anchor, noisy, why in ((1e-3, False, "at the roofline bound"), (1e-3, True, "4 rounds without a gain"),
-                               (0.9e-3, False, "4 rounds without a gain")):
-        assert run(make_search(Doubtful(lambda c: 1e-3), bound=0.96e-3, patience=4)).why == why
+    assert run(make_search(Doubtful(lambda c: 1e-3), bound=0.96e-3, patience=4)).why == why
 
 
 def test_one_good_moment_is_not_the_roofline() -> None:
