@@ -114,9 +114,9 @@ def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, co
         chosen[key] = Choice(chain, "beam", f"{finding.speedup[1]:.2f}× the heuristic, {finding.why}")
     for key in result.pending:
         chosen[key] = Choice(compiler.heuristic(unknown[key]), "pending", "another process is searching this kernel")
-    where = str(db.path) if db.path is not None else "memory only"
+    where = f"{'kept in' if result.rows else 'nothing was added to'} {db.path}" if db.path is not None else "kept in memory only"
     text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, {result.candidates} candidates: {better} "
-            f"of {len(tasks)} kernel{'s' * (len(tasks) != 1)} found a faster chain; kept in {where}")
+            f"of {len(tasks)} kernel{'s' * (len(tasks) != 1)} found a faster chain; {where}")
     unmeasured = [f.why for f in result.findings.values() if f.winner is None]
     if unmeasured:
         text += f"; {len(unmeasured)} {'were' if len(unmeasured) > 1 else 'was'} not measured: {unmeasured[0]}"
