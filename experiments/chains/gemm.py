@@ -50,13 +50,13 @@ def tiles(instruction: str, fallback: Maker) -> Maker:
 
 
 def dots(instruction: str, feature: str, fallback: Maker) -> Maker:
-    """Dot instructions of a vector where the target has them, else `fallback`."""
+    """Dot instructions of a vector where the target has them, on panels packed as they read them; else `fallback`."""
     def make(case: Case, target: Target) -> Chain:
         if feature not in target.features or target.vector_bytes < 64:
             return fallback(case, target)
         rows, columns = tile(case, target)
         return [["TC", "r0", instruction], ["ORDER", "out", ["o1", "o0"]], ["UPCAST", "o0", rows], ["UPCAST", "o1", columns],
-                ["LANES", "o1.in"], *thread("o1", target)]
+                ["LANES", "o1.in"], ["STAGE", "s1", "o1"], ["UNROLL", "r0", 2], *stream(case, target), *thread("o1", target)]
     return make
 
 
@@ -65,6 +65,6 @@ CHAINS: dict[str, Maker] = {
     "gemm_bias_gelu": linear,
     "bmm_12": batched,
     "gemm_1024_float16": widened,
-    "gemm_1024_bfloat16": tiles("amxbf16", widened),
+    "gemm_1024_bfloat16": tiles("amxbf16", dots("bf16", "bf16", widened)),
     "gemm_1024_int8": tiles("amx8", dots("vnni8", "vnni", widened)),
 }

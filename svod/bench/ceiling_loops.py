@@ -19,7 +19,7 @@ core. `experiments/ceilings_c` is the same in C.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from svod.core.target import Target
 REVISION = 7                    # of the loops below: cached figures of another one are measured anew
 UNROLL = 8                      # vectors per turn of a memory loop
 # (loads a turn, parts of a vector) of reads, the best counts: eight are 3 % better from the first cache, four 9 % from the second, and an
-# AMD Zen 4 reads memory 5 to 10 % faster in halves
+# AMD Zen 4 reads memory faster in halves
 READS = ((8, 1), (4, 1), (4, 2))
 FMA_TURNS = 1 << 16             # of a thread, in a launch
 GAP = 16 << 10                  # between the slices of threads: what one prefetches past its end is not what another one writes
@@ -72,18 +72,12 @@ class Figures:
 
 
 def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
-    """Measure with one thread and with `threads`."""
+    """Measure with one thread and with `threads`. Arithmetic takes half a second of the ten: what holds a core that long does not make the
+    machine busy for all of them. So it is measured at both ends, and the best counts."""
     counts = sorted({1, threads})
     loops = Loops(target)
     samples = QUICK_SAMPLES if quick else SAMPLES
-    flops = {}
-    for dtype in FMA_DTYPES[:1] if quick else FMA_DTYPES:
-        flops[dtype.name] = _both([loops.fma_round(dtype, n).rate(samples) for n in counts])
-    for name in DOTS:
-        if tried := [_both([r.rate(samples) for r in rounds]) for rounds in zip(*(loops.rounds_of(name, n) for n in counts), strict=True)]:
-            # what is converted once is as fast as float32, and there are processors on which that is faster than their instruction
-            one, many = zip(*tried, flops["float32"] if name == "bfloat16" else (0.0, 0.0), strict=True)
-            flops[name] = max(one), max(many)
+    flops = measure_flops(loops, counts, samples, FMA_DTYPES[:1] if quick else FMA_DTYPES)
     bandwidth: dict[str, dict[str, tuple[float, float]]] = {}
     curve: dict[int, CurvePoint] = {}
     for level in ("memory",) if quick else LEVELS:
@@ -106,8 +100,21 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
         for size in curve_sizes(target, threads):
             read, *copies = (loops.memory_rate(kind, threads, size, memory, CURVE_SAMPLES) for kind in ("read", *STREAMS["copy"]))
             curve[threads * size] = CurvePoint(threads * size, read, max(copies))
+        for name, (one, many) in measure_flops(loops, counts, samples, FMA_DTYPES).items():
+            flops[name] = max(flops[name][0], one), max(flops[name][1], many)
     return Figures(flops, bandwidth, _both([loops.dispatch_cost(n) for n in counts]),
                    () if quick else falling(curve[size] for size in sorted(curve)))
+
+
+def measure_flops(loops: Loops, counts: Sequence[int], samples: int, fma: Sequence[DType]) -> dict[str, tuple[float, float]]:
+    """Flops per second of one thread and of all, which `counts` has: multiply-adds of the types in `fma`, and what has dot products."""
+    flops = {dtype.name: _both([loops.fma_round(dtype, n).rate(samples) for n in counts]) for dtype in fma}
+    for name in DOTS:
+        if tried := [_both([r.rate(samples) for r in rounds]) for rounds in zip(*(loops.rounds_of(name, n) for n in counts), strict=True)]:
+            # what is converted once is as fast as float32, and there are processors on which that is faster than their instruction
+            one, many = zip(*tried, flops["float32"] if name == "bfloat16" else (0.0, 0.0), strict=True)
+            flops[name] = max(one), max(many)
+    return flops
 
 
 def falling(points: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
