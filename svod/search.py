@@ -114,7 +114,7 @@ def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, co
         chosen[key] = Choice(chain, "beam", f"{finding.speedup[1]:.2f}× the heuristic, {finding.why}")
     for key in result.pending:
         chosen[key] = Choice(compiler.heuristic(unknown[key]), "pending", "another process is searching this kernel")
-    where = f"{'kept in' if result.rows else 'nothing was added to'} {db.path}" if db.path is not None else "kept in memory only"
+    where = f"{'kept in' if result.rows else 'nothing was added to'} {db.path}" if db.path is not None else "the database is in memory only"
     text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, {result.candidates} candidates: {better} "
             f"of {len(tasks)} kernel{'s' * (len(tasks) != 1)} found a faster chain; {where}")
     unmeasured = [f.why for f in result.findings.values() if f.winner is None]

@@ -33,7 +33,7 @@ from svod.core.allocator import HUGE_PAGE, private_memory, want_huge_pages
 from svod.core.dtype import BY_NAME, DType, dtypes, to_numpy
 from svod.core.target import Target
 
-REVISION = 7                    # of the loops below: cached figures of another one are measured anew
+REVISION = 8                    # of the loops below: cached figures of another one are measured anew
 UNROLL = 8                      # vectors per turn of a memory loop
 # (loads a turn, parts of a vector) of reads, the best counts: eight are 3 % better from the first cache, four 9 % from the second, and an
 # AMD Zen 4 reads memory faster in halves
@@ -72,8 +72,8 @@ class Figures:
 
 
 def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
-    """Measure with one thread and with `threads`. Arithmetic takes half a second of the ten: what holds a core that long does not make the
-    machine busy for all of them. So it is measured at both ends, and the best counts."""
+    """Measure with one thread and with `threads`. Arithmetic takes half a second of the ten, and a hypervisor may have two virtual cores on one
+    for so long, which nothing shows. So it is measured at both ends, and the best counts."""
     counts = sorted({1, threads})
     loops = Loops(target)
     samples = QUICK_SAMPLES if quick else SAMPLES

@@ -14,7 +14,7 @@ the rest of the round shorter and a spent budget ends it: what was not built goe
 A search stops after BEAM_PATIENCE rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent
 has to keep when it is measured again, and when there is nothing left to try: unless the strategy can widen, which starts that patience
 anew. Where the incumbents of two races in a row, by the races' own clock, were at 1.05 × the roofline bound, one round without a gain,
-and none in sight, is enough. It stops in any case when its budget is spent.
+and none in sight, is enough; noisy races, and those that refute the bound, do not count. It stops in any case when its budget is spent.
 `BEAM_STRICT=reference`: after one round without a gain above BEAM_MIN_PROGRESS.
 
 A KeyboardInterrupt leaves `step` at once; everything measured in earlier rounds is kept, `result()` gives the best of it.
@@ -168,7 +168,8 @@ class KernelSearch:
 
     @property
     def round_end(self) -> float:
-        """Seconds from the last chunk of the next round to its end, about: races that are repeated take twice as long as others."""
+        """Seconds from the last chunk of the next round to its end, about: the longest of the latest, as races that are
+        repeated take several times as long as others."""
         return max(self.round_ends[-ROUND_ENDS:], default=0.0)
 
     @property
@@ -301,7 +302,7 @@ class KernelSearch:
             log.info("%s: %.3g s is below the roofline bound of %.3g s, which is ignored from now on", self.name, self.best, self.bound)
             self.bound, self.at_bound = 0.0, 0
         patience = self.patience + (promising and not self.strict)
-        if self.at_bound >= BOUND_RACES and self.flat >= (patience if promising else 1) and not self.strict:
+        if self.at_bound >= BOUND_RACES and self.flat and not promising:
             self.stop("at the roofline bound")
         elif self.flat >= patience and not self._widen():
             self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")

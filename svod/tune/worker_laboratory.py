@@ -51,7 +51,7 @@ class WorkerLaboratory:
         self.lowered_by: dict[bytes, str] = {}  # digest of a candidate → the worker that lowered it
         self.baseline: Built | None = None
         self.races = 0
-        self.restless = False       # the machine did not come to rest in the latest race
+        self.restless = False       # the machine did not come to rest in the latest race that was repeated
 
     def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, module: str = JOB,
              homes: Sequence[str] = ()) -> list[Outcome]:
@@ -96,12 +96,12 @@ class WorkerLaboratory:
                 found[i] = o.value if o.ok else failure_of(o)
         return found
 
-    def race_rounds(self, seconds: Sequence[float], sizes: float = 1.0) -> tuple[int, int]:
+    def race_rounds(self, seconds: Sequence[float], size_factor: float = 1.0) -> tuple[int, int]:
         """Rounds of the next race, and how often they are repeated where they are void. `seconds`: of one run of each that takes part, the
-        anchor first; `sizes`: how many times as long a run at every size takes."""
+        anchor first; `size_factor`: how many times as long a run at every size takes."""
         longest = max(seconds)
         rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
-        batch = sizes * (rounds * math.fsum(seconds) + 2 * ANCHOR_SAMPLES * seconds[0])
+        batch = size_factor * (rounds * math.fsum(seconds) + 2 * ANCHOR_SAMPLES * seconds[0])
         return rounds, min(RESTLESS_REPEATS if self.restless else VOID_REPEATS, int(REPEAT_SECONDS / batch))
 
     def race(self, candidates: Sequence[Candidate]) -> Race:

@@ -46,6 +46,7 @@ def test_what_holds_a_core_for_a_moment_does_not_spoil_the_arithmetic(monkeypatc
     monkeypatch.setattr(loops, "measure_flops", lambda *_: next(looks))
     monkeypatch.setattr(loops, "LEVELS", ())
     monkeypatch.setattr(loops, "curve_sizes", lambda *_: [])
+    monkeypatch.setattr(loops, "working_set", lambda *_: 1 << 16)
     assert measure_ceilings(host_target()).flops == {"float32": (100.0, 197.0), "float64": (50.0, 99.0)}
 
 

@@ -245,7 +245,7 @@ def test_rich_tables_do_not_take_records_for_markup(monkeypatch: pytest.MonkeyPa
 
 
 def test_words() -> None:
-    assert [seconds(x) for x in (None, 2.0, 1.234e-3, 5e-5, 1e-9)] == ["", "2 s", "1.23 ms", "50 µs", "1 ns"]
+    assert [seconds(x) for x in (None, 2.0, 1.234e-3, 999.6e-6, 5e-5, 1e-9)] == ["", "2 s", "1.23 ms", "1 ms", "50 µs", "1 ns"]
     assert chain_words([]) == "as it is" and chain_words([["SWAP", "o0", "o1"]]) == "SWAP(o0, o1)"
 
 

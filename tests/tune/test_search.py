@@ -304,6 +304,14 @@ def test_at_the_roofline_a_search_that_gains_goes_on() -> None:
     assert search.why == "at the roofline bound" and search.best == pytest.approx(1e-3 * 0.985 ** 5)
 
 
+def test_the_end_of_a_round_is_expected_to_take_as_long_as_the_longest_of_the_latest() -> None:
+    search = make_search(ReplayedLaboratory())
+    assert search.round_end == 0.0
+    for seconds, expected in ((4.0, 4.0), (1.0, 4.0), (2.0, 4.0), (1.0, 2.0), (1.0, 2.0), (1.0, 1.0)):
+        search.round_ends.append(seconds)
+        assert search.round_end == expected
+
+
 def test_at_the_roofline_a_gain_in_sight_gets_the_round_that_tells() -> None:
     """Only the second round's proposals are faster: its race says so, and the next one that they keep it."""
     rounds: dict[str, int] = {}

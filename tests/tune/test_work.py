@@ -89,3 +89,5 @@ def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
         lab.parts["known"] = part
         lab.race(field)
         assert asked[-1] == repeats
+    assert lab.race_rounds([1e-3] * 2) == (8, VOID_REPEATS)
+    assert lab.race_rounds([1e-3] * 2, 40.0) == (8, 1), "at sizes that take 40 times as long together"
