@@ -72,7 +72,7 @@ class Figures:
 
 
 def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
-    """Measure with one thread and with `threads`. Arithmetic takes half a second of the ten, and a hypervisor may have two virtual cores on one
+    """Measure with one thread and with `threads`. Arithmetic takes half a second of ten, and a hypervisor may have two virtual cores on one
     for so long, which nothing shows. So it is measured at both ends, and the best counts."""
     counts = sorted({1, threads})
     loops = Loops(target)
