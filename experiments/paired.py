@@ -220,8 +220,8 @@ def arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
-def study(args: argparse.Namespace, settings: Mapping[str, Mapping[str, Any]]) -> None:
-    """Search every kernel with every setting (fields of BeamConfig), print the table as it grows, and the summary."""
+def study(args: argparse.Namespace, settings: Mapping[str, Mapping[str, Any]]) -> list[Line]:
+    """Search every kernel with every setting (fields of BeamConfig), print the table as it grows, and the summary; return its lines."""
     target, names, lines = host_target(), list(settings), list[Line]()
     ceilings = cached_ceilings(Path(data_dir()) / "ceilings.json", target, quick=True)
     print("\n".join(head(names)), flush=True)
@@ -248,6 +248,7 @@ def study(args: argparse.Namespace, settings: Mapping[str, Mapping[str, Any]]) -
         print("interrupted", flush=True)
     if lines:
         print("\n" + "\n".join(summary(lines, names)))
+    return lines
 
 
 def kernels(args: argparse.Namespace) -> Iterable[tuple[str, Kernel]]:
