@@ -6,6 +6,7 @@ against each other, interleaved.
     python experiments/ablation.py --only 'without sketches,reference grid'
 
     full                 the search as it is
+    full again           the same once more: by how much two searches differ that are alike
     without sketches     from the untouched kernel; the heuristic's chain, which is a sketch, is no start either
     without mutations    chains only grow, by the default grid
     without both
@@ -25,6 +26,7 @@ from paired import arguments, study
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "full": {},
+    "full again": {},
     "without sketches": {"sketches": False},
     "without mutations": {"mutations": False},
     "without both": {"sketches": False, "mutations": False},

@@ -32,12 +32,11 @@ def main() -> None:
 
 
 def outside(line: Line, i: int) -> str:
-    """Whether setting i's winner is slower or faster than those of both settings before it that are alike, the first two; else between."""
-    said = set()
-    for again, wide in zip(line.ratios[1], line.ratios[i], strict=True):
-        slower, faster = wide.high < min(1.0, again.low), wide.low > max(1.0, again.high)
-        said.add("slower" if slower else "faster" if faster else "between")
-    return said.pop() if len(said) == 1 else "between"
+    """Whether setting i's winner is slower, or faster, than both winners of the first width; else between."""
+    timed = list(zip(line.ratios[1], line.ratios[i], strict=True))
+    if all(wide.high < min(1.0, again.low) for again, wide in timed):
+        return "slower"
+    return "faster" if all(wide.low > max(1.0, again.high) for again, wide in timed) else "between"
 
 
 if __name__ == "__main__":

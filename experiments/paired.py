@@ -90,13 +90,15 @@ class Finalists:
 
 @dataclass(frozen=True)
 class Found:
-    """What one search found for one kernel. `seconds` and `candidates`: that it took; `why`: what ended it."""
+    """What one search found for one kernel. `seconds` and `candidates`: that it took; `why`: what ended it; `nothing`: it had to answer
+    for itself and measured nothing, so that the heuristic's chain stands in."""
 
     setting: str
     chain: tuple[Opt, ...]
     seconds: float
     candidates: int
     why: str
+    nothing: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,8 @@ def search(kernel: Kernel, name: str, setting: str, config: BeamConfig, *, candi
         raise KeyboardInterrupt
     finding = result.findings[kernel.key]
     own = None if config.sketches else watched.own()
-    return Found(setting, tuple(finding.chain if own is None else own.chain), time.perf_counter() - started, result.candidates, finding.why)
+    return Found(setting, tuple(finding.chain if own is None else own.chain), time.perf_counter() - started, result.candidates, finding.why,
+                 not config.sketches and own is None)
 
 
 def time_winners(kernel: Kernel, found: Sequence[Found], seed: int) -> tuple[tuple[float, ...], tuple[tuple[Ratio, ...], ...]]:
@@ -185,8 +188,8 @@ def row(line: Line) -> str:
     cells = [line.kernel, str(line.seed), f"{line.times[0] * 1e6:.4g} µs"]
     for i in range(1, len(line.ratios)):
         said = sorted(r.median for r in line.ratios[i])
-        same = line.found[i].chain == line.found[0].chain
-        cells.append("same" if same else f"{line.ratio(i):.3f} ({said[0]:.3f}–{said[-1]:.3f}) {line.verdict(i)}")
+        same = "nothing" if line.found[i].nothing else "same" if line.found[i].chain == line.found[0].chain else ""
+        cells.append(same or f"{line.ratio(i):.3f} ({said[0]:.3f}–{said[-1]:.3f}) {line.verdict(i)}")
     return "| " + " | ".join([*cells, ", ".join(str(f.candidates) for f in line.found),
                               ", ".join(f"{f.seconds:.1f}" for f in line.found)]) + " |"
 
@@ -195,11 +198,13 @@ def summary(lines: Sequence[Line], settings: Sequence[str]) -> list[str]:
     """Per setting the geometric mean of its ratios, and what was worse."""
     out = []
     for i, name in list(enumerate(settings))[1:]:
-        mean = math.exp(statistics.fmean(math.log(line.ratio(i)) for line in lines))
-        verdicts = [line.verdict(i) for line in lines]
-        worse = [f"{line.kernel} (seed {line.seed})" for line in lines if line.verdict(i) == "worse"]
-        out.append(f"{name} over {settings[0]}: {mean:.3f}x (geometric mean of {len(lines)}), {verdicts.count('better')} better, "
-                   f"{len(worse)} worse beyond noise{': ' + ', '.join(worse) if worse else ''}")
+        found = [line for line in lines if not line.found[i].nothing]
+        mean = math.exp(statistics.fmean(math.log(line.ratio(i)) for line in found)) if found else math.nan
+        verdicts = [line.verdict(i) for line in found]
+        worse = [f"{line.kernel} (seed {line.seed})" for line in found if line.verdict(i) == "worse"]
+        out.append(f"{name} over {settings[0]}: {mean:.3f}x (geometric mean of {len(found)}), {verdicts.count('better')} better, "
+                   f"{len(worse)} worse beyond noise{': ' + ', '.join(worse) if worse else ''}"
+                   + (f"; nothing found for {len(lines) - len(found)}" if len(found) < len(lines) else ""))
     for i, name in enumerate(settings):
         spent = [line.found[i] for line in lines]
         out.append(f"{name}: {statistics.median(f.seconds for f in spent):.1f} s and {statistics.median(f.candidates for f in spent):.0f} "

@@ -10,8 +10,11 @@ def percent(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """"1.5 ms", "120 µs"."""
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 0.9995e-3 else f"{1e6 * seconds:.3g} µs"
+    """With the unit that keeps three digits: "1.5 ms", "120 µs", "0 ns"."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= 0.9995 * size:        # which is 1 in three digits
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
 
 
 def amount(count: float, unit: str) -> str:

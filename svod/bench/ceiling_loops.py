@@ -72,12 +72,13 @@ class Figures:
 
 
 def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
-    """Measure with one thread and with `threads`. Arithmetic takes half a second of ten, and a hypervisor may have two virtual cores on one
+    """Measure with one thread and with `threads`. Arithmetic takes a small part of it, and a hypervisor may have two virtual cores on one
     for so long, which nothing shows. So it is measured at both ends, and the best counts."""
     counts = sorted({1, threads})
     loops = Loops(target)
     samples = QUICK_SAMPLES if quick else SAMPLES
-    flops = measure_flops(loops, counts, samples, FMA_DTYPES[:1] if quick else FMA_DTYPES)
+    fma = FMA_DTYPES[:1] if quick else FMA_DTYPES
+    flops = measure_flops(loops, counts, samples, fma)
     bandwidth: dict[str, dict[str, tuple[float, float]]] = {}
     curve: dict[int, CurvePoint] = {}
     for level in ("memory",) if quick else LEVELS:
@@ -100,8 +101,8 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
         for size in curve_sizes(target, threads):
             read, *copies = (loops.memory_rate(kind, threads, size, memory, CURVE_SAMPLES) for kind in ("read", *STREAMS["copy"]))
             curve[threads * size] = CurvePoint(threads * size, read, max(copies))
-        for name, (one, many) in measure_flops(loops, counts, samples, FMA_DTYPES).items():
-            flops[name] = max(flops[name][0], one), max(flops[name][1], many)
+    for name, (one, many) in measure_flops(loops, counts, samples, fma).items():
+        flops[name] = max(flops[name][0], one), max(flops[name][1], many)
     return Figures(flops, bandwidth, _both([loops.dispatch_cost(n) for n in counts]),
                    () if quick else falling(curve[size] for size in sorted(curve)))
 

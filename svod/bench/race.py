@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from svod.bench.load import MachineLoad, Watch, watch_machine
+from svod.bench.quantities import seconds as duration
 from svod.bench.timer import MIN_SAMPLE_SECONDS, Clock, Contestant, calibrate, take_sample
 
 ANCHOR_TOLERANCE = 0.05
@@ -202,6 +203,5 @@ def _anchor_time(contestant: Contestant, calibrated: tuple[int, float], clock: C
 def disturbance(anchor: Contestant, start: float, end: float, load: MachineLoad) -> str | None:
     """Why times cannot be trusted: the anchor, timed at both ends (seconds per run), moved, or the machine was busy; None when they can."""
     if abs(end / start - 1.0) > ANCHOR_TOLERANCE:
-        unit, size = ("ms", 1e3) if max(start, end) >= 1e-3 else ("µs", 1e6)
-        return f"{anchor.name or 'the anchor'} took {size * start:.3g} {unit} before and {size * end:.3g} {unit} after"
+        return f"{anchor.name or 'the anchor'} took {duration(start)} before and {duration(end)} after"
     return load.busy

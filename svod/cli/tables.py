@@ -4,6 +4,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from svod.columns import duration
+
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str] = frozenset(),
                 fold: frozenset[str] = frozenset()) -> None:
@@ -27,13 +29,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
 
 
 def seconds(value: float | None) -> str:
-    """A duration with a unit that keeps three digits: 1.23 ms."""
-    if value is None:
-        return ""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if value >= 0.9995 * size:      # which is 1 in three digits
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"
+    """A duration, 1.23 ms; nothing for None."""
+    return "" if value is None else duration(value)
 
 
 def chain_words(chain: Sequence[Sequence[object]]) -> str:

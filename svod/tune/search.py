@@ -14,7 +14,7 @@ the rest of the round shorter and a spent budget ends it: what was not built goe
 A search stops after BEAM_PATIENCE rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent
 has to keep when it is measured again, and when there is nothing left to try: unless the strategy can widen, which starts that patience
 anew. Where the incumbents of two races in a row, by the races' own clock, were at 1.05 × the roofline bound, one round without a gain,
-and none in sight, is enough; noisy races, and those that refute the bound, do not count. It stops in any case when its budget is spent.
+and none in sight, is enough; a noisy race, and one that refutes the bound, ends the row. It stops in any case when its budget is spent.
 `BEAM_STRICT=reference`: after one round without a gain above BEAM_MIN_PROGRESS.
 
 A KeyboardInterrupt leaves `step` at once; everything measured in earlier rounds is kept, `result()` gives the best of it.
@@ -25,6 +25,7 @@ import logging
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,7 +149,7 @@ class KernelSearch:
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
         self.refuted: list[Candidate] = []         # right without passes, wrong with them
         self.pace = 0.0                            # seconds to build and screen one candidate, of the latest chunk
-        self.round_ends: list[float] = []          # seconds from the last chunk of a round to its end
+        self.round_ends: deque[float] = deque(maxlen=ROUND_ENDS)       # seconds from the last chunk of a round to its end
         self.verify_pace = 0.0                     # seconds to verify one candidate, the latest
         self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
@@ -170,7 +171,7 @@ class KernelSearch:
     def round_end(self) -> float:
         """Seconds from the last chunk of the next round to its end, about: the longest of the latest, as races that are
         repeated take several times as long as others."""
-        return max(self.round_ends[-ROUND_ENDS:], default=0.0)
+        return max(self.round_ends, default=0.0)
 
     @property
     def places(self) -> int:
@@ -301,10 +302,9 @@ class KernelSearch:
             # the ceilings were measured while the machine was busy: such a bound must not end anything
             log.info("%s: %.3g s is below the roofline bound of %.3g s, which is ignored from now on", self.name, self.best, self.bound)
             self.bound, self.at_bound = 0.0, 0
-        patience = self.patience + (promising and not self.strict)
         if self.at_bound >= BOUND_RACES and self.flat and not promising:
             self.stop("at the roofline bound")
-        elif self.flat >= patience and not self._widen():
+        elif self.flat >= self.patience + promising and not self._widen():
             self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")
 
     # -- the parts of a round ---------------------------------------------------------------------------------------------

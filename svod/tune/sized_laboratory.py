@@ -54,6 +54,11 @@ class SizedLaboratory(WorkerLaboratory):
             self.heuristic_linear = candidates[first].linear
         return found
 
+    @property
+    def size_factor(self) -> float:
+        """How many times a candidate's seconds, the mean over sizes, a run at each of them takes, about."""
+        return len(self.sizes) if self.heuristic is None else sum(self.heuristic) / geometric_mean(self.heuristic)
+
     def _limits(self, incumbent: float | None) -> tuple[float, ...] | None:
         """The incumbent's seconds per size, as if it gained the same everywhere."""
         if incumbent is None or self.heuristic is None:
@@ -64,8 +69,7 @@ class SizedLaboratory(WorkerLaboratory):
     def race(self, candidates: Sequence[Candidate]) -> Race:
         self.races += 1
         taken = [c.seconds for c in candidates]
-        all_sizes = len(self.sizes) if self.heuristic is None else sum(self.heuristic) / geometric_mean(self.heuristic)
-        rounds, repeats = self.race_rounds(taken, all_sizes)
+        rounds, repeats = self.race_rounds(taken, self.size_factor)
         item = ([c.built for c in candidates], rounds, self.config.seed + self.races, self.sizes, repeats)
         limit = len(self.sizes) * (RACE_SECONDS + 100 * max(taken) * len(candidates))
         outcome = self._run("race_sizes", [item], "bench", limit, SIZED)[0]
@@ -74,7 +78,7 @@ class SizedLaboratory(WorkerLaboratory):
             anchor = candidates[0].seconds
             return Race(tuple(c.seconds / anchor for c in candidates), anchor, 0.05, True)
         race, ratios = outcome.value
-        self.restless = race.noisy and repeats > 0
+        self._judge_rest(race, repeats)
         yardstick = self._heuristic_in(candidates, ratios)
         judged: list[float | Failure] = list(race.ratios)
         for i, (c, column) in enumerate(zip(candidates, ratios, strict=True)):
@@ -104,9 +108,9 @@ class SizedLaboratory(WorkerLaboratory):
         return found
 
     def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
-        bench = self.bench
-        item = ([c.built for c in candidates], bench.rounds, bench.precision, seconds, self.config.seed, self.sizes)
+        rounds = self.confirm_rounds(candidates, seconds, self.size_factor)
+        item = ([c.built for c in candidates], rounds, self.bench.precision, seconds, self.config.seed, self.sizes)
         slowest = max(c.seconds for c in candidates)
-        limit = seconds + CONFIRM_EXTRA + 10 * len(self.sizes) * bench.rounds * slowest * len(candidates)
+        limit = seconds + CONFIRM_EXTRA + 10 * len(self.sizes) * rounds * slowest * len(candidates)
         outcome = self._run("confirm_sizes", [item], "bench", limit, SIZED)[0]
         return list(outcome.value) if outcome.ok else [failure_of(outcome)] * len(candidates)

@@ -25,6 +25,7 @@ VERIFY_SECONDS = 60.0
 RACE_SECONDS = 60.0
 CONFIRM_EXTRA = 30.0
 RESTLESS_REPEATS = 1          # of void rounds, after a race in which repeating them did not help
+LEAST_ROUNDS = 6              # of a confirmation: with fewer there is no interval of 95 %
 REPEAT_SECONDS = 1.5          # and for so long at most: the end of a budget counts on a race as long as those before it
 _STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEOUT, "lost": Status.LOST}
 
@@ -51,7 +52,7 @@ class WorkerLaboratory:
         self.lowered_by: dict[bytes, str] = {}  # digest of a candidate → the worker that lowered it
         self.baseline: Built | None = None
         self.races = 0
-        self.restless = False       # the machine did not come to rest in the latest race that was repeated
+        self.restless = False       # the machine did not come to rest in the latest race that could be repeated
 
     def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, module: str = JOB,
              homes: Sequence[str] = ()) -> list[Outcome]:
@@ -104,6 +105,10 @@ class WorkerLaboratory:
         batch = size_factor * (rounds * math.fsum(seconds) + 2 * ANCHOR_SAMPLES * seconds[0])
         return rounds, min(RESTLESS_REPEATS if self.restless else VOID_REPEATS, int(REPEAT_SECONDS / batch))
 
+    def _judge_rest(self, race: Race, repeats: int) -> None:
+        if repeats:
+            self.restless = race.noisy
+
     def race(self, candidates: Sequence[Candidate]) -> Race:
         self.races += 1
         parts = [self.parts.get(c.linear, 1.0) for c in candidates]
@@ -114,7 +119,7 @@ class WorkerLaboratory:
         outcome = self._run("race_candidates", [item], "bench", limit)[0]
         if outcome.ok:
             race: Race = outcome.value
-            self.restless = race.noisy and repeats > 0
+            self._judge_rest(race, repeats)
             return race
         # one of them died although it ran before: their screening times decide, with the noise of single minima
         anchor = candidates[0].seconds
@@ -138,10 +143,15 @@ class WorkerLaboratory:
             self.baseline = c.built
         return verdict
 
+    def confirm_rounds(self, candidates: Sequence[Candidate], seconds: float, size_factor: float = 1.0) -> int:
+        """The least rounds of a confirmation: fewer than usual of what takes long, yet enough for an interval."""
+        fit = seconds / (size_factor * math.fsum(c.seconds for c in candidates))
+        return max(min(self.bench.rounds, LEAST_ROUNDS), min(self.bench.rounds, int(fit)))
+
     def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
-        bench = self.bench
-        item = ([c.built for c in candidates], bench.rounds, bench.precision, seconds, self.config.seed, TIE)
+        rounds = self.confirm_rounds(candidates, seconds)
+        item = ([c.built for c in candidates], rounds, self.bench.precision, seconds, self.config.seed, TIE)
         slowest = max(c.seconds for c in candidates)
-        limit = seconds + CONFIRM_EXTRA + 10 * bench.rounds * slowest * len(candidates)
+        limit = seconds + CONFIRM_EXTRA + 10 * rounds * slowest * len(candidates)
         outcome = self._run("confirm_candidates", [item], "bench", limit)[0]
         return list(outcome.value) if outcome.ok else [failure_of(outcome)] * len(candidates)

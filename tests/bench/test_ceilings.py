@@ -40,14 +40,17 @@ def test_quick_measurement_of_this_machine():
     assert all(1e8 < f < 1e15 for f in figures) and all(0 < d < 1e-2 for d in c.dispatch)
 
 
-def test_what_holds_a_core_for_a_moment_does_not_spoil_the_arithmetic(monkeypatch):
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_holds_a_core_for_a_moment_does_not_spoil_the_arithmetic(monkeypatch, quick):
     """On all threads the first look sees one core's rate of one type, the second of the other."""
     looks = iter([{"float32": (100.0, 101.0), "float64": (50.0, 99.0)}, {"float32": (98.0, 197.0), "float64": (49.0, 50.0)}])
     monkeypatch.setattr(loops, "measure_flops", lambda *_: next(looks))
     monkeypatch.setattr(loops, "LEVELS", ())
     monkeypatch.setattr(loops, "curve_sizes", lambda *_: [])
     monkeypatch.setattr(loops, "working_set", lambda *_: 1 << 16)
-    assert measure_ceilings(host_target()).flops == {"float32": (100.0, 197.0), "float64": (50.0, 99.0)}
+    if quick:
+        monkeypatch.setattr(loops, "QUICK_MEMORY", 1 << 16)
+    assert measure_ceilings(host_target(), quick=quick).flops == {"float32": (100.0, 197.0), "float64": (50.0, 99.0)}
 
 
 @pytest.mark.parametrize("dtype", loops.FMA_DTYPES)

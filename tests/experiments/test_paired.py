@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,11 @@ def test_the_table(paired: Any) -> None:
     said = paired.summary(lines, ["a", "b"])
     assert said[0] == "b over a: 1.045x (geometric mean of 3), 1 better, 1 worse beyond noise: kernel (seed 0)"
     assert said[2] == "b: 4.0 s and 50 candidates a kernel (medians), 4.0 s at most"
+    nothing = replace(lines[1], found=(lines[1].found[0], replace(lines[1].found[1], nothing=True)))
+    assert "| nothing |" in paired.row(nothing)
+    said = paired.summary([lines[0], nothing], ["a", "b"])
+    assert said[0] == "b over a: 1.200x (geometric mean of 1), 1 better, 0 worse beyond noise; nothing found for 1"
+    assert "0 better" in paired.summary([nothing], ["a", "b"])[0]
     data = json.loads(json.dumps(paired.as_data(lines[1]), allow_nan=False))
     assert data["verdicts"] == ["=", "worse"] and data["found"][1]["chain"] == [["UPCAST", "o0", 8]]
 
@@ -99,12 +105,14 @@ def test_without_sketches_the_search_answers_for_itself(paired: Any) -> None:
             return super().build(*args, **more)
     with_sketches, without = (search(paired, Forgetful(seconds=seconds), sketches=on) for on in (True, False))
     assert with_sketches.chain == heuristic(Scheduler(gemm(48, 64, 40), TARGET)).applied_opts != without.chain
+    assert not with_sketches.nothing and not without.nothing
 
 
 def test_variants_of_the_ablation_are_settings_of_the_search(paired: Any) -> None:
     variants = importlib.import_module("ablation").VARIANTS
     configs = {name: BeamConfig(**settings) for name, settings in variants.items()}
-    assert configs["full"] == BeamConfig() and len(set(map(repr, configs.values()))) == len(variants)
+    assert configs["full"] == configs.pop("full again") == BeamConfig()
+    assert len(set(map(repr, configs.values()))) == len(variants) - 1
     assert {"without sketches", "without mutations", "reference grid"} < set(variants)
 
 

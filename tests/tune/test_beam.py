@@ -212,7 +212,7 @@ def test_a_beam_that_has_nothing_left_to_propose_widens() -> None:
 
 
 def test_widening_and_the_bound_and_the_budget() -> None:
-    """At the bound there is nothing to gain, and a spent budget ends a wide beam as it ends a narrow one."""
+    """At the bound a beam does not widen, and a spent budget ends a wide beam as it ends a narrow one."""
     search = run(make_search(ReplayedLaboratory(seconds=lambda c: 1e-3), width=8, bound=0.96e-3))
     assert search.why == "at the roofline bound" and not search.widened
     search = make_search(ReplayedLaboratory(), width=8)

@@ -160,6 +160,22 @@ def test_a_race_drops_what_is_slow_at_one_size(relative: float) -> None:
     assert asked == [VOID_REPEATS, RESTLESS_REPEATS], "a machine that did not come to rest is not waited for again"
 
 
+def test_what_takes_long_at_one_size_is_repeated_less_and_confirmed_in_fewer_rounds() -> None:
+    class Listening(SizedLaboratory):
+        def _run(self, job: str, items: Any, *args: Any) -> list[Outcome]:
+            asked[job] = items[0]
+            return [Outcome("ok", (Race((1.0, 1.0), 1e-2, 0.0), [[1.0, 1.0], [1.0, 1.0]]) if job == "race_sizes" else ())]
+    asked: dict[str, Any] = {}
+    racers = [Candidate(Scheduler(KERNEL, TARGET), (), Origin.SKETCH, linear=linear, seconds=1e-2) for linear in ("h", "a")]
+    for heuristic, repeats, rounds in (((1e-2, 1e-2), VOID_REPEATS, 15), ((1e-3, 0.1), 1, 14)):
+        with InlineExecutor() as executor:
+            lab = Listening(KERNEL, ((1,), (40,)), TARGET, executor, BeamConfig())
+        lab.heuristic_linear, lab.heuristic = "h", heuristic
+        lab.race(racers)
+        lab.confirm(racers, 3.0)
+        assert asked["race_sizes"][4] == repeats and asked["confirm_sizes"][1] == rounds
+
+
 def test_the_bound_is_that_of_the_sizes() -> None:
     class Ceilings:
         bandwidth = {"l1": {}}       # noqa: RUF012

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from svod.bench.race import VOID_REPEATS, paired_ratio
-from svod.config import BeamConfig
+from svod.config import BeamConfig, BenchConfig
 from svod.core.scheduler import Scheduler
 from svod.tune.candidate import Candidate, Origin
 from svod.tune.executor import InlineExecutor, Kind
@@ -67,6 +67,18 @@ def test_the_error_of_a_median_is_that_of_repeated_races(rounds: int) -> None:
     assert told == pytest.approx(float(medians.std()), rel=0.3)
 
 
+@pytest.mark.parametrize(("seconds", "factor", "rounds"), [
+    (1e-3, 1.0, 15), (0.1, 1.0, 15), (0.15, 1.0, 10), (0.15, 2.0, 6), (5.0, 1.0, 6)])
+def test_a_confirmation_of_what_takes_long_has_fewer_rounds(seconds: float, factor: float, rounds: int) -> None:
+    kernel = gemm(4, 4, 4)
+    base = Scheduler(kernel, TARGET)
+    lab = WorkerLaboratory(kernel, TARGET, InlineExecutor(), BeamConfig())
+    field = [Candidate(base, (), Origin.HEURISTIC, seconds=seconds), Candidate(base, (), Origin.UNTOUCHED, seconds=seconds)]
+    assert lab.confirm_rounds(field, 3.0, factor) == rounds
+    short = WorkerLaboratory(kernel, TARGET, InlineExecutor(), BeamConfig(), BenchConfig(rounds=3))
+    assert short.confirm_rounds(field, 3.0, factor) == 3, "fewer are what was asked for"
+
+
 def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
     asked: list[int] = []
     restless = [False, True, True, False, False]
@@ -87,6 +99,12 @@ def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
         for c in field:             # a batch takes (2 · 4 + 6) · 0.2 s, or that of a part of the kernel
             c.seconds, c.linear = seconds, "known"
         lab.parts["known"] = part
+        lab.race(field)
+        assert asked[-1] == repeats
+    restless += [True, True, False]
+    for seconds, repeats in ((1e-3, VOID_REPEATS), (0.2, 0), (1e-3, RESTLESS_REPEATS)):     # a race that is not repeated tells nothing
+        for c in field:
+            c.seconds, c.linear = seconds, ""
         lab.race(field)
         assert asked[-1] == repeats
     assert lab.race_rounds([1e-3] * 2) == (8, VOID_REPEATS)
