@@ -8,7 +8,7 @@ kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from svod.core import dots
 from svod.core.kernel import Linear, ResolvedStage, node_sources
@@ -46,7 +46,7 @@ _WINDOW = 32                   # positions of a window that become straight-line
 def heuristic(state: Scheduler) -> Scheduler:
     """The sketch that the analysis of states puts first: what runs when nothing is known about a kernel. Of those that it cannot tell apart
     one of the fewest phases, as cores wait for each other between them and fetch what others have stored; of these the shortest."""
-    found = sketches(state)
+    found = _distinct(_generate(state))
     limit = TIE * min((s.features().cycles for s in found), default=0.0)
     return min((s for s in found if s.features().cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), s.features().cycles),
                default=state)
@@ -59,13 +59,24 @@ def _phases(state: Scheduler) -> int:
 
 def sketches(state: Scheduler) -> list[Scheduler]:
     """All sketches that apply, different ones only."""
-    seen: set[bytes] = set()
-    out = []
-    for s in _generate(state):
-        if s.digest not in seen:
-            seen.add(s.digest)
-            out.append(s)
-    return out
+    found = _distinct(_generate(state))
+    fastest = min(found, key=lambda s: s.features().cycles, default=None)
+    return found if fastest is None else _distinct([*found, _streamed(fastest)])
+
+
+def _distinct(states: Iterable[Scheduler]) -> list[Scheduler]:
+    found: dict[bytes, Scheduler] = {}
+    for s in states:
+        found.setdefault(s.digest, s)
+    return list(found.values())
+
+
+def _streamed(state: Scheduler) -> Scheduler:
+    """STREAM where the second cache does not hold the output, whatever is predicted: others may share the last cache, and what they leave
+    of it is not known."""
+    output = resolved(state, state.kernel.output)
+    stored = state.kernel.params[output.store_slot].arg.size * output.stage.dtype.itemsize
+    return try_opt(state, "STREAM", output.stage.name) if stored > state.target.l2 and can_stream(state) else state
 
 
 def _generate(state: Scheduler) -> Iterator[Scheduler]:

@@ -174,6 +174,17 @@ def test_sums_over_what_no_cache_holds_have_a_sketch_of_half_vectors(length: int
             run_native(case, lower(found), target, 2)
 
 
+@pytest.mark.parametrize(("rows", "expected"), [(64, False), (4096, True)])
+def test_what_the_second_cache_does_not_hold_is_streamed_in_one_sketch_though_predicted_slower(rows: int, expected: bool) -> None:
+    """16 MB to read and to store: a last cache of 64 MB has room for both, if others leave it."""
+    start = Scheduler(Kernel(softmax(rows, 1024)), replace(TARGET, l2=1 << 20, l3=1 << 26))
+    streamed = [s for s in sketches(start) if any(o.op == "STREAM" for o in s.applied_opts)]
+    assert len(streamed) == expected
+    best = heuristic(start)
+    assert not any(o.op == "STREAM" for o in best.applied_opts)
+    assert all(s.features().cycles > best.features().cycles for s in streamed)
+
+
 def test_memory_is_read_in_its_order() -> None:
     """Sums of columns: the loop over rows stands outside. Transposing: two lines of each row are stored at a time."""
     sums = heuristic(Scheduler(Kernel(kernel_of(data(4096, 4096).sum(0))), TARGET))

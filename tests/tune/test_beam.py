@@ -221,7 +221,7 @@ def test_widening_and_the_bound_and_the_budget() -> None:
 
 
 @pytest.mark.parametrize("spent, left, asked", [
-    (100.0, 100.0, 3.0), (10.0, 100.0, 2.0), (1.0, 100.0, 1.0), (100.0, 2.0, 1.5), (100.0, 0.0, 0.5)])
+    (100.0, 100.0, 3.0), (10.0, 100.0, 2.0), (1.0, 100.0, 1.0), (100.0, 2.0, 1.25), (100.0, 0.0, 0.5)])
 def test_a_confirmation_has_what_building_its_finalists_leaves(spent: float, left: float, asked: float) -> None:
     now = [0.0]
     times: list[float] = []
