@@ -147,7 +147,7 @@ def search(kernel: Kernel, name: str, setting: str, config: BeamConfig, *, candi
     finding = result.findings[kernel.key]
     own = None if config.sketches else watched.own()
     return Found(setting, tuple(finding.chain if own is None else own.chain), time.perf_counter() - started, result.candidates, finding.why,
-                 not config.sketches and own is None)
+                 not config.sketches and own is None and finding.source == "heuristic")
 
 
 def time_winners(kernel: Kernel, found: Sequence[Found], seed: int) -> tuple[tuple[float, ...], tuple[tuple[Ratio, ...], ...]]:

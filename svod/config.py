@@ -225,7 +225,8 @@ class BeamConfig(_Config):
 class BenchConfig(_Config):
     """How things are timed when it counts: the confirmation of a search, and svod-bench."""
 
-    rounds: int = _option("SVOD_BENCH_ROUNDS", 15, _integer(3), "least interleaved rounds of a comparison")
+    rounds: int = _option("SVOD_BENCH_ROUNDS", 15, _integer(3),
+                          "least interleaved rounds of a comparison; of long kernels a search may take fewer, six at least")
     seconds: float = _option("SVOD_BENCH_SECONDS", 3.0, _number(0, "seconds"), "most seconds of the confirmation of a kernel")
     case_seconds: float = _option("SVOD_BENCH_CASE_SECONDS", 15.0, _number(0, "seconds"), "most seconds of a kernel of svod-bench")
     precision: float = _option("SVOD_BENCH_PRECISION", 0.01, _number(0, "parts of 1"),

@@ -185,8 +185,9 @@ def _past_sums(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Schedu
         loops.sort(key=step, reverse=True)
         return try_opt(s, "ORDER", r.stage.name, tuple(s.rows[x].name for x in loops))
 
-    amount = lane_amounts(extent, width, 4)[0]
-    if extent * sizes <= state.target.l2 // 2:
+    # several vectors of each row at a time, or one: some cores fetch what is past the caches faster the second way
+    for vectors in (4, 1) if extent * sizes <= state.target.l2 // 2 else ():
+        amount = lane_amounts(extent, width, vectors)[0]
         whole = ordered(try_opt(try_opt(state, "UPCAST", name, amount), "UNROLL", row, _ROWS_AT_A_TIME))
         first = next((x for x in whole.order[r.stage.index] if whole.rows[x].extent > 1), None)
         if first is not None and whole.rows[first].axis == r.axes[across[-1]] and _is_large(state):

@@ -63,7 +63,7 @@ CONFIRM_SHARE, CONFIRM_LEAST = 0.2, 1.0   # a confirmation takes at most that sh
 CONFIRM_FLOOR = 0.5            # whatever the deadline leaves
 ROUND_ENDS = 3                 # rounds whose ends say how long the next one's takes
 WIND_UP = 0.5                  # seconds to store what was found and to end the workers
-CONFIRM_ROUNDS = 15            # the least of a confirmation, for how many finalists there is time
+CONFIRM_ROUNDS = 15            # of a confirmation, as a rule, for how many finalists there is time
 COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
 
 

@@ -190,6 +190,8 @@ def test_memory_is_read_in_its_order() -> None:
     sums = heuristic(Scheduler(Kernel(kernel_of(data(4096, 4096).sum(0))), TARGET))
     loops = [sums.rows[row].name for row in sums.order[sums.kernel.output] if sums.rows[row].extent > 1]
     assert "r0" in loops[:-1] and loops[-1].startswith("o0")
+    pieces = {s.applied_opts[0].arg for s in sketches(Scheduler(sums.kernel, TARGET)) if any(o.op == "ORDER" for o in s.applied_opts)}
+    assert {16, 64} <= pieces, "one vector of each row at a time, and four"
     turned = heuristic(Scheduler(Kernel(kernel_of(data(4096, 4096).transpose(0, 1).contiguous())), replace(TARGET, l3=32 << 20)))
     assert turned.stream and [o.arg for o in turned.applied_opts if o.op == "UPCAST"] == [16, 32]
 

@@ -14,7 +14,9 @@ from svod.config import BeamConfig
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.serialize import ast_to_data
 from svod.core.sketch import heuristic
+from svod.tune.candidate import Status
 from svod.tune.executor import InlineExecutor
+from svod.tune.laboratory import Failure
 from tests.tune.replay import ReplayedLaboratory
 from tests.tune.search_kernels import TARGET, gemm
 
@@ -106,6 +108,19 @@ def test_without_sketches_the_search_answers_for_itself(paired: Any) -> None:
     with_sketches, without = (search(paired, Forgetful(seconds=seconds), sketches=on) for on in (True, False))
     assert with_sketches.chain == heuristic(Scheduler(gemm(48, 64, 40), TARGET)).applied_opts != without.chain
     assert not with_sketches.nothing and not without.nothing
+
+
+def test_where_nothing_else_runs_the_heuristic_stands_in(paired: Any) -> None:
+    def crash(c: Any) -> Any:
+        return None if c.origin == "heuristic" else Failure(Status.CRASH, "the table says so")
+    found = search(paired, ReplayedLaboratory(running=crash), sketches=False)
+    assert found.nothing and found.chain == heuristic(Scheduler(gemm(48, 64, 40), TARGET)).applied_opts
+    assert not search(paired, ReplayedLaboratory(running=crash)).nothing, "a search from sketches answers with the heuristic"
+
+    class Unconfirmed(ReplayedLaboratory):
+        def confirm(self, candidates: Any, seconds: float) -> Any:
+            return [Failure(Status.CRASH, "the table says so")] * len(candidates)
+    assert not search(paired, Unconfirmed(), sketches=False).nothing, "the fastest that it verified is its own"
 
 
 def test_variants_of_the_ablation_are_settings_of_the_search(paired: Any) -> None:
