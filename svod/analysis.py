@@ -29,7 +29,6 @@ from svod.compile.plan import ExecutionPlan
 from svod.compile.plan_parts import PreparedKernel, levels_of, lifetimes_of, region_in, written_by
 from svod.compile.planner import lower_bound
 from svod.config import data_dir
-from svod.core.dtype import DType, dtypes
 from svod.core.estimate import Estimate
 from svod.core.regions import Region, are_disjoint
 
@@ -201,12 +200,6 @@ def _analyze(plan: ExecutionPlan, limits: Ceilings) -> PlanAnalysis:
                         sum(s.launches > 0 for s in plan.segments), tuple(i for i, k in enumerate(plan.kernels) if k.is_callback))
 
 
-def dtype_of(k: PreparedKernel) -> DType:
-    """What a kernel computes in: the type of its first output, float32 for one of bools."""
-    dtype = k.spec.params[k.spec.outs[0]][0]
-    return dtypes.float32 if dtype == dtypes.bool else dtype
-
-
 def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits: Ceilings) -> KernelAnalysis:
     phases = [p for p in k.spec.phases if not p.once]
     threads = min(most, max((p.threads for p in phases), default=1))
@@ -216,10 +209,10 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits
     by = ""
     if isinstance(k.estimate, Estimate):
         flops, read, written = k.estimate.flops, k.estimate.bytes_read, k.estimate.bytes_written
-        work = (dtype_of(k), threads)
-        seconds = limits.estimate_seconds(flops, read, written, *work, len(phases))
-        parts = {"compute": limits.estimate_seconds(flops, 0, 0, *work, 0), "memory": limits.estimate_seconds(0, read, written, *work, 0),
-                 "launch": limits.estimate_seconds(0, 0, 0, *work, len(phases))}
+        seconds = limits.estimate_seconds(k.estimate.arithmetic, read, written, threads, len(phases))
+        parts = {"compute": limits.compute_seconds(k.estimate.arithmetic, threads),
+                 "memory": limits.estimate_seconds((), read, written, threads, 0),
+                 "launch": limits.estimate_seconds((), 0, 0, threads, len(phases))}
         by = max(parts, key=lambda name: parts[name])
     elif k.is_callback:
         moved = [size * dtype.itemsize for dtype, size in k.spec.params]

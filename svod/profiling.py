@@ -21,7 +21,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from svod.analysis import dtype_of
 from svod.bench.ceilings import Ceilings, cached_ceilings
 from svod.bench.timer import Clock
 from svod.columns import columns, duration, percent
@@ -165,7 +164,7 @@ def _kernel_time(index: int, k: PreparedKernel, seconds: float, share: float, li
     flops = moved = bound = None
     if isinstance(k.estimate, Estimate):
         flops, moved = k.estimate.flops, k.estimate.bytes_moved
-        bound = limits.bound_seconds(flops, k.estimate.bytes_read, k.estimate.bytes_written, dtype_of(k), threads)
+        bound = limits.bound_seconds(k.estimate.arithmetic, k.estimate.bytes_read, k.estimate.bytes_written, threads)
     elif k.is_callback:
         moved = sum(size * dtype.itemsize for dtype, size in k.spec.params)
     return KernelTime(index, k.name or k.spec.name, k.key, k.origin, k.opts_source, tuple(k.opts), seconds, share, flops, moved, bound)

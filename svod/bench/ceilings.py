@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -43,11 +44,13 @@ class Ceilings:
     curve: tuple[CurvePoint, ...] = ()
 
     def flops_per_second(self, dtype: DType, threads: int | None = None) -> float:
-        """Multiply-adds of `dtype` count two. Types without a rate of their own are held against float32: float16 is computed in it,
-        integers are as wide or wider. Where float64 was not measured it is half of float32."""
+        """Multiply-adds of `dtype` count two. Bytes have one rate, with a sign or without, integers of 16 bits half of it. Types without a
+        rate of their own are held against float32: float16 is computed in it. Where float64 was not measured it is half of float32."""
         one, many = self.flops["float32"]
         if dtype.bits == 64:
             one, many = self.flops.get("float64", (one / 2, many / 2))
+        elif dtype.is_int and dtype.bits <= 16 and "int8" in self.flops:
+            one, many = (rate * 8 / dtype.bits for rate in self.flops["int8"])
         elif dtype.name in self.flops:
             one, many = self.flops[dtype.name]
         return self._scaled(one, many, threads)
@@ -74,21 +77,27 @@ class Ceilings:
                 return math.exp((1.0 - share) * math.log(fast) + share * math.log(slow))
         return points[-1][1]
 
-    def estimate_seconds(self, flops: float, bytes_read: float, bytes_written: float, dtype: DType, threads: int, launches: int) -> float:
+    def compute_seconds(self, arithmetic: Iterable[tuple[DType, float]], threads: int | None = None) -> float:
+        """The least time of operations by type, as `Estimate` has them."""
+        return sum(flops / self.flops_per_second(dtype, threads) for dtype, flops in arithmetic)
+
+    def estimate_seconds(self, arithmetic: Iterable[tuple[DType, float]], bytes_read: float, bytes_written: float, threads: int,
+                         launches: int) -> float:
         """What a kernel takes that reaches its roof: the larger of arithmetic and traffic, its operands as warm as a working set of their
         size is, and the price of its launches. `threads`: of the kernel; its share of the bandwidth is theirs."""
-        compute = flops / self.flops_per_second(dtype, threads)
+        compute = self.compute_seconds(arithmetic, threads)
         total = bytes_read + bytes_written
         rate = self.rate_at(total, "memory", bytes_written > 0.01 * total) * min(1.0, threads / self.threads)
         return max(compute, total / rate) + launches * self.dispatch[threads > 1]
 
-    def bound_seconds(self, flops: float, bytes_read: float, bytes_written: float, dtype: DType, threads: int | None = None) -> float:
-        """The roofline: no kernel with these flops and this traffic to and from memory can be faster. The traffic of a kernel that both
-        reads and writes is held against the better of the copy and the read ceiling."""
+    def bound_seconds(self, arithmetic: Iterable[tuple[DType, float]], bytes_read: float, bytes_written: float,
+                      threads: int | None = None) -> float:
+        """The roofline: no kernel with these operations and this traffic to and from memory can be faster. The traffic of a kernel that
+        both reads and writes is held against the better of the copy and the read ceiling."""
         rate = self.bytes_per_second("read", threads=threads)
         if bytes_written:
             rate = max(rate, self.bytes_per_second("copy", threads=threads))
-        return max(flops / self.flops_per_second(dtype, threads), (bytes_read + bytes_written) / rate)
+        return max(self.compute_seconds(arithmetic, threads), (bytes_read + bytes_written) / rate)
 
     def _scaled(self, one: float, many: float, threads: int | None) -> float:
         if threads is None or threads >= self.threads:

@@ -203,8 +203,8 @@ def rate_of(row: Row, seconds: float, target: Target, ceilings: Ceilings | None)
     """The rate of a kernel that takes `seconds`."""
     if ceilings is None:
         return Rate(row.bytes / seconds, "GB/s", None)
-    dtype = row.kernel.stages[row.kernel.output].dtype
-    compute = row.flops / ceilings.flops_per_second(dtype)
+    work = estimate(row.kernel.ast)        # of one with variables at their largest, the row's at its sizes
+    compute = ceilings.compute_seconds(work.arithmetic) * row.flops / work.flops if work.flops else 0.0
     level = "l1" if row.bytes <= target.l1 else "l2" if row.bytes <= target.l2 else "l3" if row.bytes <= target.l3 else "memory"
     move = None
     if level in ceilings.bandwidth:

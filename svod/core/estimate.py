@@ -8,26 +8,32 @@ opts. A multiply feeding a sum counts as two operations; index arithmetic, conve
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from svod.core import symbolic as sy
 from svod.core.axes import range_lists
-from svod.core.dtype import dtypes
+from svod.core.dtype import DType, dtypes
 from svod.core.routine import operations, routine_of
 from svod.core.uop import ALU, TRANSCENDENTAL, Ops, UOp
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Work of one kernel. `flops`: arithmetic on values, floating point and integers, transcendental functions as one each.
+    """Work of one kernel. `arithmetic`: operations on values by the type that they take, floating point and integers, transcendental
+    functions as one each; a sum of products of numbers that were made wide multiplies the narrow ones, as dot instructions do.
     `transcendental`: how many of them are. `bytes_read`, `bytes_written`: unique bytes of arguments, a PARAM at most once.
     `stage_elements`: elements of all STAGEs, the memory traffic a direct nest can avoid."""
 
-    flops: int
+    arithmetic: tuple[tuple[DType, int], ...]
     transcendental: int
     bytes_read: int
     bytes_written: int
     stage_elements: int
+
+    @property
+    def flops(self) -> int:
+        return sum(count for _, count in self.arithmetic)
 
     @property
     def bytes_moved(self) -> int:
@@ -49,8 +55,10 @@ def _estimate(ast: UOp) -> Estimate:
     if routine is not None:
         params = {p: p.arg.size * p.dtype.itemsize for p in routine.src}
         out = ast.src[0].src[0].src[0]
-        return Estimate(*operations(routine), sum(params.values()), out.arg.size * out.dtype.itemsize, 0)
-    flops = transcendental = elements = 0
+        flops, transcendental = operations(routine)
+        return Estimate(((out.dtype, flops),), transcendental, sum(params.values()), out.arg.size * out.dtype.itemsize, 0)
+    transcendental = elements = 0
+    done: Counter[DType] = Counter()
     touched: dict[UOp, int] = {}
     written: dict[UOp, int] = {}
     for stage in ast.toposort():
@@ -64,7 +72,7 @@ def _estimate(ast: UOp) -> Estimate:
         else:
             param = stage.src[0].src[0]
             written[param] = min(param.arg.size, written.get(param, 0) + outer)
-        inside = _below_reduce(value)
+        inside, narrow = _below_reduce(value), _narrow_products(value)
         # positions that a gather reads are loads within an index
         for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
             if u.op is Ops.LOAD:
@@ -75,11 +83,11 @@ def _estimate(ast: UOp) -> Estimate:
             times = outer * (_points(tuple(sy.ranges_of(u) - frozenset(ranges))) if u in inside else 1)
             if u.op is Ops.REDUCE:
                 count = u.arg[1]
-                flops += outer * _points(u.src[count:]) * count
+                done[narrow.get(u, u.dtype)] += outer * _points(u.src[count:]) * count
             elif u.op in ALU and u.dtype != dtypes.index and not _is_gate(u):
-                flops += times * (2 if u.op is Ops.MULACC else 1)
+                done[narrow.get(u, u.src[-1].dtype)] += times * (2 if u.op is Ops.MULACC else 1)
                 transcendental += times if u.op in TRANSCENDENTAL else 0
-    return Estimate(flops, transcendental, sum(n * p.dtype.itemsize for p, n in touched.items()),
+    return Estimate(tuple(done.items()), transcendental, sum(n * p.dtype.itemsize for p, n in touched.items()),
                     sum(n * p.dtype.itemsize for p, n in written.items()), elements)
 
 
@@ -91,6 +99,26 @@ def _below_reduce(value: UOp) -> set[UOp]:
             for v in r.src[:r.arg[1]]:
                 found.update(v.toposort(gate=lambda n: n.op is not Ops.STAGE))
     return found
+
+
+def _narrow_products(value: UOp) -> dict[UOp, DType]:
+    """The sums of products in a stage's value that dot instructions may compute (`svod.core.dots`), and the products: the type of both
+    factors before they were made wide, the wider one of two."""
+    found: dict[UOp, DType] = {}
+    for r in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
+        if r.op is Ops.REDUCE and r.arg == ("ADD", 1) and r.src[0].op is Ops.MUL and r.dtype in (dtypes.int32, dtypes.float32):
+            a, b = (_before_cast(factor) for factor in r.src[0].src)
+            if a is not None and b is not None and a.is_float == b.is_float == r.dtype.is_float and (a == b or not a.is_float):
+                found[r] = found[r.src[0]] = a if a.bits > b.bits else b
+    return found
+
+
+def _before_cast(factor: UOp) -> DType | None:
+    """The type, of 8 or 16 bits, of a number before a stage made it wide."""
+    if factor.op is not Ops.INDEX or factor.src[0].op is not Ops.STAGE or factor.src[0].src[0].op is not Ops.CAST:
+        return None
+    cast = factor.src[0].src[0]
+    return cast.src[0].dtype if cast.src[0].dtype.bits in (8, 16) else None
 
 
 def _is_gate(u: UOp) -> bool:

@@ -102,13 +102,12 @@ def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None, to
     """Seconds no schedule of this kernel can be faster than, here; 0 where nothing is known. `touched`: bytes, where it uses a part of its
     buffers only.
 
-    Arithmetic counts against the multiply-add ceiling of the output's type. Buffers count against the bandwidth of a working set of their
-    size, as kernels are timed warm; where the level that holds them all was not measured they do not count."""
+    Arithmetic counts against the multiply-add ceilings of the types it is done in. Buffers count against the bandwidth of a working set of
+    their size, as kernels are timed warm; where the level that holds them all was not measured they do not count."""
     if ceilings is None:
         return 0.0
-    dtype = kernel.stages[kernel.output].dtype
     size = kernel_bytes(kernel) if touched is None else touched
-    seconds = estimate(kernel.ast).flops / ceilings.flops_per_second(dtype)
+    seconds = ceilings.compute_seconds(estimate(kernel.ast).arithmetic)
     level = "l1" if size <= target.l1 else "l2" if size <= target.l2 else "l3" if size <= target.l3 else "memory"
     if level in ceilings.bandwidth:
         seconds = max(seconds, size / ceilings.rate_at(size, level, writes=True))

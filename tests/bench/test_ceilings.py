@@ -28,9 +28,9 @@ def test_figures():
     assert c.bytes_per_second() == 20.0 and c.bytes_per_second("copy") == 25.0 and c.bytes_per_second("copy", threads=1) == 9.0
     with pytest.raises(KeyError, match="write from memory"):
         c.bytes_per_second("write")
-    assert c.bound_seconds(3600, 100, 0, dtypes.float32) == 10.0
-    assert c.bound_seconds(0, 100, 100, dtypes.float32) == 8.0
-    assert c.bound_seconds(0, 100, 0, dtypes.float32) == 5.0
+    assert c.bound_seconds([(dtypes.float32, 3600)], 100, 0) == 10.0
+    assert c.bound_seconds([], 100, 100) == 8.0
+    assert c.bound_seconds([], 100, 0) == 5.0
 
 
 def test_quick_measurement_of_this_machine():
@@ -161,7 +161,10 @@ def test_figures_of_a_busy_machine_are_not_kept(tmp_path, monkeypatch, caplog):
 
 def test_dot_instructions_have_rates_of_their_own():
     c = sample(flops={"float32": (100.0, 360.0), "int8": (400.0, 1440.0)})
-    assert c.flops_per_second(dtypes.int8) == 1440.0 and c.flops_per_second(dtypes.int8, 1) == 400.0
+    assert c.flops_per_second(dtypes.int8) == c.flops_per_second(dtypes.uint8) == 1440.0 and c.flops_per_second(dtypes.int8, 1) == 400.0
+    assert c.flops_per_second(dtypes.int16) == 720.0, "vectors of half as many"
+    assert c.compute_seconds([(dtypes.int8, 1440), (dtypes.float32, 180)]) == 1.5
+    assert sample().flops_per_second(dtypes.int8) == sample().flops_per_second(dtypes.uint16) == 360.0, "not measured"
     assert c.flops_per_second(dtypes.bfloat16) == 360.0 and c.flops_per_second(dtypes.int32) == 360.0
 
 

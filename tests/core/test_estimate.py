@@ -7,6 +7,7 @@ import pytest
 
 from svod.core import symbolic as sy
 from svod.core.estimate import estimate
+from svod.tensor import Tensor
 from tests.core.corpus import CORPUS, conv, data, kernel_of
 
 
@@ -19,6 +20,28 @@ def test_gemm_with_epilogue_and_half_inputs() -> None:
     e = estimate(kernel_of(data(12, 20, dtype="float16").linear(data(18, 20, dtype="float16"), data(18, dtype="float16")).relu()))
     assert e.bytes_read == 2 * (12 * 20 + 18 * 20 + 18) and e.bytes_written == 2 * 12 * 18
     assert e.flops == 2 * 12 * 18 * 20 + 2 * 12 * 18
+
+
+@pytest.mark.parametrize(("left", "right", "wide", "dtype"), [
+    ("float32", "float32", "float32", "float32"), ("int8", "int8", "int32", "int8"), ("uint8", "int8", "int32", "int8"),
+    ("int16", "int8", "int32", "int16"), ("bfloat16", "bfloat16", "float32", "bfloat16"), ("float16", "float16", "float32", "float16"),
+    ("float16", "bfloat16", "float32", "float32"), ("int8", "int8", "float32", "float32"), ("int8", "int32", "int32", "int32"),
+    ("uint8", "uint8", "uint32", "uint32"), ("bool", "bool", "int32", "int32"), ("float32", "float32", "float64", "float64")])
+def test_products_are_of_the_type_before_it_was_made_wide(left: str, right: str, wide: str, dtype: str) -> None:
+    """Of those that there are instructions for."""
+    a, b = data(12, 20, dtype=left).cast(wide), data(20, 7, dtype=right).cast(wide)
+    assert [(d.name, n) for d, n in estimate(kernel_of(a @ b)).arithmetic] == [(dtype, 2 * 12 * 20 * 7)]
+
+
+def test_arithmetic_is_counted_by_type() -> None:
+    def done(t: Tensor) -> dict[str, int]:
+        return {d.name: n for d, n in estimate(kernel_of(t)).arithmetic}
+    assert done(data(30, dtype="float64") * 2.0) == {"float64": 30}
+    assert done(data(30) > 0.5) == {"float32": 30}, "not of the result"
+    assert done(data(30, dtype="float64").cast("float32")) == {}
+    assert done((data(30, 50, dtype="float64") * 3.0).sum(1).cast("float32") + 1.0) == {"float64": 3000, "float32": 30}
+    product = (data(12, 20, dtype="int8").cast("int32") @ data(20, 7, dtype="int8").cast("int32")).cast("float32")
+    assert done(product * 0.5 + data(7)) == {"int8": 2 * 12 * 20 * 7, "float32": 2 * 12 * 7}
 
 
 def test_conv_reads_no_padding() -> None:

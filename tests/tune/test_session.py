@@ -8,6 +8,7 @@ import pytest
 
 from svod.compile.host import host_target
 from svod.config import BeamConfig, BenchConfig
+from svod.core.dtype import dtypes
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
 from svod.tune.budget import WARM_UP_ROUNDS, ModelBudget
@@ -17,6 +18,7 @@ from svod.tune.events import Improved, KernelFinished, KernelStarted, RoundFinis
 from svod.tune.executor import Executor, InlineExecutor, LocalExecutor
 from svod.tune.laboratory import Failure
 from svod.tune.session import KernelTask, SessionResult, TuneSession, roofline_bound
+from tests.core.corpus import data, kernel_of
 from tests.tune.replay import ReplayedLaboratory, is_failure, made_up_seconds
 from tests.tune.search_kernels import TARGET, elementwise, gemm, row_reduce
 from tests.tune.sessions import Rounds, replayed_session
@@ -243,8 +245,8 @@ def test_the_roofline_bound_of_a_contraction() -> None:
     class Ceilings:
         bandwidth = {"l2": {}}       # noqa: RUF012
 
-        def flops_per_second(self, dtype: Any, threads: int | None = None) -> float:
-            return 1e9
+        def compute_seconds(self, arithmetic: Any) -> float:
+            return sum(flops / (4e9 if dtype == dtypes.int8 else 1e9) for dtype, flops in arithmetic)
 
         def rate_at(self, size: float, level: str, writes: bool) -> float:
             return 2e6 if writes else 1e6
@@ -253,6 +255,8 @@ def test_the_roofline_bound_of_a_contraction() -> None:
     large = gemm(128, 128, 16)
     assert roofline_bound(large, TARGET, Ceilings()) == pytest.approx(4 * (128 * 128 + 2 * 128 * 16) / 2e6)  # type: ignore[arg-type]
     assert roofline_bound(GEMM, TARGET, None) == 0.0
+    narrow = Kernel(kernel_of(data(48, 64, dtype="int8").cast("int32") @ data(64, 40, dtype="int8").cast("int32")))
+    assert roofline_bound(narrow, TARGET, Ceilings()) == pytest.approx(2 * 48 * 64 * 40 / 4e9)  # type: ignore[arg-type]
 
 
 # -- for real -----------------------------------------------------------------------------------------------------------------

@@ -180,8 +180,8 @@ def test_the_bound_is_that_of_the_sizes() -> None:
     class Ceilings:
         bandwidth = {"l1": {}}       # noqa: RUF012
 
-        def flops_per_second(self, dtype: Any, threads: int | None = None) -> float:
-            return 1e9
+        def compute_seconds(self, arithmetic: Any) -> float:
+            return sum(flops for _, flops in arithmetic) / 1e9
 
         def rate_at(self, size: float, level: str, writes: bool) -> float:
             return 1e9
