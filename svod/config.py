@@ -240,7 +240,8 @@ class PrepareConfig(_Config):
 
     `beam` None: kernels that the database does not know get the heuristic. A width of 0 or `optimizer.noopt` make it None.
     `constants`: "auto": the tensors that a function captured by `svod.jit` closes over are weights of its plan, computed with and arranged
-    once; "none": they are read anew in every run. A plan of `Tensor.prepare` has no constants: its inputs may be rewritten between runs.
+    once; "none": they are read anew in every run. A plan of `Tensor.prepare` has the constants it is told: its other inputs may be
+    rewritten between runs.
     `opts` gives chains by kernel key, or by a prefix of it; they go before everything else.
     """
 
@@ -253,7 +254,8 @@ class PrepareConfig(_Config):
     db: str | None = _option("SVOD_TUNE_DB", None, _DATABASES,
                              "tuning databases; the first is written, all are read; not set: the user's data directory")
     constants: str = _option("SVOD_CONSTANTS", "auto", _choice("auto", "none"),
-                             "auto: what a function under svod.jit closes over are weights of its plan; none: nothing is")
+                             "auto: what a function under svod.jit closes over, and the tensors of prepare(constants=[…]), are weights "
+                             "of the plan; none: nothing is")
     memory_planner: str = _option("SVOD_MEMORY_PLANNER", "arena", _choice("arena", "remap", "disabled"),
                                   "how intermediates share memory: packed into one arena, slots of equal size, or not at all")
     disable_schedule_cache: bool = _option("SVOD_DISABLE_SCHEDULE_CACHE", False, _SWITCH,

@@ -64,20 +64,41 @@ def realize_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None = No
     prepared.attach(tensors)
 
 
-def prepare_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None) -> ExecutionPlan:
+def prepare_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None, constants: Sequence[Tensor] = ()) -> ExecutionPlan:
     """The plan that computes the tensors; they are its outputs from then on, and every `execute()` writes them anew. Their memory
-    cannot be read before the first run.
+    cannot be read before the first run. `constants`: tensors that nothing writes any more, such as weights: stages at the root that read
+    nothing else run once, here. Those that the plan does not read are passed over.
 
-    Raises ScheduleError when nothing is given."""
+    Raises ScheduleError when nothing is given, and for a constant that is no memory of its own or that an assignment changes."""
     if not tensors:
         raise ScheduleError("prepare needs at least one tensor")
-    prepared = prepare_graph([t.uop for t in tensors], complete_config(config))
+    config = complete_config(config)
+    roots = [t.uop for t in tensors]
+    fixed = _buffers_of(constants) & buffers_under(roots)
+    prepared = prepare_graph(roots, config, fixed if config.constants == "auto" else frozenset())
     prepared.attach(tensors)
     made = [buffer_of(prepared.nodes[i]) for i in dict.fromkeys(prepared.outline.outputs) if prepared.is_new(i)]
     prepared.plan.open_after_run([(buffer, buffer.array) for buffer in made])
     for buffer in made:
         buffer.close("the values of a prepared tensor were asked for before its plan ran; call plan.execute() first")
     return prepared.plan
+
+
+def _buffers_of(constants: Sequence[Tensor]) -> frozenset[UOp]:
+    """The memory of tensors that are to be a plan's constants; what has a value without memory needs none. Raises ScheduleError."""
+    found = set()
+    for t in constants:
+        base = graph.base_of(t.uop)
+        under = graph.content_under(base)
+        if base.op is Ops.BUFFER:
+            found.add(base)
+        elif under is not None and graph.history_of(under)[1]:
+            raise ScheduleError("a tensor in constants= has an assignment still to be done; call its realize() before, or take it out")
+        elif under is not None:
+            raise ScheduleError("a tensor in constants= is a view; give the tensor that it is a view of")
+        elif constant_value(base) is None:
+            raise ScheduleError(f"a tensor in constants= is still to be computed ({base.op.value}); call its realize() before")
+    return frozenset(found)
 
 
 def complete_config(config: PrepareConfig | None) -> PrepareConfig:

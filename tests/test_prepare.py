@@ -14,7 +14,7 @@ from svod.config import PrepareConfig
 from svod.core import schedule
 from svod.core.dtype import dtypes
 from svod.core.uop import Ops, UOp
-from svod.errors import ConfigError, DeviceError, LaunchError, ScheduleError, SvodError, UnsupportedError
+from svod.errors import ArgumentError, ConfigError, DeviceError, LaunchError, ScheduleError, SvodError, UnsupportedError
 from svod.outline import build_plan, synthetic_arrays
 from tests.plans import gemm_then_softmax
 
@@ -53,6 +53,60 @@ def test_an_outline_without_code_for_one_of_its_kernels_is_refused() -> None:
     outline = gemm_then_softmax()
     with pytest.raises(LaunchError, match=f"call gemm is of kernel {outline.calls[0].kernel[:12]}, which has no code"):
         build_plan(outline, {}, synthetic_arrays(outline))
+
+
+def arranged(plan: Any) -> int:
+    """Phases of a plan that ran while it was made."""
+    return sum(phase.once for k in plan.kernels for phase in k.spec.phases)
+
+
+def conv_of(x: Tensor, w: Tensor) -> Tensor:
+    return x.conv2d(w, padding=1).relu()
+
+
+@pytest.mark.parametrize(("weight", "given", "build", "stage"), [
+    ((256, 512), (67, 256), lambda x, w: x @ w, "s1"), ((64, 32, 3, 3), (1, 32, 29, 31), conv_of, "s0")], ids=["linear", "conv"])
+def test_weights_are_arranged_while_the_plan_is_made(weight: Any, given: Any, build: Any, stage: str) -> None:
+    """Of a jitted function what it closes over, of `prepare` the tensors in constants=; by default, and not with constants "none"."""
+    rng = np.random.default_rng(3)
+    weights, array = (rng.standard_normal(shape).astype(np.float32) for shape in (weight, given))
+    w, x = Tensor(weights), Tensor(array)
+    want = build(Tensor(array), Tensor(weights)).numpy()
+    chain = {"": [["STAGE", stage, "root"]]}
+    for config, some in ((PrepareConfig(opts=chain), True), (PrepareConfig(opts=chain, constants="none"), False)):
+        f = svod.jit(lambda x: build(x, w), config=config)
+        assert np.allclose(f(array).numpy(), want, rtol=1e-4, atol=1e-4)
+        plan = build(x, w).prepare(config, constants=[w])
+        plan.execute()
+        assert np.allclose(plan.outputs[0].reshape(want.shape), want, rtol=1e-4, atol=1e-4)
+        assert [arranged(p) for p in (f.plans[0], plan, build(x, w).prepare(config))] == [some, some, False]
+
+
+def test_other_inputs_than_constants_may_be_rewritten() -> None:
+    x, w = np.ones((64, 256), np.float32), np.ones((256, 512), np.float32)
+    first = Tensor(x)
+    plan = (first @ Tensor(w)).prepare(constants=[Tensor(np.ones(3, np.float32))])
+    plan.execute()
+    x[:], w[:] = 2, 3
+    plan.execute()
+    assert float(plan.outputs[0].flat[0]) == 2 * 3 * 256
+
+
+def test_what_can_be_no_constant_of_a_plan_is_refused() -> None:
+    x, w = Tensor(X), Tensor(X.copy())
+    for y, said in ((w + 1, r"to be computed \(ADD\); call its realize"), (w.T, "is a view"), (w[:, :300:2], "is a view")):
+        with pytest.raises(ScheduleError, match=said):
+            (x @ y).prepare(constants=[y])
+    with pytest.raises(ArgumentError, match="constants= takes tensors in a list, got ndarray"):
+        (x @ w).prepare(constants=[X])      # type: ignore[list-item]
+    before = w.numpy()
+    w.assign(w + 1)
+    with pytest.raises(ScheduleError, match="an assignment still to be done"):
+        (x @ w).prepare(constants=[w])
+    assert np.array_equal(w.numpy(), before + 1)
+    plan = Tensor.prepare_batch([x @ w], constants=[w, Tensor.ones(3)])      # the plan reads one of them
+    plan.execute()
+    assert float(plan.outputs[0].flat[0]) == 600
 
 
 def test_an_output_cannot_be_read_before_its_plan_ran() -> None:

@@ -71,11 +71,11 @@ def realize_tensors(tensors: Iterable[Tensor], config: Any = None) -> None:
         prepare.complete_config(config)         # what is none is refused whether it is needed or not
 
 
-def prepare_tensors(tensors: Iterable[Tensor], config: Any) -> Any:
+def prepare_tensors(tensors: Iterable[Tensor], config: Any, constants: Iterable[Tensor]) -> Any:
     """The ExecutionPlan that computes the tensors, as `svod.prepare` makes it; they are its outputs from then on. Other tensors that read
     what the plan is going to overwrite are computed now."""
     from svod import prepare
-    found = _tensors("prepare_batch", tensors)
+    found, fixed = _tensors("prepare_batch", tensors), _tensors("constants=", constants)
     mine = {id(t) for t in found}
     nodes = [t.uop for t in found]
     readers = [t for t in _readers_of_old_content(nodes) if id(t) not in mine]
@@ -86,7 +86,7 @@ def prepare_tensors(tensors: Iterable[Tensor], config: Any) -> Any:
                             "prepare them in one batch")
     if readers:
         realize_tensors(readers)
-    return prepare.prepare_tensors(found, config)
+    return prepare.prepare_tensors(found, config, fixed)
 
 
 def _tensors(name: str, given: Iterable[Tensor]) -> list[Tensor]:

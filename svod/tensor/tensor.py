@@ -53,14 +53,16 @@ class Tensor(Random):
         """Compute several tensors in one schedule: what they share is computed once."""
         realize_tensors(tensors, config)
 
-    def prepare(self, config: Any = None) -> Any:
-        """An ExecutionPlan that computes this tensor, again with each `execute()`; it is the plan's output from then on."""
-        return prepare_tensors([self], config)
+    def prepare(self, config: Any = None, *, constants: Iterable[Tensor] = ()) -> Any:
+        """An ExecutionPlan that computes this tensor, again with each `execute()`; it is the plan's output from then on. `constants`:
+        tensors that keep their values while the plan lives, as weights do: kernels may arrange them once, and what is written to them later
+        may not be seen. Raises ScheduleError, and ArgumentError for what is no tensor."""
+        return prepare_tensors([self], config, constants)
 
     @staticmethod
-    def prepare_batch(tensors: Iterable[Tensor], config: Any = None) -> Any:
+    def prepare_batch(tensors: Iterable[Tensor], config: Any = None, *, constants: Iterable[Tensor] = ()) -> Any:
         """`prepare` for several outputs."""
-        return prepare_tensors(tensors, config)
+        return prepare_tensors(tensors, config, constants)
 
     def _values(self) -> Array:
         """The values as an array over the tensor's own memory, bfloat16 as its bits."""
