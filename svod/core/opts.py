@@ -51,6 +51,11 @@ def _amount(state: Scheduler, row: int, arg: Any, what: str) -> int:
     return n
 
 
+def _takes_no_argument(what: str, axis: str, arg: Any) -> None:
+    if arg is not None:
+        raise KernelOptError(f"{what}({axis}, {arg!r}): takes no argument")
+
+
 def _split(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
     """Split `n` inner positions off a loop row: the row keeps its name with the outer positions, a row of `role` is appended."""
     r = state.rows[row]
@@ -225,6 +230,7 @@ def lanes(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
         for o: y[o, 0…7] scalar     for o: y[o, 0:8] as one vector
     """
+    _takes_no_argument("LANES", axis, arg)
     row = state.row_id(axis)
     stage = state.stage_of_row(row)
     tiles = state.dots[stage]
@@ -316,6 +322,7 @@ def inline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
         for n: { p[k] = b[k, n] };  … p[k] …        … b[k, n] …
     """
+    _takes_no_argument("INLINE", axis, arg)
     s = state.stage_id(axis)
     st = state.kernel.stages[s]
     if st.is_output:
@@ -362,6 +369,7 @@ def padto(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 def stream(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """Store the output past the caches (non-temporal), for results that the caches do not keep."""
+    _takes_no_argument("STREAM", axis, arg)
     s = state.kernel.stages[state.stage_id(axis)]
     if not s.is_output:
         raise KernelOptError(f"STREAM({axis}): only an output is streamed")

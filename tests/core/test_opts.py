@@ -131,6 +131,9 @@ ILLEGAL: list[tuple[str, Kernel, Chain, str]] = [
     ("INLINE", SOFTMAX, [["INLINE", "s1"]], "in place already"),
     ("STREAM", GEMM, [["STREAM", "s0"]], "only an output"),
     ("STREAM", GEMM, [["STREAM", "out"], ["STREAM", "out"]], "streamed already"),
+    ("STREAM", GEMM, [["STREAM", "out", 5]], "takes no argument"),
+    ("LANES", GEMM, [["UPCAST", "o0", 4], ["LANES", "o0.in", 4]], "takes no argument"),
+    ("INLINE", GEMM, [["STAGE", "s0", "root"], ["INLINE", "s0", "root"]], "takes no argument"),
     *((op, GEMM, [[op, "o0", 4]], "has no")
       for op in ("LOCAL", "NOLOCALS", "GROUP", "GROUPTOP", "SPLITK", "PIPELINE")),
     ("PREFETCH", GEMM, [["PREFETCH", "p3", 4]], "no such argument; the kernel has p0, p1, p2"),
