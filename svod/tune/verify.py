@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from svod.core.dtype import DType, dtypes, to_numpy
-from svod.core.evaluate import evaluate, evaluate_points, store_addresses, store_extents
+from svod.core.evaluate import MATMUL_GAIN, evaluate, evaluate_points, store_addresses, store_extents
 from svod.core.kernel import Kernel, own_reduces, reduce_parts
 from svod.core.regions import Region, regions_of
 from svod.core.uop import ALU, Ops, UOp
@@ -42,7 +42,6 @@ GUARD = 4096                     # bytes before and after each buffer: more than
 POISON = 0xA5
 ALIGNMENT = 64
 FULL_COST = 1 << 24              # element operations of an evaluation of the whole output: about 0.1 s
-MATMUL_GAIN = 30                 # a multiply-add inside a matrix product costs the evaluator this much less
 POINTS = 1024
 CORNERS = 64
 BORDERS = (1, 2, 3, 4, 6, 7, 8, 12, 14, 15, 16, 31, 32, 48, 63, 64, 128, 256, 512)

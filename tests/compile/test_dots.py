@@ -19,6 +19,7 @@ from svod.core.evaluate import evaluate
 from svod.core.kernel import Kernel
 from svod.core.scheduler import Opt, Scheduler
 from svod.core.sketch import sketches
+from svod.core.target import Target
 from svod.core.uop import Ops, UOp
 from svod.core.values import dot, from_float, tile_dot, to_float
 from svod.errors import CompileError, KernelOptError
@@ -30,16 +31,17 @@ from tests.hand_kernels import Ast, number
 I8, U8, I16, BF16, I32, F32 = dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.bfloat16, dtypes.int32, dtypes.float32
 FEATURES = ("amx", "avx2", "avx512f", "bf16", "f16c", "fma", "sse4", "vnni")
 TARGET = make_target("x86_64", "znver5", FEATURES, (48 << 10, 1 << 20, 32 << 20), 4)
+NO_TILES = replace(TARGET, features=tuple(f for f in FEATURES if f != "amx"))    # what most processors with dot instructions have
 EXTENTS = (1, 2, 3, 5, 7, 8, 11, 16, 17, 23, 31, 33, 40)
 KINDS = [(I8, I8, "vnni8"), (U8, U8, "vnni8"), (U8, I8, "vnni8"), (I8, U8, "vnni8"), (I8, U8, "vnni16"), (I16, I8, "vnni16"),
          (BF16, BF16, "bf16")]
 TILED = [(I8, I8, "amx8"), (U8, U8, "amx8uu"), (U8, I8, "amx8us"), (I8, U8, "amx8su"), (BF16, BF16, "amxbf16")]
 
 
-def missing() -> list[str]:
-    """What the host lacks to run code for TARGET."""
+def missing(target: Target) -> list[str]:
+    """What the host lacks to run code for `target`."""
     host = host_target()
-    return sorted(set(TARGET.features) - set(host.features)) if host.arch == TARGET.arch else [TARGET.arch]
+    return sorted(set(target.features) - set(host.features)) if host.arch == target.arch else [target.arch]
 
 
 def gemm(m: int, n: int, k: int, left: DType, right: DType, *, transposed: bool = False, offset: int = 0,
@@ -75,8 +77,8 @@ def check_all_ways(case: Case, state: Scheduler, slices: int) -> None:
     validate(program)
     if steps(program) <= 25_000:
         run_interpreted(case, program, slices)
-    if not missing():
-        run_native(case, program, TARGET, slices)
+    if not missing(state.target):
+        run_native(case, program, state.target, slices)
 
 
 def with_full_range(case: Case, seed: int) -> Case:
@@ -92,15 +94,15 @@ def with_full_range(case: Case, seed: int) -> Case:
 @pytest.mark.parametrize(("left", "right", "name"), KINDS, ids=lambda v: v if isinstance(v, str) else v.name)
 def test_random_shapes_and_chains(left: DType, right: DType, name: str) -> None:
     """TC first or after other opts, then anything; extents of 1, primes, and sums that no group divides."""
-    assert check_random_chains(left, right, name, 4) >= 2
+    assert check_random_chains(left, right, name, 4, NO_TILES) >= 2
 
 
 @pytest.mark.parametrize(("left", "right", "name"), TILED, ids=lambda v: v if isinstance(v, str) else v.name)
 def test_random_shapes_and_chains_with_tiles(left: DType, right: DType, name: str) -> None:
-    assert check_random_chains(left, right, (name, "o0", "o1"), 5) >= 2
+    assert check_random_chains(left, right, (name, "o0", "o1"), 5, TARGET) >= 2
 
 
-def check_random_chains(left: DType, right: DType, arg: str | tuple[str, ...], count: int) -> int:
+def check_random_chains(left: DType, right: DType, arg: str | tuple[str, ...], count: int, target: Target) -> int:
     """How many of `count` chains ran with the instruction in them."""
     used = 0
     for seed in range(count):
@@ -111,7 +113,7 @@ def check_random_chains(left: DType, right: DType, arg: str | tuple[str, ...], c
         if rng.random() < 0.25:
             kernel = windows(k, m, n, 3, left, right)
         case = with_full_range(Case(kernel, seed), seed)
-        state = random_state(rng, Scheduler(kernel, TARGET), rng.choice((0, 0, 0, 1, 2)))
+        state = random_state(rng, Scheduler(kernel, target), rng.choice((0, 0, 0, 1, 2)))
         try:
             state = state.apply_opt(Opt("TC", "r0", arg))
             used += 1
@@ -128,23 +130,25 @@ def check_random_chains(left: DType, right: DType, arg: str | tuple[str, ...], c
     return used
 
 
+@pytest.mark.parametrize("target", [NO_TILES, TARGET], ids=["vectors", "tiles"])
 @pytest.mark.parametrize("left", [I8, BF16], ids=lambda d: d.name)
-def test_sketches_agree(left: DType) -> None:
+def test_sketches_agree(left: DType, target: Target) -> None:
     """All whole chains, those with an instruction among them, on a shape that nothing divides."""
     case = with_full_range(Case(gemm(29, 83, 37, left, left)), 1)
-    states = [s for s in sketches(Scheduler(case.kernel, TARGET)) if any(s.dots)]
+    states = [s for s in sketches(Scheduler(case.kernel, target)) if any(s.dots)]
     chosen = {s.dots[-1].name for s in states}
-    assert chosen == {d.name for d in DOTS.values() if left in d.sources and (not d.is_tile or d.operands == (left, left))}
+    assert chosen == {d.name for d in DOTS.values() if d.runs_on(target) and left in d.sources
+                      and (not d.is_tile or d.operands == (left, left))}
     for state in [random.Random(3).choice([s for s in states if s.dots[-1].name == name]) for name in sorted(chosen)]:
         check_all_ways(case, state, 2)
 
 
-@pytest.mark.parametrize("chain", [[Opt("TC", "r0", "bf16"), Opt("UPCAST", "o1", 32)], [Opt("TC", "r0", ("amxbf16", "o0", "o1"))]],
-                         ids=["vectors", "tiles"])
-def test_machine_code_of_bf16_equals_the_interpreter_bit_for_bit(chain: list[Opt], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("target", "chain"), [(NO_TILES, [Opt("TC", "r0", "bf16"), Opt("UPCAST", "o1", 32)]),
+                                               (TARGET, [Opt("TC", "r0", ("amxbf16", "o0", "o1"))])], ids=["vectors", "tiles"])
+def test_machine_code_of_bf16_equals_the_interpreter_bit_for_bit(target: Target, chain: list[Opt], monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of products over a wide range, denormals among them: the order of rounding and what is flushed are the processor's."""
-    if missing():
-        pytest.skip(f"the host has no {', '.join(missing())}")
+    if missing(target):
+        pytest.skip(f"the host has no {', '.join(missing(target))}")
     for low in (-4, -63, -66):
         kernel = gemm(7, 37, 66, BF16, BF16)
         case = Case(kernel)
@@ -154,13 +158,13 @@ def test_machine_code_of_bf16_equals_the_interpreter_bit_for_bit(chain: list[Opt
             values = rng.standard_normal(size) * 2.0 ** rng.integers(low - 8, low + 5, size).astype(float)
             values[::7] *= 2.0**-66
             case.args[slot] = from_float(values, BF16)
-        program = lower(Scheduler(kernel, TARGET).apply_opts(chain))
+        program = lower(Scheduler(kernel, target).apply_opts(chain))
         args = case.fresh()
         interpret(program, args)
         want = args[0].copy()
         case.want = [want]
         monkeypatch.setitem(TOLERANCE, "float32", 0.0)
-        run_native(case, program, TARGET, 1)
+        run_native(case, program, target, 1)
 
 
 def test_sums_of_bf16_round_once_per_product_and_flush() -> None:
@@ -181,7 +185,7 @@ def test_integers_wrap_as_the_ast_says() -> None:
     for slot in (1, 2):
         case.args[slot][:] = -32768
     case.want = evaluate(kernel.ast, case.args)
-    check_all_ways(case, Scheduler(kernel, TARGET).apply_opts([Opt("TC", "r0", "vnni16"), Opt("UPCAST", "o1", 16)]), 1)
+    check_all_ways(case, Scheduler(kernel, NO_TILES).apply_opts([Opt("TC", "r0", "vnni16"), Opt("UPCAST", "o1", 16)]), 1)
 
 
 # -- where it does not apply --------------------------------------------------------------------------------------------------

@@ -53,6 +53,9 @@ SMALL: list[tuple[str, Case]] = [       # the chain's case → one that the chai
     ("transpose_4096", kinds.transpose("a", "", 71, 67)),
 ]
 
+DOTS = replace(AVX512, threads=4, features=tuple(sorted({*AVX512.features, "bf16", "vnni"})))
+TILES = replace(DOTS, features=("amx", *DOTS.features))
+
 
 @pytest.fixture
 def chains(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -63,7 +66,8 @@ def chains(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def kernel_of(case: Case) -> Kernel:
     """The one kernel of a case, its weights constants of the plan. Nothing is allocated for real."""
-    tensors = [Tensor(np.empty(o.shape, o.dtype)) for o in case.operands]
+    tensors = [Tensor(np.empty(o.shape, np.uint16)).bitcast(o.dtype) if o.dtype == "bfloat16" else Tensor(np.empty(o.shape, o.dtype))
+               for o in case.operands]
     constants = frozenset(u for t, o in zip(tensors, case.operands, strict=True) if o.weight for u in t.uop.walk() if u.op is Ops.BUFFER)
     call, = create_schedule(graph.sink(case.build(*tensors).uop), constants).calls
     return Kernel(call.ast)
@@ -84,15 +88,15 @@ def test_every_kernel_of_the_suite_has_a_chain(chains: Any) -> None:
     assert set(chains.GOALS) <= set(chains.CHAINS)
 
 
-@pytest.mark.parametrize("target", [replace(BASELINE, threads=1), replace(AVX2, threads=3), replace(AVX512, threads=4)],
-                         ids=lambda t: str(t.vector_bytes))
+@pytest.mark.parametrize("target", [replace(BASELINE, threads=1), replace(AVX2, threads=3), replace(AVX512, threads=4), DOTS, TILES],
+                         ids=["sse", "avx2", "avx512", "dots", "tiles"])
 def test_chains_are_valid_on_every_kind_of_target(target: Target, chains: Any) -> None:
     for case in select_cases("core"):
-        if case.dtype == "bfloat16":    # NumPy has none
-            continue
         state = Scheduler(kernel_of(case), target).apply_opts([Opt.from_json(o) for o in chains.CHAINS[case.name](case, target)])
         program = lower(state)
         validate(program)
+        if target in (DOTS, TILES) and case.dtype in ("int8", "bfloat16"):
+            assert ("TILEDOT" if target is TILES else "DOT") in {i[0] for phase in program.code for i in phase}, case.name
         assert max(p.threads for p in program.spec.phases) == target.threads, case.name
 
 

@@ -93,7 +93,7 @@ def test_the_grid_reaches_each_kind_of_opt() -> None:
 def test_only_rows_that_can_change_are_offered() -> None:
     state = base("gemm").apply_opt(Opt("UPCAST", "o0", 0))
     assert [row.name for row, _, _ in loop_rows(state)] == ["o1", "r0"]
-    assert not list(default_actions(base("ones"), 16)) or all(o.op in ("STAGE", "INLINE") for o in default_actions(base("ones"), 16))
+    assert all(o.op in ("STAGE", "INLINE") for o in default_actions(base("ones"), 16))
 
 
 def test_large_outputs_may_be_streamed() -> None:
