@@ -5,7 +5,8 @@
     python experiments/chains/run_chains.py --peers none -o chains.json   figures as JSON beside the table
 
 The chains show what the compiler can do; the search does not know them. What a chain should reach stands in goals.py: where it does not,
-the compiler is at fault, where the search does not reach the chain, the search is.
+the compiler is at fault, where the search does not reach the chain, the search is. Ends with 1 where a goal is
+missed, or a chain has no time.
 """
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ import gemm
 import reduction
 import rows
 from amounts import Chain, Maker
-from goals import GOALS, Goal
+from goals import GOALS, Goal, credited, credited_share
 
 # isort: split
 from svod.bench.cases import Case
@@ -69,11 +70,12 @@ def contestants_of(case: Case, target: Target) -> list[SvodContestant]:
 def row_of(case: Case, result: CaseResult, target: Target) -> Row:
     own, other, best = result.outcome("tuned"), result.outcome("heuristic"), result.outcome(result.best_peer or "")
     assert own is not None
-    ratio = own.speedups[best.name].median if best is not None and best.name in own.speedups else None
     goal = GOALS.get(case.name, Goal())
+    ratio = own.speedups.get(best.name) if best is not None else None
+    met = goal.is_met(None if ratio is None else credited(ratio), credited_share(own)) if own.median is not None else None
     return Row(case.name, CHAINS[case.name](case, target), own.median, other.median if other is not None else None, result.best_peer,
-               best.median if best is not None else None, ratio, own.ceiling_share,
-               goal.is_met(ratio, own.ceiling_share) if own.median is not None else None, result.noisy, own.why)
+               best.median if best is not None else None, None if ratio is None else ratio.median, own.ceiling_share, met, result.noisy,
+               own.why)
 
 
 def table(found: list[Row]) -> str:
@@ -110,6 +112,7 @@ def main(arguments: list[str]) -> None:
     print("\n" + table(found))
     if args.output is not None:
         args.output.write_text(json.dumps({"target": target.key, "rows": [asdict(r) for r in found]}, indent=1))
+    sys.exit(any(r.met is False or r.seconds is None for r in found))
 
 
 if __name__ == "__main__":
