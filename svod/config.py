@@ -207,7 +207,7 @@ class BeamConfig(_Config):
     budget: float = _option("BEAM_BUDGET", 60.0, _number(0, "seconds"), "search time of a process at prepare time, all kernels, in seconds")
     kernel_budget: float = _option("BEAM_KERNEL_BUDGET", 40.0, _number(0, "seconds"), "search time of one kernel, in seconds")
     patience: int = _option("BEAM_PATIENCE", 2, _integer(1), "rounds without a gain before a search stops")
-    round_size: int = _option("BEAM_ROUND_SIZE", 12, _integer(1), "candidates a round takes for each place in the beam")
+    round_size: int = _option("BEAM_ROUND_SIZE", 10, _integer(1), "candidates a round takes for each place in the beam")
     padto: bool = _option("BEAM_PADTO", False, _SWITCH, "PADTO(axis, 32) in the reference grid")
     actions: str = _option("BEAM_ACTIONS", "default", _choice("default", "reference"), "the grid of single opts that is proposed")
     sketches: bool = _option("BEAM_SKETCHES", True, _SWITCH, "start from sketches and the heuristic's chain; 0: from the untouched kernel")

@@ -4,7 +4,8 @@ Nothing here decides legality: an opt that does not apply raises `KernelOptError
 proposal is dropped. What this file decides is which amounts are *worth* an attempt. The default grid is derived per named
 axis from the target and the extent:
 
-    output axis     UPCAST  small divisors, 1-4 vectors         register tiles and lanes
+    output axis     UPCAST  small divisors, 1-4 vectors, what   register tiles and lanes
+                            1-4 vectors leave of the registers
                     THREAD  the target's cores and their divisors
                     TILE    sizes near powers of two             cache blocks
                     PADTO   the next multiple of a vector
@@ -55,9 +56,11 @@ def wasted(extent: int, amount: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def register_amounts(extent: int, lanes: int) -> tuple[int, ...]:
-    """Amounts of a register tile on an output axis: small ones that fit the extent, and one to four vectors."""
+def register_amounts(extent: int, lanes: int, registers: int) -> tuple[int, ...]:
+    """Amounts of a register tile on an output axis: small ones that fit the extent, one to four vectors, and as many rows as `registers`
+    vector registers hold where each has one to four vectors of results, beside a row of one operand and an element of the other."""
     amounts = {d for d in divisors(extent) if 2 <= d <= 16} | {2, 3, 4, 6, 8, 12} | {lanes * k for k in (1, 2, 3, 4)}
+    amounts |= {(registers - 1 - v) // v for v in (1, 2, 3, 4)}
     fitting = sorted(n for n in amounts if 1 < n < extent and wasted(extent, n) <= MAX_WASTE)
     return (*fitting, WHOLE) if 1 < extent <= 4 * lanes else tuple(fitting)
 
@@ -120,7 +123,7 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
     loops = loop_rows(state)
     for row, kind, _ in loops:
         if kind == "o":
-            for n in register_amounts(row.extent, lanes):
+            for n in register_amounts(row.extent, lanes, state.target.vector_registers):
                 yield Opt("UPCAST", row.name, n)
             if row.extent % lanes and wasted(row.extent, lanes) <= MAX_WASTE:
                 yield Opt("PADTO", row.name, lanes)

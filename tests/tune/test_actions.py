@@ -42,19 +42,21 @@ def test_divisors(n: int) -> None:
 
 @pytest.mark.parametrize("extent", [1, 2, 3, 7, 13, 16, 31, 64, 197, 1000, 4096])
 def test_amounts_fit_their_axis(extent: int) -> None:
-    for amounts in (register_amounts(extent, 16), unroll_amounts(extent), partial_amounts(extent, 16), tile_amounts(extent)):
+    for amounts in (register_amounts(extent, 16, 32), unroll_amounts(extent), partial_amounts(extent, 16), tile_amounts(extent)):
         assert len(set(amounts)) == len(amounts)
         assert all(n == 0 or 1 < n < extent for n in amounts)
         assert extent not in amounts, "the whole axis is written 0, and only there"
     assert all(n <= 32 for n in unroll_amounts(extent))
     if extent == 1:
-        assert not register_amounts(extent, 16)
+        assert not register_amounts(extent, 16, 32)
         assert not tile_amounts(extent)
 
 
 def test_amounts_are_vectors_and_divisors() -> None:
-    assert {16, 32, 48, 64} <= set(register_amounts(1000, 16))
-    assert {7, 14} <= set(register_amounts(56, 16))
+    assert {16, 32, 48, 64} <= set(register_amounts(1000, 16, 32))
+    assert {30, 14, 9, 6} <= set(register_amounts(1000, 16, 32)), "results of 1, 2, 3, 4 vectors a row, a row of operands, one element"
+    assert {14, 6, 4, 2} <= set(register_amounts(1000, 8, 16))
+    assert {7, 14} <= set(register_amounts(56, 16, 32))
     assert {16, 32, 64, 128} <= set(partial_amounts(4096, 16))
     assert tile_amounts(1000) == (8, 20, 25, 50, 125, 250, 500), "divisors near powers of two"
     assert tile_amounts(197) == (8, 16, 32, 64, 128)
