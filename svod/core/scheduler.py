@@ -117,9 +117,12 @@ class Scheduler:
     def copy(self, **changes: Any) -> Scheduler:
         """This state with some fields replaced."""
         new = object.__new__(Scheduler)
-        for name in ("kernel", "target", "rows", "axis_rows", "order", "place", "lanes", "pads", "thread", "split_reduce", "stream",
-                     "prefetch", "dots", "online", "applied_opts"):
-            setattr(new, name, changes[name] if name in changes else getattr(self, name))
+        new.kernel, new.target, new.rows, new.axis_rows, new.order = self.kernel, self.target, self.rows, self.axis_rows, self.order
+        new.place, new.lanes, new.pads, new.thread, new.split_reduce = self.place, self.lanes, self.pads, self.thread, self.split_reduce
+        new.stream, new.prefetch, new.dots, new.online = self.stream, self.prefetch, self.dots, self.online
+        new.applied_opts = self.applied_opts
+        for name, value in changes.items():
+            setattr(new, name, value)
         new._digest = new._features = new._plan = None
         return new
 
@@ -132,7 +135,9 @@ class Scheduler:
         if rule is None:
             raise KernelOptError(f"{opt.op} is not an opt; svod has {', '.join(sorted(OPTS))}")
         new = rule(self, opt.axis, opt.arg)
-        if any(type(p) is int for p in new.place):
+        if new.kernel is self.kernel and (new.order, new.place, new.split_reduce) == (self.order, self.place, self.split_reduce):
+            new._plan = self._plan      # no loop of more than one iteration came, went or moved
+        elif any(type(p) is int for p in new.place):
             plan(new)   # loops that move may leave a stage that lives in them
         new.applied_opts = (*self.applied_opts, opt)
         return new
@@ -176,16 +181,24 @@ class Scheduler:
         """Identity of the state (16 bytes): axis table, orders, placements, hints; not names, not the chain's text."""
         if self._digest is None:
             rows = self.rows
-            table = tuple(tuple((rows[r].stride, rows[r].extent, rows[r].role) for r in ids if rows[r].extent > 1)
-                          for ids in self.axis_rows)
 
             def ident(row: int) -> tuple[int, int]:
                 return rows[row].axis, rows[row].stride
-            order = tuple(tuple(ident(r) for r in ids) for ids in self.order)
-            place = tuple(ident(p) if isinstance(p, int) else p for p in self.place)
-            lanes = tuple(ident(r) if r >= 0 else None for r in self.lanes)
+            table: list[object] = []    # flat, as this is asked of every proposal of a search: strides are positive, so -1 ends a list
+            for ids in self.axis_rows:
+                for r in ids:
+                    _, _, extent, stride, role = rows[r]
+                    if extent > 1:
+                        table += (stride, extent, role)
+                table.append(-1)
+            for ids in self.order:
+                for r in ids:
+                    table += ident(r)
+                table.append(-1)
+            table += [ident(p) if isinstance(p, int) else p for p in self.place]
+            table += [ident(r) if r >= 0 else None for r in self.lanes]
             thread = (ident(self.thread[0]), self.thread[1]) if self.thread else None
-            content: tuple[object, ...] = (table, order, place, lanes, self.pads, thread, self.split_reduce, self.stream)
+            content: tuple[object, ...] = (table, self.pads, thread, self.split_reduce, self.stream)
             if any(self.dots):
                 content = (*content, tuple(d and tuple(d) for d in self.dots))
             if self.online:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from svod.core.kernel import Kernel
+from svod.core.nest import plan
 from svod.core.scheduler import LOOP, Opt, Scheduler
 from svod.errors import KernelOptError
 from tests.chains import random_state
@@ -81,6 +82,20 @@ def test_rows_cover_their_axis(name: str) -> None:
             own = [i for a in stage.outs + stage.reds for i in state.axis_rows[a]]
             loops = [i for i in own if state.rows[i].role == LOOP and state.rows[i].extent > 1]
             assert sorted(state.order[stage.index]) == sorted(loops)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_is_the_states_own(name: str) -> None:
+    """What a step takes over from the state before is what placing every stage anew finds."""
+    taken_over = 0
+    for seed in range(20):
+        rng, state = random.Random(f"{name} {seed}"), Scheduler(Kernel(HAND[name]()), TARGET)
+        for length in range(1, 9):
+            placed = plan(state)
+            state = random_state(rng, state, length)
+            taken_over += plan(state) is placed and len(state.applied_opts) == length
+            assert plan(state) == plan(state.copy()), [str(o) for o in state.applied_opts]
+    assert taken_over
 
 
 # -- identity -----------------------------------------------------------------------------------------
