@@ -13,6 +13,7 @@ from svod.config import BeamConfig
 from svod.core.scheduler import Opt
 from svod.tune.candidate import Candidate, Origin, Status, chain_text
 from svod.tune.db import Verdict, derive_winner
+from svod.tune.db.winners import TIE
 from svod.tune.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
 from svod.tune.laboratory import Failure, Lowered, Race, Screened
 from svod.tune.search import FIRST_CHUNK, KernelSearch
@@ -30,7 +31,7 @@ def test_every_strategy_ends_with_something_no_slower_than_the_heuristic(strateg
     assert search.finished
     assert found.verified and found.confirmed
     assert found.seconds <= found.heuristic_seconds
-    assert found.seconds == min(made_up_seconds(c) for c, _ in search.confirmed)
+    assert found.seconds <= TIE * min(made_up_seconds(c) for c, _ in search.confirmed)
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
