@@ -26,7 +26,10 @@ class Plan(NamedTuple):
 
 
 def plan(state: Scheduler) -> Plan:
-    """Place every stage. Raises KernelOptError when a placement is not around all readers of its stage."""
+    """Place every stage. Raises KernelOptError when a placement is not around all readers of its stage.
+
+    It depends on the kernel, `order`, `place`, `split_reduce` and on which rows are loops, on no extent and no hint: `Scheduler.apply_opt`
+    keeps it where those stay."""
     if state._plan is None:
         state._plan = _plan(state)
     return state._plan

@@ -136,7 +136,7 @@ class Scheduler:
             raise KernelOptError(f"{opt.op} is not an opt; svod has {', '.join(sorted(OPTS))}")
         new = rule(self, opt.axis, opt.arg)
         if new.kernel is self.kernel and (new.order, new.place, new.split_reduce) == (self.order, self.place, self.split_reduce):
-            new._plan = self._plan      # no loop of more than one iteration came, went or moved
+            new._plan = self._plan      # no loop of more than one iteration came, went or moved, and no stage: see `plan`
         elif any(type(p) is int for p in new.place):
             plan(new)   # loops that move may leave a stage that lives in them
         new.applied_opts = (*self.applied_opts, opt)
@@ -184,7 +184,9 @@ class Scheduler:
 
             def ident(row: int) -> tuple[int, int]:
                 return rows[row].axis, rows[row].stride
-            table: list[object] = []    # flat, as this is asked of every proposal of a search: strides are positive, so -1 ends a list
+            # flat, as every proposal of a search is asked for it: the rows of an axis, and the loops of a stage, end in -1, which is no
+            # stride and no axis; then one place and one vector per stage
+            table: list[object] = []
             for ids in self.axis_rows:
                 for r in ids:
                     _, _, extent, stride, role = rows[r]

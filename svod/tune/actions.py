@@ -4,8 +4,8 @@ Nothing here decides legality: an opt that does not apply raises `KernelOptError
 proposal is dropped. What this file decides is which amounts are *worth* an attempt. The default grid is derived per named
 axis from the target and the extent:
 
-    output axis     UPCAST  small divisors, 1-4 vectors, what   register tiles and lanes
-                            1-4 vectors leave of the registers
+    output axis     UPCAST  small divisors, 1-4 vectors, as     register tiles and lanes
+                            many rows of them as registers hold
                     THREAD  the target's cores and their divisors
                     TILE    sizes near powers of two             cache blocks
                     PADTO   the next multiple of a vector
@@ -57,8 +57,8 @@ def wasted(extent: int, amount: int) -> float:
 
 @lru_cache(maxsize=4096)
 def register_amounts(extent: int, lanes: int, registers: int) -> tuple[int, ...]:
-    """Amounts of a register tile on an output axis: small ones that fit the extent, one to four vectors, and as many rows as `registers`
-    vector registers hold where each has one to four vectors of results, beside a row of one operand and an element of the other."""
+    """Amounts of a register tile on an output axis: small ones that fit the extent, one to four vectors, and for v = 1 to 4 vectors of
+    results a row the most rows m that `registers` hold beside v vectors of one operand and an element of the other: m·v + v + 1."""
     amounts = {d for d in divisors(extent) if 2 <= d <= 16} | {2, 3, 4, 6, 8, 12} | {lanes * k for k in (1, 2, 3, 4)}
     amounts |= {(registers - 1 - v) // v for v in (1, 2, 3, 4)}
     fitting = sorted(n for n in amounts if 1 < n < extent and wasted(extent, n) <= MAX_WASTE)

@@ -60,6 +60,8 @@ LEGAL: list[tuple[str, Kernel, Chain, str, tuple[str, str]]] = [
     ("THREAD", GEMM, [["THREAD", "r0", 4]], "o0:24 o1:48 r0:30", ("r0", "loop 30×1")),
     ("LANES", GEMM, [["UPCAST", "o0", 4], ["UPCAST", "o1", 16], ["LANES", "o0.in"]], "o0:6 o1:3 r0:30", ("o0", "loop 6×4, upcast 4×1")),
     ("TC", BYTES, [["TC", "r0", "vnni8"]], "o0:24 o1:48 r0:8", ("r0", "loop 8×4, dot 4×1")),
+    ("TC", BYTES, [["STAGE", "s0", "root"], ["STAGE", "s1", "root"], ["TC", "r0", "vnni8"]], "o0:24 o1:48 r0:8",
+     ("r0", "loop 8×4, dot 4×1")),
     ("STAGE", GEMM, [["STAGE", "s1", "o1"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("STAGE", GEMM, [["STAGE", "s1", "root"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("INLINE", GEMM, [["STAGE", "s1", "o1"], ["INLINE", "s1"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
@@ -156,6 +158,15 @@ def test_legal(op: str, kernel: Kernel, chain: Chain, after: str, rows: tuple[st
     assert loops(state) == after
     assert table(state, rows[0]) == rows[1]
     assert [o.to_json()[:2] for o in state.applied_opts] == [o[:2] for o in chain]
+
+
+@pytest.mark.parametrize(("kernel", "chain"), [c[1:3] for c in LEGAL], ids=[f"{c[0]}-{c[2]}" for c in LEGAL])
+def test_a_step_keeps_no_plan_that_it_changes(kernel: Kernel, chain: Chain) -> None:
+    state = Scheduler(kernel, TARGET)
+    for opt in chain:
+        plan(state)
+        state = state.apply_opt(Opt.from_json(opt))
+        assert plan(state) == plan(state.copy())
 
 
 @pytest.mark.parametrize(("op", "kernel", "chain", "why"), ILLEGAL, ids=[f"{c[0]}-{c[3]}" for c in ILLEGAL])

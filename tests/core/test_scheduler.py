@@ -84,7 +84,7 @@ def test_rows_cover_their_axis(name: str) -> None:
             assert sorted(state.order[stage.index]) == sorted(loops)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "variance_again"])
 def test_a_plan_is_the_states_own(name: str) -> None:
     """What a step takes over from the state before is what placing every stage anew finds."""
     taken_over = 0

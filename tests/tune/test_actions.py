@@ -54,8 +54,9 @@ def test_amounts_fit_their_axis(extent: int) -> None:
 
 def test_amounts_are_vectors_and_divisors() -> None:
     assert {16, 32, 48, 64} <= set(register_amounts(1000, 16, 32))
-    assert {30, 14, 9, 6} <= set(register_amounts(1000, 16, 32)), "results of 1, 2, 3, 4 vectors a row, a row of operands, one element"
-    assert {14, 6, 4, 2} <= set(register_amounts(1000, 8, 16))
+    assert {30, 14, 9, 6} <= set(register_amounts(997, 16, 32)), "results of 1, 2, 3, 4 vectors a row, a row of operands, one element"
+    assert set(register_amounts(997, 8, 16)) == {2, 3, 4, 6, 8, 12, 14, 16, 24, 32}
+    assert 14 not in register_amounts(20, 16, 32), "28 rows are computed for 20"
     assert {7, 14} <= set(register_amounts(56, 16, 32))
     assert {16, 32, 64, 128} <= set(partial_amounts(4096, 16))
     assert tile_amounts(1000) == (8, 20, 25, 50, 125, 250, 500), "divisors near powers of two"
