@@ -23,6 +23,7 @@ from svod.core.sketch_facts import (
     lane_amounts,
     name_of,
     resolved,
+    rows_held,
     tile_amounts,
     try_opt,
     width_of,
@@ -48,7 +49,7 @@ def _tiles(lane: int, tile: int, width: int, registers: int) -> list[tuple[int, 
     pairs: list[tuple[float, int, int]] = []
     for n in lane_amounts(lane, width, 4):
         v = -(-n // width)
-        for m in tile_amounts(tile, max(1, (registers - v - 1) // v))[:3]:
+        for m in tile_amounts(tile, rows_held(v, registers))[:3]:
             pairs.append((_tile_score(lane, tile, n, m, width), n, m))
     pairs.sort(key=lambda p: -p[0])
     return [(n, m) for _, n, m in pairs]

@@ -138,6 +138,12 @@ def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
     return sorted(dict.fromkeys(options), key=lambda n: (round((waste(n) - 1.0) / _ALIKE), -n))
 
 
+def rows_held(vectors: int, registers: int) -> int:
+    """The most rows of a register tile, at least 1: `vectors` vectors of results each, beside as many of one operand and an element of the
+    other."""
+    return max(1, (registers - vectors - 1) // vectors)
+
+
 def tile_amounts(extent: int, limit: int) -> list[int]:
     """Amounts of a register tile up to `limit`, best first: little recomputed, then large."""
     options = list(range(min(limit, extent), 0, -1))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from svod.core.kernel import ResolvedStage
 from svod.core.nest import plan
 from svod.core.scheduler import Scheduler
-from svod.core.sketch_facts import extent_of, lane_amounts, name_of, resolved, tile_amounts, try_opt, width_of
+from svod.core.sketch_facts import extent_of, lane_amounts, name_of, resolved, rows_held, tile_amounts, try_opt, width_of
 
 _BLOCK = 256            # positions of a block, about: what is scaled where blocks meet is a few operations in as many multiply-adds
 _TILES = (16, 8)        # register tiles of queries that share what is read of a block
@@ -54,7 +54,7 @@ def _tiled(state: Scheduler, r: ResolvedStage, block: int) -> Iterator[tuple[Sch
     tile = max(queries, key=lambda a: extent_of(state, r, a), default=-1)
     blocks = name_of(state, r, outs)
     others = [name_of(state, r, a) for a in range(outs) if a not in (lane, tile) and extent_of(state, r, a) > 1]
-    rows = max(1, (state.target.vector_registers - 5) // 4)
+    rows = rows_held(4, state.target.vector_registers)
     for tiles in _TILES:
         n = tiles * rows
         if 2 * n * block * r.stage.dtype.itemsize > state.target.l2 // _L2_SHARE:
@@ -86,7 +86,7 @@ def _register_tile(state: Scheduler, stage: int, lane: int, tile: int, queries: 
     amount = lane_amounts(extent_of(state, r, lane), width, 4)[0]
     vectors = -(-amount // width)
     if tile >= 0:
-        rows = tile_amounts(min(queries, extent_of(state, r, tile)), max(1, (state.target.vector_registers - vectors - 1) // vectors))[0]
+        rows = tile_amounts(min(queries, extent_of(state, r, tile)), rows_held(vectors, state.target.vector_registers))[0]
         state = try_opt(state, "UPCAST", name_of(state, r, tile), rows)
     state = try_opt(state, "UPCAST", name_of(state, r, lane), amount)
     return try_opt(try_opt(state, "LANES", f"{name_of(state, r, lane)}.in"), "UNROLL", name_of(state, r, len(r.stage.outs)), 2)

@@ -32,7 +32,7 @@ from typing import Any
 
 from svod.core import dots
 from svod.core.scheduler import INLINE, LOOP, ROOT, UNROLL, UPCAST, Opt, Row
-from svod.core.sketch_facts import bytes_of
+from svod.core.sketch_facts import bytes_of, rows_held
 from svod.errors import KernelOptError
 
 WHOLE = 0
@@ -57,10 +57,10 @@ def wasted(extent: int, amount: int) -> float:
 
 @lru_cache(maxsize=4096)
 def register_amounts(extent: int, lanes: int, registers: int) -> tuple[int, ...]:
-    """Amounts of a register tile on an output axis: small ones that fit the extent, one to four vectors, and for v = 1 to 4 vectors of
-    results a row the most rows m that `registers` hold beside v vectors of one operand and an element of the other: m·v + v + 1."""
+    """Amounts of a register tile on an output axis: small ones that fit the extent, one to four vectors, and as many rows of one to four
+    vectors as `registers` hold."""
     amounts = {d for d in divisors(extent) if 2 <= d <= 16} | {2, 3, 4, 6, 8, 12} | {lanes * k for k in (1, 2, 3, 4)}
-    amounts |= {(registers - 1 - v) // v for v in (1, 2, 3, 4)}
+    amounts |= {rows_held(v, registers) for v in (1, 2, 3, 4)}
     fitting = sorted(n for n in amounts if 1 < n < extent and wasted(extent, n) <= MAX_WASTE)
     return (*fitting, WHOLE) if 1 < extent <= 4 * lanes else tuple(fitting)
 
