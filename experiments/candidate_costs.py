@@ -20,17 +20,17 @@ from typing import TypeVar
 from heuristics import kernels_of
 
 # isort: split
-from svod.bench.suites import select_cases
-from svod.compile.codegen import compile_object
-from svod.compile.host import host_target
-from svod.compile.llvm import render
-from svod.compile.lower import lower
-from svod.core.kernel import Kernel
-from svod.core.scheduler import Scheduler
-from svod.core.sketch import sketches
-from svod.core.target import Target
+from svod.bench.suites.suites import select_cases
+from svod.compile.cpu.host import host_target
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.render import render
+from svod.compile.lower.lower import lower
+from svod.core.cost.sketch import sketches
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import Target
 from svod.errors import KernelOptError
-from svod.tune.actions import default_actions, lanes_of
+from svod.tune.search.actions import default_actions, lanes_of
 
 T = TypeVar("T")
 

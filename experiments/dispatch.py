@@ -14,12 +14,12 @@ from collections.abc import Callable
 import numpy as np
 
 import svod
-from svod.compile.codegen import LoadedProgram, compile_object
-from svod.compile.host import host_target
-from svod.compile.plan import ExecutionPlan
-from svod.compile.plan_parts import PlanBuffer, PreparedKernel
-from svod.compile.program import PhaseSpec, ProgramSpec
-from svod.core.dtype import dtypes
+from svod.compile.cpu.host import host_target
+from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.lower.program import PhaseSpec, ProgramSpec
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel
+from svod.core.ir.dtype import dtypes
 
 # Each iteration turns `vars[0]` times and counts itself.
 KERNEL = """

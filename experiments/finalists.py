@@ -22,15 +22,15 @@ from typing import Any
 from paired import PROCESSES, Finalists, arguments, in_a_process, kernels, search, time_chains
 
 # isort: split
-from svod.bench.ceilings import cached_ceilings
 from svod.bench.race import Ratio, paired_ratio
-from svod.compile.host import host_target
+from svod.bench.roofline import cached_ceilings
+from svod.compile.cpu.host import host_target
 from svod.config import BeamConfig, BenchConfig, data_dir
-from svod.core.serialize import ast_to_data
+from svod.core.ir.serialize import ast_to_data
 from svod.tune.db.records import canonical
 from svod.tune.db.winners import TIE, Standing, best_of
-from svod.tune.executor import make_executor
-from svod.tune.worker_laboratory import WorkerLaboratory
+from svod.tune.measure.worker_measurer import WorkerLaboratory
+from svod.tune.workers.executor import make_executor
 
 
 @dataclass(frozen=True)

@@ -31,20 +31,20 @@ from gemm import square
 # isort: split
 from svod.bench.ceiling_loops import Loops
 from svod.bench.race import confirm
-from svod.bench.suites import select_cases
+from svod.bench.suites.suites import select_cases
 from svod.bench.timer import Contestant
-from svod.compile.codegen import LoadedProgram, compile_object
-from svod.compile.host import host_target
-from svod.compile.linear import validate
-from svod.compile.llvm import render
-from svod.compile.lower import lower
-from svod.compile.plan import ExecutionPlan
-from svod.compile.program import Instr, Program
-from svod.core import graph
-from svod.core.dtype import dtypes
-from svod.core.kernel import Kernel
-from svod.core.schedule import create_schedule
-from svod.core.scheduler import Opt, Scheduler
+from svod.compile.cpu.host import host_target
+from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.llvm.render import render
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Instr, Program
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.graph import graph
+from svod.core.ir.dtype import dtypes
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 
 PARTS = {"A stays": ("LOAD", 1), "C stays": ("STORE", 0)}      # instruction, slot of the argument

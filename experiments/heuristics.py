@@ -21,26 +21,26 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from svod.bench.cases import Case
-from svod.bench.random_suite import RANDOM_COUNT
-from svod.bench.suites import select_cases
+from svod.bench.suites.cases import Case
+from svod.bench.suites.random_kernels import RANDOM_COUNT
+from svod.bench.suites.suites import select_cases
 from svod.bench.timer import Contestant, calibrate, take_sample
-from svod.compile.codegen import LoadedProgram, compile_object
-from svod.compile.host import host_target
-from svod.compile.llvm import render
-from svod.compile.lower import lower
-from svod.compile.plan import ExecutionPlan
-from svod.core import graph
-from svod.core.estimate import estimate
-from svod.core.kernel import Kernel
-from svod.core.schedule import create_schedule
-from svod.core.scheduler import Opt, Scheduler
-from svod.core.sketch import heuristic, sketches
-from svod.core.target import Target
-from svod.core.uop import Ops
+from svod.compile.cpu.host import host_target
+from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.llvm.render import render
+from svod.compile.lower.lower import lower
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.cost.op_count import estimate
+from svod.core.cost.sketch import heuristic, sketches
+from svod.core.graph import graph
+from svod.core.ir.uop import Ops
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
+from svod.core.schedule.schedule import create_schedule
 from svod.errors import SvodError
 from svod.tensor import Tensor
-from svod.tune.verify import GuardedBuffers, InputSet, make_inputs
+from svod.tune.measure.verify import GuardedBuffers, InputSet, make_inputs
 
 INPUTS = InputSet("timing", "reals", 0.5, 1.5, 17)
 

@@ -25,25 +25,25 @@ from typing import Any, TypeVar
 from heuristics import Machine, kernels_of
 
 # isort: split
-from svod.bench.ceilings import Ceilings, cached_ceilings
 from svod.bench.race import Ratio, confirm
-from svod.bench.random_suite import RANDOM_COUNT
-from svod.bench.suites import select_cases
-from svod.compile.host import host_target
+from svod.bench.roofline import Ceilings, cached_ceilings
+from svod.bench.suites.random_kernels import RANDOM_COUNT
+from svod.bench.suites.suites import select_cases
+from svod.compile.cpu.host import host_target
 from svod.config import BeamConfig, BenchConfig, data_dir
-from svod.core.kernel import Kernel
-from svod.core.scheduler import Opt, Scheduler
-from svod.core.serialize import ast_to_data, data_to_ast
-from svod.core.target import Target
+from svod.core.ir.serialize import ast_to_data, data_to_ast
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
 from svod.errors import SvodError
-from svod.tune.budget import ModelBudget
-from svod.tune.candidate import Candidate, Origin
 from svod.tune.db import TuningDB
-from svod.tune.events import RoundFinished, SearchEvent
-from svod.tune.executor import Executor, make_executor
-from svod.tune.laboratory import Confirmed, Failure, Laboratory
+from svod.tune.measure.candidate import Candidate, Origin
+from svod.tune.measure.measurer import Confirmed, Failure, Laboratory
+from svod.tune.measure.worker_measurer import WorkerLaboratory
+from svod.tune.search.budget import ModelBudget
+from svod.tune.search.events import RoundFinished, SearchEvent
 from svod.tune.session import KernelTask, TuneSession
-from svod.tune.worker_laboratory import WorkerLaboratory
+from svod.tune.workers.executor import Executor, make_executor
 
 T = TypeVar("T")
 PROCESSES = 3               # that time the winners of one kernel

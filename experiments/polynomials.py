@@ -1,4 +1,4 @@
-"""Fits the polynomials of svod/compile/math.py: weighted minimax by the Remez exchange, in 60-digit decimal arithmetic.
+"""Fits the polynomials of svod/compile/lower/math.py: weighted minimax by the Remez exchange, in 60-digit decimal arithmetic.
 
     python experiments/polynomials.py            # every table, as Python source, with its error in bits
     python experiments/polynomials.py EXP        # those whose name contains EXP

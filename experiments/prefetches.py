@@ -16,16 +16,16 @@ import numpy as np
 
 from svod.bench.race import confirm
 from svod.bench.timer import Contestant
-from svod.compile.codegen import LoadedProgram, compile_object
-from svod.compile.host import host_target
-from svod.compile.linear import validate
-from svod.compile.llvm import render
-from svod.compile.lower import lower
-from svod.compile.plan import ExecutionPlan
-from svod.core import graph
-from svod.core.kernel import Kernel
-from svod.core.schedule import create_schedule
-from svod.core.scheduler import Opt, Scheduler
+from svod.compile.cpu.host import host_target
+from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.llvm.render import render
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.graph import graph
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 
 AHEAD = (2, 4, 8, 16)

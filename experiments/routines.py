@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from svod import Tensor
-from svod.compile.host import host_target
+from svod.compile.cpu.host import host_target
 
 Run = Callable[[], Any]
 

@@ -1,5 +1,5 @@
 """What the search's way of compiling saves and what it costs: without LLVM's passes, for aligned buffers alone, and either with loop
-strength reduction, or without the fences between levels of shuffles (`svod.compile.llvm_alu`).
+strength reduction, or without the fences between levels of shuffles (`svod.compile.llvm.alu`).
 
     python experiments/search_compiler.py                                   # 8 sketches of each kernel of the core suite
     python experiments/search_compiler.py --kernels 'gemm_512,softmax*' --states 16
@@ -19,19 +19,20 @@ import llvmlite.binding as llvm
 from heuristics import Machine, kernels_of
 
 # isort: split
-from svod.bench.suites import select_cases
+from svod.bench.suites.suites import select_cases
 from svod.bench.timer import Contestant, calibrate, take_sample
-from svod.compile import codegen, llvm_alu
-from svod.compile.codegen import LoadedProgram, compile_object
-from svod.compile.host import host_target
-from svod.compile.llvm import render
-from svod.compile.lower import lower
-from svod.compile.plan import ExecutionPlan
-from svod.compile.program import Program
-from svod.core.kernel import Kernel
-from svod.core.scheduler import Scheduler
-from svod.core.sketch import sketches
-from svod.core.target import Target
+from svod.compile.cpu.host import host_target
+from svod.compile.llvm import alu as llvm_alu
+from svod.compile.llvm import codegen
+from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.llvm.render import render
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.cost.sketch import sketches
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import Target
 
 WAYS = ("search", "with reduction", "without fences", "final")
 

@@ -16,20 +16,20 @@ import time
 import numpy as np
 
 from svod import Tensor
-from svod.bench.ceilings import measure_ceilings
 from svod.bench.race import confirm
+from svod.bench.roofline import measure_ceilings
 from svod.bench.timer import Contestant
-from svod.compile.host import host_target
+from svod.compile.cpu.host import host_target
 from svod.config import BeamConfig, PrepareConfig
-from svod.core import graph
-from svod.core.dtype import dtypes
-from svod.core.kernel import Kernel
-from svod.core.schedule import create_schedule
-from svod.tune.budget import ModelBudget
+from svod.core.graph import graph
+from svod.core.ir.dtype import dtypes
+from svod.core.kernel.kernel import Kernel
+from svod.core.schedule.schedule import create_schedule
 from svod.tune.db import TuningDB
-from svod.tune.executor import make_executor
-from svod.tune.search import Finding
+from svod.tune.search.budget import ModelBudget
+from svod.tune.search.kernel_search import Finding
 from svod.tune.session import KernelTask, TuneSession
+from svod.tune.workers.executor import make_executor
 
 
 def search(kernel: Kernel, args: argparse.Namespace, shrink: bool) -> tuple[Finding, float]:

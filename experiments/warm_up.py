@@ -22,12 +22,12 @@ from run_chains import contestants_of
 # isort: split
 from svod.bench.peers import Peer, Prepared, load_peers, parse_peers
 from svod.bench.placing import placed
-from svod.bench.quantities import seconds
 from svod.bench.runner import PAUSE_SECONDS
-from svod.bench.suites import select_cases
+from svod.bench.suites.suites import select_cases
 from svod.bench.timer import Contestant
-from svod.compile.host import host_target
+from svod.compile.cpu.host import host_target
 from svod.errors import ConfigError
+from svod.system.quantities import seconds
 
 # seconds after a pause: each column is from here to the next, the last one to UNTIL
 SINCE = (0.0, 2e-3, 4e-3, 8e-3, 12e-3, 16e-3, 20e-3, 30e-3, 50e-3, 80e-3)

@@ -15,25 +15,26 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Tensor": "svod.tensor", "where": "svod.tensor", "call_kernel": "svod.tensor.calls",
-    "custom_function": "svod.tensor.callbacks", "scope": "svod.core.origin",
-    "dtypes": "svod.core.dtype",
-    "jit": "svod.tracing", "profile": "svod.profiling", "explain": "svod.explaining", "ExecutionPlan": "svod.compile.plan",
+    "custom_function": "svod.tensor.callbacks", "scope": "svod.core.ir.origin",
+    "dtypes": "svod.core.ir.dtype",
+    "jit": "svod.tracing", "profile": "svod.bench.profile", "explain": "svod.explaining",
+    "ExecutionPlan": "svod.compile.plan.execution_plan",
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
-    "SvodError": "svod.errors", "Variable": "svod.core.variable",
+    "SvodError": "svod.errors", "Variable": "svod.core.ir.variable",
 }
 __all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "Variable",
            "call_kernel", "custom_function", "dtypes", "explain", "jit", "nn", "profile", "scope", "where"]
 
 if TYPE_CHECKING:
     from svod import nn
-    from svod.compile.plan import ExecutionPlan
+    from svod.bench.profile import profile
+    from svod.compile.plan.execution_plan import ExecutionPlan
     from svod.config import BeamConfig, BenchConfig, OptimizerConfig, PrepareConfig
-    from svod.core.dtype import dtypes
-    from svod.core.origin import scope
-    from svod.core.variable import Variable
+    from svod.core.ir.dtype import dtypes
+    from svod.core.ir.origin import scope
+    from svod.core.ir.variable import Variable
     from svod.errors import SvodError
     from svod.explaining import explain
-    from svod.profiling import profile
     from svod.tensor import Tensor, where
     from svod.tensor.callbacks import custom_function
     from svod.tensor.calls import call_kernel

@@ -25,12 +25,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TextIO
 
-from svod.core import graph
-from svod.core.callback import call_of, is_callback
-from svod.core.origin import origin_of
-from svod.core.schedule import Explained, explain_schedule
-from svod.core.uop import MOVEMENT, Ops, UOp
-from svod.core.variable import without_binds
+from svod.core.graph import graph
+from svod.core.graph.callback import call_of, is_callback
+from svod.core.ir.origin import origin_of
+from svod.core.ir.uop import MOVEMENT, Ops, UOp
+from svod.core.ir.variable import without_binds
+from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ArgumentError, ScheduleError
 from svod.prepare import complete_config, prepare_graph
 from svod.tensor import Tensor

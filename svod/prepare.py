@@ -15,30 +15,32 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from svod.compile.host import host_target
-from svod.compile.plan import ExecutionPlan
-from svod.compile.plan_parts import BufferKind, VariableSpec
-from svod.compile.planner import PlannerMode
-from svod.compile.runtime import runtime
+from svod.compile.cpu.host import host_target
+from svod.compile.cpu.runtime import runtime
+from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all, compiler_for
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.memory_planner import PlannerMode
+from svod.compile.plan.plan_parts import BufferKind, VariableSpec
+from svod.compile.plan.unbound_plan import BufferSpec, Call, Outline, build_plan
 from svod.config import PrepareConfig
-from svod.core import graph
-from svod.core.buffer import buffer_of
-from svod.core.callback import HostCall, HostFunction, calls_back, functions_of, host_call
-from svod.core.estimate import estimate
-from svod.core.forksafe import remake_after_fork
-from svod.core.kernel import Kernel
-from svod.core.schedule import Schedule
-from svod.core.schedule_cache import schedule_of
-from svod.core.schedule_check import check_schedule
-from svod.core.target import Target
-from svod.core.uop import Ops, UOp
-from svod.core.variable import buckets_of, in_bucket, without_binds
+from svod.core.cost.op_count import estimate
+from svod.core.graph import graph
+from svod.core.graph.buffer import buffer_of
+from svod.core.graph.callback import HostCall, HostFunction, calls_back, functions_of, host_call
+from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.variable import without_binds
+from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import Target
+from svod.core.schedule.kernel_variables import buckets_of, in_bucket
+from svod.core.schedule.schedule import Schedule
+from svod.core.schedule.schedule_cache import schedule_of
+from svod.core.schedule.schedule_check import check_schedule
 from svod.errors import ConfigError, DeviceError, ScheduleError
-from svod.optimize import Choice, Compiled, Compiler, choose, compile_all, compiler_for
-from svod.outline import BufferSpec, Call, Outline, build_plan
-from svod.plan_sizes import profile_at_sizes
+from svod.system.forksafe import remake_after_fork
 from svod.tensor.realize import constant_value, last_contents, replace_nodes
+from svod.tune.chains import choose
 from svod.tune.db import TuningDB
+from svod.tune.measure.plan_sizes import profile_at_sizes
 
 if TYPE_CHECKING:
     from svod.tensor.tensor import Tensor
@@ -172,14 +174,14 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     if overwritten:
         refuse_shared_memory({i: span_of(a) for i, a in enumerate(arrays) if a is not None}, overwritten)
     if config.capture is not None and native.calls:
-        from svod import capture
+        from svod.tune import capture
         capture.announce(config.capture, native, target=target)
     compiled = compile_outline(native, target, config)
     plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner))
     plan.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if config.debug or config.dump_after is not None:
-        from svod.dumping import dump
+        from svod.compile.plan.dump import dump
         dump(sink, constants, outline, plan, target, config)
     plan.keep = nodes           # its addresses are valid while its buffers live
     if config.capture is not None and native.calls:
@@ -317,7 +319,7 @@ def compile_outline(outline: Outline, target: Target, config: PrepareConfig) -> 
         unknown = {k: v for k, v in outline.kernels.items()
                    if choices[k].source == "heuristic" or (config.beam.ignore_cache and choices[k].source == "database")}
         if unknown:
-            from svod.search import search_at_prepare
+            from svod.tune.at_prepare import search_at_prepare
             choices.update(search_at_prepare(outline, unknown, compiler, config, db))
     compiled = compile_all(outline.kernels, choices, compiler)
     return {k: replace(c, estimate=estimate(outline.kernels[k].ast)) for k, c in compiled.items()}

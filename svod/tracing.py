@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from svod.compile.plan import ExecutionPlan
+from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import PrepareConfig
-from svod.core import graph
-from svod.core.buffer import aligned_empty, buffer_of
-from svod.core.callback import is_callback
-from svod.core.dtype import dtypes
-from svod.core.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
-from svod.core.variable import Dim, bound_values, is_symbolic, number_of, rebound, without_binds
+from svod.core.graph import graph
+from svod.core.graph.buffer import aligned_empty, buffer_of
+from svod.core.graph.callback import is_callback
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
+from svod.core.ir.variable import Dim, bound_values, is_symbolic, number_of, rebound, without_binds
 from svod.errors import ArgumentError, ConfigError, ScheduleError, SvodError
 from svod.prepare import Prepared, buffers_under, complete_config, prepare_graph, refuse_shared_memory, span_of
 from svod.tensor import Tensor

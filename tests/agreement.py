@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from svod.compile.codegen import LoadedProgram, call_phase, compile_object
-from svod.compile.linear import interpret
-from svod.compile.llvm import render
-from svod.compile.program import Program
-from svod.core.dtype import DType, dtypes, to_numpy
-from svod.core.evaluate import evaluate
-from svod.core.kernel import Kernel
-from svod.core.target import Target
-from svod.core.uop import Ops
-from svod.core.values import from_float, to_float
+from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
+from svod.compile.llvm.render import render
+from svod.compile.lower.linear import interpret
+from svod.compile.lower.program import Program
+from svod.core.ir.dtype import DType, dtypes, to_numpy
+from svod.core.ir.uop import Ops
+from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import Target
+from svod.core.spec.evaluate import evaluate
+from svod.core.spec.values import from_float, to_float
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BORDER = 1 << 12          # bytes before and behind each buffer that machine code must leave alone

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from svod.core.scheduler import INLINE, LOOP, ROOT, UPCAST, Opt, Scheduler
+from svod.core.kernel.scheduler import INLINE, LOOP, ROOT, UPCAST, Opt, Scheduler
 from svod.errors import KernelOptError
 
 AMOUNTS = (2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 48, 64)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from svod.core.buffer import bfloat16_bits_to_float32, buffer_of, float32_to_bfloat16_bits
-from svod.core.dtype import DType, dtypes, to_numpy
-from svod.core.uop import ALU, Ops, UOp
+from svod.core.graph.buffer import bfloat16_bits_to_float32, buffer_of, float32_to_bfloat16_bits
+from svod.core.ir.dtype import DType, dtypes, to_numpy
+from svod.core.ir.uop import ALU, Ops, UOp
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -159,7 +159,7 @@ def _bitcast(x: Array, old: DType, new: DType) -> Array:
 
 
 def _routine(name: str, options: tuple[Any, ...], src: list[Array], kind: np.dtype[Any]) -> Array:
-    """Position by position, as the table in svod/core/routine.py says."""
+    """Position by position, as the table in svod/core/graph/routine.py says."""
     x = src[0]
     if name == "SCAN":
         combiner, columns = options[0], []

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from svod.core.dtype import DType, dtypes
-from svod.core.kernel import Param
-from svod.core.uop import Ops, UOp
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.param import Param
+from svod.core.ir.uop import Ops, UOp
 
 F32, I32 = dtypes.float32, dtypes.int32
 

@@ -1,10 +1,10 @@
 """Outlines written by hand from the kernels of `tests.tune.search_kernels`: what a capture holds."""
 from __future__ import annotations
 
-from svod.core.canonical import canonicalize
-from svod.core.dtype import dtypes
-from svod.core.kernel import Kernel
-from svod.outline import BufferSpec, Call, Outline
+from svod.compile.plan.unbound_plan import BufferSpec, Call, Outline
+from svod.core.ir.dtype import dtypes
+from svod.core.kernel.kernel import Kernel
+from svod.core.schedule.canonical import canonicalize
 from tests.tune import search_kernels
 
 

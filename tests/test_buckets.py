@@ -9,11 +9,11 @@ import pytest
 
 import svod
 from svod import PrepareConfig, Tensor, Variable
-from svod.compile.planner import PlannerMode
+from svod.compile.plan.memory_planner import PlannerMode
 from svod.errors import ArgumentError, ScheduleError
-from svod.plan_sizes import plan_sizes, profile_at_sizes
 from svod.prepare import prepare_graph
-from tests.test_analysis import LIMITS
+from svod.tune.measure.plan_sizes import plan_sizes, profile_at_sizes
+from tests.bench.test_analyze import LIMITS
 
 ROWS, COLUMNS, DEPTH = 37, 29, 13
 NONE = PrepareConfig(db=":none:")

@@ -14,22 +14,23 @@ import numpy as np
 import pytest
 
 import svod
-from svod import PrepareConfig, Tensor, Variable, capture
-from svod.capture import read_capture
-from svod.compile.host import host_target
-from svod.compile.planner import PlannerMode
+from svod import PrepareConfig, Tensor, Variable
+from svod.compile.cpu.host import host_target
+from svod.compile.plan.compiler import Choice, compile_all, compiler_for
+from svod.compile.plan.memory_planner import PlannerMode
+from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
 from svod.config import BeamConfig
-from svod.core.buffer import buffer_of
-from svod.core.evaluate import evaluate
-from svod.core.graph import base_of, sink
-from svod.core.schedule import create_schedule
-from svod.core.schedule_cache import normal_form
-from svod.core.serialize import ast_to_data
+from svod.core.graph.buffer import buffer_of
+from svod.core.graph.graph import base_of, sink
+from svod.core.ir.serialize import ast_to_data
+from svod.core.schedule.schedule import create_schedule
+from svod.core.schedule.schedule_cache import normal_form
+from svod.core.spec.evaluate import evaluate
 from svod.errors import ArgumentError, DTypeError, FormatError, LaunchError, ScheduleError, ShapeError, UnsupportedError
 from svod.explaining import explanation
-from svod.optimize import Choice, compile_all, compiler_for
-from svod.outline import build_plan, synthetic_arrays
 from svod.prepare import make_outline, prepare_graph
+from svod.tune import capture
+from svod.tune.capture import read_capture
 
 Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(7)

@@ -9,9 +9,9 @@ import pytest
 
 import svod
 from svod import Tensor
-from svod.core import graph
-from svod.core.schedule import create_schedule, explain_schedule
-from svod.core.uop import Ops
+from svod.core.graph import graph
+from svod.core.ir.uop import Ops
+from svod.core.schedule.schedule import create_schedule, explain_schedule
 from svod.errors import ArgumentError, ScheduleError
 from svod.explaining import explanation
 from tests.bench.example_run import CEILINGS
@@ -21,7 +21,7 @@ from tests.core.corpus import data
 @pytest.fixture(autouse=True)
 def _nothing_known_or_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SVOD_TUNE_DB", ":none:")
-    monkeypatch.setattr("svod.analysis.cached_ceilings", lambda *args, **options: CEILINGS)
+    monkeypatch.setattr("svod.bench.analyze.cached_ceilings", lambda *args, **options: CEILINGS)
 
 
 def test_two_kernels_and_why() -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.compile import linear
-from svod.core import graph
-from svod.core.dtype import dtypes
-from svod.core.uop import Ops
+from svod.compile.lower import linear
+from svod.core.graph import graph
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops
 from svod.tensor import Tensor
-from svod.tensor.random import threefry2x32
+from svod.tensor.operations.random import threefry2x32
 from tests.graph_reference import evaluate_graph
 from tests.tensor.checking import run_schedule
 
@@ -66,7 +66,7 @@ def test_what_a_row_names_exists_or_has_a_reason(operation: str, names: str, how
 
 
 def test_names_that_do_not_exist_are_found() -> None:
-    for name in ("Ops.SCAN", "LINEAR IF", "Tensor.backward", "svod.core.cut.fuse"):
+    for name in ("Ops.SCAN", "LINEAR IF", "Tensor.backward", "svod.core.schedule.cut.fuse"):
         assert not exists(name)
 
 

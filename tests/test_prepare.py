@@ -10,12 +10,12 @@ import pytest
 
 import svod
 from svod import Tensor
+from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
 from svod.config import PrepareConfig
-from svod.core import schedule
-from svod.core.dtype import dtypes
-from svod.core.uop import Ops, UOp
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.schedule import schedule
 from svod.errors import ArgumentError, ConfigError, DeviceError, LaunchError, ScheduleError, SvodError, UnsupportedError
-from svod.outline import build_plan, synthetic_arrays
 from tests.plans import gemm_then_softmax
 
 X = np.ones((300, 300), np.float32)

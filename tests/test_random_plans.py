@@ -11,17 +11,17 @@ import numpy as np
 
 import svod
 from svod import Tensor, Variable
-from svod.compile.plan import ExecutionPlan
-from svod.compile.planner import PlannerMode
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.memory_planner import PlannerMode
 from svod.config import PrepareConfig
-from svod.core import graph
-from svod.core.buffer import buffer_of
-from svod.core.callback import host_function
-from svod.core.uop import UOp
-from svod.core.variable import layout_shape
+from svod.core.graph import graph
+from svod.core.graph.buffer import buffer_of
+from svod.core.graph.callback import host_function
+from svod.core.ir.uop import UOp
+from svod.core.ir.variable import layout_shape
 from svod.prepare import Prepared, prepare_graph
-from tests.core.test_schedule import RandomGraph
-from tests.core.test_schedule_order import Program
+from tests.core.schedule.test_schedule import RandomGraph
+from tests.core.schedule.test_schedule_order import Program
 from tests.graph_reference import evaluate_graph
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {p.relative_to(ROOT).as_posix(): p.read_text(encoding="utf-8")
          for p in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "experiments").glob("*.md")]}
-COMMANDS = {"svod-tune": "svod.cli.tune_command", "svod-db": "svod.cli.db_commands", "svod-bench": "svod.cli.bench_commands"}
+COMMANDS = {"svod-tune": "svod.cli.tune.command", "svod-db": "svod.cli.db.commands", "svod-bench": "svod.cli.bench.commands"}
 
 
 def marked_command(name: str) -> str:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from svod import Tensor
-from svod.compile import plan as plan_module
-from svod.compile.plan import ExecutionPlan
+from svod.compile.plan import execution_plan as plan_module
+from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import OptimizerConfig, PrepareConfig
-from svod.core import graph
-from svod.core.buffer import buffer_of
-from svod.core.dtype import dtypes
+from svod.core.graph import graph
+from svod.core.graph.buffer import buffer_of
+from svod.core.ir.dtype import dtypes
 from svod.errors import ConfigError, ScheduleError
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -9,19 +9,19 @@ import pytest
 
 import svod
 from svod import PrepareConfig, Tensor, Variable
-from svod.compile.host import host_target
-from svod.compile.linear import interpret, validate
-from svod.compile.lower import lower
-from svod.compile.planner import PlannerMode
-from svod.core import graph
-from svod.core.evaluate import evaluate
-from svod.core.kernel import Kernel
-from svod.core.schedule import create_schedule
-from svod.core.scheduler import Opt, Scheduler
-from svod.core.sketch import heuristic
-from svod.core.variable import layout_shape, without_binds
+from svod.compile.cpu.host import host_target
+from svod.compile.lower.linear import interpret, validate
+from svod.compile.lower.lower import lower
+from svod.compile.plan.memory_planner import PlannerMode
+from svod.core.cost.sketch import heuristic
+from svod.core.graph import graph
+from svod.core.ir.variable import layout_shape, without_binds
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.schedule.schedule import create_schedule
+from svod.core.spec.evaluate import evaluate
 from svod.errors import DTypeError, KernelOptError, LaunchError, ScheduleError
-from svod.tune.actions import default_actions, lanes_of
+from svod.tune.search.actions import default_actions, lanes_of
 from tests import draws
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -27,8 +27,8 @@ from pathlib import Path
 
 from svod.bench.ceiling_loops import FMA_DTYPES, LEVELS, SAMPLES, Loops, Memory, kinds_of, working_set
 from svod.bench.race import Ratio, paired_ratio
-from svod.compile.host import host_target
-from svod.core.target import Target
+from svod.compile.cpu.host import host_target
+from svod.core.machine.target import Target
 
 SOURCE = Path(__file__).with_name("ceilings.c")
 FLAGS = ("-O3", "-march=native", "-fno-tree-loop-distribute-patterns", "-pthread")

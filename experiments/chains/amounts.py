@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from svod.bench.cases import Case
-from svod.core.dtype import BY_NAME
-from svod.core.target import Target
+from svod.bench.suites.cases import Case
+from svod.core.ir.dtype import BY_NAME
+from svod.core.machine.target import Target
 
 Opt = list[Any]
 Chain = list[Opt]

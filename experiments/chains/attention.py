@@ -4,8 +4,8 @@ from __future__ import annotations
 from amounts import Chain, Maker, lanes, thread, tile
 
 # isort: split
-from svod.bench.cases import Case
-from svod.core.target import Target
+from svod.bench.suites.cases import Case
+from svod.core.machine.target import Target
 
 
 def attention(case: Case, target: Target) -> Chain:

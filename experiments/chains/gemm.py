@@ -4,8 +4,8 @@ from __future__ import annotations
 from amounts import Chain, Maker, stream, thread, tile
 
 # isort: split
-from svod.bench.cases import Case
-from svod.core.target import Target
+from svod.bench.suites.cases import Case
+from svod.core.machine.target import Target
 
 PANEL_BYTES = 1 << 18       # of the right operand: up to here it is read where it lies, its rows stay in the second cache
 

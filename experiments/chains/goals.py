@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from svod.bench.report_data import overview
+from svod.bench.report.data import overview
 from svod.bench.results import CaseResult, Outcome, Run, Speedup, SuiteResult, read_run
 from svod.bench.summary import BEST_PEER, suite_results
 

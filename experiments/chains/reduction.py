@@ -4,8 +4,8 @@ from __future__ import annotations
 from amounts import Chain, Maker, lanes, thread
 
 # isort: split
-from svod.bench.cases import Case
-from svod.core.target import Target
+from svod.bench.suites.cases import Case
+from svod.core.machine.target import Target
 
 
 def past_caches(case: Case, target: Target) -> bool:

@@ -27,18 +27,18 @@ from amounts import Chain, Maker
 from goals import GOALS, Goal, credited, credited_share
 
 # isort: split
-from svod.bench.cases import Case
 from svod.bench.ceiling_loops import Loops
-from svod.bench.ceilings import cached_ceilings
 from svod.bench.peers import Peer, load_peers, parse_peers
-from svod.bench.quantities import seconds
 from svod.bench.results import CaseResult
+from svod.bench.roofline import cached_ceilings
 from svod.bench.runner import run_case
-from svod.bench.suites import select_cases
-from svod.compile.host import host_target
+from svod.bench.suites.cases import Case
+from svod.bench.suites.suites import select_cases
+from svod.cli.bench.contestants import SvodContestant
+from svod.compile.cpu.host import host_target
 from svod.config import NONE, BenchConfig, PrepareConfig, data_dir
-from svod.contestants import SvodContestant
-from svod.core.target import Target
+from svod.core.machine.target import Target
+from svod.system.quantities import seconds
 
 CHAINS: dict[str, Maker] = {**gemm.CHAINS, **conv.CHAINS, **rows.CHAINS, **attention.CHAINS, **reduction.CHAINS, **elementwise.CHAINS}
 """By case of the core suite."""

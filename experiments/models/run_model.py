@@ -28,7 +28,7 @@ if _missing:
 import numpy as np  # noqa: E402  # after the check above
 
 import svod  # noqa: E402
-from svod.compile.plan import ExecutionPlan  # noqa: E402
+from svod.compile.plan.execution_plan import ExecutionPlan  # noqa: E402
 from svod.prepare import sources_of  # noqa: E402
 
 Array = np.ndarray[Any, Any]

@@ -1,0 +1,1 @@
+"""How fast: timers, ceilings, comparisons, runs."""

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from svod.bench.timer import Contestant, calibrate, time_calls
-from svod.compile.codegen import LoadedProgram, compile_object
-from svod.compile.plan import ExecutionPlan
-from svod.compile.program import PhaseSpec, ProgramSpec
-from svod.core.allocator import HUGE_PAGE, private_memory, want_huge_pages
-from svod.core.dtype import BY_NAME, DType, dtypes, to_numpy
-from svod.core.target import Target
+from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.lower.program import PhaseSpec, ProgramSpec
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.graph.allocator import HUGE_PAGE, private_memory, want_huge_pages
+from svod.core.ir.dtype import BY_NAME, DType, dtypes, to_numpy
+from svod.core.machine.target import Target
 
 REVISION = 8                    # of the loops below: cached figures of another one are measured anew
 UNROLL = 8                      # vectors per turn of a memory loop

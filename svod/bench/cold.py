@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from svod.bench.timer import Contestant
-from svod.compile.codegen import LoadedProgram
-from svod.compile.plan import ExecutionPlan
-from svod.compile.plan_parts import PlanBuffer, PreparedKernel
-from svod.compile.program import ProgramSpec
+from svod.compile.llvm.codegen import LoadedProgram
+from svod.compile.lower.program import ProgramSpec
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel
 
 MAX_COPIES = 1024       # an operand below 2·L3/1024 then stays in the last-level cache; it is cold in the others
 

@@ -9,9 +9,9 @@ import numpy as np
 from svod import __version__
 from svod.bench.results import Machine
 from svod.bench.timer import BENCH_PROTOCOL
-from svod.compile.codegen import CODEGEN_REVISION, COMPILER
-from svod.compile.host import host_facts
-from svod.core.target import Target
+from svod.compile.cpu.host import host_facts
+from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
+from svod.core.machine.target import Target
 
 
 def machine_of(target: Target) -> Machine:

@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import get_native_id
 
 from svod.bench.timer import Contestant, warm_up
-from svod.compile.pool import spread
+from svod.compile.cpu.pool import spread
 
 TASKS = Path("/proc/self/task")
 LOOK_SECONDS = 20e-3        # that a contestant runs, one run at least, to see who works

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from svod.bench.load import MachineLoad, Watch, watch_machine
-from svod.bench.quantities import seconds as duration
 from svod.bench.timer import MIN_SAMPLE_SECONDS, Clock, Contestant, calibrate, take_sample
+from svod.system.quantities import seconds as duration
 
 ANCHOR_TOLERANCE = 0.05
 ANCHOR_SAMPLES = 3

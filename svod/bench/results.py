@@ -19,9 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from svod.bench.ceilings import Ceilings
-from svod.core.files import write_text
+from svod.bench.roofline import Ceilings
 from svod.errors import FormatError
+from svod.system.files import write_text
 
 FORMAT, VERSION = "svod-bench", 1
 SVOD = ("heuristic", "tuned")       # contestants that are svod; all others are peers

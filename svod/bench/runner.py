@@ -24,21 +24,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from svod.bench.cases import Case
 from svod.bench.ceiling_loops import Round
-from svod.bench.ceilings import Ceilings
 from svod.bench.load import MachineLoad, Watch, watch_machine
 from svod.bench.machine import machine_of, versions
 from svod.bench.peers import Array, Peer, Prepare, Prepared
 from svod.bench.placing import Place, placed
 from svod.bench.race import interleave, paired_ratio
-from svod.bench.reference import largest_error, reference, widen
 from svod.bench.results import SVOD, CaseResult, Load, Neighbour, Outcome, PeerInfo, Run, Settings
+from svod.bench.roofline import Ceilings
+from svod.bench.suites.cases import Case
+from svod.bench.suites.reference import largest_error, reference, widen
 from svod.bench.summary import COMPUTE, PLACEMENTS, Timed, bound_beside, bound_of, group_results, judge_case, neighbour_of, suite_results
 from svod.bench.timer import Clock, Contestant, calibrate, warm_up
 from svod.config import BenchConfig
-from svod.core.dtype import BY_NAME, DType
-from svod.core.target import Target
+from svod.core.ir.dtype import BY_NAME, DType
+from svod.core.machine.target import Target
 from svod.errors import SvodError, UnsupportedError
 
 PAUSE_SECONDS = 12e-3           # between contestants: libraries' threads spin for up to 10 ms after a run

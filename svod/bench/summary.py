@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from svod.bench.ceilings import Ceilings
 from svod.bench.race import Ratio, median_interval, paired_ratio
 from svod.bench.results import (
     SVOD,
@@ -26,7 +25,8 @@ from svod.bench.results import (
     Speedup,
     SuiteResult,
 )
-from svod.core.dtype import BY_NAME
+from svod.bench.roofline import Ceilings
+from svod.core.ir.dtype import BY_NAME
 
 PRECISION = 0.01            # half the width of an interval of a speed-up that counts as known
 NOISY = 0.05                # half the width of the interval of the speed-up over the best peer: more is said

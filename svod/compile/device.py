@@ -4,26 +4,26 @@
     CPU:interpreter     LINEAR → itself, run instruction by instruction in NumPy: to find out who is at fault for a wrong number
 
 A device has pairs of which one is selected, the first unless its name says otherwise. The number in a name (CUDA:1) says which of several
-equal devices is meant: what is compiled is theirs together, so keys hold the base name only. Memory is `svod.core.buffer`, what runs
-programs is `svod.compile.plan`, for all pairs of a device.
+equal devices is meant: what is compiled is theirs together, so keys hold the base name only. Memory is `svod.core.graph.buffer`, what runs
+programs is `svod.compile.plan.execution_plan`, for all pairs of a device.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from svod.compile.codegen import COMPILER, LoadedProgram, compile_object
 from svod.compile.interpreted import InterpretedProgram, encode_linear, render_linear
-from svod.compile.llvm import render
-from svod.compile.program import Program, ProgramSpec
-from svod.core.target import Target
+from svod.compile.llvm.codegen import COMPILER, LoadedProgram, compile_object
+from svod.compile.llvm.render import render
+from svod.compile.lower.program import Program, ProgramSpec
+from svod.core.machine.target import Target
 from svod.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
 class CompilerPair:
-    """How a program gets source, its source code, and its code addresses: the steps that `svod.compile.stages` takes. `key`: who does it;
-    part of the key of what is kept on disk. Every step raises CompileError for what the one before cannot have made."""
+    """How a program gets source, its source code, and its code addresses: the steps that `svod.compile.plan.stages` takes. `key`: who
+    does it; part of the key of what is kept on disk. Every step raises CompileError for what the one before cannot have made."""
 
     name: str
     key: str

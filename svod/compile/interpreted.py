@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from svod.compile.codegen import PHASE_FUNCTION
-from svod.compile.linear import run_phase, validate
-from svod.compile.program import Instr, Program, ProgramSpec
-from svod.core.buffer import Array
-from svod.core.dtype import BY_NAME, DType, to_numpy
-from svod.core.target import Target
+from svod.compile.llvm.codegen import PHASE_FUNCTION
+from svod.compile.lower.linear import run_phase, validate
+from svod.compile.lower.program import Instr, Program, ProgramSpec
+from svod.core.graph.buffer import Array
+from svod.core.ir.dtype import BY_NAME, DType, to_numpy
+from svod.core.machine.target import Target
 from svod.errors import CompileError
 
 

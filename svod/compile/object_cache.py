@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from svod.compile.program import Count, PhaseSpec, ProgramSpec
-from svod.core.dtype import BY_NAME
-from svod.core.launch import ONCE, Launch
+from svod.compile.lower.program import Count, PhaseSpec, ProgramSpec
+from svod.core.ir.dtype import BY_NAME
+from svod.core.ir.launch import ONCE, Launch
 
 log = logging.getLogger("svod.object_cache")
 

@@ -1,0 +1,1 @@
+"""What to compute; it knows no machine code."""

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from svod.core.dtype import dtypes
-from svod.core.origin import scope
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.origin import scope
 from svod.errors import ShapeError, StateError
 from svod.tensor import Tensor
 from svod.tensor.base import DTypeLike

@@ -5,7 +5,7 @@ last state and what the gates make of it. The number of steps is that of the seq
 """
 from __future__ import annotations
 
-from svod.core.variable import is_symbolic
+from svod.core.ir.variable import is_symbolic
 from svod.errors import ShapeError, UnsupportedError
 from svod.nn.module import Module, fan_in_bound, uniform
 from svod.tensor import Tensor

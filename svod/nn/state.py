@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from svod.core import graph
-from svod.core.buffer import Array, buffer_from_bytes, map_file
-from svod.core.dtype import DType, dtypes
-from svod.core.files import write_file
+from svod.core.graph import graph
+from svod.core.graph.buffer import Array, buffer_from_bytes, map_file
+from svod.core.ir.dtype import DType, dtypes
 from svod.errors import FormatError, UnsupportedError
+from svod.system.files import write_file
 from svod.tensor import Tensor
 
 _DTYPES: dict[str, DType] = {

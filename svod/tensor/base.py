@@ -13,11 +13,11 @@ from typing import Any, Self, TypeGuard
 
 import numpy as np
 
-from svod.core import graph
-from svod.core.dtype import DType, dtypes, promote, to_dtype
-from svod.core.origin import record_origin
-from svod.core.uop import Ops, UOp
-from svod.core.variable import Dim, number_of
+from svod.core.graph import graph
+from svod.core.ir.dtype import DType, dtypes, promote, to_dtype
+from svod.core.ir.origin import record_origin
+from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.variable import Dim, number_of
 from svod.errors import DTypeError, ShapeError
 
 Scalar = bool | int | float
@@ -195,7 +195,7 @@ class TensorBase:
 
 
 def common_dtype(name: str, *operands: TensorBase | Scalar) -> DType:
-    """The dtype in which tensors and Python scalars meet: tensors by `svod.core.dtype.promote`, then the scalars, which do
+    """The dtype in which tensors and Python scalars meet: tensors by `svod.core.ir.dtype.promote`, then the scalars, which do
     not widen. Scalars alone have their default types. Raises DTypeError for a scalar that does not fit."""
     tensors = [o.dtype for o in operands if isinstance(o, TensorBase)]
     result = tensors[0] if tensors else dtypes.bool

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from svod.core import graph
-from svod.core.callback import host_function, name_of
-from svod.core.dtype import DType, dtypes
-from svod.core.variable import lower
+from svod.core.graph import graph
+from svod.core.graph.callback import host_function, name_of
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.variable import lower
 from svod.errors import ArgumentError, DTypeError, ShapeError
 from svod.tensor.base import DTypeLike, as_dtype, shape_argument
 from svod.tensor.tensor import Tensor

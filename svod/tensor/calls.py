@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from svod.core import graph
-from svod.core.calls import bindings_of, check_call, kernel_of_call, values_of, written_slots
-from svod.core.dtype import dtypes
-from svod.core.kernel import Kernel
-from svod.core.positions import over_ranges
-from svod.core.uop import Ops, UOp
+from svod.core.graph import graph
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.kernel import Kernel
+from svod.core.schedule.calls import bindings_of, check_call, kernel_of_call, values_of, written_slots
+from svod.core.schedule.thread_indices import over_ranges
 from svod.errors import ArgumentError, ScheduleError
 from svod.tensor.tensor import Tensor
 

@@ -12,11 +12,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from svod.core import graph
-from svod.core.buffer import buffer_from_numpy, float32_to_bfloat16_bits
-from svod.core.dtype import DType, dtypes
-from svod.core.uop import Ops, UOp
-from svod.core.variable import Dim, layout_shape, number_of
+from svod.core.graph import graph
+from svod.core.graph.buffer import buffer_from_numpy, float32_to_bfloat16_bits
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.variable import Dim, layout_shape, number_of
 from svod.errors import DTypeError, ShapeError
 from svod.tensor.base import Array, DTypeLike, Scalar, TensorBase, as_dtype, check_integers, check_scalar, is_scalar, shape_argument
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from svod.core.buffer import Array
+from svod.core.graph.buffer import Array
 from svod.errors import DeviceError, DTypeError
 
 CPU = (1, 0)          # kDLCPU, device 0

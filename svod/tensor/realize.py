@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from svod.core import graph
-from svod.core.buffer import buffer_of
-from svod.core.callback import call_of, is_callback
-from svod.core.calls import arguments_of, written_slots
-from svod.core.forksafe import remake_after_fork
-from svod.core.origin import inherit_origin
-from svod.core.uop import Ops, UOp
+from svod.core.graph import graph
+from svod.core.graph.buffer import buffer_of
+from svod.core.graph.callback import call_of, is_callback
+from svod.core.ir.origin import inherit_origin
+from svod.core.ir.uop import Ops, UOp
+from svod.core.schedule.calls import arguments_of, written_slots
 from svod.errors import ArgumentError, ScheduleError
+from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase, live_tensors
 
 if TYPE_CHECKING:

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from svod.core import graph
-from svod.core.buffer import bfloat16_bits_to_float32, buffer_from_numpy, buffer_of, float32_to_bfloat16_bits
-from svod.core.dtype import DType, dtypes, to_numpy
-from svod.core.origin import origin_of
-from svod.core.uop import Ops, UOp
-from svod.core.variable import is_symbolic, layout_shape, shape_at
+from svod.core.graph import graph
+from svod.core.graph.buffer import bfloat16_bits_to_float32, buffer_from_numpy, buffer_of, float32_to_bfloat16_bits
+from svod.core.ir.dtype import DType, dtypes, to_numpy
+from svod.core.ir.origin import origin_of
+from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.variable import is_symbolic, layout_shape, shape_at
 from svod.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 from svod.tensor import dlpack
 from svod.tensor.base import Array, DTypeLike, Scalar, check_integers, live_tensors
-from svod.tensor.elementwise import Operand
-from svod.tensor.random import Random
+from svod.tensor.operations.elementwise import Operand
+from svod.tensor.operations.random import Random
 from svod.tensor.realize import constant_value, is_realized, is_writable, latest_content, note_assignment, prepare_tensors, realize_tensors
 from svod.tensor.ufuncs import apply_ufunc
 

@@ -1,0 +1,1 @@
+"""Which opts: the search of a model, composed."""

@@ -24,33 +24,33 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from svod.bench.ceilings import Ceilings
+from svod.bench.roofline import Ceilings
 from svod.bench.timer import PROTOCOL_REVISION
-from svod.compile.codegen import CODEGEN_REVISION, COMPILER
+from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
 from svod.config import BeamConfig, BenchConfig
-from svod.core.canonical import AST_REVISION
-from svod.core.estimate import estimate
-from svod.core.family import family_key
-from svod.core.kernel import Kernel
-from svod.core.scheduler import Opt, Scheduler
-from svod.core.serialize import ast_to_data
-from svod.core.sketch import heuristic, sketches
-from svod.core.target import Target
+from svod.core.cost.op_count import estimate
+from svod.core.cost.sketch import heuristic, sketches
+from svod.core.ir.serialize import ast_to_data
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
+from svod.core.schedule.canonical import AST_REVISION
+from svod.core.schedule.family import family_key
 from svod.errors import KernelOptError
-from svod.tune.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
-from svod.tune.candidate import Candidate, Origin, Status
 from svod.tune.db import Kernel as KernelRecord
 from svod.tune.db import Measurement, TuningDB, Verdict
 from svod.tune.db import Origin as OriginRecord
 from svod.tune.db.store import whoami
-from svod.tune.events import Listener, SessionFinished, SessionStarted, nobody
-from svod.tune.executor import Executor
-from svod.tune.laboratory import Laboratory
-from svod.tune.search import BUDGET_SPENT, CONFIRM_SECONDS, INTERRUPTED, Finding, KernelSearch
-from svod.tune.sized_laboratory import SizedLaboratory
-from svod.tune.sizes import Size, at_size, geometric_mean, merged_sizes
-from svod.tune.slices import kernel_bytes
-from svod.tune.worker_laboratory import WorkerLaboratory
+from svod.tune.measure.candidate import Candidate, Origin, Status
+from svod.tune.measure.measurer import Laboratory
+from svod.tune.measure.sized_measurer import SizedLaboratory
+from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
+from svod.tune.measure.slices import kernel_bytes
+from svod.tune.measure.worker_measurer import WorkerLaboratory
+from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
+from svod.tune.search.events import Listener, SessionFinished, SessionStarted, nobody
+from svod.tune.search.kernel_search import BUDGET_SPENT, CONFIRM_SECONDS, INTERRUPTED, Finding, KernelSearch
+from svod.tune.workers.executor import Executor
 
 log = logging.getLogger("svod.tune")
 
@@ -65,7 +65,7 @@ _RECORDED = {Status.SLOW: "slow", Status.SCREENED: "ok", Status.RACED: "ok", Sta
 @dataclass(frozen=True)
 class KernelTask:
     """A kernel to tune. `calls`: how often the model runs it; `share`: of the model's time, where known (it orders the warm-up). `sizes`:
-    what a kernel with variables is timed at (`svod.tune.sizes`); (): at what its bounds say."""
+    what a kernel with variables is timed at (`svod.tune.measure.sizes`); (): at what its bounds say."""
 
     kernel: Kernel
     calls: float = 1.0
@@ -146,8 +146,8 @@ class _Planned:
 
 
 class TuneSession:
-    """One budget, many kernels. `strategy` names an entry of `svod.tune.strategy.STRATEGIES`. `ceilings`: what the machine can do, or what
-    tells it, which is called at most once, after the warm-up rounds of the first kernel, while the workers have nothing to do.
+    """One budget, many kernels. `strategy` names an entry of `svod.tune.search.strategy.STRATEGIES`. `ceilings`: what the machine can do,
+    or what tells it, which is called at most once, after the warm-up rounds of the first kernel, while the workers have nothing to do.
 
     `laboratory` makes what measures a kernel; the default uses the executor's workers."""
 

@@ -9,8 +9,8 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from svod.bench.ceilings import Ceilings
 from svod.bench.results import CaseResult, KernelInfo, Load, Machine, Outcome, PeerInfo, Run, Settings, write_run
+from svod.bench.roofline import Ceilings
 from svod.bench.summary import Timed, bound_of, group_results, judge_case, neighbour_of, suite_results
 
 DATA = Path(__file__).parent / "data"

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.bench import cases as kinds
-from svod.bench.cases import Case
 from svod.bench.ceiling_loops import Round
 from svod.bench.load import MachineLoad
 from svod.bench.peers import Array, Prepared
-from svod.bench.reference import reference
 from svod.bench.results import CaseResult, KernelInfo, PeerInfo, Run, Settings
 from svod.bench.runner import SLOW_ROUNDS, Timing, run_case, run_suite, time_interleaved
+from svod.bench.suites import cases as kinds
+from svod.bench.suites.cases import Case
+from svod.bench.suites.reference import reference
 from svod.bench.summary import PLACEMENTS
 from svod.bench.timer import Contestant
-from svod.compile.host import host_target
+from svod.compile.cpu.host import host_target
 from svod.config import BenchConfig
-from svod.core.dtype import DType, dtypes
+from svod.core.ir.dtype import DType, dtypes
 from svod.errors import ShapeError, UnsupportedError
 from tests.bench.example_run import CEILINGS
 

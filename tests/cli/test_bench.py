@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import svod.bench.cases
-import svod.bench.ceilings
 import svod.bench.load
 import svod.bench.results
+import svod.bench.roofline
+import svod.bench.suites.cases
 from svod.bench.compare import compare_runs
 from svod.bench.load import MachineLoad
 from svod.bench.peers import LIBRARIES
 from svod.bench.results import Run, Speedup, read_run, write_run
-from svod.cli import bench_commands, one_line
-from svod.cli.bench_tables import describe_case, print_comparison, print_run, rate, spread, times
+from svod.cli import one_line
+from svod.cli.bench import commands as bench_commands
+from svod.cli.bench.tables import describe_case, print_comparison, print_run, rate, spread, times
 from svod.cli.tables import seconds
 from svod.errors import SvodError
 from tests.bench.example_run import CEILINGS, DATA, example_model_run, example_run
@@ -35,8 +36,8 @@ Call = Callable[..., Result]
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     """Runs a command line with recorded ceilings on a quiet machine; errors that end in the shared guard come as text with status 2."""
-    monkeypatch.setattr(svod.bench.ceilings, "cached_ceilings", lambda path, target, **kw: CEILINGS)
-    monkeypatch.setattr(svod.bench.ceilings, "known_ceilings", lambda path, target: CEILINGS)
+    monkeypatch.setattr(svod.bench.roofline, "cached_ceilings", lambda path, target, **kw: CEILINGS)
+    monkeypatch.setattr(svod.bench.roofline, "known_ceilings", lambda path, target: CEILINGS)
     monkeypatch.setattr(svod.bench.load, "watch_machine", lambda: lambda: MachineLoad())
     monkeypatch.setattr(bench_commands, "SETTLE_SECONDS", 0.0)
     monkeypatch.setenv("SVOD_BENCH_CASE_SECONDS", "0")
@@ -176,7 +177,7 @@ def test_run_with_the_heuristic_alone_and_without_peers(call: Call, tmp_path: Pa
     found = read_run(tmp_path / "run.json")
     assert [c.name for c in found.cases[0].contestants] == ["heuristic"] and found.peers == () and found.groups[0].speedups == {}
     assert "measuring what this machine can do" not in result.stderr
-    monkeypatch.setattr(svod.bench.ceilings, "known_ceilings", lambda path, target: None)
+    monkeypatch.setattr(svod.bench.roofline, "known_ceilings", lambda path, target: None)
     result = call("run", "--kernels", "gemm_256", "--peers", "none", "--heuristic")
     assert "measuring what this machine can do at best" in result.stderr and "unless the machine is busy" in result.stderr
 
@@ -197,7 +198,7 @@ def test_results_that_cannot_be_written_are_kept_elsewhere(tmp_path: Path, monke
 
 
 def test_wrong_results_end_with_status_1(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(svod.bench.cases, "TOLERANCE", {"float32": -1.0})
+    monkeypatch.setattr(svod.bench.suites.cases, "TOLERANCE", {"float32": -1.0})
     result = call("run", "--kernels", "gemm_256", "--peers", "numpy")
     assert result.exit_code == 1 and "svod gives wrong results or fails: gemm_256 (heuristic), gemm_256 (tuned)" in result.stderr
     assert "WRONG" in result.stdout

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from svod.cli.db_commands import cli
+from svod.cli.db.commands import cli
 from svod.cli.installation import missing_modules
 from svod.cli.tables import chain_words, seconds
 from svod.errors import ConfigError, DatabaseError
@@ -205,7 +205,7 @@ def test_variables_that_are_not_used_are_not_looked_at(path: Path) -> None:
 
 
 def test_without_the_extra_it_says_what_to_paste() -> None:
-    code = "from svod.cli import run_command; run_command('svod-db', 'svod.cli.db_commands', needs=('no_such_module', 'click'))"
+    code = "from svod.cli import run_command; run_command('svod-db', 'svod.cli.db.commands', needs=('no_such_module', 'click'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2 and "pip install 'svod[tune]'" in done.stderr and "no_such_module" in done.stderr
     assert "Traceback" not in done.stderr

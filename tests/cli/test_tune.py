@@ -19,29 +19,30 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from svod import capture, config
-from svod.bench.ceilings import Ceilings
-from svod.cli import script as script_module
-from svod.cli import tune_run
+from svod import config
+from svod.bench.roofline import Ceilings
 from svod.cli.installation import program
-from svod.cli.progress import LineProgress, LiveProgress, make_progress
-from svod.cli.report import Outcome, dry_table, kernel_table, text_table
-from svod.cli.script import processes_with, run_script
-from svod.cli.survey import Foresight, Row, decide, pick_target, rate_of, survey, was_interrupted, work_of
-from svod.cli.tune_command import TuneOptions, check, cli
-from svod.compile.codegen import CODEGEN_REVISION, COMPILER
-from svod.compile.host import host_target
-from svod.compile.plan_parts import VariableSpec
-from svod.core.estimate import estimate
+from svod.cli.tune import run as tune_run
+from svod.cli.tune import script as script_module
+from svod.cli.tune.command import TuneOptions, check, cli
+from svod.cli.tune.progress import LineProgress, LiveProgress, make_progress
+from svod.cli.tune.report import Outcome, dry_table, kernel_table, text_table
+from svod.cli.tune.script import processes_with, run_script
+from svod.cli.tune.survey import Foresight, Row, decide, pick_target, rate_of, survey, was_interrupted, work_of
+from svod.compile.cpu.host import host_target
+from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
+from svod.compile.plan.compiler import Compiler, compiler_for
+from svod.compile.plan.plan_parts import VariableSpec
+from svod.core.cost.op_count import estimate
 from svod.errors import FormatError, SvodError, TuneError
-from svod.optimize import Compiler, compiler_for
-from svod.plan_check import Gain, check_values
+from svod.tune import capture
 from svod.tune.db import Measurement, Search, TuningDB, Verdict, files, layers
 from svod.tune.db.records import SizeTime
-from svod.tune.events import BaselineTimed, Improved, KernelFinished, KernelStarted, RoundFinished, SessionStarted
-from svod.tune.executor import InlineExecutor
-from svod.tune.search import Finding
+from svod.tune.plan_check import Gain, check_values
+from svod.tune.search.events import BaselineTimed, Improved, KernelFinished, KernelStarted, RoundFinished, SessionStarted
+from svod.tune.search.kernel_search import Finding
 from svod.tune.session import SessionResult
+from svod.tune.workers.executor import InlineExecutor
 from tests.plans import canonical, gemm_then_softmax, scaled
 from tests.tune import search_kernels
 

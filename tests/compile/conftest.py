@@ -1,4 +1,4 @@
-"""The option of the random chains: `pytest tests/compile/test_random_chains.py --chains 2000`."""
+"""The option of the random chains: `pytest tests/compile/lower/test_random_chains.py --chains 2000`."""
 from __future__ import annotations
 
 import pytest

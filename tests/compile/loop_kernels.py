@@ -1,11 +1,11 @@
-"""Small native kernels over int64 arrays for tests of pool and plan, from LLVM IR text (signature: svod/compile/program.py)."""
+"""Small native kernels over int64 arrays for tests of pool and plan, from LLVM IR text (signature: svod/compile/lower/program.py)."""
 import threading
 from functools import cache
 
-from svod.compile.codegen import LoadedProgram, compile_object
-from svod.compile.host import host_target
-from svod.compile.program import PhaseSpec, ProgramSpec
-from svod.core.dtype import dtypes
+from svod.compile.cpu.host import host_target
+from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.lower.program import PhaseSpec, ProgramSpec
+from svod.core.ir.dtype import dtypes
 
 _LOOP = """
 define void @{name}(ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end) {{

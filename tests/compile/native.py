@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.compile.codegen import LoadedProgram, call_phase, compile_object
-from svod.compile.host import host_target, make_target
-from svod.compile.llvm import render
-from svod.compile.program import PhaseSpec, Program, ProgramSpec
-from svod.core.dtype import DType, dtypes, to_numpy
-from svod.core.target import Target
+from svod.compile.cpu.host import host_target, make_target
+from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
+from svod.compile.llvm.render import render
+from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
+from svod.core.ir.dtype import DType, dtypes, to_numpy
+from svod.core.machine.target import Target
 
 INDEX, BOOL, VOID = dtypes.index, dtypes.bool, dtypes.void
 CACHES = (32 << 10, 1 << 20, 0)

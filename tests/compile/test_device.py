@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from svod import PrepareConfig, Tensor
+from svod.compile.cpu.host import host_target
 from svod.compile.device import CompilerPair, device_named
-from svod.compile.host import host_target
 from svod.compile.interpreted import InterpretedProgram
-from svod.compile.lower import lower
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import PhaseSpec, Program
 from svod.compile.object_cache import CachedObject, ObjectCache
-from svod.compile.plan import ExecutionPlan
-from svod.compile.program import PhaseSpec, Program
-from svod.core.buffer import Array
-from svod.core.dtype import to_numpy
-from svod.core.kernel import Kernel
-from svod.core.scheduler import Scheduler
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.graph.buffer import Array
+from svod.core.ir.dtype import to_numpy
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
 from svod.errors import CompileError, UnsupportedError
 from tests.hand_kernels import HAND
 

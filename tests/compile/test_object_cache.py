@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.compile.object_cache import MAGIC, CachedObject, ObjectCache, object_key, pack, spec_from_json, spec_to_json, unpack
-from svod.compile.program import PhaseSpec, ProgramSpec
-from svod.core.dtype import STORABLE
+from svod.core.ir.dtype import STORABLE
 
 SPEC = ProgramSpec("gemm", tuple((d, 7 + k) for k, d in enumerate(STORABLE)), (0, 2), (64, 4096),
                    (PhaseSpec("gemm_0", 16, 2, 65536), PhaseSpec("gemm_1", 1, 1, 0, True)), ("n", "start"))

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from svod.core import graph
-from svod.core.schedule import create_schedule
-from svod.core.uop import UOp
+from svod.core.graph import graph
+from svod.core.ir.uop import UOp
+from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 
 Build = Callable[[], Tensor]

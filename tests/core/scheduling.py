@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from svod.core.dtype import to_numpy
-from svod.core.evaluate import evaluate
-from svod.core.schedule import Schedule
-from svod.core.schedule_check import check_schedule
-from svod.core.uop import UOp
+from svod.core.ir.dtype import to_numpy
+from svod.core.ir.uop import UOp
+from svod.core.schedule.schedule import Schedule
+from svod.core.schedule.schedule_check import check_schedule
+from svod.core.spec.evaluate import evaluate
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

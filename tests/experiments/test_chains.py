@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.bench import cases as kinds
-from svod.bench.cases import Case
-from svod.bench.reference import largest_error, reference, widen
-from svod.bench.suites import select_cases
-from svod.compile.host import host_target
-from svod.compile.linear import validate
-from svod.compile.lower import lower
+from svod.bench.suites import cases as kinds
+from svod.bench.suites.cases import Case
+from svod.bench.suites.reference import largest_error, reference, widen
+from svod.bench.suites.suites import select_cases
+from svod.cli.bench.contestants import SvodContestant
+from svod.compile.cpu.host import host_target
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
 from svod.config import NONE, PrepareConfig
-from svod.contestants import SvodContestant
-from svod.core import graph
-from svod.core.kernel import Kernel
-from svod.core.schedule import create_schedule
-from svod.core.scheduler import Opt, Scheduler
-from svod.core.target import Target
-from svod.core.uop import Ops
+from svod.core.graph import graph
+from svod.core.ir.uop import Ops
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
+from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 from tests.compile.native import AVX2, AVX512, BASELINE
 

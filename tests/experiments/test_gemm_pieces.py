@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.compile.linear import interpret, validate
-from svod.compile.lower import lower
-from svod.core import graph
-from svod.core.kernel import Kernel
-from svod.core.schedule import create_schedule
-from svod.core.scheduler import Opt, Scheduler
+from svod.compile.lower.linear import interpret, validate
+from svod.compile.lower.lower import lower
+from svod.core.graph import graph
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 from tests.compile.native import AVX2
 

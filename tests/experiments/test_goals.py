@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from svod.bench.results import Outcome, Run, Speedup
-from svod.bench.suites import select_cases
+from svod.bench.suites.suites import select_cases
 from tests.bench.example_run import example_run
 
 CHAINS = Path(__file__).resolve().parents[2] / "experiments" / "chains"

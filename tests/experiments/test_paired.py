@@ -11,12 +11,12 @@ import pytest
 
 from svod.bench.race import Ratio
 from svod.config import BeamConfig
-from svod.core.scheduler import Opt, Scheduler
-from svod.core.serialize import ast_to_data
-from svod.core.sketch import heuristic
-from svod.tune.candidate import Status
-from svod.tune.executor import InlineExecutor
-from svod.tune.laboratory import Failure
+from svod.core.cost.sketch import heuristic
+from svod.core.ir.serialize import ast_to_data
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.tune.measure.candidate import Status
+from svod.tune.measure.measurer import Failure
+from svod.tune.workers.executor import InlineExecutor
 from tests.tune.replay import ReplayedLaboratory
 from tests.tune.search_kernels import TARGET, gemm
 

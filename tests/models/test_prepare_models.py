@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import svod
-from svod import Tensor, optimize
+from svod import Tensor
 from svod.compile import device
 from svod.config import PrepareConfig
+from svod.tune import chains as optimize
 from tests.models.test_models import module_of
 
 LAYERS, TOKENS, HIDDEN = 12, 16, 48

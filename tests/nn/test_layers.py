@@ -8,7 +8,7 @@ import pytest
 
 import svod
 from svod import nn
-from svod.core.origin import origin_of
+from svod.core.ir.origin import origin_of
 from svod.errors import ShapeError, StateError, UnsupportedError
 from svod.tensor import Tensor
 from tests.graph_reference import evaluate_graph

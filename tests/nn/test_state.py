@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.core.dtype import STORABLE, dtypes
+from svod.core.ir.dtype import STORABLE, dtypes
 from svod.errors import DeviceError, FormatError, UnsupportedError
 from svod.nn import state
 from svod.tensor import Tensor

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from svod.core import graph
-from svod.core.buffer import bfloat16_bits_to_float32, buffer_of
-from svod.core.dtype import dtypes, to_numpy
-from svod.core.evaluate import evaluate as evaluate_kernel
-from svod.core.schedule import create_schedule
-from svod.core.uop import Ops, UOp
+from svod.core.graph import graph
+from svod.core.graph.buffer import bfloat16_bits_to_float32, buffer_of
+from svod.core.ir.dtype import dtypes, to_numpy
+from svod.core.ir.uop import Ops, UOp
+from svod.core.schedule.schedule import create_schedule
+from svod.core.spec.evaluate import evaluate as evaluate_kernel
 from svod.tensor import Tensor
 from svod.tensor.realize import constant_value
 from tests.graph_reference import evaluate_graph
@@ -23,7 +23,7 @@ from tests.graph_reference import evaluate_graph
 Array = np.ndarray[Any, np.dtype[Any]]
 
 def run_schedule(tensor: Tensor) -> Array:
-    """The tensor's values by its schedule: every kernel through `svod.core.evaluate`, no machine code."""
+    """The tensor's values by its schedule: every kernel through `svod.core.spec.evaluate`, no machine code."""
     if constant_value(tensor.uop) is not None or tensor.is_realized:
         return tensor.numpy()
     schedule = create_schedule(graph.sink(tensor.uop))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from svod.core.dtype import dtypes
+from svod.core.ir.dtype import dtypes
 from svod.tensor import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]

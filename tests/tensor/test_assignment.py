@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svod.core import graph
-from svod.core.buffer import buffer_of
-from svod.core.variable import Variable
+from svod.core.graph import graph
+from svod.core.graph.buffer import buffer_of
+from svod.core.ir.variable import Variable
 from svod.errors import DTypeError, ShapeError, TensorIndexError, UnsupportedError
 from svod.tensor import Tensor
 from tests.draws import draws

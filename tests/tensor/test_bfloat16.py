@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from svod.tensor import Tensor, where
 from tests.draws import draws
 from tests.tensor.checking import check, evaluate
+from tests.tensor.operations.test_elementwise import FUNCTIONS, POSITIVE, quiet
+from tests.tensor.operations.test_nn import Pair, conv_loop, pool_loop
 from tests.tensor.strategies import INTS, NUMPY_FLOATS, Array, make, rounded_to_bfloat16, seeds, shapes, views
-from tests.tensor.test_elementwise import FUNCTIONS, POSITIVE, quiet
-from tests.tensor.test_nn import Pair, conv_loop, pool_loop
 
 few = draws(6)
 bfloat16_views = views("bfloat16")

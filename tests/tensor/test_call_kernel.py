@@ -8,8 +8,8 @@ import pytest
 
 import svod
 from svod import Tensor
-from svod.core.dtype import dtypes
-from svod.core.uop import Ops, UOp
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
 from svod.errors import ArgumentError, CompileError, LaunchError, ScheduleError
 from tests.hand_kernels import Ast, gemm, two_outputs
 

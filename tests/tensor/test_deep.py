@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from svod import Tensor
-from svod.core.cut import MAX_DEPTH
+from svod.core.schedule.cut import MAX_DEPTH
 
 RNG = np.random.default_rng(5)
 ROWS = RNG.standard_normal((250, 37)).astype("f4")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from svod.core.dtype import dtypes
+from svod.core.ir.dtype import dtypes
 from svod.errors import DTypeError, ShapeError, SvodError, TensorIndexError
 from svod.tensor import Tensor
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import svod
-from svod.core import graph
-from svod.core.buffer import buffer_of
-from svod.core.origin import origin_of, scope
-from svod.core.uop import Ops, UOp
+from svod.core.graph import graph
+from svod.core.graph.buffer import buffer_of
+from svod.core.ir.origin import origin_of, scope
+from svod.core.ir.uop import Ops, UOp
 from svod.errors import DTypeError, ShapeError, UnsupportedError
 from svod.tensor import Tensor, ufuncs
 from svod.tensor.base import Array

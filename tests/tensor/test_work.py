@@ -12,10 +12,10 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from svod.core import graph
-from svod.core.estimate import estimate
-from svod.core.schedule import create_schedule
-from svod.core.uop import Ops
+from svod.core.cost.op_count import estimate
+from svod.core.graph import graph
+from svod.core.ir.uop import Ops
+from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor, where
 
 N = 24                      # and 2·N; windows and groups of fixed size fit it

@@ -70,7 +70,7 @@ interval = _interval
 
 def step(item: float, state: Any) -> str:
     """Spin in native code inside a step of `item` seconds."""
-    from svod.tune.child import step_limit
+    from svod.tune.workers.child import step_limit
     with step_limit(60.0):
         pass
     with step_limit(item):
@@ -79,7 +79,7 @@ def step(item: float, state: Any) -> str:
 
 
 def short_step(item: float, state: Any) -> str:
-    from svod.tune.child import step_limit
+    from svod.tune.workers.child import step_limit
     with step_limit(item):
         pass
     time.sleep(2 * item)

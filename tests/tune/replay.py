@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from svod.config import BeamConfig
-from svod.core.scheduler import Opt, Scheduler
-from svod.tune.candidate import Candidate, Origin, Status
-from svod.tune.events import SearchEvent
-from svod.tune.laboratory import Built, Confirmed, Failure, Lowered, Race, Screened, Verdict
-from svod.tune.search import KernelSearch
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.tune.measure.candidate import Candidate, Origin, Status
+from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, Race, Screened, Verdict
+from svod.tune.search.events import SearchEvent
+from svod.tune.search.kernel_search import KernelSearch
 from tests.tune.search_kernels import TARGET, gemm
 
 KERNEL = gemm(48, 64, 40)

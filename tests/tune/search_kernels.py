@@ -1,10 +1,11 @@
 """Small kernel ASTs written by hand (grammar: docs/ir.md), and a target that no machine has to be."""
 from __future__ import annotations
 
-from svod.core.dtype import DType, dtypes
-from svod.core.kernel import Kernel, Param
-from svod.core.target import Target
-from svod.core.uop import Ops, UOp
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.param import Param
+from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import Target
 
 TARGET = Target(arch="x86_64", cpu="znver4", features=("avx512f", "fma"), vector_bytes=64, vector_registers=32, l1=32 << 10, l2=1 << 20,
                 l3=32 << 20, threads=2)

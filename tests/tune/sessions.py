@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from svod.config import BeamConfig
-from svod.core.kernel import Kernel
-from svod.core.target import Target
-from svod.tune.budget import ModelBudget
+from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import Target
 from svod.tune.db import TuningDB
-from svod.tune.events import SearchEvent
-from svod.tune.executor import Executor
+from svod.tune.search.budget import ModelBudget
+from svod.tune.search.events import SearchEvent
 from svod.tune.session import KernelTask, TuneSession
+from svod.tune.workers.executor import Executor
 from tests.tune.replay import ReplayedLaboratory
 from tests.tune.search_kernels import TARGET
 

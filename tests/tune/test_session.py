@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from svod.compile.host import host_target
+from svod.compile.cpu.host import host_target
 from svod.config import BeamConfig, BenchConfig
-from svod.core.dtype import dtypes
-from svod.core.kernel import Kernel
-from svod.core.scheduler import Opt, Scheduler
-from svod.tune.budget import WARM_UP_ROUNDS, ModelBudget
-from svod.tune.candidate import Candidate, Origin, Status
+from svod.core.ir.dtype import dtypes
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.db import Measurement, Search, TuningDB, Verdict
-from svod.tune.events import Improved, KernelFinished, KernelStarted, RoundFinished, SearchEvent, SessionFinished, SessionStarted
-from svod.tune.executor import Executor, InlineExecutor, LocalExecutor
-from svod.tune.laboratory import Failure
-from svod.tune.search import BUDGET_SPENT
+from svod.tune.measure.candidate import Candidate, Origin, Status
+from svod.tune.measure.measurer import Failure
+from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget
+from svod.tune.search.events import Improved, KernelFinished, KernelStarted, RoundFinished, SearchEvent, SessionFinished, SessionStarted
+from svod.tune.search.kernel_search import BUDGET_SPENT
 from svod.tune.session import KernelTask, SessionResult, TuneSession, roofline_bound
+from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor
 from tests.core.corpus import data, kernel_of
 from tests.tune.replay import ReplayedLaboratory, is_failure, made_up_seconds
 from tests.tune.search_kernels import TARGET, elementwise, gemm, row_reduce

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from svod.bench.cases import Case
 from svod.bench.results import KernelInfo, PeerInfo
+from svod.bench.suites.cases import Case
 from svod.errors import ConfigError
 
 Array = np.ndarray[Any, Any]

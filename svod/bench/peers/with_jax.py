@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from svod.bench.cases import Case, load_model
 from svod.bench.peers import Array, Prepared, calls
 from svod.bench.peers.models import forward
+from svod.bench.suites.cases import Case, load_model
 from svod.config import changed_environment, set_default_environment
 from svod.errors import UnsupportedError
 

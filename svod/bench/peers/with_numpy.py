@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from svod.bench.cases import Case
 from svod.bench.peers import Array, Prepared, calls
+from svod.bench.suites.cases import Case
 from svod.errors import UnsupportedError
 
 Step = Callable[[], object]

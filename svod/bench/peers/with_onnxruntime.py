@@ -13,10 +13,10 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from svod.bench.cases import Case, load_model
 from svod.bench.peers import Array, Prepared, calls
 from svod.bench.peers.models import forward
-from svod.core.buffer import bfloat16_bits_to_float32
+from svod.bench.suites.cases import Case, load_model
+from svod.core.graph.buffer import bfloat16_bits_to_float32
 from svod.errors import UnsupportedError
 
 OPSET, IR_VERSION = 20, 9       # 20 is the first with Gelu

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from svod.bench.cases import Case, load_model
 from svod.bench.peers import Array, Prepared, calls
 from svod.bench.peers.models import forward
+from svod.bench.suites.cases import Case, load_model
 from svod.errors import UnsupportedError
 
 Tensor = Any        # a torch.Tensor; types are checked without torch too

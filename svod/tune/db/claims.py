@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from svod.core.forksafe import remake_after_fork
+from svod.system.forksafe import remake_after_fork
 
 if TYPE_CHECKING:
     from typing import Self

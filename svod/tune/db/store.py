@@ -29,8 +29,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from svod import config
-from svod.core.forksafe import remake_after_fork
 from svod.errors import DatabaseError
+from svod.system.forksafe import remake_after_fork
 from svod.tune.db import claims, files, layers, transfer
 from svod.tune.db.records import RECORDS, Kernel, Measurement, Origin, Record, RecordError, Search, TargetFacts, Verdict
 from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from svod.core.files import write_text
 from svod.errors import DatabaseError
+from svod.system.files import write_text
 from svod.tune.db.records import Record, RecordError, canonical, parse_json, record_from_json
 
 FORMAT = "svod-tune-db"

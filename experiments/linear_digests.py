@@ -1,0 +1,145 @@
+"""Whether two versions of svod make the same kernels: keys, sketches and the LINEAR of many chains, recorded by one and compared by the other.
+
+    python experiments/linear_digests.py record before.json       # in a checkout of the version before
+    python experiments/linear_digests.py compare before.json      # in the version after: exit status 1, and a line each, for what differs
+    python experiments/linear_digests.py compare before.json --chains-only     # the recorded chains alone: the cost model may have changed
+
+Kernels: the corpus of the tests, and those of the suites core, odd and models. Targets: AVX-512, AVX2, and AVX-512 with dot and tile
+instructions; none is the machine at hand, so that a record is the
+same everywhere. Chains, per kernel and target: none, every sketch, the heuristic, and random ones. A comparison replays the recorded
+chains, so it does not depend on how random chains are drawn.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
+
+from heuristics import kernels_of  # noqa: E402
+
+# isort: split
+from svod.bench.suites.suites import select_cases  # noqa: E402
+from svod.compile.lower.lower import lower  # noqa: E402
+from svod.core.cost.sketch import heuristic, sketches  # noqa: E402
+from svod.core.kernel.kernel import Kernel  # noqa: E402
+from svod.core.kernel.scheduler import Opt, Scheduler  # noqa: E402
+from svod.core.machine.target import Target  # noqa: E402
+from svod.errors import SvodError  # noqa: E402
+from tests.chains import random_state  # noqa: E402
+from tests.core.corpus import BUILDERS, CORPUS  # noqa: E402
+
+AVX2 = ("avx2", "f16c", "fma", "sse4")
+AVX512 = (*AVX2[:1], "avx512f", *AVX2[1:])
+TARGETS = {
+    "avx512": Target("x86_64", "znver4", AVX512, 64, 32, 32 << 10, 1 << 20, 32 << 20, 2, has_scaleb=True),
+    "avx2": Target("x86_64", "haswell", AVX2, 32, 16, 32 << 10, 256 << 10, 8 << 20, 8),
+    "amx": Target("x86_64", "sapphirerapids", ("amx", "avx2", "avx512f", "bf16", "f16c", "fma", "sse4", "vnni"), 64, 32, 48 << 10, 2 << 20,
+                  32 << 20, 2, has_scaleb=True),
+}
+RANDOM_CHAINS = 4       # for each kernel and target
+LONGEST = 10            # opts of a random chain
+
+
+def all_kernels() -> Iterator[tuple[str, Kernel]]:
+    """The kernels by name, each key once."""
+    seen = set()
+    for name in BUILDERS:
+        yield f"corpus/{name}", (kernel := Kernel(CORPUS[name]()))
+        seen.add(kernel.key)
+    for suite in ("core", "odd", "models"):
+        for case in select_cases(suite):
+            for name, kernel in kernels_of(case):
+                if kernel.key not in seen:
+                    seen.add(kernel.key)
+                    yield f"{suite}/{name}", kernel
+
+
+def describe(state: Scheduler) -> dict[str, Any]:
+    """A chain, the state that it ends in, and the LINEAR of that; or why there is none."""
+    chain = [o.to_json() for o in state.applied_opts]
+    try:
+        return {"chain": chain, "state": state.digest.hex(), "linear": lower(state).digest}
+    except SvodError as e:
+        return {"chain": chain, "state": state.digest.hex(), "linear": f"{type(e).__name__}: {e}"}
+
+
+def record() -> dict[str, Any]:
+    """Everything, as JSON-able data."""
+    out: dict[str, Any] = {}
+    for name, kernel in all_kernels():
+        entry: dict[str, Any] = {"key": kernel.key, "targets": {}}
+        out[name] = entry
+        if kernel.routine is not None:
+            continue
+        for target_name, target in TARGETS.items():
+            base = Scheduler(kernel, target)
+            rng = random.Random(f"{name} {target_name}")
+            drawn = [random_state(rng, base, rng.randint(1, LONGEST)) for _ in range(RANDOM_CHAINS)]
+            entry["targets"][target_name] = {
+                "heuristic": describe(heuristic(base)), "sketches": [describe(s) for s in sketches(base)],
+                "chains": [describe(s) for s in (base, *drawn)]}
+    return out
+
+
+def replay(kernel: Kernel, target: Target, then: dict[str, Any]) -> dict[str, Any]:
+    """What a recorded chain comes to now."""
+    try:
+        return describe(Scheduler(kernel, target).apply_opts([Opt.from_json(o) for o in then["chain"]]))
+    except SvodError as e:
+        return {"chain": then["chain"], "state": f"{type(e).__name__}: {e}", "linear": ""}
+
+
+def compare(before: dict[str, Any], chains_only: bool) -> list[str]:
+    """A line for everything that differs."""
+    lines = []
+    kernels = dict(all_kernels())
+    for name, entry in before.items():
+        kernel = kernels.pop(name, None)
+        if kernel is None or kernel.key != entry["key"]:
+            lines.append(f"{name}: the kernel is gone" if kernel is None else f"{name}: the key is {kernel.key}, was {entry['key']}")
+            continue
+        for target_name, then in entry["targets"].items():
+            target = TARGETS[target_name]
+            for kind, old in [*(("sketch", s) for s in then["sketches"]), ("heuristic", then["heuristic"]),
+                              *(("chain", c) for c in then["chains"])]:
+                now = replay(kernel, target, old)
+                lines += [f"{name} {target_name}: {kind} {json.dumps(old['chain'])}: {what} {old[what]} → {now[what]}"
+                          for what in ("state", "linear") if now[what] != old[what]][:1]
+            if not chains_only:
+                base = Scheduler(kernel, target)
+                if (chosen := heuristic(base).digest.hex()) != then["heuristic"]["state"]:
+                    lines.append(f"{name} {target_name}: the heuristic chooses {chosen}, not {then['heuristic']['state']}")
+                if [s.digest.hex() for s in sketches(base)] != [s["state"] for s in then["sketches"]]:
+                    lines.append(f"{name} {target_name}: the sketches are others, or in another order")
+    return lines + [f"{name}: the kernel is new" for name in kernels]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("record", "compare"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--chains-only", action="store_true", help="neither the choice of the heuristic nor the list of sketches")
+    args = parser.parse_args()
+    start = time.perf_counter()
+    if args.action == "record":
+        data = record()
+        args.file.write_text(json.dumps(data, indent=0), encoding="utf-8")
+        lines = []
+    else:
+        data = json.loads(args.file.read_text(encoding="utf-8"))
+        lines = compare(data, args.chains_only)
+    states = sum(len(t["sketches"]) + 1 + len(t["chains"]) for e in data.values() for t in e["targets"].values())
+    print("\n".join([*lines, f"{len(data)} kernels, {states} chains, {len(lines)} differences, {time.perf_counter() - start:.0f} s"]))
+    sys.exit(bool(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,338 @@
+"""`plan.analyze()`: what a plan does, without running it.
+
+    a = plan.analyze()
+    print(a)                # kernels, then the plan as a whole
+    a.to_json()
+
+Per kernel the work of a direct loop nest (flops, bytes of arguments, each once), what its program needs beside (scratch of the workers,
+temporaries), how many threads it asks for, and an estimate of its time: what the machine's ceilings allow, and the price of its launches.
+For the plan:
+
+    dependencies    data: reads what the other writes;  control: writes what the other has read or written before (intermediates that share
+                    memory by the planner's choice are not listed: their kernels are of different levels, which wait for each other)
+    callbacks       functions of Python among the kernels: their work is not known, their bytes are those of the arrays
+    critical path   the chain of dependent kernels with the largest sum of estimates: no schedule on any number of cores is shorter
+    memory          what is alive at once by lifetimes (the lower bound) and what the planner made of it (the peak)
+    fusions         intermediates, each a place where two kernels could have been one: why they are not, and what it costs
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from svod.bench.roofline import Ceilings, cached_ceilings
+from svod.compile.cpu.host import host_target
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.memory_planner import lower_bound
+from svod.compile.plan.plan_parts import PreparedKernel, levels_of, lifetimes_of, region_in, written_by
+from svod.config import data_dir
+from svod.core.cost.op_count import Estimate
+from svod.core.schedule.regions import Region, are_disjoint
+from svod.system.columns import amount, columns, duration
+
+
+@dataclass(frozen=True)
+class KernelAnalysis:
+    """One kernel of the plan, in its order; kernels of one `level` may run at the same time. `why`: the rule that made it a kernel.
+
+    `flops`, `bytes_read`, `bytes_written`: None where the work is not known; a function of Python has the bytes of its arrays.
+    `scratch_bytes`: of all its workers; `temporary_bytes`: between its phases; `kept_bytes`: temporaries that are written once, at prepare.
+    `threads`: the most that a phase uses; `launches`: of one run. `seconds`: estimated; `bound_by`: compute, memory or launch, host
+    callback for a function of Python."""
+
+    index: int
+    name: str
+    key: str
+    origin: str
+    why: str
+    opts_source: str
+    level: int
+    flops: int | None
+    bytes_read: int | None
+    bytes_written: int | None
+    scratch_bytes: int
+    temporary_bytes: int
+    kept_bytes: int
+    threads: int
+    launches: int
+    seconds: float | None
+    bound_by: str
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """Kernel `after` must wait for kernel `before` (positions in the plan) because of `buffer`, of `bytes`."""
+
+    before: int
+    after: int
+    kind: Literal["data", "control"]
+    buffer: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """An intermediate, which a fusion of `producer` with `consumers` would do without: `bytes` of memory, `traffic` bytes written and read
+    again, and `peak_saved` bytes off the lower bound of the plan's memory. `why` they are kernels of their own."""
+
+    producer: int
+    consumers: tuple[int, ...]
+    buffer: int
+    bytes: int
+    traffic: int
+    peak_saved: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Memory that is only moved. `kind`: copy (a kernel without arithmetic, in every run), once (weights that a kernel arranges for itself,
+    at prepare). `bytes`: read and written, of a once phase what it leaves."""
+
+    kernel: int
+    kind: Literal["copy", "once"]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryAnalysis:
+    """Bytes. `peak`: intermediates and temporaries of one run, as the planner (`mode`) placed them; `lower_bound`: the most that is alive
+    at one level, which no placement can do without. `kept`: weights as kernels have arranged them. The rest is the user's."""
+
+    mode: str
+    peak: int
+    lower_bound: int
+    kept: int
+    inputs: int
+    constants: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class PlanAnalysis:
+    """`critical_path`: positions of kernels. Its seconds, and `seconds`, the sum over all kernels, are None where the work of one is not
+    known. `launches` of one run, of which `synchronisations` are shared out to several threads and waited for, in `native_calls`; between
+    these `callbacks` (positions) are called."""
+
+    kernels: tuple[KernelAnalysis, ...]
+    dependencies: tuple[Dependency, ...]
+    fusions: tuple[Fusion, ...]
+    transfers: tuple[Transfer, ...]
+    memory: MemoryAnalysis
+    critical_path: tuple[int, ...]
+    critical_seconds: float | None
+    seconds: float | None
+    launches: int
+    synchronisations: int
+    threads: int
+    native_calls: int = 1
+    callbacks: tuple[int, ...] = ()
+
+    @property
+    def parallelism(self) -> float | None:
+        """How many kernels could run at once on average: all estimates over the critical path's."""
+        return self.seconds / self.critical_seconds if self.seconds and self.critical_seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; the classes of this module are its schema."""
+        return {"format": "svod-analysis", "version": 1, **asdict(self), "parallelism": self.parallelism}
+
+    def table(self, width: int = 110, fusions: int = 10) -> str:
+        """As text of at most `width` columns (60 at least), with the `fusions` that would save most."""
+        rows = [(f"{k.index} {k.name}".rstrip(), str(k.level), _amount(k.flops, "FLOP"), _amount(k.bytes_read, "B"),
+                 _amount(k.bytes_written, "B"), _amount(k.scratch_bytes + k.temporary_bytes, "B"), str(k.threads), _duration(k.seconds),
+                 k.bound_by, k.origin) for k in self.kernels]
+        header = ("kernel", "level", "flops", "read", "written", "scratch", "threads", "estimate", "by", "origin")
+        out = columns(header, rows, {1, 2, 3, 4, 5, 6, 7}, width)
+        data = sum(d.kind == "data" for d in self.dependencies)
+        m = self.memory
+        called = ", ".join(f"{i} {self.kernels[i].name}" for i in self.callbacks)
+        at_once = f"; {self.parallelism:.2g} kernels at once" if self.parallelism else ""
+        out += ["", f"estimate      {_duration(self.seconds)} one by one; critical path {_duration(self.critical_seconds)}: "
+                f"{_positions(self.critical_path)}{at_once}",
+                f"dependencies  {data} of data, {len(self.dependencies) - data} of control",
+                f"launches      {self.launches} a run, {self.synchronisations} of them shared between {self.threads} threads",
+                *([f"callbacks     {called}; native calls {self.native_calls}"] if called else ()),
+                f"memory        peak {amount(m.peak, 'B')} ({m.mode}), lower bound {amount(m.lower_bound, 'B')}",
+                f"beside it     arranged weights {amount(m.kept, 'B')}, inputs {amount(m.inputs, 'B')}, "
+                f"constants {amount(m.constants, 'B')}, outputs {amount(m.outputs, 'B')}"]
+        for kind, what in (("copy", "in every run"), ("once", "at prepare")):
+            moved = [t for t in self.transfers if t.kind == kind]
+            if moved:
+                out.append(f"transfers     {amount(sum(t.bytes for t in moved), 'B')} {what}, by {_positions([t.kernel for t in moved])}")
+        if self.fusions:
+            most = sorted(self.fusions, key=lambda f: -f.traffic)[:fusions]
+            lost = [(f"{f.producer} → {_positions(f.consumers)}", amount(f.bytes, "B"), amount(f.traffic, "B"), amount(f.peak_saved, "B"),
+                     f.why) for f in most]
+            out += ["", *columns(("not fused", "memory", "traffic", "of the peak", "because"), lost, {1, 2, 3}, width)]
+            if len(self.fusions) > fusions:
+                out.append(f"and {len(self.fusions) - fusions} more")
+        return "\n".join(out)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def analyze(plan: ExecutionPlan, ceilings: Ceilings | None = None) -> PlanAnalysis:
+    """`ExecutionPlan.analyze`. `ceilings` None: of this machine, as they are cached, else measured quickly."""
+    limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", host_target(), quick=True)
+    with plan.lock:     # a value that is given meanwhile may choose other kernels
+        return _analyze(plan, limits)
+
+
+def _analyze(plan: ExecutionPlan, limits: Ceilings) -> PlanAnalysis:
+    groups = levels_of(plan.kernels)
+    level_of = {i: level for level, group in enumerate(groups) for i in group}
+    kernels = tuple(_analyze_kernel(i, k, level_of[i], plan.threads, limits) for i, k in enumerate(plan.kernels))
+    dependencies = dependencies_of(plan)
+    path, critical = critical_path([k.seconds for k in kernels], dependencies)
+    known = [k.seconds for k in kernels if k.seconds is not None]
+    launches, synchronisations = _launches(plan, groups)
+    sizes: dict[str, int] = {}
+    for b in plan.buffers:
+        sizes[b.kind] = sizes.get(b.kind, 0) + b.nbytes
+    memory = MemoryAnalysis(plan.memory.mode, plan.memory.shared, plan.memory.lower_bound, plan.memory.kept, sizes.get("input", 0),
+                            sizes.get("constant", 0), sizes.get("output", 0))
+    return PlanAnalysis(kernels, dependencies, fusions_of(plan), _transfers(kernels), memory, path, critical,
+                        sum(known) if len(known) == len(kernels) else None, launches, synchronisations, plan.threads,
+                        sum(s.launches > 0 for s in plan.segments), tuple(i for i, k in enumerate(plan.kernels) if k.is_callback))
+
+
+def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits: Ceilings) -> KernelAnalysis:
+    phases = [p for p in k.spec.phases if not p.once]
+    threads = min(most, max((p.threads for p in phases), default=1))
+    once = len(phases) < len(k.spec.phases)
+    temporary = sum(k.spec.temps)
+    flops = read = written = seconds = None
+    by = ""
+    if isinstance(k.estimate, Estimate):
+        flops, read, written = k.estimate.flops, k.estimate.bytes_read, k.estimate.bytes_written
+        seconds = limits.estimate_seconds(k.estimate.arithmetic, read, written, threads, len(phases))
+        parts = {"compute": limits.compute_seconds(k.estimate.arithmetic, threads),
+                 "memory": limits.estimate_seconds((), read, written, threads, 0),
+                 "launch": limits.estimate_seconds((), 0, 0, threads, len(phases))}
+        by = max(parts, key=lambda name: parts[name])
+    elif k.is_callback:
+        moved = [size * dtype.itemsize for dtype, size in k.spec.params]
+        written, by = sum(moved[s] for s in k.spec.outs), k.opts_source
+        read = sum(moved) - written
+    return KernelAnalysis(index, k.name, k.key, k.origin, k.cut, k.opts_source, level, flops, read, written,
+                          max((p.scratch_bytes * min(most, p.threads) for p in k.spec.phases), default=0), 0 if once else temporary,
+                          temporary if once else 0, threads, len(phases), seconds, by)
+
+
+def dependencies_of(plan: ExecutionPlan) -> tuple[Dependency, ...]:
+    """Which kernel waits for which, and for what; of several reasons between two kernels each buffer is one. Kernels that reach different
+    parts of a buffer do not wait for each other."""
+    out: list[Dependency] = []
+    writers: dict[int, list[_Use]] = {}
+    readers: dict[int, list[_Use]] = {}
+    for i, k in enumerate(plan.kernels):
+        written = written_by(k)
+        for b in dict.fromkeys(k.buffers):
+            use = _Use(i, k.level, region_in(k, b, plan.buffers[b].nbytes))
+            before, read = writers.setdefault(b, []), readers.setdefault(b, [])
+            reads = b not in written or _reads_own(k, b)
+            if reads:
+                out += [Dependency(w.kernel, i, "data", b, w.region.size) for w in before if w.meets(use)]
+            if b in written:
+                waited = [r for r in read if r.meets(use)]
+                out += [Dependency(r.kernel, i, "control", b, use.region.size) for r in waited]
+                if not waited and not reads:
+                    out += [Dependency(w.kernel, i, "control", b, w.region.size) for w in before if w.meets(use)]
+                writers[b] = [w for w in before if not use.region.covers(w.region)] + [use]
+                readers[b] = [r for r in read if not use.region.covers(r.region)]
+            else:
+                read.append(use)
+    return tuple(out)
+
+
+class _Use(NamedTuple):
+    """The part of a buffer that a kernel of a level reaches."""
+
+    kernel: int
+    level: int | None
+    region: Region
+
+    def meets(self, other: _Use) -> bool:
+        """Whether both reach one byte; kernels of one level never do."""
+        return (self.level is None or self.level != other.level) and not are_disjoint(self.region, other.region)
+
+
+def _reads_own(k: PreparedKernel, buffer: int) -> bool:
+    """Whether a kernel that writes a buffer is also given it to read."""
+    return any(b == buffer and slot not in k.spec.outs for slot, b in enumerate(k.buffers))
+
+
+def critical_path(seconds: Sequence[float | None], dependencies: Sequence[Dependency]) -> tuple[tuple[int, ...], float | None]:
+    """The chain of dependent kernels whose seconds have the largest sum, and that sum; kernels in an order that can run. Where the time of
+    a kernel is not known it counts as none, and the sum is None."""
+    before: dict[int, set[int]] = {}
+    for d in dependencies:
+        before.setdefault(d.after, set()).add(d.before)
+    end: list[float] = []
+    previous: list[int | None] = []
+    for i, own in enumerate(seconds):
+        best = max(sorted(before.get(i, ())), key=lambda j: end[j], default=None)
+        end.append((own or 0.0) + (end[best] if best is not None else 0.0))
+        previous.append(best)
+    at: int | None = max(range(len(end)), key=lambda i: end[i], default=None)
+    total = end[at] if at is not None else 0.0
+    path: list[int] = []
+    while at is not None:
+        path.append(at)
+        at = previous[at]
+    return tuple(reversed(path)), None if any(s is None for s in seconds) else total
+
+
+def fusions_of(plan: ExecutionPlan) -> tuple[Fusion, ...]:
+    """An entry per intermediate that kernels alone use, in the order in which they are written."""
+    alive = lifetimes_of(plan.kernels, plan.buffers)
+    bound = plan.memory.lower_bound
+    out = []
+    seen: set[int] = set()
+    for i, k in enumerate(plan.kernels):
+        for b in sorted(written_by(k) - seen):
+            seen.add(b)
+            consumers = tuple(j for j, other in enumerate(plan.kernels) if j > i and b in other.buffers and b not in written_by(other))
+            if plan.buffers[b].kind != "intermediate" or not consumers or any(plan.kernels[j].is_callback for j in (i, *consumers)):
+                continue
+            rest = {n: size for n, size in alive.sizes.items() if n != b}
+            size = plan.buffers[b].nbytes
+            saved = bound - lower_bound(rest, alive.first, alive.last)
+            out.append(Fusion(i, consumers, b, size, size * (1 + len(consumers)), saved, k.cut))
+    return tuple(out)
+
+
+def _transfers(kernels: Sequence[KernelAnalysis]) -> tuple[Transfer, ...]:
+    copies = [Transfer(k.index, "copy", (k.bytes_read or 0) + (k.bytes_written or 0)) for k in kernels if k.flops == 0]
+    return (*copies, *(Transfer(k.index, "once", k.kept_bytes) for k in kernels if k.kept_bytes))
+
+
+def _launches(plan: ExecutionPlan, groups: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """(launches of one run, those of them that several threads work on). Single-core kernels of one level are one launch together."""
+    launches = shared = 0
+    for group in groups:
+        together = [i for i in group if plan.kernels[i].single_core] if plan.threads > 1 else []
+        together = together if len(together) > 1 else []
+        launches += bool(together)
+        shared += bool(together)
+        for phase in (p for i in group if i not in together for p in plan.kernels[i].spec.phases if not p.once):
+            launches += 1
+            shared += min(plan.threads, phase.threads, phase.extent) > 1
+    return launches, shared
+
+
+def _amount(value: int | None, unit: str) -> str:
+    return "" if value is None else amount(value, unit)
+
+
+def _duration(value: float | None) -> str:
+    return "unknown" if value is None else duration(value)
+
+
+def _positions(numbers: Sequence[int], most: int = 12) -> str:
+    shown = ", ".join(map(str, numbers[:most]))
+    return shown if len(numbers) <= most else f"{shown}, … ({len(numbers)} kernels)"

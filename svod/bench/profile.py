@@ -1,0 +1,226 @@
+"""`svod.profile(plan)`: where the time of a plan goes, by kernel and by layer.
+
+    p = svod.profile(f.plans[0])        # f = svod.jit(model), called once
+    print(p)                            # kernels by time, then the layers as a tree
+    p.to_json()
+
+Kernels run in the plan's order, so that each finds the caches as the one before leaves them; a pass times each of them once, the figure is
+the median over passes, less what an empty call costs. Inside the plan kernels that do not depend on each other may run at the same time:
+`plan_seconds` can be less than the sum.
+
+A layer is a module path (`svod.scope`), else a file with its lines. Its exclusive time is that of the kernels that come from exactly there,
+its inclusive time has everything below as well. A kernel that was fused of several layers counts for the one that its origin names.
+"""
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from svod.bench.roofline import Ceilings, cached_ceilings
+from svod.bench.timer import Clock
+from svod.compile.cpu.host import host_target
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.plan_parts import PreparedKernel
+from svod.config import data_dir
+from svod.core.cost.op_count import Estimate
+from svod.errors import ArgumentError, LaunchError
+from svod.system.columns import columns, duration, percent
+
+LEAST_PASSES, MOST_PASSES = 5, 1000
+UNKNOWN = "(no origin)"
+_FILE_AND_LINE = re.compile(r"(.+):(\d+)")
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One kernel of the plan, in its order. `seconds`: of one run, median; `share`: of the sum of all kernels. `bound`: the least seconds
+    that the machine's ceilings allow, operands in memory; None where the work is not known."""
+
+    index: int
+    name: str
+    key: str
+    origin: str
+    source: str
+    chain: tuple[Any, ...]
+    seconds: float
+    share: float
+    flops: int | None
+    bytes: int | None
+    bound: float | None
+
+    @property
+    def ceiling_share(self) -> float | None:
+        """bound / seconds; above 1 where the operands are found in a cache."""
+        return None if self.bound is None or not self.seconds else self.bound / self.seconds
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """One layer. `path`: its module path, or file, or file:line; `depth`: how many layers stand above it. Seconds of one run."""
+
+    path: str
+    depth: int
+    kernels: int
+    exclusive: float
+    inclusive: float
+    share: float
+    bound: float | None
+
+    @property
+    def ceiling_share(self) -> float | None:
+        """What the ceilings allow for all its kernels over its inclusive time."""
+        return None if self.bound is None or not self.inclusive else self.bound / self.inclusive
+
+
+@dataclass(frozen=True)
+class Profile:
+    """`kernels` in the plan's order; `layers` as a tree, depth first, in order of the plan. `plan_seconds`: a run of the whole plan;
+    `kernel_seconds`: the sum of the kernels."""
+
+    kernels: tuple[KernelTime, ...]
+    layers: tuple[LayerTime, ...]
+    plan_seconds: float
+    kernel_seconds: float
+    passes: int
+    threads: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: seconds, flops, bytes; shares are parts of 1."""
+        def row(item: KernelTime | LayerTime) -> dict[str, Any]:
+            return {f.name: getattr(item, f.name) for f in fields(item)} | {"ceiling_share": item.ceiling_share}
+        return {"format": "svod-profile", "version": 1, "plan_seconds": self.plan_seconds, "kernel_seconds": self.kernel_seconds,
+                "passes": self.passes, "threads": self.threads,
+                "kernels": [row(k) | {"chain": [list(o) for o in k.chain]} for k in self.kernels],
+                "layers": [row(x) for x in self.layers]}
+
+    def table(self, top: int | None = None, width: int = 100) -> str:
+        """Two tables as text: the kernels that take most time (`top` of them), and the layers. At most `width` columns, 60 at least."""
+        ranked = sorted(self.kernels, key=lambda k: -k.seconds)
+        shown = ranked[:top]
+        rows = [(k.name or k.key[:12], duration(k.seconds), percent(k.share), percent(k.ceiling_share), k.source, k.origin or UNKNOWN)
+                for k in shown]
+        out = [f"plan {duration(self.plan_seconds)}, {len(self.kernels)} kernels {duration(self.kernel_seconds)} one by one, "
+               f"{self.threads} thread{'s' if self.threads > 1 else ''}", ""]
+        out += columns(("kernel", "time", "share", "ceiling", "opts", "origin"), rows, {1, 2, 3}, width)
+        if len(shown) < len(ranked):
+            rest = sum(k.seconds for k in ranked[len(shown):])
+            out.append(f"and {len(ranked) - len(shown)} more kernels, {duration(rest)}")
+        layers = [("  " * x.depth + (x.path if not x.depth else _last(x.path)), duration(x.inclusive), percent(x.share),
+                   duration(x.exclusive), percent(x.ceiling_share), str(x.kernels)) for x in self.layers]
+        out += ["", *columns(("layer", "inclusive", "share", "exclusive", "ceiling", "kernels"), layers, {1, 2, 3, 4, 5}, width)]
+        return "\n".join(out)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def profile(plan: ExecutionPlan, *, seconds: float = 1.0, ceilings: Ceilings | None = None, clock: Clock = time.perf_counter) -> Profile:
+    """Time the kernels of a plan for about `seconds`. `ceilings`: of this machine; None: as they are cached, else measured quickly.
+
+    Raises ArgumentError for what is no plan, LaunchError for a plan without kernels, and what running it raises."""
+    if not isinstance(plan, ExecutionPlan):
+        raise ArgumentError(f"svod.profile takes an ExecutionPlan, got {type(plan).__name__}; a tensor has one by plan = t.prepare(), a "
+                            "function under svod.jit that was called has them in f.plans")
+    if not plan.kernels:
+        raise LaunchError("this plan has no kernels: its outputs are inputs or constants, there is nothing to profile")
+    limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", host_target(), quick=True)
+    with plan.lock:
+        plan.execute()
+        running = plan.kernels
+        passes, times, whole, empty = _time_passes(plan, seconds, clock)
+    own = [max(0.0, statistics.median(t) - empty) for t in times]
+    total = sum(own)
+    kernels = tuple(_kernel_time(i, k, t, t / total if total else 0.0, limits, plan.threads) for i, (k, t) in
+                    enumerate(zip(running, own, strict=True)))
+    return Profile(kernels, roll_up(kernels), statistics.median(whole), total, passes, plan.threads)
+
+
+def _time_passes(plan: ExecutionPlan, seconds: float, clock: Clock) -> tuple[int, list[list[float]], list[float], float]:
+    """(passes, seconds of each kernel by pass, of the whole plan by pass, of an empty call)."""
+    times: list[list[float]] = [[] for _ in plan.kernels]
+    whole: list[float] = []
+    empty: list[float] = []
+    begin = clock()
+    while len(whole) < LEAST_PASSES or (len(whole) < MOST_PASSES and clock() - begin < seconds):
+        for i, t in enumerate(times):
+            start = clock()
+            plan.repeat_kernel(i, 1)
+            t.append(clock() - start)
+        start = clock()
+        plan.repeat_kernel(0, 0)
+        empty.append(clock() - start)
+        start = clock()
+        plan.execute()
+        whole.append(clock() - start)
+    return len(whole), times, whole, statistics.median(empty)
+
+
+def _kernel_time(index: int, k: PreparedKernel, seconds: float, share: float, limits: Ceilings, threads: int) -> KernelTime:
+    flops = moved = bound = None
+    if isinstance(k.estimate, Estimate):
+        flops, moved = k.estimate.flops, k.estimate.bytes_moved
+        bound = limits.bound_seconds(k.estimate.arithmetic, k.estimate.bytes_read, k.estimate.bytes_written, threads)
+    elif k.is_callback:
+        moved = sum(size * dtype.itemsize for dtype, size in k.spec.params)
+    return KernelTime(index, k.name or k.spec.name, k.key, k.origin, k.opts_source, tuple(k.opts), seconds, share, flops, moved, bound)
+
+
+# -- layers -----------------------------------------------------------------------------------------
+
+def layer_path(origin: str) -> tuple[str, ...]:
+    """The layers above a kernel, outermost first, itself last: "layer1.0.conv1" → ("layer1", "layer1.0", "layer1.0.conv1");
+    "/home/me/model.py:12" → ("model.py", "model.py:12")."""
+    if not origin:
+        return (UNKNOWN,)
+    found = _FILE_AND_LINE.fullmatch(origin)
+    if found is not None:
+        file = Path(found[1]).name
+        return file, f"{file}:{found[2]}"
+    parts = origin.split(".")
+    return tuple(".".join(parts[:i + 1]) for i in range(len(parts)))
+
+
+def roll_up(kernels: Sequence[KernelTime]) -> tuple[LayerTime, ...]:
+    """Times by layer: every layer that a kernel's origin names, and all above it."""
+    exclusive: dict[tuple[str, ...], float] = {}
+    inclusive: dict[tuple[str, ...], float] = {}
+    bounds: dict[tuple[str, ...], float | None] = {}
+    counts: dict[tuple[str, ...], int] = {}
+    for k in kernels:
+        path = layer_path(k.origin)
+        exclusive[path] = exclusive.get(path, 0.0) + k.seconds
+        for i in range(1, len(path) + 1):
+            above = path[:i]
+            inclusive[above] = inclusive.get(above, 0.0) + k.seconds
+            counts[above] = counts.get(above, 0) + 1
+            known = bounds.get(above, 0.0)
+            bounds[above] = None if known is None or k.bound is None else known + k.bound
+    total = sum(k.seconds for k in kernels)
+    return tuple(LayerTime(p[-1], len(p) - 1, counts[p], exclusive.get(p, 0.0), inclusive[p], inclusive[p] / total if total else 0.0,
+                           bounds[p]) for p in _depth_first(inclusive))
+
+
+def _depth_first(paths: Mapping[tuple[str, ...], object]) -> list[tuple[str, ...]]:
+    """Every path before those below it, siblings in order of first appearance."""
+    below: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for p in paths:
+        below.setdefault(p[:-1], []).append(p)
+    out: list[tuple[str, ...]] = []
+    todo = list(reversed(below.get((), [])))
+    while todo:
+        p = todo.pop()
+        out.append(p)
+        todo += reversed(below.get(p, []))
+    return out
+
+
+# -- text -------------------------------------------------------------------------------------------
+
+def _last(path: str) -> str:
+    found = _FILE_AND_LINE.fullmatch(path)
+    return f"line {found[2]}" if found is not None else path.rsplit(".", 1)[-1]

@@ -1,0 +1,1 @@
+"""What is benchmarked, and the right results."""

@@ -1,0 +1,221 @@
+"""One benchmark, as data: what is computed, on which operands, and what it costs as a direct loop; and the kinds of cases there are.
+
+A case names its operation; `reference.py` computes it in NumPy, each file of `peers/` with its library, and `build` with svod. Operands are
+drawn from a seed and are the same memory, or the same bits, for every contestant. An operand that is a weight is a constant of the model
+that the case is taken from: a contestant may arrange it before it is timed (svod packs it, ONNX Runtime gets it as an initializer).
+"""
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+
+from svod.core.graph.buffer import aligned_empty, float32_to_bfloat16_bits
+from svod.core.ir.dtype import BY_NAME
+from svod.errors import UnsupportedError
+
+Array = np.ndarray[Any, Any]
+Fill = Literal["normal", "positive", "integers"]
+
+MODELS_DIR = Path(__file__).resolve().parents[3] / "experiments" / "models"
+TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1.5e-2}    # of the largest output; integers are exact
+
+
+@dataclass(frozen=True)
+class Operand:
+    """`fill`: normal, positive (uniform in ½ … 1½, for long sums whose relative error must mean something) or integers from -127 to 127."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    weight: bool = False
+    fill: Fill = "normal"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * BY_NAME[self.dtype].itemsize
+
+    def draw(self, rng: np.random.Generator) -> Array:
+        """Values, 64-byte aligned; bfloat16 as the uint16 of its bits."""
+        kind = BY_NAME[self.dtype]
+        out = aligned_empty(math.prod(self.shape), kind).reshape(self.shape)
+        if self.fill == "integers":
+            out[...] = rng.integers(-127, 128, self.shape)
+            return out
+        if self.fill == "positive":
+            values = rng.random(self.shape, np.float32) + np.float32(0.5)
+        else:
+            values = rng.standard_normal(self.shape, np.float32)
+        out[...] = float32_to_bfloat16_bits(values) if self.dtype == "bfloat16" else values
+        return out
+
+    def __str__(self) -> str:
+        return "×".join(map(str, self.shape)) or "scalar"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One benchmark. `build(*operands)` is the expression in svod: a function of Tensors that uses their methods only. `flops`: of a direct
+    loop, a multiply-add counts two, a function one; 0 where the plan of svod knows better (models). `neighbour`: a case of round extents
+    that this one's rate is held against."""
+
+    name: str
+    title: str
+    suite: str
+    group: str
+    op: str
+    operands: tuple[Operand, ...]
+    out_shape: tuple[int, ...]
+    out_dtype: str
+    flops: float
+    build: Callable[..., Any]
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    neighbour: Case | None = None
+
+    @property
+    def dtype(self) -> str:
+        """What the operation is about: the dtype of its operands."""
+        return self.operands[0].dtype
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(o.nbytes for o in self.operands)
+
+    @property
+    def bytes_written(self) -> int:
+        return math.prod(self.out_shape) * BY_NAME[self.out_dtype].itemsize
+
+    @property
+    def work(self) -> float:
+        """What a rate counts: flops, or bytes where there are none."""
+        return self.flops or float(self.bytes_read + self.bytes_written)
+
+    @property
+    def shapes(self) -> str:
+        return ", ".join(map(str, self.operands))
+
+    @property
+    def tolerance(self) -> float:
+        """Largest allowed difference to the reference, over the largest value."""
+        return TOLERANCE.get(self.dtype, 0.0)
+
+    def draw(self, seed: int = 0) -> list[Array]:
+        """The operands' values; those of a name and a seed are always the same."""
+        rng = np.random.default_rng([seed, *self.name.encode()])
+        return [o.draw(rng) for o in self.operands]
+
+
+# -- what cases are made of ---------------------------------------------------------------------------
+
+def matmul(name: str, title: str, a: tuple[int, ...], b: tuple[int, ...], dtype: str = "float32", *, suite: str = "core",
+           group: str = "gemm") -> Case:
+    """a @ b, NumPy's rule. Bytes are multiplied exactly, into int32."""
+    fill: Fill = "integers" if dtype == "int8" else "normal"
+    out = a[:-1] + b[-1:] if len(b) > 1 else a[:-1]
+    flops = 2 * math.prod(a) * (b[-1] if len(b) > 1 else 1)
+    if dtype == "int8":
+        return Case(name, title, suite, group, "matmul", (Operand(a, dtype, fill=fill), Operand(b, dtype, fill=fill)), out, "int32", flops,
+                    lambda x, y: x.cast("int32") @ y.cast("int32"))
+    return Case(name, title, suite, group, "matmul", (Operand(a, dtype, fill=fill), Operand(b, dtype, fill=fill)), out, dtype, flops,
+                lambda x, y: x @ y)
+
+
+def linear_gelu(name: str, title: str, m: int, k: int, n: int) -> Case:
+    """gelu(x @ weightᵀ + bias): (m, k), (n, k), (n,)."""
+    operands = Operand((m, k)), Operand((n, k), weight=True), Operand((n,), weight=True)
+    return Case(name, title, "core", "gemm", "linear_gelu", operands, (m, n), "float32", 2 * m * n * k + 6 * m * n,
+                lambda x, w, b: x.linear(w, b).gelu())
+
+
+def conv2d(name: str, title: str, channels: int, outputs: int, kernel: int, size: int, stride: int = 1, groups: int = 1, *,
+           suite: str = "core") -> Case:
+    """A convolution of one image, padded by half the kernel: (1, channels, size, size), (outputs, channels / groups, kernel, kernel)."""
+    pad = kernel // 2
+    out = (size + 2 * pad - kernel) // stride + 1
+    weight = (outputs, channels // groups, kernel, kernel)
+    operands = Operand((1, channels, size, size)), Operand(weight, weight=True)
+    return Case(name, title, suite, "conv", "conv2d", operands, (1, outputs, out, out), "float32", 2 * math.prod(weight) * out * out,
+                lambda x, w: x.conv2d(w, stride=stride, padding=pad, groups=groups),
+                {"stride": stride, "padding": pad, "groups": groups})
+
+
+def softmax(name: str, title: str, rows: int, columns: int, *, suite: str = "core") -> Case:
+    """Over the last axis."""
+    shape = (rows, columns)
+    return Case(name, title, suite, "rows", "softmax", (Operand(shape),), shape, "float32", 5 * rows * columns, lambda x: x.softmax(-1))
+
+
+def layer_norm(name: str, title: str, rows: int, columns: int) -> Case:
+    """Over the last axis, with gain and offset."""
+    operands = Operand((rows, columns)), Operand((columns,), weight=True), Operand((columns,), weight=True)
+    return Case(name, title, "core", "rows", "layer_norm", operands, (rows, columns), "float32", 7 * rows * columns,
+                lambda x, g, b: x.layer_norm(columns, g, b, 1e-5), {"eps": 1e-5})
+
+
+def attention(name: str, title: str, heads: int, length: int, width: int) -> Case:
+    """softmax(q kᵀ / √width) v, without a mask: three operands of (1, heads, length, width)."""
+    shape = (1, heads, length, width)
+    flops = 4 * heads * length * length * width + 5 * heads * length * length
+    return Case(name, title, "core", "rows", "attention", (Operand(shape),) * 3, shape, "float32", flops,
+                lambda q, k, v: q.scaled_dot_product_attention(k, v))
+
+
+def reduction(name: str, title: str, op: Literal["sum", "max"], shape: tuple[int, ...], axis: int, *, suite: str = "core") -> Case:
+    """Sum or maximum over one axis."""
+    out = shape[:axis] + shape[axis + 1:]
+    return Case(name, title, suite, "reduction", op, (Operand(shape, fill="positive"),), out, "float32", math.prod(shape),
+                lambda x: x.sum(axis) if op == "sum" else x.max(axis), {"axis": axis})
+
+
+def max_pool2d(name: str, title: str, channels: int, size: int) -> Case:
+    """3×3, stride 2, padding 1: ResNet's."""
+    out = (size + 2 - 3) // 2 + 1
+    return Case(name, title, "core", "reduction", "max_pool2d", (Operand((1, channels, size, size)),), (1, channels, out, out), "float32",
+                9 * channels * out * out, lambda x: x.max_pool2d(3, stride=2, padding=1), {"kernel": 3, "stride": 2, "padding": 1})
+
+
+def gelu(name: str, title: str, count: int) -> Case:
+    """x · Φ(x), with the error function."""
+    return Case(name, title, "core", "elementwise", "gelu", (Operand((count,)),), (count,), "float32", 5 * count, lambda x: x.gelu())
+
+
+def axpy(name: str, title: str, count: int) -> Case:
+    """2.5 x + y."""
+    return Case(name, title, "core", "elementwise", "axpy", (Operand((count,)), Operand((count,))), (count,), "float32", 2 * count,
+                lambda x, y: x * 2.5 + y, {"a": 2.5})
+
+
+def transpose(name: str, title: str, rows: int, columns: int) -> Case:
+    """A matrix, copied transposed."""
+    return Case(name, title, "core", "elementwise", "transpose", (Operand((rows, columns)),), (columns, rows), "float32", 0.0,
+                lambda x: x.transpose(0, 1).contiguous())
+
+
+def model(name: str, title: str, script: str, kind: str, shape: tuple[int, ...], out_shape: tuple[int, ...]) -> Case:
+    """A model of experiments/models, with its weights as constants. Its input is the script's."""
+    return Case(name, title, "models", "models", "model", (Operand(shape),), out_shape, "float32", 0.0,
+                lambda x: load_model(script, kind)(x), {"script": script, "kind": kind})
+
+
+_models: dict[str, Any] = {}
+
+
+def load_model(script: str, kind: str) -> Any:
+    """The model object: callable with a Tensor, and with `reference` in NumPy. Raises UnsupportedError where svod is installed without
+    experiments."""
+    if script not in _models:
+        if not (MODELS_DIR / f"{script}.py").exists():
+            raise UnsupportedError(f"the suite 'models' runs the scripts of experiments/models; {MODELS_DIR} does not have {script}.py: "
+                                   "run svod-bench from a checkout")
+        sys.path.insert(0, str(MODELS_DIR))
+        try:
+            _models[script] = getattr(importlib.import_module(script), kind)()
+        finally:
+            sys.path.remove(str(MODELS_DIR))
+    return _models[script]

@@ -1,0 +1,282 @@
+"""The commands of svod-bench. Results go to stdout, what happens meanwhile to stderr."""
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import shlex
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from svod import config
+from svod.cli.outputs import check_database, check_is_there, check_output
+from svod.errors import DatabaseError
+from svod.system.files import write_text
+
+if TYPE_CHECKING:
+    from svod.bench.results import Run
+
+INSTALL_PEERS = f"{shlex.quote(sys.executable)} -m pip install 'svod[peers]'"
+NEW_SEEDS = 1_000_000   # a seed that is drawn is below this: short enough to type
+SETTLE_SECONDS = 0.5    # how long the machine is watched before a run
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="svod", message="svod %(version)s")
+def cli() -> None:
+    """Measure this machine, svod's kernels and other libraries the same way; compare runs; make reports."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("svod: %(message)s"))
+    logging.getLogger("svod").addHandler(handler)
+
+
+@cli.command()
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
+              help="Also write the figures to a file.")
+@click.option("--refresh", is_flag=True, help="Measure again, whatever is known.")
+def ceilings(json_path: Path | None, refresh: bool) -> None:
+    """What this machine can do at best: multiply-adds, bandwidth by cache level, the price of a launch."""
+    from svod.bench.roofline import cached_ceilings
+    from svod.cli.bench.tables import print_ceilings
+    from svod.compile.cpu.host import host_target
+
+    check_output("--json", json_path)
+    target = host_target()
+    _warn_if_busy(target.threads)
+    path = _ceilings_path()
+    start = time.monotonic()
+    found = cached_ceilings(path, target, refresh=refresh)
+    known = time.monotonic() - start < 0.1
+    print_ceilings(found)
+    _say(f"{target.key}; " + (f"measured before, kept in {path}; --refresh measures again" if known else "measured now"))
+    if json_path is not None:
+        write_text(json_path, json.dumps(asdict(found), indent=1) + "\n")
+
+
+class _Run(click.Command):
+    """Says how kernels are named when it meets a word that is no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as e:
+            if not e.format_message().startswith("Got unexpected extra argument"):
+                raise
+            from svod.bench.suites.suites import SUITE_NAMES
+
+            words = [a for a in given if not a.startswith("-")]
+            hint = next((f"--suite {a}" for a in words if a in (*SUITE_NAMES, "all")), f"--kernels '{words[-1]}*'")
+            raise click.UsageError(f"{e.format_message().rstrip('.')}; kernels are named by options, as in: svod-bench run {hint}. "
+                                   f"The suites are {', '.join(SUITE_NAMES)}, and all; svod-bench run --suite all --list shows their "
+                                   "kernels", ctx) from e
+
+
+@cli.command(cls=_Run)
+@click.option("--suite", default="core", show_default=True, metavar="NAMES",
+              help="Which kernels: core, odd, models, random, with commas, or all.")
+@click.option("--kernels", default="*", metavar="GLOB", help="Only kernels whose names match; several patterns are joined by commas.")
+@click.option("--beam", type=click.IntRange(min=1), metavar="N", help="Search what the tuning database lacks, with this beam width.")
+@click.option("--heuristic", is_flag=True, help="svod with its heuristics alone.")
+@click.option("--db-only", is_flag=True,
+              help="Heuristics, and what the tuning database has; nothing is searched. The default without BEAM.")
+@click.option("--fresh", is_flag=True, help="With a beam: search what the database knows, too.")
+@click.option("--peers", default="all", show_default=True, metavar="NAMES", help="Libraries to compare with, with commas; all, or none.")
+@click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
+@click.option("--seed", type=click.IntRange(min=0),
+              help="Seed of the operands and of the suite random; default: 0, and with that suite a number drawn now.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="How many kernels the suite random has; default: 20.")
+@click.option("--dump-after", metavar="PASSES", help="Print what these passes make of every plan of svod's; as SVOD_DUMP_AFTER.")
+@click.option("--list", "only_list", is_flag=True, help="Show the kernels of the suite and do nothing.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT", help="Write everything to a file.")
+def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bool, fresh: bool, peers: str, db: str | None,
+        seed: int | None, count: int | None, dump_after: str | None, only_list: bool, json_path: Path | None) -> None:
+    """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
+    from svod.bench.peers import load_peers, parse_peers
+    from svod.bench.results import Settings, write_run
+    from svod.bench.runner import run_suite
+    from svod.bench.suites.random_kernels import RANDOM, RANDOM_COUNT
+    from svod.bench.suites.suites import parse_suites, select_cases
+    from svod.cli.bench.tables import describe_case, print_run
+    from svod.cli.tables import print_table
+    from svod.compile.cpu.host import host_target
+    from svod.compile.plan.dump import passes_of
+
+    mode, width = _mode(beam, heuristic, db_only, fresh)
+    check_database(db if mode == "beam" else None)
+    with_random = RANDOM in parse_suites(suite)
+    if count is not None and not with_random:
+        raise click.UsageError(f"--count {count} is of the suite random; add --suite random")
+    count = count or RANDOM_COUNT
+    if seed is None:
+        seed = secrets.randbelow(NEW_SEEDS) if with_random else 0
+    cases = select_cases(suite, kernels, seed=seed, count=count)
+    if with_random:
+        _say(f"the suite random is {count} kernels of seed {seed}; --seed {seed} gives the same ones again")
+    names = parse_peers(peers)
+    if only_list:
+        print_table(("kernel", "what", "group", "dtype", "operands"), [(c.name, c.title, c.group, c.dtype, c.shapes) for c in cases],
+                    fold=frozenset({"operands"}))
+        return
+    check_output("--json", json_path)
+    prepare = config.PrepareConfig.from_env()
+    prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
+    passes_of(prepare)
+    target = host_target()
+    _warn_if_busy(target.threads)
+    found, infos = load_peers(names, target.threads)
+    left_out = [f"{i.name} ({i.missing})" for i in infos if i.missing is not None]
+    if left_out:
+        _say(f"left out: {', '.join(left_out)}. The extra brings them: {INSTALL_PEERS}")
+    from svod.bench.ceiling_loops import Loops
+    from svod.bench.roofline import cached_ceilings, known_ceilings
+    from svod.cli.bench.contestants import svod_contestants
+
+    path = _ceilings_path()
+    known = known_ceilings(path, target)
+    if known is None or known.quick:
+        _say(f"measuring what this machine can do at best, some ten seconds; kept in {path}, unless the machine is busy")
+    limits = cached_ceilings(path, target)
+    contestants = [*svod_contestants(mode, width, fresh=fresh, db=db, config=prepare), *found]
+    together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
+    _say(f"{_kernels(len(cases))}, {target.threads} thread{'s' if target.threads > 1 else ''} each: {together}")
+    settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,
+                        datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0, count if with_random else None)
+
+    def finished(so_far: Run) -> None:
+        click.echo("\n".join(describe_case(so_far.cases[-1])) + "\n")
+        if json_path is not None:       # another library that ends the process does not take the results with it
+            with contextlib.suppress(OSError):      # said at the end, where it is tried again
+                write_run(json_path, so_far)
+    result = run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=limits,
+                       arithmetic=partial(Loops(target).best_round, threads=limits.threads),
+                       started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"),
+                       finished=finished)
+    print_run(result)
+    if json_path is not None:
+        _write_at_last(json_path, result)
+    done = len(result.cases)
+    missing = "" if done == len(cases) else f"; interrupted, {len(cases) - done} are missing"
+    _say(f"{_kernels(done)} in {result.settings.seconds:.0f} s{missing}")
+    wrong = [f"{c.name} ({o.name})" for c in result.cases for o in c.contestants if o.name in ("heuristic", "tuned")
+             and o.status in ("wrong", "failed")]
+    if wrong:
+        _say(f"svod gives wrong results or fails: {', '.join(wrong)}")
+    sys.exit(130 if done < len(cases) else 1 if wrong else 0)
+
+
+@cli.command()
+@click.argument("before", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="A.json")
+@click.argument("after", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="B.json")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--force", is_flag=True, help="Also compare runs of different machines or protocols.")
+def compare(before: Path, after: Path, as_json: bool, force: bool) -> None:
+    """What got faster or slower from A to B beyond the noise. Exit status: 0 nothing is worse, 1 something is, 2 not comparable."""
+    from svod.bench.compare import check_comparable, compare_runs
+    from svod.bench.results import read_run
+    from svod.cli.bench.tables import print_comparison
+
+    a, b = read_run(before), read_run(after)
+    if not force:
+        check_comparable(a, b)
+    for path, r in ((before, a), (after, b)):
+        if r.load.busy is not None:
+            _say(f"{path}: {r.load.busy} during the run")
+    found = compare_runs(a, b)
+    if as_json:
+        click.echo(json.dumps(asdict(found) | {"worse": found.worse}, indent=1))
+    else:
+        print_comparison(found)
+    sys.exit(1 if found.worse else 0)
+
+
+@cli.command()
+@click.argument("runs", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[RUN.json]...")
+@click.option("--db", metavar="PATHS", help="Tuning databases whose searches are shown; default: SVOD_TUNE_DB, else the user's.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default=Path("report.html"), show_default=True)
+@click.option("--markdown", is_flag=True, help="The figures as Markdown, for a pull request, to stdout.")
+def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool) -> None:
+    """One HTML file that opens offline, of runs and of the searches that a tuning database remembers; either alone is enough."""
+    from svod.bench.report.page import render_markdown, write_report
+    from svod.bench.results import read_run
+    from svod.tune.db import TuningDB
+    from svod.tune.report_source import read_tuning
+
+    if not markdown:
+        check_output("-o", output, *runs)
+    found = [read_run(path) for path in runs]
+    tuning = None
+    spec = db if db is not None else config.PrepareConfig.env_value("db")
+    if spec != config.NONE:
+        with TuningDB.open(spec, read_only=True) as database:
+            if db is not None:
+                check_is_there(database.plan)
+            if database.problem is not None:
+                raise DatabaseError(database.problem)
+            last = found[-1] if found else None
+            tuning = read_tuning(database, last.machine.target if last is not None else None, last.ceilings if last is not None else None)
+    if markdown:
+        click.echo(render_markdown(found, tuning))
+        return
+    write_report(found, tuning, output)
+    _say(f"{output} written; it opens in any browser, offline")
+
+
+def _write_at_last(path: Path, result: Run) -> None:
+    """Write the run; where that fails, among the temporary files. Raises OSError, naming `path`, once they are there."""
+    from svod.bench.results import write_run
+
+    try:
+        write_run(path, result)
+    except OSError:
+        saved = Path(tempfile.mkdtemp(prefix="svod-bench-")) / path.name
+        write_run(saved, result)
+        _say(f"the results are in {saved}")
+        raise
+
+
+def _mode(beam: int | None, heuristic: bool, db_only: bool, fresh: bool) -> tuple[Literal["beam", "db-only", "heuristic"], int | None]:
+    """Which svod takes part, and the beam width. BEAM counts where no option is given."""
+    given = [name for name, on in (("--beam", beam is not None), ("--heuristic", heuristic), ("--db-only", db_only)) if on]
+    if len(given) > 1:
+        raise click.UsageError(f"{' and '.join(given)} do not go together; give one of them")
+    width = beam
+    if not given:
+        width = config.BeamConfig.env_value("width") or None
+    if fresh and width is None:
+        raise click.UsageError("--fresh needs a search; add --beam N")
+    return ("heuristic" if heuristic else "beam" if width is not None else "db-only"), width
+
+
+def _kernels(n: int) -> str:
+    return f"{n} kernel{'s' * (n != 1)}"
+
+
+def _ceilings_path() -> Path:
+    return config.data_dir() / "ceilings.json"
+
+
+def _warn_if_busy(threads: int) -> None:
+    from svod.bench.load import watch_machine
+
+    seen = watch_machine()
+    time.sleep(SETTLE_SECONDS)
+    load = seen()
+    if load.busy is not None:
+        _say(f"warning: the machine is busy ({load.busy}; load average {load.load_average:.1f}); times will be noisy")
+    if threads == 1:
+        _say("one core only: nothing is said about several threads")
+
+
+def _say(text: str) -> None:
+    """A line about what happens, on stderr."""
+    click.echo(text, err=True)

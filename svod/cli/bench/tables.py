@@ -1,0 +1,205 @@
+"""What svod-bench prints: a block per kernel while it runs, tables at the end. Pure text; widths between 80 and 120 columns."""
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+
+import click
+
+from svod.bench.compare import Comparison
+from svod.bench.results import SVOD, CaseResult, GroupResult, Outcome, Run, Speedup, SuiteResult
+from svod.bench.roofline import Ceilings
+from svod.bench.summary import ALL, BEST_PEER, NOISY, half_width
+from svod.cli.tables import print_table, seconds
+
+WIDEST = 140        # columns from which on the seconds of search and the rate over the round neighbour are shown too; a pipe has them all
+WIDE = 116          # … every peer has a column of its own; below, the best one has
+MEDIUM = 98         # … the heuristic's time and the best peer's are shown too
+NAME = 12           # width of a contestant's name
+WIDE_INTERVAL = " ~"
+MARKS = {WIDE_INTERVAL: f"known to worse than ±{100 * NOISY:.0f} %", " =": "no difference beyond the spread"}
+
+
+def share(value: float | None) -> str:
+    """A part of 1 as a percentage."""
+    return "" if value is None else f"{100 * value:.0f} %"
+
+
+def spread(value: float | None) -> str:
+    """±0.4 %, ±12 %."""
+    return "" if value is None else f"±{100 * value:.1f} %" if value < 0.0995 else f"±{100 * value:.0f} %"
+
+
+def rate(value: float, unit: str) -> str:
+    """A rate per second with a prefix: 258 GFLOP/s."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}/s"
+    return f"{value:.3g} {unit}/s"
+
+
+def doubt(half: float | None) -> str:
+    """The mark of a figure whose interval is wide, or not known: `half` is half its width."""
+    return "" if half is not None and half <= NOISY else WIDE_INTERVAL
+
+
+def times(value: Speedup, other: str) -> str:
+    """1.04× onnxruntime ±0.5 %; a difference below the spread is none."""
+    if value.low is None or value.high is None:
+        return f"{value.median:.3g}× {other}, too few rounds"
+    half = spread(0.5 * math.log(value.high / value.low))
+    return f"= {other} {half}" if value.is_none else f"{value.median:.3g}× {other} {half}"
+
+
+def describe_case(case: CaseResult) -> list[str]:
+    """The lines that are printed when a case is done."""
+    bound = f", bound {seconds(case.bound.seconds)} ({case.bound.by})" if case.bound is not None else ""
+    lines = [f"{case.name}: {case.title}, {case.dtype}{bound}"]
+    for o in case.contestants:
+        lines.append(f"  {o.name:{NAME}} {_describe_outcome(case, o)}".rstrip())
+        if o.search_seconds is not None:
+            lines.append(f"  {'':{NAME}} {seconds(o.search_seconds):>8}  of search")
+    if case.neighbour is not None:
+        n = case.neighbour
+        text = f"not timed: {n.why}" if n.rate is None else f"{seconds(n.seconds):>8}  this one has {_rate_words(n.rate)} of its rate"
+        lines.append(f"  {n.name:{NAME}} {text}")
+    if case.noisy is not None:
+        lines.append(f"  {'noisy':{NAME}} {case.noisy}")
+    return lines
+
+
+def _rate_words(rate: Speedup) -> str:
+    half = "" if rate.low is None or rate.high is None else f" {spread(0.5 * math.log(rate.high / rate.low))}"
+    return f"{share(rate.median)}{half}"
+
+
+def _describe_outcome(case: CaseResult, o: Outcome) -> str:
+    if o.same_as is not None:
+        return f"the same code as {o.same_as}"
+    if o.median is None or o.minimum is None:
+        return f"{o.status}: {o.why}"
+    text = f"{seconds(o.median):>8}  least {seconds(o.minimum):>8}  {spread(o.spread):>7}"
+    if o.name in SVOD:
+        text += f"  {share(o.ceiling_share):>5} of ceiling" if o.ceiling_share is not None else ""
+        if case.best_peer is not None and case.best_peer in o.speedups:
+            text += f"  {times(o.speedups[case.best_peer], case.best_peer)}"
+    return text
+
+
+def print_run(run: Run) -> None:
+    """The table of all kernels and the geometric means."""
+    peers = [p.name for p in run.peers if p.version is not None]
+    tuned = any(c.outcome("tuned") for c in run.cases)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDEST
+    wide, medium = width >= WIDE, width >= MEDIUM
+    searched = width >= WIDEST and any(s.searching is not None for s in run.suites)
+    rated = width >= WIDEST and any(s.rates is not None for s in run.suites)
+    contestants = ["heuristic", "tuned"] if tuned and medium else ["svod"] if tuned else ["heuristic"]
+    columns = ["kernel", *contestants, *(peers if wide else ["best peer"] if peers else []), *(["vs best"] if peers else []), "ceiling",
+               *(["search"] if searched else []), *(["of neighbour"] if rated else []), ""]
+    rows: list[list[str]] = []
+    for c in run.cases:
+        best = c.svod
+        row = [c.name, *(_cell(c, name) for name in contestants)]
+        if wide:
+            row += [_cell(c, name) for name in peers]
+        elif peers:
+            row.append("" if c.best_peer is None else f"{_cell(c, c.best_peer)} {c.best_peer}" if medium else c.best_peer)
+        if peers:
+            s = best.speedups.get(c.best_peer or "") if best is not None else None
+            row.append("" if s is None else f"{s.median:.2f}x{doubt(half_width(s))}{'' if not s.is_none else ' ='}")
+        row.append(share(best.ceiling_share) if best is not None else "")
+        if searched:
+            row.append(seconds(next((o.search_seconds for o in c.contestants if o.search_seconds is not None), None)))
+        if rated:
+            rate = c.neighbour.rate if c.neighbour is not None else None
+            row.append("" if c.neighbour is None else "-" if rate is None else share(rate.median) + doubt(half_width(rate)))
+        rows.append([*row, "noisy" if c.noisy is not None else ""])
+    print_table(columns, rows, right=frozenset(columns[1:-1]))
+    marks = [f"{mark.strip()} {meaning}" for mark, meaning in MARKS.items() if any(mark in cell for row in rows for cell in row[1:-1])]
+    if marks:
+        click.echo("; ".join(marks))
+    if len(run.cases) > 1:
+        click.echo()
+        print_groups(run.groups, peers if wide else [], tuned)
+    if run.suites and (len(run.cases) > 1 or tuned):
+        click.echo()
+        print_suites(run.suites, tuned, names=wide)
+
+
+def _cell(c: CaseResult, name: str) -> str:
+    """The time of a contestant; of "svod" at its best."""
+    o = c.outcome(name) if name != "svod" else c.svod or c.outcome("tuned")
+    if o is None:
+        return ""
+    if o.same_as is not None and name != "svod":
+        return "same"
+    if o.median is not None:
+        return seconds(o.median) + doubt(o.spread)
+    return {"unsupported": "-", "wrong": "WRONG", "failed": "FAILED"}.get(o.status, "-")
+
+
+def print_groups(groups: Sequence[GroupResult], peers: Sequence[str], tuned: bool) -> None:
+    """Geometric means: how many times faster svod is than …"""
+    own = "tuned" if tuned else "heuristic"
+    others = [*(["heuristic"] if tuned else []), BEST_PEER, *peers]
+    others = [o for o in others if any(f"{own}/{o}" in g.speedups for g in groups)]
+    rows = []
+    for g in groups:
+        row = ["geometric mean" if g.name == ALL else g.name]
+        for other in others:
+            key = f"{own}/{other}"
+            row.append(f"{g.speedups[key]:.2f}x of {g.cases[key]}" if key in g.speedups else "")
+        rows.append([*row, share(g.ceiling_share.get(own))])
+    print_table([f"{own} vs", *others, "ceiling"], rows, right=frozenset({*others, "ceiling"}))
+
+
+def print_suites(suites: Sequence[SuiteResult], tuned: bool, *, names: bool) -> None:
+    """One line per suite: geometric means, what the searches took (the median, and the most), and the least rate over a round neighbour;
+    with the `names` of the cases that these belong to."""
+    own = "tuned" if tuned else "heuristic"
+    peers = any(f"{own}/{BEST_PEER}" in s.means.speedups for s in suites)
+    searched, rated = any(s.searching is not None for s in suites), any(s.rates is not None for s in suites)
+    columns = ["suite", "kernels", *(["heuristic of tuned"] if tuned else []), *([f"{own} of {BEST_PEER}"] if peers else []), "ceiling",
+               *(["search", "longest search"] if searched else []), *(["least of neighbour"] if rated else [])]
+    rows = []
+    for s in suites:
+        row = [s.name, str(s.cases)]
+        for pair in (*(["heuristic/tuned"] if tuned else []), *([f"{own}/{BEST_PEER}"] if peers else [])):
+            row.append(f"{s.means.speedups[pair]:.2f}x" if pair in s.means.speedups else "")
+        row.append(share(s.means.ceiling_share.get(own)))
+        if searched:
+            row += ["", ""] if s.searching is None else [
+                seconds(s.searching.median), seconds(s.searching.most) + (f" {s.searching.longest}" if names else "")]
+        if rated:
+            row.append("" if s.rates is None else share(s.rates.least) + (f" {s.rates.lowest}" if names else ""))
+        rows.append(row)
+    print_table(columns, rows, right=frozenset(columns[1:]), fold=frozenset(columns[1:]))
+
+
+def print_ceilings(c: Ceilings) -> None:
+    """One line per figure: one core, and all threads."""
+    many = f"{c.threads} threads" if c.threads > 1 else "1 thread"
+    rows = [(f"multiply-add {dtype}", rate(one, "FLOP"), rate(all_, "FLOP")) for dtype, (one, all_) in c.flops.items()]
+    for level, kinds in c.bandwidth.items():
+        for kind, (one, all_) in kinds.items():
+            rows.append((f"{level} {kind.replace('_stream', ', streaming stores')}", rate(one, "B"), rate(all_, "B")))
+    rows.append(("launch inside a plan", seconds(c.dispatch[0]), seconds(c.dispatch[1])))
+    print_table(("", "one core", many), rows, right=frozenset({"one core", many}))
+
+
+def print_comparison(found: Comparison) -> None:
+    """Every change beyond the noise; what did not change is counted."""
+    shown = [c for c in found.changes if c.verdict != "same"]
+    rows = [(c.case, c.contestant, c.verdict, seconds(c.before), seconds(c.after), "" if c.ratio is None else f"{c.ratio:.3f}",
+             spread(c.noise), c.why) for c in shown]
+    if rows:
+        print_table(("kernel", "contestant", "", "before", "after", "ratio", "noise", "why"), rows,
+                    right=frozenset({"before", "after", "ratio", "noise"}), fold=frozenset({"why"}))
+    counts = {v: sum(c.verdict == v for c in found.changes) for v in dict.fromkeys(c.verdict for c in found.changes)}
+    click.echo(", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
+    for name, mean in found.means.items():
+        noisy = [c.verdict for c in found.timed(name)].count("noisy")
+        click.echo(f"{name}: geometric mean of time after / time before {mean:.3f}" + (f", {noisy} noisy" if noisy else ""))

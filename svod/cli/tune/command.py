@@ -1,0 +1,179 @@
+"""The options of svod-tune. What happens with them is in `tune_run.py`, imported after the first line of output."""
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from svod import config
+from svod.cli.installation import program
+from svod.cli.outputs import Finite, check_database, check_output
+
+DEFAULT_BEAM = 8
+DEFAULT_BUDGET = 600.0
+SCRIPT_OPTIONS = "options of the script go after --, as in: svod-tune {script} -- {option}"
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What the command line asked for. `args`: the script's; `source`: a capture instead of a script."""
+
+    script: str | None
+    args: tuple[str, ...] = ()
+    beam: int = DEFAULT_BEAM
+    budget: float = DEFAULT_BUDGET
+    workers: str = "ray"
+    address: str | None = None
+    db: str | None = None
+    fresh: bool = False
+    top: int | None = None
+    only: tuple[str, ...] = ()
+    capture_for: float | None = None
+    source: str | None = None
+    capture_to: str | None = None
+    actions: str | None = None
+    dry_run: bool = False
+    json_path: str | None = None
+    verbose: bool = False
+
+    @property
+    def subject(self) -> str:
+        """The script or capture, as the user named it."""
+        return self.script or self.source or ""
+
+    def command_line(self, **changes: object) -> str:
+        """A command that differs from this one by the options given, for people to paste. --dry-run, --json, --capture-to and
+        --fresh are not handed on."""
+        values: dict[str, object] = {"beam": self.beam, "budget": f"{self.budget:g}"}
+        for f in fields(self):
+            if f.name in ("db", "workers", "address", "top", "only", "capture_for", "actions") and getattr(self, f.name) != f.default:
+                values[f.name] = getattr(self, f.name)
+        words = [program("svod-tune"), *((self.script,) if self.script else ("--from", self.source or ""))]
+        for name, value in {**values, **changes}.items():
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [f"--{name.replace('_', '-')}", *([] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)])]
+        if self.args:
+            words += ["--", *self.args]
+        return shlex.join(words)
+
+
+class _Command(click.Command):
+    """Says where the script's own options go when it meets one that is not ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as e:
+            script = next((a for a in given if a.endswith(".py")), "SCRIPT")
+            hint = SCRIPT_OPTIONS.format(script=script, option=e.option_name)
+            raise click.UsageError(f"{e.format_message().rstrip('.')}; {hint}", ctx) from e
+
+
+class _Seconds(Finite):
+    """Seconds above 0."""
+
+    name = "seconds"
+
+    def __init__(self) -> None:
+        super().__init__(min=0.0, min_open=True, max=1e7)
+
+
+@click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]},
+               epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out; 2 bad input; 3 the script "
+                      "failed, and what it had prepared was tuned; 4 tuned, but the database could not take the results, or "
+                      "--json could not be written; 5 there is no kernel to tune; 6 the capture is damaged, and what can be read of it was "
+                      "tuned; 130 ended early by Ctrl-C; 143 ended by SIGTERM, 129 by SIGHUP. The first Ctrl-C ends the script, the next "
+                      "one the tuning.")
+@click.argument("script", required=False)
+@click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
+@click.option("--beam", type=int, metavar="N", help=f"Beam width, at least 1; default: BEAM, else {DEFAULT_BEAM}.")
+@click.option("--budget", type=_Seconds(), default=DEFAULT_BUDGET, show_default=True, help="Wall time of the whole command.")
+@click.option("--workers", default="ray", show_default=True, metavar="ray:N|local:N|inline",
+              help="Who compiles and times candidates; without N one worker per core. Where Ray does not come up, "
+                   "and for budgets below 20 s (but for ray:N), local ones do.")
+@click.option("--address", metavar="auto|HOST:PORT", help="A running Ray cluster instead of a Ray of our own.")
+@click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
+@click.option("--fresh", is_flag=True, help="Read nothing that is in the database; record what is found.")
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N kernels that take most of the time.")
+@click.option("--only", multiple=True, metavar="KEY", help="Only kernels whose key begins with KEY, or whose name or origin has it.")
+@click.option("--capture-for", type=_Seconds(), help="End the script after this time; without it, after 30 s without a new "
+              "kernel, before the first one after half of the budget.")
+@click.option("--from", "source", metavar="FILE", help="Tune a capture (a file or directory) instead of running a script.")
+@click.option("--capture-to", metavar="FILE", help="Also keep the capture, for --from here or elsewhere.")
+@click.option("--actions", type=click.Choice(["default", "reference"]), help="The grid of single opts that is proposed.")
+@click.option("--dry-run", is_flag=True, help="Show kernels, families, estimates and what the database knows; search nothing.")
+@click.option("--json", "json_path", metavar="PATH", help="Write everything to a JSON file; - is the standard output.")
+@click.option("--verbose", is_flag=True, help="Say more: rounds, dropped candidates, the log.")
+@click.version_option(package_name="svod", message="svod %(version)s")
+def cli(beam: int | None, **given: Any) -> NoReturn:
+    """Run SCRIPT, capture the kernels it prepares, tune and verify them, and remember the winners.
+
+    Options may stand before and after SCRIPT; everything after -- is the script's own."""
+    if beam is None:
+        beam = config.BeamConfig.env_value("width") or DEFAULT_BEAM
+    options = TuneOptions(beam=beam, **given)
+    check(options)
+    logging.getLogger("svod").addHandler(_log_handler(options.verbose))
+    say(first_line(options))
+    from svod.cli.tune.run import tune
+
+    sys.exit(tune(options))
+
+
+def first_line(options: TuneOptions) -> str:
+    if options.source is not None:
+        return f"svod-tune: reading the capture {options.source}"
+    return f"svod-tune: running {options.script} to capture its kernels (Ctrl-C ends the script and tunes what it has prepared)"
+
+
+def check(options: TuneOptions) -> None:
+    """Raise a click.UsageError for options that do not go together, another SvodError for those that cannot be used."""
+    if options.beam < 1:
+        raise click.BadParameter(f"{options.beam}: a beam of at least 1 is needed to search; to see what would be tuned use --dry-run",
+                                 param_hint="--beam")
+    if options.source is not None:
+        if options.script is not None:
+            raise click.UsageError(f"both a script ({options.script}) and a capture (--from {options.source}) were given; give one")
+        if not os.path.exists(options.source):
+            raise click.BadParameter(f"{options.source} does not exist; make a capture with svod-tune --capture-to FILE SCRIPT",
+                                     param_hint="--from")
+    elif options.script is None:
+        raise click.UsageError("no script was given; use svod-tune SCRIPT, or svod-tune --from FILE for a capture")
+    elif not _is_script(Path(options.script)):
+        found = "is a directory without a __main__.py" if os.path.isdir(options.script) else "does not exist"
+        raise click.UsageError(f"{options.script} {found}; give the path of a Python script")
+    elif not os.access(options.script, os.R_OK):
+        raise click.UsageError(f"{options.script} cannot be read")
+    check_output("--json", options.json_path, options.script, options.source, stdout=True)
+    check_output("--capture-to", options.capture_to, options.script, options.source)
+    check_database(None if options.dry_run else options.db)
+    from svod.tune.workers.executor import check_address, parse_workers
+
+    name, _ = parse_workers(options.workers)
+    check_address(options.address)
+    if options.address is not None and name != "ray":
+        raise click.UsageError(f"--address {options.address} needs Ray workers; --workers {options.workers} are none")
+
+
+def _is_script(path: Path) -> bool:
+    return path.is_file() or (path / "__main__.py").is_file()
+
+
+def say(text: str) -> None:
+    """A line for people, on stderr: stdout belongs to the script."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _log_handler(verbose: bool) -> logging.Handler:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("svod: %(message)s"))
+    handler.setLevel(logging.INFO if verbose else logging.WARNING)
+    logging.getLogger("svod").setLevel(logging.INFO if verbose else logging.WARNING)
+    return handler

@@ -1,0 +1,203 @@
+"""What a search shows while it runs: a table that is redrawn on a terminal, lines elsewhere. Both from the events of
+`svod.tune.search.events`.
+
+    svod-tune: 12 kernels, beam 8, 115 s, 2 Ray workers
+    [  14 s] conv layer1.0.conv1      1.46 ms → 0.61 ms   2.39×
+    [  30 s] 412 candidates, 5 of 12 kernels faster
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, TextIO
+
+from svod.cli.tables import seconds as in_words
+from svod.cli.tune.survey import Row
+from svod.tune.search.events import (
+    BaselineTimed,
+    CandidateDropped,
+    Improved,
+    KernelFinished,
+    KernelStarted,
+    RoundFinished,
+    SearchEvent,
+    SessionStarted,
+)
+
+HEARTBEAT = 15.0        # seconds between lines when nothing improves
+QUIET = 2.0             # seconds between two lines about one kernel
+REFRESH_PER_SECOND = 4
+WIDTH_NAME, WIDTH_STATUS = 28, 14
+
+
+@dataclass
+class _State:
+    """One kernel, as shown. Seconds of one call."""
+
+    label: str
+    share: float
+    heuristic: float | None = None
+    best: float | None = None
+    rounds: int = 0
+    status: str = "waiting"
+    said: float = float("-inf")
+    said_best: float | None = None
+
+    @property
+    def faster(self) -> bool:
+        return self.heuristic is not None and self.best is not None and self.best < 0.99 * self.heuristic
+
+    @property
+    def gain(self) -> str:
+        return f"{self.heuristic / self.best:.2f}×" if self.heuristic and self.best else ""
+
+
+class Progress(Protocol):
+    """A listener of a session, shown while it is entered."""
+
+    def __call__(self, event: SearchEvent) -> None: ...
+    def __enter__(self) -> Progress: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+def make_progress(rows: Sequence[Row], stream: TextIO, *, verbose: bool = False) -> Progress:
+    """Redrawn where `stream` is a terminal, else lines. `verbose`: lines in any case, with every round and dropped candidate."""
+    if stream.isatty() and not verbose:
+        return LiveProgress(rows, stream)
+    return LineProgress(rows, stream, verbose=verbose)
+
+
+class _Board:
+    """What both forms keep."""
+
+    def __init__(self, rows: Sequence[Row], clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock, self.started = clock, clock()
+        self.states = {r.key: _State(label(r), r.share) for r in rows}
+        self.budget, self.executor, self.candidates = 0.0, "", 0
+
+    @property
+    def elapsed(self) -> float:
+        return self.clock() - self.started
+
+    @property
+    def faster(self) -> int:
+        return sum(s.faster for s in self.states.values())
+
+    def update(self, event: SearchEvent) -> _State | None:
+        """Take an event in; the state of the kernel it is about."""
+        if isinstance(event, SessionStarted):
+            self.started, self.budget, self.executor = self.clock(), event.budget, event.executor
+        state = self.states.get(event.kernel)
+        if state is None:
+            return None
+        if isinstance(event, KernelStarted):
+            state.status = "heuristic"
+        elif isinstance(event, BaselineTimed):
+            state.heuristic = state.best = event.seconds
+            self.candidates += 1
+        elif isinstance(event, Improved):
+            state.best = event.seconds
+        elif isinstance(event, RoundFinished):
+            state.rounds, state.status = event.round, f"round {event.round}"
+            self.candidates += event.timed
+            if event.best < float("inf"):
+                state.best = event.best
+        elif isinstance(event, KernelFinished):
+            state.status = event.why or "done"
+            if event.heuristic < float("inf"):
+                state.heuristic = event.heuristic
+            state.best = event.seconds if event.seconds < float("inf") else None
+        return state
+
+
+class LineProgress(_Board):
+    """Plain lines, for logs and pipes."""
+
+    def __init__(self, rows: Sequence[Row], stream: TextIO, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(rows, clock)
+        self.stream, self.verbose, self.last_line = stream, verbose, clock()
+
+    def __call__(self, event: SearchEvent) -> None:
+        state = self.update(event)
+        now = self.clock()
+        if state is not None and isinstance(event, Improved) and state.faster and now - state.said >= QUIET:
+            self._say_gain(state, now)
+        elif state is not None and isinstance(event, KernelFinished):
+            if state.best != state.said_best and state.faster:
+                self._say_gain(state, now)
+            if self.verbose:
+                self._line(f"{state.label}: ended, {event.why}: {event.chain or 'as it is'}")
+        elif state is not None and self.verbose and isinstance(event, RoundFinished):
+            self._line(f"{state.label}: round {event.round}: {event.proposed} proposed, {event.timed} timed, {event.failed} failed, "
+                       f"best {in_words(state.best)}: {event.chain or 'as it is'}{' (noisy)' if event.noisy else ''}")
+        elif state is not None and self.verbose and isinstance(event, CandidateDropped):
+            self._line(f"{state.label}: {event.chain or 'as it is'} dropped, {event.status}: {event.reason}")
+        if now - self.last_line >= HEARTBEAT:
+            self._line(f"{self.candidates} candidates, {self.faster} of {len(self.states)} kernels faster")
+
+    def _say_gain(self, state: _State, now: float) -> None:
+        state.said, state.said_best = now, state.best
+        self._line(f"{state.label:{WIDTH_NAME}.{WIDTH_NAME}} {in_words(state.heuristic):>8} → {in_words(state.best):>8}  {state.gain:>6}")
+
+    def _line(self, text: str) -> None:
+        self.last_line = self.clock()
+        print(f"[{self.elapsed:4.0f} s] {text}", file=self.stream, flush=True)
+
+    def __enter__(self) -> LineProgress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+
+class LiveProgress(_Board):
+    """A table that rich redraws, with as many kernels as the terminal has room for."""
+
+    def __init__(self, rows: Sequence[Row], stream: TextIO) -> None:
+        super().__init__(rows)
+        from rich.console import Console
+        from rich.live import Live
+
+        self.console = Console(file=stream)
+        self.live = Live(get_renderable=self.render, console=self.console, refresh_per_second=REFRESH_PER_SECOND, transient=True)
+
+    def __call__(self, event: SearchEvent) -> None:
+        self.update(event)
+
+    def render(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        room = max(3, self.console.height - 6)
+        shown = list(self.states.values())[:room]
+        bar = f"{self.elapsed:.0f} of {self.budget:.0f} s" if self.budget else f"{self.elapsed:.0f} s"
+        table = Table(box=None, pad_edge=False, expand=False, title_justify="left", header_style="bold",
+                      title=Text(f"{bar} · {self.candidates} candidates · {self.faster} of {len(self.states)} kernels faster · "
+                                 f"{self.executor}", overflow="ellipsis", no_wrap=True),
+                      caption=Text(f"and {len(self.states) - len(shown)} more" if len(shown) < len(self.states) else ""))
+        table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=WIDTH_NAME)
+        for name in ("share", "heuristic", "best", "gain"):
+            table.add_column(name, justify="right", no_wrap=True, min_width=7)
+        table.add_column("", no_wrap=True, overflow="ellipsis", max_width=WIDTH_STATUS)
+        for s in shown:
+            table.add_row(Text(s.label), f"{100 * s.share:.0f} %", in_words(s.heuristic), in_words(s.best), s.gain, Text(s.status))
+        return table
+
+    def __enter__(self) -> LiveProgress:
+        self.live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.live.stop()
+
+
+def label(row: Row) -> str:
+    """The kernel's name and where it first comes from: `conv layer1.0.conv1`."""
+    return f"{row.name} {short_origin(row.origins[0])}" if row.origins else f"{row.name} {row.key[:8]}"
+
+
+def short_origin(origin: str) -> str:
+    """A module path as it is; of a file:line only the file's name."""
+    return origin.rsplit("/", 1)[-1]

@@ -1,0 +1,175 @@
+"""What svod-tune says at the end: the table of kernels, the whole plan, the next command; and the same as JSON."""
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from svod.bench.roofline import Ceilings
+from svod.bench.summary import NOISY
+from svod.cli.tables import seconds as in_words
+from svod.cli.tune.progress import short_origin
+from svod.cli.tune.survey import Rate, Row, rate_of
+from svod.core.machine.target import Target
+from svod.tune.db.records import SizeTime
+from svod.tune.plan_check import PlanCheck, name_of
+
+KEY_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one kernel. `chain`: what the next `prepare` uses, as plain data; `source`: database, heuristic, …; seconds of one
+    call, None where not measured; `confirmed`: timed against the heuristic at full size; `speedup`: lower end, middle, upper end;
+    `against`: digest of the LINEAR that the heuristic had then, empty where it is today's. Of a kernel with variables the seconds are
+    geometric means over `sizes`."""
+
+    row: Row
+    chain: tuple[Any, ...]
+    source: str
+    heuristic: float | None
+    tuned: float | None
+    verified: bool
+    confirmed: bool
+    speedup: tuple[float, float, float] | None
+    linear: str
+    why: str
+    against: str = ""
+    sizes: tuple[SizeTime, ...] = ()
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster than the heuristic: of samples taken side by side where there are such, else of the times; None where it
+        was not measured."""
+        if not self.heuristic or not self.tuned:
+            return None
+        return self.heuristic / self.tuned if self.speedup is None else self.speedup[1]
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str], width: int,
+               shrink: Sequence[str] = ()) -> list[str]:
+    """Lines of an aligned table of at most `width` columns of text; the columns in `shrink` give way, the widest first."""
+    widths = [max(_width(c), *(_width(r[i]) for r in rows), 1) if rows else _width(c) for i, c in enumerate(columns)]
+    flexible = [i for i, c in enumerate(columns) if c in shrink]
+    while flexible and sum(widths) + 2 * (len(widths) - 1) > width:
+        widest = max(flexible, key=lambda i: widths[i])
+        if widths[widest] <= 6:
+            break
+        widths[widest] -= 1
+
+    def line(cells: Sequence[str]) -> str:
+        parts = []
+        for c, cell, w in zip(columns, cells, widths, strict=True):
+            cell = cell if _width(cell) <= w else cell[:w - 1] + "…"
+            pad = " " * (w - _width(cell))
+            parts.append(pad + cell if c in right else cell + pad)
+        return "  ".join(parts).rstrip()
+    return [line(columns), line(["─" * w for w in widths]), *(line(r) for r in rows)]
+
+
+def _width(text: str) -> int:
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def kernel_table(outcomes: Sequence[Outcome], target: Target, ceilings: Ceilings | None, width: int) -> list[str]:
+    """The table of kernels: those that were searched or are known, those that take most of the time first."""
+    rows = []
+    for o in outcomes:
+        shown = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else Rate(0.0, "", None)
+        giga = shown.value / 1e9
+        rate = f"{giga:.{0 if giga >= 10 else 1}f} {shown.unit}" if o.tuned else ""
+        gain = "" if o.gain is None else f"{o.gain:.2f}×{_doubt(o)}"
+        more = f" +{len(o.row.origins) - 1}" if len(o.row.origins) > 1 else ""
+        origin = (short_origin(o.row.origins[0]) if o.row.origins else "") + more
+        verified = "yes" if o.verified else "no"
+        rows.append((f"{o.row.name} {o.row.key[:KEY_SHOWN]}", origin, in_words(o.heuristic), in_words(o.tuned), gain, rate,
+                     "" if shown.share is None or not o.tuned else f"{100 * shown.share:.0f} %", verified))
+    lines = text_table(("kernel", "from", "heuristic", "tuned", "gain", "rate", "ceiling", "verified"), rows,
+                       right=frozenset({"heuristic", "tuned", "gain", "rate", "ceiling"}), width=width, shrink=("kernel", "from"))
+    return [*lines, *([f"~ known to worse than ±{100 * NOISY:.0f} %"] if any(map(_doubt, outcomes)) else [])]
+
+
+def _doubt(o: Outcome) -> str:
+    """The mark of a gain whose interval is wide, or that the medians of the times do not show."""
+    if o.speedup is None or o.gain is None or not o.heuristic or not o.tuned:
+        return ""
+    low, _, high = o.speedup
+    known = low > 0.0 and 0.5 * math.log(high / low) <= NOISY and abs(math.log(o.gain * o.tuned / o.heuristic)) <= NOISY
+    return "" if known else " ~"
+
+
+def dry_table(rows: Sequence[Row], estimates: Mapping[str, float], width: int) -> list[str]:
+    """The table of --dry-run: what would be done with each kernel. `estimates`: seconds that the machine's ceilings allow, by key."""
+    families = {f: i for i, f in enumerate(dict.fromkeys(r.family for r in rows), 1)}
+    lines = []
+    for r in rows:
+        database = f"{r.winner.speedup:.2f}× the heuristic" if r.winner is not None else "nothing"
+        origin = (short_origin(r.origins[0]) if r.origins else "") + (f" +{len(r.origins) - 1}" if len(r.origins) > 1 else "")
+        lines.append((f"{r.name} {r.key[:KEY_SHOWN]}", origin, f"{r.calls:g}", f"{100 * r.share:.1f} %", str(families[r.family]),
+                      in_words(r.seconds), in_words(estimates.get(r.key)), database, r.decision))
+    return text_table(("kernel", "from", "calls", "share", "family", "heuristic", "bound", "database", "plan"), lines,
+                      right=frozenset({"calls", "share", "family", "heuristic", "bound"}), width=width,
+                      shrink=("kernel", "from", "database"))
+
+
+def size_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """What the kernels with variables gained at each of the sizes they were timed at."""
+    return [f"{o.row.name} {o.row.key[:KEY_SHOWN]}: " + "; ".join(f"{s} {in_words(s.seconds)}, {1 / s.ratio:.2f}×" for s in o.sizes)
+            for o in outcomes if o.sizes]
+
+
+def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
+    """The whole plan, with heuristic and tuned chains."""
+    r = check.ratio
+    bounded = r.low > 0.0 and r.high < float("inf")
+    interval = f", 95 % interval {1 / r.high:.2f}–{1 / r.low:.2f}×" if bounded else ", too few for an interval"
+    predicted = f"{in_words(check.predicted):>8}   {check.heuristic / check.predicted:.2f}×   the sum of what its kernels gained" \
+        if check.predicted > 0 else f"{'–':>8}           more than it takes now: its kernels were tuned on a slower machine"
+    at = ", ".join(f"{name}={value}" for name, value in check.at.items())
+    lines = [f"whole plan{name} ({kernels} kernel{'s' * (kernels != 1)}{f', at {at}' * bool(at)})",
+             f"  heuristic  {in_words(check.heuristic):>8}"]
+    if not check.changed:
+        return [*lines, "  tuned      the same: every kernel keeps the heuristic's chain"]
+    rounds = f"{check.rounds} interleaved round{'s' * (check.rounds != 1)}"
+    lines += [
+        f"  predicted  {predicted}",
+        f"  measured   {in_words(check.heuristic * r.median):>8}   {1 / r.median:.2f}×   {rounds}{interval}"]
+    if check.differs:
+        promised = f"{in_words(check.promised)} were promised" if check.promised > 0 else "nothing was promised"
+        way = "gained" if check.gained >= 0 else "lost"
+        lines += [f"  {in_words(abs(check.gained))} {way}, {promised}:", *(f"    {line}" for line in check.explanation)]
+    if check.noisy:
+        lines.append(f"  the machine was busy ({check.noisy}): take these figures with care")
+    return lines
+
+
+# -- JSON ---------------------------------------------------------------------------------------------------------------
+
+def outcome_json(o: Outcome, target: Target, ceilings: Ceilings | None) -> dict[str, Any]:
+    rate = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else None
+    return {**row_json(o.row), "chain": o.chain, "source": o.source, "heuristic_seconds": o.heuristic, "tuned_seconds": o.tuned,
+            "verified": o.verified, "confirmed": o.confirmed, "speedup": o.speedup, "linear": o.linear, "why": o.why,
+            "sizes": [s._asdict() for s in o.sizes],
+            "rate": None if rate is None else {"per_second": rate.value, "unit": rate.unit, "ceiling_share": rate.share}}
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    return {"kernel": row.key, "name": row.name, "origins": list(row.origins), "calls": row.calls, "captured_seconds": row.seconds,
+            "share": row.share, "family": row.family, "flops": row.flops, "bytes": round(row.bytes), "decision": row.decision,
+            "why": row.why, "database": None if row.winner is None else {
+                "chain": row.winner.chain, "speedup": row.winner.speedup, "time": row.winner.time, "baseline": row.winner.baseline,
+                "linear": row.winner.linear, "codegen": row.winner.codegen, "layer": row.winner.layer}}
+
+
+def plan_json(check: PlanCheck, plan: str, outline: Any) -> dict[str, Any]:
+    r = check.ratio
+    finite = r.high < float("inf")
+    return {"plan": plan, "heuristic_seconds": check.heuristic, "tuned_seconds": check.tuned, "predicted_seconds": check.predicted,
+            "promised_gain": check.promised, "measured_gain": check.gained, "ratio": r.median, "ratio_low": r.low if finite else None,
+            "ratio_high": r.high if finite else None, "rounds": check.rounds, "changed": check.changed, "noisy": check.noisy,
+            "bytes_touched": check.bytes_touched, "at": dict(check.at), "differs": check.differs, "explanation": list(check.explanation),
+            "kernels": [{"kernel": k.kernel, "name": name_of(outline, k.kernel), "calls": k.calls, "promised_gain": k.promised,
+                         "measured_gain": k.measured, "low": k.low, "high": k.high, "reason": k.reason, "inside": asdict(k.inside),
+                         "alone": None if k.alone is None else asdict(k.alone)} for k in check.kernels]}

@@ -1,0 +1,542 @@
+"""What svod-tune does, in order: capture, survey, search, check of the whole plan, report.
+
+The budget is the wall time of the command. Capture counts in it, but leaves half of it at least to the search; the time of the plan check
+is kept back, so that a command whose script is short ends about with its budget, and every one within the budget and 15 s.
+
+    executor   started while the script still runs, when it shows that there is something to search
+    Ctrl-C     first ends the script, then the search: what was found is confirmed, stored and reported
+"""
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from types import FrameType
+from typing import Any
+
+from svod import config
+from svod.bench.roofline import Ceilings, cached_ceilings
+from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
+from svod.cli.installation import program
+from svod.cli.tune.command import TuneOptions, say
+from svod.cli.tune.progress import make_progress
+from svod.cli.tune.report import Outcome, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json, size_lines
+from svod.cli.tune.script import ScriptEnd, run_script
+from svod.cli.tune.survey import Foresight, Row, compile_heuristics, decide, pick_target, rate_of, survey
+from svod.compile.cpu.host import host_target
+from svod.compile.plan.compiler import Compiler, compile_all, compiler_for
+from svod.compile.plan.unbound_plan import Outline
+from svod.core.machine.target import Target
+from svod.errors import SvodError, TuneError
+from svod.system.files import write_text
+from svod.tune import capture
+from svod.tune.capture import Capture, CapturedPlan
+from svod.tune.chains import choose
+from svod.tune.db import Measurement, TuningDB
+from svod.tune.db.records import SizeTime
+from svod.tune.db.winners import Winner
+from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
+from svod.tune.search.budget import ModelBudget
+from svod.tune.search.kernel_search import BUDGET_SPENT, Finding
+from svod.tune.session import KernelTask, SessionResult, TuneSession, score_bound
+from svod.tune.workers.executor import ExecutorStart, start_in_background
+
+# beside EXIT_USAGE and EXIT_INTERRUPTED; each has one meaning, docs/tuning.md
+EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6
+GRACE_SECONDS = 15.0
+RAY_BUDGET = 20.0           # seconds: smaller ones are searched on local workers, unless ray:N asks for Ray
+CHECK_SECONDS = 4.0         # of one plan check, at most
+CHECK_PART = 0.15           # of the budget, at most
+CHECK_LEAST = 0.5           # seconds, however small the budget
+KNOWN_CHECK_SECONDS = 1.5   # where nothing was searched
+MAX_CHECKS = 3              # plans that are checked, those that take most of the time
+CHECK_SHARE = 0.05          # of the time: smaller plans are not checked
+ABOVE_CEILING = 1.05        # no kernel is that much above its ceiling
+MAX_PROBLEMS = 3            # lines of a capture, and kernels, whose faults are said one by one
+PIPE_WIDTH = 110            # columns of a table that does not go to a terminal
+
+
+def tune(options: TuneOptions) -> int:
+    """Do what the options ask for. The exit status. Raises SvodError for bad input."""
+    run = _Run(options)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ends = [number for number, handler in before.items() if handler is not signal.SIG_IGN]      # nohup ignores SIGHUP
+    for number in ends:
+        signal.signal(number, _terminate)
+    try:
+        return run.run()
+    except TuneError as e:
+        say(f"svod-tune: {e}")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        say(f"svod-tune: ended by Ctrl-C; {run.kept()}")
+        return EXIT_INTERRUPTED
+    finally:
+        run.close()
+        for number in ends:
+            signal.signal(number, before[number])
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """SIGTERM, and SIGHUP of a terminal that is closed, end the command in order: the script, the workers, the database."""
+    raise SystemExit(128 + number)
+
+
+class _Run:
+    """One command."""
+
+    def __init__(self, options: TuneOptions) -> None:
+        self.options = options
+        self.started = time.monotonic()
+        given = {"db": options.db} if options.db is not None else {}
+        self.config = config.PrepareConfig.from_env(beam=None, optimizer=config.OptimizerConfig(), capture=None, **given)
+        actions = {"actions": options.actions} if options.actions is not None else {}
+        self.beam = config.BeamConfig.from_env(width=options.beam, **actions)
+        self.db = TuningDB.open(self.config.db, fresh=options.fresh, read_only=options.dry_run)
+        self.executor: ExecutorStart | None = None
+        self.script: ScriptEnd | None = None
+        self.result: SessionResult | None = None
+        self.executor_name = ""
+        self.ceilings: Ceilings | None = None
+        self.measured = False
+        self.incomplete = EXIT_OK                   # or EXIT_SCRIPT, EXIT_DAMAGED: not everything was captured
+        self.saved: Path | None = None              # where the results are that the database could not take
+        self.seconds: dict[str, float] = {}         # from the start to the end of each phase
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    def close(self) -> None:
+        if self.executor is not None:
+            self.executor.close()
+            self.executor = None
+        self.db.close()
+
+    def kept(self) -> str:
+        """A word on what an early end leaves behind."""
+        rows = self.result.rows if self.result is not None else 0
+        self._save()
+        if self.saved is not None:
+            return f"what was found is kept in {self.saved}, as the database could not be written: {self.db.problem}"
+        if self.db.path is None:
+            return "nothing was stored" + (f": {self.db.problem}" if self.db.problem else "")
+        return f"{_count(rows, 'measurement')} kept in {self.db.path}" if rows else f"nothing was added to {self.db.path}"
+
+    # -- the phases ---------------------------------------------------------------------------------------------------------
+    def run(self) -> int:
+        self._say_database()
+        captured = self.capture()
+        if self.script is not None:
+            self.incomplete = EXIT_SCRIPT if self.script.failure else EXIT_OK
+        else:
+            self.incomplete = EXIT_DAMAGED if captured.problems else EXIT_OK
+        self.seconds["capture"] = self.elapsed
+        for problem in captured.problems[:MAX_PROBLEMS]:
+            say(f"svod-tune: skipped in the capture: {problem}")
+        if len(captured.problems) > MAX_PROBLEMS:
+            say(f"svod-tune: skipped in the capture: {len(captured.problems) - MAX_PROBLEMS} more lines")
+        if self.script is None and captured.problems and captured.plans:
+            say("svod-tune: the capture is damaged; tuning what can be read of it")
+        if not captured.plans:
+            say(f"svod-tune: {self.options.subject} {self._nothing_captured()}")
+            return EXIT_NO_KERNEL
+        if self.options.capture_to is not None:
+            self._keep_capture(captured, self.options.capture_to)
+        if self.script is not None and self.script.failure:
+            say(f"svod-tune: {self.options.script} {self.script.failure}; "
+                f"tuning the {_count(len(captured.kernels), 'kernel')} it had prepared by then")
+
+        target = pick_target(captured)
+        compiler = compiler_for(target, self.config)
+        rows = survey(captured, target, compiler)
+        decide(rows, target, compiler, self.db, self.config, top=self.options.top, only=self.options.only)
+        if self.options.only and not any(r.decision in ("search", "known") for r in rows):
+            say(f"svod-tune: no kernel's key, name or origin fits --only {' '.join(self.options.only)}; "
+                f"--dry-run lists the {_count(len(rows), 'kernel')} there are")
+            return EXIT_USAGE
+        self.seconds["survey"] = self.elapsed
+        self._say_work(rows)
+        if self.options.dry_run:
+            return self._dry_run(rows, target)
+
+        wanted = [r for r in rows if r.decision == "search"]
+        if not wanted and self.executor is not None:
+            self.executor.close()
+            self.executor = None
+        if wanted:
+            self._search(wanted, target)
+        ceilings = self._ceilings(target)
+        outcomes = self._outcomes([r for r in rows if r.decision in ("search", "known")], target, compiler)
+        ceilings = self._corrected(ceilings, outcomes, target)
+        checks = self._check_plans(captured, outcomes, target, compiler, bool(wanted))
+        self.seconds["check"] = self.elapsed
+        self._save()
+        status = self._status()
+        self._report(outcomes, checks, target, ceilings, status)
+        return self._write_json(rows, outcomes, checks, target, ceilings, status)
+
+    def capture(self) -> Capture:
+        """Run the script, or read the file."""
+        options = self.options
+        if options.script is None:
+            return capture.read_capture(options.source or "")
+        foresight = Foresight(self.db, host_target(self.config.threads))
+
+        def meet(news: capture.News) -> None:
+            if self.executor is None and not options.dry_run and foresight.needs_search(news):
+                self._start_executor()
+        with tempfile.TemporaryDirectory(prefix="svod-capture-", ignore_cleanup_errors=True) as directory:
+            self.script = run_script(options.script, options.args, Path(directory), capture_for=options.capture_for,
+                                     first=options.budget / 2, on_news=meet)
+            self._say_script_end(self.script)
+            return capture.read_capture(directory)
+
+    def _start_executor(self) -> ExecutorStart:
+        if self.executor is None:
+            self.executor = start_in_background(self._workers(), self.options.address, say=lambda text: say(f"svod-tune: {text}"))
+        return self.executor
+
+    def _workers(self) -> str:
+        """The workers to start: a Ray of our own takes seconds to start and to end, which a small budget does not have."""
+        options = self.options
+        return "local" if options.workers == "ray" and options.address is None and options.budget < RAY_BUDGET else options.workers
+
+    def _search(self, rows: Sequence[Row], target: Target) -> None:
+        """Search the rows within what is left of the budget. Raises TuneError where no worker can be had."""
+        tasks = [KernelTask(r.kernel, r.calls, r.name, r.origins, r.share, r.sizes) for r in rows]
+        start = self._start_executor()
+        executor = start.result()
+        executor.wait_until_ready()
+        signal.signal(signal.SIGTERM, _terminate)       # Ray puts a handler of its own there, which ends the process on the spot
+        self.seconds["workers"] = self.elapsed
+        seconds = max(self.options.budget / 2, self.options.budget - self.elapsed - self._check_seconds(CHECK_SECONDS))
+        say(f"svod-tune: searching {_count(len(rows), 'kernel')} with beam {self.options.beam} for at most {seconds:.0f} s on "
+            f"{executor.description} (Ctrl-C ends the search and keeps what it found)")
+        progress = make_progress(rows, sys.stderr, verbose=self.options.verbose)
+        session = TuneSession(tasks, target, executor=executor, db=self.db, config=self.beam, bench=config.BenchConfig.from_env(),
+                              budget=ModelBudget(seconds, self.beam.kernel_budget), ceilings=lambda: self._ceilings(target),
+                              listener=progress)
+        self.result, self.executor_name = session.result, executor.description
+        with progress:
+            self.result = session.run()
+        self.seconds["search"] = self.elapsed
+        start.close()
+        self.executor = None
+        self.seconds["closing"] = self.elapsed
+
+    def _check_seconds(self, most: float) -> float:
+        """How long one plan check may take."""
+        return min(most, max(CHECK_LEAST, CHECK_PART * self.options.budget))
+
+    def _ceilings(self, target: Target, *, refresh: bool = False) -> Ceilings | None:
+        """What the machine can do, from the cache or measured quickly, once (`svod-bench ceilings` takes its time); None where it cannot
+        be."""
+        if refresh or not self.measured:
+            self.measured = True
+            try:
+                self.ceilings = cached_ceilings(config.data_dir() / "ceilings.json", target, quick=True, refresh=refresh)
+            except (SvodError, OSError, MemoryError) as e:
+                say(f"svod-tune: what this machine can do at best was not measured: {e}")
+        return self.ceilings
+
+    def _corrected(self, ceilings: Ceilings | None, outcomes: Sequence[Outcome], target: Target) -> Ceilings | None:
+        """The ceilings, measured again where a kernel is above quick ones: they were taken while the machine was busy."""
+        shares = [rate_of(o.row, o.tuned, target, ceilings).share for o in outcomes if o.tuned]
+        if ceilings is None or not ceilings.quick or max((s for s in shares if s is not None), default=0.0) <= ABOVE_CEILING:
+            return ceilings
+        return self._ceilings(target, refresh=True)
+
+    def _outcomes(self, rows: Sequence[Row], target: Target, compiler: Compiler) -> list[Outcome]:
+        """Per kernel what the next `prepare` will use, and the times it was chosen by."""
+        findings: Mapping[str, Finding] = self.result.findings if self.result is not None else {}
+        out = []
+        for row in rows:
+            choice = choose(row.kernel, compiler, self.config, self.db)
+            found, winner = findings.get(row.key), self.db.winner(row.key, target.key)
+            chain = tuple(o.to_json() for o in choice.chain)
+            if found is not None:
+                heuristic, tuned = _finite(found.heuristic_seconds), _finite(found.seconds)
+                used = choice.source == "database"
+                why = found.why if used or found.winner is None else f"{choice.why} ({found.why})"
+                out.append(Outcome(row, chain, choice.source, heuristic or (None if used else row.seconds), tuned if used else heuristic,
+                                   found.verified, found.confirmed, found.speedup if found.confirmed and used else None, found.linear, why,
+                                   sizes=self._sizes(winner) if used else ()))
+            elif winner is not None and choice.source == "database":
+                out.append(Outcome(row, chain, choice.source, winner.baseline, winner.time, True, True,
+                                   (1 / winner.ratio_high, winner.speedup, 1 / winner.ratio_low), winner.linear, choice.why,
+                                   winner.baseline_linear, self._sizes(winner)))
+            else:
+                pending = self.result is not None and row.key in self.result.pending
+                late = self.result is not None and self.result.interrupted
+                why = "another process is searching it" if pending else "interrupted before its turn" if late else choice.why
+                out.append(Outcome(row, chain, "pending" if pending else choice.source, row.seconds, None, False, False, None, "", why))
+        return out
+
+    def _sizes(self, winner: Winner | None) -> tuple[SizeTime, ...]:
+        """What the winner of a kernel with variables was confirmed at."""
+        if winner is None:
+            return ()
+        return next((m.sizes for m, _ in self.db.select(Measurement, winner.kernel) if m.id == winner.measurement), ())
+
+    def _check_plans(self, captured: Capture, outcomes: Sequence[Outcome], target: Target, compiler: Compiler,
+                     searched: bool) -> list[tuple[CapturedPlan, PlanCheck]]:
+        """Time the plans that take most of the time, with heuristic and with tuned chains."""
+        by_key = {o.row.key: o for o in outcomes}
+        tuned_keys = {k for k, o in by_key.items() if o.source == "database" and o.heuristic and o.tuned}
+        seconds = {o.row.key: o.row.seconds for o in outcomes}
+        plans = sorted(captured.plans, key=lambda p: -p.runs * _plan_seconds(p, seconds))
+        total = sum(p.runs * _plan_seconds(p, seconds) for p in plans) or 1.0
+        checks: list[tuple[CapturedPlan, PlanCheck]] = []
+        for plan in plans[:MAX_CHECKS]:
+            left = self.options.budget + GRACE_SECONDS - 2.0 - self.elapsed
+            within = min(self._check_seconds(CHECK_SECONDS if searched else KNOWN_CHECK_SECONDS), left)
+            if checks and (within < CHECK_LEAST or plan.runs * _plan_seconds(plan, seconds) < CHECK_SHARE * total):
+                break
+            kernels = plan.outline.kernels
+            try:
+                heuristics = compile_heuristics(kernels, compiler)
+                choices = {k: choose(v, compiler, self.config, self.db) for k, v in kernels.items() if k in tuned_keys}
+                gains = {k: gain for k in choices if by_key[k].against in ("", heuristics[k].linear)
+                         and (gain := gain_in(plan.outline, by_key[k])) is not None}
+                tuned = {**heuristics, **compile_all({k: kernels[k] for k in choices}, choices, compiler)}
+                checks.append((plan, check_plan(plan.outline, heuristics, tuned, gains, target, seconds=max(CHECK_LEAST, within))))
+            except KeyboardInterrupt:
+                say("svod-tune: Ctrl-C: the whole plan is not timed any further")
+                break
+            except (SvodError, MemoryError) as e:
+                say(f"svod-tune: the whole plan could not be timed: {e}")
+        return checks
+
+    def _status(self) -> int:
+        if self.result is not None and self.result.interrupted:
+            return EXIT_INTERRUPTED
+        if self.result is not None and self.config.db != config.NONE and self.db.path is None:
+            return EXIT_NOT_STORED
+        return self.incomplete
+
+    def _save(self) -> None:
+        """What the database could not take goes to a file that `svod-db import` reads: in the current directory, else among temporary
+        files."""
+        found = self.result is not None and self.result.rows > 0 and self.config.db != config.NONE
+        if not found or self.db.path is not None or self.db.store_again():
+            return
+        name = time.strftime("svod-tuned-%Y%m%d-%H%M%S.jsonl")
+        for directory in (Path.cwd(), Path(tempfile.gettempdir())):
+            try:
+                self.db.export_unstored(directory / name)
+            except OSError as e:
+                say(f"svod-tune: {directory / name} cannot be written: {e.strerror or e}")
+            else:
+                self.saved = directory / name
+                return
+
+    # -- words --------------------------------------------------------------------------------------------------------------
+    def _say_database(self) -> None:
+        """Before the work: what is in the way of storing its results, or that a database is made where the user named one."""
+        if self.options.dry_run or self.config.db == config.NONE:
+            return
+        obstacle, path = self.db.obstacle(), self.db.plan.write
+        if obstacle is not None:
+            known = "the database cannot be written" if self.db.problem is not None else obstacle     # a problem was logged
+            say(f"svod-tune: warning: {known}; tuning goes on, and what cannot be stored there goes to a file that svod-db import reads")
+        elif self.config.db is not None and path is not None and not path.exists():
+            say(f"svod-tune: the results go to {path}, a new database")
+
+    def _say_script_end(self, end: ScriptEnd) -> None:
+        script = self.options.script
+        words = {"time": f"{script} was ended after {end.seconds:.0f} s, as --capture-for asked",
+                 "idle": f"{script} was ended after {end.seconds:.0f} s: no new kernel for long (--capture-for S waits longer)",
+                 "interrupted": f"{script} was ended by Ctrl-C; the next Ctrl-C ends the tuning"}
+        if end.why in words:
+            say(f"svod-tune: {words[end.why]}")
+        if end.left_behind:
+            say(f"svod-tune: {end.left_behind} process{'es' * (end.left_behind > 1)} that {script} had started and left running "
+                f"{'were ended, as they' if end.left_behind > 1 else 'was ended, as it'} would disturb the timing")
+
+    def _nothing_captured(self) -> str:
+        if self.script is None:
+            return f"holds no plan{' that can be used' * bool(self.incomplete)}; capture a script that prepares or realizes a Tensor"
+        if self.script.failure:
+            return f"{self.script.failure} before it prepared a kernel; there is nothing to tune"
+        if self.script.why != "finished":
+            return "had prepared no kernel by then; there is nothing to tune"
+        return "prepared no kernel; there is nothing to tune (kernels are captured when a svod Tensor is realized or prepared)"
+
+    def _say_work(self, rows: Sequence[Row]) -> None:
+        groups = {d: [r for r in rows if r.decision == d] for d in ("search", "known", "small", "left out")}
+        words = [_count(len(groups["search"]), "kernel") + " to search"] if groups["search"] else ["nothing to search"]
+        words += [f"{len(groups['known'])} known to the database"] if groups["known"] else []
+        small = groups["small"]
+        if small:
+            words.append(f"{len(small)} too small to matter ({100 * sum(r.share for r in small):.1f} % of the time) keep the heuristic")
+        words += [f"{len(groups['left out'])} left out"] if groups["left out"] else []
+        families = len({r.family for r in rows})
+        say(f"svod-tune: {_count(len(rows), 'distinct kernel')} in {families} famil{'y' if families == 1 else 'ies'}: {', '.join(words)}")
+
+    def _keep_capture(self, captured: Capture, path: str) -> None:
+        try:
+            capture.write_capture(path, captured)
+            say(f"svod-tune: the capture is kept in {path}; tune it with svod-tune --from {path}")
+        except OSError as e:
+            say(f"svod-tune: the capture cannot be written to {path}: {e.strerror or e}")
+
+    def _print(self, lines: Sequence[str]) -> None:
+        """The report goes to stdout where no script has it."""
+        stream = sys.stderr if self.options.script is not None or self.options.json_path == "-" else sys.stdout
+        print("\n".join(lines), file=stream, flush=True)
+
+    def _width(self) -> int:
+        stream = sys.stderr if self.options.script is not None else sys.stdout
+        return shutil.get_terminal_size().columns if stream.isatty() else PIPE_WIDTH
+
+    def _dry_run(self, rows: Sequence[Row], target: Target) -> int:
+        ceilings = self._ceilings(target)
+        bounds = {r.key: b for r in rows if (b := score_bound(r.kernel, r.sizes, target, ceilings)) > 0}
+        self._print(["", *dry_table(rows, bounds, self._width()), "", self._after_dry_run(rows)])
+        return self._dump(self.incomplete, {"target": target.key,
+                                            "kernels": [{**row_json(r), "bound_seconds": bounds.get(r.key)} for r in rows]})
+
+    def _after_dry_run(self, rows: Sequence[Row]) -> str:
+        decisions = {r.decision for r in rows}
+        if "search" in decisions:
+            return f"next: {self.options.command_line(**({'fresh': True} if self.options.fresh else {}))}"
+        if "known" in decisions:
+            return f"nothing to search: the database knows what matters; to search it again: {self.options.command_line(fresh=True)}"
+        reasons = "; ".join(dict.fromkeys(r.why for r in rows if r.why)) if len(rows) <= MAX_PROBLEMS else "see the last column"
+        return f"nothing to search ({reasons})" + (": --only KEY searches a kernel however small it is" if "small" in decisions else "")
+
+    def _report(self, outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]], target: Target,
+                ceilings: Ceilings | None, status: int) -> None:
+        lines = ["", *kernel_table(outcomes, target, ceilings, self._width()), *size_lines(outcomes), ""]
+        unverified = [o for o in outcomes if not o.verified]
+        for o in unverified[:MAX_PROBLEMS]:
+            lines.append(f"{o.row.name} {o.row.key[:8]} keeps the heuristic: {o.why}")
+        if len(unverified) > MAX_PROBLEMS:
+            lines.append(f"… and {_count(len(unverified) - MAX_PROBLEMS, 'kernel')} more, for such reasons")
+        for number, (plan, check) in enumerate(checks, 1):
+            name = f" {number} of {len(checks)}" if len(checks) > 1 else ""
+            lines += plan_lines(check, name, len(plan.outline.calls))
+        lines += ["", self._summary(), *self._stored(status), *self._next(outcomes, checks, status)]
+        self._print(lines)
+
+    def _summary(self) -> str:
+        r = self.result
+        if r is None:
+            return f"nothing was searched: the database has all kernels ({self.elapsed:.1f} s)"
+        rate = f", {r.candidates / r.seconds:.0f} per second" if r.seconds > 0 else ""
+        text = f"{_count(r.candidates, 'candidate')} timed in {r.seconds:.0f} s{rate}, on {self.executor_name}; {self.elapsed:.0f} s in all"
+        return text + (", ended early by Ctrl-C" if r.interrupted else "")
+
+    def _stored(self, status: int) -> list[str]:
+        if self.result is None:
+            return []
+        if self.db.path is not None:
+            return [f"{_count(self.result.rows, 'measurement')} stored in {self.db.path}"]
+        if status == EXIT_NOT_STORED or self.db.problem:
+            where = f"they are in {self.saved}" if self.saved is not None else "they are lost"
+            return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}", where]
+        return ["the results are not stored: the database is :none:"]
+
+    def _next(self, outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]], status: int) -> list[str]:
+        """The command to try next."""
+        o = self.options
+        if self.result is not None and self.result.interrupted:
+            return ["", f"next: {o.command_line()}    # goes on where this one was ended"]
+        if status == EXIT_NOT_STORED and self.saved is not None:
+            beside = Path() if self.saved.parent == Path.cwd() else self.saved.parent
+            words = [program("svod-db"), "--db", str(beside / "tuning.db"), "import", str(beside / self.saved.name)]
+            return ["", f"next: {shlex.join(words)}    # into a database that can be written"]
+        if status == EXIT_NOT_STORED:
+            return ["", f"next: {o.command_line(db='tuning.db')}    # a database that can be written"]
+        if outcomes and all(x.source == "pending" for x in outcomes):
+            return ["", f"next: {o.command_line()}    # when the other search has ended"]
+        lines = []
+        if self.db.plan.write is None:
+            lines.append(f"next: {o.command_line(db='tuning.db')}    # a database that keeps what is found")
+        elif o.script is not None:
+            variable = f"SVOD_TUNE_DB={o.db} " if o.db else ""
+            lines.append(f"next: {variable}{program('python')} {shlex.join([o.script, *o.args])}    # starts with these kernels")
+        hopeful = [x for x in outcomes if x.why.startswith(BUDGET_SPENT)]
+        prefix = "or:  " if lines else "next: "
+        if hopeful:
+            command = o.command_line(budget=f"{2 * o.budget:g}", fresh=True)
+            lines.append(f"{prefix}{command}    # {_count(len(hopeful), 'search')} ended with the budget")
+        elif any(c.fell_short for _, c in checks) or not lines:
+            lines.append(f"{prefix}{o.command_line(beam=2 * o.beam, fresh=True)}    # a wider beam")
+        else:
+            database = f" --db {o.db}" if o.db else ""
+            lines.append(f"{prefix}{program('svod-db')}{database} show {outcomes[0].row.key[:8]}    # everything about the first kernel")
+        return ["", *lines]
+
+    # -- JSON ---------------------------------------------------------------------------------------------------------------
+    def _write_json(self, rows: Sequence[Row], outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]],
+                    target: Target, ceilings: Ceilings | None, status: int) -> int:
+        r = self.result
+        done = {o.row.key for o in outcomes}
+        return self._dump(status, {
+            "target": target.key, "options": asdict(self.options), "elapsed_seconds": self.elapsed,
+            "phases_end_seconds": self.seconds,
+            "script": None if self.script is None else asdict(self.script),
+            "kernels": [outcome_json(o, target, ceilings) for o in outcomes] + [row_json(x) for x in rows if x.key not in done],
+            "plans": [plan_json(check, plan.digest, plan.outline) for plan, check in checks],
+            "search": None if r is None else {"executor": self.executor_name, "candidates": r.candidates, "seconds": r.seconds,
+                                              "rows": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},
+            "database": {"path": None if self.db.path is None else str(self.db.path), "problem": self.db.problem,
+                         "saved": None if self.saved is None else str(self.saved)},
+            "ceilings": None if ceilings is None else asdict(ceilings)})
+
+    def _dump(self, status: int, content: dict[str, Any]) -> int:
+        """Write what --json asks for. The exit status: `status`, or that of results that could not be stored."""
+        path = self.options.json_path
+        if path is None:
+            return status
+        text = json.dumps({"format": "svod-tune-report", "version": 1, "status": status, **content}, indent=1, default=str)
+        try:
+            if path == "-":
+                print(text, flush=True)
+            else:
+                write_text(Path(path), text + "\n")
+        except BrokenPipeError:
+            raise
+        except OSError as e:
+            say(f"svod-tune: {'the standard output' if path == '-' else path} cannot be written: {e.strerror or e}")
+            return EXIT_NOT_STORED
+        return status
+
+
+def gain_in(outline: Outline, o: Outcome) -> Gain | None:
+    """What one call of a kernel promises in a plan, the mean over its calls, each at the values that the plan is checked at; None where it
+    was not timed at those of all its calls."""
+    calls = outline.variables_of(o.row.key)
+    if not calls:
+        return None if o.gain is None or not o.heuristic else Gain(o.heuristic, o.heuristic / o.gain)
+    values, timed = check_values(outline), [s for s in o.sizes if s.ratio > 0.0]
+    found = []
+    for variables in calls:
+        at = {f"v{i}": values[v.name] for i, v in enumerate(variables)}
+        found += [s for s in timed if s.at == at][:1]
+    if len(found) < len(calls):
+        return None
+    return Gain(fmean(s.seconds / s.ratio for s in found), fmean(s.seconds for s in found))
+
+
+def _plan_seconds(plan: CapturedPlan, seconds: Mapping[str, float]) -> float:
+    return sum(n * seconds.get(k, plan.seconds.get(k, 0.0)) for k, n in plan.outline.counts.items())
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if seconds < float("inf") else None
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'es' * (n != 1) if what.endswith('ch') else 's' * (n != 1)}"
+

@@ -1,0 +1,147 @@
+"""Running a user's script while its kernels are captured, and ending it and everything it started.
+
+The script runs as `__main__` in a child process with its own arguments and our standard streams. It ends by itself, after
+`capture_for` seconds, when no new kernel has come for a while, or by Ctrl-C. Ending it goes by degrees: a flag file (its next `prepare`
+raises StopCapture), SIGTERM, SIGKILL. Processes that it leaves behind are ended too: they would disturb what is timed next.
+"""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from svod import config
+from svod.tune.capture import FLUSH_SECONDS, CaptureWatch, News, request_stop
+from svod.tune.workers.jobs import package_roots
+
+IDLE_SECONDS = 30.0         # without a new kernel: the script has shown what it has
+POLL_SECONDS = 0.1
+STOP_SECONDS = 2 * FLUSH_SECONDS + 0.5      # for a script to end by itself; it writes its counts meanwhile
+LEAVE_SECONDS = 0.5         # for its processes to end after it
+TERM_SECONDS = 2.0          # between SIGTERM and SIGKILL
+
+Why = Literal["finished", "failed", "time", "idle", "interrupted"]
+
+
+@dataclass(frozen=True)
+class ScriptEnd:
+    """How the script ended. `status`: as subprocess has it, negative for a signal. `left_behind`: processes of its that outlived it."""
+
+    why: Why
+    status: int
+    seconds: float
+    left_behind: int = 0
+
+    @property
+    def failure(self) -> str:
+        """What went wrong with the script, in words; empty where nothing did."""
+        if self.why != "failed":
+            return ""
+        if self.status < 0:
+            with suppress(ValueError):
+                return f"was killed by {signal.Signals(-self.status).name}"
+        return f"ended with status {self.status}"
+
+
+def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for: float | None = None, idle: float = IDLE_SECONDS,
+               first: float = IDLE_SECONDS, on_news: Callable[[News], None] = lambda news: None,
+               clock: Callable[[], float] = time.monotonic) -> ScriptEnd:
+    """Run `script` with captures going to `directory`, and see to its end: without `capture_for` it is ended when `first` seconds have
+    passed without any kernel (it may have much to load), or `idle` ones without a new one. `on_news` is told what is new as it comes.
+
+    When this returns or raises, the script and its processes are gone. A second KeyboardInterrupt, while the script is being ended, is
+    passed on. Raises OSError when the script cannot be started."""
+    started = last_new = clock()
+    watch = CaptureWatch(directory)
+    child = subprocess.Popen([sys.executable, script, *args], env=script_environment(directory))
+    why: Why = "finished"
+    patience = max(first, idle)
+    try:
+        try:
+            while child.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(POLL_SECONDS)
+                news = watch.poll()
+                now = clock()
+                if news:
+                    last_new, patience = now, idle
+                    on_news(news)
+                if child.poll() is None:
+                    if capture_for is not None and now - started >= capture_for:
+                        why = "time"
+                        break
+                    if capture_for is None and now - last_new >= patience:
+                        why = "idle"
+                        break
+        except KeyboardInterrupt:
+            why = "interrupted"
+        if why == "finished":
+            why = "finished" if child.returncode == 0 else "failed"
+        else:
+            _end_child(child, directory)
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+        left = _end_processes(directory)
+    return ScriptEnd(why, child.returncode, clock() - started, left)
+
+
+def script_environment(directory: Path) -> dict[str, str]:
+    """The environment of the script: captured, not searching, and able to import this svod also from a checkout."""
+    roots = [r for r in package_roots() if Path(r).name not in ("site-packages", "dist-packages")]
+    path = os.pathsep.join([*filter(None, [config.child_environment().get("PYTHONPATH", "")]), *roots])
+    return config.child_environment(SVOD_CAPTURE=str(directory), BEAM=None, PYTHONPATH=path or None)
+
+
+def _end_child(child: subprocess.Popen[bytes], directory: Path) -> None:
+    request_stop(directory)
+    for seconds, signal_ in ((STOP_SECONDS, signal.SIGTERM), (TERM_SECONDS, signal.SIGKILL)):
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(seconds)
+            return
+        child.send_signal(signal_)
+    child.wait()
+
+
+def _end_processes(directory: Path) -> int:
+    """End what the script has left running and what does not end by itself at once, as multiprocessing's helpers do; how many that were.
+    Processes are known by SVOD_CAPTURE in their environment, which survives daemonising; where the system does not show it (no /proc),
+    nothing is found."""
+    end = time.monotonic() + LEAVE_SECONDS
+    while (found := processes_with(f"SVOD_CAPTURE={directory}")) and time.monotonic() < end:
+        time.sleep(0.05)
+    if not found:
+        return 0
+    _signal_all(found, signal.SIGTERM)
+    end = time.monotonic() + TERM_SECONDS
+    while (left := processes_with(f"SVOD_CAPTURE={directory}")) and time.monotonic() < end:
+        time.sleep(0.02)
+    _signal_all(left, signal.SIGKILL)
+    return len(found)
+
+
+def processes_with(setting: str) -> list[int]:
+    """Ids of the running processes of this user that were started with NAME=VALUE in their environment, this one excepted."""
+    wanted = setting.encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(entry.name) != os.getpid() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:         # gone, or another user's
+            continue
+    return found
+
+
+def _signal_all(pids: Sequence[int], what: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, what)

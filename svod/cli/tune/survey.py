@@ -1,0 +1,217 @@
+"""From a capture to a list of work: which kernels there are, what share of the time each has, and which are worth a search.
+
+Plans are weighed by how often they were run, kernels by calls × seconds with the heuristic. What is below 0.5 % of the time keeps the
+heuristic; what the database answers with code that is still today's is not searched again, unless its search was interrupted.
+"""
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from svod.bench.roofline import Ceilings
+from svod.compile.cpu.host import host_target
+from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
+from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
+from svod.config import PrepareConfig
+from svod.core.cost.op_count import estimate
+from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import Target
+from svod.core.schedule.family import family_key
+from svod.errors import DeviceError
+from svod.tune.capture import Capture, CapturedPlan, News
+from svod.tune.chains import choose
+from svod.tune.db import Search, TuningDB
+from svod.tune.db.winners import Winner
+from svod.tune.measure.plan_sizes import profile_at_sizes
+from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
+
+log = logging.getLogger("svod.cli")
+
+SMALL_SHARE = 0.005
+LONE_SHARE = 0.01           # below it new kernels alone do not start a search: shares vary from capture to capture
+PROFILE_RUNS = 2
+
+Decision = Literal["search", "known", "small", "left out"]
+
+
+@dataclass
+class Row:
+    """One distinct kernel. `calls`: per run of the main plan; `seconds`: one call with the heuristic; `share`: of the captured time. Of a
+    kernel with variables seconds, operations and bytes are geometric means over its `sizes`."""
+
+    kernel: Kernel
+    name: str
+    origins: tuple[str, ...]
+    calls: float
+    seconds: float
+    share: float
+    family: str
+    flops: float
+    bytes: float
+    decision: Decision = "search"
+    why: str = ""
+    winner: Winner | None = field(default=None)
+    sizes: tuple[Size, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return self.kernel.key
+
+
+def pick_target(capture: Capture) -> Target:
+    """What to tune for: this machine, with as many threads as the plans that took most of the time were prepared for."""
+    weights: dict[str, float] = {}
+    for plan in capture.plans:
+        weights[plan.target] = weights.get(plan.target, 0.0) + plan.runs * sum(plan.seconds.values())
+    for key in sorted(weights, key=lambda k: -weights[k]):
+        threads = re.search(r"/t(\d+)$", key)
+        if threads and 0 < int(threads[1]) <= 4096:
+            try:
+                target = host_target(int(threads[1]))
+            except DeviceError:
+                continue
+            if target.key == key:
+                return target
+    return host_target()
+
+
+def compile_heuristics(kernels: Mapping[str, Kernel], compiler: Compiler) -> dict[str, Compiled]:
+    """The heuristic's code for every kernel, usually from the object cache: the script has just used it."""
+    return compile_all(kernels, {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in kernels.items()}, compiler)
+
+
+def kernel_seconds(plan: CapturedPlan, target: Target, compiler: Compiler) -> dict[str, float]:
+    """Seconds of one call per kernel of a plan: as captured on this machine, else timed now."""
+    if plan.target == target.key and plan.outline.kernels.keys() <= plan.seconds.keys():
+        return plan.seconds
+    timed: dict[str, float] = {}
+    compiled = compile_heuristics(plan.outline.kernels, compiler)
+    built = build_plan(plan.outline, compiled, synthetic_arrays(plan.outline), threads=target.threads)
+    for call, seconds in zip(plan.outline.calls, profile_at_sizes(built, PROFILE_RUNS), strict=True):
+        timed[call.kernel] = min(seconds, timed.get(call.kernel, seconds))
+    return timed
+
+
+def survey(capture: Capture, target: Target, compiler: Compiler) -> list[Row]:
+    """The distinct kernels of a capture, those that take most of the time first."""
+    calls: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    names: dict[str, str] = {}
+    origins: dict[str, dict[str, None]] = {}
+    weights: list[float] = []
+    for plan in capture.plans:
+        times = kernel_seconds(plan, target, compiler)
+        for key, n in plan.outline.counts.items():
+            calls[key] = calls.get(key, 0.0) + n * plan.runs
+            seconds[key] = min(times[key], seconds.get(key, times[key]))
+        for c in plan.outline.calls:
+            if c.name:
+                names.setdefault(c.kernel, c.name)
+            if c.origin:
+                origins.setdefault(c.kernel, {})[c.origin] = None
+        weights.append(plan.runs * sum(times[k] * n for k, n in plan.outline.counts.items()))
+    main = max(range(len(weights)), key=weights.__getitem__, default=None)
+    runs = capture.plans[main].runs if main is not None else 1
+    total = sum(calls[k] * seconds[k] for k in calls) or 1.0
+    kernels = capture.kernels
+    rows = []
+    for k in calls:
+        sizes = merged_sizes(kernels[k], [v for plan in capture.plans for v in plan.outline.variables_of(k)])
+        rows.append(Row(kernels[k], names.get(k, "kernel"), tuple(origins.get(k, ())), calls[k] / runs, seconds[k],
+                        calls[k] * seconds[k] / total, family_key(kernels[k].ast), *work_of(kernels[k], sizes), sizes=sizes))
+    return sorted(rows, key=lambda r: (-r.share, r.key))
+
+
+def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
+    """Operations and bytes of one call; geometric means over the sizes of a kernel with variables."""
+    if not sizes:
+        work = estimate(kernel.ast)
+        return float(work.flops), float(work.bytes_moved)
+    found = [estimate(at_size(kernel, size).ast) for size in sizes]
+    return geometric_mean([max(1, e.flops) for e in found]), geometric_mean([max(1, e.bytes_moved) for e in found])
+
+
+def decide(rows: Sequence[Row], target: Target, compiler: Compiler, db: TuningDB, config: PrepareConfig, *, top: int | None = None,
+           only: Sequence[str] = ()) -> None:
+    """Fill in what is to be done with each kernel, and why."""
+    for rank, row in enumerate(rows):
+        named = any(row.key.startswith(o) or o in row.name or any(o in origin for origin in row.origins) for o in only)
+        choice = choose(row.kernel, compiler, config, db)
+        if choice.source == "database":
+            row.winner = db.winner(row.key, target.key)
+        if row.kernel.routine is not None:
+            row.decision, row.why = "left out", choice.why
+        elif only and not named:
+            row.decision, row.why = "left out", "not among --only"
+        elif top is not None and rank >= top:
+            row.decision, row.why = "left out", f"not among the {top} that take most of the time"
+        elif row.share < SMALL_SHARE and not only:
+            row.decision, row.why = "small", f"{100 * row.share:.2f} % of the time"
+        elif row.winner is not None and not was_interrupted(row.key, target, db):
+            row.decision, row.why = "known", choice.why
+        else:
+            row.decision, row.why = "search", choice.why
+    wanted = [r for r in rows if r.decision == "search"]
+    if not only and any(r.decision == "known" for r in rows) and all(r.share < LONE_SHARE and r.winner is None for r in wanted):
+        for row in wanted:
+            row.decision, row.why = "small", f"{100 * row.share:.2f} % of the time, and nothing else is left to search"
+
+
+def was_interrupted(key: str, target: Target, db: TuningDB) -> bool:
+    """Whether the latest search of a kernel that ended was broken off by a Ctrl-C: it goes on where it was."""
+    ended = [s for s, _ in db.select(Search, key, target.key) if s.ended_at is not None]
+    return bool(ended) and max(ended, key=lambda s: s.ended_at or 0.0).outcome == "interrupted"
+
+
+class Foresight:
+    """Whether there will be something to search, told while the script still runs: workers take seconds to start.
+
+    Where no kernel has ever been searched for this machine, the first one says so. Else times have to be waited for: kernels that
+    the database does not know because they are too small to matter must not start workers."""
+
+    def __init__(self, db: TuningDB, target: Target) -> None:
+        self.db, self.target = db, target
+        self.new_here = not db.select(Search, target=target.key)
+        self.unknown: set[str] = set()
+        self.seconds: dict[str, float] = {}
+
+    def needs_search(self, news: News) -> bool:
+        """Take news in: whether kernels that the database does not know take a share of the time that is worth a search."""
+        self.unknown.update(k for k in news.kernels if self.db.winner(k, self.target.key) is None)
+        for plan in news.plans:
+            for key, seconds in plan.items():
+                self.seconds[key] = self.seconds.get(key, 0.0) + seconds
+        if self.new_here and self.unknown:
+            return True
+        total = sum(self.seconds.values())
+        return any(self.seconds[k] >= LONE_SHARE * total for k in self.unknown & self.seconds.keys())
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What a kernel achieves: operations or bytes per second, whichever bounds it, and its share of the machine's ceiling (None where
+    that was not measured)."""
+
+    value: float
+    unit: str
+    share: float | None
+
+
+def rate_of(row: Row, seconds: float, target: Target, ceilings: Ceilings | None) -> Rate:
+    """The rate of a kernel that takes `seconds`."""
+    if ceilings is None:
+        return Rate(row.bytes / seconds, "GB/s", None)
+    work = estimate(row.kernel.ast)        # of one with variables at their largest, the row's at its sizes
+    compute = ceilings.compute_seconds(work.arithmetic) * row.flops / work.flops if work.flops else 0.0
+    level = "l1" if row.bytes <= target.l1 else "l2" if row.bytes <= target.l2 else "l3" if row.bytes <= target.l3 else "memory"
+    move = None
+    if level in ceilings.bandwidth:
+        move = row.bytes / ceilings.rate_at(row.bytes, level, writes=True)
+    # without a figure for its level a kernel is held against the slowest one to tell what bounds it
+    slowest = move if move is not None else row.bytes / ceilings.bytes_per_second("read")
+    if compute >= slowest:
+        return Rate(row.flops / seconds, "GFLOP/s", compute / seconds)
+    return Rate(row.bytes / seconds, "GB/s", None if move is None else move / seconds)

@@ -1,0 +1,1 @@
+"""The CPU: its target, its threads, its runtime."""

@@ -1,0 +1,110 @@
+"""How long dot instructions take on this machine, in vector multiply-adds: measured, as processors of one instruction set differ by four.
+
+    a_0, a_1, … += x · y        40,000 turns, once with multiply-adds, once with the instruction
+
+Both loops are LINEAR and go through the same code generator as kernels. A hundred microseconds and more, beside which the two of a call
+are little. What was found is kept per machine beside the tuning database: the analysis of states ranks by it, so that every process has to
+choose the same chains.
+"""
+from __future__ import annotations
+
+import ctypes
+import math
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from svod.compile.cpu.host import host_target
+from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
+from svod.compile.llvm.render import render
+from svod.compile.lower.builder import Builder
+from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
+from svod.config import data_dir
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.kernel.intrinsics import DOTS, Dot
+from svod.core.machine.target import Target
+from svod.system.machine_records import add_record, read_records
+
+ACCUMULATORS = 16       # hide the latency of eight cycles at two instructions a cycle
+TURNS = 40_000
+SAMPLES = 9
+COSTS = tuple(2.0 ** n for n in range(-1, 5))
+REVISION = 1            # of the loops and of what is made of their times
+
+
+@lru_cache(maxsize=16)
+def measured_cost(name: str) -> float:
+    """Vector multiply-adds of float32 that take as long as one instruction `name` of DOTS, which has no tiles, on this machine: one of
+    COSTS. Some 30 ms when this machine is first asked for it."""
+    return kept_cost(data_dir() / "dot_rates.json", name)
+
+
+def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float]] | None = None) -> float:
+    """The cost of an instruction from the file of records at `path`; where that has none that can be used it is measured, and kept if
+    possible. `measure`: default `measure_times`."""
+    target = host_target()      # LLVM's name of the processor may be a relative's
+    key = f"{platform.node()}/{replace(target, threads=1).key}/{name}/revision {REVISION}"
+
+    def known() -> float | None:
+        found = read_records(path).get(key)
+        return found if isinstance(found, float) and found in COSTS else None
+
+    cost = known()
+    if cost is None:
+        measured = cost_of(*(measure or measure_times)(name))
+        cost = known()      # another process may have been first
+        if cost is None:
+            cost = measured
+            add_record(path, key, cost)
+    return cost
+
+
+def cost_of(multiply_adds: float, dots: float) -> float:
+    """The one of COSTS that is nearest to the quotient of the seconds that equally many multiply-adds and instructions take."""
+    return 2.0 ** min(4, max(-1, round(math.log2(dots / multiply_adds))))
+
+
+def measure_times(name: str) -> tuple[float, float]:
+    """Seconds of the loops of multiply-adds and of instruction `name`, the least of several runs."""
+    target, dot = host_target(), DOTS[name]
+    programs = turns(target, dtypes.float32, None), turns(target, dot.operands[0], dot)
+    times: list[float] = []
+    area = ctypes.create_string_buffer(64 + target.vector_bytes)
+    address = -(-ctypes.addressof(area) // 64) * 64
+    loaded = []
+    for program in programs:
+        loaded.append(LoadedProgram(compile_object(render(program, target), target), ("svod_p0",)))
+        times.append(math.inf)
+    for _ in range(SAMPLES):        # in turn, so that a change of the clock meets both
+        for i, code in enumerate(loaded):
+            start = time.perf_counter()
+            call_phase(code.addresses[0], (address,), (), 0, 0, TURNS)
+            times[i] = min(times[i], time.perf_counter() - start)
+    for code in loaded:
+        code.close()
+    return times[0], times[1]
+
+
+def turns(target: Target, dtype: DType, dot: Dot | None, count: int = TURNS) -> Program:
+    """A program whose `count` iterations each have one product per accumulator, number n of which starts at n: of the argument with
+    itself, by a multiply-add or `dot`. The sum of all is stored there."""
+    b = Builder()
+    begin, end = b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ())
+    lanes = target.vector_bytes // 4
+    total = dot.accumulator if dot is not None else dtype
+    group = dot.group if dot is not None else 1
+    pointer = b.pure("ARG", dtype, 1, (), 0)
+    x = b.load("LOAD", dtype, lanes * group, (pointer, b.index(0)), 0)
+    y = x if dot is None or dot.operands[1] == dtype else b.bitcast(dot.operands[1], x)
+    loop, sums = b.open(begin, end, 1, tuple(b.const(total, lanes, n) for n in range(ACCUMULATORS)))
+    sums = b.close(loop, tuple(b.alu("MULACC", total, lanes, x, y, s) if dot is None else b.pure("DOT", total, lanes, (s, x, y), group)
+                               for s in sums))
+    value = sums[0]
+    for s in sums[1:]:
+        value = b.alu("ADD", total, lanes, value, s)
+    b.store("STORE", dtype, lanes * group, (pointer, b.index(0), b.bitcast(dtype, value) if group > 1 else value), (0, False))
+    spec = ProgramSpec("turns", ((dtype, lanes * group),), (0,), (), (PhaseSpec("svod_p0", count, 1, 0),))
+    return Program(spec, (b.finish(),))

@@ -1,0 +1,287 @@
+"""The thread pool: worker threads, their cores and their scratch memory. What runs inside them is `runtime.py`.
+
+One pool per process (`Pool.get`). Workers are daemon threads that stay inside native code: they spin for about 50 µs after the last
+launch and then sleep until the next one. A plan takes the pool for its own duration by a try-lock; another plan running at the same time
+finds it taken and runs on its own thread alone. Nothing of this is visible to a program that asks for one thread: no thread is made.
+
+The pool is re-made after a fork (threads do not survive it) and stopped at exit before machine code is freed.
+"""
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import platform
+import struct
+import sys
+import threading
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from svod.compile.cpu import runtime as rt
+from svod.core.graph.allocator import LARGE, LARGE_ARRAYS, private_memory
+from svod.errors import LaunchError
+from svod.system.forksafe import remake_after_fork
+
+SPIN_SECONDS = 50e-6        # a worker gives up spinning after this long without work
+PATIENCE_SECONDS = 20e-6    # a caller waits this long before it yields its core
+NAP_MICROSECONDS = 100      # between two looks for work, where there is no futex
+PAGE = 4096
+
+# System call numbers: futex, sched_setaffinity, sched_getaffinity (Linux, asm/unistd.h of each architecture).
+_SYSCALLS = {"x86_64": (202, 203, 204), "aarch64": (98, 122, 123)}
+
+
+class Arena:
+    """`size` bytes of uninitialised memory that starts 64-byte aligned at `address`, `stagger` lines into a page. `touch`: page faults
+    happen here, not inside a launch; without it the launches that fill it first take them, on all their cores.
+
+    Scratch of different workers, and scratch and large arrays, would otherwise share their low 12 address bits, and stores to the
+    one would delay loads of the other (4 KiB aliasing)."""
+
+    __slots__ = ("_memory", "address", "size")
+
+    def __init__(self, size: int, stagger: int, touch: bool = True) -> None:
+        offset = (17 + 5 * stagger) % 64 * 64
+        length = -(-(size + offset) // PAGE) * PAGE
+        self._memory = LARGE_ARRAYS.allocate(length) if length >= LARGE else np.frombuffer(private_memory(length), np.uint8)
+        if touch:
+            self._memory[::PAGE] = 0
+        self.address = int(self._memory.__array_interface__["data"][0]) + offset
+        self.size = length - offset
+
+
+class Pool:
+    """`threads` threads counting the caller, and their scratch. Use `Pool.get`; a second pool would compete for the same cores."""
+
+    _shared: Pool | None = None
+    _shared_lock = threading.Lock()
+
+    def __init__(self, threads: int) -> None:
+        if not 1 <= threads <= rt.MAX_THREADS:
+            raise LaunchError(f"a thread pool of {threads} threads was asked for; it can have 1 to {rt.MAX_THREADS}")
+        self.threads = threads
+        self._map = private_memory(rt.WORKERS + rt.WORKER_STRIDE * (rt.MAX_THREADS + 1))
+        self.address = int(np.frombuffer(self._map, np.uint8).__array_interface__["data"][0])
+        self._guard = threading.Lock()          # growing and starting; never held while a plan runs
+        self._workers: list[threading.Thread] = []
+        self._arenas: list[Arena] = []          # superseded ones too: a running launch may still be using them
+        self._scratch_bytes = 0
+        self._scratch_workers = 0               # workers that have scratch of that size
+        self._local = threading.local()         # the calling threads' own scratch
+        self.ready = False                      # all workers run and have scratch
+        self.ended = False                      # Python does
+
+    @classmethod
+    def get(cls, threads: int) -> Pool:
+        """The process's pool with at least `threads` threads, the caller included. Makes no thread itself (see `prepare`)."""
+        pool = cls._shared
+        if pool is not None and pool.threads >= threads:
+            return pool
+        with cls._shared_lock:
+            pool = cls._shared
+            if pool is None:
+                pool = cls._shared = Pool(threads)
+            elif pool.threads < threads:
+                if threads > rt.MAX_THREADS:
+                    raise LaunchError(f"a thread pool of {threads} threads was asked for; it can have 1 to {rt.MAX_THREADS}")
+                pool.threads = threads
+                pool.ready = False
+            return pool
+
+    def prepare(self, scratch_bytes: int = 0) -> None:
+        """Start the workers that are missing and give each at least `scratch_bytes` of scratch. Cheap when nothing is missing. While Python
+        ends no thread starts any more: the caller then does all the work of a launch."""
+        if (self.ready and scratch_bytes <= self._scratch_bytes) or self.ended:
+            return
+        with self._guard:
+            self._grow_scratch(scratch_bytes)
+            self._start_workers()
+            self.ready = True
+
+    def caller_scratch(self, size: int) -> int:
+        """Address of at least `size` bytes of scratch that belong to the calling Python thread; 0 bytes: address 0."""
+        if size == 0:
+            return 0
+        arena: Arena | None = getattr(self._local, "arena", None)
+        if arena is None or arena.size < size:
+            arena = self._local.arena = Arena(size if arena is None else max(size, 2 * arena.size), 0)
+        return arena.address
+
+    def run(self, records: Sequence[tuple[int, int, int, int, int, int, int]], scratch_bytes: int = 0, repeats: int = 1) -> None:
+        """Run launches in order: (entry, args address, vars address, begin, end, threads, chunks) each. For single calls and tests; an
+        `ExecutionPlan` keeps its records."""
+        memory = np.zeros((len(records) + 1, rt.LAUNCH_BYTES // 8), np.int64)
+        for row, record in zip(memory, records, strict=False):
+            row[:7] = record
+            row[5], row[6] = fit_launch(record[4] - record[3], record[5], record[6], self.threads)
+        base = int(memory.__array_interface__["data"][0])
+        shared = any(row[5] > 1 for row in memory[:-1])
+        if shared:
+            self.prepare(scratch_bytes)
+        header = base + rt.LAUNCH_BYTES * len(records)
+        memory[-1, :5] = (base, len(records), self.address if shared else 0, self.caller_scratch(scratch_bytes), repeats)
+        rt.runtime().run_plan(header)
+
+    def stop(self) -> None:
+        """Let the workers return and wait for them. The pool starts again with the next `prepare`."""
+        with self._guard:
+            if self._workers:
+                rt.runtime().stop(self.address, len(self._workers) + 1)
+                for worker in self._workers:
+                    worker.join(1.0)
+                self._workers.clear()
+            self.ready = False
+
+    def _grow_scratch(self, size: int) -> None:
+        if size > self._scratch_bytes:
+            self._scratch_bytes = max(size, 2 * self._scratch_bytes)
+            self._scratch_workers = 0
+        if self._scratch_bytes:
+            for index in range(self._scratch_workers + 1, self.threads):
+                arena = Arena(self._scratch_bytes, index)
+                self._arenas.append(arena)
+                self._write("q", rt.WORKERS + rt.WORKER_STRIDE * index + rt.WORKER_SCRATCH, arena.address)
+            self._scratch_workers = self.threads - 1
+
+    def _start_workers(self) -> None:
+        code = rt.runtime()
+        if not self._workers:
+            self._reset(code)
+        cores = worker_cores(self.threads - 1)
+        for index in range(len(self._workers) + 1, self.threads):
+            core = cores[index - 1] if index <= len(cores) else None
+            if core is not None and core < 8 * rt.CORES_BYTES:
+                self._map[rt.CORES + core // 8] |= 1 << core % 8
+            worker = threading.Thread(target=_work, args=(code, self.address, index, core), name=f"svod-{index}", daemon=True)
+            worker.start()
+            self._workers.append(worker)
+
+    def _reset(self, code: rt.Runtime) -> None:
+        """Fill in the configuration and forget everything that workers of the past left behind. Scratch stays."""
+        scratch = [self._map[o:o + 8] for o in range(rt.WORKERS + rt.WORKER_SCRATCH, len(self._map), rt.WORKER_STRIDE)]
+        self._map[:] = bytes(len(self._map))
+        for offset, address in zip(range(rt.WORKERS + rt.WORKER_SCRATCH, len(self._map), rt.WORKER_STRIDE), scratch, strict=True):
+            self._map[offset:offset + 8] = address
+        turn = _seconds_per_turn(code, self.address)
+        self._write("q", rt.CFG_SPIN, max(1, round(SPIN_SECONDS / turn)))
+        self._write("q", rt.CFG_PATIENCE, max(2, round(PATIENCE_SECONDS / turn)))
+        system = _system_functions()
+        for offset, value in system.items():
+            self._write("q", offset, value)
+
+    def _write(self, fmt: str, offset: int, value: int) -> None:
+        struct.pack_into(fmt, self._map, offset, value)
+
+    def _forget_threads(self) -> None:
+        """After a fork, in the child: the workers are gone, and whoever held a lock is gone too."""
+        self._guard = threading.Lock()
+        self._workers = []
+        self._local = threading.local()
+        self._write("q", rt.LOCK, 0)
+        self._write("q", rt.LATEST, 0)
+        self.ready = False
+
+
+def fit_launch(extent: int, threads: int, chunks: int, limit: int) -> tuple[int, int]:
+    """(threads, chunks) that a launch of `extent` iterations gets when `threads` are wanted and `limit` exist. chunks 0: chosen here, four
+    per thread, so that a thread that is held up leaves the rest of its work to the others; never more than there are iterations."""
+    threads = max(1, min(threads, limit, extent))
+    if threads == 1:
+        return 1, 1
+    return threads, max(1, min(chunks or 4 * threads, extent, rt.MAX_CHUNKS))
+
+
+def worker_cores(count: int) -> list[int]:
+    """Cores to pin `count` workers to: of the affinity mask, without the caller's, first one of each physical core. Empty when
+    the mask has too few or the system cannot pin: then nobody is pinned."""
+    if count < 1 or not hasattr(os, "sched_getaffinity"):
+        return []
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) <= count:
+        return []
+    current = _current_core()
+    return spread(allowed, current if current in allowed else min(allowed))[1:count + 1]
+
+
+def spread(cores: Collection[int], own: int) -> list[int]:
+    """`own`, the first core of each other physical one, and then the others."""
+    first = {_physical_core(core): core for core in (*sorted(cores, reverse=True), own)}
+    distinct = sorted(set(first.values()) - {own})
+    return [own, *distinct, *sorted(set(cores) - {own, *distinct})]
+
+
+def _physical_core(core: int) -> str:
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(core)
+
+
+def _current_core() -> int:
+    getcpu = getattr(_libc(), "sched_getcpu", None) if sys.platform == "linux" else None
+    return int(getcpu()) if getcpu is not None else -1
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def _address(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0        # type: ignore[arg-type]
+
+
+def _system_functions() -> dict[int, int]:
+    """What the runtime needs of the operating system, by offset in the pool."""
+    libc = _libc()
+    functions = {rt.CFG_YIELD: _address(libc.sched_yield), rt.CFG_SLEEP: _address(libc.usleep), rt.CFG_NAP: NAP_MICROSECONDS}
+    numbers = _SYSCALLS.get(platform.machine())
+    if sys.platform == "linux" and numbers is not None and sys.maxsize > 1 << 32:
+        futex, setaffinity, getaffinity = numbers
+        functions |= {rt.CFG_SYSCALL: _address(libc.syscall), rt.CFG_FUTEX: futex, rt.CFG_SETAFFINITY: setaffinity,
+                      rt.CFG_GETAFFINITY: getaffinity}
+        if hasattr(libc, "sched_getcpu"):
+            functions[rt.CFG_GETCPU] = _address(libc.sched_getcpu)
+    return functions
+
+
+def _seconds_per_turn(code: rt.Runtime, address: int) -> float:
+    """Seconds of one turn of the waiting loop: the least of five tries, as a try can only be held up."""
+    turns = 2000
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        code.spin(address, turns)
+        best = min(best, time.perf_counter() - start)
+    return max(best / turns, 1e-10)
+
+
+remake_after_fork(Pool, "_shared_lock", threading.Lock)
+
+
+def _work(code: rt.Runtime, address: int, index: int, core: int | None) -> None:
+    if core is not None:
+        try:
+            os.sched_setaffinity(0, {core})
+        except OSError:
+            core = None                         # the mask was narrowed meanwhile: run wherever the system allows
+    code.worker(address, index)
+
+
+def _after_fork_in_child() -> None:
+    if Pool._shared is not None:
+        Pool._shared._forget_threads()
+
+
+def _at_exit() -> None:
+    if Pool._shared is not None:
+        Pool._shared.ended = True
+        Pool._shared.stop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_at_exit)

@@ -1,0 +1,1 @@
+"""From LINEAR to LLVM IR to an object."""

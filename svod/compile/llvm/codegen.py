@@ -1,0 +1,205 @@
+"""LLVM IR text → object bytes → callable addresses.
+
+Objects are position-independent ELF for a fixed triple per architecture, whatever system runs the compiler: they
+name no outside symbol, so the same bytes load anywhere, and a worker compiles for the target it is told, never for its own host.
+
+llvmlite holds one lock around LLVM: calls from several threads are safe and take turns. LLVM's state is per call (a
+context of its own) or per `LoadedProgram`, so a process forked from a forkserver that has loaded LLVM may use it.
+"""
+from __future__ import annotations
+
+import ctypes
+import platform
+import struct
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from svod.compile.cpu.host import MACHINES, llvm_features, may_use_tiles
+from svod.core.machine.target import Target
+from svod.errors import CompileError, LaunchError
+from svod.system.forksafe import remake_after_fork
+
+CODEGEN_REVISION = 3
+"""Raised when the code of the same kernel and chain changes (lowering, renderer, passes, attributes): older objects are not used again."""
+
+COMPILER = f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_version_info))}"
+"""Who compiled: recorded beside measurements and part of an object's key."""
+
+TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
+ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine
+BASE_CPU = {"x86_64": "x86-64", "aarch64": "generic"}
+SEARCH_OPT, FINAL_OPT = 1, 2
+"""Effort of LLVM's code generator (0-3) while searching and for finalists. On a GEMM tile 1, 2 and 3 give equal speed (250 GFLOP/s of 258),
+and 1 takes 4 to 10 % less time than 3; 0 is six times slower. Only the final effort includes loop strength reduction, see `_generate`."""
+
+_generating = threading.Lock()      # options of the code generator are the process's: one module at a time is generated under its own
+remake_after_fork(sys.modules[__name__], "_generating", threading.Lock)
+
+PHASE_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+@lru_cache(maxsize=1)
+def _initialize() -> None:
+    """Registers every architecture LLVM was built with: a worker compiles for others than its own."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+def _new_machine(arch: str, features: str, opt: int) -> Any:
+    _initialize()
+    if arch not in TRIPLES:
+        raise CompileError(f"no code generator for {arch!r}; there are {', '.join(TRIPLES)}")
+    of = llvm.Target.from_triple(TRIPLES[arch])
+    return of.create_target_machine(cpu=BASE_CPU[arch], features=features, opt=opt, reloc="pic", codemodel="small")
+
+
+@lru_cache(maxsize=32)
+def _machine(arch: str, features: tuple[str, ...], opt: int) -> Any:
+    return _new_machine(arch, ",".join("+" + f for f in features), opt)
+
+
+def _optimize(module: Any, machine: Any) -> None:
+    """LLVM's O2 without what LINEAR has decided already: no vectorisers, no unrolling."""
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_unrolling = False
+    options.loop_interleaving = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+
+
+def _generate(module: Any, machine: Any, final: bool) -> bytes:
+    """The object of a module. While searching without loop strength reduction: LINEAR's addresses are a base and a constant already, so it
+    costs time and gains little (`experiments/search_compiler.py` measures both). The option belongs to the process: it is put back."""
+    with _generating:
+        if final:
+            return bytes(machine.emit_object(module))
+        llvm.set_option("svod", "-disable-lsr=true")
+        try:
+            return bytes(machine.emit_object(module))
+        finally:
+            llvm.set_option("svod", "-disable-lsr=false")
+
+
+def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
+    """The ELF object of a module. `passes`: run the slim O2 pipeline first (finalists); without it code is within about 5 % at half
+    the time (the search).
+
+    Raises CompileError when LLVM refuses the module, or when the object needs a symbol from outside."""
+    machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT)
+    context = llvm.create_context()
+    try:
+        module = llvm.parse_assembly(ir, context)
+    except RuntimeError as error:
+        raise CompileError(f"LLVM does not accept the module: {error}") from error
+    try:
+        module.verify()  # 0.1 ms; without it LLVM may end the process over a module that only parses
+        module.triple = TRIPLES[target.arch]
+        module.data_layout = str(_data_layout(target.arch))
+        if passes:
+            _optimize(module, machine)
+        code = _generate(module, machine, passes)
+    except RuntimeError as error:
+        raise CompileError(f"LLVM could not compile for {target.key}: {error}") from error
+    finally:
+        module.close()
+    outside = undefined_symbols(code)
+    if outside:
+        raise CompileError(f"the object calls {', '.join(outside)}; code for {target.key} must not need a library")
+    return code
+
+
+@lru_cache(maxsize=8)
+def _data_layout(arch: str) -> str:
+    return str(_machine(arch, (), SEARCH_OPT).target_data)
+
+
+def _architecture(code: bytes) -> str:
+    """The architecture of an object. Raises CompileError when `code` is not a 64-bit little-endian ELF object of a known one."""
+    arch = ELF_MACHINES.get(int.from_bytes(code[18:20], "little"))
+    if code[:6] != b"\x7fELF\x02\x01" or len(code) < 64 or arch is None:
+        raise CompileError(f"not a 64-bit little-endian ELF object for {' or '.join(TRIPLES)}")
+    return arch
+
+
+def undefined_symbols(code: bytes) -> tuple[str, ...]:
+    """The names an object expects from outside. Raises CompileError when `code` is not an object."""
+    _architecture(code)
+    sections_at, = struct.unpack_from("<Q", code, 40)
+    entry_size, count = struct.unpack_from("<HH", code, 58)
+    # per section header: name, type, flags, address, offset, size, link, info, alignment, entry size
+    headers = [struct.unpack_from("<IIQQQQIIQQ", code, sections_at + k * entry_size) for k in range(count)]
+    names: list[str] = []
+    for header in headers:
+        if header[1] != 2:  # SHT_SYMTAB
+            continue
+        strings = headers[header[6]][4]
+        for at in range(header[4] + 24, header[4] + header[5], 24):  # the first symbol is empty
+            name, _, _, section = struct.unpack_from("<IBBH", code, at)
+            if section == 0 and name:
+                start = strings + name
+                names.append(code[start:code.index(b"\0", start)].decode())
+    return tuple(sorted(names))
+
+
+def _free(engine: Any, context: Any) -> None:
+    """End an engine, with the modules it owns, then the context they live in."""
+    engine.close()
+    context.close()
+
+
+class LoadedProgram:
+    """An object in executable memory. `addresses`: those of `symbols`, in order, valid until `close()`.
+
+    Each has an engine of its own, so that closing one frees its memory and touches no other."""
+
+    def __init__(self, code: bytes, symbols: Sequence[str]) -> None:
+        """Raises CompileError when `code` is no object for this machine, or lacks one of `symbols`."""
+        arch = _architecture(code)
+        if arch != MACHINES.get(platform.machine().lower()):
+            raise CompileError(f"the object is for {arch}, this machine is {platform.machine()}: it cannot be loaded here")
+        may_use_tiles()     # before code that may need them runs
+        context = llvm.create_context()
+        # MCJIT wants a module to start from, and owns the machine it is given
+        empty = llvm.parse_assembly(f'target triple = "{TRIPLES[arch]}"', context)
+        engine = llvm.create_mcjit_compiler(empty, _new_machine(arch, "", 0))
+        # Held here, not by this object: in a cycle of garbage Python ends objects in any order, and an engine must not outlive its context.
+        self._free = weakref.finalize(self, _free, engine, context)
+        self._free.atexit = False       # threads may still be in the code
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        self.addresses: tuple[int, ...] = tuple(engine.get_function_address(name) for name in symbols)
+        if 0 in self.addresses:
+            missing = [name for name, address in zip(symbols, self.addresses, strict=True) if not address]
+            self.close()
+            raise CompileError(f"the object does not define {', '.join(missing)}")
+
+    def close(self) -> None:
+        """Free the code; the addresses must not be called any more. Closing twice is allowed."""
+        self.addresses = ()
+        self._free()
+
+    def __enter__(self) -> LoadedProgram:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def call_phase(address: int, args: Sequence[int], variables: Sequence[int], scratch: int, begin: int, end: int) -> None:
+    """Run one phase in the calling thread: `args` are addresses (parameters, then temporaries), `scratch` an address aligned to 64 or 0.
+
+    For tests and for screening in a child; a wrong pointer ends the process."""
+    if begin < 0:
+        raise LaunchError(f"a phase runs iterations from 0 on, not from {begin}")
+    pointers = (ctypes.c_void_p * max(1, len(args)))(*args)
+    values = (ctypes.c_int64 * max(1, len(variables)))(*variables)
+    PHASE_FUNCTION(address)(ctypes.addressof(pointers), ctypes.addressof(values), scratch, begin, end)

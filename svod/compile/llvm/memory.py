@@ -1,0 +1,385 @@
+"""Memory instructions of LINEAR as LLVM text: pointers, contiguous, strided and indexed accesses, all with masks.
+
+How an access that is masked off is kept from touching memory:
+
+    mask               contiguous                                 strided, indexed
+    per lane           llvm.masked.load/store                     as below, by lane
+    scalar, vector     the same with the mask in all lanes, where that is one instruction; else as below
+    scalar             the address becomes that of a private stack slot: no branch, so blocks stay large
+
+A strided load with a small stride reads whole vectors between its first and its last lane (never beyond) and shuffles; everything
+else goes by lane, or through gather and scatter instructions where `gathers_in_hardware` says so.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from svod.compile.llvm.text import Writer, memory_type, refuse, register_type
+from svod.core.ir.dtype import DType
+from svod.core.machine.target import Target
+
+WIDE_STRIDE = 6
+"""Up to here `stride` loads and shuffles are cheaper than a load and an insert per lane. Zen 5, 16 lanes of float32, ns per element:
+stride 2: 0.04 against 0.13, 4: 0.08 against 0.14, 6: 0.17 each, 8: 0.21 each."""
+
+
+def gathers_in_hardware(target: Target, bits: int) -> bool:
+    """Whether to use gather and scatter instructions: a gather of 16 float32 takes 4.0 ns on Zen 5, lane by lane 4.6 ns and more
+    instructions. AVX2 gathers without mask registers; there it goes by lane."""
+    return "avx512f" in target.features and bits >= 32
+
+
+def masks_in_hardware(target: Target, bits: int) -> bool:
+    """Whether a masked vector access of `bits`-wide elements is one instruction."""
+    if not target.has_masked_memory:
+        return False
+    return bits >= 32 or "avx512f" in target.features or target.arch != "x86_64"
+
+
+def _element(dtype: DType) -> str:
+    return memory_type(dtype.name, 1)
+
+
+def address_of(w: Writer, ptr: int, idx: int, offset: int) -> str:
+    """The address `ptr[idx + offset]`, with the offset as a constant of its own that addressing modes absorb.
+
+    Not `inbounds`: the base of a masked or padded access may lie outside the buffer."""
+    elem = _element(w.code[ptr][1])
+    index = w.code[idx]
+    if index[0] == "CONST":
+        offset += index[4]
+        base = w.value[ptr]
+    else:
+        known = w.addresses.get((ptr, idx))
+        if known is None:
+            operand = w.value[idx]
+            if index[1].bits < 64:
+                operand = w.temp(f"{'sext' if index[1].kind == 'i' else 'zext'} {register_type(index[1].name, 1)} {operand} to i64")
+            known = w.addresses[ptr, idx] = w.temp(f"getelementptr {elem}, ptr {w.value[ptr]}, i64 {operand}")
+        base = known
+    return base if offset == 0 else w.temp(f"getelementptr {elem}, ptr {base}, i64 {offset}")
+
+
+def _arg(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    _pointer(w, i, arg)
+
+
+def _temp(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    _pointer(w, i, w.temp_base + arg)
+
+
+def _pointer(w: Writer, i: int, slot: int) -> None:
+    at = w.temp(f"getelementptr ptr, ptr %args, i64 {slot}")
+    w.lines.append(f"  %v{i} = load ptr, ptr {at}, align 8")
+    w.value[i] = f"%v{i}"
+
+
+def _scratch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    w.lines.append(f"  %v{i} = getelementptr i8, ptr %scratch, i64 {arg}")
+    w.value[i] = f"%v{i}"
+
+
+def _var(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    at = w.temp(f"getelementptr i64, ptr %vars, i64 {w.variables[arg]}")
+    w.lines.append(f"  %v{i} = load i64, ptr {at}, align 8")
+    w.value[i] = f"%v{i}"
+
+
+def _from_memory(w: Writer, i: int, dtype: DType, lanes: int, loaded: str) -> None:
+    """Make `loaded`, of the memory type, the value of instruction i."""
+    if dtype.kind == "b":
+        loaded = w.temp(f"icmp ne {memory_type('bool', lanes)} {loaded}, {'0' if lanes == 1 else 'zeroinitializer'}")
+    w.value[i] = loaded
+
+
+def _to_memory(w: Writer, dtype: DType, lanes: int, operand: str) -> str:
+    if dtype.kind == "b":
+        return w.temp(f"zext {register_type('bool', lanes)} {operand} to {memory_type('bool', lanes)}")
+    return operand
+
+
+def _pick(w: Writer, mask: str, address: str, mem: str, content: str = "poison") -> str:
+    """`address` where the scalar mask holds, else a slot of the memory type `mem` that holds the constant `content`."""
+    return w.temp(f"select i1 {mask}, ptr {address}, ptr {w.slot(mem, content)}")
+
+
+def _lane_mask(w: Writer, mask: int, lanes: int) -> str:
+    """The operand of a per-lane mask over `lanes`."""
+    return w.value[mask] if w.code[mask][2] == lanes else w.broadcast("i1", lanes, w.value[mask])
+
+
+def _reverse(w: Writer, vec: str, lanes: int, operand: str) -> str:
+    order = ", ".join(f"i32 {k}" for k in range(lanes - 1, -1, -1))
+    return w.temp(f"shufflevector {vec} {operand}, {vec} poison, <{lanes} x i32> <{order}>")
+
+
+# -- contiguous -------------------------------------------------------------------------------------
+def _load(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    address = address_of(w, src[0], src[1], arg)
+    if len(src) == 2:
+        mem, size = memory_type(dtype.name, lanes), dtype.itemsize
+        if dtype.kind == "b":
+            _from_memory(w, i, dtype, lanes, w.temp(f"load {mem}, ptr {address}, align {size}"))
+        else:
+            w.lines.append(f"  %v{i} = load {mem}, ptr {address}, align {size}")
+            w.value[i] = f"%v{i}"
+        return
+    _masked_load(w, i, dtype, lanes, address, src[2], src[3], reverse=False)
+
+
+def _masked_load(w: Writer, i: int, dtype: DType, lanes: int, address: str, mask: int, alt: int, reverse: bool) -> None:
+    """`lanes` contiguous elements; `reverse`: lane 0 is the last of them (the mask and `alt` count lanes)."""
+    mem, size = memory_type(dtype.name, lanes), dtype.itemsize
+    scalar_mask = w.code[mask][2] == 1
+    if scalar_mask and (lanes == 1 or not masks_in_hardware(w.target, size * 8)):
+        # a constant alternative waits in the slot: nothing to select after the load, which may then be part of its user
+        constant = w.code[alt][0] == "CONST" and dtype.kind != "b"
+        content = w.value[alt] if constant else "poison"
+        loaded = w.temp(f"load {mem}, ptr {_pick(w, w.value[mask], address, mem, content)}, align {size}")
+        _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded) if reverse else loaded)
+        if not constant:
+            reg = register_type(dtype.name, lanes)
+            w.value[i] = w.temp(f"select i1 {w.value[mask]}, {reg} {w.value[i]}, {reg} {w.value[alt]}")
+        return
+    bits = f"<{lanes} x i1>"
+    lane_mask, other = _lane_mask(w, mask, lanes), _to_memory(w, dtype, lanes, w.value[alt])
+    if reverse:
+        lane_mask = lane_mask if scalar_mask else _reverse(w, bits, lanes, lane_mask)
+        other = _reverse(w, mem, lanes, other)
+    name = w.masked("load", _element(dtype), lanes)
+    loaded = w.temp(f"call {mem} {name}(ptr {address}, i32 {size}, {bits} {lane_mask}, {mem} {other})")
+    _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded) if reverse else loaded)
+
+
+def _store(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    offset, stream = arg
+    _, dtype, lanes, _, _ = w.code[src[2]]
+    address = address_of(w, src[0], src[1], offset)
+    operand, mem, size = _to_memory(w, dtype, lanes, w.value[src[2]]), memory_type(dtype.name, lanes), dtype.itemsize
+    if len(src) == 3:
+        if stream:
+            # lowering streams only at multiples of the vector, and only into buffers that are aligned this runs (llvm.py)
+            w.streams = True
+            align = min(lanes * size, w.target.vector_bytes)
+            w.lines.append(f"  store {mem} {operand}, ptr {address}, align {align}, !nontemporal !0")
+        else:
+            w.lines.append(f"  store {mem} {operand}, ptr {address}, align {size}")
+        return
+    _masked_store(w, dtype, lanes, address, operand, src[3], reverse=False)
+
+
+def _masked_store(w: Writer, dtype: DType, lanes: int, address: str, operand: str, mask: int, reverse: bool) -> None:
+    """`operand`: of the memory type, already reversed where `reverse` says so; the mask counts lanes."""
+    mem, size = memory_type(dtype.name, lanes), dtype.itemsize
+    scalar_mask = w.code[mask][2] == 1
+    if scalar_mask and (lanes == 1 or not masks_in_hardware(w.target, size * 8)):
+        w.lines.append(f"  store {mem} {operand}, ptr {_pick(w, w.value[mask], address, mem)}, align {size}")
+        return
+    lane_mask = _lane_mask(w, mask, lanes)
+    constant = w.code[mask][4] if w.code[mask][0] == "VCONST" else ()
+    if sum(constant) == 1:
+        # LLVM 22 turns a conversion to a narrower type and a masked store of one lane into a store of the wide element
+        lane = lanes - 1 - constant.index(True) if reverse else constant.index(True)
+        element = w.temp(f"extractelement {mem} {operand}, i64 {lane}")
+        at = w.temp(f"getelementptr {_element(dtype)}, ptr {address}, i64 {lane}") if lane else address
+        w.lines.append(f"  store {_element(dtype)} {element}, ptr {at}, align {size}")
+        return
+    if reverse and not scalar_mask:
+        lane_mask = _reverse(w, f"<{lanes} x i1>", lanes, lane_mask)
+    name = w.masked("store", _element(dtype), lanes)
+    w.lines.append(f"  call void {name}({mem} {operand}, ptr {address}, i32 {size}, <{lanes} x i1> {lane_mask})")
+
+
+# -- ahead ------------------------------------------------------------------------------------------
+def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    """The line of an address into all caches, to be read. It may lie outside the buffer: no access, so nothing faults."""
+    w.declared.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    w.lines.append(f"  call void @llvm.prefetch.p0(ptr {address_of(w, src[0], src[1], arg)}, i32 0, i32 3, i32 1)")
+
+
+# -- strided ----------------------------------------------------------------------------------------
+def _loads(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    offset, stride = arg
+    mem, size = memory_type(dtype.name, lanes), dtype.itemsize
+    masked = len(src) == 4
+    if lanes == 1 or stride == 1:
+        _load(w, i, dtype, lanes, src, offset)
+    elif stride == -1:
+        address = address_of(w, src[0], src[1], offset - lanes + 1)
+        if masked:
+            _masked_load(w, i, dtype, lanes, address, src[2], src[3], reverse=True)
+        else:
+            loaded = w.temp(f"load {mem}, ptr {address}, align {size}")
+            _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded))
+    elif not masked and stride == 0:
+        one = w.temp(f"load {_element(dtype)}, ptr {address_of(w, src[0], src[1], offset)}, align {size}")
+        _from_memory(w, i, dtype, lanes, w.broadcast(_element(dtype), lanes, one))
+    elif not masked and abs(stride) <= WIDE_STRIDE and lanes >= 4:
+        _from_memory(w, i, dtype, lanes, _wide_load(w, dtype, lanes, src, offset, stride))
+    elif 0 < abs(stride) <= WIDE_STRIDE and lanes >= 4 and masks_in_hardware(w.target, size * 8):
+        loaded, kept = _wide_load(w, dtype, lanes, src, offset, stride), _lane_mask(w, src[2], lanes)
+        other = _to_memory(w, dtype, lanes, w.value[src[3]])
+        _from_memory(w, i, dtype, lanes, w.temp(f"select <{lanes} x i1> {kept}, {mem} {loaded}, {mem} {other}"))
+    else:
+        base = address_of(w, src[0], src[1], offset)
+        elem = _element(dtype)
+        at = [base if k == 0 else w.temp(f"getelementptr {elem}, ptr {base}, i64 {k * stride}") for k in range(lanes)]
+        _load_lanes(w, i, dtype, lanes, at, src)
+
+
+def _wide_load(w: Writer, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int) -> str:
+    """A strided load as contiguous ones, the last moved back so that it ends at the last element asked for; under a mask, which goes where
+    its lanes go, none is moved. They have a power of two lanes: LLVM shuffles vectors of other lengths element by element."""
+    size, step = dtype.itemsize, abs(stride)
+    span = (lanes - 1) * step + 1
+    first = offset if stride > 0 else offset - (span - 1)
+    wide = 1 << (lanes - 1).bit_length()        # of at least 4 lanes 2 elements apart: less than the span
+    mem, count = memory_type(dtype.name, wide), -(-span // wide)
+    position = [(k if stride > 0 else lanes - 1 - k) * step for k in range(lanes)]
+    chunk_of = [p // wide for p in position]
+    if len(src) == 2:
+        starts = [min(c * wide, span - wide) for c in range(count)]
+        chunks = [w.temp(f"load {mem}, ptr {address_of(w, src[0], src[1], first + s)}, align {size}") for s in starts]
+    else:
+        starts = [c * wide for c in range(count)]
+        name, chunks = w.masked("load", _element(dtype), wide), []
+        for s in starts:
+            at, mask = address_of(w, src[0], src[1], first + s), _spread(w, src[2], lanes, wide, [p - s for p in position])
+            chunks.append(w.temp(f"call {mem} {name}(ptr {at}, i32 {size}, <{wide} x i1> {mask}, {mem} poison)"))
+    result = chunks[0]
+    for c in range(1, count):
+        # lanes of earlier chunks: from chunk 0 itself the first time, from their final place afterwards
+        order = [f"i32 {wide + position[k] - starts[c]}" if chunk_of[k] == c else
+                 f"i32 {position[k] if c == 1 else k}" if chunk_of[k] < c else "i32 poison" for k in range(lanes)]
+        order += ["i32 poison"] * (wide - lanes)
+        result = w.temp(f"shufflevector {mem} {result}, {mem} {chunks[c]}, <{wide} x i32> <{', '.join(order)}>")
+    if wide == lanes:
+        return result
+    kept = ", ".join(f"i32 {k}" for k in range(lanes))
+    return w.temp(f"shufflevector {mem} {result}, {mem} poison, <{lanes} x i32> <{kept}>")
+
+
+def _spread(w: Writer, mask: int, lanes: int, wide: int, position: list[int]) -> str:
+    """A mask of `wide` lanes that has lane k of `mask` at position[k], where that is one of them."""
+    at = {p: k for k, p in enumerate(position)}
+    if w.code[mask][0] == "VCONST":
+        bits = ", ".join(f"i1 {'true' if p in at and w.code[mask][4][at[p]] else 'false'}" for p in range(wide))
+        return f"<{bits}>"
+    order = ", ".join(f"i32 {at.get(p, lanes)}" for p in range(wide))
+    return w.temp(f"shufflevector <{lanes} x i1> {_lane_mask(w, mask, lanes)}, <{lanes} x i1> zeroinitializer, <{wide} x i32> <{order}>")
+
+
+def _load_lanes(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], src: tuple[int, ...]) -> None:
+    """One scalar load per lane from the addresses `at`, masked where `src` has a mask."""
+    mem, elem, size = memory_type(dtype.name, lanes), _element(dtype), dtype.itemsize
+    masked = len(src) == 4
+    result = "poison"
+    bits = _mask_bits(w, src[2], lanes) if masked else []
+    for k in range(lanes):
+        address = _pick(w, bits[k], at[k], elem) if masked else at[k]
+        one = w.temp(f"load {elem}, ptr {address}, align {size}")
+        result = w.temp(f"insertelement {mem} {result}, {elem} {one}, i64 {k}") if lanes > 1 else one
+    _from_memory(w, i, dtype, lanes, result)
+    if masked:
+        reg, cond = register_type(dtype.name, lanes), register_type("bool", w.code[src[2]][2])
+        w.value[i] = w.temp(f"select {cond} {w.value[src[2]]}, {reg} {w.value[i]}, {reg} {w.value[src[3]]}")
+
+
+def _mask_bits(w: Writer, mask: int, lanes: int) -> list[str]:
+    """The mask of each lane as an i1."""
+    if w.code[mask][2] == 1:
+        return [w.value[mask]] * lanes
+    return [w.temp(f"extractelement <{lanes} x i1> {w.value[mask]}, i64 {k}") for k in range(lanes)]
+
+
+def _stores(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    offset, stride = arg
+    _, dtype, lanes, _, _ = w.code[src[2]]
+    if lanes == 1 or stride == 1:
+        _store(w, i, dtype, lanes, src, (offset, False))
+        return
+    operand, mem = _to_memory(w, dtype, lanes, w.value[src[2]]), memory_type(dtype.name, lanes)
+    if stride == -1:
+        address = address_of(w, src[0], src[1], offset - lanes + 1)
+        operand = _reverse(w, mem, lanes, operand)
+        if len(src) == 4:
+            _masked_store(w, dtype, lanes, address, operand, src[3], reverse=True)
+        else:
+            w.lines.append(f"  store {mem} {operand}, ptr {address}, align {dtype.itemsize}")
+        return
+    base = address_of(w, src[0], src[1], offset)
+    elem = _element(dtype)
+    at = [base if k == 0 else w.temp(f"getelementptr {elem}, ptr {base}, i64 {k * stride}") for k in range(lanes)]
+    _store_lanes(w, dtype, lanes, at, operand, src)
+
+
+def _store_lanes(w: Writer, dtype: DType, lanes: int, at: list[str], operand: str, src: tuple[int, ...]) -> None:
+    """One scalar store per lane to the addresses `at`, in lane order, masked where `src` has a mask."""
+    mem, elem, size = memory_type(dtype.name, lanes), _element(dtype), dtype.itemsize
+    masked = len(src) == 4
+    bits = _mask_bits(w, src[3], lanes) if masked else []
+    for k in range(lanes):
+        address = _pick(w, bits[k], at[k], elem) if masked else at[k]
+        one = w.temp(f"extractelement {mem} {operand}, i64 {k}") if lanes > 1 else operand
+        w.lines.append(f"  store {elem} {one}, ptr {address}, align {size}")
+
+
+# -- indexed ----------------------------------------------------------------------------------------
+def _indices(w: Writer, idx: int) -> tuple[str, str]:
+    """(type, operand) of an index vector as i64."""
+    _, dtype, lanes, _, _ = w.code[idx]
+    wide = register_type("index", lanes)
+    if dtype.bits == 64:
+        return wide, w.value[idx]
+    if not dtype.is_int:
+        raise refuse("GATHER", dtype, "the index must be an integer")
+    return wide, w.temp(f"{'sext' if dtype.kind == 'i' else 'zext'} {register_type(dtype.name, lanes)} {w.value[idx]} to {wide}")
+
+
+def _lane_addresses(w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> list[str]:
+    elem = _element(w.code[ptr][1])
+    wide, operand = _indices(w, idx)
+    base = w.value[ptr] if offset == 0 else w.temp(f"getelementptr {elem}, ptr {w.value[ptr]}, i64 {offset}")
+    out = []
+    for k in range(lanes):
+        one = w.temp(f"extractelement {wide} {operand}, i64 {k}") if lanes > 1 else operand
+        out.append(w.temp(f"getelementptr {elem}, ptr {base}, i64 {one}"))
+    return out
+
+
+def _vector_addresses(w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> str:
+    elem = _element(w.code[ptr][1])
+    wide, operand = _indices(w, idx)
+    base = w.value[ptr] if offset == 0 else w.temp(f"getelementptr {elem}, ptr {w.value[ptr]}, i64 {offset}")
+    return w.temp(f"getelementptr {elem}, ptr {base}, {wide} {operand}")
+
+
+def _gather(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    if lanes == 1 or not gathers_in_hardware(w.target, dtype.itemsize * 8):
+        _load_lanes(w, i, dtype, lanes, _lane_addresses(w, src[0], src[1], arg, lanes), src)
+        return
+    mem, size, bits = memory_type(dtype.name, lanes), dtype.itemsize, f"<{lanes} x i1>"
+    mask, alt = (_lane_mask(w, src[2], lanes), w.value[src[3]]) if len(src) == 4 else ("splat (i1 true)", "poison")
+    at = _vector_addresses(w, src[0], src[1], arg, lanes)
+    name = w.masked("gather", _element(dtype), lanes)
+    _from_memory(w, i, dtype, lanes, w.temp(f"call {mem} {name}(<{lanes} x ptr> {at}, i32 {size}, {bits} {mask}, {mem} {alt})"))
+
+
+def _scatter(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    _, dtype, lanes, _, _ = w.code[src[2]]
+    operand, mem, size = _to_memory(w, dtype, lanes, w.value[src[2]]), memory_type(dtype.name, lanes), dtype.itemsize
+    if lanes == 1 or not gathers_in_hardware(w.target, size * 8):
+        _store_lanes(w, dtype, lanes, _lane_addresses(w, src[0], src[1], arg, lanes), operand, src)
+        return
+    mask = _lane_mask(w, src[3], lanes) if len(src) == 4 else "splat (i1 true)"
+    at = _vector_addresses(w, src[0], src[1], arg, lanes)
+    name = w.masked("scatter", _element(dtype), lanes)
+    w.lines.append(f"  call void {name}({mem} {operand}, <{lanes} x ptr> {at}, i32 {size}, <{lanes} x i1> {mask})")
+
+
+Handler = Callable[[Writer, int, DType, int, tuple[int, ...], Any], None]
+HANDLERS: dict[str, Handler] = {
+    "ARG": _arg, "TEMP": _temp, "SCRATCH": _scratch, "VAR": _var, "LOAD": _load, "STORE": _store, "LOADS": _loads, "STORES": _stores,
+    "GATHER": _gather, "SCATTER": _scatter, "PREFETCH": _prefetch,
+}

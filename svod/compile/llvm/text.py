@@ -1,0 +1,204 @@
+"""The vocabulary of the LLVM printer: type names, constants, and the state of one function while it is written.
+
+Registers and memory hold a dtype like this; 16-bit floats travel as their bits, because LLVM falls back to library calls for some of
+their operations on targets without the instruction, and because loads, shuffles and selects need not know them:
+
+    dtype              register          memory
+    bool               i1, <N x i1>      i8, <N x i8>: 0 or 1
+    (u)int8 … 64       i8 … i64          the same
+    index              i64               the same
+    float16, bfloat16  i16, <N x i16>    the same: the bits
+    float32, float64   float, double     the same
+"""
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import lru_cache
+from typing import Any
+
+from svod.compile.lower.program import Instr
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.machine.target import Target
+from svod.errors import CompileError
+
+SCALAR = {
+    "bool": "i1", "int8": "i8", "uint8": "i8", "int16": "i16", "uint16": "i16", "int32": "i32", "uint32": "i32", "int64": "i64",
+    "uint64": "i64", "index": "i64", "float16": "i16", "bfloat16": "i16", "float32": "float", "float64": "double",
+}
+INTRINSIC_SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "float": "f32", "double": "f64"}
+MASKED_DECLARATIONS = {
+    "load": "declare {vec} @llvm.masked.load.{suffix}.p0(ptr, i32, {mask}, {vec})",
+    "store": "declare void @llvm.masked.store.{suffix}.p0({vec}, ptr, i32, {mask})",
+    "gather": "declare {vec} @llvm.masked.gather.{suffix}.{pointers}({ptrs}, i32, {mask}, {vec})",
+    "scatter": "declare void @llvm.masked.scatter.{suffix}.{pointers}({vec}, {ptrs}, i32, {mask})",
+}
+
+
+@lru_cache(maxsize=4096)
+def register_type(name: str, lanes: int) -> str:
+    """The LLVM type of a register: dtype by name, `lanes` 1 for a scalar."""
+    return SCALAR[name] if lanes == 1 else f"<{lanes} x {SCALAR[name]}>"
+
+
+@lru_cache(maxsize=4096)
+def memory_type(name: str, lanes: int) -> str:
+    """The LLVM type in memory: that of the register, but a bool takes a byte."""
+    return register_type("int8" if name == "bool" else name, lanes)
+
+
+@lru_cache(maxsize=4096)
+def overload(scalar: str, lanes: int) -> str:
+    """The suffix that intrinsics carry for a type, e.g. `v16f32` or `f32`."""
+    return INTRINSIC_SUFFIX[scalar] if lanes == 1 else f"v{lanes}{INTRINSIC_SUFFIX[scalar]}"
+
+
+def bfloat16_bits(value: float) -> int:
+    """The bits of `value` rounded to bfloat16, to nearest even; NaN stays a quiet NaN."""
+    bits = struct.unpack("<I", struct.pack("<f", ctypes.c_float(value).value))[0]
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return int(bits >> 16 | 0x40)
+    return int((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+
+
+def float16_bits(value: float) -> int:
+    """The bits of `value` rounded to float16, to nearest even; what is too large becomes infinite."""
+    try:
+        return int(struct.unpack("<H", struct.pack("<e", value))[0])
+    except OverflowError:
+        return 0xFC00 if value < 0 else 0x7C00
+
+
+@lru_cache(maxsize=16384)
+def _constant_by_repr(name: str, kind: str, bits: int, text: str) -> str:
+    if kind == "b":
+        return "false" if text in ("False", "0", "0.0") else "true"
+    if kind == "f":
+        number = float(text)
+        if name == "float16":
+            return str(float16_bits(number))
+        if name == "bfloat16":
+            return str(bfloat16_bits(number))
+        # LLVM writes a float constant as the bits of the double of the same value
+        number = ctypes.c_float(number).value if bits == 32 else number
+        return "0x" + struct.pack(">d", number).hex().upper()
+    value = int(float(text)) if "." in text or "e" in text else int({"True": "1", "False": "0"}.get(text, text))
+    value &= (1 << bits) - 1
+    return str(value - (1 << bits) if kind == "i" and value >> (bits - 1) else value)
+
+
+def constant(dtype: DType, value: bool | int | float) -> str:
+    """The text of a scalar constant, rounded or wrapped to `dtype`."""
+    # by repr: 1, 1.0 and True are equal keys but not equal texts, and so are 0.0 and -0.0
+    return _constant_by_repr(dtype.name, dtype.kind, dtype.bits, repr(value))
+
+
+def splat(dtype: DType, value: bool | int | float, lanes: int) -> str:
+    """The text of a constant in every lane."""
+    text = constant(dtype, value)
+    return text if lanes == 1 else f"splat ({SCALAR[dtype.name]} {text})"
+
+
+class Writer:
+    """One function while it is written. `value[i]` is the operand text of instruction i: a register or a constant."""
+
+    __slots__ = (
+        "addresses",
+        "block",
+        "code",
+        "declared",
+        "fresh",
+        "in_tiles",
+        "lines",
+        "loops",
+        "nonneg",
+        "round",
+        "round_block",
+        "round_end",
+        "round_of",
+        "shuffles",
+        "slots",
+        "streams",
+        "target",
+        "temp_base",
+        "tiles",
+        "value",
+        "variables",
+    )
+
+    def __init__(self, code: tuple[Instr, ...], target: Target, variables: dict[str, int], temp_base: int, declared: set[str]) -> None:
+        self.code = code
+        self.target = target
+        self.variables = variables          # name → position in `vars`
+        self.temp_base = temp_base          # position in `args` of temporary 0
+        self.declared = declared            # declarations the module needs
+        self.lines: list[str] = ["entry:", ""]
+        self.slots: dict[tuple[str, str], str] = {}  # (memory type, content) → private stack slot: see `slot`
+        self.value: list[str] = [""] * len(code)
+        self.nonneg = bytearray(len(code))  # 1: an index known to be ≥ 0
+        self.addresses: dict[tuple[int, int], str] = {}  # (pointer, index) → address, valid in the current scope
+        self.loops: dict[int, Any] = {}             # LOOP → its state (llvm.py)
+        self.block = "entry"                # label of the block being written: phis name it
+        self.fresh = 0
+        self.round, self.round_block, self.round_end = 0, "", 0     # of multiply-adds into the same accumulators (llvm_alu.py)
+        self.round_of: dict[int, int] = {}
+        self.shuffles: dict[int, int] = {}          # SHUFFLE of two → how many such stand behind one another
+        self.streams = False
+        self.in_tiles: set[int] = set()                 # values that are tiles
+        self.tiles: dict[int, tuple[int, int]] = {}     # tile registers in use → (rows, bytes of a row)
+
+    def temp(self, text: str) -> str:
+        """Write `%tN = text` and return the register."""
+        self.fresh = n = self.fresh + 1
+        self.lines.append(f"  %t{n} = {text}")
+        return f"%t{n}"
+
+    def label(self, name: str) -> None:
+        """Begin a block."""
+        self.lines.append(f"{name}:")
+        self.block = name
+
+    def slot(self, mem: str, content: str) -> str:
+        """A private stack slot that holds the constant `content` of memory type `mem` (`poison`: anything): where an access that is
+        masked off goes instead."""
+        key = mem, content
+        if key not in self.slots:
+            self.slots[key] = f"%slot{len(self.slots)}"
+        return self.slots[key]
+
+    def finish(self) -> None:
+        """Write the slots that were asked for into the entry block."""
+        text = []
+        for (mem, content), name in self.slots.items():
+            text.append(f"  {name} = alloca {mem}, align 64")
+            if content != "poison":
+                text.append(f"  store {mem} {content}, ptr {name}, align 64")
+        self.lines[1] = "\n".join(text)
+
+    def masked(self, kind: str, scalar: str, lanes: int) -> str:
+        """The name of a masked memory intrinsic over `lanes` elements of the memory type `scalar`, declared.
+
+        The declaration is the one from before LLVM 22, which newer versions translate as they read it."""
+        suffix = overload(scalar, lanes)
+        pointers = f"v{lanes}p0"
+        self.declared.add(MASKED_DECLARATIONS[kind].format(vec=f"<{lanes} x {scalar}>", mask=f"<{lanes} x i1>", suffix=suffix,
+                                                           ptrs=f"<{lanes} x ptr>", pointers=pointers))
+        return f"@llvm.masked.{kind}.{suffix}." + ("p0" if kind in ("load", "store") else pointers)
+
+    def broadcast(self, scalar: str, lanes: int, operand: str) -> str:
+        """`operand` of the LLVM type `scalar` in all lanes."""
+        if lanes == 1:
+            return operand
+        vec = f"<{lanes} x {scalar}>"
+        if not operand.startswith("%"):
+            return f"splat ({scalar} {operand})"
+        one = self.temp(f"insertelement {vec} poison, {scalar} {operand}, i64 0")
+        return self.temp(f"shufflevector {vec} {one}, {vec} poison, <{lanes} x i32> zeroinitializer")
+
+
+def refuse(op: str, dtype: DType, why: str) -> CompileError:
+    """The error for an instruction that LINEAR allows in general but not like this."""
+    return CompileError(f"LINEAR instruction {op} on {dtype.name}: {why}. Lowering must not emit it; see docs/ir.md, section 4.")
+
+
+INDEX = dtypes.index

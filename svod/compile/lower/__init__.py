@@ -1,0 +1,1 @@
+"""From a state to LINEAR, the instructions that every backend prints."""

@@ -1,0 +1,468 @@
+"""Transcendental functions as vector instructions of LINEAR: EXP, EXP2, LOG, LOG2, SIN, COS, TANH, ERF, POW.
+
+    expand(b, Ops.EXP, float32, 16, x) → id of a value made of MULACC, MUL, SCALEB, bit operations and selects
+
+LLVM turns `llvm.exp` on 16 lanes into 16 calls of libm, so lowering expands these itself. Every expansion is branch-free, correct at ±0,
+infinities, NaN, overflow and denormal arguments and results, and within `MAX_ULP` of the true value (a unit in the last place of the
+result; tested over all 16-bit floats and by dense sampling of the others). float16 and bfloat16 are computed in float32 and rounded.
+MULACC must be fused. SIN and COS hold their bound for |x| ≤ `SIN_DOMAIN`; beyond it the result is some number in [-1, 1].
+
+The polynomials were fitted by experiments/polynomials.py, which also prints the tables below. Methods: scaling by powers of two with
+one instruction where the target has it (SCALEB), else in two steps, with exponents that are read from the bits of `x + 1.5·2^23`
+(rounding and integer conversion in one addition); Cody and Waite's
+argument reduction (Software Manual for the Elementary Functions, 1980) with fused multiplications; log by its expansion around 1, and
+through atanh in float64; one rational function each for TANH and ERF of float32; double-double arithmetic (Dekker 1971) for POW of
+float64.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.uop import Ops
+from svod.errors import UnsupportedError
+
+F16, BF16, F32, F64 = dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64
+
+
+class Builder(Protocol):
+    """What makes instructions: values are ids with a dtype and a number of lanes."""
+
+    def alu(self, op: str, dtype: DType, lanes: int, *args: int) -> int: ...
+    def const(self, dtype: DType, lanes: int, value: bool | int | float) -> int: ...
+    def cast(self, dtype: DType, v: int) -> int: ...
+    def bitcast(self, dtype: DType, v: int) -> int: ...
+    def type_of(self, v: int) -> tuple[DType, int]: ...
+
+
+# Largest errors in units in the last place, against the infinitely precise result.
+MAX_ULP: dict[Ops, dict[DType, float]] = {
+    Ops.EXP: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2}, Ops.EXP2: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2},
+    Ops.LOG: {F16: 0.6, BF16: 0.6, F32: 1, F64: 1}, Ops.LOG2: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2},
+    Ops.SIN: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2}, Ops.COS: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2},
+    Ops.TANH: {F16: 0.6, BF16: 0.6, F32: 5.5, F64: 2}, Ops.ERF: {F16: 0.6, BF16: 0.6, F32: 5.5, F64: 2},
+    Ops.POW: {F16: 0.6, BF16: 0.6, F32: 1, F64: 2},
+}
+SIN_DOMAIN: dict[DType, float] = {F16: 65504.0, BF16: 2.0**40, F32: 2.0**40, F64: 2.0**30}
+
+# -- tables of experiments/polynomials.py -----------------------------------------------------------
+def _single(*values: float) -> tuple[float, ...]:
+    """The float32 numbers that these shortest decimals stand for."""
+    return tuple(float(np.float32(v)) for v in values)
+
+
+# EXP_32: error 2^-25.5
+_EXP_32 = _single(0.50000036, 0.16666616, 0.04166117, 0.008335942, 0.001410734, 0.00019653958)
+# EXP2_32: error 2^-26.1
+_EXP2_32 = _single(0.69314724, 0.24022673, 0.055503562, 0.009616723, 0.0013344345, 0.00015652848, 1.4750692e-05)
+# EXP_NEAR_32: error 2^-28.2
+_EXP_NEAR_32 = _single(0.49999994, 0.16666517, 0.041668102, 0.008369192, 0.0013838892)
+# EXP2_NEAR_32: error 2^-26.3
+_EXP2_NEAR_32 = _single(0.6931472, 0.24022594, 0.055503663, 0.009625442, 0.0013387927, 0.00013334198)
+# SIN_32: error 2^-27.9
+_SIN_32 = _single(-0.16666655, 0.008332189, -0.00019518286)
+# COS_32: error 2^-33.0
+_COS_32 = _single(0.041666646, -0.001388731, 2.4432327e-05)
+# EXP_64: error 2^-56.4
+_EXP_64 = (
+    0.4999999999999993, 0.16666666666666935, 0.04166666666670213, 0.0083333333332704, 0.0013888888883572621, 0.0001984126989233654,
+    2.4801590831711198e-05, 2.7557300829279833e-06, 2.7556157776195983e-07, 2.505500107403547e-08, 2.106234253581963e-09,
+    1.5937741030655142e-10
+)
+# EXP_NEAR_64: error 2^-57.9
+_EXP_NEAR_64 = (
+    0.5000000000000011, 0.16666666666666438, 0.0416666666665258, 0.008333333333473763, 0.0013888888944855848, 0.00019841269560253106,
+    2.4801491761059284e-05, 2.7557530946945423e-06, 2.7630744910330755e-07, 2.501982465490372e-08
+)
+# EXP2_NEAR_64: error 2^-54.3
+_EXP2_NEAR_64 = (
+    0.6931471805599453, 0.24022650695910172, 0.055504108664824574, 0.00961812910757682, 0.0013333558145571247, 0.0001540353047964334,
+    1.5252734725185168e-05, 1.321542376809779e-06, 1.0177668350529232e-07, 7.075811523596905e-09, 4.5158346567598764e-10
+)
+# EXP2_64: error 2^-55.8
+_EXP2_64 = (
+    0.6931471805599453, 0.24022650695909983, 0.055504108664821895, 0.009618129107643907, 0.0013333558146425503,
+    0.00015403530384321525, 1.5252733799889554e-05, 1.3215489267161765e-06, 1.017808731079369e-07, 7.054563621670546e-09,
+    4.4453752336861267e-10, 2.592269221504159e-11, 1.37972980865516e-12
+)
+# SIN_64: error 2^-63.2
+_SIN_64 = (
+    -0.16666666666666666, 0.008333333333333042, -0.00019841269840962473, 2.7557319073985188e-06, -2.5052070923638376e-08,
+    1.6054311691834787e-10, -7.389471151392989e-13
+)
+# COS_64: error 2^-69.0
+_COS_64 = (
+    0.041666666666666664, -0.0013888888888888389, 2.4801587301180814e-05, -2.7557319060679334e-07, 2.0876722008425037e-09,
+    -1.1466861832757496e-11, 4.592692640930741e-14
+)
+# LOG_32: error 2^-29.7
+_LOG_32 = _single(0.33333313, -0.25000015, 0.20002027, -0.16667372, 0.14220792, -0.12418772, 0.11894327, -0.11598374, 0.066358685)
+# LOG2_32: error 2^-27.5
+_LOG2_32 = _single(-0.72134733, 0.48089778, -0.360699, 0.28860083, -0.23957948, 0.20388632, -0.1906688, 0.19081211, -0.11676172)
+# ATANH_64: error 2^-59.5
+_ATANH_64 = (
+    0.3333333333333367, 0.19999999999708265, 0.1428571437103444, 0.11111099299812655, 0.09091781593617546, 0.07657037528418821,
+    0.07397870924819192
+)
+# TANH_64: error 2^-61.2
+_TANH_64 = (
+    -0.33333333333333315, 0.1333333333332996, -0.05396825396614944, 0.021869488470698674, -0.00886323433874149,
+    0.003592114222281157, -0.0014557272086740956, 0.0005894566137642071, -0.00023702397481282578, 9.157828823611264e-05,
+    -3.0205854653178076e-05, 6.0501452279953736e-06
+)
+# ERF_64: error 2^-62.3
+_ERF_64 = (
+    -0.3761263890318375, 0.1128379167095485, -0.026866170645068077, 0.0052239776247142026, -0.0008548326974148776,
+    0.00012055330849620506, -1.492558865991423e-05, 1.6460890971133291e-06, -1.6349125915628672e-07, 1.4651680561835763e-08,
+    -1.1341316515929009e-09, 5.903687207113999e-11
+)
+# ERFC_64: error 2^-57.0
+_ERFC_64 = (
+    -1.8496055099332482, -2.638967514234783, -0.8431072563591641, -0.041561098028989135, 0.010033825212960224,
+    -0.0019779013965648333, 0.00023731707373228955, 2.6294762997914672e-05, -2.7196241289741976e-05, 9.6679068291072e-06,
+    -2.128698128466831e-06, 2.0257858167250275e-07, 5.914049175043669e-08, -3.3803598032356765e-08, 8.62440720484871e-09,
+    -1.3370665576906916e-09, 1.2114319452029105e-10, -4.947644035505368e-12
+)
+# POW_LOG2_32: error 2^-38.3
+_POW_LOG2_32 = (
+    1.4426950408865742, -0.7213475203275386, 0.4808983488028976, -0.3606737931380961, 0.2885387957193708, -0.24044643369257263,
+    0.206107124649641, -0.18043674229756118, 0.160216582483974, -0.1424987632762085, 0.13027730208852772, -0.13462995742659564,
+    0.1325008704436495, -0.06972309082857807
+)
+# POW_EXP2_32: error 2^-35.9
+_POW_EXP2_32 = (
+    0.6931471804996595, 0.24022650651741204, 0.055504109566671914, 0.00961813358904169, 0.0013333525314950447,
+    0.00015402134652809496, 1.5256784699889484e-05, 1.3385282647698922e-06, 1.0060620817678196e-07
+)
+# POW_ATANH_64: error 2^-66.3
+_POW_ATANH_64 = (
+    0.20000000000001128, 0.14285714285049791, 0.11111111259961536, 0.09090892183523298, 0.0769337866791743, 0.06628408815986173,
+    0.06598164884166363
+)
+# TANH_32_P: error 2^-27.1
+_TANH_32_P = _single(1.0, 0.13084447, 0.003104403, 1.115784e-05, -2.0232672e-08, 5.277833e-11, -8.479219e-14)
+# TANH_32_Q: error 2^-27.1
+_TANH_32_Q = _single(1.0, 0.46417776, 0.02449707, 0.0002546729)
+# ERF_32_P: error 2^-28.9
+_ERF_32_P = _single(1.1283792, 0.18525334, 0.054254632, 0.0038428453, 0.00037664606, 4.603458e-06, -1.2779642e-08)
+# ERF_32_Q: error 2^-28.9
+_ERF_32_Q = _single(1.0, 0.4975099, 0.11391814, 0.015438001, 0.0013022394, 6.2344574e-05)
+
+# by type and by how many powers of two a step has: |r| is up to half of that
+_EXP = {(F32, 1): _EXP_NEAR_32, (F32, 2): _EXP_32, (F64, 1): _EXP_NEAR_64, (F64, 2): _EXP_64}
+_EXP2 = {(F32, 1): _EXP2_NEAR_32, (F32, 2): _EXP2_32, (F64, 1): _EXP2_NEAR_64, (F64, 2): _EXP2_64}
+
+# constants as sums of parts, each of the type's precision; the parts of π/2 are all positive, which keeps the sign of sin(-0.0)
+_PI_2 = (1.5707963267948966, 6.123233995736765e-17, 1.082856673921914e-32)
+_THIRD = (0.3333333333333333, 1.850371707708594e-17)
+_LN2 = {F32: _single(0.6931472, -1.9046542e-09), F64: (0.6931471805599453, 2.3190468138462996e-17)}
+_INV_LN2 = {F32: _single(1.442695, 1.925963e-08), F64: (1.4426950408889634, 2.0355273740931033e-17)}
+
+
+class _Vector:
+    """Instructions on vectors of one float type; `word` is the unsigned integer of the same width. `scales`: there is SCALEB."""
+
+    def __init__(self, b: Builder, dtype: DType, lanes: int, scales: bool):
+        self.b, self.dtype, self.lanes, self.scales = b, dtype, lanes, scales
+        self.double = dtype == F64
+        self.word = dtypes.uint64 if self.double else dtypes.uint32
+        self.mantissa = 52 if self.double else 23
+        self.bias = 1023 if self.double else 127
+        self.sign = 1 << (dtype.bits - 1)
+
+    def c(self, value: float) -> int: return self.b.const(self.dtype, self.lanes, value)
+    def w(self, value: int) -> int: return self.b.const(self.word, self.lanes, value)
+    def add(self, x: int, y: int) -> int: return self.b.alu("ADD", self.dtype, self.lanes, x, y)
+    def sub(self, x: int, y: int) -> int: return self.b.alu("SUB", self.dtype, self.lanes, x, y)
+    def mul(self, x: int, y: int) -> int: return self.b.alu("MUL", self.dtype, self.lanes, x, y)
+    def div(self, x: int, y: int) -> int: return self.b.alu("FDIV", self.dtype, self.lanes, x, y)
+    def fma(self, x: int, y: int, z: int) -> int: return self.b.alu("MULACC", self.dtype, self.lanes, x, y, z)
+    def scaleb(self, x: int, n: int) -> int: return self.b.alu("SCALEB", self.dtype, self.lanes, x, n)
+    def floor(self, x: int) -> int: return self.b.alu("FLOOR", self.dtype, self.lanes, x)
+    def where(self, mask: int, x: int, y: int) -> int: return self.b.alu("WHERE", self.b.type_of(x)[0], self.lanes, mask, x, y)
+    def lt(self, x: int, y: int) -> int: return self.b.alu("CMPLT", dtypes.bool, self.lanes, x, y)
+    def eq(self, x: int, y: int) -> int: return self.b.alu("CMPEQ", dtypes.bool, self.lanes, x, y)
+    def ne(self, x: int, y: int) -> int: return self.b.alu("CMPNE", dtypes.bool, self.lanes, x, y)
+    def both(self, x: int, y: int) -> int: return self.b.alu("AND", dtypes.bool, self.lanes, x, y)
+    def integer(self, op: str, x: int, y: int) -> int: return self.b.alu(op, self.word, self.lanes, x, y)
+    def bits(self, x: int) -> int: return self.b.bitcast(self.word, x)
+    def value(self, bits: int) -> int: return self.b.bitcast(self.dtype, bits)
+
+    def polynomial(self, x: int, coefficients: Sequence[float]) -> int:
+        """Horner's rule; coefficients from the constant up."""
+        total = self.c(coefficients[-1])
+        for k in reversed(coefficients[:-1]):
+            total = self.fma(total, x, self.c(k))
+        return total
+
+    def clamp(self, x: int, low: float, high: float) -> int:
+        """x limited to [low, high]; a NaN stays one."""
+        lo, hi = self.c(low), self.c(high)
+        x = self.where(self.lt(hi, x), hi, x)
+        return self.where(self.lt(x, lo), lo, x)
+
+    def absolute(self, x: int) -> int:
+        return self.value(self.integer("AND", self.bits(x), self.w(self.sign - 1)))
+
+    def with_sign_of(self, x: int, magnitude: int) -> int:
+        """`magnitude` (not negative) with the sign of x."""
+        return self.value(self.integer("OR", self.bits(magnitude), self.integer("AND", self.bits(x), self.w(self.sign))))
+
+
+# -- exponentials -----------------------------------------------------------------------------------
+def _powers(v: _Vector, x: int, scale: float) -> tuple[int, int, Callable[[int], int]]:
+    """(a, unit, p → p · 2^(unit·a)) with a = x·scale/unit rounded to an integer.
+
+    Adding 1.5·2^mantissa leaves the integer in the low bits of the sum. With SCALEB the unit is 1. Without it is 2: with the bias added
+    those bits are the exponent of 2^a, for |a| below the bias, and two multiplications by that reach denormals and infinity."""
+    if v.scales:
+        magic = v.c(1.5 * 2.0**v.mantissa)
+        a = v.sub(v.fma(x, v.c(scale), magic), magic)
+        return a, 1, lambda p: v.scaleb(p, a)
+    magic = v.c(1.5 * 2.0**v.mantissa + v.bias)
+    t = v.fma(x, v.c(0.5 * scale), magic)
+    power = v.value(v.integer("SHL", v.bits(t), v.w(v.mantissa)))
+    return v.sub(t, magic), 2, lambda p: v.mul(v.mul(p, power), power)
+
+
+def _exp(v: _Vector, x: int) -> int:
+    """e^x = 2^n · e^r with r = x - n·ln 2, |r| ≤ ln 2 / 2, or ln 2 where n is even."""
+    x = v.clamp(x, *((-746.0, 710.0) if v.double else (-104.0, 89.0)))
+    a, unit, scaled = _powers(v, x, _INV_LN2[v.dtype][0])
+    hi, lo = _LN2[v.dtype]
+    r = v.fma(a, v.c(-unit * lo), v.fma(a, v.c(-unit * hi), x))
+    return scaled(v.polynomial(r, (1.0, 1.0, *_EXP[v.dtype, unit])))
+
+
+def _exp2(v: _Vector, x: int) -> int:
+    return _exp2_sum(v, x)
+
+
+def _exp2_sum(v: _Vector, x: int, low: int | None = None, table: Sequence[float] | None = None) -> int:
+    """2^(x + low) with a correction |low| far below 1. `table`: another polynomial for |r| ≤ 1."""
+    x = v.clamp(x, *((-1076.0, 1025.0) if v.double else (-151.0, 129.0)))
+    a, unit, scaled = _powers(v, x, 1.0)
+    r = v.sub(x, a) if unit == 1 else v.fma(a, v.c(-2.0), x)
+    if low is not None:
+        r = v.add(r, low)
+    return scaled(v.polynomial(r, (1.0, *(table or _EXP2[v.dtype, unit]))))
+
+
+# -- logarithms -------------------------------------------------------------------------------------
+def _split(v: _Vector, x: int, normal: bool = False) -> tuple[int, int]:
+    """(e, m) with x = 2^e · m, sqrt(1/2) ≤ m < sqrt(2), both floats, for finite x > 0. `normal`: x is not denormal.
+
+    Integer arithmetic on the bits; the exponent becomes a float by being put into the low bits of 2^mantissa."""
+    whole = 2.0**v.mantissa
+    unbias = v.c(whole + v.bias)
+    if not normal:
+        lift = 54 if v.double else 25
+        tiny = v.lt(x, v.c(2.0**(1 - v.bias)))
+        x, unbias = v.where(tiny, v.mul(x, v.c(2.0**lift)), x), v.where(tiny, v.c(whole + v.bias + lift), unbias)
+    root = 0x3FE6A09E667F3BCD if v.double else 0x3F3504F3             # the bits of sqrt(1/2)
+    k = v.integer("ADD", v.bits(x), v.w((v.bias << v.mantissa) - root))
+    exponent = v.integer("OR", v.integer("SHR", k, v.w(v.mantissa)), v.w((v.bias + v.mantissa) << v.mantissa))
+    e = v.sub(v.value(exponent), unbias)
+    m = v.value(v.integer("ADD", v.integer("AND", k, v.w((1 << v.mantissa) - 1)), v.w(root)))
+    return e, m
+
+
+def _log_domain(v: _Vector, x: int, y: int) -> int:
+    """The logarithm y of finite positive x, completed: log 0 = -inf, log inf = inf, NaN below 0 and of NaN."""
+    y = v.where(v.lt(x, v.c(math.inf)), y, v.c(math.inf))
+    outside = v.where(v.eq(x, v.c(0.0)), v.c(-math.inf), v.c(math.nan))
+    return v.where(v.lt(v.c(0.0), x), y, outside)
+
+
+def _log1p_tail(v: _Vector, f: int) -> int:
+    """log(1 + f) - f: float32 by -f²/2 + f³ q(f); float64 by 2 atanh(s) - f = s (f²/2 + R) - f²/2, R = 2 s² q(s²), s = f/(2 + f)."""
+    if not v.double:
+        square = v.mul(f, f)
+        return v.fma(v.mul(f, square), v.polynomial(f, _LOG_32), v.mul(square, v.c(-0.5)))
+    half = v.mul(v.mul(f, f), v.c(0.5))
+    s = v.div(f, v.add(f, v.c(2.0)))
+    z = v.mul(s, s)
+    return v.sub(v.mul(s, v.fma(v.add(z, z), v.polynomial(z, _ATANH_64), half)), half)
+
+
+def _log(v: _Vector, x: int) -> int:
+    e, m = _split(v, x)
+    f = v.sub(m, v.c(1.0))
+    hi, lo = _LN2[v.dtype]
+    y = v.fma(e, v.c(hi), v.add(f, v.fma(e, v.c(lo), _log1p_tail(v, f))))
+    return _log_domain(v, x, y)
+
+
+def _log2(v: _Vector, x: int) -> int:
+    e, m = _split(v, x)
+    f = v.sub(m, v.c(1.0))
+    hi, lo = _INV_LN2[v.dtype]
+    tail = v.mul(_log1p_tail(v, f), v.c(hi)) if v.double else v.mul(v.mul(f, f), v.polynomial(f, _LOG2_32))
+    y = v.add(e, v.fma(f, v.c(hi), v.fma(f, v.c(lo), tail)))
+    return _log_domain(v, x, y)
+
+
+# -- sine and cosine --------------------------------------------------------------------------------
+def _sine(v: _Vector, x: int, quarter: int) -> int:
+    """sin(x + quarter·π/2): x = n·π/2 + r, |r| ≤ π/4, then the sine or cosine of r by the last two bits of n + quarter.
+
+    The reduction is done in float64, where n·π/2 is exact as a fused product of two or three parts of π/2."""
+    wide = v if v.double else _Vector(v.b, F64, v.lanes, v.scales)
+    angle = v.b.cast(F64, x)
+    magic = wide.c(1.5 * 2.0**52)
+    t = wide.fma(angle, wide.c(2 / math.pi), magic)
+    n = wide.sub(t, magic)
+    r = angle
+    for part in _PI_2 if v.double else _PI_2[:2]:
+        r = wide.fma(n, wide.c(-part), r)
+    r = v.clamp(v.b.cast(v.dtype, r), -0.8125, 0.8125)
+    turns = wide.bits(t)
+    if quarter:
+        turns = wide.integer("ADD", turns, wide.w(quarter))
+    turns = v.b.cast(v.word, turns)
+    z = v.mul(r, r)
+    sine = v.mul(r, v.polynomial(z, (1.0, *(_SIN_64 if v.double else _SIN_32))))
+    cosine = v.polynomial(z, (1.0, -0.5, *(_COS_64 if v.double else _COS_32)))
+    odd = v.ne(v.integer("AND", turns, v.w(1)), v.w(0))
+    sign = v.integer("SHL", v.integer("AND", turns, v.w(2)), v.w(v.dtype.bits - 2))
+    return v.value(v.integer("XOR", v.bits(v.where(odd, cosine, sine)), sign))
+
+
+def _sin(v: _Vector, x: int) -> int:
+    return _sine(v, x, 0)
+
+
+def _cos(v: _Vector, x: int) -> int:
+    return _sine(v, x, 1)
+
+
+# -- sigmoid shapes ---------------------------------------------------------------------------------
+def _rational(v: _Vector, x: int, limit: float, p: Sequence[float], q: Sequence[float]) -> int:
+    """x P(x²)/Q(x²), limited to [-1, 1]; beyond |x| = `limit` it is ±1 in float32."""
+    x = v.clamp(x, -limit, limit)
+    z = v.mul(x, x)
+    return v.clamp(v.div(v.mul(x, v.polynomial(z, p)), v.polynomial(z, q)), -1.0, 1.0)
+
+
+def _tanh(v: _Vector, x: int) -> int:
+    if not v.double:
+        return _rational(v, x, 9.03125, _TANH_32_P, _TANH_32_Q)
+    a = v.absolute(x)
+    z = v.mul(a, a)
+    near = v.fma(v.mul(a, z), v.polynomial(z, _TANH_64), a)
+    far = v.sub(v.c(1.0), v.div(v.c(2.0), v.add(_exp(v, v.add(a, a)), v.c(1.0))))
+    return v.with_sign_of(x, v.where(v.lt(a, v.c(0.625)), near, far))
+
+
+def _erf(v: _Vector, x: int) -> int:
+    if not v.double:
+        return _rational(v, x, 3.9375, _ERF_32_P, _ERF_32_Q)
+    a = v.absolute(x)
+    z = v.mul(a, a)
+    # 2/sqrt(pi) - 1, so that the last operation adds a small part to a
+    near = v.fma(a, v.fma(z, v.polynomial(z, _ERF_64), v.c(0.12837916709551256)), a)
+    u = v.sub(v.where(v.lt(v.c(6.0), a), v.c(6.0), a), v.c(1.0))
+    far = v.sub(v.c(1.0), _exp(v, v.polynomial(u, _ERFC_64)))
+    return v.with_sign_of(x, v.where(v.lt(a, v.c(1.0)), near, far))
+
+
+# -- powers -----------------------------------------------------------------------------------------
+def _pow(v: _Vector, x: int, y: int) -> int:
+    """2^(y · log2 |x|) with the sign of odd powers; the cases of IEEE 754's pow."""
+    a = v.absolute(x)
+    result = _magnitude_64(v, a, y) if v.double else _magnitude_32(v, a, y)
+    one, infinity = v.c(1.0), v.c(math.inf)
+    result = v.where(v.eq(a, one), one, result)
+    half = v.mul(y, v.c(0.5))
+    whole = v.eq(v.floor(y), y)
+    odd = v.both(whole, v.ne(v.floor(half), half))
+    flip = v.where(odd, v.integer("AND", v.bits(x), v.w(v.sign)), v.w(0))
+    result = v.value(v.integer("XOR", v.bits(result), flip))
+    negative = v.both(v.lt(x, v.c(0.0)), v.lt(a, infinity))
+    result = v.where(v.b.alu("AND", dtypes.bool, v.lanes, negative, v.b.alu("NOT", dtypes.bool, v.lanes, whole)), v.c(math.nan), result)
+    always = v.b.alu("OR", dtypes.bool, v.lanes, v.eq(y, v.c(0.0)), v.eq(x, one))
+    return v.where(always, one, result)
+
+
+def _log2_domain(v: _Vector, a: int, y: int) -> int:
+    """As `_log_domain` for a ≥ 0 or NaN."""
+    y = v.where(v.lt(a, v.c(math.inf)), y, a)
+    return v.where(v.eq(a, v.c(0.0)), v.c(-math.inf), y)
+
+
+def _magnitude_32(v: _Vector, a: int, y: int) -> int:
+    """a^y in float64 by a logarithm good to about 2^-37, so that only the rounding to float32 counts."""
+    wide = _Vector(v.b, F64, v.lanes, v.scales)
+    base = v.b.cast(F64, a)
+    e, m = _split(wide, base, normal=True)
+    f = wide.sub(m, wide.c(1.0))
+    logarithm = _log2_domain(wide, base, wide.fma(f, wide.polynomial(f, _POW_LOG2_32), e))
+    return v.b.cast(v.dtype, _exp2_sum(wide, wide.mul(v.b.cast(F64, y), logarithm), None, _POW_EXP2_32))
+
+
+def _magnitude_64(v: _Vector, a: int, y: int) -> int:
+    """a^y by log2 a as an unevaluated sum of two float64: log2 a = e + 2/ln 2 · atanh(s), s = (m - 1)/(m + 1)."""
+    e, m = _split(v, a)
+
+    def product(x: int, w: int) -> tuple[int, int]:
+        """x·w exactly, as a sum."""
+        high = v.mul(x, w)
+        return high, v.fma(x, w, v.sub(v.c(0.0), high))
+
+    def total(x: int, w: int) -> tuple[int, int]:
+        """x + w exactly, as a sum, where |x| ≥ |w| or x = 0."""
+        high = v.add(x, w)
+        return high, v.sub(w, v.sub(high, x))
+
+    f, d = v.sub(m, v.c(1.0)), v.add(m, v.c(1.0))
+    d_low = v.sub(m, v.sub(d, v.c(1.0)))
+    inverse = v.div(v.c(1.0), d)
+    s = v.mul(f, inverse)
+    minus_s = v.sub(v.c(0.0), s)
+    s_low = v.mul(v.fma(minus_s, d_low, v.fma(minus_s, d, f)), inverse)
+    z, z_low = product(s, s)
+    z_low = v.fma(v.add(s, s), s_low, z_low)
+    # atanh(s) = s + s z (1/3 + z q(z)): the bracket, its product with z, and with s, each as a sum
+    k, k_low = total(v.c(_THIRD[0]), v.mul(z, v.polynomial(z, _POW_ATANH_64)))
+    k_low = v.add(k_low, v.c(_THIRD[1]))
+    p, p_low = product(z, k)
+    p_low = v.fma(z, k_low, v.fma(z_low, k, p_low))
+    u, u_low = product(s, p)
+    u_low = v.fma(s, p_low, v.fma(s_low, p, u_low))
+    h, h_low = total(s, u)
+    h_low = v.add(h_low, v.add(s_low, u_low))
+    hi, lo = (2 * part for part in _INV_LN2[F64])
+    g, g_low = product(h, v.c(hi))
+    g_low = v.fma(h, v.c(lo), v.fma(h_low, v.c(hi), g_low))
+    log, log_low = total(e, g)
+    log_low = v.add(log_low, g_low)
+    log = _log2_domain(v, a, log)
+    t, t_low = product(y, log)
+    t_low = v.fma(y, log_low, t_low)
+    # where y log2 a overflows the exponent (or is infinite) its low part is meaningless
+    t_low = v.where(v.lt(v.absolute(t), v.c(2000.0)), t_low, v.c(0.0))
+    return _exp2_sum(v, t, t_low)
+
+
+_EXPANSIONS: dict[Ops, Callable[..., int]] = {
+    Ops.EXP: _exp, Ops.EXP2: _exp2, Ops.LOG: _log, Ops.LOG2: _log2, Ops.SIN: _sin, Ops.COS: _cos, Ops.TANH: _tanh, Ops.ERF: _erf,
+    Ops.POW: _pow,
+}
+
+
+def expand(b: Builder, op: Ops, dtype: DType, lanes: int, *args: int, scales: bool) -> int:
+    """The value of a transcendental `op` on operands of (dtype, lanes), as instructions made by `b`. `scales`: SCALEB may be one of them
+    (`Target.has_scaleb`).
+
+    Raises UnsupportedError for an operation without an expansion and for types that are not floats."""
+    expansion = _EXPANSIONS.get(op)
+    if expansion is None or not dtype.is_float:
+        raise UnsupportedError(f"{op.value} of {dtype.name} has no vector expansion; there are expansions of "
+                               f"{', '.join(o.value for o in _EXPANSIONS)} for floats")
+    if dtype.bits == 16:
+        return b.cast(dtype, expansion(_Vector(b, F32, lanes, scales), *(b.cast(F32, x) for x in args)))
+    return expansion(_Vector(b, dtype, lanes, scales), *args)

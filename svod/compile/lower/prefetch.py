@@ -1,0 +1,104 @@
+"""Prefetches beside loads of arguments: a pass over the LINEAR of a phase, for what PREFETCH(operand, distance) asks.
+
+    LOOP r step 2                            LOOP r step 2
+      a = LOAD x, r*48 [0]        4 ahead      a = LOAD x, r*48 [0]
+      …                              →         PREFETCH x, r*48 [4·2·48]
+                                               …
+
+It stands last, after squares of strided loads have become rows. An address is taken `distance` iterations ahead of the innermost loop that
+moves the load, by how much its index grows with that loop; positions that are looked up in the loop itself have no such number, and what
+no loop is left around is loaded as without it. Of neighbours in one iteration, each line of 64 bytes is asked for once. Addresses may lie
+outside the argument: the instruction does nothing then, and computing them wraps around without being undefined.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from svod.compile.lower.program import Instr
+
+LINE = 64       # bytes
+
+
+def add_prefetches(code: tuple[Instr, ...], distances: Mapping[int, int]) -> tuple[Instr, ...]:
+    """The code with a PREFETCH after each LOAD and LOADS of the arguments in `distances`: by slot, iterations ahead."""
+    if not distances:
+        return code
+    out: list[Instr] = []
+    number: list[int] = []                          # position in `code` → in `out`
+    around: list[int] = []                          # open loops
+    asked: set[tuple[int, int, int, int]] = set()   # (innermost loop, pointer, index, line from there)
+    moved: dict[tuple[int, int], int] = {}          # (index, innermost loop) → elements per iteration
+    for at, (op, dtype, lanes, src, arg) in enumerate(code):
+        number.append(len(out))
+        out.append((op, dtype, lanes, tuple([number[s] for s in src]), arg))
+        if op == "LOOP":
+            around.append(at)
+        elif op == "ENDLOOP":
+            around.pop()
+        elif op in ("LOAD", "LOADS") and code[src[0]][0] == "ARG" and code[src[0]][4] in distances:
+            pointer, index = src[:2]
+            if not around:
+                continue
+            here = index, around[-1]
+            if here not in moved:
+                moved[here] = _moved(code, index, around)
+            ahead = distances[code[pointer][4]] * moved[here]
+            if not ahead:
+                continue
+            offset, stride = arg if op == "LOADS" else (arg, 1)
+            for lane in range(lanes):
+                element = offset + lane * stride + ahead
+                key = (around[-1], pointer, index, element * dtype.itemsize // LINE)
+                if key not in asked:
+                    asked.add(key)
+                    out.append(("PREFETCH", dtype, 1, (number[pointer], number[index]), element))
+    return tuple(out)
+
+
+def _moved(code: tuple[Instr, ...], index: int, around: list[int]) -> int:
+    """Elements by which an index grows with an iteration of the innermost loop that moves it; 0 where none does or it is unknown."""
+    for loop in reversed(around):
+        if not _is_once(code, loop):
+            per_step = _slope(code, index, loop)
+            if per_step is None:
+                return 0
+            if per_step:
+                return per_step * int(code[loop][4])
+    return 0
+
+
+def _is_once(code: tuple[Instr, ...], loop: int) -> bool:
+    """Whether a loop runs once at most: a condition, or an axis of one position."""
+    start, stop = code[loop][3][:2]
+    ends = code[stop][3][1:] if code[stop][0] == "WHERE" else (stop,)
+    if code[start][0] != "CONST" or any(code[e][0] != "CONST" for e in ends):
+        return False
+    return bool(max(code[e][4] for e in ends) - code[start][4] <= code[loop][4])
+
+
+def _slope(code: tuple[Instr, ...], v: int, loop: int) -> int | None:
+    """By how much a scalar index grows with the index of `loop`: in the middle of a row where positions are taken apart by division, and
+    before the last tile is moved back. None: unknown."""
+    if v <= loop:
+        return int(v == loop)
+    op, _, _, src, _ = code[v]
+    if op == "CONST":
+        return 0
+    if op in ("LOOP", "MOD"):
+        return _slope(code, src[0], loop)
+    if op not in ("ADD", "SUB", "MUL", "MIN", "MAX", "IDIV", "WHERE"):
+        return None
+    a, b = _slope(code, src[-2], loop), _slope(code, src[-1], loop)
+    if a is None or b is None:
+        return None
+    if op in ("ADD", "SUB"):
+        return a + b if op == "ADD" else a - b
+    if op == "IDIV":
+        return 0
+    if op == "MUL":
+        factors = [(slope, other) for slope, other in ((a, src[1]), (b, src[0])) if slope]
+        if not factors:
+            return 0
+        (slope, other), *more = factors
+        return slope * int(code[other][4]) if not more and code[other][0] == "CONST" else None
+    return a or b if a == b or not (a and b) else None

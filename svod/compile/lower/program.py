@@ -1,0 +1,196 @@
+"""A lowered kernel: what to launch (`ProgramSpec`, plain data) and its code (`Program`, LINEAR per phase).
+
+Every phase becomes one native function with the fixed signature
+
+    void symbol(ptr args, ptr vars, ptr scratch, i64 begin, i64 end)
+
+`args` is an array of pointers: the kernel's parameters by slot, then the program's temporaries. `vars` is an array of i64 in
+the order of `ProgramSpec.variables`. `scratch` is the calling worker's private memory, 64-byte aligned, of at least
+`scratch_bytes`. The function computes iterations begin ≤ i < end of the phase's `extent` outer iterations, which are independent
+(`extent_at`, where their number depends on variables).
+"""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+from svod.core.ir.dtype import DType
+from svod.core.ir.launch import ONCE, Launch
+from svod.core.ir.uop import Ops, UOp
+from svod.core.machine.target import Target
+from svod.core.schedule.thread_indices import launch_of, over_ranges
+from svod.errors import LaunchError
+
+DEFAULT_NAME = "kernel"
+
+Instr = tuple[Any, ...]  # (op, dtype, lanes, src, arg): docs/ir.md, section 4
+
+
+@dataclass(frozen=True)
+class Count:
+    """How often a loop runs: ceil((const + Σ factor·variable) / stride), `most` times at most."""
+
+    terms: tuple[tuple[str, int], ...]      # (variable, factor)
+    const: int
+    stride: int
+    most: int
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.terms
+
+    def at(self, variables: Mapping[str, int]) -> int:
+        """The number for these values."""
+        return max(0, min(self.most, -(-(self.const + sum(k * variables[name] for name, k in self.terms)) // self.stride)))
+
+
+@dataclass(frozen=True)
+class PhaseSpec:
+    """One launch over the pool."""
+
+    symbol: str
+    extent: int           # iterations that begin/end cut; the most, where variables say how many there are
+    threads: int          # cores the phase wants; 1: run by the caller
+    scratch_bytes: int    # per worker
+    once: bool = False    # reads only constants of the plan: run once at prepare
+    counts: tuple[Count, ...] = ()      # the loops that the launch is made of, where variables say how often they run
+
+    def extent_at(self, variables: Mapping[str, int]) -> int:
+        """Iterations for these values of the variables."""
+        return min(self.extent, prod(c.at(variables) for c in self.counts)) if self.counts else self.extent
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """Everything but the code: enough to allocate, launch and time a compiled program. `derive_spec` reads it from a kernel."""
+
+    name: str
+    params: tuple[tuple[DType, int], ...]   # by slot: element type, number of elements
+    outs: tuple[int, ...]                   # slots written
+    temps: tuple[int, ...]                  # bytes of each temporary
+    phases: tuple[PhaseSpec, ...]
+    variables: tuple[str, ...] = ()     # in order
+    ins: tuple[int, ...] = ()           # slots read, those that are written as well among them
+    launch: Launch = ONCE               # of the kernel as it was written; the code's own loops are the phases
+
+    @property
+    def globals(self) -> tuple[int, ...]:
+        """The slots of all parameters."""
+        return tuple(range(len(self.params)))
+
+    def check(self) -> None:
+        """Raise LaunchError for a description that no program can have. What is run has passed this, wherever it was read from. Launch
+        dimensions that depend on variables are looked at when those have their values."""
+        def refuse(what: str) -> None:
+            raise LaunchError(f"program {self.name}: {what}; it was not made by svod's lowering, or the file that it is from was changed")
+
+        if not self.params:
+            refuse("it has no parameters, so it can compute nothing")
+        if not self.outs:
+            refuse("it writes none of its parameters")
+        if list(self.outs) != sorted(set(self.outs)) or not 0 <= self.outs[0] <= self.outs[-1] < len(self.params):
+            refuse(f"the slots it writes are {self.outs}; they must be different, in order, and of its {len(self.params)} parameters")
+        if list(self.ins) != sorted(set(self.ins)) or not set(self.ins) <= set(self.globals):
+            refuse(f"the slots it reads are {self.ins}; they must be different, in order, and of its {len(self.params)} parameters")
+        if any(size < 0 for _, size in self.params) or any(size < 0 for size in self.temps):
+            refuse("a parameter or a temporary has a negative size")
+        if list(self.variables) != sorted(set(self.variables)):
+            refuse(f"its variables are {', '.join(self.variables)}; they must be different and in order")
+        if not set(self.launch.variables) <= set(self.variables):
+            refuse(f"its launch depends on {', '.join(self.launch.variables)}; its variables are {', '.join(self.variables) or 'none'}")
+        if not self.launch.variables:
+            self.launch.at({})
+        if not self.phases:
+            refuse("it has no phases")
+        for phase in self.phases:
+            if phase.extent < 0 or phase.threads < 1 or phase.scratch_bytes < 0:
+                refuse(f"phase {phase.symbol} has {phase.extent} iterations on {phase.threads} threads and {phase.scratch_bytes} bytes of "
+                       "scratch")
+            names = {name for count in phase.counts for name, _ in count.terms}
+            if not names <= set(self.variables) or any(count.stride < 1 for count in phase.counts):
+                refuse(f"phase {phase.symbol} has iterations {phase.counts}; its variables are {self.variables}")
+        if any(later.once and not phase.once for phase, later in pairwise(self.phases)):
+            refuse("phases that run once must come before the others")
+        if len({phase.symbol for phase in self.phases}) != len(self.phases):
+            refuse(f"two of its phases have one symbol: {', '.join(phase.symbol for phase in self.phases)}")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What a kernel AST says of the programs that it becomes: parameters by slot, slots written and read, variables; sorted, each once."""
+
+    params: tuple[tuple[DType, int], ...]
+    outs: tuple[int, ...]
+    ins: tuple[int, ...]
+    variables: tuple[str, ...]
+
+
+def interface_of(ast: UOp) -> Interface:
+    """The interface of a kernel, remembered on its node. What a launch counts is none of its variables: nobody gives it. Raises LaunchError
+    for parameters that leave a slot out."""
+    found: Interface = ast.cached("interface", _interface_of)
+    return found
+
+
+def _interface_of(ast: UOp) -> Interface:
+    params: dict[int, tuple[DType, int]] = {}
+    outs, ins, variables = set(), set(), set()
+    for u in over_ranges(ast).toposort():
+        if u.op is Ops.PARAM:
+            params[u.arg.slot] = u.dtype, u.arg.size
+        elif u.op is Ops.STORE:
+            outs.add(u.src[0].src[0].arg.slot)
+        elif u.op is Ops.LOAD:
+            ins.add(u.src[0].src[0].arg.slot)
+        elif u.op is Ops.CUSTOM_FUNCTION:
+            ins.update(p.arg.slot for p in u.src)
+        elif u.op is Ops.DEFINE_VAR:
+            variables.add(u.arg[0])
+    if sorted(params) != list(range(len(params))):
+        raise LaunchError(f"the kernel's parameters are at the slots {sorted(params)}; slots are 0, 1, … without gaps")
+    return Interface(tuple(params[slot] for slot in sorted(params)), tuple(sorted(outs)), tuple(sorted(ins)), tuple(sorted(variables)))
+
+
+def derive_spec(ast: UOp, target: Target, temps: tuple[int, ...], phases: tuple[PhaseSpec, ...]) -> ProgramSpec:
+    """The description of a program of a kernel: its interface and its launch, beside what lowering has decided.
+
+    Raises LaunchError for a launch that does not fit the target, CompileError for one that cannot be."""
+    kernel = interface_of(ast)
+    launch = launch_of(ast, target.global_limits, target.local_limits)
+    return ProgramSpec(DEFAULT_NAME, kernel.params, kernel.outs, temps, phases, kernel.variables, kernel.ins, launch)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A ProgramSpec and, per phase, its LINEAR. Equal are those that are written the same: 0.0 is not -0.0, nor 1 True."""
+
+    spec: ProgramSpec
+    code: tuple[tuple[Instr, ...], ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self.spec == other.spec and repr(self.code) == repr(other.code)
+
+    def __hash__(self) -> int:
+        return hash((self.spec, self.size))
+
+    @property
+    def size(self) -> int:
+        """len(LINEAR): what BEAM_UOPS_MAX limits."""
+        return sum(len(c) for c in self.code)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex digest of what runs: code, launch sizes and scratch, in emission order; symbol and kernel names excluded."""
+        h = hashlib.blake2b(b"svod-linear-1", digest_size=16)
+        for phase, code in zip(self.spec.phases, self.code, strict=True):
+            h.update(repr((phase.extent, phase.threads, phase.scratch_bytes, phase.once)).encode())
+            if phase.counts:
+                h.update(repr(phase.counts).encode())
+            h.update(repr(code).encode())
+        h.update(repr((self.spec.temps, self.spec.params, self.spec.outs, self.spec.variables)).encode())
+        return h.hexdigest()

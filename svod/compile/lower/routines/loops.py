@@ -1,0 +1,116 @@
+"""What the routines share: a builder with the few phrases that hand-written loops are made of."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from svod.compile.lower.builder import Builder
+from svod.compile.lower.program import DEFAULT_NAME, Instr, PhaseSpec, Program, ProgramSpec
+from svod.core.graph.routine import result_shape
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.uop import COMPARISONS, Ops, UOp
+from svod.core.machine.target import Target
+
+INDEX, BOOL = dtypes.index, dtypes.bool
+PARALLEL_ELEMENTS = 1 << 14     # below, one core is done before another one starts
+
+
+class Loops(Builder):
+    """A LINEAR builder for scalar and vector loops. Methods on indices take and give scalar indices."""
+
+    def args(self, routine: UOp) -> tuple[int, ...]:
+        """Pointers to the result and to the operands."""
+        types = (routine.dtype, *(p.dtype for p in routine.src))
+        return tuple([self.pure("ARG", d, 1, (), slot) for slot, d in enumerate(types)])
+
+    def scratch(self, dtype: DType, offset: int) -> int:
+        return self.pure("SCRATCH", dtype, 1, (), offset)
+
+    def bounds(self) -> tuple[int, int]:
+        """The iterations of the phase that this call is to do."""
+        return self.pure("BEGIN", INDEX, 1, ()), self.pure("END_", INDEX, 1, ())
+
+    # -- indices ----------------------------------------------------------------------------------
+    def calc(self, name: str, a: int, b: int) -> int:
+        return self.alu(name, INDEX, 1, a, b)
+
+    def plus(self, a: int, k: int) -> int:
+        return self.calc("ADD", a, self.index(k))
+
+    def minus(self, a: int, b: int) -> int:
+        return self.calc("SUB", a, b)
+
+    def least(self, a: int, b: int) -> int:
+        return self.calc("MIN", a, b)
+
+    def over(self, a: int, k: int) -> int:
+        return self.calc("IDIV", a, self.index(k))
+
+    def mod(self, a: int, k: int) -> int:
+        return self.calc("MOD", a, self.index(k))
+
+    def below(self, a: int, b: int) -> int:
+        return self.alu("CMPLT", BOOL, 1, a, b)
+
+    def choose(self, condition: int, a: int, b: int) -> int:
+        """`a` where the condition holds, else `b`: values of any type."""
+        return self.alu("WHERE", self.dtype[a], self.lanes[a], condition, a, b)
+
+    # -- bools ------------------------------------------------------------------------------------
+    def both(self, a: int, b: int) -> int:
+        return self.alu("AND", BOOL, max(self.lanes[a], self.lanes[b]), a, b)
+
+    def either(self, a: int, b: int) -> int:
+        return self.alu("OR", BOOL, max(self.lanes[a], self.lanes[b]), a, b)
+
+    def no(self, a: int) -> int:
+        return self.alu("NOT", BOOL, self.lanes[a], a)
+
+    # -- memory -----------------------------------------------------------------------------------
+    def get(self, pointer: int, at: int, lanes: int = 1, offset: int = 0, ordered: bool = False) -> int:
+        """`lanes` elements; `ordered` where the loops write this memory, too."""
+        return self.load("LOAD", self.dtype[pointer], lanes, (pointer, at), offset, ordered=ordered)
+
+    def put(self, pointer: int, at: int, value: int, mask: int | None = None, offset: int = 0) -> None:
+        src = (pointer, at, value) if mask is None else (pointer, at, value, mask)
+        self.store("STORE", self.dtype[pointer], self.lanes[value], src, (offset, False))
+
+    # -- loops ------------------------------------------------------------------------------------
+    def loop(self, start: int, stop: int, body: Callable[..., tuple[int, ...] | None], *init: int, step: int = 1) -> list[int]:
+        """`body(i, *carried)` for i from start to stop; gives the last carried values."""
+        head, carried = self.open(start, stop, step, init)
+        return self.close(head, tuple(body(head, *carried) or ()))
+
+    def span(self, start: int, stop: int, lanes: int, body: Callable[..., tuple[int, ...] | None], *init: int) -> list[int]:
+        """`body(i, width, *carried)` over start ≤ i < stop by vectors of `lanes`, then one by one."""
+        length = self.minus(stop, start)
+        middle = self.calc("ADD", start, self.minus(length, self.mod(length, lanes)))
+        carried = self.loop(start, middle, lambda i, *c: body(i, lanes, *c), *init, step=lanes) if lanes > 1 else list(init)
+        return self.loop(middle if lanes > 1 else start, stop, lambda i, *c: body(i, 1, *c), *carried)
+
+    def compute(self, types: tuple[DType, ...], lanes: int) -> Callable[..., int]:
+        """The `alu` that combiners are written against."""
+        def alu(op: Ops, *args: int) -> int:
+            return self.alu(op.value, BOOL if op in COMPARISONS else self.dtype[args[-1]], lanes, *args)
+        return alu
+
+
+def program(routine: UOp, temps: tuple[int, ...], *phases: tuple[Loops, int, int, int]) -> Program:
+    """The Program of `phases`: (loops, iterations, threads, bytes of scratch)."""
+    name, options, shapes = routine.arg
+    size = math.prod(result_shape(name, options, shapes, [p.dtype for p in routine.src]))
+    params = ((routine.dtype, size), *((p.dtype, p.arg.size) for p in routine.src))
+    specs = tuple(PhaseSpec(f"svod_p{i}", extent, threads, scratch) for i, (_, extent, threads, scratch) in enumerate(phases))
+    code: tuple[tuple[Instr, ...], ...] = tuple(loops.finish() for loops, _, _, _ in phases)
+    read = tuple(sorted({p.arg.slot for p in routine.src}))
+    return Program(ProgramSpec(DEFAULT_NAME, params, (0,), temps, specs, ins=read), code)
+
+
+def cores(target: Target, elements: int, iterations: int) -> int:
+    """How many cores a phase wants."""
+    return min(target.threads, iterations) if elements >= PARALLEL_ELEMENTS else 1
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes of scratch, up to the next line, with room to read one vector beyond."""
+    return (nbytes + 127) // 64 * 64

@@ -1,0 +1,244 @@
+"""SCAN: what the positions up to each one combine to.
+
+Along an inner axis the vector holds neighbouring columns, and the loop over the positions carries one combined value each:
+
+    for each row and block of columns:   acc = identity;   for i:  acc = acc ∘ x[i, block];  y[i, block] = acc
+
+Long rows of columns are strips that memory is read along, with what is carried in scratch: a page of each row holds many columns.
+
+A contiguous axis is scanned by vectors: inside one, log2(lanes) shifted combinations (Hillis and Steele, CACM 29(12), 1986), and the
+total of the vector goes on to the next, so that one combination per vector is all that has to wait.
+
+    carry = identity;   for i by lanes:  v = x[i…];  v = shift(v, 1) ∘ v;  v = shift(v, 2) ∘ v; …
+                                         y[i…] = carry ∘ v;  carry = carry ∘ last(v)
+
+Where there are fewer rows than cores, long rows are cut into parts: a first phase combines each part, the second one starts each part
+with what those before it give. That reads x twice.
+"""
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+
+from svod.compile.lower.math import expand
+from svod.compile.lower.program import Program
+from svod.compile.lower.routines.loops import Loops, cores, program
+from svod.core.graph.routine import scan_accumulator
+from svod.core.ir.combiner import get_combiner
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.machine.target import Target
+
+MOST_BLOCK = 4               # vectors side by side
+STRIP_ELEMENTS = 1 << 11     # columns side by side, at most: what they carry stays in the first cache
+LEAST_STRIP = 4              # blocks of a strip, at least
+PART_ELEMENTS = 1 << 16      # a row is cut into parts of at least so many
+
+State = tuple[int, ...]
+
+
+class Operator:
+    """How one kind of scan starts, combines and ends. Of two states the first is of earlier positions. `scales`: as for `math.expand`."""
+
+    def __init__(self, combiner: str, source: DType, dtype: DType, scales: bool):
+        self.combiner, self.dtype, self.scales = combiner, dtype, scales
+        self.is_position = combiner in ("ARGMAX", "ARGMIN")
+        acc = scan_accumulator(combiner, source if self.is_position else dtype)
+        second = {"LOGADDEXP": acc, "ARGMAX": dtypes.int64, "ARGMIN": dtypes.int64}.get(combiner)
+        self.types: tuple[DType, ...] = (acc,) if second is None else (acc, second)
+
+    def identity(self, b: Loops, lanes: int) -> State:
+        acc = self.types[0]
+        if self.combiner == "LOGADDEXP":
+            values: tuple[int | float, ...] = (-math.inf, 0.0)
+        elif self.is_position:
+            values = (acc.min if self.combiner == "ARGMAX" else acc.max, 0)
+        elif self.combiner == "ADD":
+            values = (-0.0 if acc.is_float else 0,)      # 0.0 + -0.0 is 0.0
+        else:
+            values = get_combiner(self.combiner).identity(acc)
+        return tuple([b.const(d, lanes, v) for d, v in zip(self.types, values, strict=True)])
+
+    def start(self, b: Loops, x: int, position: int, step: int = 1) -> State:
+        """The state of single elements at `position`, and `step` further with each lane."""
+        acc, lanes = b.cast(self.types[0], x), b.lanes[x]
+        if self.combiner == "LOGADDEXP":
+            return acc, b.const(self.types[1], lanes, 1.0)
+        if not self.is_position:
+            return (acc,)
+        at = b.splat(b.cast(dtypes.int64, position), lanes)
+        if lanes > 1 and step:
+            at = b.alu("ADD", dtypes.int64, lanes, at, b.vconst(dtypes.int64, tuple(range(0, lanes * step, step))))
+        return acc, at
+
+    def combine(self, b: Loops, first: State, second: State) -> State:
+        lanes = max(b.lanes[v] for v in (*first, *second))
+        acc = self.types[0]
+        if self.combiner == "LOGADDEXP":
+            m, s = first
+            n, t = second
+            top = b.alu("MAX", acc, lanes, m, n)
+
+            def scaled(peak: int, total: int) -> int:
+                # an infinite peak less itself would be NaN
+                same = b.alu("CMPEQ", dtypes.bool, lanes, peak, top)
+                distance = b.alu("WHERE", acc, lanes, same, b.const(acc, lanes, 0.0), b.alu("SUB", acc, lanes, peak, top))
+                return b.alu("MUL", acc, lanes, total, expand(b, Ops.EXP, acc, lanes, distance, scales=self.scales))
+            return top, b.alu("ADD", acc, lanes, scaled(m, s), scaled(n, t))
+        if self.is_position:
+            x, i = first
+            y, j = second
+            low, high = (x, y) if self.combiner == "ARGMAX" else (y, x)
+            wins = b.alu("CMPLE", dtypes.bool, lanes, low, high)
+            if acc.is_float:
+                wins = b.either(wins, b.alu("CMPNE", dtypes.bool, lanes, y, y))
+            return b.alu("WHERE", acc, lanes, wins, y, x), b.alu("WHERE", dtypes.int64, lanes, wins, j, i)
+        return get_combiner(self.combiner).combine(first, second, b.compute(self.types, lanes))
+
+    def result(self, b: Loops, state: State) -> int:
+        if self.is_position:
+            return b.cast(self.dtype, state[1])
+        value = state[0]
+        if self.combiner == "LOGADDEXP":
+            acc, lanes = self.types[0], b.lanes[value]
+            value = b.alu("ADD", acc, lanes, value, expand(b, Ops.LOG, acc, lanes, state[1], scales=self.scales))
+        return b.cast(self.dtype, value)
+
+
+def lower_scan(routine: UOp, target: Target) -> Program:
+    """The Program of a SCAN."""
+    options, (shape,) = routine.arg[1:]
+    operator = Operator(options[0], routine.src[0].dtype, routine.dtype, target.has_scaleb)
+    lanes = min(target.lanes(t) for t in operator.types)
+    return _columns(routine, operator, shape, lanes, target) if shape[2] > 1 else _rows(routine, operator, shape, lanes, target)
+
+
+def _columns(routine: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
+    outer, n, inner = shape
+    while lanes > inner:
+        lanes //= 2
+    vectors = min(MOST_BLOCK, inner // lanes)
+    width = lanes * vectors
+    share = min(STRIP_ELEMENTS, inner // -(-target.threads // outer)) // width * width
+    strip = share if share >= LEAST_STRIP * width else width
+    blocks = -(-inner // strip)
+    b = Loops()
+    y, x = b.args(routine)
+    size = len(operator.types)
+    offsets = list(accumulate((-(-strip * t.itemsize // 64) * 64 for t in operator.types), initial=0))
+
+    def block(it: int) -> None:
+        column = b.least(b.mul(b.mod(it, blocks), strip), b.index(inner - strip))   # the last block is moved back
+        base = b.calc("ADD", b.mul(b.over(it, blocks), n * inner), column)
+        if strip > width:
+            long_strip(base)
+            return
+
+        def position(i: int, *carried: int) -> tuple[int, ...]:
+            at = b.calc("ADD", base, b.mul(i, inner))
+            following: list[int] = []
+            for v in range(vectors):
+                element = operator.start(b, b.get(x, at, lanes, v * lanes), i, 0)
+                state = operator.combine(b, carried[v * size:(v + 1) * size], element)
+                b.put(y, at, operator.result(b, state), offset=v * lanes)
+                following += state
+            return tuple(following)
+        b.loop(b.index(0), b.index(n), position, *(operator.identity(b, lanes) * vectors))
+
+    def long_strip(base: int) -> None:
+        areas = [b.scratch(t, o) for t, o in zip(operator.types, offsets, strict=False)]
+
+        def keep(j: int, v: int, state: State) -> None:
+            for area, s in zip(areas, state, strict=True):
+                b.put(area, j, s, offset=v * lanes)
+
+        def position(i: int) -> None:
+            row = b.calc("ADD", base, b.mul(i, inner))
+
+            def columns(j: int) -> None:
+                at = b.calc("ADD", row, j)
+                for v in range(vectors):
+                    element = operator.start(b, b.get(x, at, lanes, v * lanes), i, 0)
+                    state = operator.combine(b, tuple([b.get(a, j, lanes, v * lanes, ordered=True) for a in areas]), element)
+                    b.put(y, at, operator.result(b, state), offset=v * lanes)
+                    keep(j, v, state)
+            b.loop(b.index(0), b.index(strip), columns, step=width)
+
+        def start(j: int) -> None:
+            for v in range(vectors):
+                keep(j, v, operator.identity(b, lanes))
+        b.loop(b.index(0), b.index(strip), start, step=width)
+        b.loop(b.index(0), b.index(n), position)
+    b.loop(*b.bounds(), block)
+    scratch = offsets[-1] if strip > width else 0
+    return program(routine, (), (b, outer * blocks, cores(target, outer * n * inner, outer * blocks), scratch))
+
+
+def _rows(routine: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
+    rows, n, _ = shape
+    parts = 1
+    if rows < target.threads and n >= 2 * PART_ELEMENTS and not operator.is_position:
+        parts = min(-(-target.threads // rows), n // PART_ELEMENTS)
+    chunk = -(-n // (parts * lanes)) * lanes
+    parts = -(-n // chunk)
+    threads = cores(target, rows * n, rows * parts)
+    totals = tuple(rows * parts * t.itemsize for t in operator.types) if parts > 1 else ()
+    phases = [] if parts == 1 else [(_totals(routine, operator, n, parts, chunk, lanes), rows * parts, threads, 0)]
+    b = Loops()
+    y, x = b.args(routine)
+
+    def part(it: int) -> None:
+        row, first, last = _span(b, it, n, parts, chunk)
+        carry = operator.identity(b, 1)
+        if parts > 1:
+            temps = [b.pure("TEMP", t, 1, (), k) for k, t in enumerate(operator.types)]
+            begin = b.minus(it, b.mod(it, parts))
+            carry = tuple(b.loop(begin, it, lambda k, *c: operator.combine(b, c, tuple([b.get(t, k) for t in temps])), *carry))
+
+        def element(i: int, width: int, *carried: int) -> tuple[int, ...]:
+            state = operator.start(b, b.get(x, i, width), b.minus(i, row))
+            step = 1
+            while step < width:
+                moved = (*([0] * step), *range(width, 2 * width - step))
+                before = tuple([b.pure("SHUFFLE", b.dtype[s], width, (e, s), moved)
+                                for e, s in zip(operator.identity(b, width), state, strict=True)])
+                state = operator.combine(b, before, state)
+                step *= 2
+            whole = operator.combine(b, tuple([b.splat(c, width) for c in carried]), state)
+            b.put(y, i, operator.result(b, whole))
+            if width == 1:
+                return whole
+            return operator.combine(b, carried, tuple([b.pure("EXTRACT", b.dtype[s], 1, (s,), width - 1) for s in state]))
+        b.span(first, last, lanes, element, *carry)
+    b.loop(*b.bounds(), part)
+    return program(routine, totals, *phases, (b, rows * parts, threads, 0))
+
+
+def _span(b: Loops, it: int, n: int, parts: int, chunk: int) -> tuple[int, int, int]:
+    """Where the row of iteration `it` begins, and the positions of its part."""
+    row = b.mul(b.over(it, parts), n)
+    begin = b.mul(b.mod(it, parts), chunk)
+    return row, b.calc("ADD", row, begin), b.calc("ADD", row, b.least(b.plus(begin, chunk), b.index(n)))
+
+
+def _totals(routine: UOp, operator: Operator, n: int, parts: int, chunk: int, lanes: int) -> Loops:
+    """What each part combines to, in any order."""
+    b = Loops()
+    _, x = b.args(routine)
+    temps = [b.pure("TEMP", t, 1, (), k) for k, t in enumerate(operator.types)]
+
+    def part(it: int) -> None:
+        _, first, last = _span(b, it, n, parts, chunk)
+        middle = b.minus(last, b.mod(b.minus(last, first), lanes))
+        state = tuple(b.loop(first, middle, lambda i, *c: operator.combine(b, c, operator.start(b, b.get(x, i, lanes), i)),
+                             *operator.identity(b, lanes), step=lanes))
+        width = lanes
+        while width > 1:
+            width //= 2
+            low, high = (tuple([b.pure("SHUFFLE", b.dtype[s], width, (s,), tuple(range(k, k + width))) for s in state]) for k in (0, width))
+            state = operator.combine(b, low, high)
+        state = tuple(b.loop(middle, last, lambda i, *c: operator.combine(b, c, operator.start(b, b.get(x, i), i)), *state))
+        for t, s in zip(temps, state, strict=True):
+            b.put(t, it, s)
+    b.loop(*b.bounds(), part)
+    return b

@@ -1,0 +1,61 @@
+"""SCATTER: values put into a copy of the base, one after another, so that positions may repeat.
+
+    for each row and block of columns:   copy base;   for j:  for k in block:  y[index[j, k], k] = y[index[j, k], k] ∘ value[j, k]
+
+Columns do not meet, so rows and blocks of columns are shared among the cores.
+"""
+from __future__ import annotations
+
+from svod.compile.lower.program import Program
+from svod.compile.lower.routines.loops import INDEX, Loops, cores, program
+from svod.core.ir.uop import UOp
+from svod.core.machine.target import Target
+
+BLOCK_BYTES = 256        # of one row that a core works on while it goes through the positions
+
+
+def lower_scatter(routine: UOp, target: Target) -> Program:
+    """The Program of a SCATTER."""
+    (reduction,), ((outer, n, inner), (_, m, _), _) = routine.arg[1:]
+    lanes = target.lanes(routine.dtype)
+    width = min(inner, max(1, BLOCK_BYTES // routine.dtype.itemsize))
+    blocks = -(-inner // width)
+    b = Loops()
+    y, base, index, value = b.args(routine)
+
+    def copy(begin: int, end: int) -> None:
+        def move(i: int, width: int) -> None:
+            b.put(y, i, b.get(base, i, width))
+        b.span(begin, end, lanes, move)
+
+    def block(it: int) -> None:
+        row, first = b.over(it, blocks), b.mul(b.mod(it, blocks), width)
+        last = b.least(b.plus(first, width), b.index(inner))
+        begin = b.mul(row, n * inner)
+        if inner == 1:
+            copy(begin, b.plus(begin, n))
+        else:
+            def line(i: int) -> None:
+                at = b.calc("ADD", begin, b.mul(i, inner))
+                copy(b.calc("ADD", at, first), b.calc("ADD", at, last))
+            b.loop(b.index(0), b.index(n), line)
+
+        def place(j: int) -> None:
+            at = b.mul(b.calc("ADD", b.mul(row, m), j), inner)
+
+            def column(k: int) -> None:
+                source = b.calc("ADD", at, k)
+                position = b.cast(INDEX, b.get(index, source))
+                if routine.src[1].dtype.is_signed:
+                    position = b.choose(b.below(position, b.index(0)), b.plus(position, n), position)
+                # as an unsigned number, one that is below 0 or wrapped is large
+                inside = b.both(b.below(b.index(-1), position), b.below(position, b.index(n)))
+                where = b.calc("ADD", b.calc("ADD", begin, b.mul(b.choose(inside, position, b.index(0)), inner)), k)
+                new = b.get(value, source)
+                if reduction != "SET":
+                    new = b.alu(reduction, routine.dtype, 1, b.get(y, where, ordered=True), new)
+                b.put(y, where, new, mask=inside)
+            b.loop(first, last, column)
+        b.loop(b.index(0), b.index(m), place)
+    b.loop(*b.bounds(), block)
+    return program(routine, (), (b, outer * blocks, cores(target, outer * (n + m) * inner, outer * blocks), 0))

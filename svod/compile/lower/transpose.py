@@ -1,0 +1,146 @@
+"""Strided accesses that cover a square become contiguous ones and a transposition in registers: a pass over the LINEAR of a phase.
+
+    a = LOADS x, i [0, s]        (lane l: x[i + l*s])           r0 = LOAD x, i [0];  r1 = LOAD x, i [s];  …
+    b = LOADS x, i [1, s]        (lane l: x[i + 1 + l*s])  →    a, b, … = the transposition of r0, r1, …, by SHUFFLEs
+    …                            as many as there are lanes
+
+The same for STORES, the other way round. Where vectors have masks (`ragged`), fewer than `lanes` accesses make a part of a square, whose
+rows are loaded and stored under a mask: 14 columns of 16 channels are 16 masked stores of 14 elements. Loads under one mask per lane make
+a square whose rows are loaded where the mask of the lane says so. It stands last, on straight-line
+code, where unrolled positions are side by side; a copy that packs a matrix, a transpose kernel and a convolution that stores channels as
+lanes all come out of it. Loads move up to the first of their group, stores down to the last, so groups whose memory is also accessed in
+the other direction are left alone.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from svod.compile.lower.program import Instr
+from svod.core.ir.dtype import DType, dtypes
+
+MIN_LANES = 4
+MIN_SHARE = 3                   # a part of a square has more than a third of its rows; fewer go lane by lane
+_LOADS = ("LOAD", "LOADS", "GATHER")
+_STORES = ("STORE", "STORES", "SCATTER")
+
+
+def transpose_squares(code: list[Instr], ragged: bool = False) -> list[Instr]:
+    """The code with squares of strided accesses replaced, with parts of squares too where `ragged`; the list itself when there are none."""
+    if not any(i[0] in ("LOADS", "STORES") for i in code):
+        return code
+    loads, stores = _squares(code, ragged)
+    if not loads and not stores:
+        return code
+    return _rebuild(code, loads, stores)
+
+
+def _squares(code: list[Instr], ragged: bool) -> tuple[list[list[int]], list[list[int]]]:
+    """Groups of positions, by lane offset, that make a square; loads and stores."""
+    block = 0
+    groups: dict[tuple[Any, ...], dict[int, int]] = {}
+    loaded: set[tuple[int, int]] = set()     # (block, pointer); blocks of one phase: pointers loaded from anywhere
+    stored: set[tuple[int, int]] = set()
+    twice: set[int] = set()                  # groups that store to one place twice: their order counts
+    for at, (op, dtype, lanes, src, arg) in enumerate(code):
+        if op in ("LOOP", "ENDLOOP"):
+            block += 1
+        elif op in _LOADS:
+            loaded.add((block, src[0]))
+        elif op in _STORES:
+            stored.add((block, src[0]))
+        masked = ragged and op == "LOADS" and len(src) == 4 and code[src[2]][2] == lanes and code[src[3]][0] == "CONST"
+        if (op == "LOADS" and len(src) == 2) or (op == "STORES" and len(src) == 3) or masked:
+            offset, stride = arg
+            if lanes >= MIN_LANES and abs(stride) > 1:
+                members = groups.setdefault((block, op, src[0], src[1], dtype.name, lanes, stride, *(src[2:] if masked else ())), {})
+                if offset in members and op == "STORES":
+                    twice.add(id(members))
+                members.setdefault(offset, at)
+    anywhere_stored = {p for _, p in stored}
+    found: dict[str, list[list[int]]] = {"LOADS": [], "STORES": []}
+    for (here, op, pointer, _, _, lanes, stride, *mask), members in groups.items():
+        if op == "LOADS" and (pointer in anywhere_stored if code[pointer][0] != "SCRATCH" else (here, pointer) in stored):
+            continue
+        if op == "STORES" and ((here, pointer) in loaded or id(members) in twice):
+            continue
+        found[op] += _runs(members, lanes, stride, lanes // MIN_SHARE + 1 if ragged and not mask else lanes)
+    return found["LOADS"], found["STORES"]
+
+
+def _runs(members: dict[int, int], lanes: int, stride: int, least: int) -> Iterable[list[int]]:
+    """Positions of accesses at consecutive offsets: `lanes` of them, or what is left of a run and at least `least`."""
+    offsets = sorted(members)
+    i = 0
+    while i < len(offsets):
+        n = 1
+        while n < lanes and i + n < len(offsets) and offsets[i + n] == offsets[i] + n:
+            n += 1
+        if least <= n <= abs(stride):
+            yield [members[o] for o in offsets[i:i + n]]
+        i += n
+
+
+def _rebuild(code: list[Instr], loads: list[list[int]], stores: list[list[int]]) -> list[Instr]:
+    earliest = {min(group): group for group in loads}
+    last = {max(group): group for group in stores}
+    dropped = {p for group in (*loads, *stores) for p in group}
+    out: list[Instr] = []
+    number: dict[int, int] = {}
+
+    def emit(op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int:
+        out.append((op, dtype, lanes, src, arg))
+        return len(out) - 1
+
+    def transposed(rows: list[int], dtype: DType, lanes: int) -> list[int]:
+        """Columns of the square whose first rows are given; what the missing rows give is undefined."""
+        square: list[int | None] = [*rows, *[None] * (lanes - len(rows))]
+        h = 1
+        while h < lanes:
+            low = tuple(j if not j & h else lanes + j - h for j in range(lanes))
+            high = tuple(j + h if not j & h else lanes + j for j in range(lanes))
+            alone = tuple(j + h if not j & h else -1 for j in range(lanes))
+            for i in range(lanes):
+                a, b = square[i], square[i + h] if not i & h else None
+                if i & h or a is None:
+                    continue
+                if b is None:
+                    square[i + h] = emit("SHUFFLE", dtype, lanes, (a,), alone)
+                else:
+                    square[i] = emit("SHUFFLE", dtype, lanes, (a, b), low)
+                    square[i + h] = emit("SHUFFLE", dtype, lanes, (a, b), high)
+            h *= 2
+        return [v for v in square if v is not None]
+
+    def first(n: int, lanes: int) -> tuple[int, ...]:
+        """The mask of the first n lanes; none for all of them."""
+        return () if n == lanes else (emit("VCONST", dtypes.bool, lanes, (), tuple(j < n for j in range(lanes))),)
+
+    for at, (op, dtype, lanes, src, arg) in enumerate(code):
+        if at in earliest:
+            group = earliest[at]
+            offset, stride = code[group[0]][4]
+            pointer, index = (number[s] for s in src[:2])
+            given = code[group[0]][3][2:]
+            if given:
+                alt = emit("CONST", dtype, lanes, (), code[given[1]][4])
+                rows = [emit("LOAD", dtype, lanes, (pointer, index, emit("EXTRACT", dtypes.bool, 1, (number[given[0]],), n), alt),
+                             offset + n * stride) for n in range(lanes)]
+                for p, v in zip(group, transposed(rows, dtype, lanes), strict=True):
+                    number[p] = v
+                continue
+            mask = first(len(group), lanes)
+            extra = (*mask, emit("CONST", dtype, lanes, (), 0.0 if dtype.is_float else False if dtype.kind == "b" else 0)) if mask else ()
+            rows = [emit("LOAD", dtype, lanes, (pointer, index, *extra), offset + n * stride) for n in range(lanes)]
+            for p, v in zip(group, transposed(rows, dtype, lanes), strict=False):
+                number[p] = v
+        elif at in last:
+            group = last[at]
+            offset, stride = code[group[0]][4]
+            pointer, index = (number[s] for s in src[:2])
+            mask = first(len(group), lanes)
+            for n, v in enumerate(transposed([number[code[p][3][2]] for p in group], dtype, lanes)):
+                emit("STORE", dtype, lanes, (pointer, index, v, *mask), (offset + n * stride, False))
+        if at not in dropped:
+            number[at] = emit(op, dtype, lanes, tuple([number[s] for s in src]), arg)
+    return out

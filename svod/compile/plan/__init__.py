@@ -1,0 +1,1 @@
+"""From kernels and their code to a plan that runs."""

@@ -1,0 +1,178 @@
+"""A kernel and a chain of opts become code: once per process, and once per object cache.
+
+Code is looked up by (kernel key, chain, target, code generator): a second start lowers and compiles nothing.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from svod.compile.device import LLVM, CompilerPair, device_named
+from svod.compile.interpreted import InterpretedProgram
+from svod.compile.llvm.codegen import CODEGEN_REVISION, LoadedProgram
+from svod.compile.lower.program import ProgramSpec
+from svod.compile.object_cache import CachedObject, ObjectCache, object_key
+from svod.compile.plan.stages import add_stage, build, lower_kernel, make_program, spec_of, stage_of
+from svod.config import PrepareConfig, object_cache_dir
+from svod.core.cost.sketch import heuristic
+from svod.core.ir.uop import Ops
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
+from svod.errors import CompileError, KernelOptError
+from svod.system.forksafe import remake_after_fork
+from svod.system.source import source_digest
+
+log = logging.getLogger("svod.tune.chains")
+
+Chain = tuple[Opt, ...]
+
+FLIGHTS = 64   # locks that compilations share by their keys: few threads ever wait for a key that is not theirs
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chain a kernel runs with, where it is from (database, beam, heuristic, explicit, none, pending, routine), and why that one."""
+
+    chain: Chain
+    source: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's code, ready to run."""
+
+    spec: ProgramSpec
+    loaded: LoadedProgram | InterpretedProgram
+    linear: str               # digest of the LINEAR
+    chain: Chain
+    source: str
+    why: str
+    estimate: Any = None
+
+
+def _make_flights() -> tuple[threading.Lock, ...]:
+    return tuple(threading.Lock() for _ in range(FLIGHTS))
+
+
+class Compiler:
+    """Kernel + chain → code, each once per process (single flight) and once per object cache. Keeps the last `limit` in memory; the first
+    in goes first."""
+
+    def __init__(self, target: Target, cache: ObjectCache, limit: int, pair: CompilerPair = LLVM):
+        self.target, self.cache, self.limit, self.pair = target, cache, limit, pair
+        self.device = f"{target.device}:{pair.name}"
+        self.generator = f"{pair.key}, source {source_digest('core', 'compile')}"   # other code may come from other sources
+        self._made: OrderedDict[str, Compiled] = OrderedDict()
+        self._heuristics: OrderedDict[str, Chain] = OrderedDict()
+        self._lock = threading.Lock()
+        self._flights = _make_flights()
+        remake_after_fork(self, "_lock", threading.Lock)
+        remake_after_fork(self, "_flights", _make_flights)
+
+    def _key(self, kernel: Kernel, what: str) -> str:
+        return object_key(kernel.key, what, self.target.key, CODEGEN_REVISION, self.generator)
+
+    def compile(self, kernel: Kernel, choice: Choice) -> Compiled:
+        """The code of a kernel under a chain. Raises KernelOptError for a chain that does not apply, CompileError."""
+        chain = chain_digest(choice.chain)
+        key = self._key(kernel, chain)
+        with self._flights[hash(key) % FLIGHTS]:
+            with self._lock:
+                found = self._made.get(key)
+            if found is None:
+                found = self._compile(kernel, choice, key)
+                with self._lock:
+                    self._made[key] = found
+                    while len(self._made) > self.limit:
+                        self._made.popitem(last=False)   # plans that still use it keep its code alive
+        return replace(found, source=choice.source, why=choice.why)
+
+    def _compile(self, kernel: Kernel, choice: Choice, key: str) -> Compiled:
+        entry = self.cache.get(key)
+        if entry is None or "linear" not in entry.remarks:
+            lowered = lower_kernel(kernel, self.target, choice.chain)
+            program = build(add_stage(make_program(kernel.ast, self.device), Ops.LINEAR, lowered), self.target)
+            entry = CachedObject(spec_of(program, self.target), stage_of(program, Ops.BINARY).arg, {"linear": lowered.digest})
+            self.cache.put(key, entry)
+        loaded = self.pair.load(entry.code, entry.spec)
+        return Compiled(entry.spec, loaded, entry.remarks["linear"], choice.chain, choice.source, choice.why)
+
+    def heuristic(self, kernel: Kernel) -> Chain:
+        """The heuristic's chain, remembered in memory and beside the objects: finding it costs more than loading one."""
+        if kernel.routine is not None:
+            return ()
+        key = self._key(kernel, "heuristic")
+        with self._lock:
+            chain = self._heuristics.get(key)
+        if chain is None:
+            chain = self._heuristic(kernel, key)
+            with self._lock:
+                self._heuristics[key] = chain
+                while len(self._heuristics) > self.limit:
+                    self._heuristics.popitem(last=False)
+        return chain
+
+    def _heuristic(self, kernel: Kernel, key: str) -> Chain:
+        entry = self.cache.get(key)
+        if entry is not None:
+            try:
+                return tuple(Opt.from_json(o) for o in entry.remarks["chain"])
+            except (KeyError, KernelOptError):
+                log.info("the remembered heuristic of %s cannot be read and is found anew", kernel.key[:12])
+        chain = heuristic(Scheduler(kernel, self.target)).applied_opts
+        empty = ProgramSpec("heuristic", (), (), (), ())
+        self.cache.put(key, CachedObject(empty, b"", {"chain": [o.to_json() for o in chain]}))
+        return chain
+
+    def linear_of(self, kernel: Kernel, chain: Chain) -> str:
+        """Digest of the LINEAR that a chain gives today, from the object cache where it is known."""
+        entry = self.cache.get(self._key(kernel, chain_digest(chain)))
+        if entry is not None and isinstance(entry.remarks.get("linear"), str):
+            return str(entry.remarks["linear"])
+        return lower_kernel(kernel, self.target, chain).digest
+
+
+def chain_digest(chain: Iterable[Opt]) -> str:
+    text = json.dumps([o.to_json() for o in chain], separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+_compilers: dict[tuple[Any, ...], Compiler] = {}
+_compilers_lock = threading.Lock()
+remake_after_fork(sys.modules[__name__], "_compilers_lock", threading.Lock)
+
+
+def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
+    """The process's Compiler for a target, a device's pair and an object cache. Raises UnsupportedError for a device that is not there."""
+    directory = object_cache_dir(config.object_cache)
+    pair = device_named(config.device or target.device).pair
+    key = (target, directory, config.opt_cache_max, pair.name)
+    with _compilers_lock:
+        found = _compilers.get(key)
+        if found is None:
+            found = _compilers[key] = Compiler(target, ObjectCache(directory), config.opt_cache_max, pair)
+    return found
+
+
+def compile_all(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], compiler: Compiler) -> dict[str, Compiled]:
+    """Code for every kernel. A chain from the database or a search that fails to compile falls back to the heuristic, and says so."""
+    out = {}
+    for key, kernel in kernels.items():
+        choice = choices[key]
+        try:
+            out[key] = compiler.compile(kernel, choice)
+        except (KernelOptError, CompileError) as e:
+            if choice.source in ("explicit", "none", "heuristic"):
+                raise
+            log.warning("kernel %s: the chain from the %s cannot be used (%s); using the heuristic", key[:12], choice.source, e)
+            out[key] = compiler.compile(kernel, Choice(compiler.heuristic(kernel), "heuristic", f"the {choice.source}'s chain failed: {e}"))
+    return out

@@ -1,0 +1,169 @@
+"""What each pass made of a plan, printed: `SVOD_DUMP_AFTER=PASS`, `DEBUG=1…5`.
+
+    $ SVOD_DUMP_AFTER=cut,linear python model.py
+    -- cut --
+    …
+    -- linear: gemm_0 (1a64f5090b25) --
+    program gemm…
+
+The passes, in the order in which they run, are `PASSES`. Everything is made anew for printing, so that it is the same whether the plan came
+from caches or not; kernels that occur several times are printed once. Graphs and ASTs are printed as `svod.core.ir.text` reads them.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+from svod.compile.llvm.render import render
+from svod.compile.lower.linear import format_linear
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.plan_parts import PreparedKernel
+from svod.compile.plan.stages import lower_kernel
+from svod.compile.plan.unbound_plan import Outline
+from svod.config import PrepareConfig
+from svod.core.graph.callback import without_functions
+from svod.core.ir.text import format_ast
+from svod.core.ir.uop import UOp
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.show import loop_nest
+from svod.core.machine.target import Target
+from svod.core.schedule.schedule import Explained, explain_schedule
+from svod.errors import ConfigError
+from svod.system.columns import amount
+
+Section = tuple[str, str]       # title, text
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is printed. `first`: by kernel key the first place in the plan that uses it."""
+
+    explained: Explained
+    outline: Outline
+    plan: ExecutionPlan
+    target: Target
+
+    @property
+    def first(self) -> Mapping[str, PreparedKernel]:
+        out: dict[str, PreparedKernel] = {}
+        for k in self.plan.every:
+            if not k.is_callback:
+                out.setdefault(k.key, k)
+        return out
+
+
+@dataclass(frozen=True)
+class Pass:
+    """`debug`: the level of DEBUG from which on it is printed; None: only when it is asked for by name."""
+
+    name: str
+    what: str
+    debug: int | None
+    show: Callable[[Subject], Iterator[Section]]
+
+
+def dump(sink: UOp, constants: frozenset[UOp], outline: Outline, plan: ExecutionPlan, target: Target, config: PrepareConfig,
+         file: TextIO | None = None) -> None:
+    """Print what the passes that `config` names made of the graph under `sink`, to `file` (default: standard error).
+
+    Raises ConfigError for a pass that does not exist."""
+    chosen = passes_of(config)
+    subject = Subject(explain_schedule(sink, constants), outline, plan, target)
+    out = sys.stderr if file is None else file
+    for p in chosen:
+        for title, text in p.show(subject):
+            print(f"-- {p.name}{': ' if title else ''}{title} --\n{text}\n", file=out)
+
+
+def passes_of(config: PrepareConfig) -> list[Pass]:
+    """The passes that a configuration asks for, in their order. Raises ConfigError."""
+    names = [n.strip() for n in (config.dump_after or "").split(",") if n.strip()]
+    known = {p.name for p in PASSES}
+    unknown = [n for n in names if n not in known]
+    if unknown:
+        raise ConfigError(f"SVOD_DUMP_AFTER: there is no pass {unknown[0]!r}; the passes are {', '.join(p.name for p in PASSES)}")
+    return [p for p in PASSES if p.name in names or (p.debug is not None and p.debug <= (config.debug or 0))]
+
+
+# -- passes -------------------------------------------------------------------------------------------
+
+def _normalize(s: Subject) -> Iterator[Section]:
+    yield "", format_ast(without_functions(s.explained.graph.sink))
+
+
+def _cut(s: Subject) -> Iterator[Section]:
+    for call, root in zip(s.explained.schedule.calls, s.explained.roots, strict=True):
+        text = "; called, or a copy that the order needs" if root is None else format_ast(without_functions(root))
+        yield f"{call.name_hint}, {call.why}", text
+
+
+def _kernel_pass(name: str) -> Callable[[Subject], Iterator[Section]]:
+    def show(s: Subject) -> Iterator[Section]:
+        for key, k in s.first.items():
+            made = s.explained.passes.get(s.outline.kernels[key].ast, {})
+            yield _title(k), format_ast(made[name]) if name in made else "; not a pass of this kernel: it was put together later"
+    return show
+
+
+def _canonical(s: Subject) -> Iterator[Section]:
+    for key, k in s.first.items():
+        yield _title(k), format_ast(s.outline.kernels[key].ast)
+
+
+def _schedule(s: Subject) -> Iterator[Section]:
+    lines = []
+    for k in s.plan.every:
+        read = [f"b{b}" for slot, b in enumerate(k.buffers) if slot not in k.spec.outs]
+        written = [f"b{k.buffers[slot]}" for slot in k.spec.outs]
+        lines.append(f"{k.name}: level {k.level}, {', '.join(written)} ← {', '.join(read) or 'nothing'}; {k.opts_source}; {k.cut}"
+                     + (f"; {k.origin}" if k.origin else ""))
+    yield "", "\n".join(lines) or "no kernels"
+
+
+def _opts(s: Subject) -> Iterator[Section]:
+    for key, k in s.first.items():
+        chain = _chain(k)
+        kernel = s.outline.kernels[key]
+        text = "a routine, which has one form" if kernel.routine is not None else \
+            loop_nest(Scheduler(kernel, s.target).apply_opts(chain))
+        yield _title(k), f"{k.opts_source}: {' '.join(map(str, chain)) or 'no opts'}\n{text}"
+
+
+def _linear(s: Subject) -> Iterator[Section]:
+    for key, k in s.first.items():
+        yield _title(k), format_linear(lower_kernel(s.outline.kernels[key], s.target, _chain(k)))
+
+
+def _llvm(s: Subject) -> Iterator[Section]:
+    for key, k in s.first.items():
+        yield _title(k), render(lower_kernel(s.outline.kernels[key], s.target, _chain(k)), s.target)
+
+
+def _memory(s: Subject) -> Iterator[Section]:
+    m = s.plan.memory
+    lines = [f"b{i}: {b.kind}, {amount(b.nbytes, 'B')}" for i, b in enumerate(s.plan.buffers)]
+    yield "", "\n".join([*lines, f"{m.mode}: {amount(m.shared, 'B')} for intermediates, lower bound {amount(m.lower_bound, 'B')}"])
+
+
+def _chain(k: PreparedKernel) -> tuple[Opt, ...]:
+    return tuple(Opt.from_json(list(o)) for o in k.opts)
+
+
+def _title(k: PreparedKernel) -> str:
+    return f"{k.name} ({k.key[:12]})"
+
+
+PASSES = (
+    Pass("normalize", "the graph without markers and chains of movement", None, _normalize),
+    Pass("cut", "the node that each kernel stores, and why it gets a buffer", None, _cut),
+    Pass("rangeify", "each kernel's AST: movement as index arithmetic", None, _kernel_pass("rangeify")),
+    Pass("axes", "each kernel's AST with ranges split and merged", None, _kernel_pass("axes")),
+    Pass("canonical", "each kernel's AST in its canonical form", 3, _canonical),
+    Pass("schedule", "the kernels of the plan in order: level, buffers, source of the chain, rule of the cut, origin", 1, _schedule),
+    Pass("opts", "each kernel's chain and the loops it makes", 2, _opts),
+    Pass("linear", "each kernel's LINEAR", 4, _linear),
+    Pass("llvm", "each kernel's LLVM IR", 5, _llvm),
+    Pass("memory", "the buffers of the plan, and what the memory planner made of them", None, _memory),
+)

@@ -1,0 +1,99 @@
+"""A function of Python as an item of a plan: it gets the memory of its operands as NumPy arrays, and what it returns is stored.
+
+    operands   C-ordered, read-only, over the plan's memory; contiguous, unless the shape depends on variables: then a part of the largest
+    results    returned: arrays of exactly the shape and dtype that were declared, copied to where later kernels read them
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from svod.compile.lower.program import ProgramSpec
+from svod.core.graph.callback import HostArray, HostCall
+from svod.core.ir.dtype import to_numpy
+from svod.core.ir.variable import is_symbolic, layout_shape, shape_at
+from svod.errors import ArgumentError, DTypeError, ShapeError
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+
+
+class _Memory:
+    """Memory at an address, for NumPy. An array over it keeps `owner` alive."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, interface: dict[str, Any], owner: object) -> None:
+        self.__array_interface__, self.owner = interface, owner
+
+
+class _Argument:
+    """An operand or a result of a call, with what is the same in all runs worked out."""
+
+    def __init__(self, a: HostArray) -> None:
+        self.slot, self.dtype, self.declared = a.slot, to_numpy(a.dtype), a.shape
+        self.constant = None if is_symbolic(a.shape) else a.shape
+        self.layout = layout_shape(a.shape)
+
+    def shape_at(self, values: Mapping[str, int]) -> Shape:
+        return shape_at(self.declared, values) if self.constant is None else self.constant
+
+    def array(self, addresses: Sequence[int], owners: Sequence[object], values: Mapping[str, int], writable: bool) -> Array:
+        """The array, for these values of the variables, over the memory that is given by slot."""
+        if self.slot is None:
+            empty = np.empty(self.shape_at(values), self.dtype)
+            empty.flags.writeable = False
+            return empty
+        interface = {"version": 3, "data": (addresses[self.slot], not writable), "shape": self.layout, "typestr": self.dtype.str}
+        whole = np.asarray(_Memory(interface, owners[self.slot]))
+        return whole if self.constant is not None else whole[tuple([slice(n) for n in self.shape_at(values)])]
+
+    def check(self, value: object, values: Mapping[str, int], name: str, number: int | None) -> None:
+        """Raise an error for what `name` returned (as result `number`) and is not as declared."""
+        shape = self.shape_at(values)
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype == self.dtype and value.shape == shape:
+            return
+        what = f"custom function {name} returned" + ("" if number is None else f" as result {number}:")
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise ArgumentError(f"{what} {type(value).__name__}; return a NumPy array of {self.dtype}{list(shape)}")
+        if value.dtype != self.dtype:
+            raise DTypeError(f"{what} {value.dtype}; declared is {self.dtype}: return result.astype({self.dtype.name!r}), or declare what "
+                             "it returns")
+        raise ShapeError(f"{what} shape {value.shape}; declared is {shape}")
+
+
+class HostProgram:
+    """A call that has no code: `addresses` of phases, of which it has none. It holds nothing of a run, so several plans may share it."""
+
+    addresses: tuple[int, ...] = ()
+
+    def __init__(self, call: HostCall) -> None:
+        self.call = call
+        self.operands = [_Argument(a) for a in call.operands]
+        self.results = [_Argument(a) for a in call.results]
+
+    def spec(self, variables: int) -> ProgramSpec:
+        """What the call is given, in the terms of a program: parameters by slot, the first of them written."""
+        return ProgramSpec(self.call.function.name, tuple((a.dtype, math.prod(layout_shape(a.shape))) for a in self.call.stored),
+                           tuple(range(self.call.stored_results)), (), (), tuple(f"v{i}" for i in range(variables)))
+
+    def run(self, addresses: Sequence[int], owners: Sequence[object], values: Mapping[str, int]) -> None:
+        """Call the function on the memory that is given by slot, and store what it returns. Raises what the function raises, and
+        ArgumentError, ShapeError or DTypeError for results that are not what was declared."""
+        returned = self.call.function.call(*[a.array(addresses, owners, values, False) for a in self.operands])
+        name, several = self.call.function.name, self.call.several
+        if not several:
+            returned = (returned,)
+        elif not isinstance(returned, (tuple, list)) or len(returned) != len(self.results):
+            found = f"{len(returned)} results" if isinstance(returned, (tuple, list)) else type(returned).__name__
+            raise ArgumentError(f"custom function {name} returned {found}; declared are {len(self.results)} results: return a tuple of "
+                                "them")
+        for i, (value, a) in enumerate(zip(returned, self.results, strict=True)):
+            a.check(value, values, name, i if several else None)
+        # all are checked before one is stored: a run that fails here has written nothing of this call
+        for value, a in zip(returned, self.results, strict=True):
+            if a.slot is not None:
+                np.copyto(a.array(addresses, owners, values, True), value)

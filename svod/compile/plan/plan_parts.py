@@ -1,0 +1,313 @@
+"""What an `ExecutionPlan` is made of, and what it refuses.
+
+    PlanBuffer(nbytes, kind, array)   PreparedKernel(spec, loaded code, buffers by slot, level)
+
+A PreparedKernel whose code is a `HostProgram` is a call of a function of Python: it has parameters as a kernel has, and no phases.
+
+Kernels of one level run at the same time, so none of them may write what another reads or writes: neither the same buffer nor memory that
+lies under both. Who gives kernels their levels (`svod.compile.plan.unbound_plan`) follows the schedule's dependencies; a plan checks it
+once more, because a wrong level shows as a wrong number now and then.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, product
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from svod.compile.interpreted import InterpretedProgram
+from svod.compile.llvm.codegen import LoadedProgram
+from svod.compile.lower.program import ProgramSpec
+from svod.compile.plan.host_callback import HostProgram
+from svod.core.schedule.regions import Region, are_disjoint, find_overlap
+from svod.errors import LaunchError
+
+BufferKind = Literal["input", "output", "constant", "intermediate"]
+
+
+@dataclass(frozen=True)
+class PlanBuffer:
+    """A buffer of the plan: `array` is its memory, C-contiguous. Intermediates have none (the memory planner places them); an input may
+    have none and then must be bound before the first run."""
+
+    nbytes: int
+    kind: BufferKind
+    array: np.ndarray[Any, Any] | None = None
+
+
+class VariableSpec(NamedTuple):
+    """A variable of a plan: the values it can take, and those that matter. `bucket`: the least and the largest of the values that a kernel
+    is there for, where others are there for the rest."""
+
+    name: str
+    min: int
+    max: int
+    hints: tuple[int, ...] = ()
+    bucket: tuple[int, int] | None = None
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The values that the kernel runs with."""
+        return self.bucket or (self.min, self.max)
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """The values to time the kernel at: the hints among those it runs with, else the least, the middle and the largest."""
+        low, high = self.bounds
+        return tuple(h for h in self.hints if low <= h <= high) or tuple(sorted({low, (low + high) // 2, high}))
+
+
+@dataclass(frozen=True)
+class PreparedKernel:
+    """An item of a plan: a compiled program, or a function of Python, what it is applied to, and what people want to know about it."""
+
+    spec: ProgramSpec
+    loaded: LoadedProgram | InterpretedProgram | HostProgram    # addresses by phase
+    buffers: tuple[int, ...]            # per slot of spec.params: index into the plan's buffers
+    name: str = ""
+    key: str = ""                       # kernel key of the tuning database
+    opts: tuple[Any, ...] = ()          # the chain, as plain data
+    opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending; routine, host callback
+    why: str = ""
+    origin: str = ""                    # module path or file:line
+    estimate: Any = None                # flops and bytes of one run
+    level: int | None = None            # kernels of one level are independent; None: a level of its own
+    cut: str = ""                       # the rule that made it a kernel of its own
+    offsets: tuple[int, ...] = ()       # per slot: bytes of the buffer before what the kernel is given; (): none
+    regions: tuple[Region, ...] = ()    # per slot: the bytes of the buffer it reaches; (): any
+    variables: tuple[VariableSpec, ...] = ()    # the plan's variable that each of the program's is; (): those of its names
+
+    @property
+    def single_core(self) -> bool:
+        return bool(self.spec.phases) and all(phase.threads <= 1 for phase in self.spec.phases)
+
+    @property
+    def is_callback(self) -> bool:
+        """Whether it is a function of Python."""
+        return isinstance(self.loaded, HostProgram)
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """The kernels of a plan that run while variables are within buckets: their numbers among all kernels, and themselves."""
+
+    buckets: tuple[tuple[str, int, int], ...]       # (variable, least, largest value)
+    kernels: tuple[int, ...]
+    chosen: tuple[PreparedKernel, ...]
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        """Whether it is the one for these values."""
+        return all(name in values and low <= values[name] <= high for name, low, high in self.buckets)
+
+
+def variants_of(kernels: Sequence[PreparedKernel]) -> list[Variant]:
+    """A variant for each combination of the buckets of the kernels' variables, the largest last; one where there are none."""
+    buckets: dict[str, set[tuple[int, int]]] = {}
+    for v in (v for k in kernels for v in k.variables if v.bucket is not None):
+        buckets.setdefault(v.name, set()).add(v.bounds)
+    found = []
+    for choice in product(*(sorted(b) for b in buckets.values())):
+        limits = dict(zip(buckets, choice, strict=True))
+        numbers = tuple(i for i, k in enumerate(kernels)
+                        if all(v.bucket is None or v.bucket == limits[v.name] for v in k.variables))
+        chosen = tuple(kernels) if len(numbers) == len(kernels) else tuple(kernels[i] for i in numbers)
+        found.append(Variant(tuple((name, *b) for name, b in limits.items()), numbers, chosen))
+    return found
+
+
+class Segment(NamedTuple):
+    """A part of a run: as many `launches` as there are records at the address `begin`, in one native call, then functions of Python, by
+    their numbers among all kernels. `kernels`: the numbers of all that is run."""
+
+    begin: int
+    launches: int
+    callbacks: tuple[int, ...]
+    kernels: tuple[int, ...]
+
+
+def levels_of(kernels: Sequence[PreparedKernel]) -> list[list[int]]:
+    """Kernel numbers by level, in order."""
+    keyed = [(("own", i) if k.level is None else ("level", k.level), i) for i, k in enumerate(kernels)]
+    return [[i for _, i in group] for _, group in groupby(keyed, key=lambda item: item[0])]
+
+
+def written_by(kernel: PreparedKernel) -> set[int]:
+    return {kernel.buffers[slot] for slot in kernel.spec.outs}
+
+
+def names_of(kernel: PreparedKernel) -> dict[str, str]:
+    """The plan's variable that each variable of the kernel's program is. The program's i-th is called v«i» where the kernel says which
+    they are."""
+    if not kernel.variables:
+        return {name: name for name in kernel.spec.variables}
+    return {name: kernel.variables[int(name[1:])].name for name in kernel.spec.variables}
+
+
+def check_launches(kernels: Sequence[PreparedKernel], values: Mapping[str, int]) -> None:
+    """Raise LaunchError for a launch that these values of the plan's variables make impossible."""
+    for kernel in kernels:
+        names = names_of(kernel)
+        if all(name in values for name in names.values()):
+            kernel.spec.launch.at({name: values[known] for name, known in names.items()})
+
+
+def region_in(kernel: PreparedKernel, buffer: int, nbytes: int) -> Region:
+    """The bytes of a buffer of `nbytes` that a kernel reaches."""
+    found = [kernel.regions[slot] for slot, b in enumerate(kernel.buffers) if b == buffer] if kernel.regions else []
+    return found[0] if len(found) == 1 else Region(0, nbytes)
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """What the memory planner is asked to place: `sizes` in bytes, with the first and the last level of use, of intermediates (by buffer
+    number) and of temporaries (numbered after the buffers, in order of level); `kept`: sizes of temporaries that outlive a run."""
+
+    sizes: dict[int, int]
+    first: dict[int, int]
+    last: dict[int, int]
+    kept: dict[int, int]
+
+
+def lifetimes_of(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> Lifetimes:
+    """When the memory of a plan's own is in use. What a once phase leaves in a temporary must survive every run."""
+    out = Lifetimes({}, {}, {}, {})
+    number = len(buffers)
+    for level, group in enumerate(levels_of(kernels)):
+        for kernel in (kernels[i] for i in group):
+            for index in kernel.buffers:
+                if buffers[index].kind == "intermediate":
+                    out.sizes[index] = buffers[index].nbytes
+                    out.first.setdefault(index, level)
+                    out.last[index] = level
+            once = any(phase.once for phase in kernel.spec.phases)
+            for size in kernel.spec.temps:
+                if once:
+                    out.kept[number] = size
+                else:
+                    out.sizes[number], out.first[number], out.last[number] = size, level, level
+                number += 1
+    return out
+
+
+def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:
+    """Raise LaunchError for kernels and buffers that do not fit together, and for levels whose kernels are not independent."""
+    last_level = -1
+    written: set[int] = set()
+    for kernel in kernels:
+        spec, name = kernel.spec, _name(kernel)
+        if not kernel.is_callback:
+            spec.check()
+        if kernel.level is not None:
+            if kernel.level < last_level:
+                raise LaunchError(f"kernel {name} of level {kernel.level} comes after one of level {last_level}; order them by level")
+            last_level = kernel.level
+        if len(kernel.buffers) != len(spec.params):
+            raise LaunchError(f"kernel {name} takes {len(spec.params)} buffers and was given {len(kernel.buffers)}")
+        if len(kernel.loaded.addresses) != len(spec.phases) or 0 in kernel.loaded.addresses:
+            raise LaunchError(f"kernel {name} has {len(spec.phases)} phases; its code has the addresses {kernel.loaded.addresses}")
+        for slot, index in enumerate(kernel.buffers):
+            if not 0 <= index < len(buffers):
+                raise LaunchError(f"kernel {name}, slot {slot}: buffer {index} was asked for; the plan has {len(buffers)}")
+            dtype, size = spec.params[slot]
+            offset = kernel.offsets[slot] if kernel.offsets else 0
+            # bounds of variables are wider in a kernel than in a plan
+            end = kernel.regions[slot].end if kernel.variables and kernel.regions else offset + size * dtype.itemsize
+            if offset < 0 or buffers[index].nbytes < end:
+                after = f" after byte {offset}" if offset else ""
+                raise LaunchError(f"kernel {name}, slot {slot}: {size} elements of {dtype.name} need {size * dtype.itemsize} bytes{after}; "
+                                  f"buffer {index} has {buffers[index].nbytes}")
+        for index in written_by(kernel):
+            if buffers[index].kind == "constant":
+                raise LaunchError(f"kernel {name} writes buffer {index}, a constant of the plan")
+            written.add(index)
+    for index, buffer in enumerate(buffers):
+        if buffer.kind not in get_args(BufferKind):
+            raise LaunchError(f"buffer {index}: kind {buffer.kind!r} is not known; use one of {', '.join(get_args(BufferKind))}")
+        if buffer.array is not None:
+            check_array(index, buffer.array, buffer.nbytes, index in written)
+        elif buffer.kind in ("output", "constant"):
+            raise LaunchError(f"buffer {index} is {buffer.kind} and has no array")
+    for variant in variants_of(kernels):
+        _check_order(variant.chosen, buffers)
+
+
+def _check_order(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:
+    """Intermediates are written before they are read, and kernels of a level leave alone what others write: of buffers, or of the parts of
+    a buffer that they reach."""
+    written: set[int] = set()
+    for group in levels_of(kernels):
+        writer = {index: i for i in reversed(group) for index in written_by(kernels[i])}
+        users: dict[int, set[int]] = {}
+        for i in group:
+            outs = written_by(kernels[i])
+            for index in kernels[i].buffers:
+                if index not in outs and index not in written and buffers[index].kind == "intermediate":
+                    raise LaunchError(f"kernel {_name(kernels[i])} reads buffer {index}, an intermediate that no kernel before it writes")
+                users.setdefault(index, set()).add(i)
+        written.update(writer)
+        for index in writer:
+            if len(users[index]) > 1:
+                _check_parts(kernels, index, users[index], buffers[index].nbytes)
+        if len(group) > 1:
+            _check_overlap(kernels, buffers, users, writer)
+
+
+def _check_parts(kernels: Sequence[PreparedKernel], index: int, users: Iterable[int], nbytes: int) -> None:
+    """Of the kernels that use a buffer at one time, those that write it reach parts that no other reaches."""
+    ordered = sorted(users)
+    reached = [(i, slot) for i in ordered for slot, b in enumerate(kernels[i].buffers) if b == index]
+    regions = [kernels[i].regions[slot] if kernels[i].regions else Region(0, nbytes) for i, slot in reached]
+    written = [slot in kernels[i].spec.outs for i, slot in reached]
+    if all(written):
+        found = find_overlap(regions)
+        pairs = [found] if found is not None else []
+    else:
+        pairs = [(a, b) for a in range(len(reached)) if written[a] for b in range(len(reached)) if not are_disjoint(regions[a], regions[b])]
+    for a, b in pairs:
+        if reached[a][0] != reached[b][0]:
+            raise _conflict(kernels, reached[a][0], reached[b][0], f"buffer {index}")
+
+
+def _check_overlap(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], users: Mapping[int, set[int]],
+                   writer: Mapping[int, int]) -> None:
+    """As above for buffers that are not the same and lie over the same memory: by address, each against those that begin before it ends."""
+    spans = sorted((address_of(a), address_of(a) + buffers[index].nbytes, index) for index in users
+                   if (a := buffers[index].array) is not None and buffers[index].nbytes)
+    reaching: list[tuple[int, int]] = []        # (end, buffer) of those before that end later than this one begins
+    for start, end, index in spans:
+        reaching = [r for r in reaching if r[0] > start]
+        for _, other in reaching:
+            apart = users[other] ^ users[index] or len(users[index]) > 1
+            if apart and (index in writer or other in writer):
+                first, second = (other, index) if other in writer else (index, other)
+                reader = next(iter(users[second] - {writer[first]}), writer[first])
+                raise _conflict(kernels, writer[first], reader, f"the memory under buffers {first} and {second}")
+        reaching.append((end, index))
+
+
+def _conflict(kernels: Sequence[PreparedKernel], writer: int, other: int, what: str) -> LaunchError:
+    return LaunchError(f"kernels {_name(kernels[writer])} and {_name(kernels[other])} share level {kernels[writer].level} and {what}, "
+                       "which the first writes; kernels of one level run at the same time: give them different levels")
+
+
+def _name(kernel: PreparedKernel) -> str:
+    return kernel.name or kernel.spec.name
+
+
+def check_array(index: int, array: np.ndarray[Any, Any], nbytes: int, written: bool) -> None:
+    """Raise LaunchError for an array that cannot be the memory of buffer `index`: every call of a jitted function comes by here."""
+    flags = array.flags
+    if flags.c_contiguous and array.nbytes >= nbytes and (flags.writeable or not written):
+        return
+    what = f"the array of shape {array.shape} and type {array.dtype}"
+    if not flags.c_contiguous:
+        raise LaunchError(f"buffer {index}: {what} has strides {array.strides} and is not C-contiguous; copy it first")
+    if array.nbytes < nbytes:
+        raise LaunchError(f"buffer {index} needs {nbytes} bytes; {what} has {array.nbytes}")
+    raise LaunchError(f"buffer {index} is written by the plan; {what} is read-only")
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])

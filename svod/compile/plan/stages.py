@@ -1,0 +1,130 @@
+"""A program as a node that gets its stages one after the other, each checked before the next is made of it.
+
+    PROGRAM(SINK, DEVICE)                              a kernel AST, and the device it is for
+    PROGRAM(SINK, DEVICE, LINEAR)                      lowered: arg of LINEAR is a Program
+    PROGRAM(SINK, DEVICE, LINEAR, SOURCE)              rendered: arg of SOURCE is text
+    PROGRAM(SINK, DEVICE, LINEAR, SOURCE, BINARY)      compiled: arg of BINARY is bytes, ready to be loaded
+
+What a program is launched with follows from its SINK, and from what lowering decided. The arg of a PROGRAM is a ProgramSpec or None: what
+is said in it wins over what the kernel says, but for what it leaves empty. `svod.tune.chains` makes the code of plans this way; who has
+stages
+from elsewhere (LINEAR of their own, an object that another compiler made) puts them in their places, and `build` makes what is missing. A
+search takes the same steps without the node: it verifies each of its many candidates by running it.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+from svod.compile.device import CompilerPair, device_named
+from svod.compile.interpreted import InterpretedProgram
+from svod.compile.llvm.codegen import LoadedProgram
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program, ProgramSpec, derive_spec
+from svod.compile.lower.routines import lower_routine
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.launch import ONCE
+from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
+from svod.errors import CompileError, KernelOptError
+
+STAGES = (Ops.SINK, Ops.DEVICE, Ops.LINEAR, Ops.SOURCE, Ops.BINARY)
+_ARGS = {Ops.DEVICE: str, Ops.LINEAR: Program, Ops.SOURCE: str, Ops.BINARY: bytes}
+_NAMES = {Ops.SINK: "sink stage", Ops.DEVICE: "device", Ops.LINEAR: "linear stage", Ops.SOURCE: "source stage", Ops.BINARY: "binary stage"}
+
+
+def make_program(sink: UOp, device: str = "CPU", explicit: ProgramSpec | None = None) -> UOp:
+    """PROGRAM(SINK, DEVICE) of a kernel AST. Raises UnsupportedError for a device that is not there, CompileError for what is no SINK."""
+    device_named(device)
+    program = UOp(Ops.PROGRAM, dtypes.void, (sink, UOp(Ops.DEVICE, dtypes.void, (), device)), explicit)
+    stage_of(program, Ops.SINK)
+    return program
+
+
+def add_stage(program: UOp, op: Ops, content: Program | str | bytes) -> UOp:
+    """The PROGRAM with its next stage. Raises CompileError where the stage is not the next one, or is not made of `content`."""
+    made = program.replace(src=(*program.src, UOp(op, dtypes.void, (), content)))
+    for stage in STAGES[:STAGES.index(op) + 1]:
+        stage_of(made, stage)
+    return made
+
+
+def stage_of(program: UOp, op: Ops) -> UOp:
+    """A stage of a PROGRAM. Raises CompileError for what is no PROGRAM, and for a stage that is missing or another one."""
+    if program.op is not Ops.PROGRAM:
+        raise CompileError(f"expected PROGRAM op, got {program.op.value}; `make_program` makes one of a kernel")
+    at = STAGES.index(op)
+    if len(program.src) <= at:
+        raise CompileError(f"PROGRAM missing {op.value} stage; `build` makes it")
+    stage = program.src[at]
+    if stage.op is not op:
+        raise CompileError(f"PROGRAM {_NAMES[op]} must be {op.value} op, got {stage.op.value}")
+    if op is not Ops.SINK and not isinstance(stage.arg, _ARGS[op]):
+        raise CompileError(f"PROGRAM {_NAMES[op]} must hold {_ARGS[op].__name__}, got {type(stage.arg).__name__}")
+    return stage
+
+
+def spec_of(program: UOp, target: Target) -> ProgramSpec:
+    """How a PROGRAM that is lowered is launched. Raises CompileError for stages that are missing, another one's or no LINEAR; LaunchError
+    for a description that no program can have, and for a launch that the target does not have."""
+    sink, _, linear = (stage_of(program, op) for op in STAGES[:3])
+    lowered: Program = linear.arg
+    spec = _override(derive_spec(sink, target, lowered.spec.temps, lowered.spec.phases), program.arg)
+    checked: set[ProgramSpec] = linear.cached("checked", lambda _: set())
+    if spec not in checked:
+        spec.check()
+        validate(Program(spec, lowered.code))
+        checked.add(spec)
+    return spec
+
+
+def _override(derived: ProgramSpec, explicit: ProgramSpec | None) -> ProgramSpec:
+    """What was said explicitly, and where nothing was, what was derived."""
+    if explicit is None:
+        return derived
+    if not isinstance(explicit, ProgramSpec):
+        raise CompileError(f"PROGRAM says {type(explicit).__name__} of itself; it must be a ProgramSpec or None")
+    said = {f.name: getattr(explicit, f.name) for f in dataclasses.fields(explicit)}
+    return dataclasses.replace(derived, **{name: value for name, value in said.items() if value not in ("", (), ONCE)})
+
+
+def lower_kernel(kernel: Kernel, target: Target, chain: tuple[Opt, ...] = ()) -> Program:
+    """The Program of a kernel under a chain. Raises KernelOptError for a chain that does not apply."""
+    if kernel.routine is None:
+        return lower(Scheduler(kernel, target).apply_opts(chain))
+    if chain:
+        raise KernelOptError(f"{chain[0].op} on a {kernel.routine.arg[0].lower()}: a routine has one form and takes no opts")
+    return lower_routine(kernel, target)
+
+
+def build(program: UOp, target: Target, chain: tuple[Opt, ...] = ()) -> UOp:
+    """The PROGRAM with all stages: those that are missing are made, LINEAR under a chain of opts, the others by its device's pair.
+
+    Raises what each stage does: KernelOptError, CompileError, LaunchError."""
+    pair = pair_of(program)
+    if len(program.src) == 2:
+        program = add_stage(program, Ops.LINEAR, lower_kernel(Kernel(stage_of(program, Ops.SINK)), target, chain))
+    spec = spec_of(program, target)
+    if len(program.src) == 3:
+        program = add_stage(program, Ops.SOURCE, pair.render(Program(spec, stage_of(program, Ops.LINEAR).arg.code), target))
+    if len(program.src) == 4:
+        program = add_stage(program, Ops.BINARY, pair.compile(stage_of(program, Ops.SOURCE).arg, target))
+    for op in STAGES:
+        stage_of(program, op)
+    return program
+
+
+def load_program(program: UOp, target: Target) -> tuple[ProgramSpec, LoadedProgram | InterpretedProgram]:
+    """How a PROGRAM with all stages is launched, and its code. Raises CompileError for a stage that is missing, or not what the device
+    runs."""
+    spec = spec_of(program, target)
+    stage_of(program, Ops.SOURCE)
+    return spec, pair_of(program).load(stage_of(program, Ops.BINARY).arg, spec)
+
+
+def pair_of(program: UOp) -> CompilerPair:
+    """Who renders and compiles a PROGRAM: the pair that its DEVICE names."""
+    stage_of(program, Ops.SINK)
+    return device_named(stage_of(program, Ops.DEVICE).arg).pair

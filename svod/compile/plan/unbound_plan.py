@@ -1,0 +1,158 @@
+"""A plan before its kernels are compiled: which kernels, applied to which buffers, in which order. Plain data.
+
+`prepare` makes it from a schedule, `build_plan` turns it into an ExecutionPlan with any choice of opt chains, a capture file holds it so
+that `svod-tune` can time the whole plan without the model.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from svod.compile.plan.compiler import Compiled
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.host_callback import HostProgram
+from svod.compile.plan.memory_planner import PlannerMode
+from svod.compile.plan.plan_parts import BufferKind, PlanBuffer, PreparedKernel, VariableSpec
+from svod.core.graph.buffer import aligned_empty
+from svod.core.graph.callback import HostCall
+from svod.core.ir.dtype import DType
+from svod.core.ir.uop import UOp
+from svod.core.kernel.kernel import Kernel
+from svod.core.schedule.kernel_variables import with_bounds
+from svod.core.schedule.regions import regions_of
+from svod.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """`size` elements of `dtype`."""
+
+    dtype: DType
+    size: int
+    kind: BufferKind
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Call:
+    """One item of the plan: `kernel` is the key of a kernel or of a function of Python, `args` a buffer number per slot. `offsets`: per
+    slot how many elements of the buffer come before the PARAM. Calls of one `level` are independent. `variables`: what the kernel's v0,
+    v1, … are."""
+
+    kernel: str
+    args: tuple[int, ...]
+    name: str
+    origin: str
+    why: str
+    level: int
+    offsets: tuple[int, ...]
+    variables: tuple[VariableSpec, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outline:
+    """`calls` in an order that can run, by level; `outputs` are buffer numbers in the order of the tensors asked for. What a call is of is
+    in `kernels` or in `functions`."""
+
+    calls: tuple[Call, ...]
+    buffers: tuple[BufferSpec, ...]
+    outputs: tuple[int, ...]
+    kernels: Mapping[str, Kernel]
+    functions: Mapping[str, HostCall] = field(default_factory=dict)
+
+    @property
+    def native(self) -> Outline:
+        """The part that is kernels: data all of it. What functions compute are inputs of it."""
+        if not self.functions:
+            return self
+        computed = {c.args[slot] for c in self.calls if c.kernel in self.functions
+                    for slot in range(self.functions[c.kernel].stored_results)}
+        buffers = tuple(replace(b, kind="input") if i in computed and b.kind == "intermediate" else b for i, b in enumerate(self.buffers))
+        return Outline(tuple(c for c in self.calls if c.kernel in self.kernels), buffers, self.outputs, self.kernels)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often one run calls each kernel, by key."""
+        out: dict[str, int] = {}
+        for c in self.calls:
+            out[c.kernel] = out.get(c.kernel, 0) + 1
+        return out
+
+    def variables_of(self, kernel: str) -> list[tuple[VariableSpec, ...]]:
+        """What the variables of a kernel are, call by call; [] for a kernel without."""
+        return [c.variables for c in self.calls if c.kernel == kernel and c.variables]
+
+
+def call_sizes(kernel: Kernel, variables: Sequence[VariableSpec]) -> list[int]:
+    """Elements that a call with these variables reaches of the buffer at each slot, from the one on where its PARAM begins."""
+    if not variables:
+        return [p.arg.size for p in kernel.params]
+    return [r.end for r in regions_of(_bounded(kernel, variables))]
+
+
+def _bounded(kernel: Kernel, variables: Sequence[VariableSpec]) -> UOp:
+    """A kernel's AST with the bounds that its variables have in a call."""
+    return with_bounds(kernel.ast, {f"v{i}": v.bounds for i, v in enumerate(variables)})
+
+
+def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Sequence[np.ndarray[Any, Any] | None], *,
+               threads: int | None = None, planner: PlannerMode = "arena") -> ExecutionPlan:
+    """The plan that runs `outline` with the given code per kernel key. `arrays`: memory per buffer; None for intermediates and for
+    inputs that are bound later. Raises LaunchError for an outline that cannot be run with that code and memory."""
+    buffers = [PlanBuffer(b.nbytes, b.kind, a) for b, a in zip(outline.buffers, arrays, strict=True)]
+    kernels = []
+    for i, c in enumerate(outline.calls):
+        if c.kernel in outline.functions:
+            program = HostProgram(outline.functions[c.kernel])
+            kernels.append(PreparedKernel(program.spec(len(c.variables)), program, c.args, f"{c.name}_{i}", c.kernel, (), "host callback",
+                                          "a function of Python", c.origin, None, c.level, c.why, variables=c.variables))
+            continue
+        if c.kernel not in compiled:
+            raise LaunchError(f"call {c.name or '?'} is of kernel {c.kernel[:12]}, which has no code; compiled are {len(compiled)} kernels")
+        code, kernel = compiled[c.kernel], outline.kernels[c.kernel]
+        sizes = [p.dtype.itemsize for p in kernel.params]
+        reached = regions_of(_bounded(kernel, c.variables))
+        regions = tuple(r.moved(k, size) for r, k, size in zip(reached, c.offsets, sizes, strict=True))
+        chain = tuple(o.to_json() for o in code.chain)
+        kernels.append(PreparedKernel(code.spec, code.loaded, c.args, f"{c.name}_{i}", c.kernel, chain, code.source,
+                                      code.why, c.origin, code.estimate, c.level, c.why,
+                                      tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions, c.variables))
+    return ExecutionPlan(kernels, buffers, outline.outputs, threads=threads, planner=planner)
+
+
+def synthetic_arrays(outline: Outline, seed: int = 0) -> list[np.ndarray[Any, Any] | None]:
+    """Memory for every buffer that the planner does not place, filled with small values that keep models finite: to time captured plans.
+
+    Integers that kernels gather with stay inside their bounds."""
+    rng = np.random.default_rng(seed)
+    bounds: dict[int, tuple[int, int]] = {}
+    for c in outline.calls:
+        for p, arg in zip(outline.kernels[c.kernel].params, c.args, strict=True):
+            if p.arg.vmax is not None:
+                low, high = bounds.get(arg, (p.arg.vmin or 0, p.arg.vmax))
+                bounds[arg] = max(low, p.arg.vmin or 0), min(high, p.arg.vmax)
+    arrays: list[np.ndarray[Any, Any] | None] = []
+    for i, b in enumerate(outline.buffers):
+        if b.kind == "intermediate":
+            arrays.append(None)
+            continue
+        a = aligned_empty(b.size, b.dtype)
+        if b.kind == "output":
+            a.view(np.uint8)[:] = 0
+        elif b.dtype.is_float and b.dtype.bits >= 32:
+            a[:] = rng.standard_normal(b.size, dtype=np.float32) * 0.05
+        elif b.dtype.name == "float16":
+            a[:] = (rng.standard_normal(b.size, dtype=np.float32) * 0.05).astype(np.float16)
+        elif b.dtype.name == "bfloat16":
+            a[:] = ((rng.standard_normal(b.size, dtype=np.float32) * 0.05).view(np.uint32) >> 16).astype(np.uint16)
+        else:
+            low, high = bounds.get(i, (0, 1))
+            a[:] = rng.integers(low, high + 1, b.size)
+        arrays.append(a)
+    return arrays

@@ -1,0 +1,1 @@
+"""What a state costs, and the chains that the costs suggest."""

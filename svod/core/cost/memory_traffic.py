@@ -1,0 +1,209 @@
+"""What a nest's accesses cost beyond the first-level cache, from strides and extents alone.
+
+An access touches, with some loops running, *lines*, *pages* and *sets* of a cache: `footprint` counts them. From the innermost loop
+outwards, a loop of e iterations either keeps what the iterations share (the data of one iteration fit the cache: then only what is new
+is loaded) or loads it e times; between "fits" and "is far too large" the share that is lost grows evenly, as replacement is not perfect:
+
+    traffic(k) = traffic(k + 1) · (r + f · (e - r)),     r = lines(k) / lines(k + 1),     f = share lost inside loop k
+
+A line that a prefetcher brings costs bandwidth; one that it does not foresee costs a share of the level's latency. Prefetchers follow a few
+streams and stop at the end of a page, so the first lines after every change of page count as unforeseen.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from svod.core.machine.target import Target
+
+LINE = 64
+PAGE = 4096                 # of ordinary memory; also the bytes of one way of a first-level cache, which is indexed by the offset in a page
+L2_WAYS = 16
+KEPT = 0.75                 # the share of a cache that the data of a loop may take and still be kept
+STREAMS = 32                # pages that prefetchers follow at once
+TLB, TLB_CYCLES = 64, 4.0   # pages of the first-level table, and what a miss costs when others overlap with it
+WALKS, WALK_CYCLES = 1536, 25.0
+UNFORESEEN = 4              # lines after a change of page until a prefetcher is ahead
+MISSES = 12                 # unforeseen lines on their way at once (line fill buffers of one core)
+
+# Wires: the latency of a cache grows with the square root of its size, and so its bandwidth shrinks. Anchored at 1 MB with 14 cycles and 64
+# bytes a cycle, and at a 32 MB last-level cache with 50 cycles and 24 bytes a cycle; 300 cycles and 10 bytes of one core for memory.
+_L2 = (1 << 20, 14.0, 64.0)
+_L3 = (32 << 20, 50.0, 24.0)
+_MEMORY = (300.0, 10.0)
+
+
+class Level(NamedTuple):
+    """Where lines come from when a cache of `size` bytes (sets × ways lines) does not have them: cycles of an unforeseen line, and of a
+    prefetched one."""
+
+    size: float
+    sets: int               # 0: hashed, no conflicts
+    ways: int
+    unforeseen: float
+    streamed: float
+
+
+@lru_cache(maxsize=16)
+def levels(target: Target) -> tuple[Level, Level, Level]:
+    """First level (misses come from the second), second (from the third), third (from memory)."""
+    l2 = math.sqrt(target.l2 / _L2[0])
+    l3 = math.sqrt(max(target.l3, target.l2) / _L3[0])
+    if not target.l3:
+        l3 = max(l3, _MEMORY[0] / _L3[1])
+    beyond_l2 = max(14.0 * l2, _L3[1] * l3)
+    near, far = max(1.0, _L2[1] * l2 / MISSES), beyond_l2 / MISSES
+    width2, width3 = _L2[2] / l2, min(_L3[2] / l3, 48.0)
+    memory = max(_MEMORY[0], beyond_l2)
+    return (Level(target.l1, PAGE // LINE, max(1, target.l1 // PAGE), max(near, LINE / width2), LINE / width2),
+            Level(target.l2, max(1, target.l2 // (LINE * L2_WAYS)), L2_WAYS, max(far, LINE / width3), LINE / width3),
+            Level(max(target.l2, target.l3), 0, 16, memory / MISSES, LINE / min(_MEMORY[1], width3)))
+
+
+class Footprint(NamedTuple):
+    """What an access touches."""
+
+    lines: float
+    pages: float
+    sets1: float            # different sets of the first-level cache, of the second
+    sets2: float
+
+
+class Access(NamedTuple):
+    """One access of a nest. `steps`: (axis of the nest, bytes between neighbours), of all axes it depends on; an axis without order (a
+    gathered one) has a step of a line and more. `passes`: 1 for what is read, 2 for what is written back as well. `fixed`: so many of the
+    outermost loops do not move it: it reads a part made anew by each of their iterations. `tile`: (axis, positions, bytes) where an axis is
+    cut into tiles of so many positions, so many bytes from one to the next."""
+
+    steps: tuple[tuple[int, int], ...]
+    itemsize: int
+    limit: float            # bytes of what it reads from
+    passes: float = 1.0
+    local: bool = False     # scratch: it does not come from memory at first
+    fixed: int = 0
+    tile: tuple[int, int, int] | None = None
+
+
+@lru_cache(maxsize=65536)
+def footprint(steps: tuple[tuple[int, int], ...], itemsize: int, limit: float, sets2: int) -> Footprint:
+    """`steps`: (bytes, count) of the axes that run, ascending. Axes whose steps are smaller than what is already covered extend it."""
+    span = float(itemsize)
+    outer: list[list[float]] = []
+    for step, count in steps:
+        if outer:
+            last = outer[-1]
+            if step <= last[0] * last[1]:
+                last[1] += (step / last[0]) * (count - 1)
+                continue
+        elif step <= max(span, LINE):
+            span += step * (count - 1)
+            continue
+        outer.append([step, count])
+    run = max(1.0, math.ceil(span / LINE))
+    lines, reach, pages, first, second = run, span, 1.0, min(run, PAGE / LINE), min(run, float(sets2))
+    way2 = sets2 * LINE
+    for reached, times in outer:
+        lines *= times
+        if reached < PAGE:
+            reach += reached * (times - 1)
+        else:
+            pages *= times
+        whole = int(reached)
+        first *= min(times, PAGE // math.gcd(PAGE, whole))
+        second *= min(times, way2 // math.gcd(way2, whole))
+    most = max(1.0, limit / LINE)
+    lines = min(lines, most)
+    pages = min(pages * max(1.0, reach / PAGE), max(1.0, limit / PAGE), lines)
+    return Footprint(lines, pages, min(first, PAGE / LINE, lines), min(second, float(sets2), lines))
+
+
+def lost(taken: float) -> float:
+    """The share of a cache's content that is gone when it is asked for again, of data that take `taken` caches."""
+    return 0.0 if taken <= KEPT else 1.0 - KEPT / taken
+
+
+class Traffic(NamedTuple):
+    """Cycles of one core: lines into the first cache, into the second, from memory, translated addresses; bytes from memory."""
+
+    cycles: tuple[float, float, float, float]
+    moved: float
+
+
+def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body: Sequence[float], accesses: Sequence[Access],
+            shared: Sequence[bool], kept: float = 0.0) -> Traffic:
+    """Of a nest with `loops` (axis, iterations), outermost first, of which `outside` belong to nests around it; `body`: positions of each
+    axis in one innermost iteration; an axis of -1 moves no access. `shared`: a neighbour inside the same outer loops brings the data.
+    `kept`: bytes of the arguments that pass through the caches from one run to the next."""
+    l1, l2, l3 = caches = levels(target)
+    n = len(loops)
+    extents = list(body)
+    moved_by = [frozenset([axis for axis, _ in a.steps]) for a in accesses]
+    # an access stands in the innermost loop that moves it; inside that it is a register
+    depth = [max([k + 1 for k, (axis, _) in enumerate(loops) if axis in m and k >= a.fixed], default=0)
+             for a, m in zip(accesses, moved_by, strict=True)]
+    prints: list[list[Footprint]] = [[_print(a, extents, l2.sets) for a in accesses]]
+    for k in range(n - 1, -1, -1):
+        axis, count = loops[k]
+        before = prints[-1]
+        if axis >= 0:
+            extents[axis] *= count
+        prints.append([before[i] if axis not in moved_by[i] or k < a.fixed else
+                       _print(a, extents, l2.sets) for i, a in enumerate(accesses)])
+    prints.reverse()        # prints[k]: inside the first k loops
+    # what one iteration of the k-th loop takes of each cache, and its pages
+    taken = []
+    for k, row in enumerate(prints):
+        here = [p for p, d in zip(row, depth, strict=True) if d >= k]
+        room = sum([p.lines for p in here]) * LINE
+        if not k:
+            room = max(room, kept)
+        one = max([room / l1.size, *[(p.lines / p.sets1 - 1.0) / l1.ways for p in here]])
+        two = max([room / l2.size, *[(p.lines / p.sets2 - 1.0) / l2.ways for p in here]])
+        mapped = sum([p.pages for p in here])
+        taken.append((lost(one), lost(two), lost(room / l3.size), lost(mapped / TLB), lost(mapped / WALKS), lost(mapped / STREAMS)))
+    cycles = [0.0, 0.0, 0.0]
+    translated = moved = 0.0
+    for i, a in enumerate(accesses):
+        column = [row[i] for row in prints]
+        last = column[n]
+        lines = [last.lines] * 3
+        pages = [last.pages] * 3
+        for k in range(depth[i] - 1, -1, -1):
+            count, around, inside, inner = loops[k][1], column[k], column[k + 1], taken[k + 1]
+            ratio, turns = around.lines / inside.lines, around.pages / inside.pages
+            again, turned = count - ratio, count - turns
+            if again < 0.0:
+                again = 0.0
+            if turned < 0.0:
+                turned = 0.0
+            for c in (0, 1, 2):
+                lines[c] *= ratio + inner[c] * again
+                pages[c] *= turns + inner[3 + c] * turned
+        # what is kept from run to run, what is made in the nest, and what a neighbour has brought was there at the beginning
+        for c in range(3):
+            there = 1.0 - (lost(2.0 * column[0].lines * LINE / caches[c].size) if a.local else taken[0][c])
+            if shared[i]:
+                there = max(there, 1.0 - lost(2.0 * column[min(outside, n)].lines * LINE / caches[c].size))
+                lines[c] *= 1.0 - there
+            else:
+                lines[c] = max(0.0, lines[c] - there * column[0].lines)
+        visits = max(pages[2], 1.0)
+        surprise = min(1.0, UNFORESEEN * visits / max(lines[1], lines[0], 1.0))
+        for c in range(3):
+            level = caches[c]
+            cycles[c] += a.passes * lines[c] * (surprise * level.unforeseen + (1.0 - surprise) * level.streamed)
+        translated += pages[0] * TLB_CYCLES * (pages[0] > column[0].pages) + pages[1] * WALK_CYCLES * (pages[1] > column[0].pages)
+        moved += a.passes * lines[2] * LINE
+    return Traffic((cycles[0], cycles[1], cycles[2], translated), moved)
+
+
+def _print(a: Access, extents: Sequence[float], sets2: int) -> Footprint:
+    steps = [(step, extents[axis]) for axis, step in a.steps if extents[axis] > 1]
+    if a.tile is not None and extents[a.tile[0]] > a.tile[1]:
+        axis, positions, apart = a.tile
+        steps = [(step, extents[x]) for x, step in a.steps if extents[x] > 1 and x != axis]
+        steps += [(next(step for x, step in a.steps if x == axis), positions), (apart, extents[axis] / positions)]
+    steps.sort()
+    return footprint(tuple(steps), a.itemsize, a.limit, sets2)

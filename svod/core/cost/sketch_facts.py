@@ -1,0 +1,153 @@
+"""What sketches read from a kernel: the factors of a contraction, along which axes memory is contiguous, and amounts that fit an axis."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.errors import KernelOptError
+
+_ALIKE = 0.03       # shares of idle lanes no further apart than this weigh less than straight-line code
+
+
+def try_opt(state: Scheduler, op: str, axis: str, arg: Any = None) -> Scheduler:
+    """The state after an opt that is worth having where it applies, else the state as it was."""
+    try:
+        return state.apply_opt(Opt(op, axis, arg))
+    except KernelOptError:
+        return state
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A factor of a contraction: the local axes it depends on, and which of them it can be read along in vectors."""
+
+    node: int
+    axes: frozenset[int]
+    stage: int                  # the stage it is a read of, or -1
+    unit: frozenset[int]        # axes along which it is contiguous as it lies in memory
+    staged_unit: frozenset[int] # axes along which it would be contiguous once staged
+
+
+def resolved(state: Scheduler, s: int) -> ResolvedStage:
+    """The stage with every stage it reads kept apart, so that operands are seen."""
+    found = state.kernel.resolve(frozenset())[s]
+    assert found is not None
+    return found
+
+
+def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> tuple[frozenset[int], frozenset[int]]:
+    """(axes along which a node reads memory with stride 1, axes along which it would once its stage is staged)."""
+    n = r.nodes[node]
+    if n.kind == "load":
+        assert n.linear is not None
+        unit = frozenset(a for a, c in n.linear.coefs if c == 1)
+        return unit, unit
+    if n.kind == "read":
+        inner = resolved(state, n.arg)
+        strides: dict[int, set[int]] = {}
+        for m in inner.nodes:
+            if m.kind == "load":
+                assert m.linear is not None
+                for dim in range(len(inner.stage.outs)):
+                    strides.setdefault(dim, set()).add(m.linear.coef(dim))
+        direct, staged = set(), set()
+        for dim, lin in enumerate(n.dims):
+            for a, c in lin.coefs:
+                if abs(c) == 1 and sum(1 for other in n.dims if other.coef(a)) == 1:
+                    staged.add(a)
+                    if strides.get(dim) == {1} and c == 1:
+                        direct.add(a)
+        return frozenset(direct), frozenset(staged)
+    if not n.src:
+        return frozenset(), frozenset()
+    parts = [contiguous_axes(state, r, s) for s in n.src]
+    return frozenset().union(*(p[0] for p in parts)), frozenset().union(*(p[1] for p in parts))
+
+
+def operands_of(state: Scheduler, r: ResolvedStage) -> tuple[Operand, Operand] | None:
+    """The factors of a contraction, or None for a stage that is not one."""
+    if len(r.reductions) != 1 or r.reductions[0].combiner != "ADD":
+        return None
+    node = r.nodes[r.reductions[0].values[0]]
+    while node.kind == "cast":
+        node = r.nodes[node.src[0]]
+    if node.kind != "alu" or node.op != "MUL":
+        return None
+    found = []
+    for n in node.src:
+        m = r.nodes[n]
+        while m.kind == "cast":
+            n, m = m.src[0], r.nodes[m.src[0]]
+        unit, staged = contiguous_axes(state, r, n)
+        found.append(Operand(n, frozenset(r.nodes[n].deps), m.arg if m.kind == "read" else -1, unit, staged))
+    a, b = found
+    outs = frozenset(i for i in range(len(r.stage.outs)) if extent_of(state, r, i) > 1)
+    if (outs - a.axes) and (outs - b.axes):
+        return a, b
+    return None
+
+
+def extent_of(state: Scheduler, r: ResolvedStage, local: int) -> int:
+    return state.kernel.axes[r.axes[local]].extent
+
+
+def name_of(state: Scheduler, r: ResolvedStage, local: int) -> str:
+    return state.kernel.axes[r.axes[local]].name
+
+
+def work_of(state: Scheduler, r: ResolvedStage) -> int:
+    """Value operations of a stage, roughly: positions × nodes."""
+    total = 1
+    for axis in r.axes:
+        total *= state.kernel.axes[axis].extent
+    return total * max(1, sum(1 for n in r.nodes if n.kind in ("alu", "load", "read")) // 2)
+
+
+def width_of(state: Scheduler, r: ResolvedStage) -> int:
+    return max(1, state.target.vector_bytes // r.lanes_bytes)
+
+
+def bytes_of(state: Scheduler, s: int) -> int:
+    st = state.kernel.stages[s]
+    total = st.dtype.itemsize
+    for a in st.outs:
+        total *= state.kernel.axes[a].extent
+    return total
+
+
+def is_constant(state: Scheduler, s: int) -> bool:
+    r = resolved(state, s)
+    loads = [n for n in r.nodes if n.kind == "load"]
+    return bool(loads) and not r.reads and all(state.kernel.params[n.arg].arg.constant for n in loads)
+
+
+def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
+    """Amounts for a vector axis, best first: whole vectors, at most `vectors`, that waste the least; a short axis whole."""
+    if extent <= width:
+        return [extent]
+    options = [v * width for v in range(1, vectors + 1) if v * width <= extent]
+    if extent <= vectors * width:
+        options.append(extent)
+    # an axis like 56 or 28 is better cut evenly into vectors with idle lanes than with a moved-back last tile
+    options += [d for d in range(width + 1, vectors * width) if extent % d == 0 and d * 10 >= -(-d // width) * width * 7]
+
+    def waste(n: int) -> float:
+        return -(-extent // n) * -(-n // width) * width / extent
+    return sorted(dict.fromkeys(options), key=lambda n: (round((waste(n) - 1.0) / _ALIKE), -n))
+
+
+def rows_held(vectors: int, registers: int) -> int:
+    """The most rows of a register tile, at least 1: `vectors` vectors of results each, beside as many of one operand and an element of the
+    other."""
+    return max(1, (registers - vectors - 1) // vectors)
+
+
+def tile_amounts(extent: int, limit: int) -> list[int]:
+    """Amounts of a register tile up to `limit`, best first: little recomputed, then large."""
+    options = list(range(min(limit, extent), 0, -1))
+
+    def waste(n: int) -> float:
+        return -(-extent // n) * n / extent
+    return sorted(dict.fromkeys(options), key=lambda n: (waste(n) * (1.0 + 0.6 / n), -n))

@@ -1,0 +1,107 @@
+"""Sketches of attention in one pass over blocks of the keys: a tile of queries, the loop over blocks around it, all of a block near.
+
+    TILE(o1, T)  ORDER(o1, r0, o1.in, o2)  STAGE(scores, r0) …     for queries by T: for blocks: { scores, maxima, weights, sums, parts };
+                                                                   for queries in T: (m, s, a) = expsum(…)
+
+Keys and values are read once for T queries, and scores of T queries and a block stay in the second-level cache.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from svod.core.cost.sketch_facts import extent_of, lane_amounts, name_of, resolved, rows_held, tile_amounts, try_opt, width_of
+from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.placement import plan
+from svod.core.kernel.scheduler import Scheduler
+
+_BLOCK = 256            # positions of a block, about: what is scaled where blocks meet is a few operations in as many multiply-adds
+_TILES = (16, 8)        # register tiles of queries that share what is read of a block
+_L2_SHARE = 4           # scores and weights take a part of the second-level cache
+
+
+def online_sketches(state: Scheduler) -> Iterator[tuple[Scheduler, list[int]]]:
+    """Kernels that are one weighted sum over the row of a maximum of computed values, tiled, and the stages that sum up and have no tiles
+    yet: these are left to the caller."""
+    kernel = state.kernel
+    for s in kernel.stages:
+        if s.is_output or s.value.arg != ("MAX", 1) or len(s.reds) != 1 or not s.outs:
+            continue
+        row = kernel.axes[s.reds[0]].extent
+        block = _block_of(row, width_of(state, resolved(state, s.index)))
+        if row <= 2 * block:
+            continue
+        start = try_opt(state, "ONLINE", s.name, block)
+        r = resolved(start, start.kernel.output)
+        if start is not state and [red.combiner for red in r.reductions] == ["EXPSUM"]:
+            yield from _tiled(start, r, block)
+
+
+def _block_of(row: int, width: int) -> int:
+    """A divisor of the row in whole vectors near `_BLOCK`, so that nothing is masked; without one `_BLOCK` itself."""
+    found = [n for n in range(_BLOCK // 2, _BLOCK * 2, width) if row % n == 0]
+    return min(found, key=lambda n: abs(n - _BLOCK), default=_BLOCK)
+
+
+def _tiled(state: Scheduler, r: ResolvedStage, block: int) -> Iterator[tuple[Scheduler, list[int]]]:
+    outs = len(r.stage.outs)
+    peak, _, part = (r.nodes[v] for v in r.reductions[0].values)
+    lanes = [a for a in range(outs) if a in part.deps and a not in peak.deps]
+    if not lanes or r.store is None:
+        return
+    lane = max(lanes, key=lambda a: (r.store is not None and r.store.coef(a) == 1, extent_of(state, r, a)))
+    values = _weighted_axes(state, part.arg)
+    queries = [a for a in range(outs) if a in peak.deps and extent_of(state, r, a) > 1 and a not in values]
+    tile = max(queries, key=lambda a: extent_of(state, r, a), default=-1)
+    blocks = name_of(state, r, outs)
+    others = [name_of(state, r, a) for a in range(outs) if a not in (lane, tile) and extent_of(state, r, a) > 1]
+    rows = rows_held(4, state.target.vector_registers)
+    for tiles in _TILES:
+        n = tiles * rows
+        if 2 * n * block * r.stage.dtype.itemsize > state.target.l2 // _L2_SHARE:
+            continue
+        done, inside = state, [name_of(state, r, lane)]
+        if tile >= 0:
+            name = name_of(state, r, tile)
+            done = try_opt(state, "TILE", name, n) if extent_of(state, r, tile) > n else state
+            inside = [f"{name}.in", *inside] if done is not state else [name, *inside]
+            others = [x for x in others if x != name] + ([name] if done is not state else [])
+        done = try_opt(done, "UPCAST", inside[-1], lane_amounts(extent_of(state, r, lane), width_of(state, r), 4)[0])
+        loops = [x for x in (*others, blocks, *inside) if done.rows[done.row_id(x)].extent > 1]
+        done = try_opt(done, "ORDER", r.stage.name, tuple(loops))
+        done = _register_tile(_near(done, blocks), part.arg, lane, tile, n)
+        yield done, [s.index for s in done.kernel.stages if s.has_reduce and not s.is_output and s.index != part.arg]
+
+
+def _weighted_axes(state: Scheduler, stage: int) -> frozenset[int]:
+    """The output axes that what is weighted depends on, of the stage of a block's sums: the kernel's, and the block."""
+    r = resolved(state, stage)
+    product = r.nodes[r.reductions[0].values[0]]
+    return frozenset(r.nodes[product.src[1]].deps) if len(product.src) == 2 else frozenset()
+
+
+def _register_tile(state: Scheduler, stage: int, lane: int, tile: int, queries: int) -> Scheduler:
+    """The sums of a block with their vectors as the output has them: weights are read in all lanes, and stay in rows."""
+    r = resolved(state, stage)
+    width = width_of(state, r)
+    amount = lane_amounts(extent_of(state, r, lane), width, 4)[0]
+    vectors = -(-amount // width)
+    if tile >= 0:
+        rows = tile_amounts(min(queries, extent_of(state, r, tile)), rows_held(vectors, state.target.vector_registers))[0]
+        state = try_opt(state, "UPCAST", name_of(state, r, tile), rows)
+    state = try_opt(state, "UPCAST", name_of(state, r, lane), amount)
+    return try_opt(try_opt(state, "LANES", f"{name_of(state, r, lane)}.in"), "UNROLL", name_of(state, r, len(r.stage.outs)), 2)
+
+
+def _near(state: Scheduler, loop: str) -> Scheduler:
+    """What a block consists of, kept at the loop over the blocks: what sums up, the weights, which two stages read, and what is masked."""
+    kernel = state.kernel
+    inside = plan(state).paths
+    for s in kernel.stages:
+        if s.is_output or inside[s.index] == ():
+            continue
+        readers = sum(s.index in reads for reads in kernel.reads)
+        nodes = resolved(state, s.index).nodes
+        masked = any(n.kind == "load" and n.gate >= 0 for n in nodes)      # a block that is cut short: masks die in the copy
+        if s.has_reduce or masked or (readers > 1 and any(n.kind == "alu" and n.op == "EXP" for n in nodes)):
+            state = try_opt(state, "STAGE", s.name, loop)
+    return state

@@ -1,0 +1,1 @@
+"""What tensor operations build: nodes, and the memory behind them."""

@@ -1,0 +1,132 @@
+"""Large arrays: memory that went out of use is used again, so that its pages need not be made anew.
+
+A fresh page costs about a quarter of a microsecond per 4 KiB, several times what a kernel needs to fill it: an output of 64 MB takes 5 ms
+to compute and 8 ms to fault in. Arrays of a megabyte or more therefore lie in blocks of their own that come back when the last view of
+them is gone, and are handed out again, the most recently used first, to arrays of nearly their size. Smaller ones are the C library's.
+
+What is kept is bounded (`Allocator.limit`); what has not been used for longest goes back to the system first. Pages are made when they are
+first touched, so an array that is never used takes no memory.
+"""
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from typing import Any
+
+import numpy as np
+
+from svod.system.forksafe import remake_after_fork
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LARGE = 1 << 20             # bytes from which on an array is a block of its own
+SLACK = 1.25                # a block may be this much larger than the array it is given to
+KEEP_AT_MOST = 1 << 30
+BLOCKS = 256                # kept at most, so that looking for one stays cheap
+HUGE_PAGE = 2 << 20
+
+
+def private_memory(length: int) -> mmap.mmap:
+    """`length` zero bytes, page-aligned, that a forked child gets a copy of (an anonymous mmap of Python's is shared by default)."""
+    return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def want_huge_pages(memory: mmap.mmap) -> None:
+    """Ask for huge pages under `memory`; systems without them leave it as it is."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+
+
+class _Block:
+    """Mapped memory, from the first array over it to the last. NumPy holds it as the base of the array; it returns to its allocator
+    when no array is left."""
+
+    __slots__ = ("__array_interface__", "allocator", "memory", "nbytes")
+
+    def __init__(self, allocator: Allocator, memory: mmap.mmap, address: int, nbytes: int) -> None:
+        self.allocator, self.memory, self.nbytes = allocator, memory, nbytes
+        self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, False)}
+
+    def __del__(self) -> None:
+        self.allocator._take_back(self.memory)
+
+
+class Allocator:
+    """Usable from several threads. Blocks come back at any time, also while the collector runs inside `allocate`."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit              # bytes kept for reuse
+        self.kept = 0
+        self._free: list[mmap.mmap] = []        # least recently used first
+        self._lock = threading.Lock()
+        remake_after_fork(self, "_lock", threading.Lock)
+
+    def allocate(self, nbytes: int) -> Array:
+        """`nbytes` uninitialised bytes that begin at a multiple of the page size; flat uint8. Raises MemoryError."""
+        length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = self._find(length)
+        if memory is None:
+            memory = self._map(length)
+            if length >= HUGE_PAGE:
+                want_huge_pages(memory)
+        address = int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
+        return np.asarray(_Block(self, memory, address, nbytes))
+
+    def release(self) -> int:
+        """Give what is kept back to the system; how many bytes that were."""
+        with self._lock:
+            released, self.kept = self.kept, 0
+            free, self._free = self._free, []
+        free.clear()
+        return released
+
+    def _map(self, length: int) -> mmap.mmap:
+        """New memory; what is kept goes first where the system has no more."""
+        try:
+            return private_memory(length)
+        except OSError:
+            if not self.release():
+                raise _no_memory(length) from None
+        try:
+            return private_memory(length)
+        except OSError:
+            raise _no_memory(length) from None
+
+    def _find(self, length: int) -> mmap.mmap | None:
+        with self._lock:
+            fits = [i for i, m in enumerate(self._free) if length <= len(m) <= SLACK * length]
+            if not fits:
+                return None
+            memory = self._free.pop(min(reversed(fits), key=lambda i: len(self._free[i])))
+            self.kept -= len(memory)
+            return memory
+
+    def _take_back(self, memory: mmap.mmap) -> None:
+        # Without waiting: the thread that holds the lock may be this one, inside a collection.
+        if len(memory) > self.limit or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._free.append(memory)
+            self.kept += len(memory)
+            while self.kept > self.limit or len(self._free) > BLOCKS:
+                self.kept -= len(self._free.pop(0))
+        finally:
+            self._lock.release()
+
+
+def _no_memory(length: int) -> MemoryError:
+    return MemoryError(f"an array of {length / 2**30:.1f} GiB: the system has no memory for it")
+
+
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 8 << 30
+
+
+LARGE_ARRAYS = Allocator(min(KEEP_AT_MOST, _physical_memory() // 16))
+"""Where `aligned_empty` gets large arrays from."""

@@ -1,0 +1,182 @@
+"""Storage of BUFFER nodes: CPU memory held by a flat NumPy array, allocated when first asked for.
+
+A Buffer belongs to one BUFFER UOp and lives as long as somebody holds that UOp: the registry is weak, and a tensor, a
+plan or a graph that still needs the content holds the node. Memory that svod allocates begins at a multiple of 64 bytes,
+a cache line and the widest vector register; memory taken over from NumPy begins where it begins (`alignment`). A file is mapped
+(`map_file`) and its parts become buffers without being read.
+"""
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+
+from svod.core.graph import graph
+from svod.core.graph.allocator import LARGE, LARGE_ARRAYS
+from svod.core.ir.dtype import DType, to_numpy
+from svod.core.ir.uop import Ops, UOp
+from svod.errors import DeviceError
+
+ALIGNMENT = 64
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def aligned_empty(size: int, dtype: DType) -> Array:
+    """An uninitialised flat array of `size` elements whose first byte lies at a multiple of 64; large ones in memory that is used again
+    (`svod.core.graph.allocator`)."""
+    kind = to_numpy(dtype)
+    if size * kind.itemsize >= LARGE:
+        return LARGE_ARRAYS.allocate(size * kind.itemsize).view(kind)
+    raw = np.empty(size * kind.itemsize + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start:start + size * kind.itemsize].view(kind)
+
+
+class Buffer:
+    """`size` elements of `dtype` on one device. bfloat16 is held as the uint16 of its bits."""
+
+    __slots__ = ("__weakref__", "_array", "_source", "closed", "device", "dtype", "read_only", "size")
+
+    def __init__(self, dtype: DType, size: int, device: str = "CPU", array: Array | None = None) -> None:
+        """Storage over `array` (flat, C-contiguous, of the right type and size; shared, not copied), or none yet.
+
+        Raises DeviceError for an array that does not fit and for a device without NumPy memory."""
+        if device != "CPU":
+            raise DeviceError(f"a buffer on {device}: NumPy memory is on the device 'CPU' only")
+        self.dtype, self.size, self.device = dtype, size, device
+        self.read_only = False
+        self.closed = ""        # why there is no memory to be had, while there is none; binding an array opens the buffer
+        self._array: Array | None = None
+        self._source: Array | None = None       # bytes to copy the content from when the memory is first asked for
+        if array is not None:
+            self.bind(array)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_allocated(self) -> bool:
+        return self._array is not None
+
+    @property
+    def array(self) -> Array:
+        """The flat array that is the memory; allocated now (uninitialised, 64-byte aligned) if there is none. Raises DeviceError for
+        a buffer that is `closed`."""
+        if self._array is None:
+            if self.closed:
+                raise DeviceError(self.closed)
+            memory = aligned_empty(self.size, self.dtype)
+            if self._source is not None:
+                memory.view(np.uint8)[:] = self._source
+                memory.flags.writeable = False
+            self._array = memory
+        return self._array
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return int(self.array.ctypes.data)
+
+    @property
+    def alignment(self) -> int:
+        """The largest power of two up to 64 that divides the address."""
+        return min(ALIGNMENT, self.address & -self.address or ALIGNMENT)
+
+    def bind(self, array: Array) -> None:
+        """Make `array` the memory: a user's array, or a piece of an arena. A read-only array makes the buffer read-only."""
+        kind = to_numpy(self.dtype)
+        if array.dtype != kind or array.shape != (self.size,) or not array.flags.c_contiguous:
+            layout = "" if array.flags.c_contiguous else ", not contiguous"
+            raise DeviceError(f"memory for {self.size} elements of {kind}: got {array.dtype} of shape {array.shape}{layout}; "
+                              "pass a flat contiguous array of that type and size")
+        self._array = array
+        self.read_only = not array.flags.writeable
+
+    def bind_bytes(self, source: Array) -> None:
+        """Hold what is in `source`, flat uint8 that lies anywhere: copied when the memory is first asked for, read-only."""
+        if source.dtype != np.uint8 or source.shape != (self.nbytes,):
+            raise DeviceError(f"the content of {self.nbytes} bytes: got {source.dtype} of shape {source.shape}")
+        self._array, self._source, self.read_only = None, source, True
+
+    def close(self, reason: str) -> None:
+        """Let go of the memory; asking for it is a DeviceError with `reason` until an array is bound."""
+        self._array, self.closed = None, reason
+
+    def __repr__(self) -> str:
+        state = "read-only" if self.read_only else "allocated" if self.is_allocated else "not allocated"
+        return f"<Buffer {self.device} {self.dtype.name}[{self.size}] {state}>"
+
+
+_buffers: weakref.WeakKeyDictionary[UOp, Buffer] = weakref.WeakKeyDictionary()
+
+
+def buffer_of(node: UOp) -> Buffer:
+    """The storage of a BUFFER node, made (not allocated) when first asked for."""
+    found = _buffers.get(node)
+    if found is None:
+        if node.op is not Ops.BUFFER:
+            raise DeviceError(f"{node.op.value} has no storage of its own: only a BUFFER does")
+        found = _buffers.setdefault(node, Buffer(node.dtype, node.arg, node.src[1].arg))
+    return found
+
+
+def buffer_from_numpy(array: Array, dtype: DType) -> UOp:
+    """A new BUFFER node over `array`'s elements in row-major order, as `dtype`.
+
+    Shares the memory of a C-contiguous array of that type (and then sees later writes to it); copies any other. bfloat16
+    takes the uint16 of its bits."""
+    flat = np.ascontiguousarray(array, dtype=to_numpy(dtype)).reshape(-1)
+    node = graph.buffer(dtype, flat.size)
+    _buffers[node] = Buffer(dtype, flat.size, array=flat)
+    return node
+
+
+def map_file(path: str | os.PathLike[str]) -> Array:
+    """The bytes of a file, mapped: flat uint8, read-only. Nothing is read before it is used, and what was read can be dropped again by the
+    system. The file must not be cut short while the array or a buffer over it lives: the system ends a process that reads beyond it.
+
+    Raises DeviceError for what cannot be opened or mapped."""
+    try:
+        with open(path, "rb") as file:
+            empty = os.fstat(file.fileno()).st_size == 0
+            raw = np.empty(0, np.uint8) if empty else np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except (OSError, ValueError) as error:
+        raise DeviceError(f"{os.fspath(path)} cannot be mapped: {error}") from error
+    raw.flags.writeable = False
+    return raw
+
+
+def buffer_from_bytes(mapped: Array, offset: int, dtype: DType, size: int) -> UOp:
+    """A new, read-only BUFFER node over `size` elements of `dtype` that lie `offset` bytes into `mapped` (what `map_file` gives),
+    little-endian. Nothing is copied, unless the elements do not lie at multiples of their size: such a buffer is copied when its memory is
+    first asked for.
+
+    The memory is ordinary CPU memory that fills itself from the file, so kernels read it in place and a mapped file never decides where
+    something is computed. Raises DeviceError for bytes outside `mapped`."""
+    nbytes = size * dtype.itemsize
+    if offset < 0 or size < 0 or offset + nbytes > mapped.size:
+        raise DeviceError(f"{size} elements of {dtype.name} at byte {offset} end at byte {offset + nbytes}; there are {mapped.size}")
+    part = mapped[offset:offset + nbytes]
+    if size and part.ctypes.data % dtype.itemsize:
+        node = graph.buffer(dtype, size)
+        buffer_of(node).bind_bytes(part)
+        return node
+    return buffer_from_numpy(part.view(to_numpy(dtype)), dtype)
+
+
+def float32_to_bfloat16_bits(values: Array) -> Array:
+    """The uint16 bits of float32 values rounded to bfloat16, to nearest even; NaN stays NaN."""
+    bits = np.asarray(values, np.float32, order="C").view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
+
+
+def bfloat16_bits_to_float32(bits: Array) -> Array:
+    """The float32 values of bfloat16 bits; exact."""
+    return np.asarray(bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

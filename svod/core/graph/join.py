@@ -1,0 +1,138 @@
+"""Concatenation without CAT: as selects in the kernel that reads it, or as one buffer that each part is stored into.
+
+    CAT(x (3), y (2)) * z   →   WHERE(i < 3, PAD(x, after 2), PAD(y, before 3)) * z
+
+    CONTIGUOUS(CAT(x, y))   →   AFTER(BUFFER b, ASSIGN(SHRINK(b, 0…3), x), ASSIGN(SHRINK(b, 3…5), y))
+
+The first costs every element a select per part and no memory; it is fused like any elementwise work. The second is a kernel per part that
+writes its slice of the buffer (svod.core.schedule.schedule), and costs every element one store, however many parts there are. So what
+gets a buffer
+anyway (an output, CONTIGUOUS) is stored, and what would pass an element through more than MOST_SELECTS of nested selects is. Nothing is
+added up, so NaN, -0.0 and bools pass through.
+
+It stands first in `normalize`: the rules that follow simplify what it leaves.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from svod.core.graph import graph
+from svod.core.graph.graph import Pair, base_of, shape_of
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.origin import inherit_origin
+from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
+from svod.core.ir.variable import is_symbolic
+
+MOST_SELECTS = 8      # parts that one kernel selects between
+
+Box = tuple[Pair, ...]      # per axis where a part begins and ends
+
+
+def expand_joins(sink: UOp) -> UOp:
+    """`sink` without CAT."""
+    order = sink.toposort()
+    if not any(u.op is Ops.CAT for u in order):
+        return sink
+    stored, inside = _forms(order)
+    device = next((u.src[1] for u in order if u.op is Ops.BUFFER), UOp(Ops.DEVICE, dtypes.void, (), "CPU"))
+    done: dict[UOp, UOp] = {}
+    buffers = 0
+    for u in order:
+        if u.op is Ops.CAT and u not in inside:
+            parts = [(done[part], box) for part, box in boxes_of(u, inside)]
+            if u in stored:
+                unique = UOp(Ops.LUNIQUE, dtypes.void, (), f"joined{buffers}")
+                buffers += 1
+                done[u] = store_parts(parts, UOp(Ops.BUFFER, u.dtype, (unique, device), math.prod(shape_of(u))), u)
+            else:
+                done[u] = select_parts(parts, u)
+        elif u.op is not Ops.CAT:
+            src = tuple([done[s] for s in u.src])
+            done[u] = u if src == u.src else u.replace(src=src)
+        if done.get(u, u) is not u:
+            inherit_origin(done[u], u)
+    return done[sink]
+
+
+def _forms(order: Sequence[UOp]) -> tuple[set[UOp], set[UOp]]:
+    """The CATs that are stored, and those whose parts are parts of the CAT that alone reads them."""
+    readers: dict[UOp, list[UOp]] = {}
+    buffered: set[UOp] = set()
+    for u in order:
+        for s in u.src:
+            if s.op is Ops.CAT:
+                readers.setdefault(s, []).append(u)
+        if u.op is Ops.SINK or u.op is Ops.CONTIGUOUS:
+            buffered.update(map(base_of, u.src))
+
+    def extends(u: UOp) -> bool:
+        return u not in buffered and len(readers[u]) == 1 and readers[u][0].op is Ops.CAT and readers[u][0].arg == u.arg
+    stored: set[UOp] = set()
+    selects: dict[UOp, int] = {}     # parts that a read of the node selects between
+    for u in order:
+        if u.op is Ops.CAT:
+            selects[u] = sum(selects[s] for s in u.src)
+            if is_symbolic(shape_of(u)):
+                continue    # where its parts begin depends on variables
+            if u in buffered or (selects[u] > MOST_SELECTS and not extends(u)):
+                stored.add(u)
+                selects[u] = 1
+        elif u.op in ELEMENTWISE or u.op in MOVEMENT:
+            selects[u] = max((selects[s] for s in u.src), default=1)
+        else:
+            selects[u] = 1
+    inside: set[UOp] = set()
+    goes_to: dict[UOp, UOp] = {}     # the CAT that a CAT is built as a part of
+    for u in reversed(order):
+        if u.op is Ops.CAT and u not in buffered:
+            reader = readers[u][0]
+            if extends(u) or (len(readers[u]) == 1 and goes_to.get(reader, reader) in stored):
+                inside.add(u)
+                goes_to[u] = goes_to.get(reader, reader)
+    return stored - inside, inside
+
+
+def boxes_of(cat: UOp, inside: set[UOp]) -> list[tuple[UOp, Box]]:
+    """The parts of a CAT, and of the CATs inside it, and where each of them lies."""
+    found: list[tuple[UOp, Box]] = []
+    todo: list[tuple[UOp, Box]] = [(cat, tuple((0, n) for n in shape_of(cat)))]
+    while todo:
+        u, box = todo.pop()
+        if u is not cat and u not in inside:
+            found.append((u, box))
+            continue
+        inner, at = [], box[u.arg][0]
+        for s in u.src:
+            end = at + shape_of(s)[u.arg]
+            inner.append((s, (*box[:u.arg], (at, end), *box[u.arg + 1:])))
+            at = end
+        todo.extend(reversed(inner))
+    return found
+
+
+def select_parts(parts: Sequence[tuple[UOp, Box]], cat: UOp) -> UOp:
+    """The concatenation as nested selects between padded parts by the position along the axis of `cat`, the first part outermost."""
+    shape, axis = shape_of(cat), cat.arg
+    position = graph.iota(shape[axis], dtypes.int32)
+    position = graph.expand(graph.reshape(position, [n if i == axis else 1 for i, n in enumerate(shape)]), shape)
+    result: UOp | None = None
+    for node, box in reversed(parts):
+        padded = graph.pad(node, [(begin, n - end) for (begin, end), n in zip(box, shape, strict=True)])
+        if result is None:
+            result = padded
+        else:
+            inside = graph.alu(Ops.CMPLT, position, graph.full(shape, box[axis][1], dtypes.int32))
+            result = graph.alu(Ops.WHERE, inside, padded, result)
+    assert result is not None
+    return result
+
+
+def store_parts(parts: Sequence[tuple[UOp, Box]], buffer: UOp, cat: UOp) -> UOp:
+    """The concatenation as what `buffer` holds after an ASSIGN of each part to its box."""
+    whole = graph.reshape(buffer, shape_of(cat))
+    assigns = []
+    for node, box in parts:
+        assigns.append(UOp(Ops.ASSIGN, node.dtype, (graph.shrink(whole, box), node)))
+        inherit_origin(assigns[-1], cat)
+    return graph.reshape(UOp(Ops.AFTER, buffer.dtype, (buffer, *assigns)), shape_of(cat))

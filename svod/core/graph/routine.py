@@ -1,0 +1,116 @@
+"""Routines: loops that carry something from one position to the next, which no nest of independent iterations is. Scans, sorting, scatter.
+
+    CUSTOM_FUNCTION(x, …)   arg = (name, options)                          graph: operands and result have the shapes below
+    CUSTOM_FUNCTION(PARAM, …)   arg = (name, options, operand shapes)      kernel: the value of its only STORE, which has no ranges
+
+| name | options | operands | result |
+| --- | --- | --- | --- |
+| SCAN | combiner | x (o, n, k) | (o, n, k): along n, what the positions up to each one combine to |
+| ARGSORT | descending | x (r, n) | (r, n): positions in order; equal elements keep theirs, a NaN is the largest |
+| TOPK | k, largest | x (r, n) | (r, k): positions of the k first in that order |
+| SCATTER | reduction | base (o, n, k), index (o, m, k), value (o, m, k) | base with the values put in: y[o, index[o, j, k], k] |
+
+A CUSTOM_FUNCTION may also be a function of Python (`svod.core.graph.callback`).
+
+A routine is a kernel of its own with one form: operands are buffers, nothing is fused into it, there are no opts and nothing to search
+(`svod.compile.lower.routines` writes its loops down). SCAN costs one combination per element, ARGSORT n·log2(n) comparisons per row (merge
+sort), TOPK n·log2(k), SCATTER one combination per value. This file says what they cost; `svod.core.spec.routines` what they mean, in NumPy.
+
+Combiners of SCAN: ADD, MUL, MAX, MIN, LOGADDEXP; ARGMAX and ARGMIN give the position of the running extremum, the last of equals; a
+NaN is one. Reductions of SCATTER: SET (the last wins), ADD, MUL, MAX, MIN. A negative index counts from the end; what is still outside
+is left out.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from svod.core.graph.callback import callback_shape, is_callback
+from svod.core.ir.dtype import DType, accumulator
+from svod.core.ir.uop import Ops, UOp
+from svod.errors import DTypeError, ShapeError, UnsupportedError
+
+Shape = tuple[int, ...]
+Options = tuple[Any, ...]
+
+SCANS = ("ADD", "MUL", "MAX", "MIN", "LOGADDEXP", "ARGMAX", "ARGMIN")
+SCATTERS = ("SET", "ADD", "MUL", "MAX", "MIN")
+MOST_ROW = 2 ** 31 - 1     # positions within a row are kept as int32 while it is sorted
+
+_RANKS: dict[str, tuple[int, ...]] = {"SCAN": (3,), "ARGSORT": (2,), "TOPK": (2,), "SCATTER": (3, 3, 3)}
+
+
+def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Sequence[DType]) -> Shape:
+    """The shape of a routine's result. Raises ShapeError, DTypeError and UnsupportedError for what there is no such routine for."""
+    if name not in _RANKS:
+        raise UnsupportedError(f"CUSTOM_FUNCTION {name!r}: svod knows {', '.join(_RANKS)}")
+    if tuple(len(s) for s in shapes) != _RANKS[name] or any(0 in s for s in shapes):
+        raise ShapeError(f"{name} of {' and '.join(map(str, shapes))}: it takes operands with {_RANKS[name]} axes that have elements")
+    if name == "SCAN":
+        _known(name, options[0], SCANS)
+        return shapes[0]
+    if name == "SCATTER":
+        base, index, value = shapes
+        _known(name, options[0], SCATTERS)
+        if index != value or (base[0], base[2]) != (index[0], index[2]):
+            raise ShapeError(f"SCATTER into {base} at {index} of {value}: (o, n, k) and twice (o, m, k) are needed")
+        if not types[1].is_int or types[0] != types[2]:
+            raise DTypeError(f"SCATTER of {types[2].name} into {types[0].name} at {types[1].name}: one dtype, and integers as positions")
+        return base
+    rows, n = shapes[0]
+    if n > MOST_ROW:
+        raise ShapeError(f"{name} of {shapes[0]}: rows have at most {MOST_ROW} elements")
+    if name == "ARGSORT":
+        return shapes[0]
+    k = options[0]
+    if not 1 <= k <= n:
+        raise ShapeError(f"TOPK of {shapes[0]} with k={k}: rows have {n} elements")
+    return rows, k
+
+
+def _known(name: str, option: str, options: Sequence[str]) -> None:
+    if option not in options:
+        raise UnsupportedError(f"{name} with {option!r}: svod knows {', '.join(options)}")
+
+
+def shape_of_routine(u: UOp, shapes: Sequence[Shape]) -> Shape:
+    """The shape of a CUSTOM_FUNCTION of the graph level, whose operands have `shapes`."""
+    if is_callback(u):
+        return callback_shape(u, shapes)
+    name, options = u.arg
+    return result_shape(name, options, shapes, [s.dtype for s in u.src])
+
+
+def routine_of(ast: UOp) -> UOp | None:
+    """The CUSTOM_FUNCTION that a kernel is; None for a kernel that is a nest of loops."""
+    value = ast.src[0].src[1] if ast.op is Ops.SINK and len(ast.src) == 1 and ast.src[0].op is Ops.STORE else None
+    return value if value is not None and value.op is Ops.CUSTOM_FUNCTION else None
+
+
+def scan_accumulator(combiner: str, dtype: DType) -> DType:
+    """The type a scan with a result of `dtype` is computed in."""
+    return dtype if combiner in ("MAX", "MIN") else accumulator(dtype)
+
+
+# -- what they cost -----------------------------------------------------------------------------------
+def operations(u: UOp) -> tuple[int, int]:
+    """(operations, those of them that are transcendental functions) of a routine of the kernel level."""
+    name, options, shapes = u.arg
+    elements = math.prod(shapes[0])
+    if name == "SCAN":
+        pair = options[0] == "LOGADDEXP"
+        return elements * (4 if pair else 1), elements * 2 if pair else 0
+    if name == "SCATTER":
+        return math.prod(shapes[1]), 0
+    rows, n = shapes[0]
+    if name == "ARGSORT":
+        return rows * n * merge_passes(n), 0
+    k = options[0]
+    return rows * (n * max(1, merge_passes(k)) + 2 * k * merge_passes(k)), 0
+
+
+def merge_passes(n: int) -> int:
+    """How often a merge sort of n elements goes over them: ⌈log2 n⌉."""
+    return (n - 1).bit_length()
+

@@ -1,0 +1,1 @@
+"""The one node type, its arithmetic, its text and its data."""

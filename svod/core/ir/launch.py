@@ -1,0 +1,248 @@
+"""How often something is launched: an expression over variables, worked out when they have their values.
+
+    n*2 + 1, n in [1, 64]        {"n": 5} → 11        {"n": 0} → error: outside its bounds
+
+The turns of a loop of calls are one, what variables of calls are bound to (`svod.core.schedule.calls`), what an extent comes to
+(`svod.core.ir.variable`), and the dimensions of a launch (`Launch`, made by `svod.core.schedule.thread_indices`). It consists of the
+operations below and
+nothing else: what decides how much memory is touched is kept so small that it can be read. Arithmetic is that of 64-bit integers, and what
+leaves them, or the integers that it is CAST to, is an error instead of another number. How often compiled loops run is plain data, made
+from such expressions (`svod.compile.lower.program.Count`).
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
+
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import BINARY_OPS, Ops, UOp
+from svod.errors import FormatError, LaunchError, SvodError
+
+_BINARY: Mapping[Ops, Callable[[int, int], int]] = {
+    Ops.ADD: lambda a, b: a + b, Ops.SUB: lambda a, b: a - b, Ops.MUL: lambda a, b: a * b,
+    Ops.IDIV: lambda a, b: a // b, Ops.MOD: lambda a, b: a % b, Ops.MAX: max,
+}
+_UNARY: Mapping[Ops, Callable[[int], int]] = {Ops.NEG: lambda a: -a, Ops.ABS: abs}
+CASTS = (Ops.CAST, Ops.BITCAST)
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+ONE = UOp.const(dtypes.index, 1)
+Dims = tuple[UOp, UOp, UOp]
+
+
+class Sizes(NamedTuple):
+    """Launch dimensions as numbers. `local` None: positions are counted as they are, without groups."""
+
+    global_size: tuple[int, int, int]
+    local_size: tuple[int, int, int] | None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The dimensions of a launch as expressions over variables: groups (positions, where `local_size` is None), and positions in a group.
+    Without positions a launch is one call: what it loops over is the code's business."""
+
+    global_size: Dims = (ONE, ONE, ONE)
+    local_size: Dims | None = (ONE, ONE, ONE)
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data, JSON-able: what a launch travels between processes as, within the description of a program."""
+        from svod.core.ir.serialize import ast_to_data  # which needs kernels, and those launches
+        return ast_to_data(UOp(Ops.SINK, dtypes.void, (*self.global_size, *(self.local_size or ()))))
+
+    @staticmethod
+    def from_data(data: object) -> Launch:
+        """The launch behind `to_data`. Raises FormatError for data that is none."""
+        from svod.core.ir.serialize import data_to_ast
+        extents = data_to_ast(data).src
+        if len(extents) not in (3, 6):
+            raise FormatError(f"a launch has 3 or 6 dimensions, found {len(extents)}")
+        x, y, z, *local = extents
+        return Launch((x, y, z), (local[0], local[1], local[2]) if local else None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.to_data()
+
+    def __setstate__(self, data: object) -> None:
+        found = Launch.from_data(data)
+        object.__setattr__(self, "global_size", found.global_size)
+        object.__setattr__(self, "local_size", found.local_size)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """What it depends on, in order of the names; not what it binds itself."""
+        todo = [*self.global_size, *(self.local_size or ())]
+        seen: set[UOp] = set()
+        while todo:
+            u = todo.pop()
+            if u not in seen:
+                seen.add(u)
+                todo += _operands(u)
+        return tuple(sorted({u.arg[0] for u in seen if u.op is Ops.DEFINE_VAR}))
+
+    def at(self, values: Mapping[str, int]) -> Sizes:
+        """The dimensions for these values of the variables. Raises LaunchError as `evaluate_extent` does, and for one that is not
+        positive."""
+        def numbers(dims: Dims) -> tuple[int, int, int]:
+            x, y, z = (evaluate_dimension(k, extent, values) for k, extent in enumerate(dims))
+            return x, y, z
+        return Sizes(numbers(self.global_size), None if self.local_size is None else numbers(self.local_size))
+
+
+ONCE = Launch()
+
+
+def evaluate_dimension(index: int, extent: UOp, values: Mapping[str, int]) -> int:
+    """The value of a launch dimension. Raises LaunchError."""
+    value = evaluate_extent(extent, values)
+    if value <= 0:
+        raise LaunchError(_not_positive(index, value))
+    return value
+
+
+def _not_positive(index: int, value: int) -> str:
+    return f"launch dimension {index} evaluated to non-positive value {value}; a launch has at least one position"
+
+
+def fit_dimensions(extents: Sequence[UOp], most: Sequence[int | None], limits: Sequence[int]) -> Dims:
+    """`extents` as three dimensions within `limits`, of as many positions. `most`: the largest value of each, None where it has none.
+
+    Neighbours are multiplied where there are more than three; of the ways that fit, the one with the smallest largest dimension. Where none
+    fits, the factors of all extents are shared out, dimension 0 as large as it may be. Raises LaunchError where that cannot be done either:
+    an extent that depends on variables is not divided, and a prime is not either."""
+    for k, m in enumerate(most):
+        if m is not None and m <= 0:
+            raise LaunchError(_not_positive(k, m))
+    sizes = [_HIGHEST if m is None else m for m in most]
+    if len(extents) <= 3 and all(size <= limit for size, limit in zip(sizes, limits, strict=False)):
+        return _three(list(extents))
+    ways = sorted(_runs(len(extents), 3), key=lambda way: (max(math.prod(sizes[a:b]) for a, b in way), len(way)))
+    for way in ways:
+        if all(math.prod(sizes[a:b]) <= limit for (a, b), limit in zip(way, limits, strict=False)):
+            return _three([reduce(UOp.__mul__, extents[a:b]) for a, b in way])
+    if all(e.op is Ops.CONST for e in extents) and (found := _split(sizes, limits)) is not None:
+        return _three([UOp.const(dtypes.index, size) for size in found])
+    raise LaunchError(f"cannot limit dim: a launch of {' × '.join('?' if m is None else str(m) for m in most)} positions does not fit the "
+                      f"target's {' × '.join(map(str, limits))}; give it other extents, or loop inside the kernel")
+
+
+def _three(extents: list[UOp]) -> Dims:
+    x, y, z = (extents + [ONE] * 3)[:3]
+    return x, y, z
+
+
+def _runs(count: int, parts: int, start: int = 0) -> Iterator[tuple[tuple[int, int], ...]]:
+    """The ways to cut 0 … count-1 into at most `parts` runs (first, end)."""
+    if start == count:
+        yield ()
+    elif parts:
+        for end in range(start + 1, count + 1):
+            for rest in _runs(count, parts - 1, end):
+                yield ((start, end), *rest)
+
+
+def _split(sizes: Sequence[int], limits: Sequence[int]) -> tuple[int, int, int] | None:
+    """Three numbers within the limits with the product of the sizes; None if there are none."""
+    total = math.prod(sizes)
+    divisors = {1}
+    for size in sizes:
+        for f in _factors(size):
+            divisors |= {d * f for d in divisors}
+    ordered = sorted(divisors, reverse=True)
+    for x in (d for d in ordered if d <= limits[0]):
+        for y in (d for d in ordered if d <= limits[1] and total // x % d == 0):
+            if total // x // y <= limits[2]:
+                return x, y, total // x // y
+    return None
+
+
+def _factors(n: int) -> Iterator[int]:
+    """The prime factors of n, each as often as it divides n."""
+    f = 2
+    while f * f <= n:
+        while n % f == 0:
+            yield f
+            n //= f
+        f += 1
+    if n > 1:
+        yield n
+
+
+def evaluate_extent(extent: UOp, values: Mapping[str, int]) -> int:
+    """The value of a launch-size expression, of any sign. IDIV and MOD are floor division and its remainder, as everywhere in svod.
+
+    Raises LaunchError for an operation that has no place in one, a constant or a CAST that is of no integers, a variable without a value or
+    out of its bounds, a division by zero, and what does not fit 64 bits or what it is CAST to."""
+    done: dict[UOp, int] = {}
+    todo = [extent]
+    while todo:
+        u = todo[-1]
+        operands = _operands(u)
+        waiting = [s for s in operands if s not in done]
+        if waiting:
+            todo += reversed(waiting)
+        else:
+            done[todo.pop()] = _compute(u, [done[s] for s in operands], values)
+    return done[extent]
+
+
+def check_bounds(name: str, value: int, low: int, high: int, error: type[SvodError] = LaunchError) -> None:
+    """Raise `error` for a value of a variable outside its bounds, which are inclusive."""
+    if not low <= value <= high:
+        raise error(f"variable {name}={value} is outside bounds [{low}, {high}]")
+
+
+def _operands(u: UOp) -> tuple[UOp, ...]:
+    """What the value of a node is computed of."""
+    if u.op in (Ops.CONST, Ops.DEFINE_VAR):
+        return ()
+    if u.op is Ops.BIND:
+        return u.src[1:]
+    if u.op in CASTS or u.op is Ops.AFTER:     # what comes before does not matter
+        return u.src[:1]
+    if u.op in _UNARY or u.op in _BINARY:
+        return u.src
+    kind = "binary op" if u.op in BINARY_OPS else "op"
+    allowed = ", ".join(op.value for op in (*_BINARY, *_UNARY))
+    raise LaunchError(f"unsupported {kind} in launch-size expression: {u.op.value}; it may use {allowed} of constants and variables")
+
+
+def _compute(u: UOp, operands: Sequence[int], values: Mapping[str, int]) -> int:
+    if u.op is Ops.CONST:
+        return _constant(u)
+    if u.op is Ops.DEFINE_VAR:
+        name, low, high = u.arg[:3]
+        if name not in values:
+            raise LaunchError(f"missing runtime value for launch-size variable {name}; bind it, as in {name}.bind({low})")
+        check_bounds(name, values[name], low, high)
+        return values[name]
+    if u.op is Ops.BIND:
+        if u.src[0].op is Ops.DEFINE_VAR:
+            name, low, high = u.src[0].arg[:3]
+            check_bounds(name, operands[0], low, high)
+        return operands[0]
+    if u.op is Ops.AFTER:
+        return operands[0]
+    said = f"invalid launch-size arithmetic: {u.op.value} of {' and '.join(map(str, operands))}"
+    if u.op in CASTS:
+        if u.dtype.is_float or not u.dtype.min <= operands[0] <= u.dtype.max:
+            raise LaunchError(f"{said} does not fit {u.dtype.name}" if not u.dtype.is_float else
+                              f"launch-size expression must be integer, got {u.op.value} to {u.dtype.name}")
+        return operands[0]
+    if u.op in (Ops.IDIV, Ops.MOD) and not operands[1]:
+        raise LaunchError(f"{said}: division by zero")
+    value = _UNARY[u.op](*operands) if u.op in _UNARY else _BINARY[u.op](*operands)
+    if not _LOWEST <= value <= _HIGHEST:
+        raise LaunchError(f"{said} does not fit 64 bits")
+    return value
+
+
+def _constant(u: UOp) -> int:
+    if isinstance(u.arg, float):
+        raise LaunchError(f"launch-size expression must be integer, got float constant {u.arg}")
+    value = int(u.arg)
+    if not _LOWEST <= value <= _HIGHEST:
+        raise LaunchError(f"launch-size constant {value} does not fit 64 bits")
+    return value

@@ -1,0 +1,247 @@
+"""The one node type of all IR levels: immutable, hash-consed, with a content digest.
+
+    UOp(op, dtype, src, arg)
+
+The same (op, dtype, src, arg) is the same Python object, so `is` is structural equality and a graph is a DAG.
+`uop.key` is a 128-bit digest of the content, equal in every process, machine and Python version: blake2b over a
+frozen, versioned canonical form. The grammar of each level is in docs/ir.md.
+"""
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+import weakref
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any, ClassVar
+
+from svod.core.ir.dtype import DType, dtypes
+
+KEY_VERSION = b"svod-uop-1"
+
+
+class Ops(Enum):
+    """Operations of every level. Values are the names that enter the digest: never rename one."""
+
+    # buffers, arguments, constants
+    BUFFER = "BUFFER"; BUFFER_VIEW = "BUFFER_VIEW"; PARAM = "PARAM"; CONST = "CONST"; VCONST = "VCONST"  # noqa: E702
+    UNIQUE = "UNIQUE"; LUNIQUE = "LUNIQUE"; DEVICE = "DEVICE"; DEFINE_VAR = "DEFINE_VAR"; BIND = "BIND"  # noqa: E702
+    DEFINE_LOCAL = "DEFINE_LOCAL"; SPECIAL = "SPECIAL"; IOTA = "IOTA"; THREEFRY = "THREEFRY"  # noqa: E702
+    # movement (graph level)
+    RESHAPE = "RESHAPE"; PERMUTE = "PERMUTE"; EXPAND = "EXPAND"; PAD = "PAD"; SHRINK = "SHRINK"; FLIP = "FLIP"  # noqa: E702
+    WINDOW = "WINDOW"; GATHER = "GATHER"; REDUCE_AXIS = "REDUCE_AXIS"; CAT = "CAT"  # noqa: E702
+    # memory and loops
+    INDEX = "INDEX"; LOAD = "LOAD"; STORE = "STORE"; RANGE = "RANGE"; REDUCE = "REDUCE"; STAGE = "STAGE"; GEP = "GEP"  # noqa: E702
+    # order and structure
+    CONTIGUOUS = "CONTIGUOUS"; COPY = "COPY"; ASSIGN = "ASSIGN"; DETACH = "DETACH"; CALL = "CALL"; AFTER = "AFTER"  # noqa: E702
+    END = "END"; SINK = "SINK"; BARRIER = "BARRIER"; MSELECT = "MSELECT"; MSTACK = "MSTACK"; MULTI = "MULTI"  # noqa: E702
+    CUSTOM = "CUSTOM"; CUSTOM_FUNCTION = "CUSTOM_FUNCTION"; PROGRAM = "PROGRAM"; LINEAR = "LINEAR"  # noqa: E702
+    SOURCE = "SOURCE"; BINARY = "BINARY"; VECTORIZE = "VECTORIZE"; WMMA = "WMMA"  # noqa: E702
+    # elementwise: conversions
+    CAST = "CAST"; BITCAST = "BITCAST"  # noqa: E702
+    # elementwise: one operand
+    NEG = "NEG"; ABS = "ABS"; RECIPROCAL = "RECIPROCAL"; SQRT = "SQRT"; FLOOR = "FLOOR"; CEIL = "CEIL"  # noqa: E702
+    TRUNC = "TRUNC"; ROUND = "ROUND"; NOT = "NOT"  # noqa: E702
+    EXP = "EXP"; EXP2 = "EXP2"; LOG = "LOG"; LOG2 = "LOG2"; SIN = "SIN"; COS = "COS"; ERF = "ERF"; TANH = "TANH"  # noqa: E702
+    # elementwise: two operands
+    ADD = "ADD"; SUB = "SUB"; MUL = "MUL"; FDIV = "FDIV"; IDIV = "IDIV"; MOD = "MOD"; MAX = "MAX"; MIN = "MIN"  # noqa: E702
+    POW = "POW"; AND = "AND"; OR = "OR"; XOR = "XOR"; SHL = "SHL"; SHR = "SHR"  # noqa: E702
+    CMPLT = "CMPLT"; CMPLE = "CMPLE"; CMPEQ = "CMPEQ"; CMPNE = "CMPNE"  # noqa: E702
+    # elementwise: three operands
+    WHERE = "WHERE"; MULACC = "MULACC"  # noqa: E702
+
+    # hash by identity: Enum's own hash of the name string is slow on the hash-consing path
+    __hash__ = object.__hash__
+
+
+UNARY = frozenset({Ops.NEG, Ops.ABS, Ops.RECIPROCAL, Ops.SQRT, Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.ROUND, Ops.NOT, Ops.EXP,
+                   Ops.EXP2, Ops.LOG, Ops.LOG2, Ops.SIN, Ops.COS, Ops.ERF, Ops.TANH})
+BINARY_OPS = frozenset({Ops.ADD, Ops.SUB, Ops.MUL, Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.MAX, Ops.MIN, Ops.POW, Ops.AND, Ops.OR,
+                        Ops.XOR, Ops.SHL, Ops.SHR, Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE})
+TERNARY = frozenset({Ops.WHERE, Ops.MULACC})
+ALU = UNARY | BINARY_OPS | TERNARY
+ELEMENTWISE = ALU | {Ops.CAST, Ops.BITCAST}
+COMMUTATIVE = frozenset({Ops.ADD, Ops.MUL, Ops.MAX, Ops.MIN, Ops.AND, Ops.OR, Ops.XOR, Ops.CMPEQ, Ops.CMPNE})
+COMPARISONS = frozenset({Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE})
+TRANSCENDENTAL = frozenset({Ops.EXP, Ops.EXP2, Ops.LOG, Ops.LOG2, Ops.SIN, Ops.COS, Ops.ERF, Ops.TANH, Ops.POW})
+MOVEMENT = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.SHRINK, Ops.FLIP, Ops.WINDOW})
+
+
+def encode(value: Any) -> bytes:
+    """The canonical bytes of an `arg`: tagged by type, floats by their bits, enums and dtypes by name, UOps by key.
+
+    Raises TypeError for a value that has no stable form."""
+    if value is None:
+        return b"n"
+    if value is True or value is False:
+        return b"b1" if value else b"b0"
+    if isinstance(value, Enum):
+        return b"e" + str(value.value).encode()
+    if isinstance(value, int):
+        return b"i" + str(value).encode() + b";"
+    if isinstance(value, float):
+        return b"f" + struct.pack("<d", value)
+    if isinstance(value, str):
+        raw = value.encode()
+        return b"s" + str(len(raw)).encode() + b":" + raw
+    if isinstance(value, bytes):
+        return b"y" + str(len(value)).encode() + b":" + value
+    if isinstance(value, tuple):
+        return b"(" + b"".join(encode(v) for v in value) + b")"
+    if isinstance(value, DType):
+        return b"d" + value.name.encode() + b";"
+    if isinstance(value, UOp):
+        return b"u" + value.key
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = tuple(getattr(value, f.name) for f in dataclasses.fields(value))
+        return b"c" + encode(type(value).__name__) + encode(fields)
+    raise TypeError(f"{type(value).__name__} cannot be an arg of a UOp: it has no canonical form")
+
+
+def _intern_arg(value: Any) -> Any:
+    """A hashable stand-in for `value` that keeps apart what == confuses: 1, 1.0 and True; 0.0 and -0.0; NaN payloads."""
+    if isinstance(value, (float, bool)):
+        return encode(value)
+    if isinstance(value, tuple):
+        return tuple(_intern_arg(v) for v in value)
+    return value
+
+
+class UOp:
+    """One node. Fields never change after construction; construct equal content and you get the same object."""
+
+    __slots__ = ("__weakref__", "_cache", "_key", "arg", "dtype", "op", "src")
+    op: Ops
+    dtype: DType
+    src: tuple[UOp, ...]
+    arg: Any
+    _key: bytes | None
+    _cache: dict[str, Any] | None
+    _nodes: ClassVar[weakref.WeakValueDictionary[tuple[Any, ...], UOp]] = weakref.WeakValueDictionary()
+
+    def __new__(cls, op: Ops, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
+        ident = (op, dtype.name, src, _intern_arg(arg))
+        node = cls._nodes.get(ident)
+        if node is None:
+            node = object.__new__(cls)
+            node.op, node.dtype, node.src, node.arg, node._key, node._cache = op, dtype, src, arg, None, None
+            # setdefault: two threads that build the same node at once agree on one object
+            node = cls._nodes.setdefault(ident, node)
+        return node
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UOp, (self.op, self.dtype, self.src, self.arg)
+
+    # -- identity -------------------------------------------------------------------------------
+    @property
+    def key(self) -> bytes:
+        """128-bit content digest (16 bytes), stable across processes and machines."""
+        if self._key is None:
+            for u in self.toposort():
+                if u._key is None:
+                    h = hashlib.blake2b(KEY_VERSION, digest_size=16)
+                    h.update(u.op.value.encode() + b"|" + u.dtype.name.encode() + b"|" + encode(u.arg) + b"|")
+                    for s in u.src:
+                        h.update(s._key or s.key)
+                    u._key = h.digest()
+        assert self._key is not None
+        return self._key
+
+    def cached(self, name: str, compute: Callable[[UOp], Any]) -> Any:
+        """`compute(self)`, remembered on the node under `name`: for facts derived from the immutable content."""
+        if self._cache is None:
+            self._cache = {}
+        if name not in self._cache:
+            self._cache[name] = compute(self)
+        return self._cache[name]
+
+    # -- walking --------------------------------------------------------------------------------
+    def toposort(self, gate: Callable[[UOp], bool] | None = None) -> list[UOp]:
+        """All nodes reachable from here, sources first, each once, in a deterministic order. Without recursion.
+
+        `gate(u)` False keeps u but does not enter its sources."""
+        order: list[UOp] = []
+        seen: set[int] = set()
+        stack: list[UOp | None] = [self]    # None: the node below has all its sources in the order
+        push, pop = stack.append, stack.pop
+        while stack:
+            u = pop()
+            if u is None:
+                order.append(pop())         # type: ignore[arg-type]
+                continue
+            if id(u) in seen:
+                continue
+            seen.add(id(u))
+            if not u.src or (gate is not None and not gate(u)):
+                order.append(u)
+                continue
+            push(u)
+            push(None)
+            for s in reversed(u.src):
+                if id(s) not in seen:
+                    push(s)
+        return order
+
+    def walk(self, *ops: Ops) -> Iterator[UOp]:
+        """The reachable nodes of the given operations, in topological order."""
+        return (u for u in self.toposort() if u.op in ops)
+
+    def replace(self, **changes: Any) -> UOp:
+        """A node like this one with some of op, dtype, src, arg replaced."""
+        return UOp(changes.get("op", self.op), changes.get("dtype", self.dtype), changes.get("src", self.src),
+                   changes.get("arg", self.arg))
+
+    def substitute(self, mapping: dict[UOp, UOp]) -> UOp:
+        """This graph with every node in `mapping` replaced by its value (values are not entered again)."""
+        done: dict[UOp, UOp] = {}
+        for u in self.toposort(gate=lambda n: n not in mapping):
+            if u in mapping:
+                done[u] = mapping[u]
+            else:
+                src = tuple(done[s] for s in u.src)
+                done[u] = u if src == u.src else u.replace(src=src)
+        return done[self]
+
+    def __repr__(self) -> str:
+        arg = "" if self.arg is None else f" {self.arg!r}"
+        return f"<{self.op.value} {self.dtype.name}{arg} ({len(self.src)} src)>"
+
+    # -- building expressions ------------------------------------------------------------------
+    @staticmethod
+    def const(dtype: DType, value: bool | int | float) -> UOp:
+        """A scalar constant; the value is converted to the kind of `dtype` first, so 1 and 1.0 agree."""
+        value = bool(value) if dtype.kind == "b" else float(value) if dtype.is_float else int(value)
+        return UOp(Ops.CONST, dtype, (), value)
+
+    def _other(self, x: UOp | int | float | bool) -> UOp:
+        return x if isinstance(x, UOp) else UOp.const(self.dtype, x)
+
+    def alu(self, op: Ops, *others: UOp | int | float | bool) -> UOp:
+        """An elementwise node; comparisons give bool, WHERE (self is the condition) the type of its branches."""
+        if op is Ops.WHERE:
+            a, b = others
+            first = a if isinstance(a, UOp) else b
+            assert isinstance(first, UOp), "WHERE needs a UOp in one branch to know its dtype"
+            src = (self, first._other(a), first._other(b))
+            return UOp(op, first.dtype, src)
+        operands: tuple[UOp, ...] = (self, *(self._other(o) for o in others))
+        return UOp(op, dtypes.bool if op in COMPARISONS else self.dtype, operands)
+
+    def cast(self, dtype: DType) -> UOp:
+        return self if dtype == self.dtype else UOp(Ops.CAST, dtype, (self,))
+
+    def __add__(self, o: UOp | int | float) -> UOp: return self.alu(Ops.ADD, o)
+    def __radd__(self, o: int | float) -> UOp: return self._other(o).alu(Ops.ADD, self)
+    def __sub__(self, o: UOp | int | float) -> UOp: return self.alu(Ops.SUB, o)
+    def __rsub__(self, o: int | float) -> UOp: return self._other(o).alu(Ops.SUB, self)
+    def __mul__(self, o: UOp | int | float) -> UOp: return self.alu(Ops.MUL, o)
+    def __rmul__(self, o: int | float) -> UOp: return self._other(o).alu(Ops.MUL, self)
+    def __truediv__(self, o: UOp | int | float) -> UOp: return self.alu(Ops.FDIV, o)
+    def __floordiv__(self, o: UOp | int) -> UOp: return self.alu(Ops.IDIV, o)
+    def __mod__(self, o: UOp | int) -> UOp: return self.alu(Ops.MOD, o)
+    def __neg__(self) -> UOp: return self.alu(Ops.NEG)
+    def __and__(self, o: UOp | bool | int) -> UOp: return self.alu(Ops.AND, o)
+    def __or__(self, o: UOp | bool | int) -> UOp: return self.alu(Ops.OR, o)
+    def __lt__(self, o: UOp | int | float) -> UOp: return self.alu(Ops.CMPLT, o)
+    def __le__(self, o: UOp | int | float) -> UOp: return self.alu(Ops.CMPLE, o)

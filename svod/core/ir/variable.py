@@ -1,0 +1,325 @@
+"""Variables: sizes and positions that get their value when a plan runs.
+
+    n = Variable("n", 1, 512)              a name and the values it can take
+    x[:n.bind(100)]                        shape (n=100, …); every value runs the same kernels
+    n + 1, 2 * n                           extents computed from it
+
+    Variable("n", 1, 512, buckets=(64, 512))        the same, with kernels for 1 … 64 and others for 65 … 512
+
+An extent of a shape is an int or a `Dim`: an index expression (`svod.core.ir.symbolic`) over DEFINE_VAR and BIND(DEFINE_VAR, CONST). A Dim
+behaves as the integer it stands for as far as that is the same for every value: sums, products, and comparisons that bounds decide. What
+depends on the value (`range(n)`, `n < 5`) is a ShapeError that says so, never an answer for one value.
+
+A tensor with such extents lies in memory with the strides of its largest shape: axes of `layout_extent(n)` positions, of which the first n
+are used. So no stride depends on a variable.
+
+DEFINE_VAR has the arg `(name, min, max, hints, buckets)` in a graph and `(name, min, max)` in a kernel.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from svod.core.ir import symbolic as sy
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.launch import check_bounds, evaluate_extent
+from svod.core.ir.origin import inherit_origin
+from svod.core.ir.uop import Ops, UOp
+from svod.errors import ArgumentError, LaunchError, ScheduleError, ShapeError
+
+if TYPE_CHECKING:
+    _Integer = int      # shapes are tuples of ints to whoever does not look closer
+else:
+    _Integer = object
+
+_MANTISSA = 4           # significant bits of a widened bound: at most 1/8 more
+_declared_any: set[bool] = set()    # not empty once there is a Variable: graphs of processes without one need not be looked through
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dim(_Integer):
+    """An integer that depends on variables. `expr`: a canonical index expression that is no constant."""
+
+    expr: UOp
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The smallest and the largest value."""
+        return sy.bounds(self.expr)
+
+    # -- the same for every value -----------------------------------------------------------------
+    def __hash__(self) -> int:
+        return hash(self.expr)
+
+    def __eq__(self, other: object) -> bool:
+        if hasattr(other, "uop"):       # a tensor compares its elements
+            return NotImplemented
+        return isinstance(other, Dim) and other.expr is self.expr
+
+    def __ne__(self, other: object) -> bool:
+        return NotImplemented if hasattr(other, "uop") else not self == other
+
+    def __bool__(self) -> bool:
+        return self._decided("!= 0", self.bounds[0] > 0 or self.bounds[1] < 0, False)
+
+    def __add__(self, other: Any) -> Any: return self._made(sy.add, other)
+    def __radd__(self, other: Any) -> Any: return self._made(sy.add, other)
+    def __sub__(self, other: Any) -> Any: return self._made(sy.sub, other)
+    def __rsub__(self, other: Any) -> Any: return self._made(lambda a, b: sy.sub(b, a), other)
+    def __mul__(self, other: Any) -> Any: return self._made(sy.mul, other)
+    def __rmul__(self, other: Any) -> Any: return self._made(sy.mul, other)
+    def __neg__(self) -> Any: return dim_of(sy.scale(self.expr, -1))
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._made(sy.idiv, other) if type(other) is int and other > 0 else NotImplemented
+
+    def __mod__(self, other: Any) -> Any:
+        return self._made(sy.mod, other) if type(other) is int and other > 0 else NotImplemented
+
+    def __lt__(self, other: Any) -> Any: return self._compared(other, "<")
+    def __le__(self, other: Any) -> Any: return self._compared(other, "<=")
+    def __gt__(self, other: Any) -> Any: return self._compared(other, ">")
+    def __ge__(self, other: Any) -> Any: return self._compared(other, ">=")
+
+    def _made(self, rule: Any, other: Any) -> Any:
+        if not isinstance(other, Dim) and type(other) is not int:
+            return NotImplemented
+        return dim_of(rule(self.expr, index_of(other)))
+
+    def _compared(self, other: Any, how: str) -> Any:
+        if hasattr(other, "uop"):
+            return NotImplemented
+        if not isinstance(other, Dim) and not isinstance(other, int):
+            raise ShapeError(f"the extent {self} is compared with {type(other).__name__}; extents are compared with ints and extents")
+        lo, hi = sy.bounds(sy.sub(self.expr, index_of(other)))
+        holds = {"<": hi < 0, "<=": hi <= 0, ">": lo > 0, ">=": lo >= 0}[how]
+        fails = {"<": lo >= 0, "<=": lo > 0, ">": hi <= 0, ">=": hi < 0}[how]
+        cases = ""
+        if type(other) is int and self.expr.op in (Ops.DEFINE_VAR, Ops.BIND):
+            name = (self.expr.src[0] if self.expr.op is Ops.BIND else self.expr).arg[0]
+            at = other if how in ("<=", ">") else other - 1
+            cases = f", here ({name!r}, {self.bounds[0]}, {at}) or ({name!r}, {at + 1}, {self.bounds[1]})"
+        return self._decided(f"{how} {other}", holds, fails, cases)
+
+    def _decided(self, what: str, holds: bool, fails: bool, cases: str = "") -> bool:
+        if holds or fails:
+            return holds
+        lo, hi = self.bounds
+        names = sorted({u.arg[0] for u in self.expr.toposort() if u.op is Ops.DEFINE_VAR})
+        raise ShapeError(f"whether {self} {what} depends on the value of a variable: {self} is {lo} … {hi}, and a plan is one for all of "
+                         f"it; declare {' and '.join(names)} with bounds for which the answer is always the same{cases}, or use a tensor "
+                         "of a constant shape here")
+
+    # -- different from value to value ------------------------------------------------------------
+    def __index__(self) -> int:
+        raise ShapeError(f"the number {self} is needed where a graph is built, and it is known only when a plan runs; this operation "
+                         "takes constant sizes only")
+
+    __int__ = __float__ = __index__
+
+    def __repr__(self) -> str:
+        return show(self.expr)
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __reduce__(self) -> Any:
+        return Dim, (self.expr,)
+
+
+class Variable(Dim):
+    """A named integer of `min` … `max` that a plan is given when it runs. As an extent of a shape its `min` is at least 1.
+
+    `hint`: the values, one or several, that matter: a search times kernels with them, else with the least, the middle and the largest.
+
+    `buckets`: the largest value of each part of the range, in order; the rest up to `max` is the last part. Each part has kernels of its
+    own, with a chain of opts of their own, and a plan runs those of the part that a value lies in. Without, one kernel serves all values,
+    by a chain that does at all sizes.
+
+    Two variables of one name must agree in all of this. Raises ArgumentError."""
+
+    def __init__(self, name: str, min: int, max: int, hint: int | Sequence[int] | None = None, buckets: Sequence[int] = ()):
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ArgumentError(f"Variable({name!r}): the name must be an identifier")
+        if type(min) is not int or type(max) is not int or not 0 <= min < max:
+            raise ArgumentError(f"Variable({name!r}, {min!r}, {max!r}): two ints 0 <= min < max are needed")
+        hints = () if hint is None else tuple(hint) if isinstance(hint, Iterable) else (hint,)
+        if any(type(v) is not int or not min <= v <= max for v in hints):
+            raise ArgumentError(f"Variable({name!r}, {min}, {max}): hint {hints} must be ints within the bounds")
+        ends = tuple(buckets) if isinstance(buckets, Iterable) and not isinstance(buckets, str) else (buckets,)
+        if any(type(v) is not int or not min <= v <= max for v in ends) or any(a >= b for a, b in pairwise(ends)):
+            raise ArgumentError(f"Variable({name!r}, {min}, {max}): buckets {buckets!r} must be ints within the bounds, in increasing "
+                                "order: the largest value of each")
+        object.__setattr__(self, "expr", UOp(Ops.DEFINE_VAR, dtypes.index, (), (name, min, max, hints, ends)))
+        _declared_any.add(True)
+
+    @property
+    def name(self) -> str:
+        return str(self.expr.arg[0])
+
+    @property
+    def min(self) -> int:
+        return int(self.expr.arg[1])
+
+    @property
+    def max(self) -> int:
+        return int(self.expr.arg[2])
+
+    def bind(self, value: int) -> Dim:
+        """The variable with a value for tensors that are realised. Raises ArgumentError outside the bounds."""
+        if type(value) is not int:
+            raise ArgumentError(f"variable {self.name} is bound to an int, got {value!r}")
+        check_bounds(self.name, value, self.min, self.max, ArgumentError)
+        return Dim(UOp(Ops.BIND, dtypes.index, (self.expr, sy.const(value))))
+
+
+# -- ints and Dims alike ------------------------------------------------------------------------------
+def dim_of(expr: UOp) -> Any:
+    """The int or Dim of an index expression."""
+    return int(expr.arg) if expr.op is Ops.CONST else Dim(expr)
+
+
+def index_of(n: int) -> UOp:
+    """The index expression of an int or Dim."""
+    return n.expr if isinstance(n, Dim) else sy.const(int(n))
+
+
+def is_symbolic(shape: Iterable[Any]) -> bool:
+    """Whether an extent depends on a variable."""
+    return any(isinstance(n, Dim) for n in shape)
+
+
+def upper(n: int) -> int:
+    """The largest value of an int or Dim."""
+    return n.bounds[1] if isinstance(n, Dim) else n
+
+
+def lower(n: int) -> int:
+    """The smallest value of an int or Dim."""
+    return n.bounds[0] if isinstance(n, Dim) else n
+
+
+def upper_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The largest shape."""
+    return tuple([upper(n) for n in shape])
+
+
+def layout_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape with whose strides a tensor of `shape` lies in memory. Bounds that are nearly equal share one, and with it kernels."""
+    return tuple([widened(upper(n)) if isinstance(n, Dim) else n for n in shape])
+
+
+def widened(n: int) -> int:
+    """A non-negative bound rounded up to four significant bits: 500 → 512, 1025 → 1152."""
+    unit = 1 << max(0, n.bit_length() - _MANTISSA)
+    return -(-n // unit) * unit
+
+
+def number_of(n: int, dtype: DType) -> UOp:
+    """A graph node without axes that is the value of an int or Dim."""
+    return UOp(Ops.CAST, dtype, (n.expr,)) if isinstance(n, Dim) else UOp.const(dtype, n)
+
+
+def show(expr: UOp) -> str:
+    """An index expression over variables as text: `n`, `n=5`, `2*n+1`."""
+    if expr.op is Ops.DEFINE_VAR:
+        return str(expr.arg[0])
+    if expr.op is Ops.BIND:
+        return f"{show(expr.src[0])}={expr.src[1].arg}"
+    if expr.op is Ops.CONST:
+        return str(expr.arg)
+    if expr.op is Ops.MUL and expr.src[1].op is Ops.CONST:
+        return f"{expr.src[1].arg}*{show(expr.src[0])}"
+    signs = {Ops.MUL: "*", Ops.IDIV: "//", Ops.MOD: "%"}
+    if expr.op is Ops.ADD:
+        return f"{show(expr.src[0])}+{show(expr.src[1])}"
+    if expr.op in signs:
+        left, right = (f"({show(s)})" if s.op is Ops.ADD else show(s) for s in expr.src)
+        return f"({left}{signs[expr.op]}{right})"
+    return f"{expr.op.value.lower()}({', '.join(show(s) for s in expr.src)})"
+
+
+# -- values -------------------------------------------------------------------------------------------
+def value_of(n: int, values: Mapping[str, int] | None = None) -> int:
+    """The value of an int or Dim: of its variables as they are bound, else as `values` say. Raises ShapeError for one without."""
+    if not isinstance(n, Dim):
+        return n
+    try:
+        return evaluate_extent(n.expr, values or {})
+    except LaunchError as error:
+        raise ShapeError(f"the extent {n} has no value; bind its variables, as in x[:n.bind(5)], or give them to plan.execute(): "
+                         f"{error}") from error
+
+
+def shape_at(shape: Sequence[int], values: Mapping[str, int] | None = None) -> tuple[int, ...]:
+    """A shape in ints (see `value_of`)."""
+    return tuple([value_of(n, values) for n in shape])
+
+
+def rebound(shape: Sequence[int], values: Mapping[str, int]) -> tuple[int, ...]:
+    """A shape with the variables that are bound in it bound to `values`, where those name them."""
+    def bound(expr: UOp) -> UOp:
+        return sy.simplify(expr, {u: u.replace(src=(u.src[0], sy.const(values[u.src[0].arg[0]])))
+                                  for u in expr.toposort() if u.op is Ops.BIND and u.src[0].arg[0] in values})
+    return tuple([dim_of(bound(n.expr)) if isinstance(n, Dim) else n for n in shape])
+
+
+def bound_values(n: Dim) -> dict[str, int]:
+    """The values that the variables of a Dim are bound to. Raises ScheduleError for one without, or with two."""
+    _, values, declared = without_binds(number_of(n, dtypes.int64))
+    unbound = sorted(declared.keys() - values.keys())
+    if unbound:
+        raise ScheduleError(f"variable {unbound[0]} has no value here; bind it: {unbound[0]}.bind(…)")
+    return values
+
+
+def without_binds(sink: UOp) -> tuple[UOp, dict[str, int], dict[str, UOp]]:
+    """A graph with every BIND replaced by its variable: (graph, value by name, DEFINE_VAR by name).
+
+    Raises ScheduleError for a variable bound to two values, or declared in two ways."""
+    values: dict[str, int] = {}
+    declared: dict[str, UOp] = {}
+
+    def plain(expr: UOp) -> UOp:
+        found: dict[UOp, UOp] = {}
+        for u in expr.toposort():
+            if u.op is Ops.BIND:
+                found[u] = u.src[0]
+                name, value = u.src[0].arg[0], int(u.src[1].arg)
+                if values.setdefault(name, value) != value:
+                    raise ScheduleError(f"bind mismatch on {name}, {values[name]} != {value} (in one schedule)")
+            elif u.op is Ops.DEFINE_VAR:
+                name = u.arg[0]
+                if declared.setdefault(name, u) is not u:
+                    raise ScheduleError(f"two variables are called {name}: {declared[name].arg[1:]} and {u.arg[1:]}; use one Variable, or "
+                                        "two names")
+        return sy.simplify(expr, found) if found else expr
+
+    def bare(arg: Any) -> Any:
+        if isinstance(arg, Dim):
+            return Dim(plain(arg.expr))
+        return tuple([bare(a) for a in arg]) if type(arg) is tuple else arg
+
+    if not _declared_any:
+        return sink, values, declared
+    done: dict[UOp, UOp] = {}
+    for u in sink.toposort():
+        if u.dtype == dtypes.index:
+            done[u] = u     # below a CAST it is a value, below a CALL an argument, which stays
+            continue
+        src = tuple([plain(s) if s.dtype == dtypes.index and u.op is Ops.CAST else done[s] for s in u.src])
+        arg = bare(u.arg) if type(u.arg) is tuple or isinstance(u.arg, Dim) else u.arg
+        if src == u.src and arg == u.arg:
+            done[u] = u
+        else:
+            done[u] = u.replace(src=src, arg=arg)
+            inherit_origin(done[u], u)
+    return done[sink], values, declared
+
+
+def count_of(shape: Sequence[int]) -> int:
+    """Elements of the largest shape."""
+    return math.prod(upper_shape(shape))

@@ -1,0 +1,1 @@
+"""A kernel and the states that opts make of it."""

@@ -1,0 +1,276 @@
+"""Dot and matrix instructions: sums of narrow products, as data, and which contractions they compute.
+
+    acc[lane]   += Σ over i < group of a[lane·group + i] · b[lane·group + i]                                         vectors
+    acc[m, n]   += Σ over k < depth, i < group of a[m, k·group + i] · b[k, n·group + i]                               tiles
+
+A group is one 32-bit word of 4 bytes or 2 halves. The operands are staged in their narrow type with the group innermost, rounded up to
+whole instructions and filled with zeros: masks and conversions die in the copy. Of vectors one operand is read as a vector of
+words, the other one as a word in all lanes. Of tiles one has rows along the sum, the other one rows of groups side by side.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.kernel.kernel import Kernel, ResolvedStage, Stage
+from svod.core.kernel.scheduler import UPCAST, Scheduler
+from svod.core.machine.target import Target
+from svod.errors import KernelOptError
+
+
+@dataclass(frozen=True)
+class Dot:
+    """An instruction. `sources`: the element types of a contraction's operands that it takes, as such or made wider in the copy.
+
+    `operands`: the types it multiplies, in its order. Where they differ, operands of one type are made to fit by flipping the sign bit
+    of the one that is not the vector, which adds or takes off 128; what this does to the sum is summed up beside it and taken off
+    again. Both are exact modulo 2^32, as is the sum."""
+
+    name: str
+    arch: str
+    features: tuple[str, ...]          # names of Target.features
+    accumulator: DType
+    operands: tuple[DType, DType]
+    sources: tuple[DType, ...]
+    group: int
+    rows: int = 1                      # of a tile of results; 1: vectors
+    columns: int = 1
+    depth: int = 1                     # groups that one instruction sums up
+    base_cost: float = 1.0             # vector multiply-adds that take as long as one instruction, where that was not measured
+
+    @property
+    def is_tile(self) -> bool:
+        return self.rows > 1
+
+    @property
+    def positions(self) -> int:
+        """Positions along the sum of one instruction."""
+        return self.group * self.depth
+
+    def cost(self, target: Target) -> float:
+        """Vector multiply-adds that take as long as one instruction."""
+        return self.base_cost if self.is_tile or target.dot_cost is None else target.dot_cost(self.name)
+
+    def runs_on(self, target: Target) -> bool:
+        return target.arch == self.arch and set(self.features) <= set(target.features)
+
+
+_I8, _U8, _I16 = dtypes.int8, dtypes.uint8, dtypes.int16
+DOTS: dict[str, Dot] = {d.name: d for d in (
+    Dot("vnni8", "x86_64", ("avx512f", "vnni"), dtypes.int32, (_U8, _I8), (_I8, _U8), 4),
+    Dot("vnni16", "x86_64", ("avx512f", "vnni"), dtypes.int32, (_I16, _I16), (_I8, _U8, _I16), 2),
+    Dot("bf16", "x86_64", ("avx512f", "bf16"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2),
+    # 16 cycles for 16 rows of 16 columns of 64 bytes, whatever they hold
+    *(Dot("amx8" + suffix, "x86_64", ("amx", "avx512f"), dtypes.int32, (a, b), (a, b), 4, rows=16, columns=16, depth=16, base_cost=32.0)
+      for suffix, a, b in (("", _I8, _I8), ("uu", _U8, _U8), ("su", _I8, _U8), ("us", _U8, _I8))),
+    Dot("amxbf16", "x86_64", ("amx", "avx512f"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2,
+        rows=16, columns=16, depth=16, base_cost=32.0),
+)}
+TILES = 8           # registers that hold tiles
+
+
+class Operand(NamedTuple):
+    """A factor of a contraction: the stage it reads, the dim of it that is summed over, its narrow type, and the local axes it needs."""
+
+    node: int
+    stage: int
+    dim: int
+    source: DType
+    axes: tuple[int, ...]
+
+
+def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, Operand]:
+    """The factors of the sum of products in `r`, of which both run along reduce axis `axis` by itself.
+
+    Raises KernelOptError with the reason where it is none, or where a factor is not a narrow number made wide."""
+    if len(r.reductions) != 1 or r.reductions[0].combiner != "ADD":
+        raise KernelOptError(f"stage {r.stage.name} is not one sum")
+    product = r.nodes[r.reductions[0].values[0]]
+    if product.kind != "alu" or product.op != "MUL" or any(r.nodes[n].kind != "read" for n in product.src):
+        raise KernelOptError(f"stage {r.stage.name} does not sum up products of two stages")
+    local = r.axes.index(axis)
+    found = []
+    for n in product.src:
+        node = r.nodes[n]
+        dims = [i for i, lin in enumerate(node.dims) if lin.coef(local) or any(local in r.nodes[a].deps for a, _ in lin.atoms)]
+        name = kernel.stages[node.arg].name
+        if len(dims) != 1 or (lin := node.dims[dims[0]]).coefs != ((local, 1),) or lin.const or lin.atoms:
+            raise KernelOptError(f"{name} is not read along {kernel.axes[axis].name} alone, position by position")
+        source = narrow_source(kernel.stages[node.arg])
+        if source is None:
+            raise KernelOptError(f"{name} is no value of a narrower type that was made wide")
+        found.append(Operand(n, node.arg, dims[0], source, node.deps))
+    if found[0].stage == found[1].stage:
+        raise KernelOptError(f"both factors are read from {kernel.stages[found[0].stage].name}, which is laid out for one of them")
+    return found[0], found[1]
+
+
+def narrow_source(stage: Stage) -> DType | None:
+    """The type of a stage's value before it was made wide, None where it is no conversion."""
+    value = stage.value
+    return value.src[0].dtype if value.op.value == "CAST" and not stage.is_output and not stage.has_reduce else None
+
+
+def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile: tuple[int, int] = (-1, -1)) -> tuple[Operand, Operand]:
+    """The operands of `dot` where it computes the contraction in `stage`, `tile` the axes of the rows and columns of its tiles, if it has
+    any. Raises KernelOptError with the reason where it does not."""
+    if not dot.runs_on(target):
+        raise KernelOptError(f"the target has no {' and '.join(dot.features)} on {dot.arch}; its features are {', '.join(target.features)}")
+    for a in (axis, *tile):
+        if a >= 0 and kernel.axes[a].bound is not None:
+            raise KernelOptError(f"how many positions {kernel.axes[a].name} has depends on a variable; an instruction takes whole groups "
+                                 "and tiles")
+    r = kernel.resolve(frozenset())[stage]
+    assert r is not None
+    found = operands_of(kernel, r, axis)
+    total = r.reductions[0].dtypes[0]
+    if total != dot.accumulator or any(o.source not in dot.sources for o in found):
+        raise KernelOptError(f"{dot.name} sums up {', '.join(d.name for d in dot.sources)} in {dot.accumulator.name}; the stage "
+                             f"{' by '.join(o.source.name for o in found)} in {total.name}")
+    for o in found:
+        if sum(o.stage in reads for reads in kernel.reads) != 1:
+            raise KernelOptError(f"{kernel.stages[o.stage].name} is read by other stages too")
+    return _by_rows(kernel, r, found, dot, tile) if dot.is_tile else found
+
+
+def _by_rows(kernel: Kernel, r: ResolvedStage, found: tuple[Operand, Operand], dot: Dot, tile: tuple[int, int]) -> tuple[Operand, Operand]:
+    """The operand with the rows of a tile, and that with its columns."""
+    rows, columns = (r.axes.index(a) for a in tile)
+    if kernel.written:
+        raise KernelOptError("a kernel that reads what it writes computes no position twice, as whole tiles may")
+    if columns in found[0].axes:
+        found = found[1], found[0]
+    for o, own, other in ((found[0], rows, columns), (found[1], columns, rows)):
+        strides = [c for lin in r.nodes[o.node].dims for a, c in lin.coefs if a == own]
+        inside = any(own in r.nodes[n].deps for lin in r.nodes[o.node].dims for n, _ in lin.atoms)
+        if strides != [1] or inside or other in o.axes:
+            raise KernelOptError(f"{kernel.stages[o.stage].name} is not read along {kernel.axes[r.axes[own]].name} position by position, "
+                                 f"the same for all of {kernel.axes[r.axes[other]].name}")
+    if (found[0].source, found[1].source) != dot.operands:
+        raise KernelOptError(f"{dot.name} multiplies {dot.operands[0].name} in rows by {dot.operands[1].name} in columns")
+    return found
+
+
+def check_tiles(state: Scheduler, stage: int) -> None:
+    """Raises KernelOptError where the tiles of a stage side by side, a row of operands and one more need more registers than there are."""
+    chosen = state.dots[stage]
+    if chosen is None or not DOTS[chosen.name].is_tile:
+        return
+    results, wide = 1, 1
+    s = state.kernel.stages[stage]
+    for axis in s.outs + s.reds:
+        for row in state.axis_rows[axis]:
+            if state.rows[row].role == UPCAST:
+                results *= state.rows[row].extent
+                wide *= state.rows[row].extent if axis != chosen.rows else 1
+    if results + wide + 1 > TILES:
+        raise KernelOptError(f"{results} tiles side by side and {wide + 1} of operands; the target has {TILES}")
+
+
+@lru_cache(maxsize=64)
+def applicable(kernel: Kernel, target: Target, stage: int) -> tuple[tuple[str, Any], ...]:
+    """(reduce axis, argument) of what TC may do to a stage of an untouched kernel."""
+    return tuple(_applicable(kernel, target, stage))
+
+
+def _applicable(kernel: Kernel, target: Target, stage: int) -> Iterator[tuple[str, Any]]:
+    axes, s = kernel.axes, kernel.stages[stage]
+    usable = [d for d in DOTS.values() if d.runs_on(target)]
+    for axis in s.reds if usable else ():
+        for dot in usable:
+            pairs = [(a, b) for a in s.outs for b in s.outs if a != b and axes[a].extent > 1 and axes[b].extent > 1]
+            for tile in pairs if dot.is_tile else [(-1, -1)]:
+                try:
+                    check(kernel, target, stage, axis, dot, tile)
+                except KernelOptError:
+                    continue
+                yield axes[axis].name, (dot.name, axes[tile[0]].name, axes[tile[1]].name) if dot.is_tile else dot.name
+
+
+class Packed(NamedTuple):
+    """How an operand of a dot instruction is staged: its dim along the sum in groups, as `dtype`, perhaps with the sign bit flipped."""
+
+    dim: int
+    group: int
+    padded: int                # positions of the dim, whole groups
+    dtype: DType
+    flipped: bool
+    row_dim: int = -1          # the dim along which tiles have rows, which may reach beyond the end by all but one, or -1
+    rows: int = 1
+
+
+class Plan(NamedTuple):
+    """An instruction of a stage: its operands in the order of the instruction, and the local axes of the rows and columns of its tiles."""
+
+    dot: Dot
+    operands: tuple[Operand, Operand]
+    packed: tuple[Packed, Packed]
+    rows: int
+    columns: int
+
+    @property
+    def corrects(self) -> int:
+        """The operand (0 or 1) that is summed up because the other one has its sign bit flipped, or -1."""
+        return next((1 - i for i, p in enumerate(self.packed) if p.flipped), -1)
+
+
+def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> Plan | None:
+    """The instruction that TC chose for a stage whose vectors run along local axis `lane` (-1: none)."""
+    chosen = state.dots[r.stage.index]
+    if chosen is None:
+        return None
+    axis, dot = chosen.axis, DOTS[chosen.name]
+    found = list(operands_of(state.kernel, r, axis))
+    flipped = rows = columns = -1
+    if dot.is_tile:
+        rows, columns = r.axes.index(chosen.rows), r.axes.index(chosen.columns)
+        found = list(_by_rows(state.kernel, r, (found[0], found[1]), dot, (chosen.rows, chosen.columns)))
+    elif dot.operands[0] != dot.operands[1]:
+        if found[0].source == found[1].source:
+            broadcast = next((i for i, o in enumerate(found) if lane not in o.axes), 0)
+            if (found[broadcast].source == dot.operands[0]) == (broadcast == 0):
+                found.reverse()
+                broadcast = 1 - broadcast
+            flipped = broadcast
+        elif found[0].source != dot.operands[0]:
+            found.reverse()
+    padded = state.axis_extent(axis)
+    packed = [Packed(o.dim, dot.group, padded, dot.operands[i], i == flipped) for i, o in enumerate(found)]
+    if dot.is_tile:
+        row_dim = next(i for i, lin in enumerate(r.nodes[found[0].node].dims) if lin.coef(rows))
+        packed[0] = packed[0]._replace(row_dim=row_dim, rows=dot.rows)
+    return Plan(dot, (found[0], found[1]), (packed[0], packed[1]), rows, columns)
+
+
+class Rate(NamedTuple):
+    """What a stage with a dot instruction costs: products per instruction, the multiply-adds it takes as long as, whether it corrects."""
+
+    group: int
+    cost: float
+    corrects: bool
+    load: float = 1.0          # vector loads that take as long as one of an operand
+    store: float = 1.0         # vector stores that take as long as one of results
+
+
+def rate_of(found: Plan | None, target: Target) -> Rate:
+    """The instruction that sums up in a stage: that of TC, or a multiply-add."""
+    if found is None:
+        return Rate(1, 1.0, False)
+    dot = found.dot
+    if dot.is_tile:
+        return Rate(dot.rows * dot.positions, dot.cost(target), False, float(dot.rows), 3.0 * dot.rows)
+    return Rate(dot.group, dot.cost(target), found.corrects >= 0)
+
+
+def packed_stages(state: Scheduler) -> frozenset[int]:
+    """The stages that are operands of dot instructions."""
+    found: set[int] = set()
+    for s, chosen in enumerate(state.dots):
+        if chosen is not None:
+            r = state.kernel.resolve(frozenset())[s]
+            assert r is not None
+            found.update(o.stage for o in operands_of(state.kernel, r, chosen.axis))
+    return frozenset(found)

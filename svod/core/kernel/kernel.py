@@ -1,0 +1,395 @@
+"""A kernel: its AST, the names of its stages and axes, and the table of its accesses. Grammar: docs/ir.md, section 2.
+
+The AST is not rewritten by opts, ONLINE apart, which makes another kernel of it. Which stages are recomputed in place is the only choice
+of a state that changes what a stage's value looks like, so `Kernel.resolve(inlined)` substitutes those stages once per choice and
+analyses every access (affine coefficient per range, constant, what is not affine); lowering and features read only these tables.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from svod.core.graph.routine import routine_of
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.symbolic import extent_of, is_symbolic
+from svod.core.ir.uop import ALU, Ops, UOp
+from svod.core.schedule.canonical import key_of_canonical
+from svod.core.schedule.kernel_variables import kernel_variables
+from svod.core.schedule.thread_indices import over_ranges
+from svod.errors import CompileError
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One RANGE of the AST: `o` axes span a stage's value, `r` axes are reduced. `extent`: its positions; the most that there can be where
+    their number, `bound`, depends on variables."""
+
+    index: int
+    name: str
+    stage: int
+    kind: str
+    extent: int
+    node: UOp = field(repr=False)
+    bound: UOp | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the AST in topological order: a STAGE, or an output STORE (`is_output`)."""
+
+    index: int
+    name: str                     # "out", "t1", … for STOREs; "s0", "s1", … for the others
+    node: UOp = field(repr=False)
+    value: UOp = field(repr=False)
+    outs: tuple[int, ...]         # axis indices of the value, outermost first
+    reds: tuple[int, ...]         # axis indices of its REDUCEs
+    is_output: bool
+    dtype: DType
+
+    @property
+    def has_reduce(self) -> bool:
+        return bool(self.reds)
+
+
+def own_reduces(value: UOp) -> list[UOp]:
+    """The REDUCE nodes of a stage's value, not entering other stages."""
+    return [u for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.REDUCE]
+
+
+def reduce_parts(reduce: UOp) -> tuple[tuple[UOp, ...], tuple[UOp, ...]]:
+    """(values, ranges) of a REDUCE node."""
+    n = reduce.arg[1]
+    return reduce.src[:n], reduce.src[n:]
+
+
+class Kernel:
+    """An analysed kernel AST. `ast` must be canonical (svod.core.schedule.canonical): its key is the kernel's identity."""
+
+    def __init__(self, ast: UOp):
+        if ast.op is not Ops.SINK or not ast.src or any(s.op is not Ops.STORE for s in ast.src):
+            raise CompileError(f"a kernel is a SINK of STOREs, found {ast!r}; build it with svod.core.schedule.schedule.create_schedule")
+        self.ast = ast = over_ranges(ast)
+        self.key: str = key_of_canonical(ast)
+        nodes = ast.toposort()
+        stages = [u for u in nodes if u.op is Ops.STAGE]
+        self.params: tuple[UOp, ...] = tuple(sorted((u for u in nodes if u.op is Ops.PARAM), key=lambda u: u.arg.slot))
+        if [p.arg.slot for p in self.params] != list(range(len(self.params))):
+            raise CompileError(f"kernel parameters must fill slots 0…n-1, found {[p.arg.slot for p in self.params]}")
+        self.outs: tuple[int, ...] = tuple(s.src[0].src[0].arg.slot for s in ast.src)
+        self.axes: list[Axis] = []
+        self.stages: list[Stage] = []
+        self.axis_of: dict[UOp, int] = {}
+        named = [(f"s{i}", u) for i, u in enumerate(stages)]
+        named += [("out" if i == 0 else f"t{i}", u) for i, u in enumerate(ast.src)]
+        for name, node in named:
+            self._add_stage(name, node)
+        self.stage_of: dict[UOp, int] = {s.node: s.index for s in self.stages}
+        self.output: int = len(stages)
+        self._resolved: dict[frozenset[int], tuple[ResolvedStage | None, ...]] = {}
+        self.routine: UOp | None = routine_of(ast)   # a kernel with one form, without opts
+        self.rewritten: dict[tuple[str, int], Kernel] = {}   # by the arguments of ONLINE: every state of a chain asks for the same
+
+    def _add_stage(self, name: str, node: UOp) -> None:
+        is_output = node.op is Ops.STORE
+        value, ranges = (node.src[1], node.src[2:]) if is_output else (node.src[0], node.src[1:])
+        prefix = "" if name == "out" else name + "."
+        index = len(self.stages)
+        reds: tuple[UOp, ...] = ()
+        for r in own_reduces(value):
+            found = reduce_parts(r)[1]
+            if reds and found != reds:
+                raise CompileError(f"stage {name} has REDUCEs over different ranges; each set needs a STAGE of its own")
+            reds = found
+        ids: dict[str, list[int]] = {"o": [], "r": []}
+        for kind, group in (("o", ranges), ("r", reds)):
+            for i, r in enumerate(group):
+                if r in self.axis_of:
+                    raise CompileError(f"range {r!r} belongs to two stages; give each stage ranges of its own")
+                axis = Axis(len(self.axes), f"{prefix}{kind}{i}", index, kind, extent_of(r), r, r.src[0] if is_symbolic(r) else None)
+                self.axis_of[r] = axis.index
+                self.axes.append(axis)
+                ids[kind].append(axis.index)
+        self.stages.append(Stage(index, name, node, value, tuple(ids["o"]), tuple(ids["r"]), is_output, value.dtype))
+
+    @cached_property
+    def variables(self) -> dict[str, tuple[int, int]]:
+        """Bounds of the variables that the kernel is launched with, by name, in the order of the names."""
+        return kernel_variables(self.ast)
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage the stages its value reads directly."""
+        result = []
+        for s in self.stages:
+            own = s.value.toposort(gate=lambda n: n.op is not Ops.STAGE)
+            found = {u.src[0] for u in own if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE}
+            result.append(tuple(sorted(self.stage_of[u] for u in found)))
+        return tuple(result)
+
+    @cached_property
+    def axis_by_name(self) -> dict[str, Axis]:
+        return {a.name: a for a in self.axes}
+
+    def stage_named(self, name: str) -> Stage | None:
+        return next((s for s in self.stages if s.name == name), None)
+
+    @cached_property
+    def written(self) -> frozenset[int]:
+        """Slots that are both written and read: their loads must keep their order with the stores."""
+        outs = set(self.outs)
+        return frozenset(u.src[0].src[0].arg.slot for u in self.ast.toposort() if u.op is Ops.LOAD and u.src[0].src[0].arg.slot in outs)
+
+    @cached_property
+    def dimensions(self) -> tuple[int, ...]:
+        """Per axis a number, the same for all axes that run over one dimension of a tensor: where a stage reads another along an axis of
+        its own, position by position, that axis and the other stage's are one."""
+        number = list(range(len(self.axes)))
+
+        def first(a: int) -> int:
+            while number[a] != a:
+                a = number[a]
+            return a
+
+        for r in self.resolve(frozenset()):
+            assert r is not None        # nothing is inlined
+            for n in r.nodes:
+                if n.kind == "read":
+                    for axis, lin in zip(self.stages[n.arg].outs, n.dims, strict=True):
+                        if len(lin.coefs) == 1 and lin.coefs[0][1] == 1 and not lin.const and not lin.atoms:
+                            number[first(r.axes[lin.coefs[0][0]])] = first(axis)
+        return tuple(first(a) for a in range(len(self.axes)))
+
+    def resolve(self, inlined: frozenset[int]) -> tuple[ResolvedStage | None, ...]:
+        """Per stage its value with the `inlined` stages substituted and all accesses analysed; None for inlined ones."""
+        found = self._resolved.get(inlined)
+        if found is None:
+            found = self._resolved[inlined] = tuple(None if s.index in inlined else resolve_stage(self, s, inlined) for s in self.stages)
+        return found
+
+    def __repr__(self) -> str:
+        shape = "×".join("?" if self.axes[a].bound is not None else str(self.axes[a].extent) for a in self.stages[self.output].outs)
+        return f"<Kernel {self.key[:12]} {len(self.stages)} stages, output {shape or 'scalar'}>"
+
+
+# -- resolved stages ------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Σ coef·axis + const + Σ coef·atom: an index expression over the local axes of one stage. Atoms are node numbers."""
+
+    coefs: tuple[tuple[int, int], ...]   # (local axis, coefficient), coefficient ≠ 0
+    const: int
+    atoms: tuple[tuple[int, int], ...]   # (node, coefficient)
+
+    def coef(self, axis: int) -> int:
+        return next((c for a, c in self.coefs if a == axis), 0)
+
+
+@dataclass(slots=True)
+class Node:
+    """One operation of a resolved stage. `deps`: the local axes its value depends on."""
+
+    kind: str                      # const, axis, variable, alu, cast, bitcast, load, read (of a stage), reduce (its result)
+    op: str
+    dtype: DType
+    src: tuple[int, ...]
+    arg: Any
+    deps: tuple[int, ...]
+    linear: Linear | None = None   # load: the flat index
+    dims: tuple[Linear, ...] = ()  # read: one per axis of the stage read
+    gate: int = -1                 # load: node of the gate
+    alt: int = -1
+
+
+@dataclass(slots=True)
+class Reduction:
+    """One REDUCE of a resolved stage: the nodes of its values and its combiner."""
+
+    combiner: str
+    values: tuple[int, ...]
+    dtypes: tuple[DType, ...]
+
+
+@dataclass(slots=True)
+class ResolvedStage:
+    """A stage ready to be emitted. Local axes are the stage's outs followed by its reds."""
+
+    stage: Stage
+    axes: tuple[int, ...]
+    nodes: list[Node]
+    reductions: list[Reduction]
+    value: int                      # node of the value (after the reductions)
+    store: Linear | None            # STOREs: the flat index written
+    store_slot: int
+    reads: tuple[int, ...]          # stages read, in topological order
+    after_reduce: frozenset[int]    # stages read by what is done with the results of its REDUCEs; all of them where there are none
+    lanes_bytes: int = 4            # widest value type, bytes
+
+
+def expand_reads(value: UOp, through: Callable[[UOp], bool]) -> UOp:
+    """`value` with every read of a STAGE for which `through` is true replaced by that stage's value at the coordinates read."""
+    done: dict[UOp, UOp] = {}
+    for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
+        if u.op is Ops.STAGE:
+            done[u] = u
+            continue
+        src = tuple(done[s] for s in u.src)
+        if u.op is Ops.INDEX and src[0].op is Ops.STAGE and through(src[0]):
+            inner = src[0].src[0].substitute(dict(zip(src[0].src[1:], src[1:], strict=True)))
+            done[u] = expand_reads(inner, through)
+        else:
+            done[u] = u if src == u.src else u.replace(src=src)
+    return done[value]
+
+
+class _Resolver:
+    """Builds the node list of one stage."""
+
+    def __init__(self, kernel: Kernel, stage: Stage, inlined: frozenset[int]):
+        self.kernel, self.stage, self.inlined = kernel, stage, inlined
+        self.axes = stage.outs + stage.reds
+        self.local = {kernel.axes[a].node: i for i, a in enumerate(self.axes)}
+        self.nodes: list[Node] = []
+        self.made: dict[UOp, int] = {}
+        self.unique: dict[tuple[object, ...], int] = {}
+        self.reductions: list[Reduction] = []
+        self.linears: dict[UOp, Linear] = {}
+
+    def expand(self, value: UOp) -> UOp:
+        """`value` with every read of an inlined stage replaced by that stage's value at the coordinates read."""
+        return expand_reads(value, lambda stage: self.kernel.stage_of[stage] in self.inlined)
+
+    def add(self, node: Node) -> int:
+        key = (node.kind, node.op, node.dtype.name, node.src, repr(node.arg), node.linear, node.dims, node.gate, node.alt)
+        if (found := self.unique.get(key)) is not None:
+            return found
+        self.nodes.append(node)
+        self.unique[key] = len(self.nodes) - 1
+        return len(self.nodes) - 1
+
+    def deps(self, nodes: Iterable[int], linears: Iterable[Linear] = ()) -> tuple[int, ...]:
+        found: set[int] = set()
+        for n in nodes:
+            found.update(self.nodes[n].deps)
+        for lin in linears:
+            found.update(a for a, _ in lin.coefs)
+            for n, _ in lin.atoms:
+                found.update(self.nodes[n].deps)
+        return tuple(sorted(found))
+
+    def axis(self, u: UOp) -> int:
+        """The local axis of a RANGE."""
+        if u not in self.local:
+            raise CompileError(f"stage {self.stage.name} reads range {u!r}, which belongs to another stage")
+        return self.local[u]
+
+    def linear(self, u: UOp) -> Linear:
+        """`u`, an index expression, as Σ coef·axis + const + Σ coef·atom."""
+        if (found := self.linears.get(u)) is not None:
+            return found
+        coefs: dict[int, int] = {}
+        atoms: dict[int, int] = {}
+        const = 0
+        todo = [(u, 1)]
+        while todo:
+            e, k = todo.pop()
+            if e.op is Ops.CONST:
+                const += k * e.arg
+            elif e.op is Ops.RANGE:
+                axis = self.axis(e)
+                coefs[axis] = coefs.get(axis, 0) + k
+            elif e.op is Ops.ADD:
+                todo += [(e.src[0], k), (e.src[1], k)]
+            elif e.op is Ops.SUB:
+                todo += [(e.src[0], k), (e.src[1], -k)]
+            elif e.op is Ops.NEG:
+                todo.append((e.src[0], -k))
+            elif e.op is Ops.MUL and e.src[1].op is Ops.CONST:
+                todo.append((e.src[0], k * e.src[1].arg))
+            elif e.op is Ops.MUL and e.src[0].op is Ops.CONST:
+                todo.append((e.src[1], k * e.src[0].arg))
+            else:
+                n = self.node(e)
+                atoms[n] = atoms.get(n, 0) + k
+        lin = Linear(tuple(sorted((a, c) for a, c in coefs.items() if c)), const, tuple(sorted((n, c) for n, c in atoms.items() if c)))
+        self.linears[u] = lin
+        return lin
+
+    def node(self, root: UOp) -> int:
+        """The node number of an (expanded) expression."""
+        for u in root.toposort(gate=lambda n: n not in self.made and n.op not in (Ops.LOAD, Ops.INDEX, Ops.RANGE, Ops.REDUCE)):
+            if u not in self.made:
+                self.made[u] = self._make(u)
+        return self.made[root]
+
+    def _make(self, u: UOp) -> int:
+        if u.op is Ops.CONST:
+            return self.add(Node("const", "CONST", u.dtype, (), u.arg, ()))
+        if u.op is Ops.RANGE:
+            axis = self.axis(u)
+            return self.add(Node("axis", "RANGE", u.dtype, (), axis, (axis,)))
+        if u.op is Ops.DEFINE_VAR:
+            return self.add(Node("variable", "VAR", u.dtype, (), u.arg[0], ()))
+        if u.op in ALU:
+            src = tuple(self.made[s] for s in u.src)
+            return self.add(Node("alu", u.op.value, u.dtype, src, None, self.deps(src)))
+        if u.op in (Ops.CAST, Ops.BITCAST):
+            src = (self.made[u.src[0]],)
+            return self.add(Node(u.op.value.lower(), u.op.value, u.dtype, src, None, self.deps(src)))
+        if u.op is Ops.LOAD:
+            param, flat = u.src[0].src
+            lin = self.linear(flat)
+            alt, gate = (self.node(u.src[1]), self.node(u.src[2])) if len(u.src) == 3 else (-1, -1)
+            deps = self.deps([n for n in (alt, gate) if n >= 0], [lin])
+            return self.add(Node("load", "LOAD", u.dtype, (), param.arg.slot, deps, linear=lin, gate=gate, alt=alt))
+        if u.op is Ops.INDEX:
+            dims = tuple(self.linear(e) for e in u.src[1:])
+            return self.add(Node("read", "INDEX", u.dtype, (), self.kernel.stage_of[u.src[0]], self.deps((), dims), dims=dims))
+        if u.op is Ops.REDUCE:
+            values, _ = reduce_parts(u)
+            ids = tuple(self.node(v) for v in values)
+            types = tuple(v.dtype for v in values)
+            number = len(self.reductions)
+            self.reductions.append(Reduction(u.arg[0], ids, types))
+            outs = tuple(range(len(self.stage.outs)))
+            return self.add(Node("reduce", "REDUCE", u.dtype, (), (number, 0), outs))
+        if u.op is Ops.GEP:
+            number, _ = self.nodes[self.made[u.src[0]]].arg
+            return self.add(Node("reduce", "REDUCE", u.dtype, (), (number, u.arg), tuple(range(len(self.stage.outs)))))
+        raise CompileError(f"{u.op.value} cannot stand in a kernel's value; see docs/ir.md")
+
+
+def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> ResolvedStage:
+    """The stage's value with `inlined` stages substituted, as nodes with analysed accesses."""
+    r = _Resolver(kernel, stage, inlined)
+    value = r.node(r.expand(stage.value))
+    store, slot = None, -1
+    if stage.is_output:
+        param, flat = stage.node.src[0].src
+        store, slot = r.linear(r.expand(flat)), param.arg.slot
+    last = _reachable(r.nodes, [value, *(a for a, _ in store.atoms)] if store else [value])
+    reads = sorted({n.arg for n in r.nodes if n.kind == "read"})
+    after = frozenset(r.nodes[n].arg for n in last if r.nodes[n].kind == "read")
+    widest = max([n.dtype.itemsize for n in r.nodes if n.dtype != dtypes.index and n.kind != "const" and n.dtype.kind != "b"], default=1)
+    return ResolvedStage(stage, r.axes, r.nodes, r.reductions, value, store, slot, tuple(reads), after, widest)
+
+
+def _reachable(nodes: list[Node], todo: list[int]) -> set[int]:
+    """The nodes that those in `todo` need, not entering reductions."""
+    found: set[int] = set()
+    while todo:
+        n = todo.pop()
+        if n not in found:
+            found.add(n)
+            todo += node_sources(nodes[n])
+    return found
+
+
+def node_sources(n: Node) -> list[int]:
+    """The nodes a node needs: operands, gate and alternative, and the atoms of its index expressions."""
+    found = list(n.src) + [x for x in (n.gate, n.alt) if x >= 0]
+    for lin in ((n.linear,) if n.linear else ()) + n.dims:
+        found += [a for a, _ in lin.atoms]
+    return found

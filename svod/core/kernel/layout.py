@@ -1,0 +1,214 @@
+"""How staged values lie in memory: their dims in the order in which they are read, the vector innermost, in tiles where all readers take
+the same ones.
+
+    s1[i, k] read by a tile of 32 rows i in vectors, k summed up      [i/32][k][i%32]
+    the same with 27 rows of 64                                       [3][k][27]               rows 0, 27 and 37 on: some lie twice
+    s0[i, k] read in all lanes                                        [i][k]                   rows along the sum
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from svod.core.cost.memory_traffic import LINE
+from svod.core.kernel.intrinsics import Packed, plan_dot
+from svod.core.kernel.intrinsics import Plan as DotPlan
+from svod.core.kernel.kernel import Node, ResolvedStage
+from svod.core.kernel.placement import Piece, Plan, fit, is_derived, lane_row
+from svod.core.kernel.scheduler import LOOP, UPCAST, Scheduler
+
+SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
+
+
+class Layout(NamedTuple):
+    """How a staged value lies in memory. Element (p0, p1, …) stands at Σ stride·p; the tiled dim at (p // tile)·outer + p % tile.
+    Where tiles do not divide the dim, the last one is moved back as those of its readers are; what it shares with the one before is twice.
+    """
+
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    order: tuple[int, ...]         # dims, outermost first
+    tiled: int                     # the dim cut into tiles, or -1
+    tile: int
+    outer: int
+    size: int                      # elements
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the last tile is moved back into the one before."""
+        return self.tiled >= 0 and self.extents[self.tiled] % self.tile != 0
+
+
+def is_exact(pieces: tuple[Piece, ...], extent: int) -> bool:
+    total = 1
+    for p in pieces:
+        total *= p.extent
+    return total == extent
+
+
+def block_of(pieces: tuple[Piece, ...]) -> int:
+    """Positions that the expanded rows of an axis cover."""
+    return 1 + sum(p.stride * (p.extent - 1) for p in pieces if p.role != LOOP)
+
+
+def is_contiguous(pieces: tuple[Piece, ...]) -> bool:
+    """True when the expanded rows are the innermost ones, so that a tile is one block of positions."""
+    seen = False
+    for p in reversed(pieces):
+        if p.extent == 1:
+            continue
+        if p.role == LOOP:
+            seen = True
+        elif seen:
+            return False
+    return True
+
+
+class Layouts(NamedTuple):
+    """Of a state, per stage: the order of its dims, the dim read in whole tiles and their size (or (-1, 1)), the local axis that is the
+    vector (or -1), its dot instruction and how the operands of those are packed. `rows`: stages read in all lanes, rows along the sum."""
+
+    orders: dict[int, tuple[int, ...]]
+    tiles: dict[int, tuple[int, int]]
+    lanes: dict[int, int]
+    dots: dict[int, DotPlan]
+    packed: dict[int, Packed]
+    rows: set[int]
+
+
+def layouts(state: Scheduler, plan: Plan) -> Layouts:
+    """How the stages of a state lie in memory, from what reads them."""
+    found = Layouts({}, {}, {}, {}, {}, set())
+    for s in range(len(state.kernel.stages) - 1, -1, -1):       # readers before what they read
+        r = plan.resolved[s]
+        if r is None or plan.paths[s] is None:
+            continue
+        if not r.stage.is_output:
+            found.orders[s], found.tiles[s] = _order(state, plan, found, s)
+        if is_derived(r.stage):
+            found.lanes[s] = found.orders[s][-1] if found.orders[s] else -1
+            continue
+        row = lane_row(state, r)
+        found.lanes[s] = r.axes.index(state.rows[row].axis) if row >= 0 else -1
+        dot = plan_dot(state, r, found.lanes[s])
+        if dot is not None:
+            found.dots[s] = dot
+            found.packed.update({o.stage: p for o, p in zip(dot.operands, dot.packed, strict=True)})
+    return found
+
+
+def _order(state: Scheduler, plan: Plan, found: Layouts, s: int) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """The order in which a stage's dims are read: loops by depth, then register tiles, then the vector; and the dim that is
+    read in whole tiles, with the tile's size (or (-1, 1))."""
+    dims = len(state.kernel.stages[s].outs)
+    rank = [-1.0] * dims
+    here = plan.resolved[s]
+    copied = here is not None and any(n.kind == "load" for n in here.nodes)
+    tiles: set[tuple[int, int]] = set()     # what each read could use
+    for q in plan.readers[s]:
+        r = plan.resolved[q]
+        if r is None or plan.paths[q] is None:
+            continue
+        lane = found.lanes[q]
+        depth = {row: i for i, row in enumerate(state.order[q])}
+        for node in r.nodes:
+            if node.kind != "read" or node.arg != s:
+                continue
+            use = (-1, 1)
+            # what is computed from scratch and read one element for all lanes keeps the order of the loops: its rows lie as those it is
+            # computed from, in vectors
+            tiles_inside = copied or any(a == lane for lin in node.dims for a, _ in lin.coefs)
+            for i, lin in enumerate(node.dims):
+                for a, _ in lin.coefs:
+                    ids = state.axis_rows[r.axes[a]]
+                    value = max((depth[x] for x in ids if x in depth), default=0) * 1.0
+                    if is_derived(r.stage):
+                        value = float(found.orders[q].index(a))
+                    elif tiles_inside and any(state.rows[x].role == UPCAST and state.rows[x].extent > 1 for x in ids):
+                        value = 500.0
+                    if a == lane:
+                        value = 1000.0
+                        use = (i, _tile_of(state, plan, q, r, node, i, a))
+                    rank[i] = max(rank[i], value)
+            tiles.add(use)
+    tile = tiles.pop() if len(tiles) == 1 else (-1, 1)
+    packed = found.packed.get(s)
+    if dims and max(rank) < 1000.0 and (packed is not None or plan.paths[s] == ()):
+        # read as a value in all lanes: rows along the sum are few streams through memory, as it mostly lies there
+        along = packed.dim if packed is not None else _summed_dim(state, plan, s)
+        if along >= 0:
+            rank[along] = 1000.0
+            found.rows.add(s)
+    if packed is not None and tile[0] == packed.dim:
+        tile = (-1, 1)
+    order = tuple(sorted(range(dims), key=lambda i: (rank[i], i)))
+    return order, tile if tile[1] > 1 and not state.kernel.stages[s].has_reduce else (-1, 1)
+
+
+def _summed_dim(state: Scheduler, plan: Plan, s: int) -> int:
+    """The dim of a stage along which its readers' innermost reduce loop runs, or -1."""
+    for q in plan.readers[s]:
+        r = plan.resolved[q]
+        if r is None or is_derived(r.stage):
+            continue
+        local = {axis: i for i, axis in enumerate(r.axes)}
+        for row in reversed(state.order[q]):
+            a = local[state.rows[row].axis]
+            if a < len(r.stage.outs):
+                continue
+            return next((i for n in r.nodes if n.kind == "read" and n.arg == s for i, lin in enumerate(n.dims) if lin.coef(a)), -1)
+    return -1
+
+
+def _tile_of(state: Scheduler, plan: Plan, q: int, r: ResolvedStage, node: Node, dim: int, local: int) -> int:
+    """Positions of the reader's vector axis that stand side by side, if the dim is read in tiles of them, else 1."""
+    lin = node.dims[dim]
+    axis, extent = r.axes[local], state.axis_extent(r.axes[local])
+    if lin.atoms or lin.const or lin.coefs != ((local, 1),) or plan.paths[q] != () or is_derived(r.stage):
+        return 1    # a stage inside another nest computes whatever part is asked for, not whole tiles of it
+    kernel, pieces = state.kernel, fit(state, state.axis_rows[axis], extent)
+    positions, block = kernel.axes[kernel.stages[node.arg].outs[dim]].extent, block_of(pieces)
+    if not is_contiguous(pieces):
+        return 1
+    if not is_exact(pieces, extent) or positions % block:
+        # tiles that do not divide the dim: the reader's last one is to be moved back to the end of it
+        moved = local < len(r.stage.outs) and bool(r.reductions) and positions == extent
+        if not moved or kernel.written or state.pads[axis] or kernel.axes[axis].bound is not None:
+            return 1
+    return block
+
+
+def lay_out(state: Scheduler, found: Layouts, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
+    """How a box of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as it may differ between boxes."""
+    order = found.orders[s]
+    dim, tile = found.tiles[s] if tiled else (-1, 1)
+    if dim >= 0 and extents[dim] % tile and extents[dim] != state.kernel.axes[state.kernel.stages[s].outs[dim]].extent:
+        dim, tile = -1, 1       # a part of the dim, which ends elsewhere
+    packed = found.packed.get(s)
+    if packed is not None:
+        # by words of a group: a step along the summed dim is a part of a word's stride, everything else moves by whole words
+        words = tuple(e // packed.group if d == packed.dim else e for d, e in enumerate(extents))
+        laid = _lay_out(order, words, dim, tile, SET_STRIDE // (packed.group * packed.dtype.itemsize) if s in found.rows else 0)
+        inside = tuple(n if d == packed.dim else n * packed.group for d, n in enumerate(laid.strides))
+        return laid._replace(extents=extents, strides=inside, outer=laid.outer * packed.group, size=laid.size * packed.group)
+    return _lay_out(order, extents, dim, tile, SET_STRIDE // state.kernel.stages[s].dtype.itemsize if s in found.rows else 0)
+
+
+def _lay_out(order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: int, apart: int) -> Layout:
+    """`apart`: rows of a multiple of so many elements get a line of the cache more, or they would share its sets; 0: none do."""
+    strides = [0] * len(extents)
+    if dim >= 0 and tile < extents[dim]:
+        size = tile
+        for d in reversed(order):
+            if d != dim:
+                strides[d] = size
+                size *= extents[d]
+        strides[dim] = 1
+        return Layout(extents, tuple(strides), order, dim, tile, size, size * -(-extents[dim] // tile))
+    order = tuple(sorted(order, key=lambda d: extents[d] != 1))   # stable: axes of one position go outermost
+    size = 1
+    for d in reversed(order):
+        strides[d] = size
+        size *= extents[d]
+        if apart and d == order[-1] and size % apart == 0:
+            size += apart * LINE // SET_STRIDE
+    return Layout(extents, tuple(strides), order, -1, 1, 0, size)

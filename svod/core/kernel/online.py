@@ -1,0 +1,357 @@
+"""ONLINE: a maximum, the sum of exponentials relative to it and what they weight, in one pass over blocks of the row.
+
+    M[c]      = max_k X[c, k]                          MB[c, b] = max_i X[c, b*B + i]
+    S[c]      = Σ_k exp(X[c, k] - M[c])                PB[c, b, i] = exp(X[c, b*B + i] - MB[c, b])
+    y[c, n]   = Σ_k exp(X[c, k] - M[c]) / S[c]         SB[c, b] = Σ_i PB[c, b, i]
+                    · V[k, n]                          YB[c, n, b] = Σ_i PB[c, b, i] · V[b*B + i, n]
+                                                       (m, s, a) = EXPSUM over b of (MB[c, b], SB[c, b], YB[c, n, b]);  y[c, n] = a / s
+
+What has the maximum of its own block is scaled to the larger one where two blocks meet (the combiner EXPSUM), so a block needs no other
+block: they are a REDUCE like any other, serial, side by side, or shared among cores. Where the maximum is read outside of such a sum
+(softmax, log-softmax), (m, s) of a row are a stage R[c, j] of two elements, and M[c], S[c] become R[c, 0], R[c, 1].
+
+This rewrites the AST into another one of the same grammar, with the same parameters: the stages of the new one are placed, tiled and
+staged by the other opts. A row that B does not divide is filled: its stages are made longer, their loads gated, with -inf for X and 0
+for what is weighted. A row that is -inf throughout gives 0/0, as without the rewriting: NaN where nothing outside replaces it.
+
+After M. Milakov and N. Gimelshein, arXiv:1805.02867, and T. Dao et al., arXiv:2205.14135.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.kernel import Kernel, Stage, expand_reads, own_reduces, reduce_parts
+from svod.errors import KernelOptError
+
+PAIR = 2        # elements of a row's (maximum, sum)
+
+
+def online(kernel: Kernel, name: str, block: int) -> Kernel:
+    """The kernel with the rows of the maximum stage `name` done block by block of `block` positions. Raises KernelOptError with the
+    reason where the pattern does not apply."""
+    known = kernel.rewritten.get((name, block))
+    if known is None:
+        known = kernel.rewritten[name, block] = Kernel(_rewrite(kernel, name, block))
+    return known
+
+
+def _rewrite(kernel: Kernel, name: str, block: int) -> UOp:
+    rows = _match_rows(kernel, name)
+    if not 1 < block < rows.extent:
+        raise KernelOptError(f"a block is 2 to {rows.extent - 1} of the {rows.extent} positions of the row, not {block}")
+    sums, readers = _find_sums(kernel, rows)
+    rewriter = _Rewriter(kernel, rows, block)
+    weighted = _match_weighted(kernel, rows, sums, readers[0]) if len(readers) == 1 else None
+    if weighted is not None:
+        return rewriter.weighted_sum(readers[0], weighted, sums)
+    if sums is None:
+        raise KernelOptError(f"stage {name} is a maximum, and no stage sums up exp(x - maximum) over the same row")
+    if any(s.node in _sources(rows.source) and s.has_reduce for s in kernel.stages):
+        raise KernelOptError(f"what stage {name} is the maximum of is a sum itself, and something other than one weighted sum reads it "
+                             f"again after the row (weights that are rounded, for one): it would be computed twice")
+    return rewriter.pair(sums)
+
+
+def is_pair(kernel: Kernel, axis: int) -> bool:
+    """Whether an axis tells the (maximum, sum) of a row apart."""
+    stage = kernel.stages[kernel.axes[axis].stage]
+    return stage.has_reduce and not stage.is_output and axis == stage.outs[-1] and stage.value.op is Ops.WHERE \
+        and [r.arg[0] for r in own_reduces(stage.value)] == ["EXPSUM"]
+
+
+# -- what is there ----------------------------------------------------------------------------------
+
+class _Rows(NamedTuple):
+    """A maximum over rows: M[c] = max_k X[…]."""
+
+    stage: UOp                      # STAGE(REDUCE(INDEX(X, …), k; MAX), c…)
+    source: UOp                     # X
+    at: tuple[int | UOp, ...]       # per dim of X: which c, -1 for k, or a constant
+    extent: int                     # of k
+
+    def read(self, coords: tuple[UOp, ...], k: UOp) -> UOp:
+        """X at the row with these coordinates, position k."""
+        return UOp(Ops.INDEX, self.source.dtype, (self.source, *self.dims(coords, k)))
+
+    def dims(self, coords: tuple[UOp, ...], k: UOp) -> tuple[UOp, ...]:
+        return tuple(a if isinstance(a, UOp) else k if a < 0 else coords[a] for a in self.at)
+
+
+def _match_rows(kernel: Kernel, name: str) -> _Rows:
+    stage = kernel.stage_named(name)
+    if stage is None:
+        raise KernelOptError(f"no stage {name!r}; stages are {', '.join(s.name for s in kernel.stages)}")
+    value = stage.value
+    if stage.is_output or value.op is not Ops.REDUCE or value.arg != ("MAX", 1) or len(stage.reds) != 1 or not stage.dtype.is_float:
+        raise KernelOptError(f"stage {name} is not the maximum of floats over one reduce axis")
+    if any(kernel.axes[a].bound is not None for a in stage.outs + stage.reds):
+        raise KernelOptError(f"how many positions stage {name} has depends on a variable; ONLINE cuts rows of a constant extent")
+    (read,), (k,) = reduce_parts(value)
+    own = stage.node.src[1:]
+    if read.op is not Ops.INDEX or read.src[0].op is not Ops.STAGE:
+        raise KernelOptError(f"stage {name} is not the maximum of values of one stage")
+    at: list[int | UOp] = []
+    for e in read.src[1:]:
+        if e is k:
+            at.append(-1)
+        elif e in own:
+            at.append(own.index(e))
+        elif e.op is Ops.CONST:
+            at.append(e)
+        else:
+            raise KernelOptError(f"stage {name} does not read its row position by position")
+    if at.count(-1) != 1 or sorted(a for a in at if isinstance(a, int) and a >= 0) != list(range(len(own))):
+        raise KernelOptError(f"stage {name} does not read each position of its row once")
+    return _Rows(stage.node, read.src[0], tuple(at), kernel.axes[stage.reds[0]].extent)
+
+
+def _touching(kernel: Kernel, found: tuple[UOp, ...]) -> tuple[set[UOp], list[Stage]]:
+    """(elementwise stages that read one of the stages in `found`, directly or through others; the stages with loops of their own
+    that do)."""
+    through: set[UOp] = set()
+    readers = []
+    for s in kernel.stages:
+        if s.node in found:
+            continue
+        reads = {u.src[0] for u in s.value.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.INDEX}
+        if reads & (through | set(found)):
+            if s.is_output or s.has_reduce:
+                readers.append(s)
+            else:
+                through.add(s.node)
+    return through, readers
+
+
+def _weight(rows: _Rows, u: UOp) -> tuple[tuple[UOp, ...], UOp] | None:
+    """(coordinates of the row, position) where `u` is exp(X[…] - M[…])."""
+    if u.op is not Ops.EXP or u.src[0].op is not Ops.SUB:
+        return None
+    x, m = u.src[0].src
+    if x.op is not Ops.INDEX or x.src[0] is not rows.source or m.op is not Ops.INDEX or m.src[0] is not rows.stage:
+        return None
+    coords = m.src[1:]
+    k = x.src[1 + rows.at.index(-1)]
+    return (coords, k) if rows.dims(coords, k) == x.src[1:] else None
+
+
+def _find_sums(kernel: Kernel, rows: _Rows) -> tuple[Stage | None, list[Stage]]:
+    """(the stage that sums up exp(X - M) over each row, the other stages with loops that read M or that sum)."""
+    through, readers = _touching(kernel, (rows.stage,))
+    sums = None
+    for s in readers:
+        if s.is_output or s.value.op is not Ops.REDUCE or s.value.arg != ("ADD", 1) or len(s.reds) != 1:
+            continue
+        found = _weight(rows, expand_reads(s.value.src[0], through.__contains__))
+        if found is not None and found == (s.node.src[1:], s.value.src[1]):
+            sums = s
+            break
+    if sums is None:
+        return None, readers
+    return sums, _touching(kernel, (rows.stage, sums.node))[1]
+
+
+class _Weighted(NamedTuple):
+    """A sum of weights times something: Σ_k exp(X[c, k] - M[c]) · Π inner · Π outer."""
+
+    value: UOp                      # of the stage, what it reads in place
+    coords: tuple[UOp, ...]         # the row's, over the ranges of the stage
+    inner: tuple[UOp, ...]          # factors that depend on k
+    outer: tuple[UOp, ...]          # those that do not
+
+
+def _match_weighted(kernel: Kernel, rows: _Rows, sums: Stage | None, stage: Stage) -> _Weighted | None:
+    """The only reader of a maximum as a weighted sum of the row, or None where it is something else."""
+    if len(stage.reds) != 1 or len(own_reduces(stage.value)) != 1 or kernel.axes[stage.reds[0]].extent != rows.extent:
+        return None
+    found = (rows.stage,) if sums is None else (rows.stage, sums.node)
+    through, _ = _touching(kernel, found)
+    value = expand_reads(stage.value, through.__contains__)
+    reduce, = own_reduces(value)
+    k = kernel.axes[stage.reds[0]].node
+    if reduce.arg != ("ADD", 1) or reduce.dtype != rows.source.dtype:
+        return None
+    weights, inner, outer = [], [], []
+    for f in _factors(reduce.src[0]):
+        if (weight := _weight(rows, f)) is not None and weight[1] is k:
+            weights.append(weight[0])
+        elif k in f.toposort(gate=lambda n: n.op is not Ops.STAGE):
+            inner.append(f)
+        else:
+            outer.append(f)
+    if len(weights) != 1 or not inner:
+        return None
+    coords = weights[0]
+    ranges = stage.node.src[2:] if stage.is_output else stage.node.src[1:]
+    if not all(c in ranges or c.op is Ops.CONST for c in coords):
+        return None
+    reads = [u for f in inner for u in f.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.INDEX and u.src[0] in found]
+    outside = [u for f in (value.substitute({reduce: UOp.const(reduce.dtype, 0)}), *outer)
+               for u in f.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.INDEX and u.src[0] in found]
+    if reads or any(u.src[1:] != coords for u in outside):
+        return None
+    return _Weighted(value, coords, tuple(inner), tuple(outer))
+
+
+def _sources(stage: UOp) -> set[UOp]:
+    """The stages that a stage is computed from, itself among them."""
+    return {u for u in stage.toposort() if u.op is Ops.STAGE}
+
+
+def _factors(u: UOp) -> list[UOp]:
+    if u.op is Ops.MUL:
+        return _factors(u.src[0]) + _factors(u.src[1])
+    if u.op is Ops.FDIV:
+        return [*_factors(u.src[0]), UOp(Ops.RECIPROCAL, u.dtype, (u.src[1],))]
+    return [u]
+
+
+# -- what becomes of it -----------------------------------------------------------------------------
+
+class _Rewriter:
+    """Builds the stages of blocks."""
+
+    def __init__(self, kernel: Kernel, rows: _Rows, block: int):
+        self.kernel, self._old, self.rows, self.block = kernel, rows, rows, block
+        self.count = -(-rows.extent // block)
+        self.next = 1 + max(u.arg for u in kernel.ast.toposort() if u.op is Ops.RANGE)
+        self.ragged = rows.extent % block != 0
+        self.copies: dict[tuple[UOp, int], UOp] = {}
+        dim = rows.at.index(-1)
+        if self.ragged:
+            self.rows = rows._replace(source=self._filled(rows.source, dim, -math.inf))
+
+    def _range(self, extent: int) -> UOp:
+        self.next += 1
+        return UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, extent),), self.next - 1)
+
+    def _ranges(self, stage: UOp) -> tuple[UOp, ...]:
+        return tuple(self._range(r.src[0].arg) for r in stage.src[1:])
+
+    def _index(self, stage: UOp, *dims: UOp) -> UOp:
+        return UOp(Ops.INDEX, stage.dtype, (stage, *dims))
+
+    def _position(self, b: UOp, i: UOp) -> UOp:
+        return b * self.block + i
+
+    def _filled(self, stage: UOp, dim: int, fill: float | int) -> UOp:
+        """A copy of a stage whose dim `dim` is as long as all blocks: loads are gated there, and its values are `fill`."""
+        found = self.copies.get((stage, dim))
+        if found is not None:
+            return found
+        fresh = {r: self._range(r.src[0].arg) for r in stage.src[1:]}
+        fresh[stage.src[1 + dim]] = self._range(self.count * self.block)
+        for r in own_reduces(stage.src[0]):
+            fresh.update({k: self._range(k.src[0].arg) for k in reduce_parts(r)[1] if k not in fresh})
+        value = self._cut(stage.src[0], stage.src[1 + dim], fill).substitute(fresh)
+        made = self.copies[stage, dim] = UOp(Ops.STAGE, value.dtype, (value, *[fresh[r] for r in stage.src[1:]]))
+        return made
+
+    def _cut(self, value: UOp, k: UOp, fill: float | int) -> UOp:
+        """`value` with its loads gated, and `fill` beyond the row. What is computed of a load that gives 0 there need not be 0, nor finite
+        (a quotient), and no weight of 0 makes up for that."""
+        gated = plain = self._gated(value, k)
+        while plain.op is Ops.CAST:
+            plain = plain.src[0]
+        is_load = plain.op is Ops.LOAD and len(plain.src) == 3 and plain.src[1].op is Ops.CONST and plain.src[1].arg == 0
+        if fill == 0 and k in plain.toposort() and (is_load or plain.op is Ops.INDEX):
+            return gated
+        inside = UOp(Ops.CMPLT, dtypes.bool, (k, UOp.const(dtypes.index, self.rows.extent)))
+        return UOp(Ops.WHERE, value.dtype, (inside, gated, UOp.const(value.dtype, fill)))
+
+    def _gated(self, value: UOp, k: UOp) -> UOp:
+        """`value` with its loads that depend on `k` done inside the row only, and the stages that it reads at `k` filled."""
+        inside = UOp(Ops.CMPLT, dtypes.bool, (k, UOp.const(dtypes.index, self.rows.extent)))
+        done: dict[UOp, UOp] = {}
+        depends: set[UOp] = {k}
+        for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
+            src = u.src if u.op is Ops.STAGE else tuple(done[s] for s in u.src)
+            new = u if src == u.src else u.replace(src=src)
+            if u.op is not Ops.STAGE and any(s in depends for s in u.src):
+                depends.add(u)
+                if u.op is Ops.LOAD:
+                    alt, gate = (src[1], inside & src[2]) if len(src) == 3 else (UOp.const(u.dtype, 0), inside)
+                    new = u.replace(src=(src[0], alt, gate))
+                elif u.op is Ops.INDEX and u.src[0].op is Ops.STAGE:
+                    at = [i for i, e in enumerate(u.src[1:]) if e in depends]
+                    if len(at) != 1 or u.src[1 + at[0]] is not k:
+                        raise KernelOptError(f"{self.block} does not divide the {self.rows.extent} positions, and they are not read one by "
+                                             f"one: take a divisor")
+                    new = u.replace(src=(self._filled(u.src[0], at[0], 0), *src[1:]))
+            done[u] = new
+        return done[value]
+
+    def _blocks(self) -> tuple[UOp, Callable[[tuple[UOp, ...], UOp, UOp], UOp]]:
+        """(the stage MB; exp(X - MB) at a row, block and position in it)."""
+        rows = self.rows
+        coords, b, i = self._ranges(rows.stage), self._range(self.count), self._range(self.block)
+        peak = UOp(Ops.REDUCE, rows.source.dtype, (rows.read(coords, self._position(b, i)), i), ("MAX", 1))
+        peaks = UOp(Ops.STAGE, peak.dtype, (peak, *coords, b))
+        low = UOp.const(peak.dtype, -math.inf)
+
+        def weight(coords: tuple[UOp, ...], b: UOp, i: UOp) -> UOp:
+            m = self._index(peaks, *coords, b)
+            # exp(-inf - 0) is 0: a block without any key weighs nothing
+            m = UOp(Ops.WHERE, m.dtype, (UOp(Ops.CMPEQ, dtypes.bool, (m, low)), UOp.const(m.dtype, 0), m))
+            return UOp(Ops.EXP, m.dtype, (UOp(Ops.SUB, m.dtype, (rows.read(coords, self._position(b, i)), m)),))
+        return peaks, weight
+
+    def _sum(self, dtype: DType, value: UOp, i: UOp, ranges: tuple[UOp, ...]) -> UOp:
+        return UOp(Ops.STAGE, dtype, (UOp(Ops.REDUCE, dtype, (value, i), ("ADD", 1)), *ranges))
+
+    def weighted_sum(self, stage: Stage, found: _Weighted, sums: Stage | None) -> UOp:
+        """Attention: all of it in the reduction of `stage`."""
+        dtype = self.rows.source.dtype
+        peaks, weight = self._blocks()
+        coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)
+        weights = UOp(Ops.STAGE, dtype, (weight(coords, b, i), *coords, b, i))
+        coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)
+        totals = self._sum(dtype, self._index(weights, *coords, b, i), i, (*coords, b))
+        k = self.kernel.axes[stage.reds[0]].node
+        outs = [self.kernel.axes[a].node for a in stage.outs]
+        fresh = {r: self._range(r.src[0].arg) for r in outs}
+        b, i = self._range(self.count), self._range(self.block)
+        product = self._index(weights, *[fresh.get(c, c) for c in found.coords], b, i)
+        fresh[k] = self._position(b, i)
+        for f in found.inner:
+            product = UOp(Ops.MUL, dtype, (product, (self._cut(f, k, 0) if self.ragged else f).substitute(fresh)))
+        parts = self._sum(dtype, product, i, (*[fresh[r] for r in outs], b))
+        b = self._range(self.count)
+        values = (self._index(peaks, *found.coords, b), self._index(totals, *found.coords, b), self._index(parts, *outs, b))
+        reduce = UOp(Ops.REDUCE, dtype, (*values, b), ("EXPSUM", 3))
+        m, s, a = (UOp(Ops.GEP, dtype, (reduce,), j) for j in range(3))
+        for f in found.outer:
+            a = UOp(Ops.MUL, dtype, (a, f))
+        old, = own_reduces(found.value)
+        value = found.value.substitute({old: a})
+        replaced = {u: m if u.src[0] is self._old.stage else s for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE)
+                    if u.op is Ops.INDEX and (u.src[0] is self._old.stage or (sums is not None and u.src[0] is sums.node))}
+        value = value.substitute(replaced)
+        node = stage.node
+        new = node.replace(src=(node.src[0], value, *node.src[2:])) if stage.is_output else node.replace(src=(value, *node.src[1:]))
+        return self.kernel.ast.substitute({node: new})
+
+    def pair(self, sums: Stage) -> UOp:
+        """Softmax: (maximum, sum) of a row as a stage of two elements, which all others read."""
+        dtype = self.rows.source.dtype
+        peaks, weight = self._blocks()
+        coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)
+        totals = self._sum(dtype, weight(coords, b, i), i, (*coords, b))
+        coords, j, b = self._ranges(self.rows.stage), self._range(PAIR), self._range(self.count)
+        total = self._index(totals, *coords, b)
+        reduce = UOp(Ops.REDUCE, dtype, (self._index(peaks, *coords, b), total, total, b), ("EXPSUM", 3))
+        first = UOp(Ops.CMPEQ, dtypes.bool, (j, UOp.const(dtypes.index, 0)))
+        m, s = (UOp(Ops.GEP, dtype, (reduce,), n) for n in range(PAIR))
+        both = UOp(Ops.STAGE, dtype, (UOp(Ops.WHERE, dtype, (first, m, s)), *coords, j))
+        done: dict[UOp, UOp] = {}
+        for u in self.kernel.ast.toposort():
+            src = tuple(done[x] for x in u.src)
+            if u.op is Ops.INDEX and u.src[0] in (self._old.stage, sums.node):
+                which = UOp.const(dtypes.index, int(u.src[0] is sums.node))
+                done[u] = self._index(both, *src[1:], which)
+            else:
+                done[u] = u if src == u.src else u.replace(src=src)
+        return done[self.kernel.ast]

@@ -1,0 +1,504 @@
+"""The opts: each a pure function (state, axis, arg) → state that raises KernelOptError with the reason when it does not apply.
+
+The docstrings show the loop nest before and after. Amounts are positions of the axis; 0 means the whole axis.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from svod.core.kernel import intrinsics as dots
+from svod.core.kernel.online import is_pair
+from svod.core.kernel.online import online as rewrite_online
+from svod.core.kernel.placement import first_reduce, is_derived, plan
+from svod.core.kernel.scheduler import AUTO, DOT, INLINE, LOOP, ROOT, UNROLL, UPCAST, Chosen, Row, Scheduler
+from svod.errors import KernelOptError
+
+Rule = Callable[[Scheduler, str, Any], Scheduler]
+MAX_UNROLL = 32
+MAX_PREFETCH = 64
+
+
+# -- what several opts ask --------------------------------------------------------------------------
+
+def _loop_row(state: Scheduler, name: str, what: str) -> int:
+    """The id of the loop row `name`, in a stage whose loops can be changed."""
+    row = state.row_id(name)
+    stage = state.kernel.stages[state.stage_of_row(row)]
+    place = state.place[stage.index]
+    if place == INLINE:
+        raise KernelOptError(f"{what}({name}): stage {stage.name} is computed in place by its readers and has no loops; STAGE it first")
+    if not stage.is_output and not stage.has_reduce:
+        raise KernelOptError(f"{what}({name}): the copy loops of stage {stage.name} are derived from where it is read")
+    if state.rows[row].role != LOOP:
+        raise KernelOptError(f"{what}({name}): the axis is already {state.rows[row].role}")
+    return row
+
+
+def _amount(state: Scheduler, row: int, arg: Any, what: str) -> int:
+    """The amount of a split, checked against the row's extent."""
+    r = state.rows[row]
+    if not isinstance(arg, int) or isinstance(arg, bool) or arg < 0:
+        raise KernelOptError(f"{what}({r.name}, {arg!r}): the amount must be an int ≥ 0 (0: the whole axis)")
+    n = arg or r.extent
+    if n == 1:
+        raise KernelOptError(f"{what}({r.name}, {arg}): an amount of 1 changes nothing")
+    if n > r.extent:
+        raise KernelOptError(f"{what}({r.name}, {arg}): the axis has {r.extent} positions; PADTO rounds it up")
+    if r.extent % n and state.axis_rows[r.axis][0] != row:
+        raise KernelOptError(f"{what}({r.name}, {arg}): only the outermost part of an axis may be split with a remainder, "
+                             f"{r.extent} % {n} ≠ 0")
+    return n
+
+
+def _takes_no_argument(what: str, axis: str, arg: Any) -> None:
+    if arg is not None:
+        raise KernelOptError(f"{what}({axis}, {arg!r}): takes no argument")
+
+
+def _split(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
+    """Split `n` inner positions off a loop row: the row keeps its name with the outer positions, a row of `role` is appended."""
+    r = state.rows[row]
+    names = {x.name for x in state.rows}
+    name, k = r.name + ".in", 2
+    while name in names:
+        name, k = f"{r.name}.in{k}", k + 1
+    left = -(-r.extent // n)
+    rows = list(state.rows)
+    rows[row] = Row(r.name, r.axis, left, r.stride * n, r.role)
+    rows.append(Row(name, r.axis, n, r.stride, role))
+    new = len(rows) - 1
+    ids = state.axis_rows[r.axis]
+    at = ids.index(row) + 1
+    axis_rows = list(state.axis_rows)
+    axis_rows[r.axis] = (*ids[:at], new, *ids[at:])
+    if left > 1:
+        return state.copy(rows=tuple(rows), axis_rows=tuple(axis_rows))
+    # used up: the loop is gone, its name stays
+    _check_unused(state, row, n)
+    stage = state.stage_of_row(row)
+    order = list(state.order)
+    order[stage] = tuple([x for x in order[stage] if x != row])
+    return state.copy(rows=tuple(rows), axis_rows=tuple(axis_rows), order=tuple(order))
+
+
+def _check_unused(state: Scheduler, row: int, n: int) -> None:
+    """Raises KernelOptError when something needs the loop that a split by `n` would use up."""
+    name = state.rows[row].name
+    for s, place in enumerate(state.place):
+        if place == row and isinstance(place, int):
+            raise KernelOptError(f"an amount of {n} uses up {name}, and stage {state.kernel.stages[s].name} lives there; INLINE it or "
+                                 f"STAGE it elsewhere first")
+    if (state.thread and state.thread[0] == row) or (state.split_reduce and state.axis_rows[state.split_reduce[0]][0] == row):
+        raise KernelOptError(f"an amount of {n} uses up {name}, whose iterations the cores share")
+
+
+def _with_order(state: Scheduler, stage: int, order: tuple[int, ...]) -> Scheduler:
+    orders = list(state.order)
+    orders[stage] = order
+    return state.copy(order=tuple(orders))
+
+
+def _check_registers(state: Scheduler, stage: int, what: str) -> None:
+    """Accumulators (or values side by side) of a stage ≤ 2 × the vector registers, lanes divided out; tiles have registers of their own."""
+    try:
+        dots.check_tiles(state, stage)
+    except KernelOptError as e:
+        raise KernelOptError(f"{what}: {e}") from None
+    s = state.kernel.stages[stage]
+    total = 1
+    for axis in s.outs + s.reds:
+        for row in state.axis_rows[axis]:
+            if state.rows[row].role == UPCAST:
+                total *= state.rows[row].extent
+    lanes = max(1, state.target.vector_bytes // 4)
+    vectors = -(-total // lanes) if total >= lanes else total
+    if vectors > 2 * state.target.vector_registers:
+        raise KernelOptError(f"{what}: {total} values side by side need {vectors} vector registers; the target has "
+                             f"{state.target.vector_registers}, and twice that is the limit")
+
+
+def _is_reduce(state: Scheduler, row: int) -> bool:
+    return state.kernel.axes[state.rows[row].axis].kind == "r"
+
+
+# -- opts -------------------------------------------------------------------------------------------
+
+def upcast(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """n positions side by side in registers. On an output axis: a register tile or vector lanes; on a reduce axis: n partial results.
+
+        for o in N:                 for o in N/n:
+            y[o] = f(o)                 y[o*n], …, y[o*n + n-1] = f(o*n), …, f(o*n + n-1)
+    """
+    row = _loop_row(state, axis, "UPCAST")
+    n = _amount(state, row, arg, "UPCAST")
+    new = _split(state, row, n, UPCAST)
+    _check_registers(new, state.stage_of_row(row), f"UPCAST({axis}, {arg})")
+    return new
+
+
+def unroll(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """n iterations of a reduce axis as straight-line code into the same accumulators.
+
+        for r in K: acc += f(r)     for r in K/n: acc += f(r*n); …; acc += f(r*n + n-1)
+    """
+    row = _loop_row(state, axis, "UNROLL")
+    if not _is_reduce(state, row):
+        raise KernelOptError(f"UNROLL({axis}): an output axis has no accumulator; use UPCAST")
+    n = _amount(state, row, arg, "UNROLL")
+    if n > MAX_UNROLL:
+        raise KernelOptError(f"UNROLL({axis}, {arg}): at most {MAX_UNROLL} iterations")
+    return _split(state, row, n, UNROLL)
+
+
+def tile(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Split a loop for cache blocking. The inner loop goes inside the other output loops (reduce tiles: innermost).
+
+        for a in N: for b in M: …   for a in N/n: for b in M: for a.in in n: …
+    """
+    row = _loop_row(state, axis, "TILE")
+    n = _amount(state, row, arg, "TILE")
+    if n == state.rows[row].extent:
+        raise KernelOptError(f"TILE({axis}, {arg}): a tile of the whole axis changes nothing")
+    stage = state.stage_of_row(row)
+    new = _split(state, row, n, LOOP)
+    order = state.order[stage]
+    at = len(order) if _is_reduce(state, row) else max(first_reduce(state, stage), order.index(row) + 1)
+    inner = new.axis_rows[state.rows[row].axis]
+    # an axis cut before: the parts of one axis keep their nesting
+    at = min([at, *(order.index(r) for r in inner[inner.index(len(state.rows)) + 1:] if r in order)])
+    return _with_order(new, stage, (*order[:at], len(state.rows), *order[at:]))
+
+
+def reorder(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Order of a stage's loops: ORDER("out", ("o1", "o0")) puts the named loops, in this order, at the places they now have.
+
+        for o0: for o1: for r0      for o1: for o0: for r0
+    """
+    stage = state.stage_id(axis)
+    if not isinstance(arg, (tuple, list)) or len(arg) < 2 or len(set(arg)) != len(arg):
+        raise KernelOptError(f"ORDER({axis}): needs two or more different loops of the stage, found {arg!r}")
+    order = state.order[stage]
+    ids = []
+    for name in arg:
+        row = _loop_row(state, name, "ORDER")
+        if state.stage_of_row(row) != stage:
+            raise KernelOptError(f"ORDER({axis}): {name} is not a loop of stage {axis}")
+        if row in order:    # a loop that is used up has no place any more
+            ids.append(row)
+    places = sorted(order.index(i) for i in ids)
+    result = list(order)
+    for at, i in zip(places, ids, strict=True):
+        result[at] = i
+    return _reordered(state, stage, tuple(result), f"ORDER({axis}, {','.join(arg)})")
+
+
+def _reordered(state: Scheduler, stage: int, order: tuple[int, ...], what: str) -> Scheduler:
+    for row_ids in state.axis_rows:
+        inside = [order.index(r) for r in row_ids if r in order]
+        if inside != sorted(inside):
+            raise KernelOptError(f"{what}: the parts of one axis keep their nesting")
+    if state.thread and state.stage_of_row(state.thread[0]) == stage and order[0] != state.thread[0]:
+        raise KernelOptError(f"{what}: the parallel loop stays outermost")
+    if order == state.order[stage]:
+        raise KernelOptError(f"{what}: that is the order already")
+    return _with_order(state, stage, order)
+
+
+def swap(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Exchange two loops of a stage: SWAP("o0", "o1").
+
+        for o0: for o1: …           for o1: for o0: …
+    """
+    if not isinstance(arg, str):
+        raise KernelOptError(f"SWAP({axis}): needs the name of another loop, found {arg!r}")
+    a, b = _loop_row(state, axis, "SWAP"), _loop_row(state, arg, "SWAP")
+    stage = state.stage_of_row(a)
+    if stage != state.stage_of_row(b) or a == b:
+        raise KernelOptError(f"SWAP({axis}, {arg}): two different loops of one stage are exchanged")
+    order = list(state.order[stage])
+    for row in (a, b):
+        if row not in order:
+            raise KernelOptError(f"SWAP({axis}, {arg}): {state.rows[row].name} has no iterations left")
+    i, j = order.index(a), order.index(b)
+    order[i], order[j] = order[j], order[i]
+    return _reordered(state, stage, tuple(order), f"SWAP({axis}, {arg})")
+
+
+def lanes(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Which upcast axis of a stage is the vector.
+
+        for o: y[o, 0…7] scalar     for o: y[o, 0:8] as one vector
+    """
+    _takes_no_argument("LANES", axis, arg)
+    row = state.row_id(axis)
+    stage = state.stage_of_row(row)
+    tiles = state.dots[stage]
+    if tiles is not None and tiles.columns >= 0:
+        raise KernelOptError(f"LANES({axis}): the vector is a row of the stage's tiles")
+    if state.rows[row].role != UPCAST:
+        raise KernelOptError(f"LANES({axis}): only an upcast axis can be the vector")
+    if state.lanes[stage] == row:
+        raise KernelOptError(f"LANES({axis}): it is the vector already")
+    if state.lanes[stage] >= 0:
+        raise KernelOptError(f"LANES({axis}): the stage's vector was chosen already ({state.rows[state.lanes[stage]].name})")
+    chosen = list(state.lanes)
+    chosen[stage] = row
+    return state.copy(lanes=tuple(chosen))
+
+
+def thread(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Spread a loop over n cores. An output loop becomes the outermost and its iterations are claimed by the cores; a reduce axis is cut
+    into n parts, each core makes partial results, and a second phase combines them.
+
+        for o in N: …               parallel(n) for o in N: …
+        for r in K: acc += f(r)     parallel(n) for t in n: p[t] = Σ f(part t);  then  y = Σ p[t]
+    """
+    row = _loop_row(state, axis, "THREAD")
+    r = state.rows[row]
+    stage = state.kernel.stages[state.stage_of_row(row)]
+    if state.thread or state.split_reduce:
+        raise KernelOptError(f"THREAD({axis}): the kernel is spread over cores already")
+    if not stage.is_output:
+        raise KernelOptError(f"THREAD({axis}): only the output stage is spread over cores; stage {stage.name} runs inside it")
+    if not isinstance(arg, int) or arg < 2:
+        raise KernelOptError(f"THREAD({axis}, {arg!r}): needs 2 or more cores")
+    if arg > state.target.threads:
+        raise KernelOptError(f"THREAD({axis}, {arg}): the target has {state.target.threads} cores")
+    if r.extent < 2:
+        raise KernelOptError(f"THREAD({axis}, {arg}): the axis has no iterations left to share")
+    if _is_reduce(state, row):
+        if r.extent < arg or state.axis_rows[r.axis][0] != row:
+            raise KernelOptError(f"THREAD({axis}, {arg}): only the outermost part of a reduce axis of at least {arg} iterations is cut")
+        if state.pads[r.axis] or any(not isinstance(p, str) and state.stage_of_row(p) == stage.index for p in state.place):
+            raise KernelOptError(f"THREAD({axis}, {arg}): stages placed at loops of the output, or a padded axis, cannot be cut into parts")
+        return state.copy(split_reduce=(r.axis, arg))
+    order = state.order[stage.index]
+    new = _with_order(state, stage.index, (row, *(x for x in order if x != row)))
+    new = new.copy(thread=(row, arg))
+    for ids in new.axis_rows:
+        inside = [new.order[stage.index].index(x) for x in ids if x in new.order[stage.index]]
+        if inside != sorted(inside):
+            raise KernelOptError(f"THREAD({axis}, {arg}): an inner part of an axis cannot become the outermost loop")
+    return new
+
+
+def stage(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Compute the part of a stage that the loops below a loop read into scratch, laid out in the order it is read; at "root":
+    a phase of its own that computes all of it.
+
+        for n: for k: c += a[k]*b[k, n]     for n: { p[k] = b[k, n] for all k };  for k: c += a[k]*p[k]
+    """
+    s = state.stage_id(axis)
+    st = state.kernel.stages[s]
+    if st.is_output:
+        raise KernelOptError(f"STAGE({axis}): an output is stored where it is computed")
+    place: str | int
+    if arg == ROOT:
+        place = ROOT
+    elif isinstance(arg, str):
+        place = state.row_id(arg)
+        if state.rows[place].role != LOOP:
+            raise KernelOptError(f"STAGE({axis}, {arg}): {arg} is {state.rows[place].role}, a stage lives inside a loop")
+        if place not in state.order[state.stage_of_row(place)]:
+            raise KernelOptError(f"STAGE({axis}, {arg}): {arg} has no iterations left; name a loop around or inside it")
+        if state.stage_of_row(place) == s:
+            raise KernelOptError(f"STAGE({axis}, {arg}): that is a loop of the stage itself")
+    else:
+        raise KernelOptError(f"STAGE({axis}, {arg!r}): needs the name of a loop, or \"root\"")
+    if state.place[s] == place:
+        raise KernelOptError(f"STAGE({axis}, {arg}): it lives there already")
+    if state.split_reduce and place != ROOT:
+        raise KernelOptError(f"STAGE({axis}, {arg}): a reduction that is cut into parts keeps its stages in place")
+    places = list(state.place)
+    places[s] = place
+    new = state.copy(place=tuple(places))
+    plan(new)
+    return new
+
+
+def inline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Recompute a stage where it is read; a stage with a reduction goes back to the innermost loop that does not repeat it.
+
+        for n: { p[k] = b[k, n] };  … p[k] …        … b[k, n] …
+    """
+    _takes_no_argument("INLINE", axis, arg)
+    s = state.stage_id(axis)
+    st = state.kernel.stages[s]
+    if st.is_output:
+        raise KernelOptError(f"INLINE({axis}): an output is stored")
+    if s in dots.packed_stages(state):
+        raise KernelOptError(f"INLINE({axis}): a dot instruction reads it in groups, as only staged values are laid out")
+    place = AUTO if st.has_reduce else INLINE
+    if state.place[s] == place:
+        raise KernelOptError(f"INLINE({axis}): it is computed in place already")
+    places = list(state.place)
+    places[s] = place
+    new = state.copy(place=tuple(places))
+    plan(new)
+    return new
+
+
+def padto(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Round an axis' extent up to a multiple of n, masking the tail.
+
+        for o in 13: …              for o in 16: if o < 13: …
+    """
+    row = _loop_row(state, axis, "PADTO")
+    r = state.rows[row]
+    extent = state.kernel.axes[r.axis].extent
+    if extent == 1:
+        raise KernelOptError(f"PADTO({axis}, {arg}): the axis has one position")
+    if state.kernel.axes[r.axis].bound is not None:
+        raise KernelOptError(f"PADTO({axis}, {arg}): how many positions the axis has depends on a variable; its loops end where they do")
+    if len(state.axis_rows[r.axis]) > 1 or state.pads[r.axis] or (state.split_reduce and state.split_reduce[0] == r.axis):
+        raise KernelOptError(f"PADTO({axis}, {arg}): an axis is padded before it is split")
+    if not isinstance(arg, int) or arg < 2:
+        raise KernelOptError(f"PADTO({axis}, {arg!r}): needs a multiple of 2 or more")
+    padded = -(-extent // arg) * arg
+    if padded == extent:
+        raise KernelOptError(f"PADTO({axis}, {arg}): {extent} is a multiple of {arg} already")
+    if padded >= 4 * extent:
+        raise KernelOptError(f"PADTO({axis}, {arg}): {padded} is four times the {extent} positions or more")
+    rows = list(state.rows)
+    rows[row] = r._replace(extent=padded)
+    pads = list(state.pads)
+    pads[r.axis] = padded
+    return state.copy(rows=tuple(rows), pads=tuple(pads))
+
+
+def stream(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Store the output past the caches (non-temporal), for results that the caches do not keep."""
+    _takes_no_argument("STREAM", axis, arg)
+    s = state.kernel.stages[state.stage_id(axis)]
+    if not s.is_output:
+        raise KernelOptError(f"STREAM({axis}): only an output is streamed")
+    if state.stream:
+        raise KernelOptError(f"STREAM({axis}): it is streamed already")
+    return state.copy(stream=True)
+
+
+def prefetch(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Ask for what the loads of an argument will read n iterations later of the innermost loop that moves them: PREFETCH("p1", n) for the
+    second of the kernel's arguments.
+
+        for r in K: acc += x[r]     for r in K: acc += x[r]; prefetch x[r + n]
+    """
+    what = f"PREFETCH({axis}, {arg!r})"
+    slot = next((i for i in range(len(state.kernel.params)) if axis == f"p{i}"), -1)
+    if slot < 0:
+        raise KernelOptError(f"{what}: no such argument; the kernel has {', '.join(f'p{i}' for i in range(len(state.kernel.params)))}")
+    if not isinstance(arg, int) or isinstance(arg, bool) or not 1 <= arg <= MAX_PREFETCH:
+        raise KernelOptError(f"{what}: needs how many iterations ahead, an int of 1 to {MAX_PREFETCH}")
+    if any(s == slot for s, _ in state.prefetch):
+        raise KernelOptError(f"{what}: {axis} is prefetched already")
+    found = plan(state)
+    loads = [(r, n.linear) for r, path in zip(found.resolved, found.paths, strict=True) if r is not None and path is not None
+             for n in r.nodes if n.kind == "load" and n.arg == slot and n.linear is not None]
+    if not loads:
+        raise KernelOptError(f"{what}: the kernel does not read {axis}")
+    if not any(lin.coefs for _, lin in loads):
+        raise KernelOptError(f"{what}: {axis} is read at one place or at positions that are looked up: where it is read later is not known")
+    # the loops of copies are derived from where they stand
+    if not any(is_derived(r.stage) or any(state.rows[row].role == LOOP and state.rows[row].extent > 1 for row in state.axis_rows[r.axes[a]])
+               for r, lin in loads for a, _ in lin.coefs):
+        raise KernelOptError(f"{what}: no loop is left that moves what is read of {axis}")
+    return state.copy(prefetch=tuple(sorted((*state.prefetch, (slot, arg)))))
+
+
+def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Sum up narrow products by an instruction of the target (`svod.core.kernel.intrinsics.DOTS`): TC("r0", name), for one with tiles
+    TC("r0", (name,
+    rows, columns)) with two output axes. Both operands are staged in their narrow type with the group innermost, at first at the root;
+    what is left of the last instruction is filled with zeros. The axes then count instructions. Before they are split, after or
+    before any other opt.
+
+        for r in K: c += wide(a[r])*wide(b[r, n])     p[r, n, i] = b[r*g + i, n];  for r in K/g: c += Σ a[r*g + i]*p[r, n, i], i < g
+    """
+    row = _loop_row(state, axis, "TC")
+    stage = state.stage_of_row(row)
+    name, *names = arg if isinstance(arg, tuple) and arg else (arg,)
+    dot = dots.DOTS.get(name) if isinstance(name, str) else None
+    if dot is None:
+        raise KernelOptError(f"TC({axis}, {arg!r}): needs the name of an instruction, one of {', '.join(dots.DOTS)}")
+    if not _is_reduce(state, row):
+        raise KernelOptError(f"TC({axis}, {arg}): nothing is summed up along {axis}; name a reduce axis")
+    if len(names) != (2 if dot.is_tile else 0) or not all(isinstance(n, str) for n in names) or len(set(names)) != len(names):
+        raise KernelOptError(f"TC({axis}, {arg}): {name} takes {'the axes of its rows and columns' if dot.is_tile else 'no axes'}")
+    if state.dots[stage]:
+        raise KernelOptError(f"TC({axis}, {arg}): the stage has an instruction already")
+    split = [(row, dot.positions)]
+    for n, amount in zip(names, (dot.rows, dot.columns), strict=False):
+        other = _loop_row(state, n, "TC")
+        if state.stage_of_row(other) != stage or _is_reduce(state, other):
+            raise KernelOptError(f"TC({axis}, {arg}): {n} is no output axis of the stage")
+        split.append((other, min(amount, state.rows[other].extent)))
+    for other, _ in split:
+        a = state.rows[other].axis
+        if other != row and state.kernel.axes[a].extent < 2:
+            raise KernelOptError(f"TC({axis}, {arg}): {state.rows[other].name} has one position")
+        if len(state.axis_rows[a]) > 1 or state.pads[a] or (state.split_reduce and state.split_reduce[0] == a):
+            raise KernelOptError(f"TC({axis}, {arg}): an instruction is chosen before its axes are split or padded")
+    axes = [state.rows[other].axis for other, _ in split]
+    try:
+        operands = dots.check(state.kernel, state.target, stage, axes[0], dot, (axes[1], axes[2]) if dot.is_tile else (-1, -1))
+    except KernelOptError as e:
+        raise KernelOptError(f"TC({axis}, {arg}): {e}") from None
+    extent = state.kernel.axes[axes[0]].extent
+    padded = -(-extent // dot.positions) * dot.positions
+    rows, pads, places, chosen = list(state.rows), list(state.pads), list(state.place), list(state.dots)
+    if padded != extent:
+        rows[row] = rows[row]._replace(extent=padded)
+        pads[axes[0]] = padded
+    for o in operands:
+        if places[o.stage] == INLINE:
+            places[o.stage] = ROOT
+    chosen[stage] = Chosen(axes[0], dot.name, *axes[1:])
+    new = state.copy(rows=tuple(rows), pads=tuple(pads), place=tuple(places), dots=tuple(chosen))
+    for other, n in split:
+        new = _split(new, other, n, DOT)
+    _check_registers(new, stage, f"TC({axis}, {arg})")
+    plan(new)
+    return new
+
+
+def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Rows of a maximum, the sum of exponentials relative to it and what they weight in one pass over blocks of n positions:
+    ONLINE(stage of the maximum, n). Each block has its maximum; where blocks meet, the smaller one's sums are scaled down
+    (`svod/core/kernel/online.py`). It comes before any other opt, which then see the stages of the blocks.
+
+        for k: m = max(m, x[k]);            for b in K/n: { p = max of x[b*n…]; w[i] = exp(x[b*n + i] - p), i < n;
+        for k: s += exp(x[k] - m);              (m, s, a) = expsum((m, s, a), (p, Σ w[i], Σ w[i]*v[b*n + i])) };
+        for k: a += exp(x[k] - m)/s*v[k]    a = a/s
+    """
+    if not isinstance(arg, int) or isinstance(arg, bool):
+        raise KernelOptError(f"ONLINE({axis}, {arg!r}): needs the positions of a block, an int")
+    if any(o.op != "ONLINE" for o in state.applied_opts):
+        raise KernelOptError(f"ONLINE({axis}, {arg}): it makes other stages of the kernel's, so it comes before all other opts")
+    try:
+        kernel = rewrite_online(state.kernel, axis, arg)
+    except KernelOptError as e:
+        raise KernelOptError(f"ONLINE({axis}, {arg}): {e}") from None
+    new = Scheduler(kernel, state.target)
+    for row, r in enumerate(new.rows):
+        # both elements of a row's pair come out of one pass
+        if is_pair(kernel, r.axis):
+            new = _split(new, row, r.extent, UPCAST)
+    return new.copy(online=(*state.online, (axis, arg)), applied_opts=state.applied_opts)
+
+
+def _needs(what: str, capability: str) -> Rule:
+    def refuse(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+        raise KernelOptError(f"{what}({axis}): target {state.target.arch} has no {capability}")
+    refuse.__doc__ = f"{what}: needs {capability}."
+    return refuse
+
+
+OPTS: dict[str, Rule] = {
+    "UPCAST": upcast, "UNROLL": unroll, "LANES": lanes, "THREAD": thread, "TILE": tile, "ORDER": reorder, "SWAP": swap,
+    "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream, "PREFETCH": prefetch, "TC": tc, "ONLINE": online,
+    "LOCAL": _needs("LOCAL", "workgroups"), "NOLOCALS": _needs("NOLOCALS", "workgroups"),
+    "GROUP": _needs("GROUP", "memory shared by a workgroup"), "GROUPTOP": _needs("GROUPTOP", "memory shared by a workgroup"),
+    "SPLITK": _needs("SPLITK", "grid"),
+    "PIPELINE": _needs("PIPELINE", "asynchronous copies"),
+}

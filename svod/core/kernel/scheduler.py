@@ -1,0 +1,228 @@
+"""A kernel's state during search: an immutable value.
+
+The axis table is append-only: a row comes from the AST (every axis of every stage) or from a split, and keeps its name for
+ever, with extent 1 when it is used up. Loop order, placement of stages and hints are fields of their own. `apply_opt` gives
+a new state and never touches the AST; ONLINE gives a state of another kernel that means the same. What each opt does is in
+svod/core/kernel/opts.py.
+"""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import Target
+from svod.errors import KernelOptError
+
+if TYPE_CHECKING:
+    from svod.core.cost.cost_model import Features
+    from svod.core.kernel.placement import Plan
+
+# where a stage lives
+INLINE = "inline"   # recomputed by its readers
+AUTO = "auto"       # at the innermost loop that holds all its readers and does not repeat it
+ROOT = "root"       # a phase of its own, its result a temporary
+Placement = str | int  # or a row id: inside that loop
+
+LOOP, UPCAST, UNROLL = "loop", "upcast", "unroll"
+DOT = "dot"     # the positions that one dot instruction sums up
+
+
+class Opt(NamedTuple):
+    """One opt: what, on which named axis or stage, how much. As JSON: [op, axis, arg]."""
+
+    op: str
+    axis: str
+    arg: Any = None
+
+    @staticmethod
+    def from_json(data: Any) -> Opt:
+        """Validate [op, axis, arg]; lists inside become tuples. Raises KernelOptError."""
+        if not isinstance(data, (list, tuple)) or len(data) not in (2, 3) or not all(isinstance(x, str) for x in data[:2]):
+            raise KernelOptError(f"an opt is [op, axis, arg], found {data!r}")
+        arg = data[2] if len(data) == 3 else None
+        return Opt(data[0], data[1], tuple(arg) if isinstance(arg, list) else arg)
+
+    def to_json(self) -> list[Any]:
+        return [self.op, self.axis, list(self.arg) if isinstance(self.arg, tuple) else self.arg]
+
+    def __str__(self) -> str:
+        if self.arg is None:
+            return f"{self.op}({self.axis})"
+        arg = ",".join(map(str, self.arg)) if isinstance(self.arg, tuple) else self.arg
+        return f"{self.op}({self.axis}, {arg})"
+
+
+class Row(NamedTuple):
+    """A row of the axis table. The axis' coordinate is the sum of stride·position over its rows."""
+
+    name: str
+    axis: int
+    extent: int
+    stride: int
+    role: str
+
+
+class Chosen(NamedTuple):
+    """What TC chose: the reduce axis, the instruction's name, and the axes of the rows and columns of its tiles (-1: it has none)."""
+
+    axis: int
+    name: str
+    rows: int = -1
+    columns: int = -1
+
+
+class Scheduler:
+    """A state. Fields are read-only; equal states have equal `digest`."""
+
+    __slots__ = ("_digest", "_features", "_plan", "applied_opts", "axis_rows", "dots", "kernel", "lanes", "online", "order", "pads",
+                 "place", "prefetch", "rows", "split_reduce", "stream", "target", "thread")
+
+    kernel: Kernel
+    target: Target
+    rows: tuple[Row, ...]
+    axis_rows: tuple[tuple[int, ...], ...]   # per axis: its rows, outermost first
+    order: tuple[tuple[int, ...], ...]       # per stage: its loop rows of more than one iteration, outermost first
+    place: tuple[Placement, ...]             # per stage
+    lanes: tuple[int, ...]                   # per stage: the row that LANES chose, or -1
+    pads: tuple[int, ...]                    # per axis: padded extent, or 0
+    thread: tuple[int, int] | None           # (row, cores) of the output stage's parallel loop
+    split_reduce: tuple[int, int] | None     # (axis, parts): partials per core and a combining phase
+    stream: bool                             # the output is stored past the caches
+    prefetch: tuple[tuple[int, int], ...]    # (slot, iterations ahead) of the arguments that are prefetched, by slot
+    dots: tuple[Chosen | None, ...]          # per stage: the instruction that TC chose
+    online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE; `kernel` is what they made of the kernel
+    applied_opts: tuple[Opt, ...]
+    _digest: bytes | None
+    _features: Features | None
+    _plan: Plan | None
+
+    def __init__(self, kernel: Kernel, target: Target):
+        self.kernel, self.target = kernel, target
+        self.rows = tuple(Row(a.name, a.index, a.extent, 1, LOOP) for a in kernel.axes)
+        self.axis_rows = tuple((a.index,) for a in kernel.axes)
+        self.order = tuple(tuple([a for a in s.outs + s.reds if kernel.axes[a].extent > 1]) for s in kernel.stages)
+        self.place = tuple(ROOT if s.is_output else AUTO if s.has_reduce else INLINE for s in kernel.stages)
+        self.lanes = (-1,) * len(kernel.stages)
+        self.pads = (0,) * len(kernel.axes)
+        self.thread = self.split_reduce = None
+        self.stream = False
+        self.prefetch = ()
+        self.dots = (None,) * len(kernel.stages)
+        self.online = ()
+        self.applied_opts = ()
+        self._digest = self._features = self._plan = None
+
+    def copy(self, **changes: Any) -> Scheduler:
+        """This state with some fields replaced."""
+        new = object.__new__(Scheduler)
+        new.kernel, new.target, new.rows, new.axis_rows, new.order = self.kernel, self.target, self.rows, self.axis_rows, self.order
+        new.place, new.lanes, new.pads, new.thread, new.split_reduce = self.place, self.lanes, self.pads, self.thread, self.split_reduce
+        new.stream, new.prefetch, new.dots, new.online = self.stream, self.prefetch, self.dots, self.online
+        new.applied_opts = self.applied_opts
+        for name, value in changes.items():
+            setattr(new, name, value)
+        new._digest = new._features = new._plan = None
+        return new
+
+    # -- opts -----------------------------------------------------------------------------------
+    def apply_opt(self, opt: Opt) -> Scheduler:
+        """The state after `opt`. Raises KernelOptError with the reason when it does not apply."""
+        from svod.core.kernel.opts import OPTS
+        from svod.core.kernel.placement import plan
+        rule = OPTS.get(opt.op)
+        if rule is None:
+            raise KernelOptError(f"{opt.op} is not an opt; svod has {', '.join(sorted(OPTS))}")
+        new = rule(self, opt.axis, opt.arg)
+        if new.kernel is self.kernel and (new.order, new.place, new.split_reduce) == (self.order, self.place, self.split_reduce):
+            new._plan = self._plan      # no loop of more than one iteration came, went or moved, and no stage: see `plan`
+        elif any(type(p) is int for p in new.place):
+            plan(new)   # loops that move may leave a stage that lives in them
+        new.applied_opts = (*self.applied_opts, opt)
+        return new
+
+    def apply_opts(self, opts: Iterable[Opt]) -> Scheduler:
+        """All of a chain, in order."""
+        state = self
+        for opt in opts:
+            state = state.apply_opt(opt)
+        return state
+
+    # -- looking up -----------------------------------------------------------------------------
+    def row_id(self, name: str) -> int:
+        """The row called `name`. Raises KernelOptError."""
+        for i, r in enumerate(self.rows):
+            if r.name == name:
+                return i
+        raise KernelOptError(f"no axis {name!r} in this state; axes are {', '.join(r.name for r in self.rows)}")
+
+    def stage_id(self, name: str) -> int:
+        """The stage called `name` ("out", "s0", …). Raises KernelOptError."""
+        for s in self.kernel.stages:
+            if s.name == name:
+                return s.index
+        raise KernelOptError(f"no stage {name!r}; stages are {', '.join(s.name for s in self.kernel.stages)}")
+
+    def stage_of_row(self, row: int) -> int:
+        return self.kernel.axes[self.rows[row].axis].stage
+
+    def axis_extent(self, axis: int) -> int:
+        """The axis' extent, padding included."""
+        return self.pads[axis] or self.kernel.axes[axis].extent
+
+    @property
+    def inlined(self) -> frozenset[int]:
+        return frozenset(i for i, p in enumerate(self.place) if p == INLINE)
+
+    # -- identity -------------------------------------------------------------------------------
+    @property
+    def digest(self) -> bytes:
+        """Identity of the state (16 bytes): axis table, orders, placements, hints; not names, not the chain's text."""
+        if self._digest is None:
+            rows = self.rows
+
+            def ident(row: int) -> tuple[int, int]:
+                return rows[row].axis, rows[row].stride
+            # flat, as every proposal of a search is asked for it: the rows of an axis, and the loops of a stage, end in -1, which is no
+            # stride and no axis; then one place and one vector per stage
+            table: list[object] = []
+            for ids in self.axis_rows:
+                for r in ids:
+                    _, _, extent, stride, role = rows[r]
+                    if extent > 1:
+                        table += (stride, extent, role)
+                table.append(-1)
+            for ids in self.order:
+                for r in ids:
+                    table += ident(r)
+                table.append(-1)
+            table += [ident(p) if isinstance(p, int) else p for p in self.place]
+            table += [ident(r) if r >= 0 else None for r in self.lanes]
+            thread = (ident(self.thread[0]), self.thread[1]) if self.thread else None
+            content: tuple[object, ...] = (table, self.pads, thread, self.split_reduce, self.stream)
+            if any(self.dots):
+                content = (*content, tuple(d and tuple(d) for d in self.dots))
+            if self.online:
+                content = (*content, self.online)
+            if self.prefetch:
+                content = (*content, "prefetch", self.prefetch)
+            self._digest = hashlib.blake2b(repr(content).encode(), digest_size=16).digest()
+        return self._digest
+
+    # -- analysis -------------------------------------------------------------------------------
+    def features(self) -> Features:
+        """What the state costs, by analysis alone. Raises KernelOptError when its placements do not go together."""
+        if self._features is None:
+            from svod.core.cost.cost_model import features
+            self._features = features(self)
+        return self._features
+
+    @property
+    def family(self) -> Hashable:
+        """States that tile the same axes at the same levels and stage the same values are of one family."""
+        from svod.core.cost.cost_model import family
+        return family(self)
+
+    def __repr__(self) -> str:
+        return f"<Scheduler {self.kernel.key[:12]} [{' '.join(map(str, self.applied_opts))}]>"

@@ -1,0 +1,1 @@
+"""What a machine offers, as data."""

@@ -1,0 +1,260 @@
+"""Two passes over a kernel AST that change its ranges: split_ranges, then merge_ranges.
+
+`split_ranges`: a range that accesses take apart by a constant is split there, if the constant divides its extent.
+
+    STORE(y, i, LOAD(x, (i // 4)*8 + i % 4); i:12)            →   STORE(y, i*4 + j, LOAD(x, i*8 + j); i:3, j:4)
+
+`merge_ranges`: adjacent ranges of a stage that every access treats as one become one. Accesses of a stage are its loads, gates,
+its STORE, and the coordinates at which it is read; a pair (c, d) of a stage and the pair (i, j) of its reader merge together.
+
+    X = STAGE(LOAD(x, c*5 + d), c:4, d:5)                          X = STAGE(LOAD(x, c), c:20)
+    STORE(y, i*5 + j, INDEX(X, i, j); i:4, j:5)                →   STORE(y, i, INDEX(X, i); i:20)
+
+They stand after rangeify, which leaves RESHAPEs as division and modulo, and before the canonical form.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+from svod.core.ir import symbolic as sy
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
+
+Coords = tuple[UOp, ...]
+_ARITHMETIC: dict[Ops, Callable[[UOp, UOp], UOp]] = {Ops.ADD: sy.add, Ops.SUB: sy.sub, Ops.MUL: sy.mul, Ops.IDIV: sy.idiv, Ops.MOD: sy.mod,
+                                                     Ops.MIN: sy.minimum, Ops.MAX: sy.maximum}
+
+
+def range_lists(u: UOp) -> tuple[UOp, ...]:
+    """The ranges that a STAGE, STORE or REDUCE names; () for other nodes."""
+    if u.op is Ops.STAGE:
+        return u.src[1:]
+    if u.op is Ops.STORE:
+        return u.src[2:]
+    return u.src[u.arg[1]:] if u.op is Ops.REDUCE else ()
+
+
+def _rebuild(ast: UOp, mapping: dict[UOp, UOp], lists: Callable[[Coords], Coords],
+             recoordinate: Callable[[UOp, Coords], Coords]) -> UOp:
+    """`ast` with RANGEs (and DEFINE_VARs) replaced by `mapping` in expressions (simplified), by `lists` where they are named, and the
+    coordinates of each read of a (old) STAGE by `recoordinate`."""
+    done: dict[UOp, UOp] = {}
+    for u in ast.toposort():
+        if u.op is Ops.RANGE or u.op is Ops.DEFINE_VAR:
+            done[u] = mapping.get(u, u)
+            continue
+        named = range_lists(u)
+        if named:
+            values = tuple([done[s] for s in u.src[:len(u.src) - len(named)]])
+            done[u] = u.replace(src=values + lists(named))
+            continue
+        src = tuple([done[s] for s in u.src])
+        if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE:
+            done[u] = u.replace(src=(src[0], *recoordinate(u.src[0], src[1:])))
+        elif src == u.src:
+            done[u] = u
+        elif u.dtype == dtypes.index and u.op in _ARITHMETIC:
+            done[u] = _ARITHMETIC[u.op](*src)
+        elif u.op in (Ops.CMPLT, Ops.CMPLE) and src[0].dtype == dtypes.index:
+            done[u] = (sy.less if u.op is Ops.CMPLT else sy.less_equal)(*src)
+        elif u.op is Ops.AND and u.dtype == dtypes.bool:
+            done[u] = sy.logical_and(*src)
+        elif u.op is Ops.WHERE and src[0] in (sy.TRUE, sy.FALSE):
+            done[u] = src[1] if src[0] is sy.TRUE else src[2]
+        elif u.op is Ops.LOAD and len(src) == 3 and src[2] in (sy.TRUE, sy.FALSE):
+            done[u] = u.replace(src=src[:1]) if src[2] is sy.TRUE else src[1]
+        else:
+            done[u] = u.replace(src=src)
+    return done[ast]
+
+
+def replace_leaves(ast: UOp, mapping: dict[UOp, UOp]) -> UOp:
+    """`ast` with DEFINE_VARs replaced by index expressions, in extents of RANGEs as well; everything simplified."""
+    ranges = {r: r.replace(src=(sy.simplify(r.src[0], mapping), *r.src[1:])) for r in ast.walk(Ops.RANGE) if sy.is_symbolic(r)}
+
+    def lists(named: Coords) -> Coords:
+        return tuple([ranges.get(r, r) for r in named])
+
+    return _rebuild(ast, {**ranges, **mapping}, lists, lambda _, coords: coords)
+
+
+def _next_range(nodes: Sequence[UOp]) -> int:
+    return max((u.arg for u in nodes if u.op is Ops.RANGE), default=-1) + 1
+
+
+# -- split ----------------------------------------------------------------------------------------------------------------
+def _cut_points(nodes: Sequence[UOp]) -> dict[UOp, int]:
+    """For each RANGE that is divided by constants the smallest one that divides its extent."""
+    found: dict[UOp, int] = {}
+    for u in nodes:
+        if u.op in (Ops.IDIV, Ops.MOD) and u.dtype == dtypes.index and u.src[0].op is Ops.RANGE and u.src[1].op is Ops.CONST:
+            r, c = u.src[0], int(u.src[1].arg)
+            if not sy.is_symbolic(r) and 1 < c < sy.extent_of(r) and sy.extent_of(r) % c == 0:
+                found[r] = min(c, found.get(r, c))
+    return found
+
+
+def _is_affine(u: UOp) -> bool:
+    return not sy.affine(u).atoms
+
+
+def split_ranges(ast: UOp) -> UOp:
+    """See the module. Reads of a split stage follow where they stay affine, or are a range that can be split in turn."""
+    while True:
+        nodes = ast.toposort()
+        cuts = _cut_points(nodes)
+        for u in nodes:
+            if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE:
+                for r, e in zip(u.src[0].src[1:], u.src[1:], strict=True):
+                    c = cuts.get(r)
+                    if c is not None and not (e.op is Ops.RANGE or (_is_affine(sy.floordiv(e, c)) and _is_affine(sy.floormod(e, c)))):
+                        del cuts[r]
+        if not cuts:
+            return ast
+        number = _next_range(nodes)
+        parts: dict[UOp, Coords] = {}
+        for r, c in cuts.items():
+            parts[r] = (sy.make_range(sy.extent_of(r) // c, number), sy.make_range(c, number + 1))
+            number += 2
+        mapping = {r: sy.add(sy.scale(hi, cuts[r]), lo) for r, (hi, lo) in parts.items()}
+
+        def lists(ranges: Coords, parts: dict[UOp, Coords] = parts) -> Coords:
+            return tuple([p for r in ranges for p in parts.get(r, (r,))])
+
+        def recoordinate(stage: UOp, coords: Coords, cuts: dict[UOp, int] = cuts) -> Coords:
+            result: list[UOp] = []
+            for r, e in zip(stage.src[1:], coords, strict=True):
+                result += [sy.floordiv(e, cuts[r]), sy.floormod(e, cuts[r])] if r in cuts else [e]
+            return tuple(result)
+
+        ast = _rebuild(ast, mapping, lists, recoordinate)
+
+
+# -- merge ----------------------------------------------------------------------------------------------------------------
+def _index_uses(nodes: Sequence[UOp]) -> Iterator[UOp]:
+    """The whole index expressions of an AST: operands of nodes that are no index arithmetic, coordinates of stages excluded."""
+    for u in nodes:
+        if (u.dtype == dtypes.index and u.op is not Ops.CAST) or u.op in (Ops.STAGE, Ops.REDUCE):
+            continue
+        if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE:
+            continue
+        last = 2 if u.op is Ops.STORE else len(u.src)
+        for s in u.src[:last]:
+            if s.dtype == dtypes.index and s.op not in (Ops.CONST, Ops.CAST):
+                yield s
+
+
+def _as_one(expr: UOp, a: UOp, b: UOp) -> bool:
+    """Whether `expr` depends on the ranges a and b only as extent(b)*a + b."""
+    extent = sy.extent_of(b)
+    todo = [expr]
+    while todo:
+        terms, _ = sy.linear(todo.pop())
+        if terms.get(a, 0) != extent * terms.get(b, 0):
+            return False
+        for atom in terms:
+            if atom.op not in (Ops.RANGE, Ops.CAST, Ops.DEFINE_VAR):
+                todo += atom.src
+    return True
+
+
+Pair = tuple[UOp, UOp]
+
+
+def _mergeable(nodes: Sequence[UOp]) -> set[Pair]:
+    """The largest set of adjacent pairs that can all merge: start with every pair, drop what an access forbids until nothing changes."""
+    pairs: set[Pair] = set()
+    for u in nodes:
+        named = range_lists(u)
+        pairs.update(pair for pair in pairwise(named) if not any(map(sy.is_symbolic, pair)))
+    if not pairs:
+        return pairs
+    by_range: dict[UOp, list[Pair]] = {}
+    for pair in pairs:
+        for r in pair:
+            by_range.setdefault(r, []).append(pair)
+
+    def touching(expr: UOp) -> list[Pair]:
+        return [p for r in sy.ranges_of(expr) for p in by_range.get(r, ())]
+
+    for expr in _index_uses(nodes):
+        for pair in touching(expr):
+            if pair in pairs and not _as_one(expr, *pair):
+                pairs.discard(pair)
+    reads = [u for u in nodes if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE]
+    changed = True
+    while changed and pairs:
+        before = len(pairs)
+        for u in reads:
+            ranges, coords = u.src[0].src[1:], u.src[1:]
+            aligned: dict[int, Pair] = {}   # position of the first coordinate of a pair → the reader's pair
+            for i in range(len(ranges) - 1):
+                if (ranges[i], ranges[i + 1]) not in pairs:
+                    continue
+                if (coords[i], coords[i + 1]) in pairs and coords[i + 1].src[0] is ranges[i + 1].src[0]:
+                    aligned[i] = coords[i], coords[i + 1]
+                elif not (coords[i].op is Ops.CONST and coords[i + 1].op is Ops.CONST):
+                    pairs.discard((ranges[i], ranges[i + 1]))
+            for i, e in enumerate(coords):
+                inside = {aligned[j] for j in (i - 1, i) if j in aligned}
+                for pair in touching(e):
+                    if pair in pairs and pair not in inside and not _as_one(e, *pair):
+                        pairs.discard(pair)
+        changed = len(pairs) != before
+    return pairs
+
+
+def _marked(merged: UOp, run: Coords) -> UOp:
+    """A RANGE that says of all those that it is made of which positions of a launch they were, and how many
+    (`svod.core.schedule.thread_indices`)."""
+    marks = tuple(m if m.src else m.replace(src=r.src[:1]) for r in run for m in r.src[1:])
+    return merged.replace(src=(*merged.src, *marks))
+
+
+def merge_ranges(ast: UOp) -> UOp:
+    """See the module."""
+    nodes = ast.toposort()
+    pairs = _mergeable(nodes)
+    if not pairs:
+        return ast
+    number = _next_range(nodes)
+    groups: dict[Coords, list[Coords]] = {}
+    merged: dict[Coords, UOp] = {}
+    mapping: dict[UOp, UOp] = {}
+    for u in nodes:
+        named = range_lists(u)
+        if not named or named in groups:
+            continue
+        runs: list[list[UOp]] = [[named[0]]]
+        for a, b in pairwise(named):
+            if (a, b) in pairs:
+                runs[-1].append(b)
+            else:
+                runs.append([b])
+        groups[named] = [tuple(run) for run in runs]
+        for run in groups[named]:
+            if len(run) > 1:
+                extent = 1
+                for r in run:
+                    extent *= sy.extent_of(r)
+                    mapping[r] = sy.ZERO
+                # every access sees the run as one number, so the last range can stand for it
+                merged[run] = mapping[run[-1]] = _marked(sy.make_range(extent, number), run)
+                number += 1
+
+    def lists(ranges: Coords) -> Coords:
+        return tuple([merged.get(run, run[0]) for run in groups[ranges]])
+
+    def recoordinate(stage: UOp, coords: Coords) -> Coords:
+        result: list[UOp] = []
+        at = 0
+        for run in groups[stage.src[1:]] if len(stage.src) > 1 else ():
+            flat = coords[at]
+            for r, e in zip(run[1:], coords[at + 1:at + len(run)], strict=True):
+                flat = sy.add(sy.scale(flat, sy.extent_of(r)), e)
+            result.append(flat)
+            at += len(run)
+        return tuple(result)
+
+    return _rebuild(ast, mapping, lists, recoordinate)

@@ -1,0 +1,497 @@
+"""The kernel cut: which nodes of a graph get a buffer, and why.
+
+A kernel is what is computed between buffers. The cut starts with one kernel per forced node (outputs, CONTIGUOUS, COPY, ASSIGN) and
+fuses everything below it greedily, by fixed rules that know no target:
+
+* elementwise work goes into the kernel that reads it; read by several kernels it is recomputed if it is cheap (`CHEAP_COST`
+  operations, `CHEAP_BUFFERS` buffers, no reduction), else realised;
+* a reduction stays in the kernel of its only reader where nothing repeats it: read once per element of the output (epilogue),
+  or again along its own row (softmax, layer norm: at most `ROW_LIMIT` elements);
+* a contraction (sum of products with reuse) stays only as an epilogue, one per kernel; two are fused only with a row reduction between
+  them: attention;
+* an expression deeper than `MAX_DEPTH` operations is cut, where that stores no broadcast: what walks a kernel is recursive, and its
+  registers and its time to compile are finite;
+* a reduction that would be repeated by a broadcast, a WINDOW, a PAD or a GATHER is cut where that happens, so that the
+  elementwise work behind a GEMM stays with the GEMM, and a layer norm is one kernel and the GEMM that reads it another.
+
+The walk goes from the outputs to the leaves and tracks, for each node, *which* ranges its coordinates depend on, not how. A
+node that breaks a rule names the node to realise, which may lie above; the walk goes back there and on from it.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from svod.core.graph.graph import axis_groups, shape_of, size_of
+from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
+from svod.core.ir.variable import count_of, upper
+from svod.core.schedule.rangeify import is_tuple_reduce, reads_memory, reduce_extents, repeats
+
+ROW_LIMIT = 1 << 16       # elements of a row that a kernel may read again
+CHEAP_COST = 4            # operations of a value that several kernels compute again
+CHEAP_BUFFERS = 3         # buffers such a value may read
+MAX_WALKS = 3             # walks to find shared values that have become cheap
+MAX_DEPTH = 128           # operations behind each other in one kernel, between reductions
+MAX_READS = 8             # places of one kernel that compute the same elementwise value in place
+
+_SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
+Ids = frozenset[int]
+NONE: Ids = frozenset()
+Place = tuple[tuple[Ids, Hashable], ...]
+"""Per axis: the ranges its coordinate depends on, and what is added to them (so that shifted reads are different reads)."""
+
+
+class Use(NamedTuple):
+    """One way a kernel reads a node. `active`: all ranges at the point of reading. `rows`: those that belong to reductions.
+    `entries`: for each range that a broadcast dropped, the node below the broadcast. `barrier`: the node below the nearest
+    WINDOW, PAD or GATHER. `reduced`: the node that the nearest reduction above reads."""
+
+    kernel: UOp
+    place: Place
+    active: Ids
+    rows: Ids
+    entries: tuple[tuple[int, UOp], ...]
+    barrier: UOp | None
+    reduced: UOp | None
+
+
+def ids_of(place: Iterable[tuple[Ids, Hashable]]) -> Ids:
+    """All ranges that some coordinates depend on."""
+    return NONE.union(*(ids for ids, _ in place))
+
+
+def is_reduction(u: UOp) -> bool:
+    """A REDUCE_AXIS (or the GEP of one) that reduces more than one element."""
+    return (u.op is Ops.REDUCE_AXIS or is_tuple_reduce(u)) and bool(reduce_extents(u))
+
+
+def compute_node(u: UOp) -> UOp:
+    """What a chain of movement reads."""
+    while u.op in MOVEMENT:
+        u = u.src[0]
+    return u
+
+
+# -- structure of reductions ---------------------------------------------------------------------------------------------
+def varying_axes(u: UOp) -> frozenset[int]:
+    """The axes of extent > 1 along which a value may vary; a broadcast does not vary. Remembered on the node."""
+    if u._cache is None or "varying" not in u._cache:
+        for n in u.toposort(gate=lambda n: n._cache is None or "varying" not in n._cache):
+            if n.op not in (Ops.UNIQUE, Ops.LUNIQUE, Ops.DEVICE):
+                n.cached("varying", _varying)
+    result: frozenset[int] = u.cached("varying", _varying)
+    return result
+
+
+def _varying(u: UOp) -> frozenset[int]:
+    shape = shape_of(u)
+    if u.op in ELEMENTWISE or u.op in (Ops.CONTIGUOUS, Ops.COPY, Ops.DETACH, Ops.REDUCE_AXIS, Ops.GEP):
+        return frozenset[int]().union(*(varying_axes(s) for s in u.src if s.op is not Ops.DEVICE)) - {
+            a for a, n in enumerate(shape) if n == 1}
+    if u.op in MOVEMENT:
+        below = varying_axes(u.src[0])
+        place: Place = tuple((frozenset((a,)), 0) for a in range(len(shape)))
+        found = [ids for a, (ids, _) in enumerate(move_place(u, place)) if a in below]
+        return frozenset[int]().union(*found) & frozenset(a for a, n in enumerate(shape) if n != 1)
+    return frozenset(a for a, n in enumerate(shape) if n != 1)
+
+
+def factors_of(u: UOp) -> tuple[UOp, UOp] | None:
+    """The two operands of a contraction: a sum of products of different values that vary along what is summed, one of
+    which is used again along an axis that is kept. None for any other node."""
+    if u.op is not Ops.REDUCE_AXIS or u.arg[0] != "ADD":
+        return None
+    x = u.src[0]
+    while x.op is Ops.CAST:
+        x = x.src[0]
+    if x.op is not Ops.MUL or x.src[0] is x.src[1] or not (reads_memory(x.src[0]) and reads_memory(x.src[1])):
+        return None
+    shape = shape_of(x)
+    summed = {a for a in u.arg[1] if shape[a] != 1}
+    kept = {a for a, n in enumerate(shape) if n != 1} - summed
+    first, second = varying_axes(x.src[0]), varying_axes(x.src[1])
+    if not summed or not summed & first & second or (kept <= first and kept <= second):
+        return None
+    return x.src[0], x.src[1]
+
+
+def is_contraction(u: UOp) -> bool:
+    """Whether `factors_of(u)` finds factors. Remembered on the node."""
+    result: bool = u.cached("is_contraction", lambda n: factors_of(n) is not None)
+    return result
+
+
+def attention_region(u: UOp, stops: Container[UOp], consumers: Mapping[UOp, Sequence[UOp]]) -> frozenset[UOp]:
+    """For a contraction one of whose operands is the softmax of another contraction's result: the reductions between them and
+    the other contraction. Empty where the pattern is not met, or something outside reads what lies between. `stops` have buffers."""
+    factors = factors_of(u)
+    row = count_of(reduce_extents(u))
+    if factors is None or row > ROW_LIMIT:
+        return frozenset()
+    above = {u}
+    todo = [u.src[0]]
+    while todo:
+        n = todo.pop()
+        above.add(n)
+        todo += [s for s in n.src if n.op is Ops.CAST]
+    for factor in factors:
+        inner: list[UOp] = []
+        rows: list[UOp] = []
+        seen: set[UOp] = set()
+        todo = [factor]
+        while todo:
+            n = todo.pop()
+            if n in seen or n in stops or n.op is Ops.BUFFER or not reads_memory(n):
+                continue
+            seen.add(n)
+            if n.op in (Ops.WINDOW, Ops.PAD, Ops.GATHER) or (n.op is Ops.REDUCE_AXIS and is_contraction(n)):
+                inner.append(n)
+                if len(inner) > 1:
+                    break
+                continue
+            if is_reduction(n):
+                rows.append(n)
+            todo += n.src
+        if (len(inner) == 1 and inner[0].op is Ops.REDUCE_AXIS and rows and all(count_of(reduce_extents(r)) == row for r in rows)
+                and any(n.op in (Ops.EXP, Ops.EXP2) for n in seen)
+                and all(c in seen or c in above for n in (*rows, *inner) for c in consumers.get(n, ()))):
+            return frozenset((*inner, *rows))
+    return frozenset()
+
+
+# -- places through movement --------------------------------------------------------------------------------------------------
+def move_place(u: UOp, place: Place) -> Place:
+    """`svod.core.schedule.rangeify.move_coords` for places."""
+    source, arg = shape_of(u.src[0]), u.arg
+    nothing: tuple[Ids, Hashable] = (NONE, 0)
+    if u.op is Ops.RESHAPE:
+        shape = shape_of(u)
+        outer = [a for a, n in enumerate(shape) if n != 1]
+        inner = [a for a, n in enumerate(source) if n != 1]
+        moved = [nothing] * len(source)
+        for i0, i1, j0, j1 in axis_groups(tuple(shape[a] for a in outer), tuple(source[a] for a in inner)):
+            if i1 - i0 == j1 - j0 == 1:
+                moved[inner[j0]] = place[outer[i0]]
+                continue
+            ids = ids_of([place[a] for a in outer[i0:i1]])
+            tags = tuple(place[a][1] for a in outer[i0:i1])
+            for j in range(j0, j1):
+                moved[inner[j]] = (ids, (tags, j - j0) if any(tag != 0 for tag in tags) else 0)
+        return tuple(moved)
+    if u.op is Ops.PERMUTE:
+        moved = [nothing] * len(arg)
+        for i, axis in enumerate(arg):
+            moved[axis] = place[i]
+        return tuple(moved)
+    if u.op is Ops.EXPAND:
+        return tuple(nothing if n == 1 else p for p, n in zip(place, source, strict=True))
+    if u.op is Ops.PAD or u.op is Ops.SHRINK:
+        steps = [-lo for lo, _ in arg[0]] if u.op is Ops.PAD else [b for b, _ in arg]
+        return tuple((ids, tag + k if isinstance(tag, int) else (tag, k)) if k != 0 else (ids, tag)
+                     for (ids, tag), k in zip(place, steps, strict=True))
+    if u.op is Ops.FLIP:
+        return tuple((ids, ("flip", tag)) if a in arg else (ids, tag) for a, (ids, tag) in enumerate(place))
+    moved = list(place[:len(source)])
+    for k, (axis, *step) in enumerate(arg):
+        (ids, tag), (window_ids, window_tag) = moved[axis], place[len(source) + k]
+        moved[axis] = (ids | window_ids, ("window", tag, window_tag, *step))
+    return tuple(moved)
+
+
+# -- the cut --------------------------------------------------------------------------------------------------------------
+class Cut:
+    """Finds the realised nodes of one graph. `roots`: the forced nodes and the reason of each."""
+
+    def __init__(self, sink: UOp, roots: dict[UOp, str]):
+        self.order = sink.toposort(gate=lambda n: n.op is not Ops.BUFFER)
+        self.position = {u: i for i, u in enumerate(self.order)}
+        self.consumers: dict[UOp, list[UOp]] = {}
+        for u in self.order:
+            for s in dict.fromkeys(u.src):
+                self.consumers.setdefault(s, []).append(u)
+        self.hard: dict[UOp, str] = dict(roots)
+
+    def run(self) -> dict[UOp, str]:
+        """The nodes that get a buffer, with the reason, in topological order."""
+        forced = dict(self.hard)
+        self.settle()
+        while deep := self.find_deep():
+            forced |= deep
+            self.hard = dict(forced)
+            self.settle()
+        return {u: self.why[u] for u in self.order if u in self.why}
+
+    def find_deep(self) -> dict[UOp, str]:
+        """What ends an expression of `MAX_DEPTH` operations in one kernel: the next value no larger than what it is computed from."""
+        depth: dict[UOp, int] = {}
+        found: dict[UOp, str] = {}
+        for u in self.order:
+            if u in self.why or is_reduction(u):
+                depth[u] = 0
+                continue
+            depth[u] = 1 + max((depth.get(s, 0) for s in u.src), default=-1)     # what a BUFFER is of has none
+            if depth[u] >= MAX_DEPTH and u.op in ELEMENTWISE and any(size_of(compute_node(s)) >= size_of(u) for s in u.src):
+                found[u] = f"an expression of {MAX_DEPTH} operations"
+                depth[u] = 0
+        return found
+
+    def settle(self) -> None:
+        """Walk until the shared values are judged with what lies below them known."""
+        for _ in range(MAX_WALKS):
+            self.walk()
+            # shared values were judged before what lies below them was: once more from the sources up
+            settled = {u: why for u, why in self.why.items() if u not in self.shared}
+            for u in sorted(self.shared, key=self.position.__getitem__):
+                if self.expensive(u, settled):
+                    settled[u] = self.why[u]
+            if len(settled) == len(self.why):
+                break
+            self.hard = settled
+
+    def layout_of(self, u: UOp) -> UOp:
+        """In which layout a realised node is best stored: the RESHAPE at the end of u's only path of PERMUTEs and RESHAPEs, if it
+        merges axes that a PERMUTE brought together (the heads of an attention, before the next GEMM reads them); else u."""
+        best = node = u
+        permuted = False
+        while True:
+            after = self.consumers.get(node, [])
+            if len(after) != 1 or after[0].op not in (Ops.RESHAPE, Ops.PERMUTE) or after[0] in self.why:
+                return best
+            wide = sum(n != 1 for n in shape_of(node))
+            node = after[0]
+            permuted = permuted or node.op is Ops.PERMUTE
+            if permuted and node.op is Ops.RESHAPE and sum(n != 1 for n in shape_of(node)) < wide:
+                best = node
+
+    # -- one walk -----------------------------------------------------------------------------
+    def walk(self) -> None:
+        """One walk with the nodes of `hard` forced; leaves all realised nodes in `why`, those that are only expensive to share
+        also in `shared`. Where a rule asks for a node above to be realised, the walk goes back to that node."""
+        self.why: dict[UOp, str] = dict(self.hard)
+        self.shared: set[UOp] = set()
+        self.uses: dict[UOp, dict[Use, int]] = {}     # how many readers hand down the same use
+        self.given: dict[UOp, list[tuple[UOp, Use]]] = {}
+        self.extents: list[int] = []
+        self.contraction_of: dict[UOp, UOp] = {}      # kernel → its contraction
+        self.exempt: dict[UOp, tuple[UOp, UOp]] = {}  # reductions of an attention region → kernel, and the contraction that reads them
+        i = len(self.order) - 1
+        while i >= 0:
+            u = self.order[i]
+            if u in self.why:
+                self.open_kernel(u)
+            elif self.uses.get(u):
+                problem = self.visit(u, list(self.uses[u]))
+                if problem is not None:
+                    target, why = problem
+                    self.why[target] = why
+                    for k in range(i, self.position[target] + 1):
+                        self.undo(self.order[k])
+                    i = self.position[target]
+                    continue
+            i -= 1
+
+    def undo(self, u: UOp) -> None:
+        """Take back what a visit of u did."""
+        for s, use in self.given.pop(u, ()):
+            count = self.uses[s]
+            count[use] -= 1
+            if not count[use]:
+                del count[use]
+        self.shared.discard(u)
+        self.contraction_of = {k: c for k, c in self.contraction_of.items() if c is not u}
+        self.exempt = {r: e for r, e in self.exempt.items() if e[1] is not u}
+
+    def open_kernel(self, u: UOp) -> None:
+        if u.op in (Ops.AFTER, Ops.CALL, Ops.END):   # the kernels are ASSIGNs, and calls, whose arguments are roots
+            return
+        shape = shape_of(u)
+        place = tuple((self.new_range(n), 0) if n != 1 else (NONE, 0) for n in shape)
+        use = Use(u, place, ids_of(place), NONE, (), None, None)
+        if u.op is Ops.ASSIGN or u.op is Ops.COPY:
+            self.want(u, u.src[-1] if u.op is Ops.ASSIGN else u.src[0], use)
+        elif u.op is not Ops.CUSTOM_FUNCTION:   # the operands of a routine are roots
+            if u.op is Ops.REDUCE_AXIS and is_contraction(u):
+                self.claim(u, u)
+            self.descend(u, use)
+
+    def claim(self, kernel: UOp, contraction: UOp) -> None:
+        """The kernel has its contraction, and with it the reductions of an attention that ends in it."""
+        self.contraction_of[kernel] = contraction
+        for r in attention_region(contraction, self.why, self.consumers):
+            self.exempt[r] = kernel, contraction
+
+    def new_range(self, extent: int) -> Ids:
+        self.extents.append(extent)
+        return frozenset((len(self.extents) - 1,))
+
+    def want(self, reader: UOp, u: UOp, use: Use) -> None:
+        if u.op is not Ops.CONST and u.op is not Ops.BUFFER:
+            uses = self.uses.setdefault(u, {})
+            uses[use] = uses.get(use, 0) + 1
+            self.given.setdefault(reader, []).append((u, use))
+
+    def visit(self, u: UOp, uses: list[Use]) -> tuple[UOp, str] | None:
+        """Hand the uses of u to its sources; or the node to realise first (u or one above), and why."""
+        problem: tuple[UOp, str] | None = None
+        if is_reduction(u):
+            problem = self.check_reduction(u, uses)
+        elif u.op not in MOVEMENT and u.op is not Ops.IOTA:
+            kernels = {use.kernel for use in uses}
+            if len({use.place for use in uses if use.kernel is uses[0].kernel}) > MAX_READS and reads_memory(u):
+                problem = u, f"read at more than {MAX_READS} places of one kernel"
+            elif len(kernels) > 1:
+                reason = self.expensive(u, self.why)
+                if reason:
+                    self.why[u] = f"read by several kernels and {reason}"
+                    self.shared.add(u)
+                    self.open_kernel(u)
+                    return None
+        if problem is None:
+            # a reduction is computed once, whoever reads it
+            for use in [self.common_use(uses)] if is_reduction(u) else uses:
+                self.descend(u, use)
+        return problem
+
+    def common_use(self, uses: list[Use]) -> Use:
+        """One use for all of a reduction's, as far as what lies below it is concerned."""
+        return uses[0]._replace(rows=NONE.union(*(use.rows for use in uses)))
+
+    def descend(self, u: UOp, use: Use) -> None:
+        """Hand one use of u to its sources."""
+        if u.op in MOVEMENT:
+            below = compute_node(u)
+            entries = use.entries
+            barrier = below if u.op is Ops.PAD or u.op is Ops.WINDOW else use.barrier
+            if u.op is Ops.EXPAND and repeats(u):
+                dropped = [i for (ids, _), n, m in zip(use.place, shape_of(u), shape_of(u.src[0]), strict=True) if n != m for i in ids]
+                entries = (*entries, *((i, below) for i in dropped))
+            self.want(u, u.src[0], use._replace(place=move_place(u, use.place), entries=entries, barrier=barrier))
+        elif is_reduction(u):
+            reduce = u.src[0] if u.op is Ops.GEP else u
+            shape = shape_of(reduce.src[0])
+            place = list(use.place)
+            own = NONE
+            for a in reduce.arg[1]:
+                if shape[a] != 1:
+                    place[a] = (self.new_range(shape[a]), 0)
+                    own |= place[a][0]
+            # computed once for each element of its own: what else its reader runs over does not matter below
+            used = ids_of(use.place)
+            below_use = use._replace(place=tuple(place), active=used | own, rows=(use.rows & used) | own, entries=(),
+                                     reduced=compute_node(reduce.src[0]))
+            for s in reduce.src:
+                self.want(u, s, below_use)
+        elif u.op is Ops.GATHER:
+            x, index = u.src
+            end = u.arg + len(shape_of(index))
+            ids = ids_of(use.place[u.arg:end])
+            self.want(u, x, use._replace(place=(*use.place[:u.arg], (ids, ("gather", index)), *use.place[end:]), barrier=compute_node(x)))
+            self.want(u, index, use._replace(place=use.place[u.arg:end], barrier=compute_node(index)))
+        else:
+            for s in u.src:
+                self.want(u, s, use)
+
+    # -- rules --------------------------------------------------------------------------------
+    def check_reduction(self, u: UOp, uses: list[Use]) -> tuple[UOp, str] | None:
+        """The node to realise, and why, if the reduction u cannot stay in the kernel that reads it."""
+        kernel = uses[0].kernel
+        if any(use.kernel is not kernel for use in uses):
+            return self.lift(u), "a reduction read by several kernels"
+        if u in self.exempt and self.exempt[u][0] is kernel:
+            return None
+        barriers = [use.barrier for use in uses if use.barrier is not None]
+        if barriers:
+            return self.lowest(barriers), "a reduction read through a window, padding or gather"
+        if len({use.place for use in uses}) > 1:
+            return self.lift(u), "a reduction read at several places"
+        row = count_of(reduce_extents(u))
+        contraction = u.op is Ops.REDUCE_AXIS and is_contraction(u)
+        used = ids_of(uses[0].place)
+        problems: dict[UOp, str] = {}
+        for use in uses:
+            repeated = self.repeated(u, use, used, contraction)
+            if repeated is not None:
+                problems[repeated] = "a reduction that a broadcast in its consumer would repeat"
+            elif use.rows and contraction:
+                problems[use.reduced or u] = "a contraction whose consumer is another reduction"
+            elif (use.active != used or use.rows) and row > ROW_LIMIT:
+                problems[self.lift(u)] = f"a row of {row} elements, more than {ROW_LIMIT}, would be read again"
+            elif math.prod(upper(self.extents[i]) for i in use.rows) > ROW_LIMIT:
+                problems[use.reduced or u] = f"more than {ROW_LIMIT} elements would be reduced further"
+        if problems:
+            target = self.lowest(problems)
+            return target, problems[target]
+        if contraction:
+            if kernel in self.contraction_of:
+                return self.lift(u), "a second contraction in one kernel"
+            self.claim(kernel, u)
+        return None
+
+    def repeated(self, u: UOp, use: Use, used: Ids, contraction: bool) -> UOp | None:
+        """The node below the broadcast that repeats u, if one does that is not along u's own row."""
+        entry = dict(reversed(use.entries))
+        # a range that a RESHAPE spread over a broadcast axis and another one is dropped and used at once
+        extra = use.active - used | ({i for i in entry if i in used} if contraction else NONE)
+        own = [] if contraction else list(reduce_extents(u))
+        offending = []
+        # the broadcast nearest to the reduction is the one that can be its row
+        for i in sorted(extra, key=lambda i: (self.position[entry[i]] if i in entry else len(self.order), i)):
+            if self.extents[i] in own:
+                own.remove(self.extents[i])
+            else:
+                offending.append(i)
+        if not offending:
+            return None
+        return self.lowest([entry[i] for i in offending if i in entry] or [u])
+
+    def lowest(self, nodes: Iterable[UOp]) -> UOp:
+        """The first of `nodes` in topological order."""
+        return min(nodes, key=self.position.__getitem__)
+
+    def lift(self, u: UOp) -> UOp:
+        """The last node of the elementwise chain behind a reduction: what the kernel of u should store."""
+        best = node = u
+        while True:
+            after = self.consumers.get(node, [])
+            if len(after) != 1:
+                return best
+            node = after[0]
+            if node in self.why or size_of(u) != _size_or_zero(node):
+                return best
+            if node.op in ELEMENTWISE:
+                if any(self.holds_reduction(s) for s in node.src if compute_node(s) is not compute_node(best) and s is not best):
+                    return best
+                best = node
+            elif node.op not in (Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP):
+                return best
+
+    def holds_reduction(self, u: UOp) -> bool:
+        """Whether u's value, computed in the kernel that reads it, would hold a reduction."""
+        return any(is_reduction(n) for n in self.cone(u, self.why) if n not in self.why)
+
+    def cone(self, u: UOp, realised: dict[UOp, str]) -> list[UOp]:
+        """The nodes down to buffers, realised nodes and reductions."""
+        return u.toposort(gate=lambda n: not (n.op is Ops.BUFFER or (n in realised and n is not u) or is_reduction(n)))
+
+    def expensive(self, u: UOp, realised: dict[UOp, str]) -> str:
+        """Why several kernels should not each compute u; empty if they should."""
+        cost, buffers = 0, 0
+        for n in self.cone(u, realised):
+            if n.op is Ops.BUFFER or (n is not u and n in realised):
+                buffers += 1
+            elif is_reduction(n):
+                return "holds a reduction"
+            elif n.op in ELEMENTWISE:
+                cost += 6 if n.op in TRANSCENDENTAL else 3 if n.op in _SLOW else 1
+            elif n.op is Ops.GATHER:
+                cost += 3
+        if not buffers:
+            return ""
+        if cost > CHEAP_COST:
+            return f"costs more than {CHEAP_COST} operations"
+        return f"reads more than {CHEAP_BUFFERS} buffers" if buffers > CHEAP_BUFFERS else ""
+
+
+def _size_or_zero(u: UOp) -> int:
+    return 0 if u.op is Ops.SINK else size_of(u)

@@ -1,0 +1,157 @@
+"""What a graph means, without the ways of saying it: the first pass of `create_schedule`.
+
+    CONTIGUOUS(RESHAPE(x + y))            →   RESHAPE(x + y), and x + y is a root: it gets a buffer
+    CAT(x, y)                             →   selects, or stores into the parts of a buffer (svod.core.graph.join)
+    DETACH(x)                             →   x
+    sum of a sum over other axes          →   one sum over all of them
+    RESHAPE(RESHAPE(x))                   →   RESHAPE(x)
+    AFTER(b, STORE(b, x))                 →   AFTER(b, ASSIGN(b, x))
+
+It stands first so that later passes meet neither markers nor chains that rewriting makes.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from svod.core.graph.callback import is_callback
+from svod.core.graph.graph import base_of, is_kernel_store, permute, reshape, shape_of, shrink
+from svod.core.graph.join import expand_joins
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.origin import inherit_origin
+from svod.core.ir.rewrite import Pattern, PatternMatcher, graph_rewrite
+from svod.core.ir.uop import MOVEMENT, Ops, UOp
+from svod.core.schedule.calls import arguments_of
+from svod.errors import ScheduleError
+
+
+class Normalized(NamedTuple):
+    """`sink`: the rewritten SINK. `outputs`: for each of its sources what holds its value under RESHAPEs. `roots`: the nodes that
+    must have a buffer, and why."""
+
+    sink: UOp
+    outputs: tuple[UOp, ...]
+    roots: dict[UOp, str]
+
+
+def _merge_reductions(outer: UOp, inner: UOp) -> UOp | None:
+    if outer.arg[0] != inner.arg[0] or outer.arg[0] not in ("ADD", "MUL", "MAX", "MIN", "AND", "OR"):
+        return None
+    axes = tuple(sorted({*outer.arg[1], *inner.arg[1]}))
+    return UOp(Ops.REDUCE_AXIS, outer.dtype, inner.src, (outer.arg[0], axes))
+
+
+def _merge_reductions_reshaped(outer: UOp, inner: UOp, between: UOp) -> UOp | None:
+    """As `_merge_reductions`, where the axes of extent 1 that the inner one left were dropped in between."""
+    kept = [a for a, n in enumerate(shape_of(inner)) if n != 1]
+    named = [a for a, n in enumerate(between.arg) if n != 1]
+    if [shape_of(inner)[a] for a in kept] != [between.arg[a] for a in named]:
+        return None
+    place = dict(zip(named, kept, strict=True))
+    axes = tuple(sorted(place[a] for a in outer.arg[1] if a in place))
+    if not axes:
+        return None
+    merged = _merge_reductions(UOp(Ops.REDUCE_AXIS, outer.dtype, (inner,), (outer.arg[0], axes)), inner)
+    return None if merged is None else reshape(merged, shape_of(outer))
+
+
+def _reshape_again(outer: UOp, inner: UOp) -> UOp:
+    return reshape(inner.src[0], outer.arg)
+
+
+def _permute_again(outer: UOp, inner: UOp) -> UOp:
+    return permute(inner.src[0], [inner.arg[a] for a in outer.arg])
+
+
+def _shrink_again(outer: UOp, inner: UOp) -> UOp:
+    return shrink(inner.src[0], [(b0 + b, b0 + e) for (b0, _), (b, e) in zip(inner.arg, outer.arg, strict=True)])
+
+
+def _without_change(u: UOp) -> UOp | None:
+    """A movement that moves nothing."""
+    if shape_of(u) != shape_of(u.src[0]):
+        return None
+    moves_nothing = {Ops.RESHAPE: True, Ops.EXPAND: True, Ops.PERMUTE: u.op is Ops.PERMUTE and u.arg == tuple(range(len(u.arg))),
+                     Ops.SHRINK: True, Ops.PAD: True, Ops.FLIP: not u.arg, Ops.WINDOW: not u.arg}
+    return u.src[0] if moves_nothing[u.op] else None
+
+
+def _stores_as_assigns(u: UOp) -> UOp | None:
+    """An AFTER with a STORE to its buffer as an ASSIGN, and without STOREs of kernels; None where there is no STORE."""
+    if all(s.op is not Ops.STORE for s in u.src):
+        return None
+    shape_of(u)     # what the STOREs are is looked at before they are gone
+    done = [UOp(Ops.ASSIGN, s.src[0].dtype, s.src) if s.op is Ops.STORE else s for s in u.src[1:] if not is_kernel_store(s)]
+    return u.replace(src=(u.src[0], *done)) if done else u.src[0]
+
+
+def _under(op: Ops) -> Pattern:
+    return Pattern(op, (Pattern(op, name="inner"),), name="outer")
+
+
+RULES = PatternMatcher([
+    (Pattern(Ops.DETACH, (Pattern(name="x"),)), lambda x: x),
+    (Pattern(MOVEMENT, name="u"), _without_change),
+    (_under(Ops.RESHAPE), _reshape_again),
+    (_under(Ops.PERMUTE), _permute_again),
+    (_under(Ops.SHRINK), _shrink_again),
+])
+STORES = PatternMatcher([(Pattern(Ops.AFTER, name="u"), _stores_as_assigns)])
+_INNER = Pattern(Ops.REDUCE_AXIS, name="inner")
+MERGE_REDUCTIONS = PatternMatcher([
+    (Pattern(Ops.REDUCE_AXIS, (_INNER,), name="outer"), _merge_reductions),
+    (Pattern(Ops.REDUCE_AXIS, (Pattern(Ops.RESHAPE, (_INNER,), name="between"),), name="outer"), _merge_reductions_reshaped),
+])
+
+
+def normalize(sink: UOp) -> Normalized:
+    """See the module. Raises ScheduleError for an output that is no graph node."""
+    roots: dict[UOp, str] = {}
+    done: dict[UOp, UOp] = {}
+    if any(u.op is Ops.STORE for u in sink.toposort()):
+        sink = graph_rewrite(sink, STORES)
+    expanded = expand_joins(sink)
+    simplified = graph_rewrite(expanded, RULES)
+    readers: dict[UOp, int] = {}
+    for u in simplified.toposort():
+        for s in set(u.src):
+            readers[s] = readers.get(s, 0) + 1
+    for u in simplified.toposort():
+        src = tuple([done[s] for s in u.src])
+        node = u if src == u.src else u.replace(src=src)
+        if any(s.op is Ops.ASSIGN for s in src) and u.op is not Ops.AFTER:
+            raise ScheduleError(f"{u.op.value} of an ASSIGN, which has no value of its own: read the AFTER of it, what it leaves")
+        if u.op is Ops.REDUCE_AXIS and readers[u.src[0]] == 1 and (u.src[0].op is not Ops.RESHAPE or readers[u.src[0].src[0]] == 1):
+            node = MERGE_REDUCTIONS.rewrite(node) or node
+        if node.op is Ops.CONTIGUOUS:
+            node = node.src[0]
+            base = base_of(node)
+            if base.op not in (Ops.BUFFER, Ops.AFTER, Ops.CONST):
+                roots.setdefault(base, "contiguous")
+        elif node.op is Ops.CUSTOM_FUNCTION:
+            for s in node.src:
+                if base_of(s).op not in (Ops.BUFFER, Ops.AFTER):
+                    roots.setdefault(base_of(s), "operand of a host callback" if is_callback(node) else "operand of a routine")
+            roots.setdefault(node, "host callback" if is_callback(node) else "routine")
+        elif node.op is Ops.COPY:
+            roots.setdefault(node, "copy")
+        elif node.op is Ops.CALL:
+            for s in arguments_of(node):
+                if s.op not in (Ops.BUFFER, Ops.AFTER):
+                    roots.setdefault(s, "argument of a call")
+            roots.setdefault(node, "called")
+        elif node.op is Ops.AFTER:
+            parts = sum(s.op is Ops.ASSIGN for s in node.src)
+            why = f"put together from {parts} parts" if parts > 1 else "assigned"
+            roots[node] = why if parts else "called"
+            roots.update({s: why if s.op is Ops.ASSIGN else "called" for s in node.src[1:] if s.op is not Ops.AFTER})
+        if node is not u:
+            inherit_origin(node, u)
+        done[u] = node
+    outputs = []
+    for s in done[sink if sink in done else simplified].src:
+        base = base_of(s)
+        if base.op not in (Ops.BUFFER, Ops.AFTER) and 0 not in shape_of(base):
+            roots.setdefault(base, "output")
+        outputs.append(base)
+    live = tuple(o for o in outputs if 0 not in shape_of(o))
+    return Normalized(UOp(Ops.SINK, dtypes.void, live), tuple(outputs), roots)

@@ -1,0 +1,226 @@
+"""Which elements of its buffers a kernel reaches.
+
+`narrow_params`: each PARAM becomes the smallest interval of its buffer that the kernel reaches, so that kernels that do the same to
+different parts of a buffer are one kernel, called with different offsets.
+
+    STORE(p0[i + 24], LOAD(p1[i + 8]); i:8), both of 100 elements   →   STORE(p0[i], LOAD(p1[i]); i:8), both of 8; offsets 24 and 8
+
+`Region`: the elements as runs of equal length that repeat at equal distances, an upper bound. A column of a matrix and the next one are
+two regions whose intervals overlap and that have no element in common.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from svod.core.ir import symbolic as sy
+from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.variable import is_symbolic
+
+
+def begin_at_zero(nodes: Sequence[UOp]) -> tuple[tuple[UOp, ...], dict[UOp, int]]:
+    """Graph nodes with every BUFFER that one SHRINK only reads (or writes) used from its beginning: SHRINK(b, 8…12) → SHRINK(b, 0…4);
+    and by how many elements each was moved. What differs in that only is one kernel, so its AST need not be made twice."""
+    readers: dict[UOp, list[UOp]] = {}
+    buffers: dict[UOp, None] = {}
+    for node in nodes:
+        for u in node.toposort(gate=lambda n: n.op is not Ops.BUFFER):
+            if u.op is Ops.BUFFER:
+                buffers[u] = None
+            else:
+                for s in u.src:
+                    found = readers.setdefault(s, [])
+                    if u not in found:
+                        found.append(u)
+    moved: dict[UOp, UOp] = {}
+    first: dict[UOp, int] = {}
+    for b in buffers:
+        node, strides = b, [1]
+        while len(above := readers.get(node, [])) == 1 and node not in nodes:
+            if above[0].op is Ops.RESHAPE and node is b:
+                shape = above[0].arg
+                strides = [math.prod(shape[a + 1:]) for a in range(len(shape))]
+            elif above[0].op is Ops.PERMUTE:
+                strides = [strides[a] for a in above[0].arg]
+            else:
+                break
+            node = above[0]
+        if len(above) == 1 and above[0].op is Ops.SHRINK and node not in nodes:
+            begin = 0 if is_symbolic([low for low, _ in above[0].arg]) else sum(
+                k * low for k, (low, _) in zip(strides, above[0].arg, strict=True))
+            if begin:
+                first[b] = begin
+                moved[above[0]] = above[0].replace(src=(node,), arg=tuple((0, high - low) for low, high in above[0].arg))
+    return tuple(n.substitute(moved) for n in nodes) if moved else tuple(nodes), first
+
+
+class Region(NamedTuple):
+    """Runs of `run` elements (or bytes), the first at `start`, repeated as `steps` say: each (stride, times) repeats all before it, with
+    smaller strides first."""
+
+    start: int
+    run: int
+    steps: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The first position after the last run."""
+        return self.start + self.span()
+
+    @property
+    def size(self) -> int:
+        """How many elements (or bytes) it has at most."""
+        return self.run * math.prod(times for _, times in self.steps)
+
+    def span(self, period: int | None = None) -> int:
+        """From the first position to the end, of what repeats with `period` if one is given."""
+        return self.run + sum(stride * (times - 1) for stride, times in self.steps if period is None or stride < period)
+
+    def has_period(self, period: int) -> bool:
+        """Whether all that repeats less often than with `period` does so with a multiple of it."""
+        return all(stride < period or stride % period == 0 for stride, _ in self.steps)
+
+    def covers(self, other: Region) -> bool:
+        """Whether every element of the other is surely one of this."""
+        return self == other or (not self.steps and self.start <= other.start and other.end <= self.end)
+
+    def moved(self, offset: int, scale: int = 1) -> Region:
+        """In units `scale` times smaller, `offset` (old units) further on."""
+        return Region((self.start + offset) * scale, self.run * scale, tuple((stride * scale, times) for stride, times in self.steps))
+
+
+def are_disjoint(a: Region, b: Region) -> bool:
+    """Whether two regions surely have no element in common: by where they begin and end, or by where in a common period they do."""
+    if a.end <= b.start or b.end <= a.start:
+        return True
+    for period in {stride for stride, _ in (*a.steps, *b.steps)}:
+        if a.has_period(period) and b.has_period(period):
+            gap = (b.start - a.start) % period
+            if gap >= a.span(period) and period - gap >= b.span(period):
+                return True
+    return False
+
+
+def find_overlap(regions: Sequence[Region]) -> tuple[int, int] | None:
+    """The positions of two regions that may have an element in common; None if there are none. Regions are put into groups by where they
+    lie, and in the periods that they have, until groups do not fall apart any more: two of different groups are disjoint."""
+    periods: list[int | None] = [None, *sorted({stride for r in regions for stride, _ in r.steps}, reverse=True)]
+    groups = [list(range(len(regions)))]
+    while True:
+        before = len(groups)
+        for period in periods:
+            groups = [part for g in groups for part in _apart(regions, g, period)]
+        if len(groups) == before:
+            break
+    return next(((i, j) for g in groups for at, i in enumerate(g) for j in g[at + 1:] if not are_disjoint(regions[i], regions[j])), None)
+
+
+def _apart(regions: Sequence[Region], group: list[int], period: int | None) -> list[list[int]]:
+    """The regions of a group in groups that lie behind each other: on the line, or on a circle of `period` positions."""
+    if len(group) < 2 or (period is not None and not all(regions[i].has_period(period) for i in group)):
+        return [group]
+    begin = {i: regions[i].start if period is None else regions[i].start % period for i in group}
+    order = sorted(group, key=begin.__getitem__)
+    found: list[list[int]] = []
+    reached = 0
+    for i in order:
+        if found and begin[i] < reached:
+            found[-1].append(i)
+        else:
+            found.append([i])
+        reached = max(reached, begin[i] + regions[i].span(period))
+    if period is not None and len(found) > 1 and reached > period + begin[order[0]]:
+        # around the circle the last group meets the first ones
+        last = found.pop()
+        while found and begin[found[0][0]] + period < reached:
+            last += found.pop(0)
+        found.append(last)
+    return found
+
+
+# -- of kernels ------------------------------------------------------------------------------------------------------------
+def _indices(ast: UOp) -> dict[UOp, list[UOp]]:
+    """The index expressions at which each PARAM is read and written; none for those that are not only read and written there."""
+    found: dict[UOp, list[UOp]] = {}
+    whole: set[UOp] = set()
+    for u in ast.toposort():
+        if u.op is Ops.INDEX and u.src[0].op is Ops.PARAM:
+            found.setdefault(u.src[0], []).append(u.src[1])
+        else:
+            whole.update(s for s in u.src if s.op is Ops.PARAM)
+            if u.op is Ops.STORE and u.src[1].op is Ops.CUSTOM_FUNCTION:    # what it writes is not said by an index
+                whole.add(u.src[0].src[0])
+    return {p: [] if p in whole else indices for p, indices in found.items()} | {p: [] for p in whole}
+
+
+def reached_sizes(ast: UOp) -> dict[UOp, int]:
+    """By PARAM how many elements from its first one a kernel reaches, by the bounds of its indices; PARAMs without indices left out."""
+    return {p: max(sy.bounds(i)[1] for i in indices) + 1 for p, indices in _indices(ast).items() if indices}
+
+
+def narrow_params(ast: UOp) -> tuple[UOp, dict[int, int]]:
+    """See the module: (AST, offset in elements by slot)."""
+    first: dict[UOp, int] = {}
+    narrowed: dict[UOp, UOp] = {}
+    for param, indices in _indices(ast).items():
+        if not indices:
+            continue
+        bounds = [sy.bounds(i) for i in indices]
+        low, high = min(lo for lo, _ in bounds), max(hi for _, hi in bounds)
+        # bounds of an index under a gate may lie outside
+        if low >= 0 and high < param.arg.size and high - low + 1 < param.arg.size:
+            first[param] = low
+            narrowed[param] = param.replace(arg=replace(param.arg, size=high - low + 1))
+    if not narrowed:
+        return ast, {}
+    done: dict[UOp, UOp] = {}
+    for u in ast.toposort():
+        src = tuple([done[s] for s in u.src])
+        if u.op is Ops.INDEX and u.src[0] in narrowed:
+            src = (narrowed[u.src[0]], sy.shift(src[1], -first[u.src[0]]))
+        done[u] = u if src == u.src else u.replace(src=src)
+    return done[ast], {p.arg.slot: low for p, low in first.items()}
+
+
+def regions_of(ast: UOp) -> tuple[Region, ...]:
+    """By slot the elements that a kernel reaches, in elements from the start of the PARAM. Remembered on the node."""
+    result: tuple[Region, ...] = ast.cached("regions", _regions_of)
+    return result
+
+
+def _regions_of(ast: UOp) -> tuple[Region, ...]:
+    found: dict[int, Region] = {}
+    for param, indices in _indices(ast).items():
+        regions = {region_of(i, param.arg.size) for i in indices}
+        if len(regions) == 1:
+            found[param.arg.slot] = regions.pop()
+        else:
+            start = min((r.start for r in regions), default=0)
+            end = max((r.end for r in regions), default=param.arg.size)
+            found[param.arg.slot] = Region(start, end - start)
+    return tuple(found[slot] for slot in sorted(found))
+
+
+def region_of(index: UOp, size: int) -> Region:
+    """The elements of a buffer of `size` that an index expression reaches: its terms from the smallest step up, those without a gap as
+    a run, the others as its repetitions."""
+    terms, start = sy.linear(index)
+    widths: dict[int, int] = {}
+    for atom, k in terms.items():
+        low, high = sy.bounds(atom)
+        start += k * (low if k > 0 else high)
+        if high > low:
+            widths[abs(k)] = widths.get(abs(k), 0) + abs(k) * (high - low)
+    run, steps = 1, []
+    for step, width in sorted(widths.items()):
+        if step <= run:
+            run += width
+        else:
+            steps.append((step, width // step + 1))
+    region = Region(start, run, tuple(steps))
+    if region.start < 0 or region.end > size:   # under a gate
+        start = max(0, region.start)
+        return Region(start, min(size, region.end) - start)
+    return region

@@ -1,0 +1,561 @@
+"""A graph as kernels in the order they can run: `create_schedule`.
+
+    SINK(outputs)  →  normalise  →  cut (which nodes get a buffer)  →  per kernel: rangeify, split and merge ranges,
+                      narrow PARAMs, canonical form
+                   →  order: reads after the writes they need, ASSIGNs after the reads of what they overwrite
+
+Every buffer has *versions*: version 0 is what it holds when the schedule starts, each AFTER makes the next. Its ASSIGNs write disjoint
+parts of the buffer, in any order or at once; what they do not write stays. Each invocation of a CALL makes one version of what it writes
+(`svod.core.schedule.calls`). A kernel reads one version and must run before the ASSIGNs that
+end it. Where that is impossible (a swap of two buffers) the old content is copied first.
+"""
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from heapq import heapify, heappop, heappush
+from threading import Lock
+from typing import NamedTuple
+
+from svod.core.graph.callback import call_of, callback_ast, is_callback
+from svod.core.graph.graph import base_of, shape_of, storage_of, storage_size, storage_view
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.origin import origin_of
+from svod.core.ir.param import Param
+from svod.core.ir.uop import MOVEMENT, Ops, UOp
+from svod.core.ir.variable import Dim
+from svod.core.schedule.axes import merge_ranges, split_ranges
+from svod.core.schedule.calls import Invocation, arguments_of, kernel_of_call, programs_of, unroll, written_slots
+from svod.core.schedule.canonical import canonicalize
+from svod.core.schedule.cut import Cut, is_contraction, is_reduction
+from svod.core.schedule.kernel_variables import rename_variables
+from svod.core.schedule.normalize import Normalized, normalize
+from svod.core.schedule.rangeify import Output, rangeify, reads_memory
+from svod.core.schedule.regions import are_disjoint, begin_at_zero, narrow_params, regions_of
+from svod.core.schedule.schedule_check import levels_of
+from svod.errors import ScheduleError
+from svod.system.forksafe import remake_after_fork
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One kernel of a schedule. `ast`: canonical SINK. `args`: a BUFFER per slot, outputs first. `offsets`: per slot the element of the
+    buffer with which the PARAM begins. `deps`: positions in `Schedule.calls` that must have run. `origin`: module path or file:line, ""
+    if unknown. `why`: the rule that made it a kernel. `variables`: the DEFINE_VAR of the graph that each of the kernel's, v0, v1, …, is."""
+
+    ast: UOp
+    args: tuple[UOp, ...]
+    offsets: tuple[int, ...]
+    name_hint: str
+    origin: str
+    deps: tuple[int, ...]
+    why: str
+    variables: tuple[UOp, ...] = ()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`calls` in an order that can be executed; `outputs`: for each source of the SINK the BUFFER that holds its value, flat and
+    in row-major order, when all calls have run."""
+
+    calls: tuple[KernelCall, ...]
+    outputs: tuple[UOp, ...]
+
+    def levels(self) -> list[int]:
+        """For each call the length of the longest chain of calls that it waits for: calls of a level are independent.
+
+        Raises ScheduleError for dependencies that are not in order."""
+        return levels_of(self.calls)
+
+
+Version = tuple[UOp, int]
+
+
+@dataclass
+class _Pending:
+    """A kernel before it is ordered. `reads` and `writes` are (buffer, version); `args` has the same pairs by slot, `offsets` where in
+    the buffer the PARAM begins."""
+
+    ast: UOp
+    args: list[Version]
+    offsets: list[int]
+    outs: int
+    name_hint: str
+    origin: str
+    why: str
+    variables: tuple[UOp, ...] = ()
+    root: UOp | None = None     # the node that it stores; None for a call, and for a copy that the order needs
+    snapshots: dict[Version, UOp] = field(default_factory=dict)
+    after: tuple[Version, ...] = ()     # what else must have been written
+
+    @property
+    def writes(self) -> list[Version]:
+        return self.args[:self.outs]
+
+    @property
+    def reads(self) -> list[Version]:
+        return [self.snapshot(a) for a in self.args[self.outs:]]
+
+    def snapshot(self, v: Version) -> Version:
+        return (self.snapshots[v], 0) if v in self.snapshots else v
+
+
+class KernelAst(NamedTuple):
+    """A canonical AST, and by slot the BUFFER and the element of it with which the PARAM begins."""
+
+    ast: UOp
+    buffers: tuple[UOp, ...]
+    offsets: tuple[int, ...]
+    variables: tuple[UOp, ...] = ()     # of the graph, in the order of the kernel's
+
+
+_ASTS: OrderedDict[tuple[UOp, UOp, frozenset[UOp]], KernelAst] = OrderedDict()
+_ASTS_LIMIT = 4096
+_ASTS_LOCK = Lock()
+remake_after_fork(sys.modules[__name__], "_ASTS_LOCK", Lock)
+
+
+_observer: ContextVar[Callable[[UOp, dict[str, UOp]], None] | None] = ContextVar("observer", default=None)
+"""Told of each kernel that is not remembered: its AST, and what each pass made of it, by the pass."""
+
+
+def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> KernelAst:
+    """The kernel that stores the graph node `value` into `target`, a view of a BUFFER.
+
+    All passes from rangeify to the canonical form. With `remember`, equal arguments give a remembered result: the layers of a
+    model repeat."""
+    ident = (value, target, constants)
+    if remember:
+        with _ASTS_LOCK:
+            found = _ASTS.get(ident)
+            if found is not None:
+                _ASTS.move_to_end(ident)
+                return found
+    ranged, buffers = rangeify([Output(value, target)], constants)
+    axes, first = narrow_params(merge_ranges(split_ranges(ranged)))
+    renamed, variables = rename_variables(axes)
+    ast, slots = canonicalize(renamed)
+    observe = _observer.get()
+    if observe is not None:
+        observe(ast, {"rangeify": ranged, "axes": axes, "canonical": ast})
+    result = KernelAst(ast, tuple(buffers[s] for s in slots), tuple(first.get(s, 0) for s in slots), variables)
+    if remember:
+        with _ASTS_LOCK:
+            _ASTS[ident] = result
+            while len(_ASTS) > _ASTS_LIMIT:
+                _ASTS.popitem(last=False)
+    return result
+
+
+def part_ast(value: UOp, target: UOp, constants: frozenset[UOp], *, remember: bool) -> KernelAst:
+    """`kernel_ast`, found again for parts of buffers that begin elsewhere."""
+    (moved_value, moved_target), first = begin_at_zero((value, target))
+    if not first:
+        return kernel_ast(value, target, constants, remember=remember)
+    made = kernel_ast(moved_value, moved_target, constants, remember=remember)
+    offsets = tuple(k + first.get(b, 0) for b, k in zip(made.buffers, made.offsets, strict=True))
+    ends = [0] * len(offsets)
+    for p in made.ast.walk(Ops.PARAM):
+        ends[p.arg.slot] = offsets[p.arg.slot] + p.arg.size
+    if any(end > b.arg for b, end in zip(made.buffers, ends, strict=True)):     # not narrowed: reads under a gate
+        return kernel_ast(value, target, constants, remember=remember)
+    return made._replace(offsets=offsets)
+
+
+def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> Schedule:
+    """The kernels that compute the sources of `sink`, a SINK of graph nodes. BUFFERs in `constants` are weights of the plan.
+    `remember`: kernels that were cut before in this process are taken from there, and new ones are kept.
+
+    New BUFFERs are numbered from 0 (LUNIQUE), so equal graphs give equal schedules. Raises ScheduleError."""
+    if sink.op is not Ops.SINK:
+        raise ScheduleError(f"a schedule is made of a SINK of graph nodes, found {sink!r}; wrap the outputs in svod.core.graph.graph.sink")
+    return _Builder(normalize(sink), constants, remember).run()
+
+
+@dataclass(frozen=True)
+class Explained:
+    """How a graph became its schedule. `graph`: normalised. `roots`: for each call the node it stores, None for a kernel written by hand
+    and for a copy that the order needs. `passes`: by kernel AST what rangeify, axes and canonical made of it."""
+
+    graph: Normalized
+    schedule: Schedule
+    roots: tuple[UOp | None, ...]
+    passes: dict[UOp, dict[str, UOp]]
+
+
+def explain_schedule(sink: UOp, constants: frozenset[UOp] = frozenset()) -> Explained:
+    """`create_schedule`, with what it was made of. Remembers nothing. Raises ScheduleError."""
+    builder = _Builder(normalize(sink), constants, False)
+    passes: dict[UOp, dict[str, UOp]] = {}
+    token = _observer.set(passes.__setitem__)
+    try:
+        schedule = builder.run()
+    finally:
+        _observer.reset(token)
+    return Explained(builder.graph, schedule, tuple(builder.pending[i].root for i in builder.sequence), passes)
+
+
+class _Builder:
+    def __init__(self, graph: Normalized, constants: frozenset[UOp], remember: bool):
+        self.graph, self.constants, self.remember = graph, constants, remember
+        self.device = next((u.src[1] for u in graph.sink.walk(Ops.BUFFER)), UOp(Ops.DEVICE, dtypes.void, (), "CPU"))
+        self.lunique = 0
+        self.buffer_of: dict[UOp, UOp] = {}        # realised node → its new buffer
+        # constants that a routine or a call reads from memory
+        self.stored = {base_of(s) for u in graph.roots if u.op is Ops.CUSTOM_FUNCTION for s in u.src}
+        self.stored.update(a for u in graph.roots if u.op is Ops.CALL for a in arguments_of(u))
+        self.version_of: dict[UOp, Version] = {}   # AFTER → what it is, ASSIGN → what it is a part of
+        self.versions: set[Version] = set()
+        has_calls = any(u.op is Ops.CALL or u.op is Ops.END for u in graph.roots)
+        self.programs = programs_of(graph.sink) if has_calls else {}
+        self.invocations: dict[UOp, list[tuple[Invocation, list[Version | UOp]]]] = {}     # by CALL or END: with what they are applied to
+        self.left: dict[UOp, dict[UOp, int]] = {}       # CALL or END → storage → version that it leaves
+        self.callbacks: dict[Hashable, list[UOp]] = {}      # the results that are used, by call
+        self.pending: list[_Pending] = []
+
+    def new_buffer(self, dtype: DType, size: int) -> UOp:
+        unique = UOp(Ops.LUNIQUE, dtypes.void, (), self.lunique)
+        self.lunique += 1
+        return UOp(Ops.BUFFER, dtype, (unique, self.device), size)
+
+    def run(self) -> Schedule:
+        cut = Cut(self.graph.sink, self.graph.roots)
+        roots = cut.run()
+        layouts: dict[UOp, UOp] = {}
+        for u in roots:
+            if u.op is Ops.AFTER:
+                self.add_version(u)
+            elif u in self.programs:
+                self.add_versions(u)
+            elif u.op in (Ops.ASSIGN, Ops.CALL, Ops.END):
+                continue
+            elif not is_constant(u) or u in self.graph.outputs or u in self.stored:
+                layouts[u] = u if u in self.graph.roots else cut.layout_of(u)
+                self.buffer_of[layouts[u]] = self.new_buffer(u.dtype, storage_size(u))
+                if is_callback(u):
+                    self.callbacks.setdefault(call_of(u), []).append(u)
+        for u, why in roots.items():
+            if u.op is Ops.ASSIGN:
+                self.add_assign(u, why)
+            elif is_callback(u):
+                self.add_callback(self.callbacks.pop(call_of(u), []), why)
+            elif u.op is Ops.CUSTOM_FUNCTION:
+                self.add_routine(u, why)
+            elif u in self.programs:
+                self.add_calls(u, why)
+            elif u in layouts:
+                layout = layouts[u]
+                self.add_kernel(u, u.src[0] if u.op is Ops.COPY else u, (self.buffer_of[layout], 0), why,
+                                None if layout is u else partial(unmoved, layout, u))
+        outputs = tuple(self.output(u) for u in self.graph.outputs)
+        return Schedule(tuple(self.order()), outputs)
+
+    def add_version(self, u: UOp) -> None:
+        """Number what an AFTER leaves of a buffer."""
+        storage, before = self.version(u.src[0])
+        called = next((d for d in u.src[1:] if d.op in (Ops.CALL, Ops.END)), None)
+        if called is None:
+            self.number(storage, before + 1)
+            for n in (u, *u.src[1:]):
+                self.version_of[n] = storage, before + 1
+            return
+        written = self.left.get(called, {storage: before})      # inside a loop: what the loop begins with
+        if storage not in written:
+            raise ScheduleError(f"AFTER names a buffer of {storage.arg} {storage.dtype.name} and a call that does not write it")
+        self.version_of[u] = storage, written[storage]
+
+    def number(self, storage: UOp, version: int) -> None:
+        if (storage, version) in self.versions:
+            raise ScheduleError(f"two ASSIGNs start from the same content of a buffer of {storage.arg} {storage.dtype.name}: assign to "
+                                "what the first one leaves")
+        self.versions.add((storage, version))
+
+    def add_versions(self, head: UOp) -> None:
+        """Number what each invocation of a call or loop leaves of the buffers that it writes."""
+        latest: dict[UOp, int] = {}
+        calls: list[tuple[Invocation, list[Version | UOp]]] = []
+        for invocation in unroll(self.programs[head]):
+            arguments: list[Version | UOp] = []
+            for a in arguments_of(invocation.call):
+                if a.op is Ops.BUFFER or a.op is Ops.AFTER:
+                    storage, version = self.version(a)
+                    arguments.append((storage, latest.get(storage, version)))
+                else:
+                    arguments.append(a)
+            for slot in written_slots(invocation.call):
+                argument = arguments[slot]
+                assert isinstance(argument, tuple)      # check_call: what is written is memory
+                storage, version = argument
+                latest[storage] = version + 1
+                self.number(storage, version + 1)
+                arguments[slot] = storage, version + 1
+            calls.append((invocation, arguments))
+        self.invocations[head], self.left[head] = calls, latest
+
+    def version(self, content: UOp) -> Version:
+        """What a BUFFER or AFTER is."""
+        return (content, 0) if content.op is Ops.BUFFER else self.version_of[content]
+
+    def output(self, u: UOp) -> UOp:
+        if u.op is Ops.BUFFER or u.op is Ops.AFTER:
+            return storage_of(u)
+        return self.buffer_of[u] if u in self.buffer_of else self.new_buffer(u.dtype, 0)
+
+    # -- kernels ----------------------------------------------------------------------------
+    def ends(self, n: UOp, root: UOp) -> bool:
+        """True where the kernel of `root` reads a buffer."""
+        return n.op is Ops.BUFFER or n.op is Ops.AFTER or (n is not root and n in self.buffer_of and not is_constant(n))
+
+    def origin(self, root: UOp, value: UOp) -> str:
+        """Where a kernel comes from: its contraction, which takes the time, else what it stores."""
+        nodes = value.toposort(gate=lambda n: not self.ends(n, root))
+        heavy = next((n for n in nodes if n.op is Ops.REDUCE_AXIS and not self.ends(n, root) and is_contraction(n)), None)
+        return (origin_of(heavy) if heavy is not None else None) or origin_of(root) or origin_of(value) or ""
+
+    def kernel_graph(self, value: UOp, root: UOp) -> tuple[UOp, dict[UOp, Version]]:
+        """`value` with everything that has a buffer replaced by a stand-in BUFFER, numbered by first appearance, so that equal
+        layers are equal graphs; and what each stand-in is."""
+        stand_ins: dict[Version, UOp] = {}
+
+        def leaf(v: Version) -> UOp:
+            if v not in stand_ins:
+                unique = UOp(Ops.LUNIQUE, dtypes.void, (), len(stand_ins))
+                stand_ins[v] = UOp(Ops.BUFFER, v[0].dtype, (unique, self.device), v[0].arg)
+            return stand_ins[v]
+
+        done: dict[UOp, UOp] = {}
+        for n in value.toposort(gate=lambda n: not self.ends(n, root)):
+            if n.op is Ops.BUFFER or n.op is Ops.AFTER:
+                done[n] = leaf(self.version(n))
+            elif self.ends(n, root):
+                done[n] = storage_view(leaf((self.buffer_of[n], 0)), shape_of(n))
+            else:
+                src = tuple([done[s] for s in n.src])
+                done[n] = n if src == n.src else n.replace(src=src)
+        return done[value], {b: v for v, b in stand_ins.items()}
+
+    def add_kernel(self, root: UOp, value: UOp, out: Version, why: str, view: Callable[[UOp], UOp] | None = None) -> None:
+        """The kernel that stores `value` into the buffer of `out`, through the view of it that `view` makes, if given."""
+        graph, versions = self.kernel_graph(value, root)
+        unique = UOp(Ops.LUNIQUE, dtypes.void, (), "out")
+        stand_in = UOp(Ops.BUFFER, out[0].dtype, (unique, self.device), out[0].arg)
+        target = storage_view(stand_in, shape_of(value)) if view is None else view(stand_in)
+        constants = frozenset(b for b, (buffer, version) in versions.items() if version == 0 and buffer in self.constants)
+        made = part_ast(graph, target, constants, remember=self.remember)
+        args = [out if b is stand_in else versions[b] for b in made.buffers]
+        self.pending.append(_Pending(made.ast, args, list(made.offsets), 1, name_of(graph), self.origin(root, value), why,
+                                     made.variables, root))
+
+    def operands(self, u: UOp) -> list[Version]:
+        """What a CUSTOM_FUNCTION reads."""
+        bases = [base_of(s) for s in u.src]
+        return [self.version(b) if b.op in (Ops.BUFFER, Ops.AFTER) else (self.buffer_of[b], 0) for b in bases]
+
+    def add_callback(self, results: list[UOp], why: str) -> None:
+        """The call of a function of Python, once for all its results."""
+        if not results:
+            return
+        first = results[0]
+        args = [*((self.buffer_of[u], 0) for u in results), *self.operands(first)]
+        params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate(args)]
+        extents = [n for _, shape in (a for arrays in first.arg[1][1:3] for a in arrays) for n in shape if isinstance(n, Dim)]
+        variables = tuple(dict.fromkeys(v for n in extents for v in n.expr.walk(Ops.DEFINE_VAR)))
+        self.pending.append(_Pending(callback_ast(results, params), args, [0] * len(args), len(results), first.arg[1][0].name,
+                                     origin_of(first) or "", why, variables, first))
+
+    def add_routine(self, u: UOp, why: str) -> None:
+        """The kernel of a routine over the buffers of its operands."""
+        operands = self.operands(u)
+        out = self.buffer_of[u], 0
+        params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate((out, *operands))]
+        name, options = u.arg
+        value = UOp(Ops.CUSTOM_FUNCTION, u.dtype, tuple(params[1:]), (name, options, tuple(shape_of(s) for s in u.src)))
+        where = UOp(Ops.INDEX, u.dtype, (params[0], UOp.const(dtypes.index, 0)))
+        ast = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (where, value)),))
+        self.pending.append(_Pending(ast, [out, *operands], [0] * (1 + len(operands)), 1, name.lower(), origin_of(u) or "", why, (), u))
+
+    def add_calls(self, head: UOp, why: str) -> None:
+        """The kernels of a call, or of all turns of a loop."""
+        earlier = {d: None for u in self.graph.roots if u.op is Ops.AFTER and head in u.src for d in u.src[1:] if d.op is Ops.AFTER}
+        after = tuple(self.version(d) for d in earlier)
+        known: dict[UOp, tuple[UOp, tuple[int, ...]]] = {}
+        for (call, values), arguments in self.invocations.pop(head):
+            ast, slots, offsets = kernel_of_call(call.arg, values, known)
+            args = [a if isinstance(a, tuple) else (self.buffer_of[a], 0) for a in arguments]
+            said = ", ".join(f"{name} = {value}" for name, value in values)
+            self.pending.append(_Pending(ast, [args[s] for s in slots], list(offsets), len(written_slots(call)), "call",
+                                         origin_of(head) or "", f"{why} with {said}" if said else why, after=after))
+
+    def add_assign(self, u: UOp, why: str) -> None:
+        storage, version = self.version_of[u]
+        self.add_kernel(u, u.src[1], (storage, version), why, partial(view_of, u))
+        kernel = self.pending[-1]
+        old = [slot for slot, (buffer, _) in enumerate(kernel.args) if slot and buffer is storage]
+        if not old:
+            return
+        if len(old) == 1 and kernel.args[old[0]] == (storage, version - 1):
+            slot, regions = old[0], regions_of(kernel.ast)
+            if are_disjoint(regions[0].moved(kernel.offsets[0]), regions[slot].moved(kernel.offsets[slot])):
+                return
+            in_place = merge_slots(kernel.ast, slot) if kernel.offsets[slot] == kernel.offsets[0] else None
+            if in_place is not None:
+                kernel.ast, slots = canonicalize(in_place)
+                rest = [i for i in range(len(kernel.args)) if i != slot]
+                kernel.args, kernel.offsets = [kernel.args[rest[s]] for s in slots], [kernel.offsets[rest[s]] for s in slots]
+                return
+        self.pending.pop()
+        # the value reads the buffer it is written to: compute it first, then copy
+        temporary = self.new_buffer(u.dtype, storage_size(u))
+        self.add_kernel(u, u.src[1], (temporary, 0), "the value of an ASSIGN that reads the buffer it writes")
+        self.add_kernel(u, storage_view(temporary, shape_of(u)), (storage, version), why, partial(view_of, u))
+
+    # -- order ------------------------------------------------------------------------------
+    def order(self) -> list[KernelCall]:
+        while True:
+            deps = self.dependencies()
+            sequence: list[int] = []
+            readers: list[list[int]] = [[] for _ in self.pending]
+            missing = [len(d) for d in deps]
+            for i, d in enumerate(deps):
+                for before in d:
+                    readers[before].append(i)
+            # the first that is ready, one at a time, keeps the graph's order wherever it is possible
+            ready = [i for i, n in enumerate(missing) if not n]
+            heapify(ready)
+            while ready:
+                first = heappop(ready)
+                sequence.append(first)
+                for i in readers[first]:
+                    missing[i] -= 1
+                    if not missing[i]:
+                        heappush(ready, i)
+            waiting = [i for i, n in enumerate(missing) if n]
+            if not waiting:
+                break
+            self.take_snapshot(waiting, deps)
+        self.sequence = sequence
+        position = {k: i for i, k in enumerate(sequence)}
+        calls = []
+        for k in sequence:
+            p = self.pending[k]
+            args = (*(v[0] for v in p.writes), *(v[0] for v in p.reads))
+            earlier = tuple(sorted(position[d] for d in deps[k]))
+            calls.append(KernelCall(p.ast, args, tuple(p.offsets), p.name_hint, p.origin, earlier, p.why, p.variables))
+        return calls
+
+    def dependencies(self) -> list[set[int]]:
+        """For each pending kernel those that have to run before it."""
+        writers: dict[Version, list[int]] = {}
+        for i, p in enumerate(self.pending):
+            for v in p.writes:
+                writers.setdefault(v, []).append(i)
+        deps: list[set[int]] = [set() for _ in self.pending]
+        for i, p in enumerate(self.pending):
+            for v in p.reads:
+                deps[i].update(writers.get(v, ()))
+                for following in writers.get((v[0], v[1] + 1), ()):
+                    if following != i:
+                        deps[following].add(i)
+            for buffer, version in p.writes:
+                deps[i].update(writers.get((buffer, version - 1), ()))
+            for v in p.after:
+                deps[i].update(writers.get(v, ()))
+        return deps
+
+    def take_snapshot(self, stuck: list[int], deps: list[set[int]]) -> None:
+        """Copy a version of a buffer that a stuck kernel reads and another stuck kernel overwrites."""
+        written = {v for i in stuck for v in self.pending[i].writes}
+        for i in stuck:
+            p = self.pending[i]
+            for v in p.reads:
+                after = v[0], v[1] + 1
+                if after not in written or after in p.writes:
+                    continue
+                copy = self.new_buffer(v[0].dtype, v[0].arg)
+                stand_in = [UOp(Ops.BUFFER, v[0].dtype, (UOp(Ops.LUNIQUE, dtypes.void, (), n), self.device), v[0].arg) for n in (0, "out")]
+                made = kernel_ast(stand_in[0], stand_in[1], remember=self.remember)
+                self.pending.append(_Pending(made.ast, [(copy, 0) if b is stand_in[1] else v for b in made.buffers], [0, 0], 1, "copy",
+                                             p.origin, "the old content of a buffer that is assigned before this is read"))
+                for other in stuck:
+                    if v in self.pending[other].args[self.pending[other].outs:]:
+                        self.pending[other].snapshots[v] = copy
+                return
+        raise ScheduleError("the graph has a cycle through its ASSIGNs that no copy can break; assign the buffers one after another")
+
+
+def merge_slots(ast: UOp, slot: int) -> UOp | None:
+    """`ast`, which has one STORE, with the PARAM of `slot` replaced by the one that is stored to, so that it works in place; None
+    unless every element is read only by the iteration that writes it."""
+    store, = ast.src
+    target = store.src[0]
+    nodes = ast.toposort()
+    loads = {u for u in nodes if u.op is Ops.LOAD and u.src[0].src[0].arg.slot == slot}
+    direct = store.src[1].toposort(gate=lambda n: n.op not in (Ops.STAGE, Ops.REDUCE))
+    if not loads <= set(direct) or any(len(u.src) > 1 or u.src[0].src[1] is not target.src[1] for u in loads):
+        return None
+    old = next(iter(loads)).src[0].src[0]
+    # what the two PARAMs say of the same buffer, with the slots above `slot` moved down
+    moved = {u: u.replace(arg=replace(u.arg, slot=u.arg.slot - 1)) for u in nodes if u.op is Ops.PARAM and u.arg.slot > slot}
+    return ast.substitute({**moved, old: target.src[0]})
+
+
+def is_constant(u: UOp) -> bool:
+    """Whether a realised node is better computed again by every kernel that reads it: a constant under movement."""
+    while u.op in MOVEMENT:
+        u = u.src[0]
+    return u.op is Ops.CONST
+
+
+def view_of(assign: UOp, buffer: UOp) -> UOp:
+    """The view an ASSIGN writes through, with `buffer` in the place of its storage."""
+    chain = []
+    node = assign.src[0]
+    while node.op is not Ops.BUFFER and node.op is not Ops.AFTER:
+        chain.append(node)
+        node = node.src[0]
+    result = buffer
+    for m in reversed(chain):
+        result = m.replace(src=(result,))
+    return result
+
+
+def unmoved(layout: UOp, u: UOp, buffer: UOp) -> UOp:
+    """The view of `buffer`, which holds `layout`, that has the order of u; RESHAPE and PERMUTE lead from u to `layout`."""
+    result, node = storage_view(buffer, shape_of(layout)), layout
+    while node is not u:
+        if node.op is Ops.PERMUTE:
+            result = UOp(Ops.PERMUTE, result.dtype, (result,), tuple(sorted(range(len(node.arg)), key=node.arg.__getitem__)))
+        else:
+            result = reshaped(result, shape_of(node.src[0]))
+        node = node.src[0]
+    return result
+
+
+def reshaped(u: UOp, shape: tuple[int, ...]) -> UOp:
+    """u in another shape."""
+    return u if shape_of(u) == shape else UOp(Ops.RESHAPE, u.dtype, (u,), shape)
+
+
+def name_of(value: UOp) -> str:
+    """What a kernel does, in a word: attention, conv, gemm, softmax, rows, reduce, gather, elementwise, copy, fill."""
+    nodes = value.toposort(gate=lambda n: n.op is not Ops.BUFFER)
+    contractions = [u for u in nodes if u.op is Ops.REDUCE_AXIS and is_contraction(u)]
+    if len(contractions) > 1:
+        return "attention"
+    if contractions:
+        return "conv" if any(u.op is Ops.WINDOW for u in nodes) else "gemm"
+    reductions = [u for u in nodes if is_reduction(u)]
+    if reductions:
+        if any(u.op is Ops.WINDOW for u in nodes):
+            return "pool"
+        exponential = any(u.op in (Ops.EXP, Ops.EXP2) for u in nodes)
+        return "softmax" if exponential and len(reductions) == 2 else "rows" if len(reductions) > 1 else "reduce"
+    if any(u.op is Ops.GATHER for u in nodes):
+        return "gather"
+    if not reads_memory(value):
+        return "fill"
+    return "elementwise" if any(u.op not in (*MOVEMENT, Ops.BUFFER) for u in nodes) else "copy"

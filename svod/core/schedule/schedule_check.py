@@ -1,0 +1,125 @@
+"""What a schedule must be before anything is made of it: plain data, which anybody can write down, hold and change.
+
+    0: a → x    1: x → y, deps (0,)                 in order
+    0: x → y, deps (1,)    1: a → x                 refused: call 0 waits for call 1, which comes after it
+    0: a → x, deps (1,)    1: x → y, deps (0,)      refused: a cycle
+    0: a → x    1: x → y                            refused: call 1 reads what call 0 writes, and does not wait for it
+
+One pass over the calls. Calls run level by level, so what is checked is that a later one is not on an earlier level. Whether two of one
+level write the same part of a buffer is the plan's question.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from svod.core.ir.uop import Ops, UOp
+from svod.core.schedule.regions import Region, are_disjoint, regions_of
+from svod.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from svod.core.schedule.schedule import KernelCall, Schedule
+
+
+def levels_of(calls: Sequence[KernelCall]) -> list[int]:
+    """For each call the length of the longest chain of calls that it waits for.
+
+    Raises ScheduleError, which names the call, for a dependency on a call that is not there or that comes later, and for a cycle."""
+    found: list[int] = []
+    for i, call in enumerate(calls):
+        level = 0
+        for d in call.deps:
+            if not 0 <= d < i:
+                raise _bad_dependency(calls, i, d)
+            if found[d] >= level:
+                level = found[d] + 1
+        found.append(level)
+    return found
+
+
+def check_schedule(schedule: Schedule) -> list[int]:
+    """The levels of its calls.
+
+    Raises ScheduleError, which names the call, as `levels_of`; for arguments that are no buffers or not one per slot; for a buffer that is
+    read, or given as an output, and that nothing has written; and for calls of which one reads or overwrites what the other writes, and
+    that do not wait for each other."""
+    calls = schedule.calls
+    levels = levels_of(calls)
+    written: dict[UOp, int] = {}        # buffer → of the calls that wrote it so far the one on the highest level
+    writers: dict[UOp, list[int]] = {}
+    read: dict[UOp, int] = {}
+    for i, call in enumerate(calls):
+        outs, slots = call.ast.cached("slots of a call", _slots)
+        if len(call.args) != slots or len(call.offsets) != slots:
+            raise ScheduleError(f"{_named(calls, i)} has {len(call.args)} arguments and {len(call.offsets)} offsets; its kernel takes "
+                                f"{slots}: give one of each per slot")
+        for slot, buffer in enumerate(call.args):
+            if buffer.op is not Ops.BUFFER:
+                raise ScheduleError(f"slot {slot} of {_named(calls, i)} is {buffer.op.value}; arguments of calls are BUFFERs")
+            writer, reader = written.get(buffer), read.get(buffer)
+            if slot in outs:
+                if reader is not None and levels[reader] >= levels[i] and reader != i:
+                    raise _unordered(calls, i, "writes", reader, "reads")
+                if writer is not None and levels[writer] > levels[i]:      # a part beside the others may be written at any time
+                    for other in writers[buffer]:
+                        if levels[other] > levels[i] and not are_disjoint(_written(calls[other], buffer), _written(call, buffer)):
+                            raise _unordered(calls, i, "writes", other, "writes")
+            elif writer is None and buffer.src[0].op is Ops.LUNIQUE:
+                raise ScheduleError(f"a buffer is not found: {_named(calls, i)} reads number {buffer.src[0].arg} of the schedule's own "
+                                    "buffers, which no call before it writes")
+            elif writer is not None and levels[writer] >= levels[i]:
+                raise _unordered(calls, i, "reads", writer, "writes")
+        for slot, buffer in enumerate(call.args):
+            last = written if slot in outs else read
+            if slot in outs:
+                writers.setdefault(buffer, []).append(i)
+            if buffer not in last or levels[last[buffer]] <= levels[i]:
+                last[buffer] = i
+    for place, buffer in enumerate(schedule.outputs):
+        if buffer.op is not Ops.BUFFER:
+            raise ScheduleError(f"output {place} of a schedule is {buffer.op.value}; outputs are BUFFERs")
+        if buffer.src[0].op is Ops.LUNIQUE and buffer.arg and buffer not in written:
+            raise ScheduleError(f"a buffer is not found: output {place} of a schedule is number {buffer.src[0].arg} of its own buffers, "
+                                "which no call writes")
+    return levels
+
+
+def _slots(ast: UOp) -> tuple[frozenset[int], int]:
+    """The slots that a kernel stores to, and how many it has."""
+    if ast.op is not Ops.SINK or not ast.src or any(s.op is not Ops.STORE for s in ast.src):
+        raise ScheduleError("the kernel of a call of a schedule is a SINK of STOREs, as in docs/ir.md, section 2")
+    return frozenset(s.src[0].src[0].arg.slot for s in ast.src), 1 + max(p.arg.slot for p in ast.walk(Ops.PARAM))
+
+
+def _written(call: KernelCall, buffer: UOp) -> Region:
+    """The elements of a buffer that a call writes."""
+    outs, _ = call.ast.cached("slots of a call", _slots)
+    slot = next(s for s in sorted(outs) if call.args[s] is buffer)
+    region: Region = regions_of(call.ast)[slot]
+    return region.moved(call.offsets[slot])
+
+
+def _named(calls: Sequence[KernelCall], i: int) -> str:
+    return f"call {i} ({calls[i].name_hint or 'without a name'})"
+
+
+def _bad_dependency(calls: Sequence[KernelCall], i: int, d: int) -> ScheduleError:
+    if not 0 <= d < len(calls):
+        return ScheduleError(f"{_named(calls, i)} depends on call {d}, which is unknown; the schedule has {len(calls)}, numbered from 0")
+    known = range(len(calls))
+    waiting = {k: {e for e in calls[k].deps if e in known} for k in known}
+    while free := [k for k, deps in waiting.items() if deps.isdisjoint(waiting)]:
+        for k in free:
+            del waiting[k]
+    if not waiting:
+        return ScheduleError(f"{_named(calls, i)} depends on {_named(calls, d)}, which comes after it; put calls in an order that can run")
+    k, path = next(iter(waiting)), [next(iter(waiting))]
+    while (k := min(waiting[k] & waiting.keys())) not in path:
+        path.append(k)
+    return ScheduleError("calls depend on each other in a cycle: " + ", which waits for ".join(_named(calls, c)
+                                                                                          for c in (*path[path.index(k):], k)))
+
+
+def _unordered(calls: Sequence[KernelCall], i: int, does: str, other: int, did: str) -> ScheduleError:
+    return ScheduleError(f"{_named(calls, i)} {does} a buffer that {_named(calls, other)}, before it, {did}, and does not wait for it: put "
+                         f"{other} among its deps")

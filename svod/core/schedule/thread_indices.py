@@ -1,0 +1,258 @@
+"""Kernels that are written over the positions of a launch instead of RANGEs, as for devices that start a function once per position.
+
+    STORE(y[g0*4 + l0], x[g0*4 + l0] + 1)     SPECIALs g0 of n groups, l0 of 4 positions in a group
+        →   STORE(y[i*4 + j], x[i*4 + j] + 1; i:n, j:4)     i is a RANGE that says that it is g0, j one that says l0
+
+    SPECIAL(extent), arg = name     g0, g1, … groups of the launch; l0, l1, … positions in a group; i0, i1, … positions without groups.
+                                    A name is its first letter and its last digits: gidx0 is g0
+    DEFINE_VAR core_id in [0, n-1]  one position per core: dimension 0 of the launch
+
+Positions run in parallel and in no order, as the RANGEs of a STORE do, so that is what they become: scheduling, opts, verification and the
+kernel key see RANGEs. Every STORE gets one for each position, those with the larger steps outside; a STAGE gets one for each that it, or a
+stage that it reads, depends on, and its readers give theirs. What a RANGE of a STORE is in the launch is its second source, a SPECIAL
+without an extent, from which a program's launch dimensions follow (`launch_of`). In a kernel that is called, g0 and l0 are merged where
+every access sees them as one: that RANGE has a SPECIAL, with its extent, for each.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from svod.core.ir import symbolic as sy
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.launch import CASTS, ONCE, ONE, Launch, fit_dimensions
+from svod.core.ir.uop import Ops, UOp
+from svod.core.machine.target import NO_LIMIT
+from svod.errors import CompileError
+
+CORE = "core_id"
+NO_LIMITS = (NO_LIMIT,) * 3
+_NAME = re.compile(r"([gli])(?:\w*\D)?(\d+)")
+_LEAVES = frozenset({Ops.CONST, Ops.DEFINE_VAR})
+
+
+@dataclass(frozen=True)
+class Position:
+    """What a node of a kernel is in its launch: the kind is g, l or i, or core_id; `axis` a dimension, of any number of them."""
+
+    node: UOp
+    kind: str
+    axis: int
+    extent: UOp
+
+    @property
+    def name(self) -> str:
+        """The same for every way of writing it."""
+        return CORE if self.kind == CORE else f"{self.kind}{self.axis}"
+
+
+def read_name(name: object) -> tuple[str, int] | None:
+    """(kind, axis) of a position's name; None for a name that is none."""
+    if name == CORE:
+        return CORE, 0
+    found = _NAME.fullmatch(name) if isinstance(name, str) else None
+    return (found[1], int(found[2])) if found else None
+
+
+def positions_of(ast: UOp) -> tuple[Position, ...]:
+    """The positions that a kernel is written over, by name; () for one over RANGEs only. Raises CompileError for positions that no launch
+    has. Remembered on the node."""
+    found: tuple[Position, ...] = ast.cached("positions", _positions_of)
+    return found
+
+
+def _positions_of(ast: UOp) -> tuple[Position, ...]:
+    found: dict[str, Position] = {}
+    for u in ast.toposort():
+        if u.op is Ops.SPECIAL and u.dtype != dtypes.void:
+            named = read_name(u.arg)
+            if named is None or named[0] == CORE or len(u.src) != 1 or u.dtype != dtypes.index:
+                raise CompileError(f"SPECIAL {u.arg!r} of {u.dtype.name} with {len(u.src)} extents is no position of a launch: it is an "
+                                   "index with one extent and a name: g0, g1, … for groups, l0, l1, … in a group, i0, i1, … without groups")
+            p = Position(u, *named, u.src[0])
+        elif u.op is Ops.DEFINE_VAR and u.arg[0] == CORE:
+            if u.arg[1] != 0 or u.arg[2] < 0:
+                raise CompileError(f"{CORE} counts cores from 0, found bounds [{u.arg[1]}, {u.arg[2]}]")
+            p = Position(u, CORE, 0, sy.const(u.arg[2] + 1))
+        else:
+            continue
+        if found.setdefault(p.name, p) is not p:
+            raise CompileError(f"two positions of one launch are {p.name}: {found[p.name].node!r} and {u!r}")
+        for s in p.extent.toposort():
+            if s.op in (Ops.SPECIAL, Ops.RANGE, Ops.LOAD) or (s.op is Ops.DEFINE_VAR and s.arg[0] == CORE):
+                raise CompileError(f"the extent of position {p.name} depends on {s!r}; it is known when the kernel is launched, from "
+                                   "constants and variables")
+    kinds = {p.kind for p in found.values()}
+    if "i" in kinds and len(kinds) > 1:
+        raise CompileError(f"positions {', '.join(sorted(found))} of one launch: i0, i1, … count all positions, so there are no groups and "
+                           "cores beside them")
+    if CORE in kinds and "g0" in found:
+        raise CompileError(f"{CORE} and g0 of one launch are both its dimension 0; use one of them")
+    return tuple(found[name] for name in sorted(found))
+
+
+def over_ranges(ast: UOp) -> UOp:
+    """The same kernel over RANGEs (see the module); itself, where it is. Raises CompileError for positions that no launch has, for a STORE
+    that does not count a position: it would run once for each of its values, and for one of another form than the grammar's. Remembered
+    on the node."""
+    found: UOp = ast.cached("over_ranges", _over_ranges)
+    return found
+
+
+def _over_ranges(ast: UOp) -> UOp:
+    for store in ast.src:
+        where, ranges = store.src[0], store.src[2:]
+        if where.op is not Ops.INDEX or len(where.src) != 2 or any(r.op is not Ops.RANGE for r in ranges):
+            behind = ", ".join(r.op.value for r in ranges) or "nothing"
+            raise CompileError(f"a STORE of a kernel is STORE(INDEX(PARAM, index), value, RANGEs), found {len(where.src) - 1} indices, and "
+                               f"{behind} behind the value: a STORE has no gate; what is not to be written has no position")
+    return _Lifting(ast).run() if positions_of(ast) else ast
+
+
+def index_extent(expr: UOp) -> UOp:
+    """A launch-size expression as an index expression: NEG, ABS, conversions and what it comes after written without."""
+    done: dict[UOp, UOp] = {}
+    for u in expr.toposort(gate=lambda n: n.op is not Ops.AFTER):
+        if u.op is Ops.CONST:
+            done[u] = sy.const(int(u.arg))
+        elif u.op in _LEAVES:
+            done[u] = u
+        elif u.op is Ops.AFTER:
+            done[u] = index_extent(u.src[0])
+        elif u.op in CASTS or u.op is Ops.BIND:
+            done[u] = done[u.src[-1 if u.op is Ops.BIND else 0]]
+        elif u.op is Ops.NEG:
+            done[u] = sy.scale(done[u.src[0]], -1)
+        elif u.op is Ops.ABS:
+            done[u] = sy.maximum(done[u.src[0]], sy.scale(done[u.src[0]], -1))
+        else:
+            done[u] = UOp(u.op, dtypes.index, tuple(done[s] for s in u.src))
+    return sy.simplify(done[expr], {})
+
+
+class _Lifting:
+    """A kernel over positions while it becomes one over RANGEs."""
+
+    def __init__(self, ast: UOp):
+        self.ast = ast
+        self.positions = {p.node: p for p in positions_of(ast)}
+        self.next = 1 + max((int(u.arg) for u in ast.walk(Ops.RANGE)), default=-1)
+        self.stages: dict[UOp, tuple[UOp, tuple[UOp, ...]]] = {}    # STAGE → what it becomes, the positions that it gets RANGEs for
+
+    def run(self) -> UOp:
+        for u in self.ast.walk(Ops.STAGE):
+            body = u.src[0].toposort(gate=lambda n: n.op is not Ops.STAGE)
+            needed = {n for n in body if n in self.positions}
+            needed.update(p for n in body if n.op is Ops.STAGE for p in self.stages[n][1])
+            steps = [n.src[1] for n in body if n.op is Ops.INDEX and n.src[0].op is Ops.PARAM]
+            order = self._outside_in(needed, steps)
+            mine = self._ranges(order, marked=False)
+            stage = u.replace(src=(self._with(u.src[0], mine), *mine.values(), *u.src[1:]))
+            self.stages[u] = stage, order
+        return self.ast.replace(src=tuple(self._store(s) for s in self.ast.src))
+
+    def _store(self, store: UOp) -> UOp:
+        param, index = store.src[0].src
+        counted = set(index.toposort())
+        for p in self.positions.values():
+            if p.node not in counted and not (p.extent.op is Ops.CONST and p.extent.arg == 1):
+                raise CompileError(f"the STORE to slot {param.arg.slot} does not count position {p.name} in its index: it would be done "
+                                   "again for each of its values; every position must count in every STORE's index")
+        mine = self._ranges(self._outside_in(self.positions, [index]), marked=True)
+        where = store.src[0].replace(src=(param, self._with(index, mine)))
+        return store.replace(src=(where, self._with(store.src[1], mine), *mine.values(), *store.src[2:]))
+
+    def _ranges(self, positions: Sequence[UOp], marked: bool) -> dict[UOp, UOp]:
+        """A new RANGE for each, which says what it is in the launch if it is marked."""
+        found = {}
+        for node in positions:
+            p = self.positions[node]
+            mark = (UOp(Ops.SPECIAL, dtypes.void, (), p.name),) if marked else ()
+            found[node] = UOp(Ops.RANGE, dtypes.index, (index_extent(p.extent), *mark), self.next)
+            self.next += 1
+        return found
+
+    def _with(self, expr: UOp, mine: dict[UOp, UOp]) -> UOp:
+        """A stage's expression over its own RANGEs."""
+        done = dict(mine)
+        for u in expr.toposort(gate=lambda n: n.op is not Ops.STAGE and n not in mine):
+            if u in done:
+                continue
+            if u.op is Ops.STAGE:
+                done[u] = self.stages[u][0]
+                continue
+            src = tuple([done[s] for s in u.src])
+            if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE:
+                src = (src[0], *(mine[p] for p in self.stages[u.src[0]][1]), *src[1:])
+            done[u] = u if src == u.src else u.replace(src=src)
+        return done[expr]
+
+    def _outside_in(self, positions: Iterable[UOp], indices: Sequence[UOp]) -> tuple[UOp, ...]:
+        """Positions by the largest step that one of them makes in `indices`, then groups before positions in one, the last axis first."""
+        steps: dict[UOp, int] = {}
+        for index in indices:
+            for node, step in _steps(index).items():
+                steps[node] = max(steps.get(node, 0), step)
+
+        def rank(node: UOp) -> tuple[int, bool, int]:
+            p = self.positions[node]
+            return -steps.get(node, 0), p.kind == "l", -p.axis
+        return tuple(sorted(positions, key=rank))
+
+
+def _steps(index: UOp) -> dict[UOp, int]:
+    """By how much an index moves with each node that it is a sum of; of what is below a division or a remainder, by how much that does."""
+    found: dict[UOp, int] = {}
+    todo = [(index, 1)]
+    while todo:
+        u, k = todo.pop()
+        if u.op is Ops.MUL and any(s.op is Ops.CONST for s in u.src):
+            factor, x = sorted(u.src, key=lambda s: s.op is not Ops.CONST)
+            todo.append((x, k * abs(int(factor.arg))))
+        elif u.op is Ops.LOAD or not u.src or u.op is Ops.SPECIAL:
+            found[u] = found.get(u, 0) + k
+        else:
+            todo += [(s, k) for s in u.src]
+    return found
+
+
+# -- launch dimensions ----------------------------------------------------------------------------------------------------
+def launch_of(ast: UOp, global_limits: Sequence[int] = NO_LIMITS, local_limits: Sequence[int] = NO_LIMITS) -> Launch:
+    """The launch of a kernel AST, over positions or over RANGEs that were positions, as three dimensions within the limits; that of one
+    call for a kernel over RANGEs only. Raises CompileError for positions that no launch has, LaunchError for what cannot be made to fit.
+
+    Dimension 0 is that of g0, l0, i0 or core_id; dimensions that no position names have one position."""
+    extents: dict[str, UOp] = ast.cached("launch_extents", _launch_extents)
+    if not extents:
+        return ONCE
+    kinds: dict[str, dict[int, UOp]] = {"g": {}, "l": {}}
+    direct = False
+    for name, extent in extents.items():
+        named = read_name(name)
+        assert named is not None
+        direct |= named[0] == "i"
+        kinds["l" if named[0] == "l" else "g"][named[1]] = extent
+    dims = {}
+    for kind, limits in (("g", global_limits), ("l", local_limits)):
+        own = [kinds[kind].get(k, ONE) for k in range(max(kinds[kind], default=-1) + 1)]
+        if not direct or kind == "g":
+            dims[kind] = fit_dimensions(own, [_most(e) for e in own], limits)
+    return Launch(dims["g"], dims.get("l"))
+
+
+def _launch_extents(ast: UOp) -> dict[str, UOp]:
+    """The extents of a kernel's positions by their names."""
+    found = {p.name: p.extent for p in positions_of(ast)}
+    for r in ast.walk(Ops.RANGE):
+        for mark in r.src[1:]:
+            found[mark.arg] = (mark.src or r.src)[0]
+    return found
+
+
+def _most(extent: UOp) -> int | None:
+    """The largest value of a launch-size expression; None where its bounds are not known."""
+    try:
+        return sy.bounds(index_extent(extent))[1]
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,1 @@
+"""The reference that everything is checked against."""

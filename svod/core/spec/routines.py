@@ -1,0 +1,81 @@
+"""What routines mean, in NumPy: scans, sorting, scatter (`svod.core.graph.routine`)."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from svod.core.graph.callback import is_callback
+from svod.core.graph.routine import scan_accumulator
+from svod.core.ir.dtype import DType
+from svod.core.ir.uop import UOp
+from svod.core.spec.values import Array, cast, held_dtype, round_to
+from svod.errors import UnsupportedError
+
+
+def reference(u: UOp, operands: Sequence[Array], exact: bool) -> Array:
+    """The flat result of a routine of the kernel level over flat operands, all in held form (`svod.core.spec.values`). `exact`: sums and
+    products of floats are accumulated in float64. Raises UnsupportedError for a function of Python."""
+    if is_callback(u):
+        raise UnsupportedError(f"{u.arg[1][1]}, a function of Python, is called by the plan that it is in; it has no value outside of one")
+    name, options, shapes = u.arg
+    arrays = [np.asarray(a)[:math.prod(s)].reshape(s) for a, s in zip(operands, shapes, strict=True)]
+    types = [p.dtype for p in u.src]
+    if name == "SCAN":
+        result = _scan(options[0], arrays[0], types[0], u.dtype, exact)
+    elif name == "SCATTER":
+        result = _scatter(options[0], arrays[0], arrays[1], arrays[2], u.dtype, exact)
+    elif name == "ARGSORT":
+        result = sorted_positions(arrays[0], options[0])
+    else:
+        result = sorted_positions(arrays[0], options[1])[:, :options[0]]
+    return np.asarray(result).astype(held_dtype(u.dtype), copy=False).reshape(-1)
+
+
+def sorted_positions(rows: Array, descending: bool) -> Array:
+    """Stable positions of each row's elements in order, a NaN as the largest."""
+    if not descending:
+        return np.asarray(np.argsort(rows, axis=-1, kind="stable"))
+    # of the reversed row the ascending order, read backwards, keeps the first of equals first
+    return np.asarray(rows.shape[-1] - 1 - np.argsort(rows[:, ::-1], axis=-1, kind="stable")[:, ::-1])
+
+
+_UFUNCS: dict[str, Any] = {"ADD": np.add, "MUL": np.multiply, "MAX": np.maximum, "MIN": np.minimum, "LOGADDEXP": np.logaddexp}
+
+
+def _scan(combiner: str, x: Array, source: DType, dtype: DType, exact: bool) -> Array:
+    if combiner in ("ARGMAX", "ARGMIN"):
+        best, at = x[:, 0].copy(), np.zeros((x.shape[0], x.shape[2]), np.int64)
+        result = np.zeros(x.shape, np.int64)
+        for i in range(1, x.shape[1]):
+            wins = (x[:, i] >= best if combiner == "ARGMAX" else x[:, i] <= best) | (x[:, i] != x[:, i])
+            best, at = np.where(wins, x[:, i], best), np.where(wins, i, at)
+            result[:, i] = at
+        return result
+    acc = scan_accumulator(combiner, dtype)
+    wide = cast(x, source, acc)
+    if exact and acc.is_float:
+        wide = wide.astype(np.float64)
+    total = _UFUNCS[combiner].accumulate(wide, axis=1)
+    return cast(round_to(total, acc) if acc.is_float else total, acc, dtype)
+
+
+def _scatter(reduction: str, base: Array, index: Array, value: Array, dtype: DType, exact: bool) -> Array:
+    n = base.shape[1]
+    index = index.astype(np.int64)
+    index = np.where(index < 0, index + n, index)
+    inside = (index >= 0) & (index < n)
+    rows, _, columns = np.nonzero(inside)
+    where = (rows, index[inside], columns)
+    if reduction == "SET":
+        out = base.copy()
+        # NumPy leaves open which of several assignments to one element wins
+        for i, v in enumerate(value[inside]):
+            out[where[0][i], where[1][i], where[2][i]] = v
+        return out
+    wide = exact and dtype.is_float and reduction in ("ADD", "MUL")
+    out = base.astype(np.float64) if wide else base.copy()
+    _UFUNCS[reduction].at(out, where, value[inside])
+    return round_to(out, dtype) if wide else out

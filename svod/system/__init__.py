@@ -1,0 +1,1 @@
+"""What every part needs of the process and its files, and nothing of tensors."""

@@ -1,0 +1,39 @@
+"""Figures of this machine in a JSON file, by key: read where they can be read, kept where they can be kept.
+
+What is lost or damaged can be measured again, so nothing here fails its caller. Records appear whole or not at all; of two processes that
+write at once the later one may drop what the other one has added.
+"""
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from svod.system.files import write_text
+
+log = logging.getLogger("svod.records")
+
+
+def read_records(path: Path) -> dict[str, Any]:
+    """All records of the file; none where it is missing, cannot be read or is no JSON object, which is logged."""
+    try:
+        loaded = json.loads(path.read_text())
+    except FileNotFoundError:
+        log.debug("no figures at %s yet", path)
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("the figures in %s cannot be read (%s); they are measured again", path, error)
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def add_record(path: Path, key: str, value: Any) -> bool:
+    """Add or replace a record, a JSON-able value; whether it could be written. The directory is made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(read_records(path) | {key: value}, indent=1))
+    except OSError as error:
+        log.warning("figures cannot be written to %s: %s", path, error)
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""The operations of Tensor, in layers: each file uses only those before it."""

@@ -1,0 +1,152 @@
+"""Activations: functions of single elements between the layers of a network, and gates.
+
+Names and signatures are those of torch.nn.functional. Functions made of several steps are computed in float32 at least and rounded once.
+"""
+from __future__ import annotations
+
+import math
+from typing import Self
+
+from svod.errors import ShapeError, UnsupportedError
+from svod.tensor.operations.elementwise import Operand
+from svod.tensor.operations.products import Products
+
+
+class Activations(Products):
+    """relu and its relatives."""
+
+    __slots__ = ()
+
+    def relu(self) -> Self:
+        """max(x, 0)."""
+        return self.maximum(0)
+
+    def relu6(self) -> Self:
+        """min(max(x, 0), 6)."""
+        return self.clamp(0, 6)
+
+    def leaky_relu(self, negative_slope: float = 0.01) -> Self:
+        """x where positive, negative_slope · x elsewhere."""
+        x = self._float()
+        return x.where(x.gt(0), x.mul(negative_slope))
+
+    def elu(self, alpha: float = 1.0) -> Self:
+        """x where positive, alpha · (exp(x) - 1) elsewhere."""
+        x = self._wide_float()
+        return x.where(x.gt(0), x.expm1().mul(alpha)).cast(self._float_dtype())
+
+    def sigmoid(self) -> Self:
+        """1 / (1 + exp(-x))."""
+        return self._wide_float().neg().exp().add(1).reciprocal().cast(self._float_dtype())
+
+    def logsigmoid(self) -> Self:
+        """log(sigmoid(x))."""
+        return self._wide_float().neg().softplus().neg().cast(self._float_dtype())
+
+    def silu(self) -> Self:
+        """x · sigmoid(x)."""
+        x = self._wide_float()
+        return x.mul(x.sigmoid()).cast(self._float_dtype())
+
+    def gelu(self, approximate: str = "none") -> Self:
+        """x · Φ(x) with the error function ('none') or its tanh approximation ('tanh'; Hendrycks and Gimpel, 2016)."""
+        x = self._wide_float()
+        if approximate == "none":
+            bell = x.mul(math.sqrt(0.5)).erf()
+        elif approximate == "tanh":
+            bell = x.add(x.mul(x).mul(x).mul(0.044715)).mul(math.sqrt(2 / math.pi)).tanh()
+        else:
+            raise UnsupportedError(f"gelu with approximate={approximate!r}: use 'none' or 'tanh'")
+        return x.mul(0.5).mul(bell.add(1)).cast(self._float_dtype())
+
+    def softplus(self, beta: float = 1.0, threshold: float = 20.0) -> Self:
+        """log(1 + exp(beta · x)) / beta; x itself where beta · x is above the threshold."""
+        x = self._wide_float()
+        scaled = x.mul(beta)
+        # max(s, 0) + log1p(exp(-|s|)) does not overflow
+        smooth = scaled.maximum(0).add(scaled.abs().neg().exp().log1p()).div(beta)
+        return x.where(scaled.gt(threshold), smooth).cast(self._float_dtype())
+
+    def hardsigmoid(self) -> Self:
+        """min(max(x + 3, 0), 6) / 6."""
+        return self._wide_float().add(3).clamp(0, 6).div(6).cast(self._float_dtype())
+
+    def hardswish(self) -> Self:
+        """x · hardsigmoid(x)."""
+        x = self._wide_float()
+        return x.mul(x.add(3).clamp(0, 6)).div(6).cast(self._float_dtype())
+
+    def hardtanh(self, min_val: float = -1.0, max_val: float = 1.0) -> Self:
+        """x between two bounds."""
+        return self.clamp(min_val, max_val)
+
+    def mish(self) -> Self:
+        """x · tanh(softplus(x))."""
+        x = self._wide_float()
+        return x.mul(x.softplus().tanh()).cast(self._float_dtype())
+
+    def selu(self) -> Self:
+        """scale · elu(x, alpha) with the constants of Klambauer et al., 2017."""
+        return self._wide_float().elu(1.6732632423543772).mul(1.0507009873554805).cast(self._float_dtype())
+
+    def celu(self, alpha: float = 1.0) -> Self:
+        """x where positive, alpha · (exp(x / alpha) - 1) elsewhere."""
+        x = self._wide_float()
+        return x.where(x.gt(0), x.div(alpha).expm1().mul(alpha)).cast(self._float_dtype())
+
+    def prelu(self, weight: Operand) -> Self:
+        """x where positive, weight · x elsewhere: one weight, or one per channel (axis 1)."""
+        w = self._as_tensor(weight)
+        if w.numel() != 1:
+            if self.ndim < 2 or w.shape != (self.shape[1],):
+                raise ShapeError(f"prelu of {self.shape} with weights of {w.shape}: one weight, or one for each channel (axis 1)")
+            w = w.reshape(-1, *(1,) * (self.ndim - 2))
+        return self.where(self.gt(0), self.mul(w.reshape(()) if w.numel() == 1 else w))
+
+    def threshold(self, threshold: float, value: float) -> Self:
+        """x where above the threshold, `value` elsewhere."""
+        return self.where(self.le(threshold).logical_not(), value)
+
+    def hardshrink(self, lambd: float = 0.5) -> Self:
+        """x where |x| > lambd, 0 elsewhere."""
+        return self.where(self.abs().le(lambd).logical_not(), 0)
+
+    def softshrink(self, lambd: float = 0.5) -> Self:
+        """x moved toward 0 by lambd, 0 where it would cross."""
+        x = self._wide_float()
+        moved = x.sub(lambd).where(x.gt(lambd), x.add(lambd).where(x.lt(-lambd), x.mul(0)))
+        return moved.cast(self._float_dtype())
+
+    def tanhshrink(self) -> Self:
+        """x - tanh(x)."""
+        x = self._wide_float()
+        return x.sub(x.tanh()).cast(self._float_dtype())
+
+    def softsign(self) -> Self:
+        """x / (1 + |x|)."""
+        x = self._wide_float()
+        return x.div(x.abs().add(1)).cast(self._float_dtype())
+
+    def glu(self, dim: int = -1) -> Self:
+        """The first half of an axis · sigmoid of the second."""
+        at = self._axis("glu", dim)
+        if self.shape[at] % 2:
+            raise ShapeError(f"glu of {self.shape} along axis {dim}: its extent must be even")
+        half = self.shape[at] // 2
+        a, b = self._wide_float().narrow(at, 0, half), self._wide_float().narrow(at, half, half)
+        return a.mul(b.sigmoid()).cast(self._float_dtype())
+
+    def swiglu(self, dim: int = -1) -> Self:
+        """silu of the first half of an axis · the second (Shazeer, 2020)."""
+        at = self._axis("swiglu", dim)
+        if self.shape[at] % 2:
+            raise ShapeError(f"swiglu of {self.shape} along axis {dim}: its extent must be even")
+        half = self.shape[at] // 2
+        a, b = self._wide_float().narrow(at, 0, half), self._wide_float().narrow(at, half, half)
+        return a.silu().mul(b).cast(self._float_dtype())
+
+    def dropout(self, p: float = 0.5, training: bool = False) -> Self:
+        """Identity: svod runs models. Raises UnsupportedError for training."""
+        if training:
+            raise UnsupportedError(f"dropout with p={p} and training=True: svod runs models, it does not train them")
+        return self

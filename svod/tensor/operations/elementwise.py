@@ -1,0 +1,574 @@
+"""Arithmetic, comparisons and functions of single elements, with broadcasting and one promotion rule.
+
+Tensors meet by `svod.core.ir.dtype.promote`; a scalar, Python's or NumPy's, takes the tensor's dtype unless it is of a higher kind (a float
+with an integer tensor gives float32, an int with a bool tensor int32). Float functions of integers are computed in float32;
+functions of 16-bit floats are computed in float32 and rounded once.
+
+Integer division by zero gives 0, the smallest integer divided by -1 itself, a shift by at least the width 0 (or the sign): as
+NumPy does, and without trapping on any target.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+from svod.core.graph import graph
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.variable import Dim
+from svod.errors import DTypeError
+from svod.tensor.base import Scalar, TensorBase, common_dtype, is_scalar, operand_uops, without_numpy
+from svod.tensor.operations.movement import Movement
+
+Operand = Any  # a tensor, a Python scalar, or what a tensor can be made of
+
+
+class Elementwise(Movement):
+    """Operators and functions."""
+
+    __slots__ = ()
+
+    # -- how operands meet -----------------------------------------------------------------------
+    def _operand(self, x: Operand) -> TensorBase | Scalar:
+        """A tensor or a Python scalar; anything else becomes a tensor."""
+        found = without_numpy(x)
+        if isinstance(found, Dim):
+            return self._value(found)
+        return found if isinstance(found, TensorBase) or is_scalar(found) else type(self)(found)
+
+    def _binary(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
+        """`op` on operands promoted and broadcast."""
+        a, b = self._operand(x), self._operand(y)
+        dtype = common_dtype(name, a, b)
+        return self.from_uop(graph.alu(op, *operand_uops(name, dtype, a, b)))
+
+    def _arithmetic(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
+        """`op` on operands promoted and broadcast; bools are added, subtracted and multiplied as NumPy's logic has it."""
+        a, b = self._operand(x), self._operand(y)
+        dtype = common_dtype(name, a, b)
+        if dtype.kind == "b":
+            if op not in _LOGIC_OF_BOOLS:
+                raise DTypeError(f"{name} of bools: cast them to integers, or use ^ or logical_xor")
+            op = _LOGIC_OF_BOOLS[op]
+        return self.from_uop(graph.alu(op, *operand_uops(name, dtype, a, b)))
+
+    def _unary(self, op: Ops) -> Self:
+        return self.from_uop(graph.alu(op, self.uop))
+
+    def _function(self, op: Ops) -> Self:
+        """A float function of one operand: in float32 at least, rounded once to the result's dtype."""
+        return self.from_uop(graph.alu(op, self._wide_float().uop)).cast(self._float_dtype())
+
+    # -- arithmetic ------------------------------------------------------------------------------
+    def add(self, other: Operand, *, alpha: Scalar = 1) -> Self:
+        """self + alpha * other."""
+        return self._arithmetic(Ops.ADD, "add", self, self._times(other, alpha))
+
+    def sub(self, other: Operand, *, alpha: Scalar = 1) -> Self:
+        """self - alpha * other."""
+        return self._arithmetic(Ops.SUB, "sub", self, self._times(other, alpha))
+
+    def mul(self, other: Operand) -> Self:
+        """self * other; of bools: and."""
+        return self._arithmetic(Ops.MUL, "mul", self, other)
+
+    def div(self, other: Operand, *, rounding_mode: str | None = None) -> Self:
+        """self / other in floats; rounding_mode 'floor' is `//`, Python's; 'trunc' rounds toward zero, as C does. Both keep integers."""
+        if rounding_mode == "floor":
+            return self.floor_divide(other)
+        if rounding_mode == "trunc":
+            return self._divide_trunc(other)
+        if rounding_mode is not None:
+            raise DTypeError(f"div with rounding_mode {rounding_mode!r}: use None, 'floor' or 'trunc'")
+        return self._true_divide(self, other)
+
+    def _true_divide(self, x: Operand, y: Operand) -> Self:
+        a, b = self._operand(x), self._operand(y)
+        dtype = common_dtype("div", a, b)
+        if not dtype.is_float:
+            dtype = dtypes.default_float
+        return self.from_uop(graph.alu(Ops.FDIV, *operand_uops("div", dtype, a, b)))
+
+    def floor_divide(self, other: Operand) -> Self:
+        """self // other, rounded toward minus infinity."""
+        return self._divide_floor("floor_divide", self, other)
+
+    def remainder(self, other: Operand) -> Self:
+        """self % other, with the sign of the divisor. Exact where the quotient is below 2**53, but for float64, which loses what x / y
+        cannot hold."""
+        return self._modulo("remainder", self, other)
+
+    def _divide_trunc(self, other: Operand) -> Self:
+        a, b = self, self._operand(other)
+        dtype = common_dtype("div", a, b)
+        if dtype.is_float:
+            return self._true_divide(self, other).trunc()
+        floor = self._divide_floor("div", a, b)
+        if not dtype.is_signed:
+            return floor
+        # one more where the quotient is negative and not whole; by zero the quotient is 0
+        x, y = (self.from_uop(u) for u in operand_uops("div", dtype, a, b))
+        inexact = floor.mul(y).ne(x).logical_and(x.lt(0).ne(y.lt(0))).logical_and(y.ne(0))
+        return floor.add(inexact.cast(floor.dtype))
+
+    def _divide_floor(self, name: str, x: Operand, y: Operand) -> Self:
+        a, b = self._operand(x), self._operand(y)
+        dtype = common_dtype(name, a, b)
+        if dtype.is_float:
+            return self.from_uop(_floor_quotient(*operand_uops(name, dtype, a, b)))
+        dtype = dtypes.int8 if dtype.kind == "b" else dtype
+        dividend, divisor = operand_uops(name, dtype, a, b)
+        if is_scalar(b) and b not in (0, -1):
+            return self.from_uop(graph.alu(Ops.IDIV, dividend, divisor))
+        zero, one = (graph.full(graph.shape_of(divisor), v, dtype) for v in (0, 1))
+        by_zero = graph.alu(Ops.CMPEQ, divisor, zero)
+        safe = graph.alu(Ops.WHERE, by_zero, one, divisor)
+        by_minus_one = None
+        if dtype.is_signed:
+            by_minus_one = graph.alu(Ops.CMPEQ, divisor, graph.full(graph.shape_of(divisor), -1, dtype))
+            safe = graph.alu(Ops.WHERE, by_minus_one, one, safe)
+        quotient = graph.alu(Ops.WHERE, by_zero, zero, graph.alu(Ops.IDIV, dividend, safe))
+        if by_minus_one is not None:
+            quotient = graph.alu(Ops.WHERE, by_minus_one, graph.alu(Ops.NEG, dividend), quotient)
+        return self.from_uop(quotient)
+
+    def _modulo(self, name: str, x: Operand, y: Operand) -> Self:
+        a, b = self._operand(x), self._operand(y)
+        dtype = common_dtype(name, a, b)
+        if dtype.is_float:
+            dividend, divisor = operand_uops(name, dtype, a, b)
+            rest, divisor = truncated_remainder(dividend, divisor), graph.cast(divisor, dtypes.float64)
+            zero = graph.full(graph.shape_of(rest), 0.0, dtypes.float64)
+            opposite = graph.alu(Ops.CMPNE, graph.alu(Ops.CMPLT, rest, zero), graph.alu(Ops.CMPLT, divisor, zero))
+            across = graph.alu(Ops.AND, opposite, graph.alu(Ops.CMPNE, rest, zero))
+            return self.from_uop(graph.cast(graph.alu(Ops.WHERE, across, graph.alu(Ops.ADD, rest, divisor), rest), dtype))
+        dtype = dtypes.int8 if dtype.kind == "b" else dtype
+        dividend, divisor = operand_uops(name, dtype, a, b)
+        if is_scalar(b) and b not in (0, -1):
+            return self.from_uop(graph.alu(Ops.MOD, dividend, divisor))
+        shape = graph.shape_of(divisor)
+        # the remainder by 0, 1 and -1 alike is 0
+        trivial = graph.alu(Ops.CMPEQ, divisor, graph.full(shape, 0, dtype))
+        if dtype.is_signed:
+            trivial = graph.alu(Ops.OR, trivial, graph.alu(Ops.CMPEQ, divisor, graph.full(shape, -1, dtype)))
+        return self.from_uop(graph.alu(Ops.MOD, dividend, graph.alu(Ops.WHERE, trivial, graph.full(shape, 1, dtype), divisor)))
+
+    def neg(self) -> Self:
+        """-self."""
+        if self.dtype.kind == "b":
+            raise DTypeError("neg of bools: use ~ or logical_not")
+        return self._unary(Ops.NEG)
+
+    def pow(self, exponent: Operand) -> Self:
+        """self ** exponent. Whole exponents up to 32 are multiplied out, 0.5 is a square root.
+
+        Raises DTypeError for integers to a negative number; where the exponents are integers of a tensor, those to negative ones are 0,
+        but for 1 and -1."""
+        return self._power(self, exponent)
+
+    def _power(self, x: Operand, y: Operand) -> Self:
+        a, b = self._operand(x), self._operand(y)
+        dtype = common_dtype("pow", a, b)
+        if dtype.kind == "b":
+            dtype = dtypes.int8
+        if dtype.is_int and is_scalar(b) and b < 0:
+            raise DTypeError(f"pow of {dtype.name} to {b}: the powers of integers to a negative one are no integers; cast the tensor to "
+                             "float32, or give a float")
+        base, exponent = operand_uops("pow", dtype, a, b)
+        if dtype.is_float:
+            if is_scalar(b) and b == int_or_none(b) and abs(b) <= 32:
+                return self.from_uop(base)._whole_power(int(b))
+            if is_scalar(b) and b == 0.5:
+                return self.from_uop(base).sqrt()
+            wide = dtypes.float32 if dtype.bits < 32 else dtype
+            return self.from_uop(graph.cast(graph.alu(Ops.POW, graph.cast(base, wide), graph.cast(exponent, wide)), dtype))
+        if is_scalar(b):
+            return self.from_uop(base)._whole_power(int(b))
+        return self._integer_power(base, exponent)
+
+    def _whole_power(self, n: int) -> Self:
+        """self ** n by repeated squaring."""
+        if n < 0:
+            return self._whole_power(-n).reciprocal()
+        result: Self | None = None
+        square = self
+        while n:
+            if n & 1:
+                result = square if result is None else result.mul(square)
+            n >>= 1
+            if n:
+                square = square.mul(square)
+        return self._full_like(1) if result is None else result
+
+    def _integer_power(self, base: UOp, exponent: UOp) -> Self:
+        """Integer powers with a tensor of exponents: square and multiply over the bits of the exponent, modulo the width."""
+        dtype, shape = base.dtype, graph.shape_of(base)
+        zero, one = graph.full(shape, 0, dtype), graph.full(shape, 1, dtype)
+        result, square = one, base
+        for bit in range(dtype.bits - (1 if dtype.is_signed else 0)):
+            mask = graph.full(shape, 1 << bit, dtype)
+            is_set = graph.alu(Ops.CMPNE, graph.alu(Ops.AND, exponent, mask), zero)
+            result = graph.alu(Ops.WHERE, is_set, graph.alu(Ops.MUL, result, square), result)
+            square = graph.alu(Ops.MUL, square, square)
+        if dtype.is_signed:
+            minus_one = graph.full(shape, -1, dtype)
+            odd = graph.alu(Ops.CMPNE, graph.alu(Ops.AND, exponent, one), zero)
+            of_minus_one = graph.alu(Ops.WHERE, odd, minus_one, one)
+            negative = graph.alu(Ops.WHERE, graph.alu(Ops.CMPEQ, base, one), one,
+                                 graph.alu(Ops.WHERE, graph.alu(Ops.CMPEQ, base, minus_one), of_minus_one, zero))
+            result = graph.alu(Ops.WHERE, graph.alu(Ops.CMPLT, exponent, zero), negative, result)
+        return self.from_uop(result)
+
+    def _times(self, x: Operand, alpha: Scalar) -> Operand:
+        """An operand times a number: a number where it is one, which then meets self in the dtype of self."""
+        return x if alpha == 1 else x * alpha if is_scalar(x) else self._as_tensor(x).mul(alpha)
+
+    def _as_tensor(self, x: Operand) -> Self:
+        return x if isinstance(x, type(self)) else type(self)(x)
+
+    def __add__(self, other: Operand) -> Self: return self._arithmetic(Ops.ADD, "add", self, other)
+    def __radd__(self, other: Operand) -> Self: return self._arithmetic(Ops.ADD, "add", other, self)
+    def __sub__(self, other: Operand) -> Self: return self._arithmetic(Ops.SUB, "sub", self, other)
+    def __rsub__(self, other: Operand) -> Self: return self._arithmetic(Ops.SUB, "sub", other, self)
+    def __mul__(self, other: Operand) -> Self: return self._arithmetic(Ops.MUL, "mul", self, other)
+    def __rmul__(self, other: Operand) -> Self: return self._arithmetic(Ops.MUL, "mul", other, self)
+    def __truediv__(self, other: Operand) -> Self: return self._true_divide(self, other)
+    def __rtruediv__(self, other: Operand) -> Self: return self._true_divide(other, self)
+    def __floordiv__(self, other: Operand) -> Self: return self._divide_floor("floor_divide", self, other)
+    def __rfloordiv__(self, other: Operand) -> Self: return self._divide_floor("floor_divide", other, self)
+    def __divmod__(self, other: Operand) -> tuple[Self, Self]: return self // other, self % other
+    def __rdivmod__(self, other: Operand) -> tuple[Self, Self]: return other // self, other % self
+    def __mod__(self, other: Operand) -> Self: return self._modulo("remainder", self, other)
+    def __rmod__(self, other: Operand) -> Self: return self._modulo("remainder", other, self)
+    def __pow__(self, other: Operand) -> Self: return self._power(self, other)
+    def __rpow__(self, other: Operand) -> Self: return self._power(other, self)
+    def __neg__(self) -> Self: return self.neg()
+    def __pos__(self) -> Self: return self
+    def __abs__(self) -> Self: return self.abs()
+
+    # -- comparisons -----------------------------------------------------------------------------
+    def _compare(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
+        """`op` on operands promoted and broadcast. A number that the integers of a tensor cannot hold is on one side of all of them."""
+        a, b = self._operand(x), self._operand(y)
+        for number, other in ((a, b), (b, a)):
+            if isinstance(number, int) and isinstance(other, TensorBase) and other.dtype.is_int:
+                beyond = (number > other.dtype.max) - (number < other.dtype.min)
+                if beyond:
+                    below = (beyond < 0) == (number is a)       # whether the first operand is the smaller one
+                    holds = {Ops.CMPEQ: False, Ops.CMPNE: True, Ops.CMPLT: below, Ops.CMPLE: below}[op]
+                    return self.from_uop(graph.full(other.shape, holds, dtypes.bool))
+        return self._binary(op, name, a, b)
+
+    def eq(self, other: Operand) -> Self:
+        """Element by element, a bool tensor."""
+        return self._compare(Ops.CMPEQ, "eq", self, other)
+
+    def ne(self, other: Operand) -> Self:
+        """Element by element; true where either is NaN."""
+        return self._compare(Ops.CMPNE, "ne", self, other)
+
+    def lt(self, other: Operand) -> Self:
+        """self < other."""
+        return self._compare(Ops.CMPLT, "lt", self, other)
+
+    def le(self, other: Operand) -> Self:
+        """self <= other."""
+        return self._compare(Ops.CMPLE, "le", self, other)
+
+    def gt(self, other: Operand) -> Self:
+        """self > other."""
+        return self._compare(Ops.CMPLT, "gt", other, self)
+
+    def ge(self, other: Operand) -> Self:
+        """self >= other."""
+        return self._compare(Ops.CMPLE, "ge", other, self)
+
+    def __eq__(self, other: Operand) -> Self: return NotImplemented if _is_no_value(other) else self.eq(other)  # type: ignore[override]
+    def __ne__(self, other: Operand) -> Self: return NotImplemented if _is_no_value(other) else self.ne(other)  # type: ignore[override]
+    def __lt__(self, other: Operand) -> Self: return self.lt(other)
+    def __le__(self, other: Operand) -> Self: return self.le(other)
+    def __gt__(self, other: Operand) -> Self: return self.gt(other)
+    def __ge__(self, other: Operand) -> Self: return self.ge(other)
+    __hash__ = object.__hash__  # a tensor is itself, whatever == computes
+
+    # -- logic and bits --------------------------------------------------------------------------
+    def logical_not(self) -> Self:
+        """True where self is zero."""
+        return self.from_uop(graph.alu(Ops.NOT, self.cast(dtypes.bool).uop))
+
+    def _logical(self, op: Ops, name: str, other: Operand) -> Self:
+        a, b = self.cast(dtypes.bool), self._as_tensor(other).cast(dtypes.bool)
+        return self._binary(op, name, a, b)
+
+    def logical_and(self, other: Operand) -> Self:
+        """Both nonzero."""
+        return self._logical(Ops.AND, "logical_and", other)
+
+    def logical_or(self, other: Operand) -> Self:
+        """Either nonzero."""
+        return self._logical(Ops.OR, "logical_or", other)
+
+    def logical_xor(self, other: Operand) -> Self:
+        """Exactly one nonzero."""
+        return self._logical(Ops.XOR, "logical_xor", other)
+
+    def _bitwise(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
+        a, b = self._operand(x), self._operand(y)
+        dtype = common_dtype(name, a, b)
+        if dtype.is_float:
+            raise DTypeError(f"{name} of {dtype.name}: it takes integers and bools")
+        return self.from_uop(graph.alu(op, *operand_uops(name, dtype, a, b)))
+
+    def bitwise_and(self, other: Operand) -> Self:
+        """self & other."""
+        return self._bitwise(Ops.AND, "bitwise_and", self, other)
+
+    def bitwise_or(self, other: Operand) -> Self:
+        """self | other."""
+        return self._bitwise(Ops.OR, "bitwise_or", self, other)
+
+    def bitwise_xor(self, other: Operand) -> Self:
+        """self ^ other."""
+        return self._bitwise(Ops.XOR, "bitwise_xor", self, other)
+
+    def bitwise_not(self) -> Self:
+        """~self: of bools, not."""
+        if self.dtype.is_float:
+            raise DTypeError(f"bitwise_not of {self.dtype.name}: it takes integers and bools")
+        return self._unary(Ops.NOT)
+
+    def bitwise_left_shift(self, other: Operand) -> Self:
+        """self << other; 0 from the width on."""
+        return self._shift(Ops.SHL, "bitwise_left_shift", self, other)
+
+    def bitwise_right_shift(self, other: Operand) -> Self:
+        """self >> other, with the sign of a signed integer; 0 or -1 from the width on."""
+        return self._shift(Ops.SHR, "bitwise_right_shift", self, other)
+
+    def _shift(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
+        a, b = self._operand(x), self._operand(y)
+        dtype = common_dtype(name, a, b)
+        if not dtype.is_int:
+            raise DTypeError(f"{name} of {dtype.name}: it takes integers")
+        value, amount = operand_uops(name, dtype, a, b)
+        if is_scalar(b) and 0 <= b < dtype.bits:
+            return self.from_uop(graph.alu(op, value, amount))
+        shape = graph.shape_of(value)
+        zero, last = graph.full(shape, 0, dtype), graph.full(shape, dtype.bits - 1, dtype)
+        inside = graph.alu(Ops.CMPLE, amount, last)
+        if dtype.is_signed:
+            inside = graph.alu(Ops.AND, inside, graph.alu(Ops.CMPLE, zero, amount))
+        shifted = graph.alu(op, value, graph.alu(Ops.WHERE, inside, amount, zero))
+        beyond = graph.alu(Ops.SHR, value, last) if op is Ops.SHR and dtype.is_signed else zero
+        return self.from_uop(graph.alu(Ops.WHERE, inside, shifted, beyond))
+
+    def __and__(self, other: Operand) -> Self: return self._bitwise(Ops.AND, "bitwise_and", self, other)
+    def __rand__(self, other: Operand) -> Self: return self._bitwise(Ops.AND, "bitwise_and", other, self)
+    def __or__(self, other: Operand) -> Self: return self._bitwise(Ops.OR, "bitwise_or", self, other)
+    def __ror__(self, other: Operand) -> Self: return self._bitwise(Ops.OR, "bitwise_or", other, self)
+    def __xor__(self, other: Operand) -> Self: return self._bitwise(Ops.XOR, "bitwise_xor", self, other)
+    def __rxor__(self, other: Operand) -> Self: return self._bitwise(Ops.XOR, "bitwise_xor", other, self)
+    def __invert__(self) -> Self: return self.bitwise_not()
+    def __lshift__(self, other: Operand) -> Self: return self._shift(Ops.SHL, "bitwise_left_shift", self, other)
+    def __rlshift__(self, other: Operand) -> Self: return self._shift(Ops.SHL, "bitwise_left_shift", other, self)
+    def __rshift__(self, other: Operand) -> Self: return self._shift(Ops.SHR, "bitwise_right_shift", self, other)
+    def __rrshift__(self, other: Operand) -> Self: return self._shift(Ops.SHR, "bitwise_right_shift", other, self)
+
+    # -- choices ---------------------------------------------------------------------------------
+    def where(self, condition: Operand, other: Operand) -> Self:
+        """self where `condition`, of bools, holds, `other` elsewhere. Where the condition comes first: `svod.where(condition, x, y)`."""
+        chooser = self._as_tensor(condition)
+        if chooser.dtype.kind != "b":
+            raise DTypeError(f"x.where(condition, y) with a condition of {chooser.dtype.name}: give bools, as `condition != 0`; where the "
+                             "condition comes first: svod.where(condition, x, y)")
+        return self._select(chooser, self, other)
+
+    def masked_fill(self, mask: Operand, value: Operand) -> Self:
+        """`value`, as the dtype of self holds it, where `mask` holds; self elsewhere."""
+        found = without_numpy(value)
+        if not is_scalar(found):
+            return self._select(mask, self._as_tensor(found).cast(self.dtype), self)
+        if self.dtype.kind == "b":
+            found = bool(found)
+        elif self.dtype.is_int and math.isfinite(found):
+            found = int(found)
+        return self._select(mask, type(self)(found, dtype=self.dtype), self)
+
+    def _select(self, condition: Operand, x: Operand, y: Operand) -> Self:
+        chooser = self._as_tensor(condition).cast(dtypes.bool)
+        a, b = self._operand(x), self._operand(y)
+        dtype = common_dtype("where", a, b)
+        shape = graph.broadcast_shapes("where", *(t.shape for t in (chooser, a, b) if isinstance(t, TensorBase)))
+        branches = [graph.broadcast(t.cast(dtype).uop, shape, "where") if isinstance(t, TensorBase) else graph.full(shape, t, dtype)
+                    for t in (a, b)]
+        return self.from_uop(graph.alu(Ops.WHERE, graph.broadcast(chooser.uop, shape, "where"), *branches))
+
+    def maximum(self, other: Operand) -> Self:
+        """The larger of two; NaN where either is."""
+        return self._extremum(Ops.MAX, "maximum", self, other)
+
+    def minimum(self, other: Operand) -> Self:
+        """The smaller of two; NaN where either is."""
+        return self._extremum(Ops.MIN, "minimum", self, other)
+
+    def _extremum(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
+        a, b = self._operand(x), self._operand(y)
+        dtype = common_dtype(name, a, b)
+        if dtype.kind == "b":
+            op = Ops.OR if op is Ops.MAX else Ops.AND
+        return self.from_uop(graph.alu(op, *operand_uops(name, dtype, a, b)))
+
+    def clamp(self, min: Operand | None = None, max: Operand | None = None) -> Self:
+        """Between `min` and `max`, tensors or numbers; None leaves a side open."""
+        if min is None and max is None:
+            raise DTypeError("clamp without bounds: give min, max or both")
+        low = self if min is None else self.maximum(min)
+        return low if max is None else low.minimum(max)
+
+    def clip(self, min: Operand | None = None, max: Operand | None = None) -> Self:
+        """`clamp`."""
+        return self.clamp(min, max)
+
+    # -- rounding and signs ----------------------------------------------------------------------
+    def abs(self) -> Self:
+        """Absolute value; the smallest integer is its own."""
+        return self._unary(Ops.ABS) if self.dtype.is_signed else self
+
+    def sign(self) -> Self:
+        """-1, 0 or 1; NaN stays NaN."""
+        if self.dtype.kind == "b":
+            return self
+        negative: Operand = self._select(self.lt(0), -1, self) if self.dtype.is_signed else self
+        return self._select(self.gt(0), 1, negative)
+
+    def _rounded(self, op: Ops) -> Self:
+        return self._unary(op) if self.dtype.is_float else self
+
+    def floor(self) -> Self:
+        """The next whole number below; integers stay."""
+        return self._rounded(Ops.FLOOR)
+
+    def ceil(self) -> Self:
+        """The next whole number above; integers stay."""
+        return self._rounded(Ops.CEIL)
+
+    def trunc(self) -> Self:
+        """The next whole number toward zero; integers stay."""
+        return self._rounded(Ops.TRUNC)
+
+    def round(self, decimals: int = 0) -> Self:
+        """The nearest whole number, or multiple of 10**-decimals, halves to even; integers stay where `decimals` is not negative."""
+        if decimals == 0 or (decimals > 0 and not self.dtype.is_float):
+            return self._rounded(Ops.ROUND)
+        wide = self._wide_float() if self.dtype.is_float else self.cast(dtypes.float64)
+        scale = 10.0 ** abs(decimals)
+        scaled = wide.mul(scale).round().div(scale) if decimals > 0 else wide.div(scale).round().mul(scale)
+        return scaled.cast(self.dtype)
+
+    # -- functions -------------------------------------------------------------------------------
+    def exp(self) -> Self: return self._function(Ops.EXP)
+    def exp2(self) -> Self: return self._function(Ops.EXP2)
+    def log(self) -> Self: return self._function(Ops.LOG)
+    def log2(self) -> Self: return self._function(Ops.LOG2)
+    def sqrt(self) -> Self: return self._function(Ops.SQRT)
+    def reciprocal(self) -> Self: return self._function(Ops.RECIPROCAL)
+    def sin(self) -> Self: return self._function(Ops.SIN)
+    def cos(self) -> Self: return self._function(Ops.COS)
+    def tanh(self) -> Self: return self._function(Ops.TANH)
+    def erf(self) -> Self: return self._function(Ops.ERF)
+
+    def log10(self) -> Self:
+        """log2(x) · log10(2)."""
+        return self._wide_float().log2().mul(math.log10(2)).cast(self._float_dtype())
+
+    def tan(self) -> Self:
+        """sin / cos."""
+        x = self._wide_float()
+        return (x.sin() / x.cos()).cast(self._float_dtype())
+
+    def rsqrt(self) -> Self:
+        """1 / sqrt(x)."""
+        return self._wide_float().sqrt().reciprocal().cast(self._float_dtype())
+
+    def square(self) -> Self:
+        """x · x."""
+        return self.mul(self)
+
+    def log1p(self) -> Self:
+        """log(1 + x), also where 1 + x loses x: log(u) · x / (u - 1) with u = 1 + x rounded (Kahan, HP-15C handbook, 1982)."""
+        x = self._wide_float()
+        u = x + 1
+        # infinite u: the quotient would be inf / inf
+        result = self._select(u.eq(1), x, self._select(u.eq(math.inf), u, u.log() * (x / (u - 1))))
+        return result.cast(self._float_dtype())
+
+    def expm1(self) -> Self:
+        """exp(x) - 1, also where it loses x: (u - 1) · x / log(u) with u = exp(x) rounded (Kahan)."""
+        x = self._wide_float()
+        u = x.exp()
+        plain = u - 1
+        precise = plain * (x / u.log())
+        result = self._select(u.eq(1), x, self._select(plain.eq(-1).logical_or(u.eq(math.inf)), plain, precise))
+        return result.cast(self._float_dtype())
+
+    def isnan(self) -> Self:
+        """True where NaN."""
+        return self.ne(self) if self.dtype.is_float else self._full_like(False, dtypes.bool)
+
+    def isinf(self) -> Self:
+        """True where infinite."""
+        return self.abs().eq(math.inf) if self.dtype.is_float else self._full_like(False, dtypes.bool)
+
+    def isfinite(self) -> Self:
+        """True where neither NaN nor infinite."""
+        return self.abs().lt(math.inf) if self.dtype.is_float else self._full_like(True, dtypes.bool)
+
+
+def _is_no_value(other: object) -> bool:
+    """What a tensor is never equal to, and is compared with all the same: `if x == None`, `x != "auto"`."""
+    return other is None or isinstance(other, str)
+
+
+def int_or_none(value: Scalar) -> int | None:
+    """The int a finite scalar rounds toward zero to; None for NaN and infinities."""
+    return int(value) if math.isfinite(value) else None
+
+
+_LOGIC_OF_BOOLS = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND}
+
+
+def truncated_remainder(dividend: UOp, divisor: UOp) -> UOp:
+    """x - trunc(x / y) · y as float64, the sign that of x; x itself for an infinite y, NaN for an infinite x or a y of 0.
+
+    The multiples of 2**24 · y are taken away first: for floats of up to 24 bits each product and difference is then exact in float64."""
+    narrow = dividend.dtype.bits < 64
+    rest, y = (graph.cast(u, dtypes.float64) for u in (dividend, divisor))
+    shape = graph.shape_of(rest)
+    for factor in (2.0 ** 24, 1.0) if narrow else (1.0,):
+        part = y if factor == 1.0 else graph.alu(Ops.MUL, y, graph.full(shape, factor, dtypes.float64))
+        whole = graph.alu(Ops.TRUNC, graph.alu(Ops.FDIV, rest, part))
+        is_rest = graph.alu(Ops.CMPEQ, whole, graph.full(shape, 0.0, dtypes.float64))
+        # 0 times an infinite divisor would be NaN
+        rest = graph.alu(Ops.WHERE, is_rest, rest, graph.alu(Ops.SUB, rest, graph.alu(Ops.MUL, whole, part)))
+    return rest
+
+
+def _floor_quotient(dividend: UOp, divisor: UOp) -> UOp:
+    """The floor of a quotient of floats, in float64, which tells quotients of narrower ones from the whole number beside them: -1 where it
+    is negative and too small to be told from -0, as of a finite dividend by an infinite divisor; NaN for an infinite dividend, but by
+    zero."""
+    result = dividend.dtype
+    dividend, divisor = (graph.cast(u, dtypes.float64) for u in (dividend, divisor))
+    dtype = dividend.dtype
+    quotient = graph.alu(Ops.FDIV, dividend, divisor)
+    shape = graph.shape_of(quotient)
+
+    def constant(value: float) -> UOp:
+        return graph.full(shape, value, dtype)
+    zero = constant(0.0)
+    opposite = graph.alu(Ops.CMPNE, graph.alu(Ops.CMPLT, dividend, zero), graph.alu(Ops.CMPLT, divisor, zero))
+    vanished = graph.alu(Ops.AND, graph.alu(Ops.CMPEQ, quotient, zero), graph.alu(Ops.CMPNE, dividend, zero))
+    floor = graph.alu(Ops.WHERE, graph.alu(Ops.AND, opposite, vanished), constant(-1.0), graph.alu(Ops.FLOOR, quotient))
+    infinite = graph.alu(Ops.CMPEQ, graph.alu(Ops.ABS, dividend), constant(math.inf))
+    lost = graph.alu(Ops.AND, infinite, graph.alu(Ops.CMPNE, divisor, zero))
+    return graph.cast(graph.alu(Ops.WHERE, lost, constant(math.nan), floor), result)

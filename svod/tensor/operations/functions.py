@@ -1,0 +1,275 @@
+"""More functions of single elements, made of those in `elementwise.py`: remainders, mixtures, comparisons within a tolerance, angles,
+hyperbolic functions. Names and signatures are PyTorch's; functions made of several steps are computed in float32 at least and rounded once.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Self
+
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.variable import Dim
+from svod.errors import DTypeError
+from svod.tensor.base import Scalar, common_dtype, is_scalar, operand_uops, scalar_dtype, without_numpy
+from svod.tensor.operations.elementwise import Elementwise, Operand, truncated_remainder
+
+
+class Functions(Elementwise):
+    """Functions of one, two and three tensors."""
+
+    __slots__ = ()
+
+    def _partner(self, x: Operand) -> Self:
+        """An operand as a tensor; a number in the dtype in which it meets self."""
+        found = without_numpy(x)
+        if isinstance(found, Dim):
+            return self._value(found)
+        return type(self)(found, dtype=scalar_dtype(self.dtype, found)) if is_scalar(found) else self._as_tensor(found)
+
+    def _meeting(self, name: str, y: Self) -> DType:
+        """The float dtype in which self and y meet; the default one where neither is a float."""
+        dtype = common_dtype(name, self, y)
+        return dtype if dtype.is_float else dtypes.default_float
+
+    def _composed(self, name: str, formula: Callable[..., Self], *operands: Operand) -> Self:
+        """A formula of self and operands, each a tensor; where they meet in a 16-bit float computed in float32 and rounded once."""
+        tensors = [self, *(self._partner(o) for o in operands)]
+        dtype = common_dtype(name, *tensors)
+        if not dtype.is_float or dtype.bits >= 32:
+            return formula(*tensors)
+        return formula(*(t.cast(dtypes.float32) for t in tensors)).cast(dtype)
+
+    # -- quotients -------------------------------------------------------------------------------
+    def true_divide(self, other: Operand) -> Self:
+        """`div`."""
+        return self.div(other)
+
+    def fmod(self, other: Operand) -> Self:
+        """What is left after division rounded toward zero, as C's %: the sign is that of self. Integers by zero give 0. As
+        exact as `remainder`."""
+        dtype = common_dtype("fmod", self, self._operand(other))
+        a, b = self.cast(dtype), self._partner(other).cast(dtype)
+        if dtype.is_float:
+            operands = operand_uops("fmod", dtype, a, b)
+            return self.from_uop(truncated_remainder(*operands)).cast(dtype)
+        rest = a.remainder(b)
+        if not dtype.is_signed:
+            return rest
+        return rest.sub(b).where(rest.ne(0).logical_and(a.lt(0).ne(b.lt(0))), rest)
+
+    def frac(self) -> Self:
+        """x - trunc(x)."""
+        return self.sub(self.trunc())
+
+    # -- mixtures --------------------------------------------------------------------------------
+    def lerp(self, end: Operand, weight: Operand) -> Self:
+        """self + weight · (end - self); exactly `end` at weight 1, as torch computes it from the nearer side."""
+        def between(a: Self, b: Self, w: Self) -> Self:
+            distance = b.sub(a)
+            return a.add(w.mul(distance)).where(w.abs().lt(0.5), b.sub(distance.mul(w.neg().add(1))))
+        return self._float()._composed("lerp", between, end, weight)
+
+    def addcmul(self, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1) -> Self:
+        """self + value · tensor1 · tensor2."""
+        return self._composed("addcmul", lambda x, a, b: x.add(a.mul(b), alpha=value), tensor1, tensor2)
+
+    def addcdiv(self, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1) -> Self:
+        """self + value · tensor1 / tensor2."""
+        return self._composed("addcdiv", lambda x, a, b: x.add(a.div(b), alpha=value), tensor1, tensor2)
+
+    def logaddexp(self, other: Operand) -> Self:
+        """log(exp(x) + exp(y)) without overflow."""
+        y = self._partner(other)
+        dtype = self._meeting("logaddexp", y)
+        a, b = self._wide_float(), y._wide_float()
+        top, distance = a.maximum(b), a.sub(b).abs().neg()
+        # equal infinities have no distance
+        return top.where(a.eq(b).logical_and(top.isinf()), top.add(distance.exp().log1p())).cast(dtype)
+
+    def hypot(self, other: Operand) -> Self:
+        """sqrt(x² + y²), scaled by the larger so that it does not overflow."""
+        y = self._partner(other)
+        dtype = self._meeting("hypot", y)
+        a, b = self._wide_float().abs(), y._wide_float().abs()
+        top = a.maximum(b)
+        ratio = a.minimum(b).div(top.where(top.ne(0), 1.0))
+        result = top.mul(ratio.square().add(1).sqrt())
+        return result.where(top.isfinite(), top.where(a.eq(math.inf).logical_or(b.eq(math.inf)).logical_not(), math.inf)).cast(dtype)
+
+    def copysign(self, other: Operand) -> Self:
+        """|x| with the sign of y, that of -0.0 included."""
+        y = self._partner(other)
+        dtype = self._meeting("copysign", y)
+        size = self._float().cast(dtype).abs()
+        return size.neg().where(y.signbit(), size)
+
+    def signbit(self) -> Self:
+        """True where negative, -0.0 included."""
+        if not self.dtype.is_float:
+            return self.lt(0) if self.dtype.is_signed else self._full_like(False, dtypes.bool)
+        return self.bitcast(f"int{self.dtype.bits}").lt(0)
+
+    def xlogy(self, other: Operand) -> Self:
+        """x · log(y), 0 where x is 0 and y is no NaN."""
+        y = self._partner(other)
+        dtype = self._meeting("xlogy", y)
+        a, b = self._wide_float(), y._wide_float()
+        return a.mul(b.log()).where(a.ne(0).logical_or(b.isnan()), 0.0).cast(dtype)
+
+    def logit(self, eps: float | None = None) -> Self:
+        """log(x / (1 - x)), the inverse of `sigmoid`; with `eps` of x clamped to eps … 1 - eps."""
+        x = self._wide_float() if eps is None else self._wide_float().clamp(eps, 1 - eps)
+        return x.div(x.neg().add(1)).log().cast(self._float_dtype())
+
+    def sinc(self) -> Self:
+        """sin(πx) / πx; 1 at 0."""
+        turns = self._wide_float().mul(math.pi)
+        return turns.sin().div(turns).where(turns.ne(0), 1.0).cast(self._float_dtype())
+
+    # -- comparisons -----------------------------------------------------------------------------
+    def isclose(self, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Self:
+        """|x - y| <= atol + rtol · |y|, and where both are equal; NaNs are close to each other with `equal_nan`."""
+        y = self._partner(other)
+        dtype = common_dtype("isclose", self, y)
+        a, b = self.cast(dtype), y.cast(dtype)
+        same = a.eq(b)
+        if equal_nan and dtype.is_float:
+            same = same.logical_or(a.isnan().logical_and(b.isnan()))
+        a, b = a._wide_float(), b._wide_float()
+        near = a.sub(b).abs().le(b.abs().mul(rtol).add(atol))
+        return same.logical_or(near.logical_and(a.isfinite()).logical_and(b.isfinite()))
+
+    def isposinf(self) -> Self:
+        """True where +inf."""
+        return self.eq(math.inf) if self.dtype.is_float else self._full_like(False, dtypes.bool)
+
+    def isneginf(self) -> Self:
+        """True where -inf."""
+        return self.eq(-math.inf) if self.dtype.is_float else self._full_like(False, dtypes.bool)
+
+    def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Self:
+        """NaN and infinities replaced; None: by the dtype's largest finite numbers."""
+        if not self.dtype.is_float:
+            return self
+        largest = _LARGEST[self.dtype.name]
+        x = self.where(self.isnan().logical_not(), nan)
+        x = x.where(self.isposinf().logical_not(), largest if posinf is None else posinf)
+        return x.where(self.isneginf().logical_not(), -largest if neginf is None else neginf)
+
+    def clamp_min(self, min: Operand) -> Self:
+        """At least `min`."""
+        return self.clamp(min=min)
+
+    def clamp_max(self, max: Operand) -> Self:
+        """At most `max`."""
+        return self.clamp(max=max)
+
+    def heaviside(self, values: Operand) -> Self:
+        """0 below zero, 1 above, `values` at zero; NaN stays, as in NumPy."""
+        if self.dtype.kind == "b":
+            raise DTypeError("heaviside of bools: cast them to numbers")
+        step = self._partner(values).where(self.eq(0), self.gt(0).cast(self.dtype))
+        return self.where(self.isnan(), step) if self.dtype.is_float else step
+
+    # -- angles ----------------------------------------------------------------------------------
+    def atan(self) -> Self:
+        """The angle of a tangent, in ±π/2."""
+        x = self._wide_float()
+        a = x.abs()
+        above = a.gt(1)
+        angle = a.where(above.logical_not(), a.reciprocal())._small_angle()
+        return angle.where(above.logical_not(), angle.neg().add(math.pi / 2)).copysign(x).cast(self._float_dtype())
+
+    def _small_angle(self) -> Self:
+        """atan of 0 … 1 by its series, after atan(t) = 2·atan(t / (1 + sqrt(1 + t²))), used twice, has brought t below tan(π/16)."""
+        t = self
+        for _ in range(2):
+            t = t.div(t.square().add(1).sqrt().add(1))
+        square = t.square()
+        terms = 6 if t.dtype == dtypes.float32 else 12
+        series = square.mul(0)
+        for k in range(terms, 0, -1):
+            series = series.add((-1) ** k / (2 * k + 1)).mul(square)
+        return t.add(t.mul(series)).mul(4)
+
+    def atan2(self, other: Operand) -> Self:
+        """The angle of the point (other, self), in ±π; signs of zeros count, as in C."""
+        o = self._partner(other)
+        dtype = self._meeting("atan2", o)
+        wide = dtypes.float64 if dtype == dtypes.float64 else dtypes.float32
+        y, x = self.cast(wide), o.cast(wide)
+        b, a = y.abs(), x.abs()
+        low, high = a.minimum(b), a.maximum(b)
+        # equal infinities are a ratio of 1, equal zeros one of 0
+        ratio = low.div(high.where(high.ne(0), 1.0)).where(low.ne(high).logical_or(high.isfinite()), 1.0)
+        angle = ratio._small_angle()
+        angle = angle.where(b.le(a), angle.neg().add(math.pi / 2))
+        angle = angle.neg().add(math.pi).where(x.signbit(), angle)
+        angle = angle.where(y.isnan().logical_or(x.isnan()).logical_not(), math.nan)
+        return angle.copysign(y).cast(dtype)
+
+    def asin(self) -> Self:
+        """The angle of a sine, in ±π/2; NaN beyond ±1."""
+        x = self._wide_float()
+        return x.atan2(x.neg().add(1).mul(x.add(1)).sqrt()).cast(self._float_dtype())
+
+    def acos(self) -> Self:
+        """The angle of a cosine, in 0 … π; NaN beyond ±1."""
+        x = self._wide_float()
+        return x.neg().add(1).sqrt().atan2(x.add(1).sqrt()).mul(2).cast(self._float_dtype())
+
+    # -- hyperbolic functions ----------------------------------------------------------------------
+    def sinh(self) -> Self:
+        """(exp(x) - exp(-x)) / 2, without cancellation near zero."""
+        x = self._wide_float()
+        half = x.abs().expm1()
+        # e/2 + e/(2(e + 1)) with e = exp|x| - 1; twice half an exponential where exp itself would overflow
+        small = half.add(half.div(half.add(1))).mul(0.5)
+        large = x.abs().mul(0.5).exp()
+        size = small.where(half.lt(math.inf), large.mul(0.5).mul(large))
+        return x.where(x.eq(0), size.copysign(x)).cast(self._float_dtype())
+
+    def cosh(self) -> Self:
+        """(exp(x) + exp(-x)) / 2."""
+        half = self._wide_float().abs().mul(0.5).exp()
+        return half.mul(0.5).mul(half).add(half.reciprocal().mul(0.5).mul(half.reciprocal())).cast(self._float_dtype())
+
+    def asinh(self) -> Self:
+        """log(x + sqrt(x² + 1)), through log1p."""
+        x = self._wide_float()
+        a = x.abs()
+        square = a.square()
+        small = a.add(square.div(square.add(1).sqrt().add(1))).log1p()
+        large = a.log().add(math.log(2))
+        size = small.where(a.lt(1e18 if x.dtype == dtypes.float32 else 1e150), large)
+        return x.where(x.eq(0), size.copysign(x)).cast(self._float_dtype())
+
+    def acosh(self) -> Self:
+        """log(x + sqrt(x² - 1)), through log1p; NaN below 1."""
+        x = self._wide_float()
+        t = x.sub(1)
+        small = t.add(t.mul(t.add(2)).sqrt()).log1p()
+        result = small.where(x.lt(1e18 if x.dtype == dtypes.float32 else 1e150), x.log().add(math.log(2)))
+        return result.where(x.ge(1), math.nan).cast(self._float_dtype())
+
+    def atanh(self) -> Self:
+        """log((1 + x) / (1 - x)) / 2, through log1p; NaN beyond ±1."""
+        x = self._wide_float()
+        a = x.abs()
+        result = a.mul(2).div(a.neg().add(1)).log1p().mul(0.5)
+        return x.where(x.eq(0), result.where(a.lt(1), result.where(a.le(1), math.nan)).copysign(x)).cast(self._float_dtype())
+
+    def erfc(self) -> Self:
+        """1 - erf(x): absolute precision only, as small values are differences from 1."""
+        return self._wide_float().erf().neg().add(1).cast(self._float_dtype())
+
+    def deg2rad(self) -> Self:
+        """x · π / 180."""
+        return self._wide_float().mul(math.pi / 180).cast(self._float_dtype())
+
+    def rad2deg(self) -> Self:
+        """x · 180 / π."""
+        return self._wide_float().mul(180 / math.pi).cast(self._float_dtype())
+
+
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}

@@ -1,0 +1,77 @@
+"""Contractions: matmul and linear, as one product over a common shape and one REDUCE with its axis last."""
+from __future__ import annotations
+
+from typing import Self
+
+from svod.core.graph import graph
+from svod.core.ir.dtype import DType, accumulator, dtypes, promote
+from svod.core.ir.uop import Ops
+from svod.errors import ShapeError
+from svod.tensor.operations.elementwise import Operand
+from svod.tensor.operations.scatter import Scatter
+
+
+class Linalg(Scatter):
+    """Matrix products."""
+
+    __slots__ = ()
+
+    def matmul(self, other: Operand) -> Self:
+        """`self @ other` by NumPy's rule: (…, M, K) @ (…, K, N) → (…, M, N), leading axes broadcast, 1-D operands as a row on
+        the left and a column on the right. The dtype is the operands' common one; 16-bit floats and narrow integers are
+        accumulated in 32 bits; of bools it is any(a and b)."""
+        a, b = self, self._as_tensor(other)
+        if a.ndim == 0 or b.ndim == 0:
+            raise ShapeError(f"matmul of shapes {a.shape} and {b.shape}: both need at least one axis")
+        inner = -2 if b.ndim > 1 else -1
+        if a.shape[-1] != b.shape[inner]:
+            raise ShapeError(f"matmul of shapes {a.shape} and {b.shape}: axis -1 of the first has extent {a.shape[-1]}, axis {inner} of "
+                             f"the second {b.shape[inner]}; they are summed over and must be equal")
+        batch = graph.broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2], given=(a.shape, b.shape))
+        # each operand only has the free axis it brings; a vector brings none
+        rows, columns = a.shape[-2:-1], b.shape[-1:] if b.ndim > 1 else ()
+        k = a.shape[-1]
+        left = a.reshape(*a.shape[:-2], *rows, *(1 for _ in columns), k)
+        right = b.transpose(-2, -1) if b.ndim > 1 else b
+        right = right.reshape(*b.shape[:-2], *(1 for _ in rows), *columns, k)
+        return left._contract(right, (*batch, *rows, *columns, k), (-1,), promote(a.dtype, b.dtype))
+
+    def dot(self, other: Operand) -> Self:
+        """`matmul`."""
+        return self.matmul(other)
+
+    def mm(self, other: Operand) -> Self:
+        """`matmul`."""
+        return self.matmul(other)
+
+    def bmm(self, other: Operand) -> Self:
+        """`matmul`."""
+        return self.matmul(other)
+
+    def __matmul__(self, other: Operand) -> Self: return self.matmul(other)
+    def __rmatmul__(self, other: Operand) -> Self: return self._as_tensor(other).matmul(self)
+
+    def linear(self, weight: Operand, bias: Operand | None = None) -> Self:
+        """x @ weightᵀ + bias: (…, in) with weight (out, in), or (in,), and bias (out,)."""
+        w = self._as_tensor(weight)
+        if w.ndim not in (1, 2) or self.ndim == 0 or self.shape[-1] != w.shape[-1]:
+            raise ShapeError(f"linear of {self.shape} with a weight of {w.shape}: the weight is (out, in), and in must be the last extent")
+        result = self.matmul(w.T)
+        if bias is None:
+            return result
+        added = self._as_tensor(bias)
+        if not graph.can_broadcast(added.shape, result.shape):
+            raise ShapeError(f"linear of {self.shape} with a weight of {w.shape} and a bias of {added.shape}: the bias is (out,), here "
+                             f"{w.shape[:-1]}")
+        return result.add(added)
+
+    def _contract(self, other: Self, shape: tuple[int, ...], axes: tuple[int, ...], dtype: DType) -> Self:
+        """The sum over `axes` of the product of both, each broadcast to `shape`; the axes are dropped.
+
+        One MUL over the common shape and one REDUCE_AXIS: nothing of that shape is ever stored."""
+        inner = dtypes.bool if dtype.kind == "b" else accumulator(dtype)
+        a, b = (graph.broadcast(t.cast(inner).uop, shape) for t in (self, other))
+        multiply, add = (Ops.AND, "OR") if dtype.kind == "b" else (Ops.MUL, "ADD")
+        total = graph.reduce_axis(graph.alu(multiply, a, b), add, axes)
+        summed = graph.normalize_axes("contraction", axes, len(shape))
+        return self.from_uop(graph.reshape(total, tuple(n for i, n in enumerate(shape) if i not in summed))).cast(dtype)

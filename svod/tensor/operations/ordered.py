@@ -1,0 +1,205 @@
+"""Operations that go along an axis in order: scans, sorting, the k largest. Each is a routine (`svod.core.graph.routine`), one direct loop.
+
+A scan costs one combination per element, a sort n · log2(n) comparisons per row, the k largest n · log2(k). 16-bit floats are summed in
+float32 and rounded where they are stored; integers are summed in 64 bits. NaN is the largest element, as in NumPy and PyTorch.
+
+A routine takes constant extents. Where one depends on a variable, it runs over the largest shape, with what comes last in its order behind
+the elements there are, and those are taken of its result: as much work for every value.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Self, TypeVar
+
+from svod.core.graph import graph
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.uop import UOp
+from svod.core.ir.variable import Dim, is_symbolic, lower, number_of, upper
+from svod.errors import DTypeError, ShapeError
+from svod.tensor.base import DTypeLike, Scalar, TensorBase, as_dtype
+from svod.tensor.operations.reduction import Reduction, sum_dtype
+
+SORT_SHARE = 8      # more than this share of a row's elements are found by sorting it
+
+
+TensorT = TypeVar("TensorT", bound=TensorBase)
+
+
+class Found(NamedTuple, Generic[TensorT]):
+    """Values, and the int64 positions along the axis that they were found at."""
+
+    values: TensorT
+    indices: TensorT
+
+
+class Ordered(Reduction):
+    """Scans and sorts."""
+
+    __slots__ = ()
+
+    def _one_axis(self, name: str, dim: int | None, axis: int | None) -> int:
+        if (dim is None) == (axis is None):
+            raise ShapeError(f"{name} of {self.shape}: name one axis, as dim or as axis")
+        return self._axis(name, axis if dim is None else dim)  # type: ignore[arg-type]
+
+    # -- extents that depend on variables --------------------------------------------------------
+    def _largest(self, fill: Scalar) -> Self:
+        """self with `fill` behind each axis whose extent depends on a variable, up to the largest."""
+        if not is_symbolic(self.shape):
+            return self
+        return self.from_uop(graph.pad(self.uop, tuple([(0, upper(n) - n) for n in self.shape]), fill))
+
+    def _cut_to(self, shape: tuple[int, ...]) -> Self:
+        """The first elements along each axis."""
+        return self if self.shape == shape else self.shrink([(0, n) for n in shape])
+
+    def _last_in_order(self, descending: bool) -> Scalar:
+        """What no element comes after, in ascending or descending order."""
+        if self.dtype.is_float:
+            return -math.inf if descending else math.nan
+        if self.dtype.kind == "b":
+            return not descending
+        return self.dtype.min if descending else self.dtype.max
+
+    # -- scans -----------------------------------------------------------------------------------
+    def cumsum(self, dim: int | None = None, dtype: DTypeLike | None = None, *, axis: int | None = None) -> Self:
+        """Sums of the elements up to each one along an axis. Integers and bools give int64, unsigned uint64, unless `dtype` is given."""
+        return self._scan("cumsum", "ADD", dim, axis, dtype)
+
+    def cumprod(self, dim: int | None = None, dtype: DTypeLike | None = None, *, axis: int | None = None) -> Self:
+        """Products of the elements up to each one along an axis, typed as `cumsum`."""
+        return self._scan("cumprod", "MUL", dim, axis, dtype)
+
+    def logcumsumexp(self, dim: int | None = None, *, axis: int | None = None) -> Self:
+        """log(cumsum(exp(x))), shifted by the running maximum so that it does not overflow."""
+        return self._scan("logcumsumexp", "LOGADDEXP", dim, axis, self._float_dtype(), self._float())
+
+    def cummax(self, dim: int | None = None, *, axis: int | None = None) -> Found[Self]:
+        """(values, indices) of the largest element up to each one; of equals the last, a NaN from where it stands on."""
+        return self._running("cummax", "MAX", dim, axis)
+
+    def cummin(self, dim: int | None = None, *, axis: int | None = None) -> Found[Self]:
+        """(values, indices) of the smallest element up to each one; of equals the last, a NaN from where it stands on."""
+        return self._running("cummin", "MIN", dim, axis)
+
+    def _scan(self, name: str, combiner: str, dim: int | None, axis: int | None, dtype: DTypeLike | None, x: Self | None = None) -> Self:
+        at = self._one_axis(name, dim, axis)
+        result = sum_dtype(self.dtype) if dtype is None else as_dtype(dtype)
+        if result.kind == "b":
+            raise DTypeError(f"{name} with dtype bool: use cummax for any so far, cummin for all so far")
+        values = self if x is None else x
+        # rounded to the dtype asked for before it is summed, as in PyTorch; others are converted as they are loaded
+        return (values.cast(result) if result.is_float and result.bits < 32 else values)._along(combiner, at, result)
+
+    def _running(self, name: str, combiner: str, dim: int | None, axis: int | None) -> Found[Self]:
+        at = self._one_axis(name, dim, axis)
+        x = self.cast(dtypes.uint8) if self.dtype.kind == "b" else self
+        return Found(x._along(combiner, at, x.dtype).cast(self.dtype), x._along(f"ARG{combiner}", at, dtypes.int64))
+
+    def _along(self, combiner: str, at: int, dtype: DType) -> Self:
+        """The scan as (outer, n, inner): a view of self where its memory is."""
+        if is_symbolic(self.shape):
+            return self._largest(0)._along(combiner, at, dtype)._cut_to(self.shape)
+        shape = self.shape
+        if 0 in shape:
+            return self.full(shape, 0, dtype)
+        box = (math.prod(shape[:at]), shape[at], math.prod(shape[at + 1:]))
+        return self.from_uop(graph.reshape(graph.routine("SCAN", (combiner,), dtype, graph.reshape(self.uop, box)), shape))
+
+    def diff(self, n: int = 1, dim: int = -1, *, axis: int | None = None) -> Self:
+        """Differences of neighbours along an axis, n times."""
+        at = self._axis("diff", dim if axis is None else axis)
+        if n < 0:
+            raise ShapeError(f"diff with n={n}: it cannot be negative")
+        result = self
+        for _ in range(min(n, self.shape[at])):
+            size = result.shape[at]
+            later, earlier = result.narrow(at, 1, size - 1), result.narrow(at, 0, size - 1)
+            result = later.ne(earlier) if self.dtype.kind == "b" else later.sub(earlier)
+        return result
+
+    # -- order -----------------------------------------------------------------------------------
+    def argsort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Self:
+        """int64 positions that sort an axis. Always stable: equal elements keep their order, descending too. A merge sort."""
+        at = self._axis("argsort", dim if axis is None else axis) if self.ndim else 0
+        if is_symbolic(self.shape):
+            return self._largest(self._last_in_order(descending)).argsort(at, descending)._cut_to(self.shape)
+        if 0 in self.shape or self.ndim == 0:
+            return self.full(self.shape, 0, dtypes.int64)
+        return self._by_rows(at, lambda rows: graph.routine("ARGSORT", (bool(descending),), dtypes.int64, rows.uop))
+
+    def sort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Found[Self]:
+        """(values, indices) of an axis in order; as `argsort`."""
+        at = dim if axis is None else axis
+        if is_symbolic(self.shape):
+            found = self._largest(self._last_in_order(descending)).sort(at, descending)
+            return Found(found.values._cut_to(self.shape), found.indices._cut_to(self.shape))
+        positions = self.argsort(at, descending, stable)
+        return Found(self.gather(at, positions) if self.ndim else self, positions)
+
+    def msort(self) -> Self:
+        """Values sorted along the first axis."""
+        return self.sort(0).values
+
+    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None) -> Found[Self]:
+        """(values, indices) of the k largest (or smallest) elements along an axis, in order; of equals the first ones.
+
+        A heap of the k best; a sort where k is more than an eighth of the extent."""
+        at = self._axis("topk", dim if axis is None else axis)
+        n = self.shape[at]
+        if not 0 <= k <= lower(n):
+            some = f"{n} elements" if lower(n) == n else f"{n} elements, and there may be only {lower(n)}; give the variable a larger min"
+            raise ShapeError(f"topk of {self.shape} along axis {at} with k={k}: there are {some}")
+        if is_symbolic(self.shape):
+            found = self._largest(self._last_in_order(largest)).topk(k, at, largest)
+            shape = tuple([k if i == at else m for i, m in enumerate(self.shape)])
+            return Found(found.values._cut_to(shape), found.indices._cut_to(shape))
+        if k == 0 or 0 in self.shape:
+            empty = self.narrow(at, 0, k)
+            return Found(empty, empty.cast(dtypes.int64))
+        if k * SORT_SHARE > n:
+            positions = self.argsort(at, largest).narrow(at, 0, k)
+        else:
+            positions = self._by_rows(at, lambda rows: graph.routine("TOPK", (k, bool(largest)), dtypes.int64, rows.uop))
+        return Found(self.gather(at, positions), positions)
+
+    def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Found[Self]:
+        """(value, index) of the k-th smallest element along an axis, counted from 1."""
+        at = self._axis("kthvalue", dim if axis is None else axis)
+        if not 1 <= k <= lower(self.shape[at]):
+            raise ShapeError(f"kthvalue of {self.shape} along axis {at} with k={k}: it is counted from 1 to {lower(self.shape[at])}")
+        found = self.topk(k, at, largest=False)
+        value, index = (t.narrow(at, k - 1, 1) for t in found)
+        return Found(value, index) if keepdim or keepdims else Found(value.squeeze(at), index.squeeze(at))
+
+    def median(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Self:
+        """The middle value (PyTorch's: the lower of two); NaN where there is one. Of all elements, or along an axis: values only."""
+        wanted = axis if dim is None else dim
+        if wanted is None:
+            return self.ravel().median(0)
+        at = self._axis("median", wanted)
+        n = self.shape[at]
+        if n == 0:
+            raise ShapeError(f"median of {self.shape} along axis {at}: there is no element")
+        ordered = self.sort(at).values
+        middle = ordered._element(at, (n - 1) // 2)
+        if self.dtype.is_float:
+            last = ordered._element(at, n - 1)
+            middle = last.where(last.isnan(), middle)
+        return middle if keepdim or keepdims else middle.squeeze(at)
+
+    def _element(self, at: int, position: int) -> Self:
+        """One element along an axis, which stays. What depends on a variable is a number of the plan, not a view."""
+        if isinstance(position, Dim):
+            return self.take(self.from_uop(number_of(position, dtypes.int64)).reshape(1), at)
+        return self.narrow(at, position, 1)
+
+    def _by_rows(self, at: int, routine: Callable[[Self], UOp]) -> Self:
+        """A routine over rows, applied along an axis."""
+        order = [a for a in range(self.ndim) if a != at] + [at]
+        moved = self.permute(order)
+        rows = moved.reshape(-1, self.shape[at])
+        found = self.from_uop(routine(rows))
+        back = sorted(range(self.ndim), key=order.__getitem__)
+        return found.reshape(*moved.shape[:-1], found.shape[-1]).permute(back)

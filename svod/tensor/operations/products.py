@@ -1,0 +1,268 @@
+"""Sums of products by their indices, diagonals, distances."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Self, TypeVar
+
+from svod.core.graph import graph
+from svod.core.ir.dtype import dtypes, promote
+from svod.errors import ShapeError, UnsupportedError
+from svod.tensor.base import Scalar
+from svod.tensor.operations.elementwise import Operand
+from svod.tensor.operations.linalg import Linalg
+
+ProductsT = TypeVar("ProductsT", bound="Products")
+
+
+class Products(Linalg):
+    """einsum and its special cases."""
+
+    __slots__ = ()
+
+    @classmethod
+    def einsum(cls, equation: str, *operands: Operand) -> Self:
+        """numpy.einsum: 'ij,jk->ik', with '...' for axes that are broadcast and repeated letters for diagonals. An axis of extent 1 meets
+        any extent that another operand has under its letter.
+
+        Operands meet from left to right, two at a time, and an axis is summed as soon as nothing later needs it: no more work than the
+        loop over all letters. Accumulated as `matmul`."""
+        tensors = [cls(o) if not isinstance(o, cls) else o for o in
+                   (operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands)]
+        terms, result = _parse(equation, [t.shape for t in tensors])
+        work: tuple[Self, str] | None = None
+        for i, (tensor, term) in enumerate(zip(tensors, terms, strict=True)):
+            # letters of the result and of the operands to come
+            later = set(result).union(*terms[i + 1:])
+            single = tensor._diagonals(term)
+            if work is None:
+                work = _summed(*single, later)
+                continue
+            work = _product(work, _summed(*single, later | set(work[1])), later)
+        assert work is not None
+        return work[0].permute(tuple(work[1].index(letter) for letter in result))
+
+    def _diagonals(self, term: str) -> tuple[Self, str]:
+        """self with each letter of `term` once: the diagonal of axes with the same one."""
+        tensor = self
+        for letter in dict.fromkeys(term):
+            while term.count(letter) > 1:
+                first = term.index(letter)
+                second = term.index(letter, first + 1)
+                tensor = tensor.diagonal(0, first, second)      # its axis comes last
+                term = term[:first] + term[first + 1:second] + term[second + 1:] + letter
+        return tensor, term
+
+    def tensordot(self, other: Operand, dims: int | Sequence[Sequence[int]] = 2) -> Self:
+        """Sum of products over the last `dims` axes of self and the first of other, or over the axes named for each."""
+        b = self._as_tensor(other)
+        if isinstance(dims, int):
+            left, right = list(range(self.ndim - dims, self.ndim)), list(range(dims))
+        else:
+            left, right = ([t._axis("tensordot", a) for a in axes] for t, axes in zip((self, b), dims, strict=True))
+        if len(left) != len(right) or any(a < 0 or c >= b.ndim or self.shape[a] != b.shape[c] for a, c in zip(left, right, strict=False)):
+            raise ShapeError(f"tensordot of {self.shape} and {b.shape} over axes {left} and {right}: their extents must agree")
+        letters = [chr(i) for i in range(ord("a"), ord("a") + self.ndim)]
+        others = [chr(i) for i in range(ord("A"), ord("A") + b.ndim)]
+        for a, c in zip(left, right, strict=True):
+            others[c] = letters[a]
+        kept = [x for i, x in enumerate(letters) if i not in left] + [x for i, x in enumerate(others) if i not in right]
+        return self.einsum(f"{''.join(letters)},{''.join(others)}->{''.join(kept)}", self, b)
+
+    def outer(self, other: Operand) -> Self:
+        """Products of all pairs of elements of two vectors: (n,) and (m,) give (n, m)."""
+        b = self._as_tensor(other)
+        if self.ndim != 1 or b.ndim != 1:
+            raise ShapeError(f"outer of {self.shape} and {b.shape}: both are vectors")
+        return self.unsqueeze(1).mul(b)
+
+    def inner(self, other: Operand) -> Self:
+        """Sum of products over the last axis of both: (…, k) and (…, k)."""
+        b = self._as_tensor(other)
+        if self.ndim == 0 or b.ndim == 0:
+            return self.mul(b)
+        return self.tensordot(b, ((-1,), (-1,)))
+
+    def addmm(self, mat1: Operand, mat2: Operand, *, beta: Scalar = 1, alpha: Scalar = 1) -> Self:
+        """beta · self + alpha · (mat1 @ mat2); with beta 0 only the shape and the dtype of self count."""
+        product = self._as_tensor(mat1).matmul(mat2)
+        own = self if beta == 1 else self.zeros_like() if beta == 0 else self.mul(beta)
+        return own.add(product if alpha == 1 else product.mul(alpha))
+
+    # -- diagonals -------------------------------------------------------------------------------
+    def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Self:
+        """The elements whose positions along dim2 are `offset` more than those along dim1, as a new last axis. A view: the matrix's
+        elements in a row, cut every m + 1."""
+        a, b = self._axis("diagonal", dim1), self._axis("diagonal", dim2)
+        if a == b:
+            raise ShapeError(f"diagonal of {self.shape} along axes {dim1} and {dim2}: name two axes")
+        rest = [i for i in range(self.ndim) if i not in (a, b)]
+        moved = self.permute([*rest, a, b])
+        rows, columns = moved.shape[-2:]
+        first_row, first_column = max(0, -offset), max(0, offset)
+        n = min(rows - first_row, columns - first_column)
+        if n <= 0 or 0 in moved.shape:
+            return self.full((*moved.shape[:-2], max(0, n)), 0, self.dtype)
+        square = moved.narrow(-2, first_row, n).narrow(-1, first_column, n)
+        lead = square.shape[:-2]
+        flat = square.reshape(*lead, n * n).pad([(0, 0)] * len(lead) + [(0, n)])
+        return flat.reshape(*lead, n, n + 1).narrow(-1, 0, 1).squeeze(-1)
+
+    def diag(self, diagonal: int = 0) -> Self:
+        """The diagonal of a matrix, or the matrix with a vector on its diagonal and zeros elsewhere."""
+        if self.ndim == 2:
+            return self.diagonal(diagonal)
+        if self.ndim != 1:
+            raise ShapeError(f"diag of {self.shape}: give a vector or a matrix")
+        return self.diag_embed(diagonal)
+
+    def diag_embed(self, offset: int = 0) -> Self:
+        """Square matrices with the last axis on their diagonals, zeros elsewhere. A view with padding."""
+        if self.ndim == 0:
+            raise ShapeError("diag_embed of a tensor without axes: its last axis becomes a diagonal")
+        n = self.shape[-1]
+        lead = self.shape[:-1]
+        size = n + abs(offset)
+        if 0 in self.shape:
+            return self.full((*lead, size, size), 0, self.dtype)
+        rows = self.unsqueeze(-1).pad([(0, 0)] * (len(lead) + 1) + [(0, n)]).reshape(*lead, n * (n + 1))
+        square = rows.narrow(-1, 0, n * n).reshape(*lead, n, n)
+        return square.pad([(0, 0)] * len(lead) + [(max(0, -offset), max(0, offset)), (max(0, offset), max(0, -offset))])
+
+    def trace(self) -> Self:
+        """Sum of a matrix's diagonal, typed as `sum`."""
+        if self.ndim != 2:
+            raise ShapeError(f"trace of {self.shape}: it needs a matrix")
+        return self.diagonal().sum()
+
+    # -- distances -------------------------------------------------------------------------------
+    def norm(self, p: float | str = 2.0, dim: int | Sequence[int] | None = None, keepdim: bool = False, *,
+             axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
+        """(Σ |x|^p)^(1/p) over axes; 'fro' is 2, inf and -inf are the largest and smallest |x|, 0 counts nonzero elements."""
+        axes, keep = dim if axis is None else axis, keepdim or keepdims
+        x = self._wide_float()
+        size = x.abs()
+        if p in ("fro", 2):
+            result = x.square().sum(axes, keep).sqrt()
+        elif p == math.inf or p == -math.inf:
+            result = size.max(axes, keep) if p == math.inf else size.min(axes, keep)
+        elif p == 0:
+            result = x.ne(0).cast(x.dtype).sum(axes, keep)
+        elif p == 1:
+            result = size.sum(axes, keep)
+        elif isinstance(p, (int, float)):
+            result = size.pow(float(p)).sum(axes, keep).pow(1.0 / p)
+        else:
+            raise UnsupportedError(f"norm with p={p!r}: use a number, 'fro', or an infinity")
+        return result.cast(self._float_dtype())
+
+    def normalize(self, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Self:
+        """x / max(norm, eps) along an axis."""
+        x = self._wide_float()
+        return x.div(x.norm(p, dim, True).maximum(eps)).cast(self._float_dtype())
+
+    def cosine_similarity(self, other: Operand, dim: int = 1, eps: float = 1e-8) -> Self:
+        """Σ x·y / (max(|x|, eps) · max(|y|, eps)) along an axis, broadcast."""
+        y = self._as_tensor(other)
+        a, b = self._wide_float(), y._wide_float()
+        shape = graph.broadcast_shapes("cosine_similarity", a.shape, b.shape)
+        at = graph.normalize_axes("cosine_similarity", dim, len(shape))[0]
+        a, b = a.broadcast_to(shape), b.broadcast_to(shape)
+        lengths = a.norm(2, at).maximum(eps).mul(b.norm(2, at).maximum(eps))
+        return a.mul(b).sum(at).div(lengths).cast(promote(self._float_dtype(), y._float_dtype()))
+
+    def cdist(self, other: Operand, p: float = 2.0) -> Self:
+        """Distances of all pairs of rows: (…, n, d) and (…, m, d) give (…, n, m). Of differences, so that close rows keep
+        their distance."""
+        y = self._as_tensor(other)
+        if self.ndim < 2 or y.ndim < 2 or self.shape[-1] != y.shape[-1]:
+            raise ShapeError(f"cdist of {self.shape} and {y.shape}: they are (…, n, d) and (…, m, d)")
+        return self.unsqueeze(-2).sub(y.unsqueeze(-3)).norm(p, -1)
+
+    def pairwise_distance(self, other: Operand, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Self:
+        """|x - y + eps| along the last axis."""
+        return self.sub(other).add(eps).norm(p, -1, keepdim)
+
+    # -- grids -----------------------------------------------------------------------------------
+    @classmethod
+    def meshgrid(cls, *tensors: Operand, indexing: str = "ij") -> tuple[Self, ...]:
+        """Each vector along an axis of its own, repeated along the others; indexing 'xy' exchanges the first two. Views."""
+        given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+        vectors = [t if isinstance(t, cls) else cls(t) for t in given]
+        if indexing not in ("ij", "xy"):
+            raise UnsupportedError(f"meshgrid with indexing={indexing!r}: use 'ij' or 'xy'")
+        if not vectors or any(v.ndim > 1 for v in vectors):
+            raise ShapeError(f"meshgrid of {' and '.join(str(v.shape) for v in vectors)}: give vectors")
+        order = list(range(len(vectors)))
+        if indexing == "xy" and len(order) > 1:
+            order[:2] = [1, 0]
+        shape = tuple(vectors[i].numel() for i in order)
+        places = {v: a for a, v in enumerate(order)}
+        return tuple(v.reshape(tuple(v.numel() if a == places[i] else 1 for a in range(len(shape)))).expand(shape)
+                     for i, v in enumerate(vectors))
+
+
+def _parse(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str], str]:
+    """(a letter per axis of each operand, the result's letters). '...' becomes upper-case Greek letters."""
+    text = equation.replace(" ", "")
+    left, arrow, right = text.partition("->")
+    terms = left.split(",")
+
+    def wrong(why: str) -> ShapeError:
+        return ShapeError(f"einsum {equation!r} of shapes {' and '.join(map(str, shapes))}: {why}")
+    if len(terms) != len(shapes):
+        raise wrong(f"it names {len(terms)} operand(s)")
+    named = [t.replace("...", "") for t in terms]
+    if any(t.count("...") > 1 for t in (*terms, right)) or not all(x.isascii() and x.isalpha() for t in (*named, right.replace("...", ""))
+                                                                   for x in t):
+        raise wrong("use letters, and '...' once in a term")
+    hidden = [len(s) - len(n) for s, n in zip(shapes, named, strict=True)]
+    if any(h < 0 or (h and "..." not in t) for h, t in zip(hidden, terms, strict=True)):
+        raise wrong("a term needs a letter for each axis, or '...'")
+    dots = "".join(chr(0x391 + i) for i in range(max(hidden, default=0)))
+    full = [t.replace("...", dots[len(dots) - h:]) for t, h in zip(terms, hidden, strict=True)]
+    extents: dict[str, int] = {}
+    for term, shape in zip(full, shapes, strict=True):
+        own: dict[str, int] = {}
+        for letter, n in zip(term, shape, strict=True):
+            known = extents.setdefault(letter, n)
+            if own.setdefault(letter, n) != n or (known != n and 1 not in (known, n)):
+                raise wrong(f"axis {letter!r} has extents {own[letter] if own[letter] != n else known} and {n}")
+            extents[letter] = n if known == 1 else known
+    if arrow:
+        result = right.replace("...", dots)
+    else:
+        every = "".join(full)
+        result = dots + "".join(sorted(x for x in set(every) if every.count(x) == 1 and x not in dots))
+    if len(set(result)) != len(result) or not set(result) <= set(extents):
+        raise wrong("the result names each of its axes once, and only axes of operands")
+    if not set(dots) <= set(result) and any(extents[d] != 1 for d in dots):
+        raise wrong("the result lacks '...'")
+    return full, result
+
+
+def _summed(tensor: ProductsT, term: str, later: set[str]) -> tuple[ProductsT, str]:
+    """The axes summed that nothing later needs."""
+    axes = tuple(i for i, letter in enumerate(term) if letter not in later)
+    if not axes:
+        return tensor, term
+    # an integer sum keeps its dtype here, as in NumPy's einsum
+    return tensor.sum(axes, dtype=tensor.dtype if tensor.dtype.kind != "b" else dtypes.int64), "".join(x for x in term if x in later)
+
+
+def _product(a: tuple[ProductsT, str], b: tuple[ProductsT, str], later: set[str]) -> tuple[ProductsT, str]:
+    """The product of two terms, summed over the axes that nothing later needs."""
+    kept = [x for x in dict.fromkeys(a[1] + b[1]) if x in later]
+    both = [x for x in dict.fromkeys(a[1] + b[1]) if x not in later]
+    letters = kept + both
+
+    def spread(tensor: ProductsT, term: str) -> ProductsT:
+        ordered = tensor.permute(tuple(term.index(x) for x in letters if x in term))
+        sizes = iter(ordered.shape)
+        return ordered.reshape(tuple(next(sizes) if x in term else 1 for x in letters))
+    dtype = promote(a[0].dtype, b[0].dtype)
+    x, y = spread(*a), spread(*b)
+    if not both:
+        return x.mul(y), "".join(kept)
+    shape = graph.broadcast_shapes("einsum", x.shape, y.shape)
+    return x._contract(y, shape, tuple(range(len(kept), len(letters))), dtype), "".join(kept)

@@ -1,0 +1,172 @@
+"""Seeded random numbers from Threefry-2x32, a counter-based generator: element i of the n-th call is a function of
+(seed, n, i), built from integer operations on IOTA. Nothing is stored, every element is computed where it is read, and a
+tensor read twice holds the same numbers.
+
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011; 20 rounds.
+"""
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from typing import Self
+
+from svod.core.graph import graph
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.errors import DTypeError, ShapeError
+from svod.system.forksafe import remake_after_fork
+from svod.tensor.base import DTypeLike, Shape, as_dtype, shape_argument
+from svod.tensor.operations.losses import Losses
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = 0x1BD11BDA
+_WORD = 0xFFFFFFFF
+
+
+class _Stream:
+    """The seed and the number of calls since it was set."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        remake_after_fork(self, "_lock", threading.Lock)
+        self.seed(0)
+
+    def seed(self, seed: int) -> None:
+        with self._lock:
+            self._seed, self._calls = seed, itertools.count()
+
+    def next_key(self) -> tuple[int, int]:
+        """Two 32-bit words, new for each call: the seed (its halves folded) and the call's number."""
+        with self._lock:
+            return (self._seed ^ (self._seed >> 32) * 0x9E3779B9) & _WORD, next(self._calls) & _WORD
+
+
+_stream = _Stream()
+
+
+def threefry2x32(x0: UOp, x1: UOp, key: tuple[int, int]) -> tuple[UOp, UOp]:
+    """Two uint32 nodes of random bits from two uint32 nodes of counters and a key of two 32-bit words."""
+    shape = graph.shape_of(x0)
+
+    def word(value: int) -> UOp:
+        return graph.full(shape, value & _WORD, dtypes.uint32)
+
+    def rotate(x: UOp, bits: int) -> UOp:
+        return graph.alu(Ops.OR, graph.alu(Ops.SHL, x, word(bits)), graph.alu(Ops.SHR, x, word(32 - bits)))
+
+    schedule = (*key, PARITY ^ key[0] ^ key[1])
+    x0, x1 = graph.alu(Ops.ADD, x0, word(schedule[0])), graph.alu(Ops.ADD, x1, word(schedule[1]))
+    for block in range(5):
+        for bits in ROTATIONS[block % 2]:
+            x0 = graph.alu(Ops.ADD, x0, x1)
+            x1 = graph.alu(Ops.XOR, rotate(x1, bits), x0)
+        x0 = graph.alu(Ops.ADD, x0, word(schedule[(block + 1) % 3]))
+        x1 = graph.alu(Ops.ADD, x1, word(schedule[(block + 2) % 3] + block + 1))
+    return x0, x1
+
+
+class Random(Losses):
+    """Random tensors; the same seed and the same calls give the same numbers, on every machine."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def manual_seed(seed: int) -> None:
+        """Start the stream of random numbers over from `seed` (up to 64 bits). A new process starts with 0."""
+        _stream.seed(seed & 0xFFFFFFFFFFFFFFFF)
+
+    @classmethod
+    def _bits(cls, shape: Shape) -> tuple[Self, Self]:
+        """Two independent words of 32 random bits per element, as flat uint32 tensors."""
+        n = math.prod(shape)
+        key = _stream.next_key()
+        index = graph.iota(n, dtypes.int64 if n >= 2 ** 31 else dtypes.int32)
+        low = graph.cast(index, dtypes.uint32)
+        if n >= 2 ** 32:
+            high = graph.cast(graph.alu(Ops.SHR, index, graph.full((n,), 32, index.dtype)), dtypes.uint32)
+        else:
+            high = graph.full((n,), 0, dtypes.uint32)
+        first, second = threefry2x32(low, high, key)
+        return cls.from_uop(first), cls.from_uop(second)
+
+    @classmethod
+    def _unit(cls, words: tuple[Self, Self], bits: int) -> Self:
+        """Uniform in [0, 1) with `bits` random bits: in float32 up to 24, else in float64."""
+        high, low = words
+        if bits <= 24:
+            # at most 24 bits: the int32 is positive and float32 holds it
+            return (high >> (32 - bits)).cast(dtypes.int32).cast(dtypes.float32).mul(2.0 ** -bits)
+        top = (high >> 5).cast(dtypes.int32).cast(dtypes.float64)
+        return top.mul(2.0 ** 26).add((low >> 6).cast(dtypes.int32).cast(dtypes.float64)).mul(2.0 ** -53)
+
+    @classmethod
+    def rand(cls, *size: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
+        """Uniform in [0, 1): every multiple of 2^-24 in float32, of 2^-53 in float64, of 2^-11 and 2^-8 in float16 and bfloat16."""
+        shape, kind = _extents("rand", size), as_dtype(dtype)
+        if not kind.is_float:
+            raise DTypeError(f"rand of {kind.name}: use randint")
+        bits = {dtypes.float64: 53, dtypes.float32: 24, dtypes.float16: 11, dtypes.bfloat16: 8}[kind]
+        return cls._unit(cls._bits(shape), bits).cast(kind).reshape(shape)
+
+    @classmethod
+    def uniform(cls, *size: int | tuple[int, ...], low: float = 0.0, high: float = 1.0, dtype: DTypeLike = dtypes.default_float) -> Self:
+        """Uniform in [low, high)."""
+        return cls.rand(*size, dtype=dtype).mul(float(high - low)).add(float(low))
+
+    @classmethod
+    def randn(cls, *size: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
+        """Standard normal, by Box and Muller (1958): sqrt(-2 ln u) · cos(2π v)."""
+        shape, kind = _extents("randn", size), as_dtype(dtype)
+        if not kind.is_float:
+            raise DTypeError(f"randn of {kind.name}: it takes a float dtype")
+        words = cls._bits(shape)
+        if kind == dtypes.float64:
+            # 53 bits need both words: the angle takes another draw
+            radius, angle = cls._unit(words, 53), cls._unit(cls._bits(shape), 53)
+        else:
+            radius, angle = cls._unit(words, 24), cls._unit(words[::-1], 24)
+        # 1 - u is in (0, 1], where the logarithm is finite
+        normal = (1.0 - radius).log().mul(-2.0).sqrt().mul(angle.mul(2 * math.pi).cos())
+        return normal.cast(kind).reshape(shape)
+
+    @classmethod
+    def normal(cls, *size: int | tuple[int, ...], mean: float = 0.0, std: float = 1.0, dtype: DTypeLike = dtypes.default_float) -> Self:
+        """Normal with the given mean and standard deviation."""
+        return cls.randn(*size, dtype=dtype).mul(float(std)).add(float(mean))
+
+    @classmethod
+    def randint(cls, low: int, high: int | None = None, size: int | tuple[int, ...] = (), *,
+                dtype: DTypeLike = dtypes.default_int) -> Self:
+        """Integers in [low, high), or [0, low) if only one bound is given. Each value's share is exact to 2^-32 (2^-63 for ranges
+        beyond 32 bits)."""
+        first, last = (0, low) if high is None else (low, high)
+        shape, kind = _extents("randint", (size,)), as_dtype(dtype)
+        if not kind.is_int or not kind.min <= first < last <= kind.max + 1:
+            raise DTypeError(f"randint from {first} to {last} as {kind.name}: give an integer dtype that holds a range that is not empty")
+        top, bottom = cls._bits(shape)
+        span = last - first
+        wide = top.cast(dtypes.uint64)
+        if span <= 2 ** 32:
+            offset = wide.mul(span) >> 32
+        elif span < 2 ** 64:
+            offset = ((wide << 32) | bottom.cast(dtypes.uint64)).remainder(span)
+        else:
+            offset = (wide << 32) | bottom.cast(dtypes.uint64)
+        # modulo 2^64 the sum is right whatever the signs
+        return offset.add(first % 2 ** 64).cast(kind).reshape(shape)
+
+    def rand_like(self, dtype: DTypeLike | None = None) -> Self:
+        """`rand` of this shape and dtype."""
+        return self.rand(self.shape, dtype=self.dtype if dtype is None else dtype)
+
+    def randn_like(self, dtype: DTypeLike | None = None) -> Self:
+        """`randn` of this shape and dtype."""
+        return self.randn(self.shape, dtype=self.dtype if dtype is None else dtype)
+
+
+def _extents(name: str, size: tuple[int | tuple[int, ...], ...]) -> Shape:
+    shape = shape_argument(size)
+    if any(n < 0 for n in shape):
+        raise ShapeError(f"{name} of shape {shape}: an extent cannot be negative")
+    return shape

@@ -1,0 +1,198 @@
+"""Reductions: sum, prod, extrema, their positions, mean and variance, any and all.
+
+Axes are named `dim`/`keepdim` as in PyTorch or `axis`/`keepdims` as in NumPy: an int, a tuple, or None for all. 16-bit floats are
+summed in float32 and rounded once; integers are summed in 64 bits, which is also the result's type, as in NumPy.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Self
+
+from svod.core.graph import graph
+from svod.core.ir.dtype import DType, accumulator, dtypes
+from svod.errors import DTypeError, ShapeError
+from svod.tensor.base import DTypeLike, as_dtype
+from svod.tensor.operations.indexing import Indexing
+
+Axes = int | Sequence[int] | None
+
+
+class Reduction(Indexing):
+    """Operations that drop axes."""
+
+    __slots__ = ()
+
+    def _axes(self, name: str, dim: Axes, axis: Axes) -> tuple[int, ...]:
+        if dim is not None and axis is not None:
+            raise ShapeError(f"{name}: give the axes once, as dim or as axis")
+        wanted = axis if dim is None else dim
+        if not self.ndim and wanted in (0, -1, (0,), (-1,), [0], [-1]):     # of a number, as in PyTorch
+            return ()
+        return graph.normalize_axes(name, wanted, self.ndim)
+
+    def _reduce(self, combiner: str, axes: tuple[int, ...], keep: bool) -> Self:
+        result = self.from_uop(graph.reduce_axis(self.uop, combiner, axes))
+        return result if keep else result._without(axes)
+
+    def _without(self, axes: tuple[int, ...]) -> Self:
+        return self.reshape(tuple(n for i, n in enumerate(self.shape) if i not in axes))
+
+    def _count(self, axes: tuple[int, ...]) -> int:
+        return math.prod(self.shape[a] for a in axes)
+
+    # -- sums ------------------------------------------------------------------------------------
+    def sum(self, dim: Axes = None, keepdim: bool = False, dtype: DTypeLike | None = None, *, axis: Axes = None,
+            keepdims: bool = False) -> Self:
+        """Sum over axes. Integers and bools give int64, unsigned uint64, unless `dtype` is given."""
+        return self._accumulate("sum", "ADD", self._axes("sum", dim, axis), keepdim or keepdims, dtype)
+
+    def nansum(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
+        """`sum` of what is no NaN."""
+        return self._numbers().sum(dim, keepdim, axis=axis, keepdims=keepdims)
+
+    def nanmean(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
+        """`mean` of what is no NaN; NaN where there is nothing else."""
+        given = self._float()
+        total = given._numbers()._wide_float().sum(dim, keepdim, axis=axis, keepdims=keepdims)
+        return total.div(given.isnan().logical_not().sum(dim, keepdim, axis=axis, keepdims=keepdims)).cast(given.dtype)
+
+    def _numbers(self) -> Self:
+        """self with 0 for every NaN."""
+        return self.masked_fill(self.isnan(), 0) if self.dtype.is_float else self
+
+    def prod(self, dim: Axes = None, keepdim: bool = False, dtype: DTypeLike | None = None, *, axis: Axes = None,
+             keepdims: bool = False) -> Self:
+        """Product over axes, typed as `sum`."""
+        return self._accumulate("prod", "MUL", self._axes("prod", dim, axis), keepdim or keepdims, dtype)
+
+    def _accumulate(self, name: str, combiner: str, axes: tuple[int, ...], keep: bool, dtype: DTypeLike | None) -> Self:
+        result = sum_dtype(self.dtype) if dtype is None else as_dtype(dtype)
+        if result.kind == "b":
+            raise DTypeError(f"{name} with dtype bool: use any or all")
+        return self.cast(accumulator(result))._reduce(combiner, axes, keep).cast(result)
+
+    def mean(self, dim: Axes = None, keepdim: bool = False, dtype: DTypeLike | None = None, *, axis: Axes = None,
+             keepdims: bool = False) -> Self:
+        """Arithmetic mean, in floats: of integers in float32. NaN over no elements."""
+        axes = self._axes("mean", dim, axis)
+        result = self._float_dtype() if dtype is None else as_dtype(dtype)
+        wide = self.cast(accumulator(result))
+        return wide._reduce("ADD", axes, keepdim or keepdims).div(wide._number(self._count(axes))).cast(result)
+
+    def var(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
+            axis: Axes = None, keepdims: bool = False) -> Self:
+        """Variance: squared distances from the mean over `count - correction`, PyTorch's default of 1 (NumPy's is 0)."""
+        axes = self._axes("var", dim, axis)
+        if unbiased is not None:
+            correction = 1 if unbiased else 0
+        x = self._wide_float()
+        squares = x.sub(x.mean(axes, keepdim=True)).square()
+        total = squares._reduce("ADD", axes, keepdim or keepdims)
+        count = x._number(self._count(axes))
+        rest = max(0.0, count - correction) if isinstance(count, float) else count.sub(correction).maximum(0)
+        return total.div(rest).cast(self._float_dtype())
+
+    def std(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
+            axis: Axes = None, keepdims: bool = False) -> Self:
+        """Square root of `var`."""
+        variance = self._wide_float().var(dim, correction, keepdim, unbiased=unbiased, axis=axis, keepdims=keepdims)
+        return variance.sqrt().cast(self._float_dtype())
+
+    def var_mean(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
+                 axis: Axes = None, keepdims: bool = False) -> tuple[Self, Self]:
+        """(`var`, `mean`)."""
+        variance = self.var(dim, correction, keepdim, unbiased=unbiased, axis=axis, keepdims=keepdims)
+        return variance, self.mean(dim, keepdim, axis=axis, keepdims=keepdims)
+
+    def std_mean(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
+                 axis: Axes = None, keepdims: bool = False) -> tuple[Self, Self]:
+        """(`std`, `mean`)."""
+        spread = self.std(dim, correction, keepdim, unbiased=unbiased, axis=axis, keepdims=keepdims)
+        return spread, self.mean(dim, keepdim, axis=axis, keepdims=keepdims)
+
+    # -- extrema ---------------------------------------------------------------------------------
+    def max(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
+        """Largest value (PyTorch's `amax`: values only); NaN where there is one. ShapeError over no elements."""
+        return self._extreme("max", "MAX", dim, axis, keepdim or keepdims)
+
+    def min(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
+        """Smallest value (PyTorch's `amin`: values only); NaN where there is one. ShapeError over no elements."""
+        return self._extreme("min", "MIN", dim, axis, keepdim or keepdims)
+
+    def amax(self, dim: Axes = None, keepdim: bool = False) -> Self:
+        """`max`."""
+        return self.max(dim, keepdim)
+
+    def amin(self, dim: Axes = None, keepdim: bool = False) -> Self:
+        """`min`."""
+        return self.min(dim, keepdim)
+
+    def _extreme(self, name: str, combiner: str, dim: Axes, axis: Axes, keep: bool) -> Self:
+        axes = self._axes(name, dim, axis)
+        if self._count(axes) == 0:   # also where the result has no element either, as NumPy and PyTorch do
+            raise ShapeError(f"{name} of {self.shape} over axes {axes}: there is no element")
+        if self.dtype.kind == "b":
+            combiner = "OR" if combiner == "MAX" else "AND"
+        return self._reduce(combiner, axes, keep)
+
+    def argmax(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Self:
+        """int64 position of the largest value along an axis (None: in the flattened tensor); the first of equals, NaN wins."""
+        return self._arg_extreme("argmax", "ARGMAX", dim, axis, keepdim or keepdims)
+
+    def argmin(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Self:
+        """int64 position of the smallest value along an axis (None: in the flattened tensor); the first of equals, NaN wins."""
+        return self._arg_extreme("argmin", "ARGMIN", dim, axis, keepdim or keepdims)
+
+    def _arg_extreme(self, name: str, combiner: str, dim: int | None, axis: int | None, keep: bool) -> Self:
+        if dim is not None and axis is not None:
+            raise ShapeError(f"{name}: give the axis once, as dim or as axis")
+        wanted = axis if dim is None else dim
+        if wanted is None or (not self.ndim and wanted in (0, -1)):
+            flat = self.ravel()._arg_extreme(name, combiner, 0, None, False)
+            return flat.reshape((1,) * self.ndim) if keep else flat
+        at = self._axis(name, wanted)
+        # bools are ordered as bytes
+        values = self.cast(dtypes.uint8) if self.dtype.kind == "b" else self
+        n = self.shape[at]
+        positions = graph.reshape(graph.iota(n), tuple(n if i == at else 1 for i in range(self.ndim)))
+        found = self.from_uop(graph.arg_reduce(values.uop, graph.broadcast(positions, self.shape), combiner, (at,)))
+        return (found if keep else found._without((at,))).cast(dtypes.int64)
+
+    def aminmax(self, *, dim: int | None = None, keepdim: bool = False) -> tuple[Self, Self]:
+        """(`min`, `max`)."""
+        return self.min(dim, keepdim), self.max(dim, keepdim)
+
+    # -- truth -----------------------------------------------------------------------------------
+    def any(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
+        """True where some element is nonzero."""
+        return self.cast(dtypes.bool)._reduce("OR", self._axes("any", dim, axis), keepdim or keepdims)
+
+    def all(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
+        """True where no element is zero."""
+        return self.cast(dtypes.bool)._reduce("AND", self._axes("all", dim, axis), keepdim or keepdims)
+
+    def count_nonzero(self, dim: Axes = None) -> Self:
+        """int64 number of nonzero elements."""
+        return self.cast(dtypes.bool).sum(dim)
+
+    # -- exponentials ----------------------------------------------------------------------------
+    def logsumexp(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
+        """log(sum(exp(x))), shifted by the maximum so that it does not overflow."""
+        axes = self._axes("logsumexp", dim, axis)
+        x = self._wide_float()
+        if self._count(axes) == 0:
+            # the logarithm of an empty sum
+            return x._reduce("ADD", axes, keepdim or keepdims).full_like(-math.inf, self._float_dtype())
+        peak = x.max(axes, keepdim=True)
+        # an infinite maximum would make inf - inf
+        peak = peak.where(peak.isfinite(), 0.0)
+        result = x.sub(peak).exp()._reduce("ADD", axes, True).log().add(peak).cast(self._float_dtype())
+        return result if keepdim or keepdims else result._without(axes)
+
+
+def sum_dtype(dtype: DType) -> DType:
+    """The type of a sum or product of `dtype`: floats their own, unsigned uint64, other integers and bools int64 (NumPy's rule)."""
+    if dtype.is_float:
+        return dtype
+    return dtypes.uint64 if dtype.kind == "u" else dtypes.int64

@@ -1,0 +1,211 @@
+"""Other sizes: transposed convolution, interpolation, pixels out of channels. Names and signatures are those of torch.nn.functional."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from svod.core.ir.dtype import promote, to_numpy
+from svod.errors import ShapeError, UnsupportedError
+from svod.tensor.operations.elementwise import Operand
+from svod.tensor.operations.nn import IntOrInts, NeuralNetwork, per_axis
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+
+class Resample(NeuralNetwork):
+    """Operations whose result has more or fewer positions."""
+
+    __slots__ = ()
+
+    # -- transposed convolution --------------------------------------------------------------------
+    def conv_transpose1d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts = 0,
+                         output_padding: IntOrInts = 0, groups: int = 1, dilation: IntOrInts = 1) -> Self:
+        """(N, C, L) with (C, O/groups, K): as `conv_transpose2d`, over one axis."""
+        return self._transposed("conv_transpose1d", 1, weight, bias, stride, padding, output_padding, groups, dilation)
+
+    def conv_transpose2d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts = 0,
+                         output_padding: IntOrInts = 0, groups: int = 1, dilation: IntOrInts = 1) -> Self:
+        """The transpose of `conv2d`: (N, C, H, W), or (C, H, W), with a weight (C, O/groups, KH, KW) and a bias (O,) gives (N, O, OH, OW),
+        OH = (H-1)·stride - 2·padding + dilation·(KH-1) + output_padding + 1.
+
+        The positions of the result that stand alike to the stride are channels of one convolution with the taps that reach them, so
+        nothing is multiplied by inserted zeros, but for a dilation together with a stride, where the weight is spread out."""
+        return self._transposed("conv_transpose2d", 2, weight, bias, stride, padding, output_padding, groups, dilation)
+
+    def conv_transpose3d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts = 0,
+                         output_padding: IntOrInts = 0, groups: int = 1, dilation: IntOrInts = 1) -> Self:
+        """(N, C, D, H, W) with (C, O/groups, KD, KH, KW): as `conv_transpose2d`, over three axes."""
+        return self._transposed("conv_transpose3d", 3, weight, bias, stride, padding, output_padding, groups, dilation)
+
+    def _transposed(self, name: str, spatial: int, weight: Operand, bias: Operand | None, stride: IntOrInts, padding: IntOrInts,
+                    output_padding: IntOrInts, groups: int, dilation: IntOrInts) -> Self:
+        given = w = self._as_tensor(weight)
+        if self.ndim == spatial + 1:
+            return self.unsqueeze(0)._transposed(name, spatial, w, bias, stride, padding, output_padding, groups, dilation).squeeze(0)
+        if self.ndim != spatial + 2 or w.ndim != spatial + 2 or groups < 1 or w.shape[0] != self.shape[1] or w.shape[0] % groups:
+            raise ShapeError(f"{name} of {self.shape} with a weight of {w.shape} in {groups} group(s): the input is (N, C, …) with "
+                             f"{spatial} more axes, the weight (C, O/groups, …), and groups divides C")
+        steps, dilations = per_axis(name, "stride", stride, spatial), per_axis(name, "dilation", dilation, spatial)
+        pads, extra = per_axis(name, "padding", padding, spatial), per_axis(name, "output_padding", output_padding, spatial)
+        if min(steps) < 1 or min(dilations) < 1 or min(pads) < 0 or any(not 0 <= e < max(s, d) for e, s, d in
+                                                                        zip(extra, steps, dilations, strict=True)):
+            raise ShapeError(f"{name} with stride {steps}, dilation {dilations}, padding {pads} and output_padding {extra}: strides and "
+                             "dilations are positive, padding is not negative, output padding is less than the stride or the dilation")
+        if any(s > 1 and d > 1 for s, d in zip(steps, dilations, strict=True)):
+            w, dilations = _spread_out(w, dilations, steps)
+        kernel = w.shape[2:]
+        # positions of the result by what they are modulo the stride; taps j·stride + r reach those with remainder r
+        taps = [-(-k // s) for k, s in zip(kernel, steps, strict=True)]
+        w = w.pad([(0, 0), (0, 0), *((0, t * s - k) for t, s, k in zip(taps, steps, kernel, strict=True))])
+        c, o = w.shape[0] // groups, w.shape[1]
+        w = w.reshape(groups, c, o, *(x for t, s in zip(taps, steps, strict=True) for x in (t, s)))
+        tap_axes, step_axes = [3 + 2 * i for i in range(spatial)], [4 + 2 * i for i in range(spatial)]
+        w = w.permute(0, 2, *step_axes, 1, *tap_axes).reshape(groups * o * math.prod(steps), c, *taps).flip(*range(2, 2 + spatial))
+        reach = [d * (t - 1) for d, t in zip(dilations, taps, strict=True)]
+        wide = self.pad([(0, 0), (0, 0), *((r, r) for r in reach)]).cast(promote(self.dtype, w.dtype))
+        found = wide._convolve(name, spatial, w, None, 1, 0, dilations, groups)
+        # (N, O, steps…, positions…) → (N, O, positions × steps)
+        blocks = found.shape[2:]
+        found = found.reshape(found.shape[0], groups * o, *steps, *blocks)
+        order = [x for i in range(spatial) for x in (2 + spatial + i, 2 + i)]
+        full = found.permute(0, 1, *order).reshape(found.shape[0], groups * o, *(b * s for b, s in zip(blocks, steps, strict=True)))
+        sizes = [(n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, s, p, d, k, e in
+                 zip(self.shape[2:], steps, pads, dilations, kernel, extra, strict=True)]
+        if min(sizes) < 1:
+            raise ShapeError(f"{name} of {self.shape} with a weight of {given.shape} and padding {pads}: nothing is left")
+        behind = [max(0, p + n - m) for p, n, m in zip(pads, sizes, full.shape[2:], strict=True)]
+        result = full.pad([(0, 0), (0, 0), *((0, b) for b in behind)]).shrink([None, None, *((p, p + n) for p, n in
+                                                                                           zip(pads, sizes, strict=True))])
+        if bias is None:
+            return result
+        b = self._as_tensor(bias)
+        if b.shape != (groups * o,):
+            raise ShapeError(f"{name} of {self.shape} with a bias of {b.shape}: the bias must be ({groups * o},)")
+        return result.add(b.reshape(-1, *(1,) * spatial))
+
+    # -- interpolation -----------------------------------------------------------------------------
+    def interpolate(self, size: IntOrInts | None = None, scale_factor: float | Sequence[float] | None = None, mode: str = "nearest",
+                    align_corners: bool | None = None) -> Self:
+        """(N, C, …) at another size: the axes after the channels become `size`, or their extents times `scale_factor`, rounded down.
+
+        `mode`: 'nearest', 'nearest-exact', 'linear' (3 axes), 'bilinear' (4), 'trilinear' (5), 'bicubic' (4; Keys' kernel with a = -0.75)
+        and 'area' (means, as `adaptive_avg_pool2d`). Positions are PyTorch's: with `align_corners` the centres of the corner elements
+        coincide, without it their edges. Axis by axis; each result is a few gathers at positions known when the graph is built."""
+        spatial = self.ndim - 2
+        wanted = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}.get(mode, spatial)
+        if spatial < 1 or spatial > 3 or wanted != spatial:
+            raise ShapeError(f"interpolate of {self.shape} with mode {mode!r}: the input is (N, C, …) with {max(1, wanted)} more axes")
+        if (size is None) == (scale_factor is None):
+            raise ShapeError(f"interpolate of {self.shape}: give size or scale_factor")
+        factors: tuple[float | None, ...] = (None,) * spatial
+        if scale_factor is not None:
+            factors = tuple([scale_factor] * spatial if isinstance(scale_factor, (int, float)) else scale_factor)
+        sizes = (per_axis("interpolate", "size", size, spatial) if size is not None
+                 else tuple(math.floor(n * f) for n, f in zip(self.shape[2:], factors, strict=True) if f is not None))
+        if len(factors) != spatial or min(sizes) < 1:
+            raise ShapeError(f"interpolate of {self.shape} to {sizes}: one positive extent for each of {spatial} axes")
+        if align_corners is not None and mode in ("nearest", "nearest-exact", "area"):
+            raise UnsupportedError(f"interpolate with mode {mode!r}: align_corners is for the linear modes and bicubic")
+        if mode == "area":
+            return self._adaptive_average("interpolate with mode 'area'", spatial, sizes)
+        if mode in ("nearest", "nearest-exact"):
+            result = self
+            for axis, (n, f) in enumerate(zip(sizes, factors, strict=True), 2):
+                result = result._nearest(axis, n, f, 0.5 if mode == "nearest-exact" else 0.0)
+            return result
+        if mode not in ("linear", "bilinear", "trilinear", "bicubic"):
+            raise UnsupportedError(f"interpolate with mode {mode!r}: use 'nearest', 'nearest-exact', 'linear', 'bilinear', 'trilinear', "
+                                   "'bicubic' or 'area'")
+        result = self._wide_float()
+        for axis, (n, f) in enumerate(zip(sizes, factors, strict=True), 2):
+            if n == self.shape[axis] and mode != "bicubic":
+                continue        # PyTorch copies an extent that stays, whatever the factor
+            positions = _source_positions(self.shape[axis], n, f, bool(align_corners), mode != "bicubic", to_numpy(result.dtype))
+            result = result._weighted(axis, *(_cubic_taps if mode == "bicubic" else _linear_taps)(positions, self.shape[axis]))
+        return result.cast(self._float_dtype())
+
+    def _nearest(self, axis: int, n: int, factor: float | None, offset: float) -> Self:
+        old = self.shape[axis]
+        if n % old == 0 and factor in (None, n // old):
+            return self.repeat_interleave(n // old, axis)
+        step = np.float32(1 / factor if factor is not None else old / n)
+        positions = np.minimum(np.floor((np.arange(n, dtype=np.float32) + np.float32(offset)) * step).astype(np.int32), old - 1)
+        return self.take(positions, axis)
+
+    def _weighted(self, axis: int, positions: Numbers, weights: Numbers) -> Self:
+        """Σ over taps of weight · element: (taps, n) positions along an axis and their weights."""
+        shape = tuple(-1 if i == axis else 1 for i in range(self.ndim))
+        total: Self | None = None
+        for at, weight in zip(positions, weights, strict=True):
+            part = self.take(np.ascontiguousarray(at), axis).mul(type(self)(np.ascontiguousarray(weight)).cast(self.dtype).reshape(shape))
+            total = part if total is None else total.add(part)
+        assert total is not None
+        return total
+
+    # -- pixels and channels -----------------------------------------------------------------------
+    def pixel_shuffle(self, upscale_factor: int) -> Self:
+        """(…, C·r², H, W) → (…, C, H·r, W·r): channels become positions. A view."""
+        r = upscale_factor
+        if self.ndim < 3 or r < 1 or self.shape[-3] % (r * r):
+            raise ShapeError(f"pixel_shuffle of {self.shape} by {r}: the channels (axis -3) must be a multiple of {r}²")
+        *lead, c, h, w = self.shape
+        k = len(lead)
+        blocks = self.reshape(*lead, c // (r * r), r, r, h, w)
+        return blocks.permute(*range(k), k, k + 3, k + 1, k + 4, k + 2).reshape(*lead, c // (r * r), h * r, w * r)
+
+    def pixel_unshuffle(self, downscale_factor: int) -> Self:
+        """(…, C, H·r, W·r) → (…, C·r², H, W): the inverse of `pixel_shuffle`. A view."""
+        r = downscale_factor
+        if self.ndim < 3 or r < 1 or self.shape[-1] % r or self.shape[-2] % r:
+            raise ShapeError(f"pixel_unshuffle of {self.shape} by {r}: the last two extents must be multiples of {r}")
+        *lead, c, h, w = self.shape
+        k = len(lead)
+        blocks = self.reshape(*lead, c, h // r, r, w // r, r)
+        return blocks.permute(*range(k), k, k + 2, k + 4, k + 1, k + 3).reshape(*lead, c * r * r, h // r, w // r)
+
+
+def _spread_out(w: Any, dilations: Sequence[int], steps: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
+    """The weight with zeros between its taps along the axes that are strided and dilated, and the dilations that are left."""
+    left = []
+    for axis, (d, s) in enumerate(zip(dilations, steps, strict=True), 2):
+        if s == 1 or d == 1:
+            left.append(d)
+            continue
+        k = w.shape[axis]
+        apart = w.unsqueeze(axis + 1).pad([(0, d - 1) if i == axis + 1 else (0, 0) for i in range(w.ndim + 1)])
+        w = apart.flatten(axis, axis + 1).narrow(axis, 0, d * (k - 1) + 1)
+        left.append(1)
+    return w, tuple(left)
+
+
+def _source_positions(old: int, new: int, factor: float | None, align_corners: bool, clip: bool, kind: np.dtype[Any]) -> Numbers:
+    """Where each element of the result stands in the source, in the type that values are computed in, as in PyTorch."""
+    index: Numbers = np.arange(new, dtype=kind)
+    if align_corners:
+        return np.asarray(index * kind.type((old - 1) / (new - 1) if new > 1 else 0.0))
+    step = kind.type(1 / factor if factor is not None else old / new)
+    positions = np.asarray(step * (index + kind.type(0.5)) - kind.type(0.5))
+    return np.maximum(positions, kind.type(0)) if clip else positions
+
+
+def _linear_taps(positions: Numbers, old: int) -> tuple[Numbers, Numbers]:
+    low = np.minimum(np.floor(positions).astype(np.int32), old - 1)
+    part = np.clip(positions - low, 0, 1).astype(positions.dtype)
+    return np.stack([low, np.minimum(low + 1, old - 1)]), np.stack([1 - part, part])
+
+
+def _cubic_taps(positions: Numbers, old: int) -> tuple[Numbers, Numbers]:
+    """Keys, Cubic convolution interpolation for digital image processing, 1981."""
+    a = -0.75
+    low = np.floor(positions).astype(np.int32)
+    t = (positions - low).astype(positions.dtype)
+
+    def near(x: Numbers) -> Numbers: return ((a + 2) * x - (a + 3)) * x * x + 1
+    def far(x: Numbers) -> Numbers: return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    weights = np.stack([far(t + 1), near(t), near(1 - t), far(2 - t)]).astype(positions.dtype)
+    return np.clip(np.stack([low - 1, low, low + 1, low + 2]), 0, old - 1), weights
+
+

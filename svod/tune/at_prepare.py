@@ -1,0 +1,136 @@
+"""BEAM= at prepare time: kernels that the database does not know are searched before the plan is built, within a budget, and remembered.
+
+One warning says so before it starts (kernels, budget, how to stop) and one when it ends; Ctrl-C ends the search, keeps what it found and
+goes on with the best known. A terminal shows a line of progress.
+"""
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from svod.bench.roofline import cached_ceilings
+from svod.compile.plan.compiler import Choice, Compiler
+from svod.compile.plan.unbound_plan import Outline
+from svod.config import BenchConfig, PrepareConfig, data_dir
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt
+from svod.errors import SvodError, TuneError
+from svod.system.forksafe import remake_after_fork
+from svod.tune.chains import choose
+from svod.tune.db import TuningDB
+from svod.tune.measure.sizes import merged_sizes
+from svod.tune.search.budget import ModelBudget
+from svod.tune.search.events import KernelFinished, Listener, nobody
+from svod.tune.session import KernelTask, TuneSession
+from svod.tune.workers.executor import make_executor
+
+log = logging.getLogger("svod")
+
+_lock = threading.Lock()          # one search at a time in a process
+remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
+_spent = 0.0                      # seconds this process has searched
+_interrupted = 0                  # searches of this process that Ctrl-C ended
+
+
+def seconds_searched() -> float:
+    """Seconds of wall time that searches at prepare time have taken in this process, the start of their workers included."""
+    return _spent
+
+
+def searches_interrupted() -> int:
+    """How many searches at prepare time Ctrl-C has ended in this process. They give what they found, and nothing is raised: who has more to
+    do after them than to use that asks here."""
+    return _interrupted
+
+
+def search_at_prepare(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
+                      db: TuningDB) -> dict[str, Choice]:
+    """Search kernels and return the chains to use. Never raises for a search that fails: the heuristic stays, and the log says why."""
+    global _spent, _interrupted
+    beam = config.beam
+    assert beam is not None
+    count = f"{len(unknown)} kernel{'s' * (len(unknown) != 1)}"
+    with _lock:
+        left = beam.budget - _spent
+        if left <= 0:
+            log.info("the search budget of this process, %g s, is used up; the heuristic is used for %s", beam.budget, count)
+            return {}
+        workers = "inline" if beam.executor == "inline" else f"{beam.executor}:{beam.workers}" if beam.workers else beam.executor
+        log.warning("BEAM=%d: searching %s that the tuning database does not know, for at most %.0f s; Ctrl-C stops and keeps what "
+                    "was found", beam.width, count, left)
+        started = time.monotonic()
+        try:
+            chosen, said, interrupted = _run(outline, unknown, compiler, config, db, left, workers)
+        except (TuneError, KeyboardInterrupt) as e:
+            # a Ctrl-C during the search itself is the session's; this one came before, while the workers started
+            why = "Ctrl-C" if isinstance(e, KeyboardInterrupt) else str(e)
+            _interrupted += isinstance(e, KeyboardInterrupt)
+            log.warning("BEAM=%d: the search could not be run (%s); the heuristic is used for %s", beam.width, why, count)
+            return {}
+        finally:
+            _spent += time.monotonic() - started
+        _interrupted += interrupted
+        log.warning("BEAM=%d: %s", beam.width, said)
+        return chosen
+
+
+def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig, db: TuningDB, seconds: float,
+         workers: str) -> tuple[dict[str, Choice], str, bool]:
+    """The chains, what is to be said about the search, and whether Ctrl-C ended it."""
+    beam, started = config.beam, time.monotonic()
+    assert beam is not None
+    counts = outline.counts
+    names = {c.kernel: c.name for c in reversed(outline.calls)}
+    origins: dict[str, list[str]] = {}
+    for c in outline.calls:
+        if c.origin:
+            origins.setdefault(c.kernel, []).append(c.origin)
+    tasks = [KernelTask(k, calls=counts[key], name=names[key], origins=tuple(dict.fromkeys(origins.get(key, ()))),
+                        sizes=merged_sizes(k, outline.variables_of(key))) for key, k in unknown.items()]
+    try:
+        ceilings = cached_ceilings(Path(data_dir()) / "ceilings.json", compiler.target, compiler.target.threads, quick=True)
+    except (SvodError, OSError, MemoryError) as e:
+        log.info("what this machine can do at best was not measured: %s", e)
+        ceilings = None     # the search goes on without bounds
+    progress: Listener = _Progress(len(tasks)) if sys.stderr.isatty() else nobody
+    with make_executor(workers, say=log.warning) as executor:
+        session = TuneSession(tasks, compiler.target, executor=executor, db=db, config=beam, bench=BenchConfig.from_env(),
+                              budget=ModelBudget(max(0.0, seconds - (time.monotonic() - started)), per_kernel=beam.kernel_budget),
+                              ceilings=ceilings, listener=progress)
+        result = session.run()
+    chosen: dict[str, Choice] = {}
+    better = 0
+    for key, finding in result.findings.items():
+        if finding.source == "heuristic" or finding.winner is None:
+            stored = choose(unknown[key], compiler, config, db)
+            chosen[key] = stored if stored.source == "database" else Choice(stored.chain, "heuristic",
+                                                                            f"no faster chain was found: {finding.why}")
+            continue
+        better += 1
+        chain = tuple(Opt.from_json(list(o)) for o in finding.chain)
+        chosen[key] = Choice(chain, "beam", f"{finding.speedup[1]:.2f}× the heuristic, {finding.why}")
+    for key in result.pending:
+        chosen[key] = Choice(compiler.heuristic(unknown[key]), "pending", "another process is searching this kernel")
+    where = f"{'kept in' if result.rows else 'nothing was added to'} {db.path}" if db.path is not None else "the database is in memory only"
+    text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, {result.candidates} candidates: {better} "
+            f"of {len(tasks)} kernel{'s' * (len(tasks) != 1)} found a faster chain; {where}")
+    unmeasured = [f.why for f in result.findings.values() if f.winner is None]
+    if unmeasured:
+        text += f"; {len(unmeasured)} {'were' if len(unmeasured) > 1 else 'was'} not measured: {unmeasured[0]}"
+    return chosen, text, result.interrupted
+
+
+class _Progress:
+    """A line on the terminal, rewritten as kernels end."""
+
+    def __init__(self, total: int):
+        self.total, self.done = total, 0
+
+    def __call__(self, event: object) -> None:
+        if isinstance(event, KernelFinished):
+            self.done += 1
+            print(f"\r  {self.done}/{self.total} kernels searched", end="" if self.done < self.total else "\n", file=sys.stderr, flush=True)

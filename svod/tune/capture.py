@@ -1,0 +1,555 @@
+"""Captures: the plans that a process prepared, as files from which they can be tuned and timed without model, data or script.
+
+With SVOD_CAPTURE=DIRECTORY (PrepareConfig.capture) every `prepare` calls `announce` once it knows its kernels, before it compiles them,
+and `append` when it has a plan; they add lines of JSON to a file of this process in that directory.
+`read_capture` reads a directory or a file and merges what several processes wrote; `write_capture` makes one file of it.
+
+    {"format": "svod-capture", "version": 3, "svod": …, "python": …, "command": […]}       first line of every file
+    {"kernel": key, "target": …, "name": …, "structure": family, "ast": …}                 once per kernel, before the plans with it
+    {"plan": digest, "target": …, "calls": [[kernel, [buffer, …], name, origin, why, level, [offset, …],
+                                              [[variable, min, max, [hint, …], bucket or null], …]], …],
+     "buffers": [[dtype, elements, kind], …], "outputs": [buffer, …], "seconds": {kernel: seconds of one call}}
+    {"runs": digest, "count": n}                           how often the plan was run so far; the last such line of a file counts
+
+What is read is data: JSON, checked field by field, kernels rebuilt through `core.serialize` and their keys recomputed; never a pickle. A
+line that is not what it should be is reported in `Capture.problems` and skipped; the half line of a process that was killed is left out.
+
+Whoever runs a script to capture it can end it early: `request_stop(directory)` leaves a file there, and the next `prepare` of each process
+raises StopCapture (`check_stop`).
+"""
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import sys
+import threading
+import uuid
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, get_args
+
+from svod.compile.cpu.host import host_target
+from svod.compile.plan.plan_parts import BufferKind, VariableSpec
+from svod.compile.plan.unbound_plan import BufferSpec, Call, Outline, call_sizes
+from svod.core.ir.dtype import BY_NAME, dtypes
+from svod.core.ir.serialize import ast_to_data, data_to_ast
+from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import Target
+from svod.core.schedule.family import family_key
+from svod.errors import FormatError, SvodError, TuneError
+from svod.system.files import write_text
+from svod.system.forksafe import remake_after_fork
+
+log = logging.getLogger("svod")
+
+FORMAT, VERSION = "svod-capture", 3
+RECORDS_FORMAT = "svod-tune-db"     # of another file of ours that people may mix up with this one
+STOP_FILE = "stop"
+FLUSH_SECONDS = 0.5         # how often the runs of live plans are written
+MAKE_ONE = "make a capture with svod-tune --capture-to FILE SCRIPT"
+MAX_ELEMENTS = 1 << 40      # of a buffer that a file may ask for
+
+
+class StopCapture(BaseException):
+    """Ends the script that is captured: enough was seen. Not an Exception, so that a script's own handlers let it pass."""
+
+
+class Counted(Protocol):
+    """What counts how often it was run: an ExecutionPlan."""
+
+    runs: int
+
+
+# -- writing ------------------------------------------------------------------------------------------------------------
+
+def append(directory: str | os.PathLike[str], outline: Outline, seconds: Mapping[str, float], *, target: Target | None = None,
+           plan: Counted | None = None) -> None:
+    """Add a prepared plan to this process's file in `directory`, which is made if need be.
+
+    `seconds`: of one call, by kernel key, for the kernels that were timed. `target`: what it was prepared for; default: this machine.
+    `plan`: where its `runs` are counted; a plan counts as run once at least. Raises TuneError when nothing can be written, StopCapture
+    when the capture was ended."""
+    _recorder_for(Path(directory)).append(outline, seconds, target or host_target(), plan)
+    check_stop(directory)
+
+
+def announce(directory: str | os.PathLike[str], outline: Outline, *, target: Target | None = None) -> None:
+    """Add the kernels of a plan that is about to be compiled: whoever watches the capture gets ready meanwhile. Raises as `append` does."""
+    _recorder_for(Path(directory)).announce(outline, target or host_target())
+    check_stop(directory)
+
+
+def check_stop(directory: str | os.PathLike[str]) -> None:
+    """Raise StopCapture if `request_stop` was called for `directory`."""
+    if os.path.exists(os.path.join(directory, STOP_FILE)):
+        _silence_stop()
+        raise StopCapture(f"the capture in {os.fspath(directory)} has ended")
+
+
+def request_stop(directory: str | os.PathLike[str]) -> None:
+    """Let every process that is captured into `directory` end at its next `prepare`. Raises OSError."""
+    Path(directory, STOP_FILE).touch()
+
+
+class _Runs:
+    """How often the plans of one digest were run by this process. Plans die with their models: what they ran is kept."""
+
+    def __init__(self) -> None:
+        self.finished = 0
+        self.live: list[tuple[weakref.ref[Counted], int]] = []
+        self.written = 0
+
+    def add(self, plan: Counted | None) -> None:
+        if plan is None:
+            self.finished += 1
+        else:
+            self.live.append((weakref.ref(plan), 1))
+
+    def total(self) -> int:
+        """Runs so far; a plan counts one at least, as some are seen for the last time before their first run."""
+        live = []
+        for ref, seen in self.live:
+            plan = ref()
+            if plan is None:
+                self.finished += seen
+            else:
+                live.append((ref, max(1, plan.runs)))
+        self.live = live
+        return self.finished + sum(seen for _, seen in live)
+
+
+class _Recorder:
+    """The file of one process in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.pid = os.getpid()
+        self.path = directory / f"{self.pid}-{uuid.uuid4().hex[:8]}.jsonl"
+        self._lock = threading.Lock()
+        self._kernels: set[tuple[str, str]] = set()
+        self._runs: dict[str, _Runs] = {}
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            raise TuneError(f"kernels cannot be captured into {directory}: {e.strerror or e}; set SVOD_CAPTURE to a directory that can be "
+                            "written, or unset it") from e
+        self._write([header()])
+        atexit.register(self.flush)
+        threading.Thread(target=self._flush_now_and_then, name="svod-capture", daemon=True).start()
+
+    def announce(self, outline: Outline, target: Target) -> None:
+        with self._lock:
+            self._write(self._new_kernels(outline, target))
+
+    def _new_kernels(self, outline: Outline, target: Target) -> list[dict[str, Any]]:
+        lines = []
+        if any((key, target.key) not in self._kernels for key in outline.kernels):
+            for line in kernel_lines(outline, target.key):
+                if (line["kernel"], target.key) not in self._kernels:
+                    self._kernels.add((line["kernel"], target.key))
+                    lines.append(line)
+        return lines
+
+    def append(self, outline: Outline, seconds: Mapping[str, float], target: Target, plan: Counted | None) -> None:
+        with self._lock:
+            lines = []
+            digest = plan_digest(outline, target.key)
+            known = self._runs.get(digest)
+            if known is None:
+                known = self._runs[digest] = _Runs()
+                lines = self._new_kernels(outline, target)
+                lines.append(plan_line(outline, seconds, target.key))
+            known.add(plan)
+            self._write(lines)
+
+    def flush(self) -> None:
+        """Write the counts that have changed. Never raises: it runs at exit and beside the script."""
+        if os.getpid() != self.pid:
+            return
+        with self._lock:
+            lines: list[dict[str, Any]] = []
+            for digest, runs in self._runs.items():
+                total = runs.total()
+                if total != runs.written:
+                    runs.written = total
+                    lines.append({"runs": digest, "count": total})
+            try:
+                self._write(lines)
+            except TuneError as e:
+                sys.stderr.write(f"svod: {e}\n")
+
+    def _flush_now_and_then(self) -> None:
+        while True:
+            _wake.wait(FLUSH_SECONDS)
+            self.flush()
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        if not lines:
+            return
+        data = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines).encode()
+        try:
+            while data:
+                data = data[os.write(self._file, data):]
+        except OSError as e:
+            raise TuneError(f"kernels cannot be captured into {self.path}: {e.strerror or e}") from e
+
+
+_wake = threading.Event()   # never set: what the writing thread sleeps on
+_recorders: dict[Path, _Recorder] = {}
+_recorders_lock = threading.Lock()
+remake_after_fork(sys.modules[__name__], "_recorders_lock", threading.Lock)
+remake_after_fork(sys.modules[__name__], "_recorders", dict)
+
+
+def _recorder_for(directory: Path) -> _Recorder:
+    with _recorders_lock:
+        found = _recorders.get(directory)
+        if found is None or found.pid != os.getpid():       # after a fork the file is the parent's
+            found = _recorders[directory] = _Recorder(directory)
+        return found
+
+
+def _silence_stop() -> None:
+    """A StopCapture that reaches the top ends the process without a traceback: nothing went wrong."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, StopCapture):
+            before(kind, error, trace)
+    sys.excepthook = hook
+
+
+# -- lines --------------------------------------------------------------------------------------------------------------
+
+def header() -> dict[str, Any]:
+    try:
+        version = metadata.version("svod")
+    except metadata.PackageNotFoundError:       # a checkout that is not installed
+        version = ""
+    return {"format": FORMAT, "version": VERSION, "svod": version, "python": sys.version.split()[0], "command": sys.argv}
+
+
+def kernel_lines(outline: Outline, target: str) -> Iterator[dict[str, Any]]:
+    """The lines of a plan's kernels, each named as it is where it is first called."""
+    names: dict[str, str] = {}
+    for call in outline.calls:
+        names.setdefault(call.kernel, call.name)
+    for key, kernel in outline.kernels.items():
+        yield {"kernel": key, "target": target, "name": names.get(key, ""), "structure": family_key(kernel.ast),
+               "ast": ast_to_data(kernel.ast)}
+
+
+def plan_line(outline: Outline, seconds: Mapping[str, float], target: str) -> dict[str, Any]:
+    return {"plan": plan_digest(outline, target), "target": target,
+            "calls": [[c.kernel, list(c.args), c.name, c.origin, c.why, c.level, list(c.offsets), _variables(c)] for c in outline.calls],
+            "buffers": [[b.dtype.name, b.size, b.kind] for b in outline.buffers],
+            "outputs": list(outline.outputs),
+            "seconds": {k: v for k, v in seconds.items() if math.isfinite(v) and v > 0}}
+
+
+def _variables(call: Call) -> list[Any]:
+    return [[v.name, v.min, v.max, list(v.hints), v.bucket and list(v.bucket)] for v in call.variables]
+
+
+def plan_digest(outline: Outline, target: str) -> str:
+    """The identity of a plan: what it computes, on what; not what things are called."""
+    content = [target, [[c.kernel, list(c.args), c.level, list(c.offsets), _variables(c)] for c in outline.calls],
+               [[b.dtype.name, b.size, b.kind] for b in outline.buffers], list(outline.outputs)]
+    return hashlib.blake2b(json.dumps(content, separators=(",", ":")).encode(), digest_size=16).hexdigest()
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------
+
+@dataclass
+class CapturedPlan:
+    """One plan. `runs`: how often it was run, over all processes; `seconds`: of one call by kernel key, where it was timed."""
+
+    digest: str
+    target: str
+    outline: Outline
+    seconds: dict[str, float]
+    runs: int = 0
+
+
+@dataclass
+class Capture:
+    """What was captured. `problems`: what was skipped, and why."""
+
+    plans: list[CapturedPlan] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    commands: list[list[str]] = field(default_factory=list)
+
+    @property
+    def kernels(self) -> dict[str, Kernel]:
+        """Every kernel by its key, in the order of the plans."""
+        return {key: kernel for plan in self.plans for key, kernel in plan.outline.kernels.items()}
+
+
+def read_capture(path: str | os.PathLike[str]) -> Capture:
+    """The plans in a capture file, or in all capture files of a directory, merged.
+
+    Raises FormatError for a file that is no capture or of a newer version, TuneError where there is nothing to read."""
+    root = Path(path)
+    try:
+        files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
+        texts = [(file, file.read_bytes()) for file in files]
+    except OSError as e:
+        raise TuneError(f"the capture {root} cannot be read: {e.strerror or e}; {MAKE_ONE}") from e
+    capture = Capture()
+    found: dict[str, CapturedPlan] = {}
+    for file, data in texts:
+        if data or file == root:    # a process that was killed before it wrote anything leaves an empty file
+            _Reader(file, capture, found).read(data, whole=file == root)
+    capture.plans = list(found.values())
+    return capture
+
+
+def write_capture(path: str | os.PathLike[str], capture: Capture) -> None:
+    """Write a capture as one file that `read_capture` reads. Raises OSError."""
+    lines: list[dict[str, Any]] = [header()]
+    if capture.commands:
+        lines[0]["command"] = capture.commands[0]
+    known: set[tuple[str, str]] = set()
+    for plan in capture.plans:
+        for line in kernel_lines(plan.outline, plan.target):
+            if (line["kernel"], plan.target) not in known:
+                known.add((line["kernel"], plan.target))
+                lines.append(line)
+        lines += [plan_line(plan.outline, plan.seconds, plan.target), {"runs": plan.digest, "count": plan.runs}]
+    write_text(Path(path), "".join(json.dumps(x, separators=(",", ":"), allow_nan=False) + "\n" for x in lines))
+
+
+class _Reader:
+    """One file."""
+
+    def __init__(self, file: Path, capture: Capture, plans: dict[str, CapturedPlan]) -> None:
+        self.file, self.capture, self.plans = file, capture, plans
+        self.kernels: dict[str, Kernel] = {}
+        self.runs: dict[str, int] = {}
+
+    def read(self, data: bytes, *, whole: bool) -> None:
+        """Read the file's content. `whole`: it should have an end; else a last line that is cut off is that of a process that was killed
+        while it wrote it."""
+        if not data.strip():
+            raise FormatError(f"{self.file} is empty; {MAKE_ONE}")
+        lines = data.split(b"\n")
+        complete = not lines[-1]
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            cut = number == len(lines) and not complete
+            try:
+                value = _parse(line)
+                if number == 1:
+                    self._header(value)
+                else:
+                    self._line(value)
+            except (SvodError, RecursionError) as e:
+                if number == 1:
+                    raise FormatError(f"{self.file} is not a capture of svod that can be used: line 1{' is cut off' * cut}: {e}; "
+                                      f"{MAKE_ONE}") from e
+                if cut and not whole:
+                    continue
+                where = f"{self.file.name}, line {number}"
+                self.capture.problems.append(f"{where} is cut off, the end of the file is missing" if cut else f"{where}: {e}")
+        for digest, count in self.runs.items():
+            if digest in self.plans:
+                self.plans[digest].runs += count
+
+    def _header(self, line: dict[str, Any]) -> None:
+        if line.get("format") == RECORDS_FORMAT:
+            raise FormatError("it holds tuning records, which svod-db import reads")
+        if line.get("format") != FORMAT:
+            raise FormatError(f"it does not say {FORMAT!r}")
+        version = line.get("version")
+        if version != VERSION:
+            raise FormatError(f"it has version {version!r}, this svod reads {VERSION}; capture again with this one")
+        command = line.get("command")
+        if isinstance(command, list) and all(isinstance(c, str) for c in command):
+            self.capture.commands.append(command)
+
+    def _line(self, line: dict[str, Any]) -> None:
+        if "kernel" in line:
+            self._kernel(line)
+        elif "plan" in line:
+            plan = self._plan(line)
+            self.plans.setdefault(plan.digest, plan).seconds.update(
+                {k: min(v, self.plans[plan.digest].seconds.get(k, v)) for k, v in plan.seconds.items()})
+            self.runs.setdefault(plan.digest, 1)
+        elif "runs" in line:
+            self.runs[_text(line["runs"], "a digest")] = max(1, _count(line.get("count"), "the runs", 1 << 60))
+        else:
+            raise FormatError(f"it is neither a kernel nor a plan: {sorted(map(str, line))[:4]}")
+
+    def _kernel(self, line: dict[str, Any]) -> None:
+        key = _text(line["kernel"], "a kernel's key")
+        kernel = Kernel(data_to_ast(line.get("ast")))
+        if kernel.key != key:
+            raise FormatError(f"kernel {key[:12]} has the key {kernel.key[:12]} here: it was captured by another version of svod")
+        self.kernels[key] = kernel
+
+    def _plan(self, line: dict[str, Any]) -> CapturedPlan:
+        buffers = tuple(self._buffer(b) for b in _list(line.get("buffers"), "buffers"))
+        calls = tuple(self._call(c, buffers) for c in _list(line.get("calls"), "calls"))
+        outputs = tuple(_count(o, "an output", len(buffers) - 1) for o in _list(line.get("outputs"), "outputs"))
+        if not calls or any(b.level < a.level for a, b in pairwise(calls)):
+            raise FormatError("the calls of a plan must be in order of their levels")
+        for o in outputs:
+            if buffers[o].kind == "intermediate":
+                raise FormatError(f"output {o} of a plan is an intermediate buffer")
+        outline = Outline(calls, buffers, outputs, {c.kernel: self.kernels[c.kernel] for c in calls})
+        seconds = line.get("seconds")
+        if not isinstance(seconds, dict):
+            raise FormatError("a plan lacks its seconds")
+        target = _text(line.get("target"), "a target")
+        digest = plan_digest(outline, target)
+        if line["plan"] != digest:
+            raise FormatError(f"plan {line['plan']!r:.40} was altered: its content has the digest {digest}")
+        return CapturedPlan(digest, target, outline, {k: _seconds(v) for k, v in seconds.items() if k in outline.kernels})
+
+    def _buffer(self, value: Any) -> BufferSpec:
+        dtype, size, kind = _row(value, 3, "a buffer")
+        if dtype not in BY_NAME or BY_NAME[dtype] in (dtypes.void, dtypes.index) or kind not in get_args(BufferKind):
+            raise FormatError(f"a buffer of dtype {dtype!r:.40} and kind {kind!r:.40} is not known")
+        return BufferSpec(BY_NAME[dtype], _count(size, "a buffer's size", MAX_ELEMENTS), kind)
+
+    def _call(self, value: Any, buffers: tuple[BufferSpec, ...]) -> Call:
+        key, args, name, origin, why, level, offsets, variables = _row(value, 8, "a call")
+        kernel = self.kernels.get(key) if isinstance(key, str) else None
+        if kernel is None:
+            raise FormatError(f"a plan calls kernel {key!s:.12}, which could not be read")
+        numbers = tuple(_count(a, "a buffer's number", len(buffers) - 1) for a in _list(args, "arguments"))
+        if len(numbers) != len(kernel.params):
+            raise FormatError(f"kernel {key[:12]} takes {len(kernel.params)} buffers, a call gives {len(numbers)}")
+        skipped = tuple(_count(k, "an offset", MAX_ELEMENTS) for k in _list(offsets, "offsets"))
+        if len(skipped) != len(numbers):
+            raise FormatError(f"kernel {key[:12]} takes {len(numbers)} buffers, a call gives {len(skipped)} offsets")
+        specs = tuple(self._variable(v) for v in _list(variables, "variables"))
+        for own, (low, high) in kernel.variables.items():
+            number = int(own[1:])
+            if number >= len(specs) or not low <= specs[number].bounds[0] <= specs[number].bounds[1] <= high:
+                raise FormatError(f"kernel {key[:12]} has the variables {kernel.variables}, a call gives {variables!r:.80}")
+        for p, n, k, size in zip(kernel.params, numbers, skipped, call_sizes(kernel, specs), strict=True):
+            if buffers[n].dtype is not p.dtype or buffers[n].size < k + size:
+                raise FormatError(f"kernel {key[:12]}, slot {p.arg.slot}: {size} × {p.dtype.name} from {k} on are needed, buffer {n} "
+                                  f"has {buffers[n].size} × {buffers[n].dtype.name}")
+            if p.arg.slot in kernel.outs and buffers[n].kind == "constant":
+                raise FormatError(f"kernel {key[:12]} writes buffer {n}, a constant")
+        return Call(key, numbers, _text(name, "a name"), _text(origin, "an origin"), _text(why, "a reason"),
+                    _count(level, "a level", 1 << 40), skipped, specs)
+
+    def _variable(self, value: Any) -> VariableSpec:
+        name, low, high, hints, bucket = _row(value, 5, "a variable")
+        low, high = (_count(v, "a bound of a variable", MAX_ELEMENTS) for v in (low, high))
+        if bucket is not None:
+            bucket = tuple(_count(v, "a bucket", MAX_ELEMENTS) for v in _row(bucket, 2, "a bucket"))
+        found = VariableSpec(_text(name, "a variable's name"), low, high,
+                             tuple(_count(h, "a hint", MAX_ELEMENTS) for h in _list(hints, "hints")), bucket)
+        if list(found.bounds) != sorted(found.bounds) or any(not low <= v <= high for v in (*found.bounds, *found.hints)):
+            raise FormatError(f"variable {name} cannot be {low} to {high} with the hints {list(found.hints)} and the bucket {bucket}")
+        return found
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError as e:
+        raise FormatError("it is not text") from e
+    except ValueError as e:
+        raise FormatError(f"it is not JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise FormatError("it is not a JSON object")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise FormatError(f"{what} should be text, found {value!r:.60}")
+    return value
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise FormatError(f"{what} should be a list, found {value!r:.60}")
+    return value
+
+
+def _row(value: Any, length: int, what: str) -> list[Any]:
+    if len(_list(value, what)) != length:
+        raise FormatError(f"{what} should have {length} fields, found {value!r:.120}")
+    return list(value)
+
+
+def _count(value: Any, what: str, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise FormatError(f"{what} should be an integer from 0 to {most}, found {value!r:.60}")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise FormatError(f"seconds should be a number above 0, found {value!r:.60}")
+    return float(value)
+
+
+# -- watching -----------------------------------------------------------------------------------------------------------
+
+@dataclass
+class News:
+    """What has appeared in a capture: keys of kernels, and of plans the seconds that one run spends in each kernel, by key, where the
+    plan's kernels were timed."""
+
+    kernels: list[str] = field(default_factory=list)
+    plans: list[dict[str, float]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.kernels or self.plans)
+
+
+class CaptureWatch:
+    """What appears in a capture directory while it is written."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._read: dict[Path, int] = {}
+        self.seen: set[str] = set()
+
+    def poll(self) -> News:
+        """What is new since the last call."""
+        new = News()
+        for file in sorted(self.directory.glob("*.jsonl")):
+            with file.open("rb") as f:
+                f.seek(self._read.get(file, 0))
+                data = f.read()
+            end = data.rfind(b"\n") + 1
+            self._read[file] = self._read.get(file, 0) + end
+            for line in data[:end].splitlines():
+                # the writer's own form, looked at without parsing the AST behind it
+                if line.startswith(b'{"kernel":"'):
+                    key = line[11:11 + 64].split(b'"', 1)[0].decode(errors="replace")
+                    if key not in self.seen:
+                        self.seen.add(key)
+                        new.kernels.append(key)
+                elif line.startswith(b'{"plan":"'):
+                    with contextlib.suppress(SvodError, KeyError, TypeError, ValueError):    # `read_capture` says what is wrong with it
+                        new.plans.append(_spent(_parse(line)))
+        return new
+
+
+def _spent(plan: dict[str, Any]) -> dict[str, float]:
+    """Seconds that one run of a plan, as it was written, spends in each kernel."""
+    spent: dict[str, float] = {}
+    for key, *_ in plan["calls"]:
+        if key in plan["seconds"]:
+            spent[key] = spent.get(key, 0.0) + plan["seconds"][key]
+    return spent

@@ -1,0 +1,54 @@
+"""Which chain of opts a kernel gets when nothing is searched.
+
+    explicit chain (PrepareConfig.opts) → SVOD_NOOPT: none → tuning database → heuristic
+"""
+from __future__ import annotations
+
+from svod.compile.llvm.codegen import CODEGEN_REVISION
+from svod.compile.plan.compiler import Chain, Choice, Compiler
+from svod.config import PrepareConfig
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt
+from svod.errors import KernelOptError
+from svod.tune.db import TuningDB
+
+
+def explicit_chain(kernel: Kernel, config: PrepareConfig) -> Chain | None:
+    """The chain that PrepareConfig.opts gives for a kernel, by the longest prefix of its key."""
+    matches = [k for k in config.opts if kernel.key.startswith(k)]
+    if not matches:
+        return None
+    return tuple(Opt.from_json(list(o)) for o in config.opts[max(matches, key=len)])
+
+
+def choose(kernel: Kernel, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> Choice:
+    """The chain without a search. Raises KernelOptError when an explicit chain does not apply."""
+    chain = explicit_chain(kernel, config)
+    if chain is not None:
+        return Choice(chain, "explicit", "given by PrepareConfig.opts")
+    if kernel.routine is not None:
+        return Choice((), "routine", "a routine has one form")
+    if config.noopt:
+        return Choice((), "none", "SVOD_NOOPT: no opts")
+    if db is not None:
+        found = _from_database(kernel, compiler, db)
+        if isinstance(found, Choice):
+            return found
+        return Choice(compiler.heuristic(kernel), "heuristic", found)
+    return Choice(compiler.heuristic(kernel), "heuristic", "the tuning database is not consulted")
+
+
+def _from_database(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Choice | str:
+    """The winner the database has for this kernel and target, or why there is none that may be used."""
+    winner = db.winner(kernel.key, compiler.target.key)
+    if winner is None:
+        return f"the tuning database has no winner for kernel {kernel.key[:12]} on {compiler.target.key}"
+    try:
+        chain = tuple(Opt.from_json(list(o)) for o in winner.chain)
+        linear = compiler.linear_of(kernel, chain)
+    except KernelOptError as e:
+        return f"the stored chain does not apply any more: {e}"
+    if linear != winner.linear:
+        return (f"the stored chain gives other code since it was verified (code generator {winner.codegen}, now {CODEGEN_REVISION}); "
+                "tune again")
+    return Choice(chain, "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed")

@@ -1,0 +1,95 @@
+"""One candidate of a search: a kernel state, where it came from, and what became of it.
+
+A candidate passes through the steps of a round in this order, and stops at the first that rejects it:
+
+    queued → lowered → built → screened → raced → verified
+
+`status` is where it stands or why it stopped, `reason` says so in words. What a candidate *is* never changes after it was
+proposed; only a shorter chain that ends in the same state may replace `chain`.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from svod.core.kernel.scheduler import Opt, Scheduler
+
+
+class Status(StrEnum):
+    """Where a candidate stands or why it was dropped. The values are stored: never rename one."""
+
+    QUEUED = "queued"          # proposed, not looked at yet
+    LIMIT = "limit"            # over BEAM_UPCAST_MAX, BEAM_UOPS_MAX or the work of the round's leanest
+    DUPLICATE = "duplicate"    # its LINEAR was seen before
+    ERROR = "error"            # lowering, compiling or running raised; the reason holds the message
+    CRASH = "crash"            # the worker died; the reason names the signal
+    TIMEOUT = "timeout"        # over the compile deadline or the kill deadline
+    LOST = "lost"              # infrastructure failed three times
+    LOWERED = "lowered"
+    BUILT = "built"
+    SLOW = "slow"              # cut short while screening; `seconds` holds what was measured
+    SCREENED = "screened"      # has samples
+    RACED = "raced"
+    VERIFIED = "verified"      # raced, and its output is right
+    WRONG = "wrong"            # its output is not
+
+
+FAILED = frozenset({Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.LOST, Status.WRONG})
+
+
+class Origin(StrEnum):
+    """Who proposed a candidate."""
+
+    UNTOUCHED = "untouched"
+    HEURISTIC = "heuristic"
+    DATABASE = "database"
+    SKETCH = "sketch"
+    ACTION = "action"
+    MUTATION = "mutation"
+
+
+def chain_text(chain: Sequence[Opt]) -> str:
+    """`UPCAST(o0, 8) THREAD(o1, 2)`: the chain as people read it; also the last tie-breaker between equal candidates."""
+    return " ".join(map(str, chain))
+
+
+def chain_order(chain: Sequence[Opt]) -> tuple[int, str]:
+    """Shorter chains first, then by text: which of two chains to the same state is kept."""
+    return len(chain), chain_text(chain)
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """One state and its fate. Times are seconds of one execution of the whole kernel."""
+
+    state: Scheduler
+    chain: tuple[Opt, ...]
+    origin: Origin
+    predicted: float = float("inf")         # cycles, by the state's own analysis
+    round: int = 0                          # the round that measured it
+    status: Status = Status.QUEUED
+    reason: str = ""
+    linear: str = ""                        # hex digest of LINEAR
+    size: int = 0                           # len(LINEAR)
+    work: float | None = None               # operations, where the analysis knows them
+    built: Any = None                       # svod.tune.measure.measurer.Built, kept while it may be timed again
+    samples: tuple[float, ...] = ()
+    seconds: float = float("inf")           # minimum while screening
+    score: float = float("inf")             # after a race: incumbent's score × ratio to the incumbent
+    noisy: bool = False
+    expanded: bool = False
+    known: dict[str, Any] = field(default_factory=dict)  # what the database says about it
+
+    @property
+    def digest(self) -> bytes:
+        return self.state.digest
+
+    @property
+    def order(self) -> tuple[float, int, str]:
+        """Best first: by score, then by chain."""
+        return (self.score, *chain_order(self.chain))
+
+    def fail(self, status: Status, reason: str) -> None:
+        self.status, self.reason, self.built = status, reason, None

@@ -1,0 +1,116 @@
+"""What a search asks to have done, and the answers: the border between deciding and doing.
+
+The search (`search.py`, `beam.py`) decides; a `Laboratory` does: it lowers, builds, times and verifies, in worker processes
+(`svod.tune.measure.worker_measurer.WorkerLaboratory`) or from a table of recorded measurements (the tests). Every answer is a record;
+a candidate that fails gives a `Failure`, never an exception. Answers stand in the order of the candidates asked about.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from svod.tune.measure.candidate import Candidate, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no answer: ERROR, CRASH, TIMEOUT or LOST, and the reason in words."""
+
+    status: Status
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """What lowering tells before anything is compiled."""
+
+    digest: str            # of normalised LINEAR, hex
+    size: int              # len(LINEAR)
+    work: float | None     # operations it executes; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Machine code of one candidate."""
+
+    object: bytes
+    symbols: tuple[str, ...]
+    spec: Any              # svod.compile.lower.program.ProgramSpec
+    digest: str
+    seconds: float         # spent compiling
+    passes: bool           # with LLVM's pass pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """Times of one execution, in seconds, scaled to the whole kernel where a slice was timed."""
+
+    samples: tuple[float, ...]
+    cut: bool              # too slow after the first run or the first sample: not timed further
+    part: float = 1.0      # the fraction of the kernel that was timed
+
+    @property
+    def seconds(self) -> float:
+        return min(self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Interleaved rounds. `ratios[i]`: time of candidate i over that of candidate 0, median over rounds; None: it failed."""
+
+    ratios: tuple[float | Failure, ...]
+    anchor: float          # seconds of candidate 0
+    noise: float           # relative half-width within which two equal candidates differ
+    noisy: bool = False    # the machine did not come to rest, however often the rounds were repeated
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an output is right: True, False, or None where verification itself failed; `how` says what was compared."""
+
+    right: bool | None
+    how: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """One finalist at full size: seconds, and the 95 % interval of its time over that of the first finalist.
+
+    Of a kernel with variables these are geometric means over `sizes`: per size its values, in the order of the kernel's variables, the
+    seconds, and the ratio to the first finalist."""
+
+    seconds: float
+    low: float
+    ratio: float
+    high: float
+    samples: tuple[float, ...] = ()
+    sizes: tuple[tuple[tuple[int, ...], float, float], ...] = ()
+
+    @property
+    def worst(self) -> float:
+        """The largest of the ratios at its sizes; 0 for a kernel without variables."""
+        return max((ratio for _, _, ratio in self.sizes), default=0.0)
+
+
+class Laboratory(Protocol):
+    """Does what a search decides. Methods may raise KeyboardInterrupt and TuneError (no worker left), nothing else."""
+
+    def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
+        """Lower each candidate."""
+
+    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
+        """Compile each candidate within `deadline` seconds of its own."""
+
+    def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
+        """Time each built candidate as DESIGN 5.5 says; `incumbent` in seconds."""
+
+    def race(self, candidates: Sequence[Candidate]) -> Race:
+        """Time built candidates interleaved; the first one is the incumbent and the anchor."""
+
+    def verify(self, candidates: Sequence[Candidate]) -> list[Verdict]:
+        """Compare the outputs of built candidates with the reference's."""
+
+    def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
+        """Time built finalists at full size until their order is certain or about `seconds` are spent; the first is the baseline."""

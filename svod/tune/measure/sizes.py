@@ -1,0 +1,121 @@
+"""At which values of its variables a kernel is timed and verified.
+
+    v0 in 1 … 512, hints ()          timed at 1, 256, 512;    with hints (64, 100): at those
+    o0 = v0, split by 8 and by 64    verified at 1, 512 and beside the amounts: 7, 8, 9 and 63, 64, 65
+
+A *size* is one value per variable, in the order of `Kernel.variables`: plain data. Of several variables the sizes take the values side by
+side, the first ones together, then the second ones: what is wrong with one variable shows whatever the others are.
+
+The heuristic's time at the same size is what a candidate is held against: its score is the geometric mean over the sizes, and none of them
+may take longer than 1.2 times the heuristic (`svod.tune.db.winners.WORST_RATIO`).
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+
+from svod.compile.plan.plan_parts import VariableSpec
+from svod.core.ir.launch import evaluate_extent
+from svod.core.ir.uop import UOp
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.schedule.kernel_variables import specialize
+
+Size = tuple[int, ...]
+
+MOST_TIMED = 4          # sizes that a kernel is timed at: each costs as much as a kernel of a constant shape
+MOST_VERIFIED = 16
+
+
+def side_by_side(points: Sequence[Sequence[int]]) -> tuple[Size, ...]:
+    """Sizes out of the values of each variable: as many as the variable with the most of them has, each once."""
+    count = max((len(p) for p in points), default=0)
+    return tuple(dict.fromkeys(tuple(p[i % len(p)] for p in points) for i in range(count)))
+
+
+def values_of(kernel: Kernel, size: Size) -> dict[str, int]:
+    """A size as values by name."""
+    return dict(zip(kernel.variables, size, strict=True))
+
+
+def describe_size(kernel: Kernel, size: Size) -> str:
+    """`v0=7, v1=64`."""
+    return ", ".join(f"{name}={value}" for name, value in values_of(kernel, size).items())
+
+
+def at_size(kernel: Kernel, size: Size) -> Kernel:
+    """The kernel with its variables replaced by values, over the same buffers."""
+    return Kernel(specialize(kernel.ast, values_of(kernel, size)))
+
+
+# -- timing -------------------------------------------------------------------------------------------------------------------
+def sizes_of_variables(variables: Sequence[VariableSpec]) -> tuple[Size, ...]:
+    """What a kernel or plan with these variables is timed at: their hints, else the least, the middle and the largest value."""
+    return side_by_side([v.points for v in variables])
+
+
+def merged_sizes(kernel: Kernel, calls: Iterable[Sequence[VariableSpec]]) -> tuple[Size, ...]:
+    """What a kernel is timed at that is called with these variables: at most `MOST_TIMED` of the sizes of its calls, from the least to the
+    largest; of the kernel's own bounds where nobody says. () for a kernel without variables."""
+    if not kernel.variables:
+        return ()
+    own = [int(name[1:]) for name in kernel.variables]      # a bucket of one value leaves its variable out
+    found = sorted({s for given in calls for s in sizes_of_variables([given[i] for i in own])}, key=lambda s: (math.prod(s), s))
+    if not found:
+        return sizes_of_variables([VariableSpec(name, low, high) for name, (low, high) in kernel.variables.items()])
+    if len(found) <= MOST_TIMED:
+        return tuple(found)
+    return tuple(found[round(i * (len(found) - 1) / (MOST_TIMED - 1))] for i in range(MOST_TIMED))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+# -- verifying ----------------------------------------------------------------------------------------------------------------
+def sizes_to_verify(state: Scheduler) -> tuple[Size, ...]:
+    """The least and the largest size, and sizes beside each amount that the chain of a state splits a symbolic axis by: where it just
+    divides the axis and where it just does not. Where that is more than `MOST_VERIFIED`, amounts take turns."""
+    kernel = state.kernel
+    bounds = kernel.variables
+    beside: dict[str, list[list[int]]] = {name: [] for name in bounds}
+    for axis in kernel.axes:
+        if axis.bound is None:
+            continue
+        for amount in sorted(_amounts(state, axis.index)):
+            for name in bounds:
+                beside[name].append(_values_beside(axis.bound, amount, name, bounds))
+    points = [list(dict.fromkeys((low, high, *(v for turn in zip_longest(*beside[name]) for v in turn if v is not None))))
+              for name, (low, high) in bounds.items()]
+    return side_by_side(points)[:MOST_VERIFIED]
+
+
+def _amounts(state: Scheduler, axis: int) -> set[int]:
+    """By what an axis is divided: the steps of its rows, the cores that share it; and half of each, as the rest of a tile is done in
+    halves."""
+    rows = [state.rows[r] for r in state.axis_rows[axis]]
+    found = {r.stride for r in rows}
+    if state.thread is not None and state.rows[state.thread[0]].axis == axis:
+        found.add(state.thread[1])
+    if state.split_reduce is not None and state.split_reduce[0] == axis:
+        found.add(state.split_reduce[1])
+    return {a for amount in found for a in (amount, amount // 2) if a > 1}
+
+
+def _values_beside(bound: UOp, amount: int, name: str, bounds: Mapping[str, tuple[int, int]]) -> list[int]:
+    """Values of a variable for which an extent is the amount, one less and one more, or as near as it gets; where the extent is never so
+    small, the same about its least multiple. Exact for extents that grow by one with the variable."""
+    low, high = bounds[name]
+    others = {n: h for n, (_, h) in bounds.items()}
+    first, last = (evaluate_extent(bound, {**others, name: v}) for v in (low, high))
+    if first == last:
+        return []
+    goal = amount * max(1, -(-(min(first, last) + 1) // amount))
+    found = []
+    for wanted in (goal, goal - 1, goal + 1):
+        value = low + round((wanted - first) * (high - low) / (last - first))
+        if low <= value <= high:
+            found.append(value)
+    return found

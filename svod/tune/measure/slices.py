@@ -1,0 +1,91 @@
+"""Timing a part of a kernel: the CPU's form of grid shrinking.
+
+A phase computes iterations begin ≤ i < end of its outermost parallel loops. While screening and racing, a kernel that takes long
+is timed on a slice of them, of at least 1 ms, and the time is scaled back. A slice is used where it says the same as the whole:
+
+* one phase runs (phases that run once aside): partial results and their combination cannot be cut alike;
+* it holds at least four iterations per core;
+* it does not fall into a smaller cache than the whole. Of a memory-bound kernel every buffer may shrink with the slice, so the bytes
+  of the slice must stay in the cache level of the whole. A compute-bound kernel (above 16 operations a byte) reuses what it loads;
+  for it only a fall below the second level counts.
+"""
+from __future__ import annotations
+
+import math
+import time
+
+from svod.compile.lower.program import ProgramSpec
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.cost.op_count import estimate
+from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import Target
+
+SLICE_SECONDS = 1e-3
+WORTH_SLICING = 4e-3             # seconds: shorter kernels are timed whole
+TILES_PER_CORE = 4
+COMPUTE_BOUND = 16.0             # operations per byte of the buffers
+LEVEL_MARGIN = 1.25              # a slice counts as above a cache when it is this much larger
+
+
+def _phase(spec: ProgramSpec) -> int:
+    """The one phase that can be cut, or -1."""
+    running = [i for i, p in enumerate(spec.phases) if not p.once]
+    return running[0] if len(running) == 1 else -1
+
+
+def kernel_bytes(kernel: Kernel) -> int:
+    """Bytes of all buffers."""
+    return sum(p.arg.size * p.dtype.itemsize for p in kernel.params)
+
+
+def least_fraction(kernel: Kernel, target: Target) -> float:
+    """The smallest part of a kernel that stays in the cache level of the whole; 1: none does."""
+    size = kernel_bytes(kernel)
+    levels = [target.l1, target.l2]
+    if estimate(kernel.ast).flops < COMPUTE_BOUND * size:
+        levels.append(target.l3)
+    below = max((level for level in levels if level and size > level), default=0)
+    return min(1.0, LEVEL_MARGIN * below / size) if size else 1.0
+
+
+def least_part(kernel: Kernel, spec: ProgramSpec, target: Target, incumbent: float | None, plan: ExecutionPlan) -> float:
+    """The part of the kernel to time: 1 for all of it. `incumbent`: seconds of the best so far, or None.
+
+    With an incumbent the part is what takes about 1 ms at the incumbent's speed. Without one, slices are run, doubling, until one
+    takes 1 ms: an untouched kernel may need minutes for the whole."""
+    phase = _phase(spec)
+    if phase < 0 or (incumbent is not None and incumbent < WORTH_SLICING):
+        return 1.0
+    extent, threads = spec.phases[phase].extent, spec.phases[phase].threads
+    least = max(least_fraction(kernel, target), TILES_PER_CORE * threads / extent)
+    if least > 0.5:
+        return 1.0
+    if incumbent is not None:
+        return max(least, min(1.0, SLICE_SECONDS / incumbent))
+    part = least
+    while part <= 0.5:
+        share = part_of_run(plan, spec, part)
+        started = time.perf_counter()
+        plan.repeat(1)
+        seconds = time.perf_counter() - started
+        if seconds >= SLICE_SECONDS:
+            return share if seconds / share >= WORTH_SLICING else 1.0
+        part *= 2 if seconds <= 0 else max(2.0, min(16.0, 1.2 * SLICE_SECONDS / seconds))
+    return 1.0
+
+
+def part_of_run(plan: ExecutionPlan, spec: ProgramSpec, part: float) -> float:
+    """Let `plan` run about `part` of its kernel; the exact share it then runs."""
+    phase = _phase(spec)
+    extent = spec.phases[phase].extent
+    count = max(1, min(extent, math.ceil(extent * part)))
+    # from the middle: the first and the last iterations hold the borders
+    begin = (extent - count) // 2
+    plan.set_range(0, phase, begin, begin + count)
+    return count / extent
+
+
+def full_run(plan: ExecutionPlan, spec: ProgramSpec) -> None:
+    """Let `plan` run all of its kernel."""
+    for i, phase in enumerate(spec.phases):
+        plan.set_range(0, i, 0, phase.extent)

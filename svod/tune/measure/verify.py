@@ -1,0 +1,468 @@
+"""Whether a kernel computes what its AST says.
+
+The reference is the NumPy evaluator (`svod.core.spec.evaluate`), which shares nothing with the lowering. Every candidate that a search
+wants to keep runs on two or more sets of inputs, and every output element is compared:
+
+    small integers      bit for bit, wherever every intermediate is representable
+    random reals        within 2·E, the rounding-error bound of the accumulation dtypes plus one rounding to the output (bounds.py)
+    all negative,       where the kernel takes a maximum or minimum: a wrong identity hides behind values of the other sign
+    all positive
+
+The intervals of the inputs are chosen so that the reference stays finite and does not collapse to zeros; integers are drawn inside
+`Param.vmin`/`vmax`, so that gathers stay inside their tables.
+
+Where evaluating every element would cost more than `FULL_COST`, 1,024 points are evaluated (corners, the borders of tiles, random
+ones), and the whole output is compared with that of a *baseline* kernel (the heuristic's, else the untouched one) which went
+through the same points itself.
+
+Outputs are poisoned before each run (NaN; 0xA5 bytes for integers), every buffer stands between guard bytes of the same pattern, and
+inputs, and what lies between the parts of an output that a kernel writes, must be unchanged afterwards.
+All sets use the same buffers and the same program, so scratch and temporaries that a wrong kernel forgets to write hold the previous
+set's values.
+"""
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from svod.core.ir.dtype import DType, dtypes, to_numpy
+from svod.core.ir.uop import ALU, Ops, UOp
+from svod.core.kernel.kernel import Kernel, own_reduces, reduce_parts
+from svod.core.schedule.regions import Region, regions_of
+from svod.core.spec.evaluate import MATMUL_GAIN, evaluate, evaluate_points, store_addresses, store_extents
+from svod.core.spec.values import Array, from_float, to_float
+from svod.tune.measure.bounds import error_bounds
+
+GUARD = 4096                     # bytes before and after each buffer: more than any vector store reaches
+POISON = 0xA5
+ALIGNMENT = 64
+FULL_COST = 1 << 24              # element operations of an evaluation of the whole output: about 0.1 s
+POINTS = 1024
+CORNERS = 64
+BORDERS = (1, 2, 3, 4, 6, 7, 8, 12, 14, 15, 16, 31, 32, 48, 63, 64, 128, 256, 512)
+INTEGER_SIZES = (8, 4, 3, 2, 1)  # largest magnitude of the integers, the first for which every intermediate is exact
+REAL_RANGES = ((-1.0, 1.0), (0.1, 1.0), (0.9, 1.1), (1.1, 2.0))
+PROBE_POINTS = 64
+DRAWN = 1_000_003                # elements drawn for one array
+KEPT_BYTES = 256 << 20           # what was drawn for all sets is kept up to here
+BLOCK = 1 << 15                  # elements compared at a time
+
+Run = Callable[[Sequence[Array]], None]
+
+
+class InputSet(NamedTuple):
+    """How one set of inputs is drawn."""
+
+    name: str
+    kind: Literal["integers", "reals"]
+    low: float
+    high: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """`size` elements that repeat a part: what large buffers are filled with and compared with, and nobody holds. The length of a drawn
+    part is prime, so no tile and no row starts at the same value again."""
+
+    part: Array
+    size: int
+
+    def whole(self) -> Array:
+        """The elements as an array."""
+        return self.part if self.part.size == self.size else np.resize(self.part, self.size)
+
+    def write(self, array: Array) -> None:
+        """Fill an array of `size` elements."""
+        times, rest = divmod(self.size, max(1, self.part.size))
+        array[:self.size - rest].reshape(times, self.part.size)[:] = self.part
+        array[self.size - rest:] = self.part[:rest]
+
+    def is_held_by(self, array: Array) -> bool:
+        """Whether an array holds just these elements, bit for bit."""
+        n = max(1, self.part.size)
+        return all(_same_bytes(array[i:i + n], self.part[:self.size - i]) for i in range(0, self.size, n))
+
+    def at(self, positions: Array) -> Array:
+        """The elements where a mask of `size` is true."""
+        return np.asarray(self.part[np.flatnonzero(positions) % self.part.size])
+
+
+class Mismatch(NamedTuple):
+    """The worst element of an output."""
+
+    wrong: int
+    flat: int
+    got: Any
+    want: Any
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one output must hold after one set of inputs. `flat` None: `want` and `tolerance` are of the whole output."""
+
+    slot: int
+    want: Array                   # memory form
+    tolerance: Array | None       # float64 per element; None: exact
+    flat: Array | None            # positions of the sampled points
+
+
+# -- inputs -------------------------------------------------------------------------------------------------------------------
+def _poison_bytes(dtype: DType) -> int:
+    """0xFF bytes are a NaN in every float type; integers and truth values get 0xA5."""
+    return 0xFF if dtype.is_float else POISON
+
+
+def draw(dtype: DType, size: int, inputs: InputSet, rng: np.random.Generator, vmin: int | None = None, vmax: int | None = None,
+         positive: bool = False) -> Array:
+    """`size` values in memory form. `vmin`/`vmax` bound integers; `positive`: integers are at least 1 (divisors, shift amounts)."""
+    if dtype.kind == "b":
+        return rng.integers(0, 2, size).astype(np.bool_)
+    if dtype.is_float:
+        if inputs.kind == "integers":
+            return from_float(rng.integers(int(inputs.low), int(inputs.high) + 1, size).astype(np.float64), dtype)
+        return from_float(rng.uniform(inputs.low, inputs.high, size), dtype)
+    if vmin is not None or vmax is not None:
+        low = vmin if vmin is not None else min(int(vmax or 0), 0)
+        high = vmax if vmax is not None else max(low, 9)
+    else:
+        span = 7 if positive else 9
+        low, high = (1 if positive else -span if dtype.kind == "i" else 0), span
+        if inputs.kind == "integers":
+            low, high = max(low, int(inputs.low)) if dtype.kind == "i" else low, max(1, min(high, int(abs(inputs.high)) or span))
+    return rng.integers(low, max(low, high) + 1, size).astype(to_numpy(dtype))
+
+
+def make_inputs(kernel: Kernel, inputs: InputSet) -> list[Repeated]:
+    """What each slot holds, in memory form: drawn from the set's seed, poison in outputs that the kernel does not read."""
+    divides = any(u.op in (Ops.IDIV, Ops.MOD, Ops.SHL, Ops.SHR) and u.dtype != dtypes.index for u in kernel.ast.toposort())
+    read = {u.src[0].src[0].arg.slot for u in kernel.ast.walk(Ops.LOAD)}
+    found = []
+    for p in kernel.params:
+        rng = np.random.default_rng((inputs.seed, p.arg.slot))
+        drawn = min(p.arg.size, DRAWN)
+        if p.arg.slot in kernel.outs and p.arg.slot not in read:
+            part = np.full(min(drawn, BLOCK) * p.dtype.itemsize, _poison_bytes(p.dtype), np.uint8).view(to_numpy(p.dtype))
+        else:
+            part = draw(p.dtype, drawn, inputs, rng, p.arg.vmin, p.arg.vmax, divides)
+        found.append(Repeated(part, p.arg.size))
+    return found
+
+
+def whole(values: Sequence[Repeated]) -> list[Array]:
+    """One array per slot."""
+    return [v.whole() for v in values]
+
+
+def _finite_share(values: Array, dtype: DType) -> float:
+    """How much of a probe is worth comparing: finite and, for floats, not zero."""
+    if not dtype.is_float:
+        return 1.0
+    x = to_float(values, dtype)
+    return float(np.mean(np.isfinite(x) & (x != 0))) if x.size else 1.0
+
+
+class Reference:
+    """What a kernel must compute, per set of inputs; made once per kernel and kept by the process that verifies.
+
+    Raises CompileError and UnsupportedError where the evaluator does: a kernel it cannot evaluate is not verified."""
+
+    def __init__(self, kernel: Kernel, seed: int = 0, keep: int = KEPT_BYTES) -> None:
+        self.kernel, self.seed = kernel, seed
+        self.ops = {u.op for u in kernel.ast.toposort() if u.dtype != dtypes.index}
+        self.full = evaluation_cost(kernel) <= FULL_COST
+        self.sets = self._choose_sets()
+        self._expected: dict[int, list[Expected]] = {}
+        drawn = sum(min(p.arg.size, DRAWN) * p.dtype.itemsize for p in kernel.params) * len(self.sets)
+        self._given: dict[int, list[Repeated]] | None = {} if drawn <= keep else None
+        self._points: list[list[Array]] = [self._sample(i, POINTS) for i in range(len(kernel.ast.src))]
+
+    # -- which inputs -----------------------------------------------------------------------------------------------------
+    def _choose_sets(self) -> list[InputSet]:
+        self._bounds: dict[str, list[UOp | None]] = {}
+        size = next((a for a in INTEGER_SIZES if all(b is None for b in error_bounds(self.kernel.ast, a))), 4)
+        sets = [InputSet("integers", "integers", *self._best_range("integers", [(-size, size), (1, size), (0, 1)]), self.seed + 1),
+                InputSet("reals", "reals", *self._best_range("reals", list(REAL_RANGES)), self.seed + 2)]
+        combiners = {u.arg[0] for u in self.kernel.ast.walk(Ops.REDUCE)}
+        if combiners - {"ADD", "MUL", "AND", "OR"} and sets[0].low < 0:
+            sets += [InputSet("negative integers", "integers", -size, -1, self.seed + 3),
+                     InputSet("positive integers", "integers", 1, size, self.seed + 4)]
+        for s in sets:
+            self._bounds[s.name] = error_bounds(self.kernel.ast, int(max(abs(s.low), abs(s.high))) if s.kind == "integers" else None)
+        return sets
+
+    def _best_range(self, kind: Literal["integers", "reals"], ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        """The first interval whose reference is finite and not zero nearly everywhere, else the best one."""
+        best, best_share = ranges[0], -1.0
+        for low, high in ranges:
+            args = whole(make_inputs(self.kernel, InputSet("probe", kind, low, high, self.seed)))
+            share = 1.0
+            for i, store in enumerate(self.kernel.ast.src):
+                values = evaluate_points(self.kernel.ast, args, self._sample(i, PROBE_POINTS), store=i)
+                share = min(share, _finite_share(values, store.src[0].src[0].dtype))
+            if share > best_share + 0.05:
+                best, best_share = (low, high), share
+            if share >= 0.95:
+                break
+        return best
+
+    # -- which points -----------------------------------------------------------------------------------------------------
+    def _sample(self, store: int, count: int) -> list[Array]:
+        """Coordinates per range: corners, borders of tiles of usual sizes, and random ones."""
+        extents = store_extents(self.kernel.ast, store=store)
+        total = math.prod(extents)
+        if total <= count:
+            return [np.asarray(c) for c in np.unravel_index(np.arange(total), extents)] if extents else []
+        rng = np.random.default_rng((self.seed, store))
+        corners = min(CORNERS, count // 4)
+        borders = (count - corners) // 2
+        points = []
+        for axis, n in enumerate(extents):
+            near = sorted({x for b in BORDERS for x in (b - 1, b, n - b) if 0 <= x < n} | {0, n - 1})
+            corner = np.where((np.arange(corners) >> axis) & 1, n - 1, 0)
+            points.append(np.concatenate([corner, rng.choice(near, borders), rng.integers(0, n, count - corners - borders)]))
+        return points
+
+    # -- what is expected -------------------------------------------------------------------------------------------------
+    def given(self, number: int) -> list[Repeated]:
+        """The inputs of set `number`, by slot."""
+        if self._given is None:
+            return make_inputs(self.kernel, self.sets[number])
+        if number not in self._given:
+            self._given[number] = make_inputs(self.kernel, self.sets[number])
+        return self._given[number]
+
+    def expected(self, number: int) -> list[Expected]:
+        """What the outputs must hold after set `number`."""
+        if number not in self._expected:
+            inputs = self.sets[number]
+            args = whole(self.given(number))
+            bounds = self._bounds[inputs.name]
+            self._expected[number] = self._whole(args, bounds) if self.full else self._sampled(args, bounds)
+        return self._expected[number]
+
+    def _whole(self, args: list[Array], bounds: Sequence[UOp | None]) -> list[Expected]:
+        slots = sorted(set(self.kernel.outs))
+        outputs = dict(zip(slots, evaluate(self.kernel.ast, args), strict=True))
+        tolerances: dict[int, Array] = {}
+        for store, bound in zip(self.kernel.ast.src, bounds, strict=True):
+            if bound is not None:
+                slot = store.src[0].src[0].arg.slot
+                room = _with_room(args, bound)
+                found = evaluate(UOp(Ops.SINK, dtypes.void, (bound,)), room)[0]
+                tolerances[slot] = np.maximum(tolerances[slot], found) if slot in tolerances else found
+        return [Expected(slot, outputs[slot], tolerances.get(slot), None) for slot in slots]
+
+    def _sampled(self, args: list[Array], bounds: Sequence[UOp | None]) -> list[Expected]:
+        found = []
+        ast = self.kernel.ast
+        for i, (store, bound) in enumerate(zip(ast.src, bounds, strict=True)):
+            points = self._points[i]
+            tolerance = None
+            if bound is not None:
+                tolerance = evaluate_points(UOp(Ops.SINK, dtypes.void, (bound,)), _with_room(args, bound), points)
+            want = evaluate_points(ast, args, points, store=i)
+            flat = store_addresses(ast, points, store=i, args=args)
+            found.append(Expected(store.src[0].src[0].arg.slot, want, tolerance, flat))
+        return found
+
+
+def _with_room(args: list[Array], bound: UOp) -> list[Array]:
+    """`args` and a float64 buffer at the slot that `bound` stores to."""
+    param = bound.src[0].src[0].arg
+    room: list[Array] = [*args]
+    while len(room) < param.slot:
+        room.append(np.zeros(0))
+    return [*room, np.zeros(param.size)]
+
+
+def evaluation_cost(kernel: Kernel) -> float:
+    """Element operations that the evaluator needs for the whole output; a multiply-add of a contraction counts 1/30."""
+    total = 0.0
+    for stage in kernel.stages:
+        outer = math.prod(kernel.axes[a].extent for a in stage.outs)
+        nodes = stage.value.toposort(gate=lambda n: n.op not in (Ops.STAGE, Ops.REDUCE))
+        total += outer * (1 + sum(n.op in ALU for n in nodes))
+        inner = outer * math.prod(kernel.axes[a].extent for a in stage.reds)
+        for reduce in own_reduces(stage.value):
+            values, _ = reduce_parts(reduce)
+            contraction = values[0].op is Ops.MUL and all(s.op is Ops.INDEX for s in values[0].src)
+            body = [n for v in values for n in v.toposort(gate=lambda n: n.op is not Ops.STAGE) if n.op in ALU]
+            total += inner / MATMUL_GAIN if contraction else inner * (1 + len(body))
+    return total
+
+
+# -- comparing ----------------------------------------------------------------------------------------------------------------
+def _same_bytes(a: Array, b: Array) -> bool:
+    """Whether two contiguous arrays of equal size hold the same bytes: eight at a time, in blocks that stay in the cache."""
+    a, b = a.view(np.uint8), b.view(np.uint8)
+    whole = a.size - a.size % 8
+    wide_a, wide_b = a[:whole].view(np.uint64), b[:whole].view(np.uint64)
+    return (np.array_equal(a[whole:], b[whole:])
+            and all(np.array_equal(wide_a[i:i + BLOCK], wide_b[i:i + BLOCK]) for i in range(0, wide_a.size, BLOCK)))
+
+
+def _is_near(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> bool:
+    """Whether values are the same bit for bit, or floats within `tolerance`, beyond doubt, in a tenth of the time that the judgement takes:
+    block by block, in float32 or their own precision, whose rounding of a difference is far below the part of the tolerance that is not
+    used. False decides nothing."""
+    exact = True
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, got.size, BLOCK):
+            a, b = got[start:start + BLOCK], want[start:start + BLOCK]
+            exact = exact and a.dtype == b.dtype and _same_bytes(np.ascontiguousarray(a), np.ascontiguousarray(b))
+            if exact:
+                continue
+            if tolerance is None or not dtype.is_float:
+                return False
+            limit = tolerance[start:start + BLOCK] if isinstance(tolerance, np.ndarray) and tolerance.ndim else tolerance
+            apart = np.subtract(to_float(a, dtype), to_float(b, dtype))
+            if not np.all(np.abs(apart, out=apart) <= np.multiply(limit, 1.0 - 1e-6)):
+                return False
+    return True
+
+
+def compare(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> Mismatch | None:
+    """The worst element of `got` that is further from `want` than `tolerance` (None: 0); both in memory form, one length."""
+    if _is_near(got, want, tolerance, dtype):
+        return None
+    if dtype.is_float:
+        a, b = to_float(got, dtype).astype(np.float64), to_float(want, dtype).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(a - b)
+            # NaN agrees with NaN, an infinity with itself
+            same = (a == b) | (np.isnan(a) & np.isnan(b))
+        apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
+    elif dtype.kind == "b":
+        # as bytes: a truth value is stored as 0 or 1, nothing else
+        apart = np.abs(got.view(np.uint8).astype(np.float64) - want.view(np.uint8))
+    else:
+        apart = np.where(got == want, 0.0, np.maximum(np.abs(got.astype(np.float64) - want.astype(np.float64)), 1.0))
+    limit = 0.0 if tolerance is None else tolerance
+    bad = ~(apart <= limit)
+    if not bad.any():
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        worst = int(np.argmax(np.where(bad, apart / np.maximum(limit, 1e-300), -1.0)))
+    return Mismatch(int(bad.sum()), worst, got[worst], want[worst], float(np.broadcast_to(limit, apart.shape)[worst]))
+
+
+class GuardedBuffers:
+    """A kernel's buffers, each between guards. `arrays`: one per slot, in memory form, 64-byte aligned."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        regions = regions_of(kernel.ast)
+        self._beside = {slot: _positions_beside(regions[slot], kernel.params[slot].arg.size) for slot in sorted(set(kernel.outs))}
+        self.arrays: list[Array] = []
+        self._guards: list[tuple[Array, Array, int]] = []
+        for p in kernel.params:
+            size = p.arg.size * p.dtype.itemsize
+            raw = np.full(size + 2 * GUARD + ALIGNMENT, _poison_bytes(p.dtype), np.uint8)
+            start = GUARD + -(raw.__array_interface__["data"][0] + GUARD) % ALIGNMENT
+            self.arrays.append(raw[start:start + size].view(to_numpy(p.dtype)))
+            self._guards.append((raw[:start], raw[start + size:], _poison_bytes(p.dtype)))
+
+    def fill(self, values: Sequence[Repeated]) -> None:
+        for array, value in zip(self.arrays, values, strict=True):
+            value.write(array)
+
+    def for_size(self, kernel: Kernel) -> GuardedBuffers:
+        """The same memory, as buffers of `kernel`: this one with values for its variables."""
+        found = copy.copy(self)
+        regions = regions_of(kernel.ast)
+        found.kernel = kernel
+        found._beside = {slot: _positions_beside(regions[slot], kernel.params[slot].arg.size) for slot in sorted(set(kernel.outs))}
+        return found
+
+    def overrun(self) -> str:
+        """Which guard was written: "" or a sentence. After that nothing in this process's memory can be relied on."""
+        for slot, (low, high, filled) in enumerate(self._guards):
+            if (low != filled).any():
+                return f"bytes before buffer {slot} were written"
+            if (high != filled).any():
+                return f"bytes after the end of buffer {slot} were written"
+        return ""
+
+    def damage(self, before: Sequence[Repeated]) -> str:
+        """What the kernel wrote that it should not have: "" or a sentence. `before`: the contents it was given."""
+        written = self.overrun()
+        if written:
+            return written
+        for slot, (array, value) in enumerate(zip(self.arrays, before, strict=True)):
+            if slot not in self.kernel.outs and not value.is_held_by(array):
+                return f"input {slot} was changed"
+        for slot in self._beside:
+            at = self._beside[slot]
+            if at is not None and not np.array_equal(self.arrays[slot][at].view(np.uint8), before[slot].at(at).view(np.uint8)):
+                return f"output {slot} was changed between the parts that the kernel writes"
+        return ""
+
+
+def _positions_beside(region: Region, size: int) -> Array | None:
+    """For each of `size` positions whether a region does not reach it; None if it reaches all."""
+    beside = np.ones(size, np.bool_)
+    times = tuple(times for _, times in reversed(region.steps))
+    strides = tuple(stride for stride, _ in reversed(region.steps))
+    np.lib.stride_tricks.as_strided(beside[region.start:], (*times, region.run), (*strides, 1))[...] = False
+    return beside if beside.any() else None
+
+
+@dataclass
+class Baseline:
+    """The outputs of a kernel that went through the reference's points itself: per set, per slot."""
+
+    outputs: list[dict[int, Array]]
+
+
+def verify(reference: Reference, run: Run, buffers: GuardedBuffers, baseline: Baseline | None = None,
+           keep: Baseline | None = None) -> tuple[bool, str, str]:
+    """(right, how, reason): run the program on every set of inputs and compare.
+
+    `run` is given the guarded arrays, one per slot. `baseline` is compared with in full where the reference is sampled;
+    `keep` receives this program's outputs, so that it can be the baseline of others."""
+    kernel = reference.kernel
+    sampled = not reference.full
+    how = f"{POINTS} points" if sampled else "every element"
+    if sampled and baseline is not None:
+        how += " and the whole output of the baseline"
+    how += ", " + ", ".join(s.name for s in reference.sets)
+    for number, inputs in enumerate(reference.sets):
+        given = reference.given(number)
+        buffers.fill(given)
+        run(buffers.arrays)
+        damage = buffers.damage(given)
+        if damage:
+            return False, how, f"{damage} ({inputs.name})"
+        worst = 0.0
+        for e in reference.expected(number):
+            dtype = kernel.params[e.slot].dtype
+            got = buffers.arrays[e.slot]
+            found = compare(got if e.flat is None else got[e.flat], e.want, e.tolerance, dtype)
+            if found is not None:
+                flat = found.flat if e.flat is None else int(e.flat[found.flat])
+                return False, how, describe(found, e.slot, flat, inputs)
+            if e.tolerance is not None and e.tolerance.size:
+                worst = max(worst, float(np.max(e.tolerance)))
+        if sampled and baseline is not None:
+            # each of the two is within the bound of the true value, so they are within the largest sum of two bounds of each other
+            for slot, theirs in baseline.outputs[number].items():
+                found = compare(buffers.arrays[slot], theirs, 2 * worst if worst else None, kernel.params[slot].dtype)
+                if found is not None:
+                    return False, how, describe(found, slot, found.flat, inputs) + " (against the baseline)"
+        if keep is not None:
+            keep.outputs.append({slot: buffers.arrays[slot].copy() for slot in sorted(set(kernel.outs))})
+    return True, how, ""
+
+
+def describe(m: Mismatch, slot: int, flat: int, inputs: InputSet) -> str:
+    """A mismatch in words."""
+    allowed = "exact" if m.tolerance == 0 else f"within {m.tolerance:.3g}"
+    return (f"{m.wrong} elements of output {slot} are wrong with {inputs.name}; the worst is element {flat}: "
+            f"{m.got} instead of {m.want} ({allowed})")

@@ -1,0 +1,252 @@
+"""The whole plan with heuristic and with tuned chains, timed against each other: did the model gain what its kernels promised?
+
+    promised   Σ calls × (heuristic − tuned seconds), each kernel timed alone: what the searches found
+    measured   the two plans in interleaved rounds over the same memory (bench/race.py, confirm)
+
+Where the two differ by more than 15 %, either way, the kernels that differ are looked for: both plans are run kernel by kernel in their
+order, so that each finds the caches as the one before leaves them, and each kernel's gain there is held against its promise. Kernels are
+timed alone with their operands warm; in a plan other data passes through the caches between two runs, which one chain may bear better
+than the other.
+"""
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from svod.bench.race import Ratio, confirm, median_interval
+from svod.bench.timer import Contestant, time_calls
+from svod.compile.plan.compiler import Compiled
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.unbound_plan import Outline, build_plan, synthetic_arrays
+from svod.config import BenchConfig
+from svod.core.machine.target import Target
+from svod.system.columns import duration
+from svod.tune.measure.plan_sizes import plan_sizes
+
+TOLERANCE = 0.15            # of the promised gain; more, either way, is looked into
+WORTH_EXPLAINING = 0.02     # of the plan's time: a smaller difference is within what a plan varies by
+MIN_ROUNDS = 7              # interleaved rounds: enough for an interval
+MOST_PASSES = 25            # kernel by kernel
+EXPLAINED = 3               # kernels that are named
+MOVED = 1.1                 # times its time alone: a chain that takes more inside the plan lacks something there …
+MOVED_SECONDS = 1e-6        # … if it is more than this: a single call is not timed more exactly
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Seconds of one call of a kernel with the heuristic's and with the tuned chain."""
+
+    heuristic: float
+    tuned: float
+
+    @property
+    def seconds(self) -> float:
+        return self.heuristic - self.tuned
+
+
+@dataclass(frozen=True)
+class InPlan:
+    """One kernel inside the plan, of which one run calls it `calls` times. `alone`: what the search says, None where it says nothing about
+    today's heuristic; `inside`: timed in the plan's order. `low`, `high`: 95 % interval of the seconds that one run of the plan gains by
+    it."""
+
+    kernel: str
+    calls: int
+    alone: Gain | None
+    inside: Gain
+    low: float
+    high: float
+    reason: str = ""
+
+    @property
+    def promised(self) -> float:
+        """Seconds of one run of the plan."""
+        return 0.0 if self.alone is None else self.calls * self.alone.seconds
+
+    @property
+    def measured(self) -> float:
+        return self.calls * self.inside.seconds
+
+    @property
+    def differs(self) -> bool:
+        """It gains more or less than it promised, beyond noise."""
+        slack = TOLERANCE * abs(self.promised)
+        return self.high < self.promised - slack or self.low > self.promised + slack
+
+
+@dataclass(frozen=True)
+class PlanCheck:
+    """Seconds of one run of the plan. `ratio`: tuned over heuristic, paired, with its 95 % interval. `predicted`: the heuristic plan's time
+    less the promised gain. `changed`: kernels with another chain than the heuristic's. `kernels`: those whose chains changed, timed
+    inside the plan, where another gain arrived than was promised; those that differ most first."""
+
+    heuristic: float
+    tuned: float
+    ratio: Ratio
+    promised: float
+    rounds: int
+    noisy: str | None
+    bytes_touched: int
+    changed: int
+    kernels: tuple[InPlan, ...] = field(default=())
+    at: Mapping[str, int] = field(default_factory=dict)     # the values of its variables
+
+    @property
+    def predicted(self) -> float:
+        return max(0.0, self.heuristic - self.promised)
+
+    @property
+    def gained(self) -> float:
+        return self.heuristic * (1.0 - self.ratio.median)
+
+    @property
+    def differs(self) -> bool:
+        """More or less arrived than was promised, by 15 % of it and beyond noise."""
+        return differs(self.heuristic, self.ratio, self.promised)
+
+    @property
+    def fell_short(self) -> bool:
+        return self.differs and self.gained < self.promised
+
+    @property
+    def explanation(self) -> tuple[str, ...]:
+        """Why the gain is not what was promised, a line for each of the kernels that make most of it; empty where it is."""
+        if not self.differs:
+            return ()
+        if not self.kernels:
+            return ("there was no time left to find out why",)
+        way = 1.0 if self.gained > self.promised else -1.0
+        to_blame = [k for k in self.kernels if k.differs and way * (k.measured - k.promised) > 0]
+        if to_blame:
+            return tuple(k.reason for k in to_blame[:EXPLAINED])
+        if any(k.high - k.low > max(abs(k.promised), abs(self.gained - self.promised)) for k in self.kernels):
+            return ("the machine is too busy to tell which kernels make the difference",)
+        return ("kernel by kernel the plan gains what was promised, or no kernel stands out",)
+
+
+def differs(heuristic: float, ratio: Ratio, promised: float) -> bool:
+    """Whether even the end of a measured ratio's interval that is nearer to the promised gain is more than 15 % of it away, and 2 % of the
+    plan's time."""
+    if ratio.low <= 0.0:        # too few rounds for an interval say nothing
+        return False
+    least, most = heuristic * (1.0 - ratio.high), heuristic * (1.0 - ratio.low)
+    return max(least - promised, promised - most) > max(TOLERANCE * abs(promised), WORTH_EXPLAINING * heuristic)
+
+
+def promised_gain(outline: Outline, gains: Mapping[str, Gain]) -> float:
+    """Seconds of one run of the plan that the kernels promise."""
+    return sum(n * gains[k].seconds for k, n in outline.counts.items() if k in gains)
+
+
+def check_values(outline: Outline) -> dict[str, int]:
+    """The values of variables that a plan is timed with: those in the middle of the sizes that its kernels are timed at."""
+    sizes = plan_sizes(c.variables for c in outline.calls)
+    return sizes[len(sizes) // 2]
+
+
+def check_plan(outline: Outline, heuristic: Mapping[str, Compiled], tuned: Mapping[str, Compiled], gains: Mapping[str, Gain],
+               target: Target, *, seconds: float = 3.0, bench: BenchConfig | None = None, rng: random.Random | None = None) -> PlanCheck:
+    """Time the plan both ways within about `seconds`, over made-up inputs, and look into a gain that is not what was promised.
+
+    `heuristic`, `tuned`: code by kernel key; kernels whose chains are equal share it. `gains`: of kernels timed alone, with these very
+    chains. Raises LaunchError when the plan cannot be built."""
+    bench = bench or BenchConfig()
+    rng = rng or random.Random(0)
+    started = time.monotonic()
+    arrays = synthetic_arrays(outline)
+
+    def left() -> float:
+        return seconds - (time.monotonic() - started)
+
+    base, best = (build_plan(outline, chosen, arrays, threads=target.threads) for chosen in (heuristic, tuned))
+    values = check_values(outline)
+    for plan in (base, best):
+        plan.set_variables(values)
+    contestants = [Contestant(base.repeat, "heuristic"), Contestant(best.repeat, "tuned")]
+    run = min(time_calls(c, 1) for c in contestants)        # also the first touch of the intermediates
+    min_rounds = max(1, min(MIN_ROUNDS, int(0.25 * left() / run)))
+    found = confirm(contestants, min_rounds=min_rounds, precision=bench.precision, budget_seconds=max(0.1, 0.5 * left()), rng=rng,
+                    min_sample=bench.min_sample * 1e-6)
+    changed = [k for k in outline.kernels if heuristic[k].chain != tuned[k].chain]
+    check = PlanCheck(found.seconds(0), found.seconds(1), found.ratios[1], promised_gain(outline, gains), len(found.rounds), found.noisy,
+                      bytes_touched(outline), len(changed), at=values)
+    wanted = [k for k in outline.kernels if k in changed or k in gains]
+    if not check.differs or left() < 4 * MIN_ROUNDS * check.heuristic:
+        return check
+    inside = time_inside(base, best, outline, left, rng)
+    kernels = [in_plan(outline, key, gains.get(key), inside[key], check.bytes_touched, target) for key in wanted]
+    return replace(check, kernels=tuple(sorted(kernels, key=lambda k: -abs(k.measured - k.promised))))
+
+
+def time_inside(base: ExecutionPlan, best: ExecutionPlan, outline: Outline, left: Callable[[], float],
+                rng: random.Random) -> dict[str, list[Gain]]:
+    """By kernel key, per pass, the mean seconds of its calls with either plan's code, each plan run kernel by kernel in its order after a
+    run that leaves the caches as it does; less what an empty call takes (median). Ends when `left` says that no time is."""
+    passes: dict[str, list[Gain]] = {k: [] for k in outline.kernels}
+    plans = [base, best]
+    first = [Contestant(partial(plan.repeat_kernel, 0), "the first kernel") for plan in plans]
+    empty: list[float] = []
+    while len(passes[outline.calls[0].kernel]) < MOST_PASSES and (left() > 0 or len(passes[outline.calls[0].kernel]) < MIN_ROUNDS):
+        spent: list[dict[str, float]] = [{}, {}]
+        for i in rng.sample((0, 1), 2):
+            plans[i].execute()
+            for number, seconds in zip(plans[i].running, plans[i].profile(1), strict=True):
+                call = outline.calls[number]
+                spent[i][call.kernel] = spent[i].get(call.kernel, 0.0) + seconds
+            empty.append(time_calls(first[i], 0))
+        for key, calls in outline.counts.items():
+            passes[key].append(Gain(spent[0][key] / calls, spent[1][key] / calls))
+    call_seconds = statistics.median(empty)
+    return {k: [Gain(max(0.0, g.heuristic - call_seconds), max(0.0, g.tuned - call_seconds)) for g in found] for k, found in passes.items()}
+
+
+def in_plan(outline: Outline, key: str, alone: Gain | None, passes: Sequence[Gain], touched: int, target: Target) -> InPlan:
+    """What the passes say about one kernel, and how it differs from what was promised."""
+    calls = outline.counts[key]
+    low, high = median_interval([g.seconds for g in passes]) or (float("-inf"), float("inf"))
+    inside = Gain(statistics.median(g.heuristic for g in passes), statistics.median(g.tuned for g in passes))
+    found = InPlan(key, calls, alone, inside, calls * low, calls * high)
+    return replace(found, reason=_reason(outline, found, touched, target))
+
+
+def _reason(outline: Outline, k: InPlan, touched: int, target: Target) -> str:
+    what = f"{name_of(outline, k.kernel)} {'gains' if k.measured >= 0 else 'loses'} {duration(abs(k.measured))} a run"
+    if k.alone is None:
+        return f"{what}, and nothing was promised: its heuristic is another one since it was tuned"
+    heuristic, tuned = k.inside.heuristic / k.alone.heuristic, k.inside.tuned / k.alone.tuned
+    promised = f"instead of {duration(k.promised)}" if k.promised > 0 else "though nothing was promised"
+    text = (f"{what} {promised}: inside the plan the heuristic's chain takes {heuristic:.2f}× its time alone, the "
+            f"tuned one {tuned:.2f}×")
+    if not any(_has_moved(now, then) for now, then in ((k.inside.heuristic, k.alone.heuristic), (k.inside.tuned, k.alone.tuned))):
+        return text
+    own = sum(p.arg.size * p.dtype.itemsize for p in outline.kernels[k.kernel].params)
+    for name, size in (("second-level caches", target.l2 * target.threads), ("last-level cache", target.l3)):
+        if own <= size < touched:
+            return f"{text}; alone its operands ({_mega(own)}) stay in the {name}, in the plan {_mega(touched)} pass through in between"
+    if touched > max(own, target.l2):
+        return f"{text}; alone it has the caches for its {_mega(own)} of operands, in the plan it shares them with {_mega(touched)}"
+    return f"{text}; not for its caches, the whole plan fits them: the machine was faster or slower then"
+
+
+def _has_moved(inside: float, alone: float) -> bool:
+    return inside - alone > max((MOVED - 1.0) * alone, MOVED_SECONDS)
+
+
+def name_of(outline: Outline, key: str) -> str:
+    """A kernel's name and where it is from, for a sentence."""
+    call = next(c for c in outline.calls if c.kernel == key)
+    return f"{call.name or key[:12]} ({call.origin})" if call.origin else call.name or key[:12]
+
+
+def bytes_touched(outline: Outline) -> int:
+    """Bytes of all buffers that one run of the plan reads or writes, intermediates counted once."""
+    used = {n for c in outline.calls for n in c.args}
+    return sum(outline.buffers[n].nbytes for n in used)
+
+
+def _mega(size: float) -> str:
+    return f"{size / (1 << 20):.1f} MB"

@@ -1,0 +1,172 @@
+"""From the tuning database to the plain data that a report shows: `read_tuning`.
+
+Above `svod.bench` and `svod.tune`, which do not know each other in this direction. Winning chains are replayed with today's opts to show
+their loop nests; one that does not apply any more is shown with the reason.
+"""
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from svod.bench.report.data import Course, Trial, TunedKernel, Tuning, fates_of, kind_of_step
+from svod.bench.roofline import Ceilings, known_ceilings
+from svod.compile.cpu.host import host_target
+from svod.config import data_dir
+from svod.core.cost.op_count import estimate
+from svod.core.ir.serialize import data_to_ast
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.show import loop_nest
+from svod.core.machine.target import Target
+from svod.errors import DeviceError, SvodError
+from svod.tune.db import Kernel as KernelRecord
+from svod.tune.db import Measurement, Origin, Search, TargetFacts, TuningDB, Verdict
+from svod.tune.db.winners import Winner
+
+NO_LIMIT = 1e6              # seconds of a budget that is none
+_STATUS_FATE = {"timeout": "timeout", "crash": "failed", "error": "failed", "lost": "failed", "wrong": "wrong", "slow": "slow"}
+_STEP_FATE = {"screen": "screened", "race": "raced", "confirm": "confirmed"}
+_FURTHEST = ("failed", "timeout", "slow", "screened", "raced", "confirmed", "wrong")    # the later one says more
+
+
+def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | None = None) -> Tuning | None:
+    """What `db` knows about `target` (a key; None: the one that was searched or measured last); None where it knows nothing about it.
+    `ceilings`: of that machine; None: as they are cached, where that machine is this one."""
+    measurements = [m for m, _ in db.select(Measurement)]
+    searches = [s for s, _ in db.select(Search)]
+    last: dict[str, float] = {}
+    for key, at in [(m.target, m.taken_at) for m in measurements] + [(s.target, s.started_at) for s in searches]:
+        last[key] = max(at, last.get(key, 0.0))
+    if not last:
+        return None
+    chosen = target if target in last else max(last, key=lambda k: last[k]) if target is None else None
+    if chosen is None:
+        return None
+    machine = _machine_of(chosen)
+    mine = [m for m in measurements if m.target == chosen]
+    records: dict[str, KernelRecord] = {}
+    for k, _ in db.select(KernelRecord):
+        if k.kernel not in records or k.ast_version > records[k.kernel].ast_version:
+            records[k.kernel] = k
+    origins: dict[str, list[str]] = {}
+    for o, _ in db.select(Origin):
+        origins.setdefault(o.kernel, []).append(o.origin)
+    verified = {(v.kernel, v.linear): v.method for v, _ in db.select(Verdict) if v.target == chosen and v.verdict == "verified"}
+    by_kernel: dict[str, list[Measurement]] = {}
+    for m in mine:
+        by_kernel.setdefault(m.kernel, []).append(m)
+    keys = dict.fromkeys([*by_kernel, *(s.kernel for s in searches if s.target == chosen)])
+    kernels = []
+    for key in keys:
+        winner = db.winner(key, chosen)
+        record = records.get(key) or KernelRecord(key)
+        found = by_kernel.get(key, [])
+        courses = _courses([s for s in searches if s.kernel == key and s.target == chosen], found)
+        kernels.append(_kernel(record, sorted(origins.get(key, ())), winner, machine, courses,
+                               verified.get((key, winner.linear), "") if winner else ""))
+    facts: dict[str, str] = {}
+    for t, _ in db.select(TargetFacts):
+        if t.target == chosen:
+            facts |= {str(k): str(v) for k, v in t.facts.items()}
+    newest = max(mine, key=lambda m: m.taken_at, default=None)
+    kernels.sort(key=lambda k: (-k.saved, -(k.heuristic or 0.0), k.key))
+    remarks = tuple(f"{s.where}: {s.reason}" for s in db.skipped[:5]) + ((db.problem,) if db.problem else ())
+    return Tuning(str(db.plan.write or ":none:"), chosen, newest.compiler if newest else "", facts, tuple(kernels),
+                  tuple(k for k in last if k != chosen), remarks, ceilings if ceilings is not None or machine is None else
+                  known_ceilings(data_dir() / "ceilings.json", machine))
+
+
+def _machine_of(key: str) -> Target | None:
+    """The Target with that key, where it is this machine's with some number of threads."""
+    threads = re.search(r"/t(\d+)$", key)
+    try:
+        target = host_target(int(threads[1])) if threads and 0 < int(threads[1]) <= 4096 else host_target()
+    except DeviceError:
+        return None
+    return target if target.key == key else None
+
+
+def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None, machine: Target | None, courses: Sequence[Course],
+            verified: str) -> TunedKernel:
+    shape = dtype = nest = problem = ""
+    flops, moved = record.flops, record.bytes
+    try:
+        kernel = Kernel(data_to_ast(record.ast))
+        work = estimate(kernel.ast)
+        flops, moved = float(work.flops), float(work.bytes_moved)
+        out = kernel.stages[kernel.output]
+        shape = "×".join(str(kernel.axes[a].extent) for a in out.outs) or "scalar"
+        if out.reds:
+            shape += " over " + "×".join(str(kernel.axes[a].extent) for a in out.reds)
+        dtype = out.dtype.name
+        if winner is None:
+            problem = "no chain is confirmed and verified: the heuristic's is used"
+        elif machine is None:
+            problem = "the chain belongs to another kind of machine: make the report there to see its loops"
+        else:
+            nest = loop_nest(Scheduler(kernel, machine).apply_opts(Opt.from_json(list(o)) for o in winner.chain))
+    except SvodError as e:
+        problem = f"the stored chain or kernel cannot be replayed by this svod: {e}"
+    chain = tuple(str(Opt.from_json(list(o))) for o in winner.chain) if winner else ()
+    speedup = (1 / winner.ratio_high, 1 / winner.ratio, 1 / winner.ratio_low) if winner else None
+    seconds = winner.time if winner else None
+    heuristic = seconds / winner.ratio if winner and seconds is not None else None
+    return TunedKernel(record.kernel, record.name or "kernel", shape, dtype, tuple(origins), flops, moved,
+                       chain, seconds, heuristic, speedup, verified, nest, problem, tuple(courses))
+
+
+def _courses(searches: Sequence[Search], measurements: Sequence[Measurement]) -> list[Course]:
+    """The searches of one kernel in order of time. A search has one record from its start and one from its end."""
+    ids: dict[str, Search] = {}
+    for s in searches:
+        if s.search not in ids or s.ended_at is not None:
+            ids[s.search] = s
+    by_search: dict[str, list[Measurement]] = {}
+    for m in measurements:
+        by_search.setdefault(m.search, []).append(m)
+    return [_course(s, sorted(by_search.get(s.search, ()), key=lambda m: (m.taken_at, m.step != "race")))
+            for s in sorted(ids.values(), key=lambda s: s.started_at)]
+
+
+def _course(search: Search, measurements: Sequence[Measurement]) -> Course:
+    trials: list[Trial] = []
+    numbers: dict[str, int] = {}
+    kinds: dict[str, str] = {}
+    chains: list[tuple[str, ...]] = []
+    fates: dict[str, str] = {}
+    for m in measurements:
+        candidate = m.linear or m.chain_text
+        fate = _STATUS_FATE.get(m.status) or _STEP_FATE[m.step]
+        if candidate not in fates or _FURTHEST.index(fate) > _FURTHEST.index(fates[candidate]):
+            fates[candidate] = fate
+        words = tuple(str(Opt.from_json(list(o))) if len(o) > 1 else str(o[0]) for o in m.chain)
+        if candidate not in numbers:
+            numbers[candidate] = len(numbers) + 1
+            kinds[candidate] = kind_of_step(words, chains)
+            chains.append(words)
+        if m.time is not None and m.status in ("ok", "slow") and m.step != "confirm":
+            trials.append(Trial(numbers[candidate], max(0.0, m.taken_at - search.started_at), m.time, kinds[candidate], m.step == "race",
+                                " ".join(words) or "as it is"))
+    result: Mapping[str, Any] = search.result
+    counts = {k: int(v) for k, v in result.items() if isinstance(v, int)}
+    baseline = next((m.baseline for m in reversed(measurements) if m.baseline is not None), None)
+    best = min((t.seconds for t in trials if t.raced), default=None)
+    return Course(search.search, search.started_at, _number(result.get("seconds")) or 0.0, search.outcome or "not ended",
+                  _settings(search), _number(result.get("heuristic")) or baseline, _number(result.get("best")) or best,
+                  fates_of(counts, Counter(fates.values())), tuple(trials))
+
+
+def _settings(search: Search) -> str:
+    parts = [search.strategy]
+    if (width := search.config.get("width")) is not None:
+        parts.append(f"width {width}")
+    budget = _number(search.config.get("budget"))
+    if budget is not None and budget < NO_LIMIT:
+        parts.append(f"budget {budget:g} s")
+    return ", ".join(p for p in [*parts, search.executor] if p)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,1 @@
+"""What is decided: proposals, beams, budgets."""

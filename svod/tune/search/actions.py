@@ -1,0 +1,282 @@
+"""Which opts to try next: the default grid, the reference systems' grid, and mutations of a chain.
+
+Nothing here decides legality: an opt that does not apply raises `KernelOptError` in `apply_opt`, in microseconds, and the
+proposal is dropped. What this file decides is which amounts are *worth* an attempt. The default grid is derived per named
+axis from the target and the extent:
+
+    output axis     UPCAST  small divisors, 1-4 vectors, as     register tiles and lanes
+                            many rows of them as registers hold
+                    THREAD  the target's cores and their divisors
+                    TILE    sizes near powers of two             cache blocks
+                    PADTO   the next multiple of a vector
+    reduce axis     UNROLL  2, 4, 8, small divisors, whole       straight-line code, same accumulators
+                    UPCAST  1-4 vectors, 4                       partial results
+                    TILE, THREAD as above
+    stages          STAGE at every loop and at the root, INLINE
+    order           SWAP of two serial loops of one nest
+    output          STREAM where it is larger than the second-level cache
+    vectors         LANES of each upcast axis
+    dot instructions  TC with each one that the target has and a contraction fits
+
+Loops of several stages may run over one dimension of a tensor: the columns of softmax are those of its maximum, its sum and its
+output. They are *tied*: what divides one of them (`SPLITS`) is proposed for it alone, and with the same amount for all.
+
+An amount equal to the extent is written 0, "whole", and only there. The reference grid (`--actions reference`) is that of
+tinygrad and of Svod in Rust: 193 positional opts, the positions resolved to names when the action is generated.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from svod.core.cost.sketch_facts import bytes_of, rows_held
+from svod.core.kernel import intrinsics as dots
+from svod.core.kernel.scheduler import INLINE, LOOP, ROOT, UNROLL, UPCAST, Opt, Row
+from svod.errors import KernelOptError
+
+WHOLE = 0
+MAX_UNROLL = 32
+TILE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
+# A tail that wastes more than a quarter of the work is left to amounts that fit better.
+MAX_WASTE = 1.25
+SPLITS = frozenset({"UPCAST", "UNROLL", "TILE"})
+
+
+@lru_cache(maxsize=4096)
+def divisors(n: int) -> tuple[int, ...]:
+    """All divisors of n ≥ 1 in ascending order."""
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    return tuple(small + [n // d for d in reversed(small) if d * d != n])
+
+
+def wasted(extent: int, amount: int) -> float:
+    """Work after rounding `extent` up to a multiple of `amount`, over the work before."""
+    return -(-extent // amount) * amount / extent
+
+
+@lru_cache(maxsize=4096)
+def register_amounts(extent: int, lanes: int, registers: int) -> tuple[int, ...]:
+    """Amounts of a register tile on an output axis: small ones that fit the extent, one to four vectors, and as many rows of one to four
+    vectors as `registers` hold."""
+    amounts = {d for d in divisors(extent) if 2 <= d <= 16} | {2, 3, 4, 6, 8, 12} | {lanes * k for k in (1, 2, 3, 4)}
+    amounts |= {rows_held(v, registers) for v in (1, 2, 3, 4)}
+    fitting = sorted(n for n in amounts if 1 < n < extent and wasted(extent, n) <= MAX_WASTE)
+    return (*fitting, WHOLE) if 1 < extent <= 4 * lanes else tuple(fitting)
+
+
+@lru_cache(maxsize=4096)
+def unroll_amounts(extent: int) -> tuple[int, ...]:
+    """Iterations of a reduce axis to unroll: 2, 4, 8, divisors up to 8, and all of them where that is short."""
+    amounts = {2, 4, 8} | {d for d in divisors(extent) if 2 <= d <= 8}
+    fitting = sorted(n for n in amounts if n < extent and wasted(extent, n) <= MAX_WASTE)
+    return (*fitting, WHOLE) if 1 < extent <= MAX_UNROLL else tuple(fitting)
+
+
+@lru_cache(maxsize=4096)
+def partial_amounts(extent: int, lanes: int) -> tuple[int, ...]:
+    """Partial results side by side on a reduce axis: whole vectors first of all."""
+    fitting = sorted(n for n in {4, *(lanes * k for k in (1, 2, 4, 8))} if 1 < n < extent and wasted(extent, n) <= MAX_WASTE)
+    return (*fitting, WHOLE) if 1 < extent <= 2 * lanes else tuple(fitting)
+
+
+@lru_cache(maxsize=4096)
+def tile_amounts(extent: int) -> tuple[int, ...]:
+    """Cache blocks: for each power of two the divisor of the extent nearest to it, or the power itself."""
+    found = set()
+    for size in TILE_SIZES:
+        if size >= extent:
+            break
+        near = [d for d in divisors(extent) if size / 1.5 < d < size * 1.5 and d < extent]
+        found.add(min(near, key=lambda d: (abs(d - size), d)) if near else size)
+    return tuple(sorted(found))
+
+
+@lru_cache(maxsize=256)
+def thread_amounts(extent: int, threads: int) -> tuple[int, ...]:
+    """How many cores: all of them, and the numbers that divide all of them."""
+    return tuple(n for n in divisors(threads) if 1 < n <= extent)
+
+
+def lanes_of(kernel: Any, target: Any) -> int:
+    """Elements in one vector of what the kernel computes: of the widest element type stored, at least 32 bits wide."""
+    widest = max(max(4, s.dtype.itemsize) for s in kernel.stages if s.is_output)
+    return max(1, int(target.vector_bytes // widest))
+
+
+def loop_rows(state: Any) -> list[tuple[Row, str, int]]:
+    """(row, kind, stage) of every loop that an opt can change, in table order: something is left to split, and the stage has loops of
+    its own (it is an output, or it reduces and is not computed in place by its readers)."""
+    kernel, found = state.kernel, []
+    for row in state.rows:
+        if row.role == LOOP and row.extent > 1:
+            axis = kernel.axes[row.axis]
+            stage = kernel.stages[axis.stage]
+            if (stage.is_output or stage.has_reduce) and state.place[stage.index] != INLINE:
+                found.append((row, axis.kind, stage.index))
+    return found
+
+
+def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
+    """The grid derived from target and extents, for one state. Amounts are ints, 0 for the whole axis."""
+    kernel, threads = state.kernel, state.target.threads
+    loops = loop_rows(state)
+    for row, kind, _ in loops:
+        if kind == "o":
+            for n in register_amounts(row.extent, lanes, state.target.vector_registers):
+                yield Opt("UPCAST", row.name, n)
+            if row.extent % lanes and wasted(row.extent, lanes) <= MAX_WASTE:
+                yield Opt("PADTO", row.name, lanes)
+        else:
+            for n in unroll_amounts(row.extent):
+                yield Opt("UNROLL", row.name, n)
+            for n in partial_amounts(row.extent, lanes):
+                yield Opt("UPCAST", row.name, n)
+        for n in tile_amounts(row.extent):
+            yield Opt("TILE", row.name, n)
+        for n in thread_amounts(row.extent, threads):
+            yield Opt("THREAD", row.name, n)
+    for row in state.rows:
+        if row.role == UPCAST and row.extent > 1:
+            yield Opt("LANES", row.name)
+    for s in kernel.stages:
+        if s.has_reduce and not state.dots[s.index]:
+            for name, dot in dots.applicable(kernel, state.target, s.index):
+                yield Opt("TC", name, dot)
+    for i, (a, _, stage) in enumerate(loops):
+        for b, _, other in loops[i + 1:]:
+            if stage == other:
+                yield Opt("SWAP", a.name, b.name)
+    for s in kernel.stages:
+        if s.is_output:
+            if bytes_of(state, s.index) > state.target.l2:
+                yield Opt("STREAM", s.name)
+            continue
+        yield Opt("INLINE", s.name)
+        yield Opt("STAGE", s.name, ROOT)
+        for row, _, stage in loops:
+            if stage != s.index:
+                yield Opt("STAGE", s.name, row.name)
+
+
+def apply_tied(state: Any, opt: Opt, after: Any) -> Any | None:
+    """`after`, which is `state` with a split applied, with the same split of what is tied to the loop: loops of other stages over the same
+    dimension, with as many positions left. None where nothing is, or none of it applies."""
+    if opt.op not in SPLITS:
+        return None
+    dimension, loops = state.kernel.dimensions, loop_rows(state)
+    row, stage = next((row, stage) for row, _, stage in loops if row.name == opt.axis)
+    alike = [other.name for other, _, its in loops
+             if its != stage and dimension[other.axis] == dimension[row.axis] and (other.extent, other.stride) == (row.extent, row.stride)]
+    tied = after
+    for name in alike:
+        try:
+            tied = tied.apply_opt(opt._replace(axis=name))
+        except KernelOptError:
+            continue
+    return tied if tied is not after else None
+
+
+# -- the reference grid (REFERENCE 1.12), amount-major as the reference systems list it ---------------------------------------
+REFERENCE_GRID: tuple[tuple[str, int, int], ...] = (
+    *(("UPCAST", axis, n) for n in (0, 2, 3, 4, 5, 7) for axis in range(8)),
+    *(("UNROLL", axis, n) for n in (0, 4, 7) for axis in range(5)),
+    *(("LOCAL", axis, n) for n in (2, 3, 4, 8, 13, 16, 29) for axis in range(6)),
+    *(("GROUPTOP", axis, n) for n in (13, 16, 28, 29, 32, 49, 64, 256) for axis in range(3)),
+    *(("GROUP", axis, n) for n in (0, 4, 8, 16) for axis in range(3)),
+    *(("TC", axis, n) for axis, n in ((0, 0), *((a, 1) for a in range(9)))),
+    *(("SWAP", a, b) for a in range(5) for b in range(a + 1, 5)),
+    ("LOCAL", 0, 32), ("LOCAL", 6, 2),
+    *(("THREAD", axis, n) for n in (2, 3, 4, 5, 8, 12, 16, 24, 32, 64) for axis in range(3)),
+)
+REFERENCE_PADTO: tuple[tuple[str, int, int], ...] = tuple(("PADTO", axis, 32) for axis in range(7))
+_WHOLE_LISTED = frozenset((op, axis) for op, axis, n in REFERENCE_GRID if n == WHOLE and op in ("UPCAST", "UNROLL", "GROUP"))
+
+
+def reference_actions(state: Any, *, padto: bool = False) -> Iterator[Opt]:
+    """The reference systems' 193 actions (200 with `padto`), each position read as the k-th live row of its kind.
+
+    UNROLL and GROUP* count the live reduce rows of the output stage, everything else all its live rows, output loops first. An
+    explicit amount equal to the extent is skipped where the grid also lists the whole axis. A position beyond the state's rank is no
+    action. The tensor-core entries exist for targets with such instructions; the CPU's Scheduler refuses them."""
+    axes = state.kernel.axes
+    rank = {("o", LOOP): 0, ("o", UPCAST): 1, ("r", LOOP): 2, ("r", UPCAST): 3, ("r", UNROLL): 4}
+    output = state.kernel.output
+    live = sorted((r for r in state.rows if r.extent > 1 and axes[r.axis].stage == output), key=lambda r: rank[axes[r.axis].kind, r.role])
+    reduces = [r for r in live if axes[r.axis].kind == "r" and r.role == LOOP]
+    for op, position, n in (*REFERENCE_GRID, *(REFERENCE_PADTO if padto else ())):
+        rows = reduces if op in ("UNROLL", "GROUP", "GROUPTOP") else live
+        if position >= len(rows):
+            continue
+        row = rows[position]
+        if op == "SWAP":
+            if n < len(rows):
+                yield Opt(op, row.name, rows[n].name)
+        elif not (n == row.extent and (op, position) in _WHOLE_LISTED):
+            yield Opt(op, row.name, n)
+
+
+# -- mutations ----------------------------------------------------------------------------------------------------------------
+def neighbour_amounts(amount: int, extent: int, lanes: int) -> tuple[int, ...]:
+    """What one amount may become: doubled, halved, the divisors of the extent on either side, one vector more or less."""
+    n = extent if amount == WHOLE else amount
+    below = [d for d in divisors(extent) if 1 < d < n]
+    above = [d for d in divisors(extent) if d > n]
+    found = {2 * n, n // 2, *below[-1:], *above[:1]}
+    if n % lanes == 0:
+        found |= {n + lanes, n - lanes}
+    found = {WHOLE if m == extent else m for m in found if 1 < m <= extent}
+    return tuple(sorted(found - {amount, WHOLE if n == extent else n}))
+
+
+def _replacements(opt: Opt, state: Any, lanes: int) -> Iterator[Opt]:
+    if opt.op == "STAGE":
+        for row, _, _ in loop_rows(state):
+            if row.name != opt.arg:
+                yield Opt(opt.op, opt.axis, row.name)
+    elif opt.op == "ONLINE":
+        row = state.kernel.stage_named(opt.axis).reds[0]
+        for n in neighbour_amounts(opt.arg, state.kernel.axes[row].extent, lanes):
+            if n != WHOLE:
+                yield Opt(opt.op, opt.axis, n)
+    elif isinstance(opt.arg, int):
+        extent = next((r.extent for r in state.rows if r.name == opt.axis), 0)
+        if extent > 1:
+            for n in neighbour_amounts(opt.arg, extent, lanes):
+                yield Opt(opt.op, opt.axis, n)
+
+
+def _tied_later(state: Any, chain: Sequence[Opt], i: int) -> frozenset[int]:
+    """Where else, later in the chain that led to `state`, the split number i is made of what is tied to its loop, by the same amount."""
+    opt = chain[i]
+    if opt.op not in SPLITS:
+        return frozenset()
+    rows = {r.name: r for r in state.rows}
+    dimension, axes = state.kernel.dimensions, state.kernel.axes
+    own = rows[opt.axis].axis
+    return frozenset(j for j in range(i + 1, len(chain)) if (chain[j].op, chain[j].arg) == (opt.op, opt.arg)
+                     and dimension[rows[chain[j].axis].axis] == dimension[own] and axes[rows[chain[j].axis].axis].stage != axes[own].stage)
+
+
+def mutations(base: Any, chain: Sequence[Opt], lanes: int) -> Iterator[Any]:
+    """States one change away from `chain`: one amount or place replaced, or one opt left out; where the same split is made of what is tied,
+    also all of these.
+
+    `base` is the untouched state. A chain whose remainder no longer applies after the change is dropped silently: most
+    changes of an early split take away what a later opt names."""
+    prefix, whole = base, base.apply_opts(chain)
+    for i, opt in enumerate(chain):
+        tied = _tied_later(whole, chain, i)
+        for changed in (*_replacements(opt, prefix, lanes), None):
+            for places in ({i}, {i, *tied}) if tied else ({i},):
+                state = prefix
+                try:
+                    for j in range(i, len(chain)):
+                        if j not in places:
+                            state = state.apply_opt(chain[j])
+                        elif changed is not None:
+                            state = state.apply_opt(changed._replace(axis=chain[j].axis))
+                except KernelOptError:
+                    continue
+                yield state
+        prefix = prefix.apply_opt(opt)

@@ -1,0 +1,229 @@
+"""BEAM: the best few of all states measured so far, and everything one change away from them.
+
+One round, as this file sees it:
+
+    propose   every member that is new in the beam × (actions + mutations)  → queue, by the digest of the state
+              the most promising of the queue by predicted cycles, none that is clearly behind, and a fifth at random
+    racers    the best 2 × width of what was screened, the best of each protected sketch family and a few more of their sketches, which
+              one unlucky sample is not to take out: as many again at most
+    keep      the best `width` of all raced states whose outputs are right,
+              at most half of them from one family; a sketch family keeps one place for two rounds
+
+A state reached by two chains is one candidate and keeps the shorter chain. Proposals that a round has no room for stay queued.
+Clearly behind is what is predicted to take longer than each of the 4 × width fastest that were measured: how far the predictions of this
+kernel are wrong is what those say, which were predicted like all. Only the random fifth may be behind.
+
+A beam wider than FIRST_WIDTH begins as one of that width, and the search has it doubled wherever it would end for lack of gains: what a
+narrower one does is how a wide one begins, candidate by candidate, so that it finds no less. What it takes in when it widens is the best of
+all that was raced; what the narrow one had no room for is still queued.
+With `BEAM_STRICT=reference` the rules are those of the reference systems: single actions only, all of them measured, the beam
+taken from the latest round, as wide as asked for at once.
+"""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from svod.config import BeamConfig
+from svod.errors import KernelOptError
+from svod.tune.measure.candidate import Candidate, Origin, Status, chain_order
+from svod.tune.search.actions import apply_tied, default_actions, lanes_of, mutations, reference_actions
+
+FIRST_WIDTH = 4            # of a search; wider beams get there by doubling
+RANDOM_SHARE = 0.2
+SKETCH_ROUNDS = 2          # rounds in which a sketch family keeps a place
+LEAST_ROUND = 8            # of the best predictions, however many of them are behind
+JUDGES = 4                 # times width: the fastest that say which predictions are clearly behind
+
+
+class Beam:
+    """The default strategy. `base` is the untouched state."""
+
+    def __init__(self, base: Any, config: BeamConfig) -> None:
+        self.base, self.config = base, config
+        self.strict = config.strict == "reference"
+        self.reference_grid = self.strict or config.actions == "reference"
+        self.width = config.width if self.strict else min(FIRST_WIDTH, config.width)
+        self.lanes = lanes_of(base.kernel, base.target)
+        self.random = random.Random(config.seed)
+        self.members: list[Candidate] = []
+        self.seen: dict[bytes, Candidate] = {}
+        self.queue: dict[bytes, Candidate] = {}
+        self.sketch_families: dict[Any, int] = {}     # family → first round in which it need not be kept
+        self.round = 0
+
+    @property
+    def queued(self) -> int:
+        return len(self.queue)
+
+    @property
+    def room(self) -> int:
+        """Most candidates of a round."""
+        return self.config.round_size * self.width
+
+    def widen(self) -> bool:
+        """Double the width up to that of the configuration; False where it has that. `keep` fills the beam."""
+        if self.width >= self.config.width:
+            return False
+        self.width = min(2 * self.width, self.config.width)
+        return True
+
+    # -- propose ----------------------------------------------------------------------------------------------------------
+    def offer(self, state: Any, origin: Origin) -> Candidate | None:
+        """The candidate for `state` if it is new; a known one may get a shorter chain."""
+        known = self.seen.get(state.digest)
+        if known is not None:
+            if chain_order(state.applied_opts) < chain_order(known.chain):
+                known.state, known.chain = state, state.applied_opts
+            return None
+        candidate = Candidate(state, state.applied_opts, origin)
+        self.seen[state.digest] = candidate
+        return candidate
+
+    def seed(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        fresh = []
+        for c in candidates:
+            if c.digest not in self.seen:
+                self.seen[c.digest] = c
+                fresh.append(c)
+                predict(c)
+            if c.origin is Origin.SKETCH:
+                self.sketch_families.setdefault(c.state.family, self.round + SKETCH_ROUNDS + 1)
+        if self.strict or len(fresh) <= self.room:
+            return fresh
+        # the best prediction of each family, then by prediction; what the first round has no room for is proposed in later ones
+        ranked = sorted(fresh, key=lambda c: c.predicted)
+        leaders = {id(c) for c in {c.state.family: c for c in reversed(ranked)}.values()}
+        ranked.sort(key=lambda c: (c.origin is Origin.SKETCH, id(c) not in leaders))
+        self.requeue(ranked[self.room:])
+        return ranked[:self.room]
+
+    def actions(self, state: Any) -> Iterable[Any]:
+        if self.reference_grid:
+            return reference_actions(state, padto=self.config.padto)
+        return default_actions(state, self.lanes)
+
+    def expand(self, member: Candidate) -> None:
+        """Queue everything one action or mutation away from `member`, once."""
+        member.expanded = True
+        apply = member.state.apply_opt
+        for opt in self.actions(member.state):
+            try:
+                state = apply(opt)
+            except KernelOptError:
+                continue
+            self.enqueue(state, Origin.ACTION)
+            tied = None if self.reference_grid else apply_tied(member.state, opt, state)
+            if tied is not None:
+                self.enqueue(tied, Origin.ACTION)
+        if self.config.mutations and not self.strict:
+            for state in mutations(self.base, member.chain, self.lanes):
+                self.enqueue(state, Origin.MUTATION)
+
+    def enqueue(self, state: Any, origin: Origin) -> None:
+        candidate = self.offer(state, origin)
+        if candidate is not None and predict(candidate):
+            self.queue[candidate.digest] = candidate
+
+    def propose(self) -> list[Candidate]:
+        self.round += 1
+        for member in self.members:
+            if not member.expanded:
+                self.expand(member)
+        room = len(self.queue) if self.strict else self.room
+        chosen = list(self.queue.values())
+        ranked = sorted(chosen, key=lambda c: (c.predicted, *chain_order(c.chain)))
+        limit = float("inf") if self.strict else self.behind()
+        near = sum(c.predicted <= limit for c in ranked)
+        if len(chosen) > room or near < len(chosen):
+            # a fifth of what is taken is random, of few that are not behind as of many
+            best = min(room - int(room * RANDOM_SHARE), max(near, LEAST_ROUND))
+            at_random = min(int(best * RANDOM_SHARE / (1 - RANDOM_SHARE)), len(ranked) - best, room - best)
+            chosen = ranked[:best] + self.random.sample(ranked[best:], max(0, at_random))
+        for c in chosen:
+            del self.queue[c.digest]
+            c.round = self.round
+        return chosen
+
+    def behind(self) -> float:
+        """The predicted cycles above which a proposal is clearly behind; infinite until twice as many were measured as say so."""
+        measured = sorted((c for c in self.seen.values() if c.samples and c.predicted < float("inf")), key=lambda c: c.seconds)
+        judges = JUDGES * self.width
+        return max(c.predicted for c in measured[:judges]) if len(measured) >= 2 * judges else float("inf")
+
+    def requeue(self, candidates: Sequence[Candidate]) -> None:
+        """Put back what a round had no time for."""
+        for c in candidates:
+            self.queue[c.digest] = c
+
+    # -- keep -------------------------------------------------------------------------------------------------------------
+    def protected(self) -> set[Any]:
+        return {family for family, end in self.sketch_families.items() if self.round < end}
+
+    def racers(self, screened: Sequence[Candidate]) -> list[Candidate]:
+        ranked = sorted(screened, key=lambda c: (c.seconds, *chain_order(c.chain)))
+        chosen = ranked[:2 * self.width]
+        most = 2 * len(chosen)      # some kernels have sketches of dozens of families, and a race takes as long as it has racers
+        protected = self.protected()
+        missing = protected - {c.state.family for c in (*chosen, *self.members)}
+        others = []
+        for c in ranked[2 * self.width:]:
+            if c.state.family in missing:
+                missing.discard(c.state.family)
+                chosen.append(c)
+            elif c.origin is Origin.SKETCH and c.state.family in protected:
+                others.append(c)
+        return [*chosen, *others[:self.width]][:most]
+
+    def select(self, pool: Sequence[Candidate]) -> list[Candidate]:
+        """The beam that `pool` gives, best first: caps per family and kept places applied."""
+        ranked = sorted(pool, key=lambda c: c.order)
+        if self.strict:
+            latest = [c for c in ranked if c.round == self.round]
+            return (latest or ranked)[:self.width]
+        cap = -(-self.width // 2)
+        kept: list[Candidate] = []
+        taken: dict[Any, int] = {}
+
+        def take(c: Candidate) -> None:
+            kept.append(c)
+            taken[c.state.family] = taken.get(c.state.family, 0) + 1
+
+        if ranked:
+            take(ranked[0])
+        for family in self.protected():
+            if family not in taken:
+                best = next((c for c in ranked if c.state.family == family), None)
+                if best is not None:
+                    take(best)
+        # places kept for sketches never push out the best, and the best sketches come first where there are too many
+        kept = kept[:1] + sorted(kept[1:], key=lambda c: c.order)[:self.width - 1]
+        taken = {}
+        for c in kept:
+            taken[c.state.family] = taken.get(c.state.family, 0) + 1
+        for c in ranked:
+            if len(kept) >= self.width:
+                break
+            if c not in kept and taken.get(c.state.family, 0) < cap:
+                take(c)
+        return sorted(kept, key=lambda c: c.order)
+
+    def keep(self, pool: Sequence[Candidate], verify: Callable[[Sequence[Candidate]], None]) -> None:
+        while True:
+            chosen = self.select([c for c in pool if c.status in (Status.RACED, Status.VERIFIED)])
+            unsure = [c for c in chosen if c.status is Status.RACED]
+            if not unsure:
+                self.members = chosen
+                return
+            verify(unsure)
+
+
+def predict(candidate: Candidate) -> bool:
+    """Ask the candidate's state for its cycles. False, and the candidate failed, where its opts are each legal and do not go together."""
+    try:
+        candidate.predicted = candidate.state.features().cycles
+    except KernelOptError as e:
+        candidate.fail(Status.ERROR, str(e))
+        return False
+    return True

@@ -1,0 +1,615 @@
+"""The search of one kernel, round by round: what every strategy shares.
+
+    step 1      the heuristic alone: lower, build, time, verify. It is the baseline, the first incumbent, and what a search
+                that finds nothing better returns.
+                With BEAM_SKETCHES=0 it is the baseline alone: nothing starts from it, and it is the answer where nothing else is.
+    step n      propose → limits → lower → filter → build → screen → race → verify → keep
+    finish()    the best are raced once more; then the finalists, the heuristic and a stored winner, compiled with passes, at full size
+
+Filters of a round, in this order: accumulators in vector registers over BEAM_UPCAST_MAX; `len(LINEAR) ≥ BEAM_UOPS_MAX`; more than
+1000 times the work of the leanest candidate of the whole round (exactly 1000 times may stay, unknown work is exempt); a LINEAR
+digest that this search or the database has seen. Building and screening go in small chunks, so that a better incumbent cuts
+the rest of the round shorter and a spent budget ends it: what was not built goes back to the queue.
+
+A search stops after BEAM_PATIENCE rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent
+has to keep when it is measured again, and when there is nothing left to try: unless the strategy can widen, which starts that patience
+anew. Where the incumbents of two races in a row, by the races' own clock, were at 1.05 × the roofline bound, one round without a gain,
+and none in sight, is enough; a noisy race, and one that refutes the bound, ends the row. It stops in any case when its budget is spent.
+`BEAM_STRICT=reference`: after one round without a gain above BEAM_MIN_PROGRESS.
+
+A KeyboardInterrupt leaves `step` at once; everything measured in earlier rounds is kept, `result()` gives the best of it.
+"""
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from svod.config import BeamConfig
+from svod.errors import KernelOptError
+from svod.tune.db.records import canonical
+from svod.tune.db.winners import WORST_RATIO, Standing, best_of
+from svod.tune.measure.candidate import FAILED, Candidate, Origin, Status, chain_text
+from svod.tune.measure.measurer import Confirmed, Failure, Laboratory, Screened
+from svod.tune.search.events import (
+    BaselineTimed,
+    CandidateDropped,
+    Improved,
+    KernelFinished,
+    KernelStarted,
+    Listener,
+    RoundFinished,
+    nobody,
+)
+from svod.tune.search.strategy import make_strategy
+
+log = logging.getLogger("svod.tune")
+
+BUDGET_SPENT, INTERRUPTED = "budget spent", "interrupted"     # why a search ended that had more to try
+
+MAX_WORK_RATIO = 1000          # over the round's leanest candidate; exactly this much may stay
+RELATIVE_PROGRESS = 0.005
+BOUND_REACHED = 1.05           # times the roofline bound
+BOUND_RACES = 2                # in a row: the bound was measured at another time, and the machine may just have a good moment
+BOUND_REFUTED = 0.95           # a time below this many bounds says that the bound is wrong
+HOPELESS = 30.0                # times the heuristic's predicted cycles: an untouched kernel behind that is not run
+CHUNK = 24                     # candidates built and screened before the incumbent and the budget are looked at again
+FIRST_CHUNK = 6                # of a search whose pace is not known and whose time is limited
+MOSTLY, SLOWER_NOW = 0.75, 1.1  # of a chunk too slow, and the incumbent slower by this factor: it is the machine
+YARDSTICK_REACH = 4.0          # times the incumbent: a slower baseline is not raced along
+FINALISTS = 3                  # at least; else as many as the beam is wide, as code that is level without passes may differ with them
+PASSES_BRING = 1.25            # what the passes may bring one family and not another: of each within that factor the best is a finalist
+SEMIFINAL = 4                  # times as many are raced side by side, to say who is confirmed
+SEMIFINAL_SHARE, RACE_RUNS = 0.25, 10     # of the seconds of a confirmation; how often a race runs each, about
+SEED_ROUND = 8
+CONFIRM_SECONDS = 3.0          # of a confirmation, at most
+CONFIRM_SHARE, CONFIRM_LEAST = 0.2, 1.0   # a confirmation takes at most that share of what the search took, or so many seconds: the larger
+CONFIRM_FLOOR = 0.5            # whatever the deadline leaves
+ROUND_ENDS = 3                 # rounds whose ends say how long the next one's takes
+WIND_UP = 0.5                  # seconds to store what was found and to end the workers
+CONFIRM_ROUNDS = 15            # of a confirmation, as a rule, for how many finalists there is time
+COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
+
+
+def _finalists(ranked: Sequence[Candidate], count: int, most: int) -> list[Candidate]:
+    """The best `count` of the candidates, which come best first, and the best of as many other families, as all were timed without passes;
+    `most` altogether."""
+    chosen = list(ranked[:count])
+    families = {c.state.family for c in chosen}
+    for c in ranked[count:]:
+        if len(chosen) < min(2 * count, most) and c.score <= PASSES_BRING * ranked[0].score and c.state.family not in families:
+            families.add(c.state.family)
+            chosen.append(c)
+    return chosen
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a search found for one kernel. Times are seconds of one call; infinite where nothing was measured."""
+
+    chain: tuple[Any, ...]
+    source: str                    # 'beam', 'database' or 'heuristic': who proposed the chain
+    seconds: float
+    heuristic_seconds: float
+    verified: bool
+    confirmed: bool                # timed at full size against the heuristic, with passes
+    why: str                       # what ended the search
+    linear: str                    # digest of the winner's LINEAR, without passes' influence: LINEAR has none
+    speedup: tuple[float, float, float]   # heuristic over winner: lower end, middle, upper end of the 95 % interval
+    winner: Candidate | None
+    baseline: Candidate | None
+
+
+@dataclass
+class Counts:
+    """Totals of one search."""
+
+    proposed: int = 0
+    limited: int = 0
+    duplicate: int = 0
+    built: int = 0
+    timed: int = 0                 # new LINEAR, compiled, ran, has a sample
+    wrong: int = 0
+    failed: int = 0
+
+
+@dataclass
+class KernelSearch:
+    """The search of one kernel. `base` is its untouched state, `heuristic` the heuristic's; `seeds` are more first states.
+
+    `known` holds the LINEAR digests that the database has measurements of; its own seeds are exempt, they need a score of this run.
+    `record` is given every candidate that reached an end in a round, after the round. `calls` weighs this kernel in the model."""
+
+    key: str
+    name: str
+    base: Any
+    heuristic: Any
+    config: BeamConfig
+    lab: Laboratory
+    seeds: Sequence[tuple[Any, Origin]] = ()
+    known: Collection[str] = ()
+    bound: float = 0.0
+    calls: float = 1.0
+    strategy_name: str = "beam"
+    listener: Listener = nobody
+    record: Callable[[Sequence[Candidate]], None] | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    history: list[float] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    spent: float = 0.0
+    widened: int = 0               # how often the strategy did
+    finished: bool = False
+    why: str = ""
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.strategy = make_strategy(self.strategy_name, self.base, self.config)
+        self.strict = self.config.strict == "reference"
+        self.patience = 1 if self.strict else self.config.patience
+        self.digests: set[str] = set()
+        self.pool: list[Candidate] = []            # screened or better; the strategy chooses from the raced ones
+        self.compile_seconds: list[float] = []
+        self.confirmed: list[tuple[Candidate, Confirmed]] = []
+        self.refuted: list[Candidate] = []         # right without passes, wrong with them
+        self.pace = 0.0                            # seconds to build and screen one candidate, of the latest chunk
+        self.round_ends: deque[float] = deque(maxlen=ROUND_ENDS)       # seconds from the last chunk of a round to its end
+        self.verify_pace = 0.0                     # seconds to verify one candidate, the latest
+        self.judged: list[Candidate] = []          # raced or verified in the latest round
+        self.flat = 0
+        self.wider = False                         # the strategy has widened and has not been given what to keep
+        self.settled = float("inf")                # the least that an incumbent kept when it was measured again
+        self.at_bound = 0                          # latest races in a row whose incumbent was at the roofline bound
+        self.incumbent: Candidate | None = None
+        self.told = float("inf")                   # the least time that was announced
+        self.estimates: list[float] = []           # logarithms of the incumbent's seconds by the races since it became that
+        self.baseline = Candidate(self.heuristic, self.heuristic.applied_opts, Origin.HEURISTIC)
+        self.stored = [Candidate(s, s.applied_opts, o) for s, o in self.seeds if o is Origin.DATABASE]
+        self.first = [Candidate(s, s.applied_opts, o) for s, o in self.seeds if o is not Origin.DATABASE]
+
+    @property
+    def best(self) -> float:
+        return self.incumbent.score if self.incumbent else float("inf")
+
+    @property
+    def round_end(self) -> float:
+        """Seconds from the last chunk of the next round to its end, about: the longest of the latest, as races that are
+        repeated take several times as long as others."""
+        return max(self.round_ends, default=0.0)
+
+    @property
+    def places(self) -> int:
+        """How many finalists there are, of whichever family."""
+        return max(FINALISTS, self.config.width)
+
+    @property
+    def compile_deadline(self) -> float:
+        """Seconds one candidate may compile."""
+        floor = COMPILE_FACTOR * statistics.median(self.compile_seconds) if self.compile_seconds else self.config.timeout_sec
+        return min(self.config.timeout_sec, max(COMPILE_FLOOR, floor))
+
+    @property
+    def closing(self) -> float:
+        """Seconds that building and verifying the finalists will take, about; their timing comes on top."""
+        return (1 + self._most_finalists(CONFIRM_SECONDS) + len(self.stored)) * (self.pace + self.verify_pace)
+
+    # -- steps ------------------------------------------------------------------------------------------------------------
+    def step(self, deadline: float = float("inf")) -> None:
+        """One round; `deadline` on `clock` is when it has to wind up, for about `round_end`. Raises what the laboratory may raise."""
+        if self.finished:
+            return
+        started = self.clock()
+        try:
+            if not self.history:
+                self._time_baseline()
+            else:
+                self._round(deadline)
+        finally:
+            self.spent += self.clock() - started
+
+    def stop(self, why: str) -> None:
+        """End the search; `result()` is what it found."""
+        self.finished, self.why = True, self.why or why
+
+    def _time_baseline(self) -> None:
+        self.listener(KernelStarted(self.key, self.name, len(self.seeds), self.bound))
+        if self.config.sketches:
+            self.strategy.seed([self.baseline])
+        self._build_and_screen(self._prepare([self.baseline], exempt=True))
+        if self.baseline.status is Status.SCREENED:
+            self.baseline.score = self.baseline.seconds
+            self.baseline.status = Status.RACED
+            self._verify([self.baseline])
+        if not self.config.sketches:        # it may be found again
+            self.pool.clear()
+            self.digests.discard(self.baseline.linear)
+        if self.baseline.status is Status.VERIFIED:
+            if self.config.sketches:
+                self._set_incumbent(self.baseline)
+                self.settled = self.baseline.score
+                self.strategy.keep(self.pool, self._verify)
+            self.listener(BaselineTimed(self.key, self.baseline.score))
+        self.history.append(self.best)
+        self._report([self.baseline])
+
+    def _round(self, deadline: float) -> None:
+        started, before = self.clock(), self.incumbent
+        self.judged.clear()
+        seeds = self.strategy.seed([*self.stored, *self._untouched(), *self.first]) if len(self.history) == 1 else []
+        # enough seeds are a round of their own: the first one is short, and what follows starts from the best of them
+        seeds_alone = len(seeds) >= SEED_ROUND and not self.strict
+        batch = list(seeds) if seeds_alone else [*seeds, *self._propose()]
+        if not batch:
+            self.stop("nothing left to try")
+            return
+        self.counts.proposed += len(batch)
+        candidates = self._prepare(batch, exempt=False)
+        left = self._build_in_chunks(candidates, deadline)
+        self.strategy.requeue(left)
+        built = self.clock()
+        noisy = self._race(candidates)
+        self.round_ends.append(self.clock() - built)
+        # candidates of earlier rounds may have been raced or judged in this one
+        self._report(dict.fromkeys([*(c for c in batch if c.status is not Status.QUEUED), *self.judged]))
+        self.history.append(self.best)
+        self._announce(batch, noisy, started)
+        self._judge_progress(before, seeds_alone)
+
+    def _untouched(self) -> list[Candidate]:
+        """The untouched kernel, unless other seeds make it hopeless: its first run would be killed, and with the child what that knows."""
+        candidate = Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED)
+        others = self.config.sketches and not self.strict and self.incumbent is not None and (self.stored or self.first)
+        if others and self.base.features().cycles > HOPELESS * self.heuristic.features().cycles:
+            return []
+        return [candidate]
+
+    def _propose(self) -> list[Candidate]:
+        """The strategy's proposals; one that has none left widens. None where that does not help."""
+        while True:
+            if self.wider:
+                self.wider = False
+                self.strategy.keep(self.pool, self._verify)
+            found = self.strategy.propose()
+            if found or not self._widen():
+                return found
+
+    def _widen(self) -> bool:
+        """Go on from everything measured so far with more of it, instead of ending; False where the strategy does not."""
+        if not self.strategy.widen():
+            return False
+        self.widened, self.wider, self.flat = self.widened + 1, True, 0
+        log.info("%s: nothing gained for now, the search goes on with more of what it has measured", self.name)
+        return True
+
+    def _announce(self, batch: Sequence[Candidate], noisy: bool, started: float) -> None:
+        self.listener(RoundFinished(
+            self.key, len(self.history) - 1, len(batch), sum(c.linear != "" and c.size > 0 for c in batch),
+            sum(bool(c.samples) for c in batch), sum(c.status is Status.WRONG for c in batch),
+            sum(c.status in FAILED for c in batch), self.strategy.queued, self.best,
+            chain_text(self.incumbent.chain) if self.incumbent else "", self.clock() - started, noisy))
+
+    def _judge_progress(self, before: Candidate | None, seeds_alone: bool) -> None:
+        """A gain is what the incumbent keeps when it is measured again; `before`: the incumbent that the round began with. One that has
+        just won a race, and may have won it by luck, is given the round that tells. In a round of seeds alone nothing was proposed: it is
+        none without a gain."""
+        least = self.config.min_progress * 1e-6
+        if not self.strict and self.best < float("inf"):
+            least = max(least, self.best * max(RELATIVE_PROGRESS, self.noise))
+        again = not self.strict and before is not None and (before is self.baseline or self._is_measured_again(before))
+        settled = before.score if again and before else self.best
+        if self.settled - settled > least:
+            self.flat, self.settled = 0, settled
+        else:
+            self.flat += not seeds_alone
+        promising = self.settled - self.best > least
+        if self.best < BOUND_REFUTED * self.bound:
+            # the ceilings were measured while the machine was busy: such a bound must not end anything
+            log.info("%s: %.3g s is below the roofline bound of %.3g s, which is ignored from now on", self.name, self.best, self.bound)
+            self.bound, self.at_bound = 0.0, 0
+        if self.at_bound >= BOUND_RACES and self.flat and not promising:
+            self.stop("at the roofline bound")
+        elif self.flat >= self.patience + promising and not self._widen():
+            self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")
+
+    # -- the parts of a round ---------------------------------------------------------------------------------------------
+    def _prepare(self, batch: Sequence[Candidate], *, exempt: bool) -> list[Candidate]:
+        """Limits, lowering and the filters that follow it; the candidates worth building. `exempt`: for the heuristic, which runs
+        when all else fails, there are no limits."""
+        within = []
+        for c in batch:
+            try:
+                registers = c.state.features().accumulators
+            except KernelOptError as e:
+                c.fail(Status.ERROR, str(e))
+                continue
+            if registers > self.config.upcast_max and not exempt:
+                c.fail(Status.LIMIT, f"{registers} vector registers of accumulators; BEAM_UPCAST_MAX is {self.config.upcast_max}")
+            else:
+                within.append(c)
+        lowered = []
+        for c, answer in zip(within, self.lab.lower(within), strict=True):
+            if isinstance(answer, Failure):
+                c.fail(answer.status, answer.reason)
+                continue
+            c.linear, c.size, c.work, c.status = answer.digest, answer.size, answer.work, Status.LOWERED
+            if self.config.uops_max and c.size >= self.config.uops_max and not exempt:
+                c.fail(Status.LIMIT, f"{c.size} instructions; BEAM_UOPS_MAX is {self.config.uops_max}")
+            else:
+                lowered.append(c)
+        kept = self._drop_bloated(lowered)
+        fresh = []
+        for c in kept:
+            seeded = exempt or c.origin is Origin.DATABASE      # these need a score of this run
+            if c.linear in self.digests or (c.linear in self.known and not seeded):
+                c.fail(Status.DUPLICATE, "this LINEAR was measured before")
+            else:
+                self.digests.add(c.linear)
+                fresh.append(c)
+        for c in batch:
+            self.counts.limited += c.status is Status.LIMIT
+            self.counts.duplicate += c.status is Status.DUPLICATE
+            if c.status is Status.LIMIT and self.config.log_surpass_max:
+                log.info("%s: %s dropped: %s", self.name, chain_text(c.chain), c.reason)
+        return fresh
+
+    def _drop_bloated(self, lowered: Sequence[Candidate]) -> list[Candidate]:
+        leanest = min((c.work for c in lowered if c.work is not None), default=None)
+        kept = []
+        for c in lowered:
+            if leanest is not None and c.work is not None and c.work > MAX_WORK_RATIO * leanest:
+                c.fail(Status.LIMIT, f"{c.work:g} operations, more than {MAX_WORK_RATIO} times the round's leanest ({leanest:g})")
+            else:
+                kept.append(c)
+        return kept
+
+    def _build_in_chunks(self, candidates: Sequence[Candidate], deadline: float) -> list[Candidate]:
+        """Build and screen; the candidates that the deadline left no time for, as they were before lowering."""
+        ordered = sorted(candidates, key=lambda c: c.origin in (Origin.ACTION, Origin.MUTATION))   # seeds first
+        start = 0
+        while start < len(ordered):
+            now = self.clock()
+            if start and now >= deadline:
+                left = ordered[start:]
+                for c in left:
+                    self.digests.discard(c.linear)
+                    c.status = Status.QUEUED
+                return left
+            size = self._chunk_size(deadline - now)
+            self._build_and_screen(ordered[start:start + size])
+            start += size
+            self.pace = (self.clock() - now) / size
+        return []
+
+    def _chunk_size(self, seconds: float) -> int:
+        """How many candidates to build next, so that they end within `seconds` at the pace of the latest ones."""
+        if seconds == float("inf"):
+            return CHUNK
+        if self.pace == 0.0:
+            return FIRST_CHUNK
+        return max(1, min(CHUNK, int(seconds / self.pace)))
+
+    def _build_and_screen(self, candidates: Sequence[Candidate]) -> None:
+        built = []
+        for c, answer in zip(candidates, self.lab.build(candidates, passes=False, deadline=self.compile_deadline), strict=True):
+            if isinstance(answer, Failure):
+                self._drop(c, answer)
+            else:
+                c.built, c.status = answer, Status.BUILT
+                self.compile_seconds.append(answer.seconds)
+                self.counts.built += 1
+                built.append(c)
+        timings, slower = self._screen(built)
+        for c, timing in zip(built, timings, strict=True):
+            if isinstance(timing, Failure):
+                self._drop(c, timing)
+                continue
+            c.samples, c.seconds = timing.samples, timing.seconds / slower
+            self.counts.timed += 1
+            if timing.cut:
+                c.fail(Status.SLOW, "more than the limit over the incumbent")
+            else:
+                c.status = Status.SCREENED
+                self.pool.append(c)
+
+    def _screen(self, built: Sequence[Candidate]) -> tuple[list[Screened | Failure], float]:
+        """Their timings, and by how much the machine is slower now than it was for the incumbent. A neighbour on the memory bus takes half
+        of the bandwidth for seconds: where nearly all are too slow the incumbent is timed anew, and the others by what it takes now."""
+        if self.incumbent is None:
+            return self.lab.screen(built, None), 1.0
+        timings = self.lab.screen(built, self.incumbent.seconds)
+        slow = [t.status is Status.TIMEOUT if isinstance(t, Failure) else t.cut for t in timings]
+        if sum(slow) <= MOSTLY * len(built):
+            return timings, 1.0
+        now = self.lab.screen([self.incumbent], None)[0]        # without a limit: it might be cut by its own
+        if isinstance(now, Failure) or now.seconds <= SLOWER_NOW * self.incumbent.seconds:
+            return timings, 1.0
+        again = [i for i, t in enumerate(timings) if slow[i] or isinstance(t, Screened)]
+        for i, timing in zip(again, self.lab.screen([built[i] for i in again], now.seconds), strict=True):
+            timings[i] = timing
+        return timings, now.seconds / self.incumbent.seconds
+
+    def _drop(self, c: Candidate, failure: Failure) -> None:
+        c.fail(failure.status, failure.reason)
+        self.counts.failed += 1
+        self.listener(CandidateDropped(self.key, str(c.status), c.reason, chain_text(c.chain)))
+
+    def _race(self, fresh: Sequence[Candidate]) -> bool:
+        """Race the best of what was screened against the incumbent, then let the strategy keep. Whether the race was noisy."""
+        noisy = False
+        racers = self.strategy.racers([c for c in self.pool if c.status is Status.SCREENED])
+        if self.incumbent is None and racers:
+            first = racers.pop(0)
+            first.score, first.status = first.seconds, Status.RACED
+            self.strategy.keep(self.pool, self._verify)
+            self._choose_incumbent()
+        if self.incumbent is not None and racers:
+            along = self._is_measured_again(self.incumbent)
+            race = self.lab.race([self.incumbent, *racers, *([self.baseline] if along else [])])
+            noisy, self.noise = race.noisy, race.noise
+            near = BOUND_REFUTED * self.bound <= race.anchor <= BOUND_REACHED * self.bound and not noisy
+            self.at_bound = self.at_bound + 1 if near else 0
+            if along:
+                self._assess_again(race.ratios[-1])
+            for c, ratio in zip(racers, race.ratios[1:1 + len(racers)], strict=True):
+                if isinstance(ratio, Failure):
+                    self._drop(c, ratio)
+                else:
+                    c.score, c.status, c.noisy = self.incumbent.score * ratio, Status.RACED, race.noisy
+                    self.judged.append(c)
+        self.strategy.keep(self.pool, self._verify)
+        self._choose_incumbent()
+        return noisy
+
+    def _is_measured_again(self, c: Candidate) -> bool:
+        """Whether the baseline is raced along with the incumbent `c`. An incumbent was the luckiest of a race; were its score kept, every
+        next one would add its own luck, so it is measured again in each race, against what nobody chose."""
+        return c is not self.baseline and self.baseline.status is Status.VERIFIED and self.baseline.score <= YARDSTICK_REACH * c.score
+
+    def _assess_again(self, ratio: float | Failure) -> None:
+        """Score the incumbent by the races since it became that; `ratio`: the baseline's time over its own in the latest."""
+        assert self.incumbent is not None
+        if not isinstance(ratio, Failure):
+            self.estimates.append(math.log(self.baseline.score / ratio))
+            self.incumbent.score = math.exp(statistics.fmean(self.estimates))
+
+    def _choose_incumbent(self) -> None:
+        best = min((c for c in self.pool if c.status is Status.VERIFIED), key=lambda c: c.order, default=None)
+        if best is not None and best is not self.incumbent:
+            self._set_incumbent(best)
+
+    def _set_incumbent(self, c: Candidate) -> None:
+        if self.incumbent is not None and c.score < self.told:
+            self.listener(Improved(self.key, c.score, self.incumbent.score, chain_text(c.chain)))
+        self.incumbent, self.told = c, min(self.told, c.score)
+        self.estimates.clear()
+
+    def _verify(self, candidates: Sequence[Candidate]) -> None:
+        started = self.clock()
+        verdicts = self.lab.verify(candidates)
+        self.verify_pace = (self.clock() - started) / len(candidates)
+        for c, verdict in zip(candidates, verdicts, strict=True):
+            c.known["how"] = verdict.how
+            self.judged.append(c)
+            if verdict.right:
+                c.status = Status.VERIFIED
+            else:
+                wrong = verdict.right is False
+                self._drop(c, Failure(Status.WRONG if wrong else Status.ERROR, verdict.reason))
+                self.counts.wrong += wrong
+        self.pool = [c for c in self.pool if c.status not in FAILED]
+
+    def _report(self, candidates: Iterable[Candidate]) -> None:
+        if self.record is not None:
+            self.record(list(candidates))
+
+    # -- the end ----------------------------------------------------------------------------------------------------------
+    @property
+    def improved(self) -> bool:
+        """Something better than the heuristic was found."""
+        return self.incumbent is not None and self.incumbent is not self.baseline
+
+    def finish(self, seconds: float = CONFIRM_SECONDS, deadline: float = float("inf")) -> Finding:
+        """Confirm the finalists within about `seconds`, less after a short search, and say what was found, by about `deadline` on `clock`.
+        Falls back to `result()` where confirmation fails altogether."""
+        self.stop(BUDGET_SPENT)
+        seconds = min(seconds, max(CONFIRM_LEAST, CONFIRM_SHARE * self.spent))
+        verified = self._race_the_best(SEMIFINAL_SHARE * seconds)
+        # the incumbent always, the stored winners always
+        most = self._most_finalists(seconds)
+        finalists = _finalists(verified, min(self.places, most), most)
+        finalists += [c for c in self.stored if c.status is Status.VERIFIED and c not in finalists]
+        baseline = self.baseline if self.baseline.status is Status.VERIFIED else None
+        field_ = [*([baseline] if baseline else []), *finalists]
+        built = []
+        for c, answer in zip(field_, self.lab.build(field_, passes=True, deadline=self.config.timeout_sec), strict=True):
+            if isinstance(answer, Failure):
+                log.info("%s: %s does not compile with passes: %s", self.name, chain_text(c.chain), answer.reason)
+            else:
+                c.built = answer
+                built.append(c)
+        # what the passes made is another binary: it is judged again before it can win
+        right = []
+        for c, v in zip(built, self.lab.verify(built), strict=True):
+            if v.right:
+                right.append(c)
+            elif v.right is False:
+                c.fail(Status.WRONG, f"with LLVM's passes: {v.reason}")
+                self.refuted.append(c)
+                self._forget(c)
+        left = max(CONFIRM_FLOOR, deadline - self.clock() - WIND_UP)      # compiling and verifying the finalists took of it
+        answers = self.lab.confirm(right, min(seconds, left)) if right else []
+        self.confirmed = [(c, t) for c, t in zip(right, answers, strict=True) if isinstance(t, Confirmed)]
+        if not self.confirmed:
+            return self.result()
+        return self._decide(baseline if baseline in right else None)
+
+    def _most_finalists(self, seconds: float) -> int:
+        """How many there is time for in a confirmation of so many seconds: of a long kernel few, one at least."""
+        return max(1, min(2 * self.places, int(seconds / (CONFIRM_ROUNDS * max(self.best, 1e-9))) - 1))
+
+    def _race_the_best(self, seconds: float) -> list[Candidate]:
+        """All that is verified, best first. Scores are of several races, and those of the best few of hundreds are the luckiest: what this
+        many seconds leave time for is raced side by side, and counts as much as all that was known."""
+        verified = sorted((c for c in self.pool if c.status is Status.VERIFIED and c is not self.baseline), key=lambda c: c.order)
+        count = min(SEMIFINAL * self.places, int(seconds / (RACE_RUNS * max(self.best, 1e-9))))
+        if min(count, len(verified)) <= self.places:
+            return verified
+        ratios = self.lab.race(verified[:count]).ratios
+        raced = []
+        for c, r in zip(verified[:count], ratios, strict=True):
+            if isinstance(r, Failure):
+                self._drop(c, r)
+                self._forget(c)
+            else:
+                raced.append((c, math.log(c.score), math.log(r)))
+        shift = statistics.fmean(known - told for _, known, told in raced) if raced else 0.0
+        for c, known, told in raced:
+            c.score = math.exp((known + told + shift) / 2)
+        return sorted((c for c in verified if c.status is Status.VERIFIED), key=lambda c: c.order)
+
+    def _forget(self, c: Candidate) -> None:
+        """`c` turned out wrong: the best of the others is the incumbent."""
+        self.pool = [x for x in self.pool if x is not c]
+        if self.incumbent is c:
+            self.incumbent = self.baseline if self.baseline.status is Status.VERIFIED else None
+            self._choose_incumbent()
+
+    def _decide(self, baseline: Candidate | None) -> Finding:
+        """By the database's rule (`svod.tune.db.winners`), so that what is reported is what is used later: the lowest upper end of the
+        ratio to the baseline, the speed-up that is sure; of what is level with it the baseline, else the shorter chain. Nothing that is
+        slower for sure, or that is much slower at one size of a kernel with variables."""
+        for c, t in self.confirmed:
+            c.score, c.known["confirmed"] = t.seconds, t
+        usable = [(c, t) for c, t in self.confirmed if (t.low <= 1.0 and t.worst <= WORST_RATIO) or baseline is None]
+        winner, time_ = usable[best_of([Standing(t.high, c is baseline, len(c.chain), canonical([o.to_json() for o in c.chain]), c.linear)
+                                        for c, t in usable])]
+        reference = next((t for c, t in self.confirmed if c is baseline), None)
+        speedup = (1 / time_.high, 1 / time_.ratio, 1 / time_.low) if reference is not None else (1.0, 1.0, 1.0)
+        return self._found(winner, time_.seconds, reference.seconds if reference else float("inf"), True, speedup)
+
+    def result(self) -> Finding:
+        """The best verified so far, unconfirmed; the heuristic's chain where nothing was verified."""
+        best = self.incumbent or (self.baseline if self.baseline.status is Status.VERIFIED else None)
+        if best is None:
+            if self.counts.failed + self.counts.wrong or self.baseline.status in FAILED:
+                why = "every candidate failed" + (f" ({self.baseline.reason})" if self.baseline.reason else "")
+            else:
+                why = f"{self.why or 'ended'} before anything was measured"
+            why += ", the heuristic is used unverified"
+            return Finding(self.baseline.chain, "heuristic", float("inf"), float("inf"), False, False, why, self.baseline.linear,
+                           (1.0, 1.0, 1.0), None, None)
+        base = self.baseline.score if self.baseline.status is Status.VERIFIED else float("inf")
+        ratio = base / best.score if base < float("inf") else 1.0
+        return self._found(best, best.score, base, False, (ratio, ratio, ratio))
+
+    def _found(self, winner: Candidate, seconds: float, heuristic: float, confirmed: bool,
+               speedup: tuple[float, float, float]) -> Finding:
+        source = "heuristic" if winner is self.baseline else "database" if winner.origin is Origin.DATABASE else "beam"
+        self.listener(KernelFinished(self.key, seconds, heuristic, chain_text(winner.chain), self.why, True))
+        baseline = self.baseline if self.baseline.status is Status.VERIFIED else None
+        return Finding(winner.chain, source, seconds, heuristic, True, confirmed, self.why, winner.linear, speedup, winner, baseline)

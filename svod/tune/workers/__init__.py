@@ -1,0 +1,1 @@
+"""Processes that a candidate may kill."""

@@ -1,0 +1,540 @@
+"""Who runs the jobs of a search: one small interface, three carriers.
+
+    inline     in the calling process, one after the other, unprotected: for debugging
+    local:N    N compile workers and one bench worker, children of this process            (0.2 s to start)
+    ray:N      the same children inside Ray actors, here or on a cluster (`ray_executor.py`)   (4 s to start)
+
+    with make_executor("local:2") as executor:
+        batch = executor.submit("svod.tune.measure.work:compile_candidate", items, kind="compile", deadline=10.0)
+        for index, outcome in batch:            # as they complete, every index exactly once
+            batch.deadline = 20 * median        # for items that have not started yet
+
+Guarantees, for every carrier but inline where it says so:
+
+* Every item gets exactly one `Outcome`; nothing a candidate does raises here, stops other items, or touches this process.
+* A deadline runs from the start of the item on a ready worker; waiting for a worker, its start, its setup and the machine lock
+  do not count.
+* If a worker is lost through no fault of the candidate, the item is given to another, at most MAX_ATTEMPTS times, then it is `lost`.
+* Bench items run one at a time on the exclusive bench worker, which holds the machine-wide lock of its device
+  (`machine_lock.py`) while there are any. Where compilers and kernels share cores (`shared_cores`: by default below 8 cores) a
+  phase barrier holds: a bench item starts only when no compile child is running, and no compile item starts while a bench item
+  is running or waiting. Idle children sleep in a read.
+* `close` (also at exit and after an exception in a `with`) leaves no process behind; items not finished become `lost`.
+"""
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import logging
+import os
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+from svod.errors import ConfigError, TuneError
+from svod.tune.workers.child import Call, Child, setup_key
+from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, start_server
+from svod.tune.workers.jobs import Outcome, WorkerConfig, decode, encode, resolve_job
+from svod.tune.workers.machine_lock import MachineLock
+
+log = logging.getLogger("svod.tune")
+Kind = Literal["compile", "bench"]
+MOST_WORKERS = 4096
+MAX_ATTEMPTS = 3            # times one item may be lost to the infrastructure
+SHARED_BELOW = 8            # cores below which compilers are kept idle while timing
+RAY_START_DEADLINE = 15.0   # seconds until the local executor takes over
+
+
+class WorkerLost(Exception):
+    """The infrastructure failed under an item; the item may run again elsewhere."""
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Batch(Iterator[tuple[int, Outcome]]):
+    """The items of one `submit`: iterate for (index, outcome) as they complete. `deadline` (seconds) may be changed at any
+    time; it holds for items that start afterwards."""
+
+    def __init__(self, job: str, items: Iterable[Any], kind: Kind, deadline: float, setup: Any, cpus: Sequence[int],
+                 homes: Sequence[str] = ()) -> None:
+        self.kind: Kind = kind
+        self.homes = homes
+        self.deadline = deadline
+        self.payloads = [encode(item) for item in items]
+        setup_payload = b"" if setup is None else encode(setup)
+        self._template = Call(job, b"", deadline, setup_payload, setup_key(job, setup_payload), tuple(cpus))
+        self._outcomes: queue.SimpleQueue[tuple[int, Outcome] | None] = queue.SimpleQueue()
+        self._left = len(self.payloads)
+        self.cancelled = False
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def call(self, index: int) -> Call:
+        return dataclasses.replace(self._template, item=self.payloads[index], deadline=self.deadline)
+
+    def deliver(self, index: int, outcome: Outcome) -> None:
+        """For executors: the outcome of one item."""
+        self._outcomes.put((index, outcome))
+
+    def cancel(self) -> None:
+        """Start no further item: those end as `lost`, kind "cancelled"; items that are running finish."""
+        self.cancelled = True
+
+    def __next__(self) -> tuple[int, Outcome]:
+        found = self.poll(None)
+        if found is None:
+            raise StopIteration
+        return found
+
+    def poll(self, timeout: float | None = 0.0) -> tuple[int, Outcome] | None:
+        """The next (index, outcome), or None when none came within `timeout` seconds or all were given out (`finished`)."""
+        if not self._left:
+            return None
+        try:
+            found = self._outcomes.get(timeout=timeout) if timeout != 0.0 else self._outcomes.get_nowait()
+        except queue.Empty:
+            return None
+        self._left -= 1
+        return found
+
+    @property
+    def finished(self) -> bool:
+        return not self._left
+
+
+class Executor(ABC):
+    """See the module's docstring."""
+
+    description: str = ""       # stored with the search and shown: "2 local workers"
+    isolates: bool = True       # False: a candidate that crashes takes this process along
+
+    @abstractmethod
+    def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
+               cpus: Sequence[int] = (), homes: Sequence[str] = ()) -> Batch:
+        """Queue `items` for `job` (see `svod.tune.workers.jobs`), each with `deadline` seconds of its own. Does not wait.
+
+        `setup`: payload of the job's setup, or None. `cpus`: the cores the workers stay on; none: all. `homes`: per item the worker that
+        keeps something of it (`Outcome.worker`), which takes it before others; where it is busy, others do. Raises FormatError for items
+        that are not plain data, TuneError after `close`."""
+
+    @abstractmethod
+    def workers(self, kind: Kind) -> int:
+        """How many items of `kind` run at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers now. Idempotent."""
+
+    @abstractmethod
+    def wait_until_ready(self) -> None:
+        """Wait until a first item would start at once. Raises TuneError when workers cannot start."""
+
+    def run(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
+            cpus: Sequence[int] = ()) -> list[Outcome]:
+        """`submit`, and the outcomes in the order of the items."""
+        return [o for _, o in sorted(self.submit(job, items, kind=kind, deadline=deadline, setup=setup, cpus=cpus), key=lambda x: x[0])]
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+# -- inline ----------------------------------------------------------------------------------------
+class _InlineBatch(Batch):
+    """Runs the next item when it is asked for."""
+
+    executor: InlineExecutor
+    _index = 0
+
+    def poll(self, timeout: float | None = 0.0) -> tuple[int, Outcome] | None:
+        index = self._index
+        if index == len(self.payloads):
+            return None
+        self._index += 1
+        self._left -= 1
+        if self.cancelled or self.executor.closed:
+            return index, Outcome("lost", kind="cancelled" if self.cancelled else "closed")
+        return index, self.executor.run_call(self.call(index), self.kind)
+
+
+class InlineExecutor(Executor):
+    """In the calling process. No deadline is kept and a crash is everyone's; an exception is still an outcome, Ctrl-C is still Ctrl-C."""
+
+    description = "inline (unprotected)"
+    isolates = False
+
+    def __init__(self, config: WorkerConfig | None = None, device: str = "CPU") -> None:
+        self.config = config or WorkerConfig()
+        self.closed = False
+        self._lock = MachineLock(device)
+        self._state: tuple[str, Any] = ("", None)
+
+    def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
+               cpus: Sequence[int] = (), homes: Sequence[str] = ()) -> Batch:
+        if self.closed:
+            raise TuneError("the executor is closed")
+        batch = _InlineBatch(job, items, kind, deadline, setup, cpus)
+        batch.executor = self
+        return batch
+
+    def run_call(self, call: Call, kind: Kind) -> Outcome:
+        started = time.perf_counter()
+        try:
+            run, set_up = resolve_job(call.job, self.config.job_modules)
+            if kind == "bench":
+                self._lock.acquire()
+            if call.setup_key and call.setup_key != self._state[0]:
+                self._state = ("", None)
+                payload = decode(call.setup)
+                self._state = (call.setup_key, payload if set_up is None else set_up(payload))
+            started = time.perf_counter()
+            result = run(decode(call.item), self._state[1] if call.setup_key else None)
+            seconds = time.perf_counter() - started
+            return Outcome("ok", decode(encode(result)), seconds=seconds, worker="inline")
+        except Exception as e:  # the border of a worker, as in svod.tune.workers.child
+            return Outcome("error", None, type(e).__name__, str(e), time.perf_counter() - started, "inline")
+        finally:
+            self._lock.release()
+
+    def workers(self, kind: Kind) -> int:
+        return 1
+
+    def wait_until_ready(self) -> None:
+        """There is nothing to wait for."""
+
+    def close(self) -> None:
+        self.closed = True
+        self._state = ("", None)
+
+
+# -- the dispatcher that local and Ray share --------------------------------------------------------
+class Carrier(Protocol):
+    """Runs items one after the other, wherever. Each is driven by a thread of its own."""
+
+    name: str
+    kind: Kind
+    chunk: int      # most items handed over at once; above 1 where a round trip is dear
+
+    def warm_up(self) -> None:
+        """Called once, before the first item: start what takes long to start. Raises nothing; `run` says what is wrong."""
+
+    def run(self, calls: Sequence[Call]) -> list[Outcome]:
+        """Start to end. Raises WorkerLost when the infrastructure failed, TuneError when there can be no worker at all."""
+
+    def idle(self) -> None:
+        """No further item of this kind is waiting: let go of what is exclusive."""
+
+    def interrupt(self) -> None:
+        """Called from another thread when closing: make `run` return soon."""
+
+    def close(self) -> None:
+        """Called by the carrier's own thread at its end."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Task:
+    batch: Batch
+    index: int
+    attempts: int = 0
+
+    @property
+    def home(self) -> str:
+        return self.batch.homes[self.index] if self.batch.homes else ""
+
+
+class DispatchingExecutor(Executor):
+    """Queues, the phase barrier, requeueing, and one thread per carrier."""
+
+    def __init__(self, description: str, shared_cores: bool | None) -> None:
+        self.description = description
+        self._shared = usable_cores() < SHARED_BELOW if shared_cores is None else shared_cores
+        self._changed = threading.Condition()
+        self._queues: dict[Kind, deque[_Task]] = {"compile": deque(), "bench": deque()}
+        self._active: dict[Kind, int] = {"compile": 0, "bench": 0}
+        self._threads: list[tuple[threading.Thread, Carrier]] = []
+        self.closing = False
+        atexit.register(self.close)
+
+    def _add(self, carrier: Carrier) -> None:
+        thread = threading.Thread(target=self._drive, args=(carrier,), name=f"svod-{carrier.name}", daemon=True)
+        self._threads.append((thread, carrier))
+        thread.start()
+
+    def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
+               cpus: Sequence[int] = (), homes: Sequence[str] = ()) -> Batch:
+        batch = Batch(job, items, kind, deadline, setup, cpus, homes)
+        with self._changed:
+            if self.closing:
+                raise TuneError("the executor is closed")
+            if not self.workers(kind):
+                raise TuneError(f"asked for a {kind} job; {self.description} have no worker for that")
+            self._queues[kind].extend(_Task(batch, i) for i in range(len(batch)))
+            self._changed.notify_all()
+        return batch
+
+    def workers(self, kind: Kind) -> int:
+        return sum(c.kind == kind for _, c in self._threads)
+
+    def _may_start(self, kind: Kind) -> bool:
+        if not self._queues[kind]:
+            return False
+        if not self._shared:
+            return True
+        if kind == "compile":
+            return not self._active["bench"] and not self._queues["bench"]
+        return not self._active["compile"]
+
+    def _take(self, carrier: Carrier) -> list[_Task]:
+        """The next items for a carrier: one, or up to its chunk while there is enough for all. Empty when closing."""
+        kind = carrier.kind
+        taken: list[_Task] = []
+        with self._changed:
+            while not self.closing:
+                if not self._may_start(kind):
+                    self._changed.wait()
+                    continue
+                waiting = self._queues[kind]
+                for _ in range(max(1, min(carrier.chunk, len(waiting) // (2 * self.workers(kind))))):
+                    homes = [t.home for t in waiting]
+                    at = next((homes.index(h) for h in (carrier.name, "") if h in homes), -1)   # else what others would take last
+                    task = waiting[at]
+                    del waiting[at]
+                    if task.batch.cancelled:
+                        task.batch.deliver(task.index, Outcome("lost", kind="cancelled"))
+                    else:
+                        taken.append(task)
+                        if task.attempts:
+                            break       # it lost a worker once: alone, so that it does not take others along
+                if taken:
+                    self._active[kind] += 1
+                    return taken
+                self._changed.notify_all()      # the last of a kind may have been what the others waited for
+        return []
+
+    def _drive(self, carrier: Carrier) -> None:
+        """A carrier's thread."""
+        carrier.warm_up()
+        while tasks := self._take(carrier):
+            for task in tasks:
+                task.attempts += 1
+            outcomes: list[Outcome]
+            retry: list[_Task] = []
+            try:
+                outcomes = carrier.run([t.batch.call(t.index) for t in tasks])
+            except WorkerLost as e:
+                if not self.closing:
+                    log.info("worker %s was lost (%s)", carrier.name, e)
+                    retry = [t for t in tasks if t.attempts < MAX_ATTEMPTS]
+                    tasks = [t for t in tasks if t.attempts >= MAX_ATTEMPTS]
+                outcomes = [Outcome("lost", kind="worker", message=f"{t.attempts} workers lost under it, the last: {e}") for t in tasks]
+            except Exception as e:  # a carrier's border: an item never goes without an outcome, whatever broke
+                outcomes = [Outcome("lost", kind="worker", message=f"{type(e).__name__}: {e}")] * len(tasks)
+            for task, outcome in zip(tasks, outcomes, strict=True):
+                if self.closing and outcome.status in ("crash", "lost"):
+                    outcome = Outcome("lost", kind="closed")        # it was killed by close(), not by itself
+                task.batch.deliver(task.index, dataclasses.replace(outcome, worker=carrier.name, attempts=task.attempts))
+            with self._changed:
+                if self.closing:
+                    for task in retry:
+                        task.batch.deliver(task.index, Outcome("lost", kind="closed"))
+                else:
+                    self._queues[carrier.kind].extendleft(reversed(retry))
+                last = not self._queues[carrier.kind]
+            if last:
+                carrier.idle()
+            with self._changed:
+                self._active[carrier.kind] -= 1
+                self._changed.notify_all()
+        carrier.close()
+
+    def close(self) -> None:
+        with self._changed:
+            self.closing = True
+            pending = [t for q in self._queues.values() for t in q]
+            for q in self._queues.values():
+                q.clear()
+            self._changed.notify_all()
+        for task in pending:
+            task.batch.deliver(task.index, Outcome("lost", kind="closed"))
+        for thread, carrier in self._threads:
+            while thread.is_alive():
+                carrier.interrupt()     # again: it may only just have started something
+                thread.join(0.05)
+        self._threads.clear()
+        self._shut_down()
+        atexit.unregister(self.close)
+
+    def _shut_down(self) -> None:
+        """After the last thread has ended: what all carriers shared."""
+
+
+# -- local -----------------------------------------------------------------------------------------
+class _LocalCarrier:
+    chunk = 1
+
+    def __init__(self, owner: LocalExecutor, kind: Kind, name: str) -> None:
+        self.kind: Kind = kind
+        self.name = name
+        self._owner = owner
+        self._child: Child | None = None
+        self._server: ForkServer | SpawnServer | None = None
+        self._lock = MachineLock(owner.device) if kind == "bench" else None
+
+    def warm_up(self) -> None:
+        """A child takes 10 ms."""
+
+    def run(self, calls: Sequence[Call]) -> list[Outcome]:
+        if self._lock is not None and not self._lock.acquire(lambda: self._owner.closing):
+            raise WorkerLost("closing")
+        try:
+            if self._child is None:
+                self._server = self._owner.server()
+                self._child = Child(self._server)
+            return [self._child.run(call) for call in calls]
+        except ServerLost as e:
+            self._drop_child()
+            self._owner.replace_server(self._server)
+            raise WorkerLost(str(e)) from e
+
+    def idle(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def interrupt(self) -> None:
+        child = self._child
+        if child is not None:
+            child.interrupt()
+
+    def close(self) -> None:
+        self._drop_child()
+        self.idle()
+
+    def _drop_child(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+
+class LocalExecutor(DispatchingExecutor):
+    """N compile children and one bench child of this process, all from one fork server. Starts in the background; processes are made when
+    there is work for them."""
+
+    def __init__(self, workers: int | None = None, config: WorkerConfig | None = None, device: str = "CPU",
+                 shared_cores: bool | None = None) -> None:
+        count = usable_cores() if workers is None else workers
+        self.config = config or WorkerConfig()
+        self.device = device
+        self._server_lock = threading.Lock()
+        self._server = start_server(self.config)    # first: where it cannot start there is nothing to close
+        super().__init__(f"{count} local worker{'s' if count != 1 else ''}", shared_cores)
+        for i in range(count):
+            self._add(_LocalCarrier(self, "compile", f"local-compile-{i}"))
+        self._add(_LocalCarrier(self, "bench", "local-bench-0"))
+
+    def wait_until_ready(self) -> None:
+        self.server().wait_until_ready()
+
+    def server(self) -> ForkServer | SpawnServer:
+        with self._server_lock:
+            return self._server
+
+    def replace_server(self, lost: ForkServer | SpawnServer | None) -> None:
+        """Start another fork server in place of `lost`, unless another thread has done so."""
+        with self._server_lock:
+            if self._server is lost and not self.closing:
+                log.warning("the fork server of the workers ended unexpectedly; starting another")
+                self._server.close()
+                self._server = start_server(self.config)
+
+    def _shut_down(self) -> None:
+        self._server.close()
+
+
+# -- choosing --------------------------------------------------------------------------------------
+def parse_workers(spec: str) -> tuple[str, int | None]:
+    """("ray" | "local" | "inline", count or None). Raises ConfigError."""
+    name, colon, count = spec.partition(":")
+    counted = name in ("ray", "local") and (not colon or (count.isdecimal() and 0 < int(count) <= MOST_WORKERS))
+    valid = counted or spec == "inline"
+    if not valid:
+        raise ConfigError(f"asked for workers {spec!r}; use ray:N, local:N (N processes, 1 to {MOST_WORKERS}), ray, local or inline")
+    return name, int(count) if count else None
+
+
+def check_address(address: str | None) -> None:
+    """Raise ConfigError for the address of a Ray cluster that cannot be one; None is no cluster."""
+    if address is not None and "://" in address:
+        raise ConfigError(f"asked for the Ray cluster at {address!r}; svod must run on a node of the cluster and connects with "
+                          "--address auto or host:port, because Ray's client protocol cannot kill a worker in time")
+    if address is not None and address != "auto" and not address.rpartition(":")[2].isdecimal():
+        raise ConfigError(f"asked for the Ray cluster at {address!r}; use auto or host:port")
+
+
+def make_executor(spec: str = "local", address: str | None = None, config: WorkerConfig | None = None, device: str = "CPU",
+                  shared_cores: bool | None = None, start_deadline: float = RAY_START_DEADLINE,
+                  say: Callable[[str], None] = log.warning) -> Executor:
+    """The executor that `spec` names ("ray:N", "local:N", "inline"; without N: one worker per core).
+
+    `address` (Ray only): None starts a Ray of our own on this machine; "auto" or "host:port" connects to a cluster. Where an
+    own Ray is missing or not up within `start_deadline` seconds, the local executor takes over and `say` gets one line; a
+    cluster that was asked for by address and cannot be reached is a TuneError. Raises ConfigError for a spec or an address that
+    cannot be used."""
+    name, count = parse_workers(spec)
+    if address is not None and name != "ray":
+        raise ConfigError(f"asked for workers {spec!r} at address {address!r}; an address needs ray workers: ray:N or ray")
+    if name == "inline":
+        return InlineExecutor(config, device)
+    if name == "ray":
+        from svod.tune.workers.ray_executor import RayUnavailable, start_ray_executor
+        try:
+            return start_ray_executor(count, address, config, device, shared_cores, start_deadline)
+        except RayUnavailable as e:
+            if address is not None:
+                raise TuneError(f"cannot tune on the Ray cluster at {address!r}: {e}") from e
+            say(f"tuning with local workers instead of Ray: {e}")
+    return LocalExecutor(count, config, device, shared_cores)
+
+
+class ExecutorStart:
+    """`make_executor` begun in the background, for Ray's seconds while something else goes on. `result` waits for it; `close` ends it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._made: Executor | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._make, args=(args, kwargs), name="svod-executor-start", daemon=True)
+        self._thread.start()
+
+    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self._made = make_executor(*args, **kwargs)
+        except BaseException as e:  # raised again in the thread that asks for the result
+            self._error = e
+
+    def result(self) -> Executor:
+        """The executor. Raises what `make_executor` raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._made is not None
+        return self._made
+
+    def close(self) -> None:
+        """End the executor, also one that is still starting. Idempotent."""
+        with contextlib.suppress(Exception):    # one that did not start needs no end; the error is `result`'s to tell
+            self.result().close()
+
+
+def start_in_background(spec: str = "local", address: str | None = None, **kwargs: Any) -> ExecutorStart:
+    """Begin `make_executor(spec, address, …)` now, wait for it later."""
+    return ExecutorStart(spec, address, **kwargs)

@@ -1,0 +1,356 @@
+"""A process that forks children on request: numpy, LLVM and svod are imported once, a child costs about 10 ms.
+
+    searching process ──(requests)──▶ fork server ──fork──▶ child ◀──(socket)──▶ searching process
+
+multiprocessing has a fork server too; svod has its own because that one is a singleton that the user's program may be using,
+imports the user's `__main__` into every child, and starts a resource tracker. Here a script without a guard around its main
+part is never run twice.
+
+Nothing outlives the searching process: the server ends when its request socket closes (so also after SIGKILL), killing its
+children first; a child gets SIGKILL from the kernel when the server dies (Linux), and ends when its own socket closes. Ctrl-C
+is ignored by both: the searching process decides. The server never runs candidates, so it always answers.
+"""
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from svod.errors import TuneError
+from svod.tune.workers.jobs import WorkerConfig, package_roots
+
+START_DEADLINE = 60.0     # seconds until the server must have said hello: a cold disk and a busy machine included
+REQUEST_DEADLINE = 15.0   # seconds for one request; a fork takes milliseconds
+REAP_DEADLINE = 5.0       # seconds a killed process may take to go (it may have gigabytes to unmap)
+
+# BLAS must not start threads in a process that forks, so this comes before any import of numpy.
+_BOOT = ("import os, sys, json; os.environ.update(OPENBLAS_NUM_THREADS='1', MKL_NUM_THREADS='1', OMP_NUM_THREADS='1'); "
+         "c = json.loads(sys.argv[2]); sys.path[:0] = c['first']; sys.path += c['last']; "
+         "from svod.tune.workers.forkserver import {main}; {main}(int(sys.argv[1]), c['config'])")
+
+
+class ServerLost(Exception):
+    """The fork server is gone or does not answer. Says nothing about any candidate: what was running may run again."""
+
+
+def _command(main: str, fd: int, config: WorkerConfig) -> list[str]:
+    if not sys.executable:
+        raise TuneError("cannot start workers: sys.executable is empty (an embedded Python?); use workers='inline'")
+    roots = package_roots()
+    paths = {"first": [*roots[:1], *config.paths], "last": roots[1:], "config": asdict(config)}
+    return [sys.executable, "-P", "-W", "ignore", "-c", _BOOT.format(main=main), str(fd), json.dumps(paths)]
+
+
+def _popen(command: list[str], fd: int, log: int) -> subprocess.Popen[bytes]:
+    """Start a Python process that never sees a Ctrl-C: SIGINT stays blocked until it ignores it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(fd,))
+    except OSError as e:
+        raise TuneError(f"cannot start a worker process: {e}") from e
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def open_log() -> int:
+    """A descriptor for the output of a process: anonymous, in memory where the system can, opened for appending."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("svod-worker")
+    else:
+        fd, path = tempfile.mkstemp(prefix="svod-worker-")
+        os.unlink(path)
+    import fcntl
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+    return fd
+
+
+def read_log(fd: int, limit: int = 2000) -> str:
+    """The last `limit` bytes written to a log."""
+    size = os.fstat(fd).st_size
+    return os.pread(fd, limit, max(0, size - limit)).decode(errors="replace").strip()
+
+
+class ForkServer:
+    """The searching process's end. Thread-safe: any thread may ask for children.
+
+    Starting does not wait; the first request does. Raises TuneError when the server cannot start (with the reason), ServerLost
+    when it is gone."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self._lock = threading.Lock()
+        self._log = open_log()
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(START_DEADLINE)
+        self._buffer = b""
+        self._ready = False
+        self._broken = ""
+        try:
+            self._process = _popen(_command("serve", theirs.fileno(), config), theirs.fileno(), self._log)
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_until_ready(self) -> None:
+        """Wait for the server's hello."""
+        with self._lock:
+            self._await_hello()
+
+    def _await_hello(self) -> None:
+        if self._ready:
+            return
+        if self._broken:
+            raise TuneError(self._broken)
+        try:
+            hello = self._read_line()
+        except ServerLost as e:
+            self._process.kill()
+            hello = {"error": f"{e}; {read_log(self._log)}"}
+        if "error" in hello:
+            self._broken = f"worker processes could not start: {hello['error']}"
+            raise TuneError(self._broken)
+        self._socket.settimeout(REQUEST_DEADLINE)
+        self._ready = True
+
+    def _read_line(self) -> dict[str, Any]:
+        try:
+            while b"\n" not in self._buffer:
+                chunk = self._socket.recv(65536)
+                if not chunk:
+                    raise ServerLost("the fork server ended")
+                self._buffer += chunk
+        except OSError as e:
+            raise ServerLost(f"the fork server does not answer: {e}") from e
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def _request(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> dict[str, Any]:
+        data = json.dumps(message).encode() + b"\n"
+        with self._lock:
+            self._await_hello()
+            try:
+                if fds:
+                    socket.send_fds(self._socket, [data], fds)
+                else:
+                    self._socket.sendall(data)
+            except OSError as e:
+                raise ServerLost(f"the fork server is gone: {e}") from e
+            return self._read_line()
+
+    def start_child(self, sock: socket.socket, log: int, cpus: tuple[int, ...]) -> int:
+        """A new child that serves `sock` with its output in `log`, on the given cores (none: all). Returns its process id."""
+        reply = self._request({"do": "fork", "cpus": cpus}, (sock.fileno(), log))
+        if "error" in reply:
+            raise ServerLost(f"the fork server cannot fork: {reply['error']}")
+        return int(reply["pid"])
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL a child, without waiting. Safe against reused ids: only the server reaps, and only on request."""
+        self._request({"do": "kill", "pid": pid})
+
+    def reap(self, pid: int) -> int | None:
+        """SIGKILL a child and wait for its end: its wait status, or None when it is still there after REAP_DEADLINE seconds. A child
+        that was already dying keeps the status of what killed it."""
+        status = self._request({"do": "reap", "pid": pid})["status"]
+        return None if status is None else int(status)
+
+    def close(self) -> None:
+        """End the server and all its children. Idempotent; waits until the server is gone."""
+        self._socket.close()
+        try:
+            self._process.wait(REAP_DEADLINE + 1)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
+
+
+class SpawnServer:
+    """The same interface without fork: every child is a Python of its own (about 0.3 s)."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self._lock = threading.Lock()
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+
+    def wait_until_ready(self) -> None:
+        """Nothing to wait for."""
+
+    def start_child(self, sock: socket.socket, log: int, cpus: tuple[int, ...]) -> int:
+        command = _command("serve_alone", sock.fileno(), self.config)
+        command[-1] = json.dumps({**json.loads(command[-1]), "config": {**asdict(self.config), "cpus": cpus}})
+        process = _popen(command, sock.fileno(), log)
+        with self._lock:
+            self._children[process.pid] = process
+        return process.pid
+
+    def kill(self, pid: int) -> None:
+        with self._lock:
+            process = self._children.get(pid)
+        if process is not None:
+            process.kill()
+
+    def reap(self, pid: int) -> int | None:
+        with self._lock:
+            process = self._children.get(pid)
+        if process is None:
+            return None
+        process.kill()
+        try:
+            code = process.wait(REAP_DEADLINE)
+        except subprocess.TimeoutExpired:
+            return None
+        with self._lock:
+            self._children.pop(pid, None)
+        return -code if code < 0 else code << 8
+
+    def close(self) -> None:
+        for pid in list(self._children):
+            self.reap(pid)
+
+
+def start_server(config: WorkerConfig) -> ForkServer | SpawnServer:
+    """The server `config.start` names; without fork on this system, the one that spawns."""
+    return ForkServer(config) if config.start == "fork" and hasattr(os, "fork") else SpawnServer(config)
+
+
+# -- the server's side -----------------------------------------------------------------------------
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _preload(config: dict[str, Any]) -> None:
+    for entry in config["preload"]:
+        module, _, function = entry.partition(":")
+        loaded = importlib.import_module(module)
+        if function:
+            getattr(loaded, function)()
+
+
+def serve(fd: int, config: dict[str, Any]) -> None:
+    """Main of the fork server: preload, say hello, then fork, kill and reap on request until the other side closes."""
+    import gc
+    _ignore_interrupts()
+    control = socket.socket(fileno=fd)
+    control.set_inheritable(False)
+
+    def reply(message: dict[str, Any]) -> None:
+        control.sendall(json.dumps(message).encode() + b"\n")
+
+    try:
+        from svod.tune.workers.child import run_child
+        _preload(config)
+    except Exception as e:  # a worker's border: it becomes the message of a TuneError on the other side
+        reply({"error": f"{type(e).__name__}: {e}"})
+        return
+    gc.collect()
+    gc.freeze()     # keep pages shared with the children: no collection touches the headers of preloaded objects
+    children: set[int] = set()
+    reply({"ready": True})
+    with contextlib.suppress(OSError):      # the other side went away in the middle of an answer: the same as its end
+        _answer_requests(control, children, reply, run_child, config)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for pid in children:
+        _reap(pid, 1.0)
+
+
+def _answer_requests(control: socket.socket, children: set[int], reply: Callable[[dict[str, Any]], None],
+                     run_child: Callable[[int, int, dict[str, Any]], None], config: dict[str, Any]) -> None:
+    server = os.getpid()
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 65536, 2)
+        if not data:
+            return
+        message = json.loads(data)      # requests are answered one by one and are small: one recv, one message
+        if message["do"] == "fork":
+            try:
+                pid = os.fork()
+            except OSError as e:
+                for f in fds:
+                    os.close(f)
+                reply({"error": str(e)})
+                continue
+            if pid == 0:
+                _become_child(control, server, fds, run_child, {**config, "cpus": message["cpus"]})
+            for f in fds:
+                os.close(f)
+            children.add(pid)
+            reply({"pid": pid})
+        elif message["pid"] not in children:
+            reply({"status": None})
+        elif message["do"] == "kill":
+            os.kill(message["pid"], signal.SIGKILL)
+            reply({"status": None})
+        else:
+            os.kill(message["pid"], signal.SIGKILL)
+            status = _reap(message["pid"], REAP_DEADLINE)
+            if status is not None:
+                children.discard(message["pid"])
+            reply({"status": status})
+
+
+def _reap(pid: int, deadline: float) -> int | None:
+    end = time.monotonic() + deadline
+    wait = 0.0002
+    while True:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if done:
+            return status
+        if time.monotonic() > end:
+            return None
+        select.select([], [], [], wait)
+        wait = min(0.01, wait * 1.5)
+
+
+def _become_child(control: socket.socket, server: int, fds: list[int], run_child: Callable[[int, int, dict[str, Any]], None],
+                  config: dict[str, Any]) -> None:
+    """In the forked process: never returns."""
+    code = 1
+    try:
+        control.close()
+        _die_with_parent(server)
+        run_child(fds[0], fds[1], config)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Linux: SIGKILL this process when its parent dies (prctl PR_SET_PDEATHSIG, 1). Elsewhere the server's own end takes care."""
+    if sys.platform == "linux":
+        import ctypes
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:      # it died before the call
+            os._exit(1)
+
+
+def serve_alone(fd: int, config: dict[str, Any]) -> None:
+    """Main of a spawned child (`SpawnServer`)."""
+    _ignore_interrupts()
+    from svod.tune.workers.child import run_child
+    _preload(config)
+    log = os.dup(2)
+    run_child(fd, log, config)

@@ -1,0 +1,493 @@
+"""The executor on Ray: an embedded one of our own, the user's running one, or a cluster.
+
+Ray carries, it does not judge: no Ray retries, no `ray.cancel` (which does nothing to an actor that computes), one call in flight per
+actor. Deadlines are kept by the child processes inside the actors; an actor that does not answer long after that is killed and replaced.
+
+An embedded Ray (`address=None`) listens on the loopback interface, asks for a token that only this process and its workers
+know, keeps its session in a directory of its own that is removed at the end, and follows neither RAY_ADDRESS nor a cluster that
+happens to run here. A Ray that the program had initialised before is used as it is and left running. Ray prints from threads of
+its own; what they print is kept off this process's stdout and stderr while the executor lives.
+"""
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from svod import config
+from svod.errors import TuneError
+from svod.tune.workers.child import Call
+from svod.tune.workers.executor import DispatchingExecutor, Kind, WorkerLost, check_address, usable_cores
+from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, mismatch, package_roots
+from svod.tune.workers.ray_worker import RayWorker
+
+log = logging.getLogger("svod.tune")
+
+OBJECT_STORE = 80 << 20     # bytes; Ray's minimum is 78,643,200. Lazily mapped, our messages travel inline
+SESSION_PREFIX = "svod-ray-"
+OWNER = "owner"             # the file in a session's directory that its owner keeps locked
+MAX_TEMP = 40               # characters of a temporary directory below which Ray's socket paths stay under the system's 107
+OUTER_GRACE = 15.0          # seconds beyond all inner deadlines after which an actor is given up
+CHUNK = 4                   # compile items of one call: a round trip costs about a millisecond of two processes
+LOCK_SLICE = 1.0            # seconds of one wait for the machine lock inside an actor
+MAX_START_FAILURES = 3      # actors of one carrier that died in a row before a first answer
+NODE_POLL = 1.0             # seconds between looks at the cluster's nodes
+PENDING_NOTICE = 10.0       # seconds an actor waits for a place before it is said
+
+
+# One token for every Ray this process starts: Ray's core reads it once and keeps it.
+TOKEN = secrets.token_hex(32)
+
+
+class RayUnavailable(Exception):
+    """Ray is missing or did not come up; says why."""
+
+
+# -- Ray's manners -----------------------------------------------------------------------------------
+class _WithoutRay:
+    """A text stream that drops what Ray's own threads print and passes everything else on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if threading.current_thread().name.startswith("ray_"):
+            log.debug("ray: %s", text.rstrip())
+            return len(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _QuietStreams:
+    """Puts `_WithoutRay` before stdout and stderr, and takes it away again where nobody else has replaced them since."""
+
+    def __init__(self) -> None:
+        self._before = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._ours: dict[str, Any] = {name: _WithoutRay(s) for name, s in self._before.items() if s is not None}
+        for name, stream in self._ours.items():
+            setattr(sys, name, stream)
+
+    def restore(self) -> None:
+        for name, stream in self._ours.items():
+            if getattr(sys, name) is stream:
+                setattr(sys, name, self._before[name])
+
+
+def _import_ray() -> Any:
+    if "ray" not in sys.modules:
+        # Read once, at import; Ray refuses a server in another mode. Where the program has imported Ray, ray.init chooses the mode
+        config.set_default_environment(RAY_AUTH_MODE="token")
+    config.set_default_environment(RAY_COLOR_PREFIX="0", RAY_USAGE_STATS_ENABLED="0")
+    try:
+        import ray
+    except ImportError as e:
+        raise RayUnavailable(f"Ray cannot be imported ({e}); pip install 'svod[tune]'") from e
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    return ray
+
+
+class _SessionDirectory:
+    """A directory with a short path for Ray's sockets and logs. A lock on a file in it says that its owner lives, so that those
+    of processes that were killed can be removed by the next. That file goes last: what could not be removed yet, because a process of
+    Ray's wrote its last line or a Ctrl-C came, is removed by the next as well."""
+
+    def __init__(self) -> None:
+        self.path = ""
+        for base in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
+            if len(base) <= MAX_TEMP and os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK):
+                _remove_dead_sessions(Path(base))
+                self.path = tempfile.mkdtemp(prefix=SESSION_PREFIX, dir=base)
+                self._owner = os.open(os.path.join(self.path, OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+        raise RayUnavailable(f"Ray needs a writable temporary directory with a path of at most {MAX_TEMP} characters, "
+                             f"and {tempfile.gettempdir()} is longer; set TMPDIR")
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):              # what is left is for the next, who has found it already where it is gone
+            for _ in range(40):                         # a process of Ray's may still write its last log line
+                if _remove_session(Path(self.path)):
+                    break
+                time.sleep(0.05)
+        os.close(self._owner)
+
+
+def _remove_session(directory: Path) -> bool:
+    """Remove a session directory, its owner's file last. Whether it is gone."""
+    for entry in os.listdir(directory):
+        path = directory / entry
+        if entry != OWNER:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    if os.listdir(directory) != [OWNER]:
+        return False
+    (directory / OWNER).unlink()
+    try:
+        directory.rmdir()
+    except OSError:     # something came meanwhile: it needs its owner's file again, to be found by the next
+        (directory / OWNER).touch(0o600)
+        return False
+    return True
+
+
+def _remove_dead_sessions(base: Path) -> None:
+    for directory in base.glob(SESSION_PREFIX + "*"):
+        try:
+            owner = os.open(directory / OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:     # another user's, or one that is just being made or removed
+            continue
+        try:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_session(directory)
+        except OSError:
+            continue        # its owner lives, or another process removes it as well
+        finally:
+            os.close(owner)
+
+
+class _EmbeddedRay:
+    """A Ray of our own, started and stopped with the executor."""
+
+    def __init__(self, ray: Any, workers: int, deadline: float) -> None:
+        self._ray = ray
+        self._directory = _SessionDirectory()
+        self._given_up = False
+        self._error: BaseException | None = None
+        self._environment = contextlib.ExitStack()
+        self._environment.enter_context(config.default_environment(RAY_AUTH_TOKEN=TOKEN,
+                                                                   RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1"))
+        self._up = threading.Event()
+        self._over = threading.Event()
+        # In a thread: init has no timeout, and outside the main thread it leaves the program's SIGTERM handler alone. The thread stays to
+        # the end because the kernel kills Ray's processes together with the thread that started them.
+        self._thread = threading.Thread(target=self._live, args=(workers,), name="ray_start", daemon=True)
+        self._thread.start()
+        if not self._up.wait(deadline):
+            self._given_up = True
+            raise RayUnavailable(f"Ray was not up after {deadline:g} s")
+        if self._error is not None:
+            self.close()
+            raise RayUnavailable(f"Ray did not start: {type(self._error).__name__}: {self._error}") from self._error
+
+    def _live(self, workers: int) -> None:
+        """Start Ray, wait for the end, stop it."""
+        self._start(workers)
+        self._up.set()
+        if not self._given_up:
+            self._over.wait()
+        with contextlib.suppress(Exception):    # whatever is left of a Ray that failed; its processes end with this thread
+            self._ray.shutdown()
+        self._environment.close()
+        self._directory.remove()
+
+    def _start(self, workers: int) -> None:
+        # for Ray's workers, which import svod from where this process has it
+        paths = os.pathsep.join([*package_roots()[:1], *filter(None, [config.child_environment().get("PYTHONPATH")])])
+        try:
+            # Ray would point breakpoint() of this process, and of every process it starts later, to a debugger of its own
+            with config.changed_environment(PYTHONPATH=paths), config.default_environment(PYTHONBREAKPOINT=""):
+                self._ray.init(address="local", num_cpus=workers, include_dashboard=False, object_store_memory=OBJECT_STORE,
+                               log_to_driver=False, logging_level=logging.ERROR, _temp_dir=self._directory.path,
+                               _node_ip_address="127.0.0.1",
+                               _system_config={"worker_niceness": 0, "enable_metrics_collection": False,
+                                               "prestart_worker_first_driver": False})
+        except BaseException as e:  # handed to the thread that waits
+            self._error = e
+
+    def close(self) -> None:
+        """Stop Ray and remove its session. Waits until it is gone."""
+        self._over.set()
+        self._thread.join()
+
+
+# -- carrying ----------------------------------------------------------------------------------------
+class _RayCarrier:
+    """Runs calls in an actor, which it makes at once, beside those of the others, and replaces when it dies."""
+
+    def __init__(self, owner: RayExecutor, kind: Kind, name: str) -> None:
+        self.kind: Kind = kind
+        self.name = name
+        self.chunk = CHUNK if kind == "compile" else 1
+        self._starting = threading.Lock()       # its own thread, and `wait_until_ready`
+        self._owner = owner
+        self._ray = owner.ray
+        self._actor: Any = None
+        self._failures = 0
+        self._hopeless: TuneError | None = None     # why there is no sense in another attempt to start
+        self._locked = False
+
+    def warm_up(self) -> None:
+        with contextlib.suppress(WorkerLost, TuneError):    # tried again for the first call, which says so
+            self.start()
+
+    def run(self, calls: Sequence[Call]) -> list[Outcome]:
+        ray = self._ray
+        try:
+            actor = self.start()
+            if self.kind == "bench" and not self._locked:
+                self._await_lock(actor)
+            patience = OUTER_GRACE + sum(c.deadline + (self._owner.config.setup_deadline if c.setup else 0.0) for c in calls)
+            outcomes: list[Outcome] = ray.get(actor.run.remote(list(calls)), timeout=patience)
+        except ray.exceptions.GetTimeoutError as e:
+            self._drop()
+            raise WorkerLost("the worker did not answer long after every deadline") from e
+        except ray.exceptions.RayTaskError as e:
+            self._drop()
+            raise TuneError(f"a worker failed by itself: {e.cause}") from e
+        except ray.exceptions.RayError as e:
+            self._drop()
+            raise WorkerLost(_first_line(e)) from e
+        for outcome in outcomes:
+            if outcome.status == "lost":
+                raise WorkerLost(outcome.message)
+        return outcomes
+
+    def start(self) -> Any:
+        """The actor, after it said who it is. Raises WorkerLost, or TuneError when there is no sense in another attempt."""
+        with self._starting:
+            return self._actor if self._actor is not None else self._start()
+
+    def _start(self) -> Any:
+        if self._hopeless is not None:
+            raise self._hopeless
+        if self._failures >= MAX_START_FAILURES:
+            raise TuneError(f"{self._failures} workers in a row could not be started")
+        ray = self._ray
+        device = self._owner.device if self.kind == "bench" else None
+        try:
+            self._actor = ray.remote(**self._owner.options(self.kind))(RayWorker).remote(self._owner.config, device)
+            theirs = self._await(self._actor.hello.remote())
+        except ray.exceptions.RayTaskError as e:
+            self._drop()
+            self._hopeless = TuneError(f"a worker cannot work: {e.cause}")
+            raise self._hopeless from e
+        except ray.exceptions.RayError as e:
+            self._failures += 1
+            self._drop()
+            raise WorkerLost(_first_line(e)) from e
+        self._failures = 0
+        ours = identity()
+        if self._owner.embedded:
+            del ours["svod source"]     # the same files; they can only differ by an edit since this process began
+        different = mismatch(ours, theirs)
+        if different:
+            self._drop()
+            self._hopeless = TuneError(f"the worker on {theirs['host']} is another svod: {different}; install the same version on every "
+                                       "node")
+            raise self._hopeless
+        return self._actor
+
+    def _await(self, ref: Any) -> Any:
+        """The value of `ref`, which may have to wait for a place in the cluster."""
+        notice = time.monotonic() + PENDING_NOTICE
+        while not self._ray.wait([ref], timeout=0.5)[0]:
+            if self._owner.closing:
+                raise WorkerLost("closing")
+            if time.monotonic() > notice and not self._owner.embedded:      # whose actors need none
+                log.warning("%s is waiting for a place in the Ray cluster", self.name)
+                notice = float("inf")
+        return self._ray.get(ref)
+
+    def _await_lock(self, actor: Any) -> None:
+        waited = 0.0
+        while not self._ray.get(actor.acquire.remote(LOCK_SLICE), timeout=LOCK_SLICE + OUTER_GRACE):
+            if self._owner.closing:
+                raise WorkerLost("closing")
+            if not waited:
+                log.warning("waiting to time on %s: another svod process is timing on that machine", self._owner.device)
+            waited += LOCK_SLICE
+        self._locked = True
+
+    def idle(self) -> None:
+        if self._locked:
+            self._locked = False
+            with contextlib.suppress(self._ray.exceptions.RayError):    # the lock went with the actor
+                self._ray.get(self._actor.release.remote(), timeout=OUTER_GRACE)
+
+    def interrupt(self) -> None:
+        actor = self._actor
+        if actor is not None:
+            with contextlib.suppress(Exception):    # it may be gone, or Ray may be
+                self._ray.kill(actor, no_restart=True)
+
+    def close(self) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        self.interrupt()
+        self._actor, self._locked = None, False
+
+
+class RayExecutor(DispatchingExecutor):
+    """See the module's docstring. Made by `start_ray_executor`."""
+
+    def __init__(self, ray: Any, description: str, count: int | None, embedded: _EmbeddedRay | None, connected: bool, quiet: _QuietStreams,
+                 config: WorkerConfig, device: str, shared_cores: bool | None) -> None:
+        super().__init__(description, shared_cores)
+        self.ray = ray
+        self.config = config
+        self.device = device
+        self._embedded = embedded
+        self._connected = connected         # this executor called ray.init for a cluster, and disconnects at the end
+        self._quiet = quiet
+        self._count = count
+        self._stop_watching = threading.Event()
+        self._compile = 0
+        self._carriers: list[_RayCarrier] = []
+        self._lead = self._add_compile()
+        self._carriers.append(_RayCarrier(self, "bench", "ray-bench-0"))
+        self._add(self._carriers[-1])
+        self._grow()
+        self._watcher = threading.Thread(target=self._watch_nodes, name="svod-ray-nodes", daemon=True)
+        if embedded is None:
+            self._watcher.start()
+
+    def _add_compile(self) -> _RayCarrier:
+        carrier = _RayCarrier(self, "compile", f"ray-compile-{self._compile}")
+        self._compile += 1
+        self._carriers.append(carrier)
+        self._add(carrier)
+        return carrier
+
+    def _grow(self) -> None:
+        """One compile worker per core of the nodes that are there, or as many as were asked for."""
+        cores = int(sum(n["Resources"].get("CPU", 0) for n in self.ray.nodes() if n["Alive"]))
+        for _ in range(self._compile, self._count or cores):
+            self._add_compile()
+
+    def _watch_nodes(self) -> None:
+        known = {n["NodeID"] for n in self.ray.nodes() if n["Alive"]}
+        while not self._stop_watching.wait(NODE_POLL):
+            try:
+                alive = {n["NodeID"]: n.get("NodeManagerHostname", "?") for n in self.ray.nodes() if n["Alive"]}
+            except Exception as e:  # Ray raises several unrelated types when the head is gone; calls report it too
+                log.warning("the Ray cluster does not answer: %s", _first_line(e))
+                continue
+            for node in alive.keys() - known:
+                log.info("node %s (%s) joined", alive[node], node[:8])
+            for node in known - alive.keys():
+                log.info("node %s left", node[:8])
+            if alive.keys() - known:
+                self._grow()
+            known = set(alive)
+
+    def options(self, kind: Kind) -> dict[str, Any]:
+        """Options of an actor: no restarts, no retries; compilers spread, the timer on the machine that offers `bench`, else on
+        this one."""
+        fixed: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "num_cpus": 0}
+        if self._embedded is not None:
+            return fixed
+        if kind == "compile":
+            return {**fixed, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        # Ray's workers are nice 15, under which one busy process makes a timing 31 times slower
+        fixed["runtime_env"] = {"env_vars": {"RAY_worker_niceness": "0"}}
+        if any(n["Alive"] and n["Resources"].get("bench", 0) for n in self.ray.nodes()):
+            return {**fixed, "resources": {"bench": 1}}
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        here = self.ray.get_runtime_context().get_node_id()
+        return {**fixed, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+
+    @property
+    def embedded(self) -> bool:
+        """Whether Ray runs on this machine alone, started by this executor."""
+        return self._embedded is not None
+
+    def wait_until_ready(self) -> None:
+        try:
+            self._lead.start()
+        except WorkerLost as e:
+            raise TuneError(f"no Ray worker could be started: {e}") from e
+        if self.embedded:       # a cluster may be long in finding a place for all; those here take two seconds and disturb what is timed
+            for carrier in self._carriers:
+                carrier.warm_up()
+
+    def _shut_down(self) -> None:
+        self._stop_watching.set()
+        if self._watcher.is_alive():
+            self._watcher.join(NODE_POLL + 5)
+        if self._embedded is not None:
+            self._embedded.close()
+        elif self._connected:
+            self.ray.shutdown()     # only disconnects
+        self._quiet.restore()
+
+
+def _first_line(e: BaseException) -> str:
+    return f"{type(e).__name__}: {str(e).strip().partition(chr(10))[0]}"
+
+
+def _connect(ray: Any, address: str, deadline: float) -> None:
+    """Join the cluster at `address`. Raises RayUnavailable, after `deadline` seconds at the latest."""
+    if address != "auto":
+        # Ray retries an address where nobody listens for minutes
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=min(deadline, 5.0)).close()
+        except (OSError, ValueError, OverflowError) as e:
+            raise RayUnavailable(f"nobody answers there ({e}); is `ray start --head` running?") from e
+    errors: list[BaseException] = []
+
+    def init() -> None:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except BaseException as e:  # ConnectionError, AuthenticationError, ValueError, RuntimeError: handed to the thread that waits
+            errors.append(e)
+
+    # outside the main thread Ray leaves the program's SIGTERM handler alone; and init has no timeout
+    thread = threading.Thread(target=init, name="ray_connect", daemon=True)
+    thread.start()
+    thread.join(deadline)
+    if thread.is_alive():
+        raise RayUnavailable(f"no connection after {deadline:g} s")
+    if errors:
+        raise RayUnavailable(_first_line(errors[0])) from errors[0]
+
+
+def start_ray_executor(count: int | None, address: str | None, config: WorkerConfig | None, device: str, shared_cores: bool | None,
+                       start_deadline: float) -> RayExecutor:
+    """Bring Ray up (or connect) and return the executor once its first worker has answered.
+
+    Raises ConfigError for an address svod cannot use, RayUnavailable when Ray is missing, does not come up in time, or its workers cannot
+    run svod (another version, not installed)."""
+    check_address(address)
+    started = time.monotonic()
+    ray = _import_ray()
+    embedded: _EmbeddedRay | None = None
+    connected = False
+    quiet = _QuietStreams()
+    executor: RayExecutor | None = None
+    try:
+        if ray.is_initialized():
+            where = "the Ray already running in this process"
+        elif address is None:
+            count = count or usable_cores()
+            embedded = _EmbeddedRay(ray, count, start_deadline)
+            where = "an own Ray"
+        else:
+            where = f"the Ray cluster at {address}"
+            _connect(ray, address, start_deadline)
+            connected = True
+        workers = f"{count} worker{'s' * (count != 1)}" if count else "workers"
+        executor = RayExecutor(ray, f"{workers} on {where}", count, embedded, connected, quiet, config or WorkerConfig(), device,
+                               shared_cores)
+        executor.wait_until_ready()
+    except (TuneError, RayUnavailable) as e:
+        if executor is not None:
+            executor.close()
+        else:
+            quiet.restore()
+        raise RayUnavailable(str(e)) from e
+    log.info("%s, up after %.1f s", executor.description, time.monotonic() - started)
+    return executor

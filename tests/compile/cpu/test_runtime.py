@@ -1,0 +1,36 @@
+"""The runtime's own code: one object per process, kept by the object cache."""
+from svod.compile.cpu import runtime as rt
+from svod.compile.cpu.host import host_target
+from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.object_cache import ObjectCache
+
+
+def test_made_once():
+    assert rt.runtime() is rt.runtime()
+    assert all(rt.runtime().code.addresses)
+
+
+def test_the_object_is_kept(tmp_path, monkeypatch):
+    cache = ObjectCache(tmp_path)
+    first = rt._object(cache)
+
+    def fail(*args):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(rt, "compile_object", fail)
+    assert rt._object(cache) == first
+    assert all(LoadedProgram(first, rt.SYMBOLS).addresses)
+
+
+def test_other_architectures_compile():
+    for arch in ("x86_64", "aarch64"):
+        target = host_target()
+        other = type(target)(**{**vars(target), "arch": arch, "features": ()})
+        assert compile_object(rt.runtime_ir(arch), other, True)
+    assert "fence" in rt.runtime_ir("riscv64") and "pause()" in rt.runtime_ir("x86_64")
+
+
+def test_ticket_fields_fit_their_limits():
+    assert rt.MAX_THREADS == (1 << 10) - 1 and rt.MAX_CHUNKS == (1 << 22) - 1
+    assert rt.CFG_SETAFFINITY + 8 <= rt.CORES and rt.CORES + rt.CORES_BYTES <= rt.WORKERS
+    assert rt.JOB_LONGER + 8 <= rt.CONFIG and rt.WORKERS % 64 == 0 and rt.WORKER_STRIDE % 64 == 0

@@ -1,0 +1,155 @@
+"""Objects and their loading: what is refused, independence of the host, freeing, threads and forked children."""
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import multiprocessing
+import resource
+
+import numpy as np
+import pytest
+
+from svod.compile.cpu.host import host_target, make_target
+from svod.compile.llvm.codegen import COMPILER, LoadedProgram, call_phase, compile_object, undefined_symbols
+from svod.compile.llvm.render import render
+from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
+from svod.core.ir.dtype import dtypes
+from svod.errors import CompileError, LaunchError
+from tests.compile.native import AVX2, AVX512, CACHES, INDEX, Code
+
+F32 = dtypes.float32
+NEON = make_target("aarch64", "neoverse-v1", ("neon",), CACHES, 1)
+
+
+def scale(factor: float, lanes: int = 8) -> Program:
+    """x[i] *= factor in a phase `scale`, x[i] += 1 in a phase `shift`."""
+    codes = []
+    for op, value in (("MUL", factor), ("ADD", 1.0)):
+        code = Code()
+        p, begin, end = code.arg(0, F32), code.put("BEGIN", INDEX, 1), code.put("END_", INDEX, 1)
+        loop = code.loop(begin, end, lanes)
+        code.store(p, loop, code.alu(op, code.load(p, loop, lanes), code.const(F32, value, lanes)))
+        code.end(loop)
+        codes.append(tuple(code.instructions))
+    spec = ProgramSpec("scale", ((F32, 64),), (0,), (), (PhaseSpec("scale", 64, 1, 0), PhaseSpec("shift", 64, 1, 0)))
+    return Program(spec, tuple(codes))
+
+
+def run_scale(factor: float) -> bool:
+    target = host_target()
+    x = np.arange(64, dtype=np.float32)
+    with LoadedProgram(compile_object(render(scale(factor), target), target), ("scale", "shift")) as loaded:
+        for address in loaded.addresses:
+            call_phase(address, [x.ctypes.data], [], 0, 0, 64)
+    return bool((x == np.arange(64, dtype=np.float32) * np.float32(factor) + 1).all())
+
+
+@pytest.mark.parametrize("passes", [False, True])
+@pytest.mark.parametrize("target", [AVX2, AVX512, NEON], ids=lambda t: t.cpu)
+def test_code_for_other_machines_and_the_same_every_time(target: object, passes: bool) -> None:
+    assert isinstance(target, type(NEON))
+    ir = render(scale(2.0, 16), target)
+    code = compile_object(ir, target, passes)
+    assert code == compile_object(ir, target, passes)
+    assert undefined_symbols(code) == ()
+    assert int.from_bytes(code[18:20], "little") == {"x86_64": 62, "aarch64": 183}[target.arch]  # ELF e_machine
+    # zmm registers only where the target has them: EVEX instructions start with 0x62
+    assert target.arch != "x86_64" or (b"\x62\xf1\x7c\x48" in code) == ("avx512f" in target.features)
+
+
+def gather(stride: int) -> str:
+    """y[i] = x[stride·i], 64 times: an address that loop strength reduction changes."""
+    code = Code()
+    x, y = code.arg(0, F32), code.arg(1, F32)
+    loop = code.loop(code.put("BEGIN", INDEX, 1), code.put("END_", INDEX, 1), 1)
+    code.store(y, loop, code.load(x, code.alu("MUL", loop, code.index(stride)), 1))
+    code.end(loop)
+    spec = ProgramSpec("gather", ((F32, 64 * stride), (F32, 64)), (1,), (), (PhaseSpec("gather", 64, 1, 0),))
+    return render(Program(spec, (tuple(code.instructions),)), host_target())
+
+
+def test_what_one_thread_searches_does_not_change_what_another_finishes() -> None:
+    """The generator's options belong to the process."""
+    target, ir, stride = host_target(), gather(67), 67
+    alone = {passes: compile_object(ir, target, passes) for passes in (True, False)}
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(lambda i: compile_object(ir, target, i % 3 == 0) == alone[i % 3 == 0], range(48)))
+    x = np.arange(64 * stride, dtype=np.float32)
+    for code in alone.values():
+        y = np.zeros(64, np.float32)
+        with LoadedProgram(code, ("gather",)) as loaded:
+            call_phase(loaded.addresses[0], [x.ctypes.data, y.ctypes.data], [], 0, 5, 60)
+        assert (y[5:60] == x[5 * stride:60 * stride:stride]).all() and not y[:5].any() and not y[60:].any()
+    assert alone[True] != alone[False]
+
+
+def test_phases_run_in_threads_and_forked_children() -> None:
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(run_scale, range(12)))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["svod.compile.llvm.codegen"])
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as processes:
+        assert all(processes.map(run_scale, range(6)))
+
+
+def test_closing_frees_and_spares_the_others() -> None:
+    target = host_target()
+    first, second = (compile_object(render(scale(f), target), target) for f in (2.0, 3.0))
+    kept = LoadedProgram(second, ("scale",))
+    x = np.ones(64, np.float32)
+
+    def peak() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(20):
+        LoadedProgram(first, ("scale",)).close()
+    before = peak()
+    for _ in range(200):
+        LoadedProgram(first, ("scale",)).close()
+    assert peak() - before < 4096, "200 loads and frees must not cost 4 MB"
+    call_phase(kept.addresses[0], [x.ctypes.data], [], 0, 0, 64)
+    assert (x == 3).all()
+    kept.close()
+    kept.close()
+    assert kept.addresses == ()
+
+
+def test_code_in_a_cycle_of_garbage_is_freed_in_order() -> None:
+    """Python ends the objects of a cycle in any order; LLVM's engines end the process when their context went first."""
+    target = host_target()
+    code = compile_object(render(scale(2.0), target), target)
+
+    class Owner:
+        def __init__(self) -> None:
+            self.owner, self.program = self, LoadedProgram(code, ("scale",))
+    frees = [Owner().program._free for _ in range(50)]
+    gc.collect()
+    assert not any(free.alive for free in frees)
+    assert run_scale(3.0)
+
+
+def test_what_llvm_or_we_refuse() -> None:
+    target = host_target()
+    with pytest.raises(CompileError, match="does not accept"):
+        compile_object("define void @f() { nonsense }", target)
+    with pytest.raises(CompileError, match="sin"):
+        compile_object("declare float @sinf(float)\ndefine float @f(float %x) {\n"
+                       " %y = call float @sinf(float %x)\n ret float %y\n}", target)
+    with pytest.raises(CompileError, match="nvptx64"):
+        compile_object("", make_target("nvptx64", "sm_90", (), CACHES, 1))
+    for damaged in (b"", b"not an object at all", b"\x7fELF\x01\x01" + bytes(60)):
+        with pytest.raises(CompileError, match="ELF"):
+            undefined_symbols(damaged)
+    with pytest.raises(LaunchError, match="-1"):
+        call_phase(0, [], [], 0, -1, 0)
+    assert "llvm" in COMPILER
+
+
+def test_a_symbol_that_is_missing_is_an_error_not_a_crash() -> None:
+    target = host_target()
+    code = compile_object(render(scale(2.0), target), target)
+    with pytest.raises(CompileError, match="nothing"):
+        LoadedProgram(code, ("scale", "nothing"))
+    with pytest.raises(CompileError, match="ELF"):
+        LoadedProgram(code[:3], ("scale",))
+    with pytest.raises(CompileError, match="aarch64"):
+        LoadedProgram(compile_object(render(scale(2.0), NEON), NEON), ("scale",))

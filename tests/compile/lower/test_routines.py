@@ -1,0 +1,101 @@
+"""Routines as programs, against their meaning in NumPy: interpreted, part by part over poisoned scratch, and native."""
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from svod.compile.lower.linear import validate
+from svod.compile.lower.routines import lower_routine, scan
+from svod.core.graph import graph
+from svod.core.ir.dtype import to_dtype
+from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import Target
+from svod.core.schedule.schedule import create_schedule
+from svod.core.spec.evaluate import evaluate
+from svod.core.spec.values import from_float
+from tests.agreement import Case, run_interpreted, run_native
+from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
+from tests.tensor.strategies import make
+
+Array = np.ndarray[Any, np.dtype[Any]]
+NATIVE = replace(runnable_targets()["host"], threads=3)
+COLUMNS, STRIPS, ROWS, CUT = (2, 7, 19), (2, 5, 211), (3, 37, 1), (1, 71, 1)
+
+
+def kernel_of(name: str, options: tuple[Any, ...], dtype: str, shapes: list[tuple[int, ...]], types: list[str]) -> Kernel:
+    operands = [graph.reshape(graph.buffer(to_dtype(t), math.prod(s)), s) for s, t in zip(shapes, types, strict=True)]
+    call, = create_schedule(graph.sink(graph.routine(name, options, to_dtype(dtype), *operands))).calls
+    return Kernel(call.ast)
+
+
+def compare(kernel: Kernel, operands: list[Array], native: bool) -> None:
+    case = Case(kernel)
+    case.args[1:] = [a.reshape(-1) for a in operands]
+    case.want = evaluate(kernel.ast, case.args)
+    if native:
+        run_native(case, lower_routine(kernel, NATIVE), NATIVE, slices=2)
+        return
+    for target in (NATIVE, BASELINE):
+        program = lower_routine(kernel, target)
+        validate(program)
+        run_interpreted(case, program, slices=2)
+
+
+@pytest.mark.parametrize("target", [AVX2, AVX512], ids=["avx2", "avx512"])
+def test_scans_of_exponentials_use_what_the_target_scales_with(target: Target) -> None:
+    program = lower_routine(kernel_of("SCAN", ("LOGADDEXP",), "float32", [COLUMNS], ["float32"]), target)
+    assert any(i[0] == "SCALEB" for code in program.code for i in code) is target.has_scaleb
+
+
+@pytest.mark.parametrize("shape", [COLUMNS, STRIPS, ROWS, CUT], ids=str)
+@pytest.mark.parametrize("combiner", ["ADD", "MUL", "MAX", "MIN", "LOGADDEXP", "ARGMAX", "ARGMIN"])
+def test_scans(combiner: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    if shape == CUT:
+        monkeypatch.setattr(scan, "PART_ELEMENTS", 20)      # rows are cut into parts
+    if shape == STRIPS:
+        monkeypatch.setattr(scan, "MOST_BLOCK", 1)          # what is carried is kept in scratch
+    position = combiner.startswith("ARG")
+    # machine code and integers with some of them
+    some = combiner in ("ADD", "LOGADDEXP", "ARGMAX")
+    for native, source in ((False, "float32"), *[(True, "float32")] * some, *[(False, "int32")] * (combiner == "ADD")):
+        x = make(shape, source, 7, special=combiner in ("MAX", "MIN", "ARGMAX", "ARGMIN", "LOGADDEXP"))
+        dtype = "int64" if position or source == "int32" else source
+        compare(kernel_of("SCAN", (combiner,), dtype, [shape], [source]), [x], native)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_floats_are_summed_in_float32(dtype: str) -> None:
+    ones = from_float(np.ones((1, 5000, 1), np.float32), to_dtype(dtype))
+    compare(kernel_of("SCAN", ("ADD",), dtype, [(1, 5000, 1)], [dtype]), [ones], True)   # 16 bits by themselves end at 2048 and 256
+
+
+@pytest.mark.parametrize("source", ["bool", "float64"])
+def test_elements_are_converted_as_they_are_loaded(source: str) -> None:
+    compare(kernel_of("SCAN", ("ADD",), "int32", [ROWS], [source]), [make(ROWS, source, 0)], True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint64", "bool"])
+def test_sorting(dtype: str) -> None:
+    for shape, native in (((3, 11), False), ((2, 37), True), ((1, 1), False)):
+        x = make(shape, dtype, 3, special=True)
+        x = from_float(x, to_dtype(dtype)) if dtype == "bfloat16" else x
+        for descending in (False, True) if not native else (True,):
+            compare(kernel_of("ARGSORT", (descending,), "int64", [shape], [dtype]), [x], native)
+            for k in {min(3, shape[1]), shape[1]} if not native else {6}:
+                compare(kernel_of("TOPK", (k, descending), "int64", [shape], [dtype]), [x], native)
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 11, 1), (1, 3, 5, 67)], ids=str)
+@pytest.mark.parametrize("reduction", ["SET", "ADD", "MUL", "MAX", "MIN"])
+def test_scatter(reduction: str, shape: tuple[int, ...]) -> None:
+    outer, n, m, inner = shape
+    rng = np.random.default_rng(5)
+    for native, kind in ((reduction == "ADD", "float32"), (False, "int32")):
+        base, value = make((outer, n, inner), kind, 1), make((outer, m, inner), kind, 2)
+        index = rng.integers(-n - 2, n + 2, (outer, m, inner)).astype(np.int32)     # some outside: left out
+        kernel = kernel_of("SCATTER", (reduction,), kind, [base.shape, index.shape, value.shape], [kind, "int32", kind])
+        compare(kernel, [base, index, value], native)

@@ -1,0 +1,129 @@
+"""The analysis of states: total, finite, the same for equal states, and right where it can be counted by hand."""
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from svod.core.cost.cost_model import Features
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from tests.chains import random_state
+from tests.compile.native import AVX2, AVX512, BASELINE
+from tests.core.corpus import CORPUS, data, kernel_of
+from tests.hand_kernels import HAND, gemm, lines, softmax
+
+KERNELS = {**CORPUS, **HAND}
+TARGETS = [replace(t, threads=4) for t in (BASELINE, AVX2, AVX512)]
+TARGET = TARGETS[-1]
+
+
+def features_of(kernel: Kernel, chain: list[list[Any]]) -> Features:
+    return Scheduler(kernel, TARGET).apply_opts([Opt.from_json(o) for o in chain]).features()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_any_state_has_finite_positive_features(name: str) -> None:
+    kernel = Kernel(KERNELS[name]())
+    for seed in range(12):
+        rng = random.Random(f"{name} {seed}")
+        state = random_state(rng, Scheduler(kernel, rng.choice(TARGETS)), rng.randint(0, 10))
+        f = state.features()
+        assert math.isfinite(f.cycles) and f.cycles > 0
+        assert f.accumulators >= 0 and f.scratch_bytes >= 0 and f.loads_per_fma >= 0
+        assert math.isfinite(f.flops) and f.flops >= 0 and math.isfinite(f.bytes_moved) and f.bytes_moved >= 0
+        assert state.features() is f, "computed once per state"
+
+
+def test_flops_of_a_contraction_are_counted() -> None:
+    kernel = Kernel(gemm(64, 128, 96))
+    for chain in ([], [["UPCAST", "o0", 4]], [["UPCAST", "o0", 4], ["UPCAST", "o1", 32]], [["UPCAST", "o1", 64], ["UNROLL", "r0", 4]]):
+        assert features_of(kernel, chain).flops == pytest.approx(2 * 64 * 128 * 96)
+
+
+def test_accumulators_are_vector_registers() -> None:
+    kernel = Kernel(gemm(64, 128, 96))
+    assert features_of(kernel, [["UPCAST", "o0", 4], ["UPCAST", "o1", 32]]).accumulators == 8
+    assert features_of(kernel, [["UPCAST", "o0", 4], ["UPCAST", "o1", 32], ["UNROLL", "r0", 4]]).accumulators == 8, "no more of them"
+    assert features_of(kernel, [["UPCAST", "o1", 16], ["UPCAST", "r0", 3]]).accumulators == 3, "partial results"
+
+
+def test_scratch_is_what_lives_there() -> None:
+    """A panel of 96 × 32 floats per iteration of o1; lowering reserves at least as much."""
+    staged = features_of(Kernel(gemm(64, 128, 96)), [["UPCAST", "o1", 32], ["STAGE", "s1", "o1"]])
+    assert staged.scratch_bytes >= 96 * 32 * 4
+
+
+def test_what_fits_a_cache_is_not_moved_again() -> None:
+    """All data of a small contraction fit the second level, also on a machine without a third."""
+    assert TARGET.l3 == 0
+    assert features_of(Kernel(gemm(64, 128, 96)), []).bytes_moved == 0
+    assert features_of(Kernel(lines(1 << 22)), [["UPCAST", "o0", 16]]).bytes_moved == pytest.approx(3 * (4 << 22), rel=0.1), \
+        "read; fetched and written back"
+
+
+def test_register_tiles_are_predicted_to_pay() -> None:
+    kernel = Kernel(gemm(256, 256, 256))
+    plain, vectors = features_of(kernel, []), features_of(kernel, [["UPCAST", "o1", 32]])
+    tile = features_of(kernel, [["UPCAST", "o0", 8], ["UPCAST", "o1", 32]])
+    assert tile.cycles < vectors.cycles < plain.cycles
+    assert tile.loads_per_fma < vectors.loads_per_fma
+
+
+def test_cores_and_vectors_are_predicted_to_pay() -> None:
+    kernel = Kernel(lines(1 << 20))
+    one, wide = features_of(kernel, []), features_of(kernel, [["UPCAST", "o0", 16]])
+    assert wide.cycles < one.cycles
+    assert features_of(kernel, [["UPCAST", "o0", 16], ["THREAD", "o0", 4]]).cycles < wide.cycles
+
+
+def test_more_work_costs_more() -> None:
+    cycles = [features_of(Kernel(softmax(n, 256)), [["UPCAST", "s1.r0", 16]]).cycles for n in (8, 64, 512)]
+    assert cycles[1] == pytest.approx(8 * cycles[0], rel=0.2) and cycles[2] == pytest.approx(8 * cycles[1], rel=0.2)
+
+
+def test_short_sums_overlap_and_long_ones_wait() -> None:
+    """A second accumulator halves the time of long sums; short ones end within what a core looks ahead."""
+    gains = []
+    for k in (4, 256):
+        kernel = Kernel(kernel_of(data(64, k) @ data(k, 16)))
+        one, two = (features_of(kernel, [["UPCAST", "o1", 16], ["UNROLL", "r0", 4], *more]) for more in ([], [["UPCAST", "o0", 2]]))
+        gains.append(one.cycles / two.cycles)
+    assert gains[0] < 1.5 < gains[1]
+
+
+def test_masks_cost_one_operation_and_copies_share_the_caches() -> None:
+    """A depthwise window over what no cache holds: masking in place costs less than a copy without masks."""
+    kernel = Kernel(kernel_of(data(1, 96, 112, 112).conv2d(data(96, 1, 3, 3), padding=1, groups=96)))
+    tile: list[list[Any]] = [["UPCAST", "o1", 4], ["UPCAST", "o2", 16], ["UNROLL", "r0", 0], ["UNROLL", "r1", 0], ["LANES", "o2.in"]]
+    in_place, copied = features_of(kernel, tile), features_of(kernel, [*tile, ["STAGE", "s0", "o1"]])
+    assert in_place.bytes_moved == pytest.approx(copied.bytes_moved, rel=0.05), "the copy finds no more of the input in the caches"
+    assert in_place.cycles < copied.cycles
+
+
+def test_lanes_apart_under_a_mask_cost_more_than_a_copy() -> None:
+    """Every second element under a mask that varies: the copy kills the masks, once for all windows that overlap."""
+    kernel = Kernel(kernel_of(data(1, 64, 83, 83).max_pool2d(3, stride=2, padding=1)))
+    tile: list[list[Any]] = [["UPCAST", "o1", 2], ["UPCAST", "o2", 16], ["UNROLL", "r0", 0], ["UNROLL", "r1", 0], ["LANES", "o2.in"]]
+    assert features_of(kernel, [*tile, ["STAGE", "s0", "o1"]]).cycles < features_of(kernel, tile).cycles
+
+
+def test_masks_that_no_loop_changes_are_constants() -> None:
+    """A whole row of windows: which lanes are beyond it is known, and a copy without masks brings nothing. With a loop over the window's
+    columns it is not known, and it does."""
+    kernel = Kernel(kernel_of(data(1, 64, 83, 83).max_pool2d(3, stride=2, padding=1)))
+    whole: list[list[Any]] = [["UPCAST", "o1", 2], ["UPCAST", "o2", 42], ["UNROLL", "r0", 0], ["LANES", "o2.in"]]
+    for tile, pays in (([*whole, ["UNROLL", "r1", 0]], False), (whole, True)):
+        assert (features_of(kernel, [*tile, ["STAGE", "s0", "o1"]]).cycles < features_of(kernel, tile).cycles) is pays
+
+
+def test_sums_that_are_turned_to_be_stored_need_registers_for_it() -> None:
+    """27 accumulators, 3 vectors and what is broadcast fill 32 registers; lanes that are rows of the output need more."""
+    kernel = Kernel(gemm(480, 480, 256))
+    along = features_of(kernel, [["UPCAST", "o0", 9], ["UPCAST", "o1", 48], ["LANES", "o1.in"]])
+    turned = [features_of(kernel, [["UPCAST", "o1", m], ["UPCAST", "o0", 48], ["LANES", "o0.in"], ["STAGE", "s0", "o0"]]) for m in (8, 9)]
+    assert along.accumulators == turned[1].accumulators == 27
+    assert turned[0].cycles < turned[1].cycles

@@ -1,0 +1,110 @@
+"""Footprints counted by hand, traffic that follows from them, and the choices it leads to on two machines."""
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from svod.core.cost.memory_traffic import LINE, PAGE, Access, footprint, levels, lost, traffic
+from svod.core.cost.sketch import heuristic
+from svod.core.graph import graph
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.schedule.schedule import create_schedule
+from svod.tensor import Tensor
+from tests.compile.native import AVX512
+from tests.hand_kernels import gemm, lines
+
+DESKTOP = replace(AVX512, l1=48 << 10, l2=1 << 20, l3=32 << 20, threads=2)
+SERVER = replace(AVX512, l1=48 << 10, l2=2 << 20, l3=480 << 20, threads=2)
+ALL = float(1 << 40)
+
+
+def test_footprints_counted_by_hand() -> None:
+    row = footprint(((4, 1024),), 4, ALL, 2048)
+    assert (row.lines, row.pages, row.sets1) == (64, 1, 64), "4 KB in a row"
+    column = footprint(((4096, 16),), 4, ALL, 2048)
+    assert (column.lines, column.pages, column.sets1) == (16, 16, 1), "a column of a matrix with rows of 4 KB shares one set"
+    assert footprint(((4096, 16),), 4, ALL, 1024).sets2 == 16 and footprint(((65536, 16),), 4, ALL, 1024).sets2 == 1
+    assert footprint(((4160, 16),), 4, ALL, 2048).sets1 == 16, "a line more, and it does not"
+    windows = footprint(((4, 3), (4, 14)), 4, ALL, 2048)
+    assert windows.lines == 1, "overlapping windows: 16 elements"
+    assert footprint(((4, 16), (400, 3), (400, 8)), 4, ALL, 2048).lines == 10, "3 + 8 - 1 rows of one line"
+    assert footprint(((4, 1 << 20),), 4, 6400.0, 2048).lines == 100, "no more than there is"
+
+
+def test_footprints_of_strided_boxes() -> None:
+    """Against lines enumerated one by one; random boxes whose rows do not overlap."""
+    rng = random.Random(7)
+    for _ in range(60):
+        n, rows = rng.randint(1, 60), rng.randint(1, 40)
+        pitch = 4 * rng.randint(max(n, 16), 3000)
+        steps = tuple(sorted((s, e) for s, e in ((4, n), (pitch, rows)) if e > 1))
+        at = np.add.outer(np.arange(rows) * pitch, np.arange(n) * 4)
+        exact = len(np.unique(at // LINE))
+        found = footprint(steps, 4, ALL, 2048)
+        assert 0.4 * exact <= found.lines <= 1.5 * exact + 1, (steps, exact, found)
+        assert found.pages <= len(np.unique(at // PAGE)) + 1 and found.sets1 <= 64
+
+
+def test_what_fits_costs_nothing_and_what_does_not_is_loaded_again() -> None:
+    small = traffic(SERVER, [(0, 100), (1, 1000)], 0, [1.0, 1.0], [Access(((1, 4),), 4, 4000.0)], [False])
+    assert small.cycles == (0.0, 0.0, 0.0, 0.0) and small.moved == 0
+    size = 1 << 22      # 16 MB, read 10 times
+    big = traffic(DESKTOP, [(0, 10), (1, size)], 0, [1.0, 1.0], [Access(((1, 4),), 4, 4.0 * size)], [False])
+    once = size * 4 / LINE * levels(DESKTOP)[1].streamed
+    assert 8 * once < big.cycles[1] < 12 * once and big.moved == 0, "from the last-level cache each time"
+    assert lost(0.5) == 0 and lost(1.0) < lost(2.0) < lost(100.0) < 1
+
+
+def test_columns_cost_more_than_rows() -> None:
+    """The same lines, unforeseen, and sharing sets."""
+    n = 1024
+    rows = traffic(SERVER, [(0, n), (1, n)], 0, [1.0, 1.0], [Access(((0, 4 * n), (1, 4)), 4, 4.0 * n * n)], [False])
+    columns = traffic(SERVER, [(0, n), (1, n)], 0, [1.0, 1.0], [Access(((1, 4 * n), (0, 4)), 4, 4.0 * n * n)], [False])
+    assert sum(columns.cycles) > 5 * sum(rows.cycles) and columns.cycles[3] > 0
+
+
+def test_a_larger_cache_is_a_slower_one() -> None:
+    for near, far in zip(levels(DESKTOP), levels(SERVER), strict=True):
+        assert near.streamed <= far.streamed and near.unforeseen <= far.unforeseen
+
+
+@pytest.mark.parametrize("target", [DESKTOP, SERVER], ids=["desktop", "server"])
+def test_large_products_pack_what_they_read_in_vectors(target: object) -> None:
+    for n in (1024, 2048, 1000):
+        chain = heuristic(Scheduler(Kernel(gemm(n, n, n)), target)).applied_opts  # type: ignore[arg-type]
+        lane = next(o.axis.removesuffix(".in") for o in chain if o.op == "LANES")
+        staged = {o.axis for o in chain if o.op == "STAGE"}
+        assert ("s1" if lane == "o1" else "s0") in staged, [str(o) for o in chain]
+
+
+def test_results_larger_than_the_caches_are_streamed() -> None:
+    def streams(n: int, target: object) -> bool:
+        return any(o.op == "STREAM" for o in heuristic(Scheduler(Kernel(lines(n)), target)).applied_opts)  # type: ignore[arg-type]
+    assert streams(1 << 24, DESKTOP) and streams(1 << 24, SERVER)
+    assert not streams(1 << 20, DESKTOP), "4 MB that the last-level cache keeps"
+    assert not streams(1 << 14, SERVER) and not streams(1 << 14, DESKTOP)
+
+
+def test_what_is_stored_past_the_caches_leaves_them_to_the_rest() -> None:
+    """19 MB read and 19 MB written do not fit in 32 MB; the 19 MB that are read do, and stay there from run to run."""
+    n = 75_000 * 64
+    state = heuristic(Scheduler(Kernel(lines(n)), DESKTOP))
+    assert state.stream and state.features().bytes_moved == 4 * n, "what is stored, and nothing is read from memory"
+
+
+def test_attention_keeps_the_scores_of_a_few_rows() -> None:
+    """Scores of one register tile of rows at a time, keys packed once per head."""
+    q, k, v = (Tensor(np.zeros((1, 8, 256, 64), np.float32)) for _ in range(3))
+    calls = create_schedule(graph.sink(q.scaled_dot_product_attention(k, v).uop)).calls
+    assert len(calls) == 1
+    base = Scheduler(Kernel(calls[0].ast), SERVER)
+    state = heuristic(base)
+    scores = 256 * 256 * 4      # of one head
+    assert state.features().scratch_bytes < scores
+    assert state.features().cycles < base.features().cycles / 5
+    inner = [r.name for r in state.rows if r.role == "upcast" and state.kernel.axes[r.axis].kind == "o" and r.name.startswith("s")]
+    assert len(inner) == 2, "the scores are a register tile of their own"

@@ -1,0 +1,214 @@
+"""Sketches: every one of every kernel is legal and correct; contractions get register tiles, rows vectors, large work cores."""
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
+from svod.core.cost.sketch import TIE, heuristic, sketches
+from svod.core.cost.sketch_facts import lane_amounts, tile_amounts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.placement import plan
+from svod.core.kernel.scheduler import LOOP, Scheduler
+from tests.agreement import Case, has_native, run_interpreted, run_native, steps
+from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
+from tests.core.corpus import CORPUS, conv, data, kernel_of
+from tests.hand_kernels import HAND, gemm, lines, row_sums, softmax
+
+KERNELS = {**CORPUS, **HAND}
+NATIVE = [replace(t, threads=4) for t in runnable_targets().values()]
+TARGETS = [replace(t, threads=4) for t in (BASELINE, AVX2, AVX512)]
+TARGET = TARGETS[-1]
+MOST_STEPS = 20_000
+
+
+@cache
+def case_of(name: str) -> Case:
+    return Case(Kernel(KERNELS[name]()))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_sketch_is_correct(name: str) -> None:
+    """As LINEAR for all targets, as machine code for one that the host can run."""
+    case = case_of(name)
+    done: set[str] = set()
+    for target in TARGETS:
+        found = sketches(Scheduler(case.kernel, target))
+        assert found, "at least the untouched kernel"
+        assert len({s.digest for s in found}) == len(found)
+        for state in found:
+            program = lower(state)
+            validate(program)
+            if program.digest in done:
+                continue
+            done.add(program.digest)
+            if steps(program) <= MOST_STEPS:
+                run_interpreted(case, program, 2)
+            if target in NATIVE and has_native(case, target) and target.vector_bytes == NATIVE[0].vector_bytes:
+                run_native(case, program, target, 2)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_heuristic_is_one_of_the_cheapest_sketches_with_the_fewest_phases_and_opts(name: str) -> None:
+    start = Scheduler(case_of(name).kernel, TARGET)
+    best = heuristic(start)
+    found = sketches(start)
+    near = [s for s in found if s.features().cycles <= TIE * min(s.features().cycles for s in found)]
+    assert best.digest in {s.digest for s in near}
+    ranks = {s.digest: (len(plan(s).roots), len(s.applied_opts)) for s in near}
+    assert ranks[best.digest] == min(ranks.values())
+    assert start.apply_opts(best.applied_opts).digest == best.digest
+
+
+def test_contractions_get_a_register_tile() -> None:
+    state = heuristic(Scheduler(Kernel(gemm(256, 256, 256)), TARGET))
+    tile = [r.extent for r in state.rows if r.role != LOOP and state.kernel.axes[r.axis].kind == "o"]
+    assert len(tile) == 2 and max(tile) % 16 == 0
+    assert state.features().accumulators >= 8 and state.thread is not None
+
+
+def test_rows_get_vectors_and_large_work_gets_cores() -> None:
+    rows = heuristic(Scheduler(Kernel(softmax(512, 1000)), TARGET))
+    assert {state.axis for state in rows.applied_opts if state.op == "UPCAST"} >= {"o1", "s1.r0", "s3.r0"}
+    assert rows.thread is not None
+    assert heuristic(Scheduler(Kernel(lines(1 << 22)), TARGET)).thread is not None
+    assert heuristic(Scheduler(Kernel(lines(100)), TARGET)).thread is None
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_of_windows_that_a_few_vectors_hold_are_computed_whole(seed: int) -> None:
+    """Without a copy of what is read, as masks are known along the row. Against NumPy, extents drawn."""
+    pool = heuristic(Scheduler(Kernel(kernel_of(data(1, 64, 112, 112).max_pool2d(3, stride=2, padding=1))), TARGET))
+    assert 56 in [o.arg for o in pool.applied_opts if o.op == "UPCAST"] and not any(o.op == "STAGE" for o in pool.applied_opts)
+    rng = random.Random(seed)
+    target = replace(NATIVE[-1] if NATIVE else TARGET, threads=2)
+    for _ in range(2):
+        size, stride = rng.choice((17, 29, 40, 56)), rng.choice((1, 2))
+        case = Case(Kernel(kernel_of(data(rng.choice((1, 3, 5)), 2, size, size).max_pool2d(3, stride=stride, padding=1))))
+        row = (size - 1) // stride + 1
+        whole = [s for s in sketches(Scheduler(case.kernel, target)) if [o.arg for o in s.applied_opts if o.op == "UPCAST"][1:] == [row]]
+        assert whole and all(o.op != "STAGE" for s in whole for o in s.applied_opts)
+        for state in whole:
+            (run_native(case, lower(state), target, 2) if NATIVE else run_interpreted(case, lower(state), 2))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_windows_are_copied_by_each_core(seed: int) -> None:
+    """A part of the rows each, in one phase; inside a part short tiles follow each other along memory, long ones across. Against NumPy,
+    extents drawn."""
+    two = replace(TARGET, threads=2)
+    large = Scheduler(Kernel(kernel_of(conv(64, 64, 56, 3, padding=1))), two)
+    parts = [s for s in sketches(large) if any(o.op == "TILE" for o in s.applied_opts)]
+    orders = {tuple(o.arg) for s in parts for o in s.applied_opts if o.op == "ORDER" and "o1.in" in o.arg}
+    assert {("o1", "o0", "o1.in", "o2"), ("o1", "o0", "o2", "o1.in")} <= orders
+    assert "TILE" in {o.op for o in heuristic(large).applied_opts}
+    rng = random.Random(seed)
+    target = replace(NATIVE[-1] if NATIVE else TARGET, threads=2)
+    out = 0
+    while out < 4:
+        sizes = rng.choice((1, 3, 5)), rng.choice((7, 16, 33)), rng.choice((8, 11, 13, 17)), rng.choice((2, 3, 5))
+        case = Case(Kernel(kernel_of(conv(*sizes, padding=1, stride=rng.choice((1, 2))))))
+        for state in sketches(Scheduler(case.kernel, target)):
+            if any(o.op == "TILE" for o in state.applied_opts):
+                (run_native(case, lower(state), target, 2) if NATIVE else run_interpreted(case, lower(state), 2))
+                out += 1
+
+
+@pytest.mark.parametrize("threads", (1, 2, 4))
+def test_small_convolutions_have_sketches(threads: int) -> None:
+    """Also where the tiles that use the multipliers best leave cores no share of the windows."""
+    for made in (data(2, 4, 9).conv1d(data(6, 4, 3)), data(1, 2, 5, 4, 6).conv3d(data(3, 2, 3, 3, 3))):
+        state = Scheduler(Kernel(kernel_of(made)), replace(TARGET, threads=threads))
+        assert len({tuple(s.applied_opts) for s in sketches(state)}) > 1
+
+
+def test_a_reduction_without_outputs_is_cut() -> None:
+    assert heuristic(Scheduler(Kernel(row_sums(1, 1 << 22)), TARGET)).split_reduce is not None
+
+
+def test_amounts_fit_their_axis() -> None:
+    for extent in (1, 2, 7, 16, 17, 28, 56, 100, 197, 1000):
+        assert all(0 < n <= extent for n in lane_amounts(extent, 16, 4)), extent
+        assert all(0 < n <= min(extent, 14) for n in tile_amounts(extent, 14)), extent
+    assert lane_amounts(64, 16, 4)[0] == 64 and lane_amounts(5, 16, 4) == [5], "whole vectors first; a short axis whole"
+    assert tile_amounts(28, 14)[0] == 14 and tile_amounts(48, 12)[0] == 12, "no recomputed rows where it can be"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sketches_of_what_memory_limits_are_correct_at_any_extents(seed: int) -> None:
+    """Rows past sums, several rows at a time, tiles of windows from padded rows, squares: against NumPy, extents drawn."""
+    rng = random.Random(seed)
+    rows, columns, size, channels = rng.choice((17, 24, 41)), rng.choice((128, 149, 300)), rng.choice((1, 7, 19, 33)), rng.choice((1, 3))
+    drawn = [data(rows, columns).sum(0), data(columns) @ data(columns, rows * 8), data(rows, columns).max(1),
+             data(channels, rows, columns).sum(1), data(rows, columns).transpose(0, 1).contiguous(),
+             data(1, channels, size, size).max_pool2d(3, stride=rng.choice((1, 2)), padding=1),
+             data(1, channels, size, columns).conv2d(data(channels, 1, 3, 3), padding=1, groups=channels)]
+    target = NATIVE[-1] if NATIVE else TARGET
+    for tensor in drawn:
+        case = Case(Kernel(kernel_of(tensor)))
+        for state in sketches(Scheduler(case.kernel, target)):
+            program = lower(state)
+            if NATIVE:
+                run_native(case, program, target, 2)
+            else:
+                run_interpreted(case, program, 2)
+
+
+@pytest.mark.parametrize("length", [64, 127, 1009])
+def test_sums_over_what_no_cache_holds_have_a_sketch_of_half_vectors(length: int) -> None:
+    case = Case(Kernel(row_sums(3, length)))
+    for target in (TARGET, *NATIVE[-1:]):
+        half = target.vector_bytes // 8
+
+        def halves(state: Scheduler, half: int = half) -> list[Scheduler]:
+            return [s for s in sketches(state) if [(o.op, o.axis, o.arg) for o in s.applied_opts[:2]]
+                    == [("UPCAST", "r0", half), ("UNROLL", "r0", 4)]]
+        assert not halves(Scheduler(case.kernel, target))
+        found, = halves(Scheduler(case.kernel, replace(target, l2=1 << 8, l3=1 << 8)))
+        run_interpreted(case, lower(found), 1)
+        if target in NATIVE:
+            run_native(case, lower(found), target, 2)
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(64, False), (4096, True)])
+def test_what_the_second_cache_does_not_hold_is_streamed_in_one_sketch_though_predicted_slower(rows: int, expected: bool) -> None:
+    """16 MB to read and to store: a last cache of 64 MB has room for both, if others leave it."""
+    start = Scheduler(Kernel(softmax(rows, 1024)), replace(TARGET, l2=1 << 20, l3=1 << 26))
+    streamed = [s for s in sketches(start) if any(o.op == "STREAM" for o in s.applied_opts)]
+    assert len(streamed) == expected
+    best = heuristic(start)
+    assert not any(o.op == "STREAM" for o in best.applied_opts)
+    assert all(s.features().cycles > best.features().cycles for s in streamed)
+
+
+def test_memory_is_read_in_its_order() -> None:
+    """Sums of columns: the loop over rows stands outside. Transposing: two lines of each row are stored at a time."""
+    sums = heuristic(Scheduler(Kernel(kernel_of(data(4096, 4096).sum(0))), TARGET))
+    loops = [sums.rows[row].name for row in sums.order[sums.kernel.output] if sums.rows[row].extent > 1]
+    assert "r0" in loops[:-1] and loops[-1].startswith("o0")
+    pieces = {s.applied_opts[0].arg for s in sketches(Scheduler(sums.kernel, TARGET)) if any(o.op == "ORDER" for o in s.applied_opts)}
+    assert {16, 64} <= pieces, "one vector of each row at a time, and four"
+    turned = heuristic(Scheduler(Kernel(kernel_of(data(4096, 4096).transpose(0, 1).contiguous())), replace(TARGET, l3=32 << 20)))
+    assert turned.stream and [o.arg for o in turned.applied_opts if o.op == "UPCAST"] == [16, 32]
+
+
+def test_few_long_rows_are_shared_evenly() -> None:
+    """Seven rows over two cores: halves of each row, as whole rows would leave a core idle; and sums are right."""
+    two = replace(TARGET, threads=2)
+    assert heuristic(Scheduler(Kernel(row_sums(7, 100_003)), two)).split_reduce is not None
+    assert heuristic(Scheduler(Kernel(row_sums(8, 100_003)), two)).thread is not None
+    case = Case(Kernel(row_sums(3, 50_021)))
+    target = replace(NATIVE[-1] if NATIVE else TARGET, threads=2)
+    state = heuristic(Scheduler(case.kernel, target))
+    assert state.split_reduce is not None
+    (run_native(case, lower(state), target, 2) if NATIVE else run_interpreted(case, lower(state), 2))
+
+
+def test_idle_lanes_in_the_last_tile_weigh_less_than_straight_line_code() -> None:
+    for extent in (3753, 1009, 4801):
+        assert lane_amounts(extent, 16, 4)[0] >= 32, extent
+    assert lane_amounts(112, 16, 4)[0] == 16, "64 would compute an eighth more"

@@ -1,0 +1,92 @@
+"""Where staged values lie: every element at a place of its own, tiles where readers take whole ones; and what analysis makes of it."""
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from svod.core.cost.memory_traffic import LINE, Access, traffic
+from svod.core.graph import graph
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.layout import SET_STRIDE, Layout, lay_out, layouts
+from svod.core.kernel.placement import plan
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.schedule.schedule import create_schedule
+from svod.tensor import Tensor
+from tests.compile.native import AVX512
+from tests.hand_kernels import gemm
+
+SERVER = replace(AVX512, l1=48 << 10, l2=2 << 20, l3=480 << 20, threads=2)
+
+
+def staged(m: int, n: int, depth: int, rows: int, columns: int) -> tuple[Layout, Layout]:
+    """Of the operands of a product, both at the root, by a tile of rows and columns."""
+    state = Scheduler(Kernel(gemm(m, n, depth)), SERVER)
+    for opt in (Opt("UPCAST", "o0", rows), Opt("UPCAST", "o1", columns), Opt("STAGE", "s0", "root"), Opt("STAGE", "s1", "root")):
+        state = state.apply_opt(opt) if opt.arg != 1 else state
+    found = layouts(state, plan(state))
+    return lay_out(state, found, 0, (m, depth)), lay_out(state, found, 1, (depth, n))
+
+
+def places(layout: Layout) -> list[list[int]]:
+    """Per element where it lies: twice, where the last tile is moved back over it."""
+    out = []
+    for position in itertools.product(*map(range, layout.extents)):
+        at = sum(p * s for i, (p, s) in enumerate(zip(position, layout.strides, strict=True)) if i != layout.tiled)
+        if layout.tiled >= 0:
+            extent, tile, p = layout.extents[layout.tiled], layout.tile, position[layout.tiled]
+            firsts = [min(first, extent - tile) for first in range(0, extent, tile)]
+            inside = [(number, p - first) for number, first in enumerate(firsts) if 0 <= p - first < tile]
+            out.append([at + number * layout.outer + k * layout.strides[layout.tiled] for number, k in inside])
+        else:
+            out.append([at])
+    return out
+
+
+def test_every_element_has_a_place() -> None:
+    rng = random.Random(11)
+    for _ in range(40):
+        m, n, depth = (rng.choice((1, 2, 7, 16, 31, 48, 64)) for _ in range(3))
+        for layout in staged(m, n, depth, rng.randint(1, m), rng.randint(1, n)):
+            found = [at for element in places(layout) for at in element]
+            assert len(set(found)) == len(found) and min(found) == 0 and max(found) < layout.size, (m, n, depth, layout)
+            assert len(found) == np.prod(layout.extents) or layout.overlaps
+
+
+def test_whole_tiles_are_tiles() -> None:
+    _, b = staged(64, 96, 40, 6, 32)
+    assert (b.tiled, b.tile, b.outer, b.strides) == (1, 32, 32 * 40, (32, 1)), "96 columns are three tiles of 32"
+    _, b = staged(64, 96, 40, 6, 40)
+    assert (b.tiled, b.tile, b.strides, b.size) == (1, 40, (40, 1), 3 * 40 * 40), "columns 0, 40 and 56: 24 of them lie twice"
+    apart = SET_STRIDE // 4
+    a, _ = staged(64, 96, apart, 6, 32)
+    assert a.strides == (apart + LINE // 4, 1), "rows that share sets get a line more"
+
+
+def test_tiles_are_counted_as_they_lie() -> None:
+    """A panel of 512 KB that is read eight times: in tiles it stays in the second cache as a plain array does; as a part of rows of 2 KB
+    its lines share sets."""
+    n, depth, tile = 512, 4096, 32
+    loops, body = [(0, n // tile), (2, 8), (1, depth)], [float(tile), 1.0, 1.0]
+    limit = 4.0 * n * depth
+    rows = Access(((0, 4), (1, 4 * n)), 4, limit, local=True)
+    tiles = Access(((0, 4), (1, 4 * tile)), 4, limit, local=True, tile=(0, tile, 4 * tile * depth))
+    plain = Access(((0, 4 * tile * depth), (1, 4)), 4, limit, local=True)
+    by_rows, by_tiles = (sum(traffic(SERVER, loops, 0, body, [a], [False]).cycles) for a in (rows, tiles))
+    array = sum(traffic(SERVER, [*loops[:2], (1, depth * tile)], 0, [1.0, 1.0, 1.0], [plain], [False]).cycles)
+    assert by_tiles == pytest.approx(array, rel=0.01) and by_rows > 2 * by_tiles
+
+
+@pytest.mark.parametrize("channels", [128, 512])
+def test_packed_weights_are_read_in_whole_tiles(channels: int) -> None:
+    """Of two tiles that use as many registers, the one that divides the channels: the other one reads rows that lie far apart."""
+    x, w = Tensor(np.zeros((1, 64, 7, 7), np.float32)), Tensor(np.zeros((channels, 64, 3, 3), np.float32)).realize()
+    sink = graph.sink(x.realize().conv2d(w, padding=1).uop)
+    kernel = Kernel(create_schedule(sink, frozenset({graph.base_of(w.uop)})).calls[0].ast)
+    common = [Opt("LANES", "o0.in"), Opt("STAGE", "s0", "root"), Opt("STAGE", "s1", "root"), Opt("UNROLL", "r2", 0)]
+    whole, cut = (Scheduler(kernel, SERVER).apply_opts([Opt("UPCAST", "o2", 7), Opt("UPCAST", "o0", n), *common]).features().cycles
+                  for n in (32, 48))
+    assert whole < cut

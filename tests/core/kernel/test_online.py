@@ -1,0 +1,237 @@
+"""ONLINE: rows of max, exp, sum and weighted sum in one pass over blocks mean what they meant."""
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
+from svod.config import NONE, PrepareConfig
+from svod.core.cost.sketch import sketches
+from svod.core.cost.sketch_online import online_sketches
+from svod.core.graph import graph
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.show import loop_nest
+from svod.core.schedule.schedule import create_schedule
+from svod.core.spec.evaluate import evaluate
+from svod.errors import KernelOptError
+from svod.tensor import Tensor
+from tests.agreement import Case, run_interpreted, run_native, steps
+from tests.chains import random_state
+from tests.compile.native import AVX512, runnable_targets
+from tests.core.corpus import data, kernel_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+TARGETS = list(runnable_targets().values())
+EXTENTS = (1, 2, 3, 5, 7, 13, 16, 17, 31)
+
+
+def peak_of(kernel: Kernel) -> str:
+    """The stage of the maximum."""
+    return next(s.name for s in kernel.stages if s.value.arg == ("MAX", 1))
+
+
+def online(kernel: Kernel, block: int) -> Scheduler:
+    return Scheduler(kernel, AVX512).apply_opt(Opt("ONLINE", peak_of(kernel), block))
+
+
+def attention(heads: int, queries: int, keys: int, width: int, columns: int, causal: bool = False) -> Tensor:
+    return data(heads, queries, width).scaled_dot_product_attention(data(heads, keys, width), data(heads, keys, columns), is_causal=causal)
+
+
+KINDS = {
+    "attention": lambda rng: attention(rng.choice((1, 2, 3)), *(rng.choice(EXTENTS) for _ in range(4))),
+    "causal": lambda rng: attention(2, rng.choice(EXTENTS), rng.choice(EXTENTS), 3, 5, causal=True),
+    "softmax": lambda rng: data(rng.choice(EXTENTS), 4 * rng.choice(EXTENTS)).softmax(-1),
+    "softmax_columns": lambda rng: data(2, rng.choice(EXTENTS), rng.choice(EXTENTS)).softmax(1),
+    "log_softmax": lambda rng: data(rng.choice(EXTENTS), rng.choice(EXTENTS)).log_softmax(-1),
+    "computed": lambda rng: (data(3, rng.choice(EXTENTS)) * data(1) + data(3, 1)).softmax(-1),
+    "flipped": lambda rng: data(3, rng.choice(EXTENTS)).flip(1).softmax(-1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_chain_computes_what_the_kernel_did(kind: str) -> None:
+    rng = random.Random(kind)
+    done = 0
+    while done < 5:
+        kernel = Kernel(kernel_of(KINDS[kind](rng)))
+        row = max((kernel.axes[s.reds[0]].extent for s in kernel.stages if s.value.arg == ("MAX", 1)), default=1)
+        if row < 3:
+            continue    # a row of two positions has no blocks
+        case = Case(kernel, seed=done)
+        target = rng.choice(TARGETS)
+        block = rng.randint(2, row - 1)
+        start = Scheduler(kernel, target).apply_opt(Opt("ONLINE", peak_of(kernel), block))
+        state = random_state(rng, start, rng.randint(1, 8))
+        program = lower(state)
+        validate(program)
+        done += 1
+        try:
+            if steps(program) <= 30_000:
+                run_interpreted(case, program, rng.randint(1, 3))
+            if program.size <= 4000:
+                run_native(case, program, target, rng.randint(1, 3))
+        except AssertionError as e:
+            raise AssertionError(f"{kernel}, {state.applied_opts}: {e}") from e
+
+
+@pytest.mark.parametrize("kind", ["softmax", "attention"])
+@pytest.mark.parametrize(("keys", "block"), [(17, 4), (24, 8), (31, 30)])
+def test_infinities_and_nans_fall_where_they_did(kind: str, keys: int, block: int) -> None:
+    rng = np.random.default_rng(keys)
+    x = rng.standard_normal((9, keys)).astype(np.float32) * 30
+    x[0] = -np.inf                      # no key at all
+    x[1, :block] = -np.inf              # none in the first block
+    x[2, block:] = -np.inf              # none but in the first one
+    x[3, keys - 1] = np.inf
+    x[4, 0] = np.nan
+    x[5] = 3e38
+    x[6, ::2] = -3e38
+    values = rng.standard_normal((keys, 3)).astype(np.float32)
+    with np.errstate(all="ignore"):
+        y = x.astype(np.float64)
+        weights = np.exp(y - y.max(1, keepdims=True))
+        want = weights / weights.sum(1, keepdims=True)
+    if kind == "softmax":
+        tensor, inputs = data(9, keys).softmax(-1), [x]
+    else:       # of scores that are the mask alone, as the queries are 0; no row is said to be without keys
+        tensor, want = data(9, 2).scaled_dot_product_attention(data(keys, 2), data(keys, 3), data(9, keys)), want @ values
+        inputs = [x, values, np.zeros((9, 2), np.float32), np.ones((keys, 2), np.float32), np.ones(9, np.bool_)]
+    kernel = Kernel(kernel_of(tensor))
+    by_size = {a.size: a.ravel() for a in inputs}
+    case = Case(kernel)
+    case.args = [np.zeros(want.size, np.float32) if p.arg.slot in kernel.outs else by_size[p.arg.size].copy() for p in kernel.params]
+    case.want = [want.astype(np.float32).ravel()]
+    new = online(kernel, block)
+    np.testing.assert_allclose(evaluate(new.kernel.ast, case.args)[0], case.want[0], rtol=1e-5, atol=1e-6)
+    run_interpreted(case, lower(new), 2)
+    for target in TARGETS:
+        run_native(case, lower(Scheduler(kernel, target).apply_opts(new.applied_opts)), target, 2)
+
+
+@pytest.mark.parametrize("kind", ["divided", "padded", "reciprocals"])
+def test_what_is_weighted_is_zero_beyond_a_row_that_its_blocks_do_not_divide(kind: str) -> None:
+    """Where loads are gated they give 0: a quotient by that, and padding that is infinite, would be 0 · inf under a weight of 0."""
+    weights = (data(2, 5, 3) @ data(2, 3, 17)).softmax(-1)
+    kernel = Kernel(kernel_of({"divided": lambda: (weights / data(17)) @ data(2, 17, 7),
+                               "padded": lambda: weights @ data(2, 17, 7).pad(((0, 0), (0, 0), (1, 0)), value=float("inf")),
+                               "reciprocals": lambda: weights @ data(2, 17, 7).reciprocal()}[kind]()))
+    case = Case(kernel, seed=1)
+    assert np.isfinite(case.want[0]).any()
+    with np.errstate(invalid="ignore"):
+        run_interpreted(case, lower(online(kernel, 4)), 2)
+
+
+def test_masked_attention_gives_zeros_for_rows_without_a_key() -> None:
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal(s, dtype=np.float32) for s in ((2, 7, 5), (2, 23, 5), (2, 23, 11)))
+    mask = rng.random((7, 23)) < 0.3
+    mask[2] = False
+    mask[3, :8] = False
+    y = Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v), Tensor(mask))
+    kernel = Kernel(create_schedule(graph.sink(y.uop)).calls[-1].ast)
+    chain: Any = [["ONLINE", peak_of(kernel), 8], ["TILE", "o1", 4], ["ORDER", "out", ["o1", "r0", "o1.in", "o2"]], ["UPCAST", "o2", 0],
+             ["STAGE", "s2", "r0"], ["UPCAST", "s2.o2", 0]]
+    plan = y.prepare(PrepareConfig(opts={kernel.key: chain}, db=NONE))
+    plan.execute()
+    scores = np.where(mask, q.astype(np.float64) @ k.transpose(0, 2, 1) / np.sqrt(5), -np.inf)
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        want = np.nan_to_num(weights / weights.sum(-1, keepdims=True)) @ v
+    np.testing.assert_allclose(y.numpy(), want, rtol=2e-5, atol=2e-6)
+    assert not y.numpy()[:, 2].any()
+
+
+def test_the_loops_of_attention() -> None:
+    state = online(Kernel(kernel_of(attention(1, 6, 12, 4, 8))), 4).apply_opts([
+        Opt("TILE", "o0", 3), Opt("ORDER", "out", ("o0", "r0", "o0.in", "o1")), Opt("STAGE", "s2", "r0"), Opt("STAGE", "s4", "r0"),
+        Opt("STAGE", "s7", "r0"), Opt("UPCAST", "o1", 8), Opt("UPCAST", "s7.o1", 8)])
+    assert loop_nest(state) == """\
+phase 0: out → p0
+  for o0 in 0…6 by 3
+    tile o1 8 (vector)
+    acc = (-inf, 0, 0)
+    reduce r0 in 0…3
+      stage s2[3, 4] in scratch:
+        for s2.o0 in 0…3
+          for s2.o1 in 0…4
+            acc = 0
+            reduce s2.r0 in 0…4
+              acc += p1[4·s2.o0 + s2.r0] · p2[4·s2.o1 + s2.r0]
+            s2[s2.o0, s2.o1] = acc · 0.5
+      stage s3[3, 1] in scratch:
+        for s3.o0 in 0…3
+          acc = -inf
+          reduce s3.r0 in 0…4
+            acc = max(acc, s2[s3.o0, 4·s3.o1 + s3.r0])
+          s3[s3.o0, s3.o1] = acc
+      copy s4[3, 1, 4], laid out in the order it is read:
+        s4[i, j, k] = exp(s2[i, 4·j + k] - where(s3[i, j] == -inf, 0, s3[i, j]))
+      stage s7[3, 8, 1] in scratch:
+        for s7.o0 in 0…3
+          tile s7.o1 8 (vector)
+          acc = 0
+          reduce s7.r0 in 0…4
+            acc += s4[s7.o0, s7.o2, s7.r0] · p3[32·s7.o2 + 8·s7.r0 + s7.o1]
+          s7[s7.o0, s7.o1, s7.o2] = acc
+      for o0 in 0…3
+        stage s5 in a register:
+          acc = 0
+          reduce s5.r0 in 0…4
+            acc += s4[s5.o0, s5.o1, s5.r0]
+          s5[s5.o0, s5.o1] = acc
+        acc = expsum(acc, (s3[o0, r0], s5[o0, r0], s7[o0, o1, r0]))
+    for all o0: p0[8·o0 + o1] = acc.2 · (1 / acc.1)"""
+
+
+SOFTMAX, HALF = data(4, 12).softmax(-1), data(2, 4, 12, dtype="float16")
+REFUSED: list[tuple[Tensor, str, Any, str]] = [
+    (SOFTMAX, "s1", 12, "2 to 11 of the 12"),
+    (SOFTMAX, "s1", 1, "2 to 11 of the 12"),
+    (SOFTMAX, "s1", None, "an int"),
+    (SOFTMAX, "s1", True, "an int"),
+    (SOFTMAX, "s3", 4, "not the maximum"),
+    (data(4, 12).flip(1).reshape(2, 24).softmax(-1), "s1", 7, "over one reduce axis"),
+    (SOFTMAX, "out", 4, "not the maximum"),
+    (SOFTMAX, "s9", 4, "no stage 's9'"),
+    (data(4, 12) - data(4, 12).max(1, keepdim=True), "s1", 4, "sums up exp"),
+    (data(4, 12).logsumexp(1), "s1", 4, "not the maximum"),
+    ((data(4, 5) @ data(5, 12)).flip(1).softmax(-1) @ data(12, 3), "s3", 5, "position by position"),
+    (HALF.scaled_dot_product_attention(HALF, HALF), "s3", 3, "computed twice"),
+]
+
+
+@pytest.mark.parametrize(("tensor", "stage", "block", "why"), REFUSED, ids=[r[3] for r in REFUSED])
+def test_what_is_refused(tensor: Tensor, stage: str, block: Any, why: str) -> None:
+    with pytest.raises(KernelOptError, match=why):
+        Scheduler(Kernel(kernel_of(tensor)), AVX512).apply_opt(Opt("ONLINE", stage, block))
+
+
+def test_it_comes_first() -> None:
+    state = Scheduler(Kernel(kernel_of(SOFTMAX)), AVX512).apply_opt(Opt("UPCAST", "o1", 4))
+    with pytest.raises(KernelOptError, match="before all other opts"):
+        state.apply_opt(Opt("ONLINE", "s1", 4))
+
+
+def test_states_of_other_blocks_are_others() -> None:
+    kernel = Kernel(kernel_of(SOFTMAX))
+    states = [Scheduler(kernel, AVX512), online(kernel, 4), online(kernel, 6), online(kernel, 5)]
+    assert len({s.digest for s in states}) == 4
+    assert online(kernel, 4).digest == states[1].digest
+
+
+@pytest.mark.parametrize(("queries", "keys", "columns"), [(7, 600, 40), (3, 768, 8), (101, 531, 17)])
+def test_sketches_of_long_rows(queries: int, keys: int, columns: int) -> None:
+    """Prime rows and such that a block divides, fewer queries than a tile and more; short rows have none."""
+    case = Case(Kernel(kernel_of(attention(2, queries, keys, 5, columns))))
+    target = TARGETS[-1]
+    found = list(online_sketches(Scheduler(case.kernel, target)))
+    assert found and all(state.applied_opts[0].op == "ONLINE" for state, _ in found)
+    assert any(s.applied_opts[0].op == "ONLINE" for s in sketches(Scheduler(case.kernel, target)))
+    run_native(case, lower(found[0][0]), target, 3)
+    assert not list(online_sketches(Scheduler(Kernel(kernel_of(attention(2, queries, 128, 5, columns))), target)))

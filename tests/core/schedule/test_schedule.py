@@ -1,0 +1,344 @@
+"""Schedules against the graph interpreter: random graphs, fixed rules of the kernel cut, order of ASSIGNs."""
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from svod.core.graph import graph
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.schedule.cut import MAX_DEPTH
+from svod.core.schedule.schedule import Schedule, create_schedule
+from svod.errors import ScheduleError
+from svod.tensor import Tensor
+from tests.core.corpus import attention, data
+from tests.core.scheduling import run_schedule
+from tests.graph_reference import evaluate_graph
+
+Array = np.ndarray[Any, np.dtype[Any]]
+EXTENTS = (1, 2, 3, 4, 5, 6)
+
+
+class RandomGraph:
+    """Grows a graph of int32 nodes (their arithmetic is exact) by random operations."""
+
+    def __init__(self, seed: int):
+        self.rng = random.Random(seed)
+        self.contents: dict[UOp, Array] = {}
+        self.nodes: list[UOp] = [self.leaf(self.shape()) for _ in range(2)]
+
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.rng.choice(EXTENTS) for _ in range(self.rng.randint(0, 3)))
+
+    def leaf(self, shape: tuple[int, ...]) -> UOp:
+        size = int(np.prod(shape))
+        b = graph.buffer(dtypes.int32, size)
+        self.contents[b] = np.random.default_rng(self.rng.randrange(1 << 30)).integers(-9, 9, size).astype(np.int32)
+        return graph.reshape(b, shape)
+
+    def pick(self) -> UOp:
+        return self.rng.choice(self.nodes[-5:])
+
+    def partner(self, x: UOp) -> UOp:
+        """A node of x's shape: one that has it, a reduction of one broadcast back, or a new buffer."""
+        shape = graph.shape_of(x)
+        same = [n for n in self.nodes if graph.shape_of(n) == shape]
+        kind = self.rng.random()
+        if kind < 0.4:
+            return self.rng.choice(same)
+        if kind < 0.7 and shape:
+            axes = [a for a in range(len(shape)) if self.rng.random() < 0.5]
+            return graph.expand(graph.reduce_axis(self.rng.choice(same), self.rng.choice(["ADD", "MAX", "MIN"]), axes), shape)
+        return graph.broadcast(self.leaf(tuple(n if self.rng.random() < 0.6 else 1 for n in shape)), shape)
+
+    def elementwise(self, x: UOp) -> UOp:
+        op = self.rng.choice([Ops.ADD, Ops.SUB, Ops.MUL, Ops.MAX, Ops.MIN, Ops.XOR])
+        if self.rng.random() < 0.2:
+            return graph.alu(Ops.WHERE, graph.alu(Ops.CMPLT, x, self.partner(x)), x, self.partner(x))
+        return graph.alu(op, x, self.partner(x))
+
+    def reshape(self, x: UOp) -> UOp:
+        n, shape = graph.size_of(x), []
+        while n > 1:
+            d = self.rng.choice([d for d in range(2, n + 1) if n % d == 0])
+            shape.append(d)
+            n //= d
+        if self.rng.random() < 0.4:
+            shape.insert(self.rng.randint(0, len(shape)), 1)
+        self.rng.shuffle(shape)
+        return graph.reshape(x, shape)
+
+    def movement(self, x: UOp) -> UOp:
+        rng, shape = self.rng, graph.shape_of(x)
+        match rng.randrange(7):
+            case 0:
+                return self.reshape(x)
+            case 1:
+                return graph.permute(x, rng.sample(range(len(shape)), len(shape)))
+            case 2:
+                return graph.pad(x, [(rng.randint(0, 2), rng.randint(0, 2)) for _ in shape], rng.choice([0, 0, 7]))
+            case 3:
+                begins = [rng.randrange(n) for n in shape]
+                return graph.shrink(x, [(b, rng.randint(b + 1, n)) for b, n in zip(begins, shape, strict=True)])
+            case 4:
+                return graph.flip(x, [a for a in range(len(shape)) if rng.random() < 0.5])
+            case 5:
+                return graph.expand(graph.reshape(x, (*shape, 1)), (*shape, rng.choice([2, 3])))
+            case _:
+                windows = [(a, 2, rng.choice([1, 2]), 1) for a, n in enumerate(shape) if n > 2 and rng.random() < 0.5]
+                return graph.window(x, windows)
+
+    def product(self, x: UOp) -> UOp:
+        shape = graph.shape_of(x)
+        if not shape:
+            return x
+        k, n = shape[-1], self.rng.choice([2, 3, 5])
+        w = self.leaf((n, k))
+        wide = (*shape[:-1], n, k)
+        a = graph.expand(graph.reshape(x, (*shape[:-1], 1, k)), wide)
+        b = graph.broadcast(w, wide)
+        y = graph.reduce_axis(graph.alu(Ops.MUL, a, b), "ADD", (len(wide) - 1,))
+        return graph.reshape(y, wide[:-1])
+
+    def gather(self, x: UOp) -> UOp:
+        shape = graph.shape_of(x)
+        if not shape:
+            return x
+        axis = self.rng.randrange(len(shape))
+        index = self.leaf(self.rng.choice([(2,), (3,), (2, 2), ()]))
+        index = graph.alu(Ops.SUB, index, graph.full(graph.shape_of(index), 2, dtypes.int32))  # some are out of range
+        return graph.gather(x, index, axis)
+
+    def routine(self, x: UOp) -> UOp:
+        """A scan, the order of an axis, its best, or values put into it: kernels that nothing is fused into."""
+        shape = graph.shape_of(x)
+        if not shape:
+            return x
+        axis = self.rng.randrange(len(shape))
+        n = shape[axis]
+        kind = self.rng.choice(["SCAN", "SCAN", "ARGSORT", "TOPK", "SCATTER"])
+        if kind in ("ARGSORT", "TOPK"):
+            options = (self.rng.random() < 0.5,) if kind == "ARGSORT" else (self.rng.randint(1, n), self.rng.random() < 0.5)
+            order = [a for a in range(len(shape)) if a != axis] + [axis]
+            moved = graph.permute(x, order)
+            rows = graph.reshape(moved, (-1, n))
+            found = graph.routine(kind, options, dtypes.int64, rows)
+            return graph.cast(graph.reshape(found, (*graph.shape_of(moved)[:-1], -1)), dtypes.int32)
+        box = (int(np.prod(shape[:axis])), n, int(np.prod(shape[axis + 1:])))
+        boxed = graph.reshape(x, box)
+        if kind == "SCAN":
+            return graph.reshape(graph.routine(kind, (self.rng.choice(["ADD", "MUL", "MAX", "MIN"]),), dtypes.int32, boxed), shape)
+        places = (box[0], 3, box[2])
+        reduction = self.rng.choice(["SET", "ADD", "MAX"])
+        return graph.reshape(graph.routine(kind, (reduction,), dtypes.int32, boxed, self.leaf(places), self.leaf(places)), shape)
+
+    def grow(self, steps: int) -> None:
+        for _ in range(steps):
+            x = self.pick()
+            make = self.rng.choices([self.elementwise, self.movement, self.product, self.gather, self.reduce, graph.contiguous, self.count,
+                                     self.routine], [6, 6, 2, 1, 3, 0.5, 1, 0.5])[0]
+            y = make(x)
+            if graph.size_of(y) <= 400:
+                self.nodes.append(y)
+
+    def reduce(self, x: UOp) -> UOp:
+        rank = len(graph.shape_of(x))
+        axes = [a for a in range(rank) if self.rng.random() < 0.5]
+        y = graph.reduce_axis(x, self.rng.choice(["ADD", "MAX", "MIN", "MUL"]), axes)
+        return graph.reshape(y, [n for n in graph.shape_of(y) if n != 1]) if self.rng.random() < 0.5 else y
+
+    def count(self, x: UOp) -> UOp:
+        shape = graph.shape_of(x)
+        if not shape:
+            return x
+        axis = self.rng.randrange(len(shape))
+        column = graph.reshape(graph.iota(shape[axis]), [n if a == axis else 1 for a, n in enumerate(shape)])
+        if self.rng.random() < 0.5:
+            return graph.alu(Ops.ADD, x, graph.expand(column, shape))
+        return graph.arg_reduce(x, graph.expand(column, shape), self.rng.choice(["ARGMAX", "ARGMIN"]), [axis])
+
+
+def check(outputs: list[UOp], contents: dict[UOp, Array]) -> Schedule:
+    schedule = create_schedule(graph.sink(*outputs))
+    memory = run_schedule(schedule, contents)
+    for output, buffer in zip(outputs, schedule.outputs, strict=True):
+        np.testing.assert_array_equal(memory[buffer], evaluate_graph(output, contents).ravel())
+    for i, call in enumerate(schedule.calls):
+        assert all(d < i for d in call.deps)
+    return schedule
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_graphs(seed: int) -> None:
+    g = RandomGraph(seed)
+    g.grow(4 + seed % 12)
+    check([g.nodes[-1], *g.rng.sample(g.nodes, min(len(g.nodes), seed % 3))], g.contents)
+
+
+def words(tensor: Tensor) -> list[str]:
+    return [c.name_hint for c in create_schedule(graph.sink(tensor.uop)).calls]
+
+
+def block(x: Tensor) -> Tensor:
+    y = x.conv2d(data(3, 3, 3, 3), padding=1).batch_norm(data(3), data(3), data(3), data(3)).relu()
+    return (y.conv2d(data(3, 3, 3, 3), padding=1).batch_norm(data(3), data(3), data(3), data(3)) + x).relu()
+
+
+@pytest.mark.parametrize("build, expected", [
+    (lambda: data(9, 5).softmax(-1), ["softmax"]),
+    (lambda: data(9, 5).softmax(0), ["softmax"]),
+    (lambda: (data(9, 5) + 1).log_softmax(-1), ["softmax"]),
+    (lambda: data(9, 5).layer_norm(5, data(5), data(5)), ["rows"]),
+    (lambda: (data(9, 5) + data(9, 5)).layer_norm(5), ["rows"]),
+    (lambda: data(9, 5).var(1), ["rows"]),
+    (lambda: data(9, 5).rms_norm(5, data(5)), ["reduce"]),
+    (lambda: data(9, 5).argmax(1), ["rows"]),
+    (lambda: attention(6, 4), ["attention"]),
+    (lambda: attention(6, 4, causal=True), ["attention"]),
+    (lambda: (data(9, 5) @ data(5, 7) + data(7)).gelu(), ["gemm"]),
+    (lambda: data(9, 5) @ data(5, 7) + data(9, 7), ["gemm"]),
+    (lambda: (data(9, 5) @ data(5, 7)).relu() @ data(7, 3), ["gemm", "gemm"]),
+    (lambda: data(9, 5).layer_norm(5) @ data(5, 7), ["rows", "gemm"]),
+    (lambda: (data(9, 5) @ data(5, 7)).softmax(-1), ["gemm", "softmax"]),
+    (lambda: (data(9, 5) @ data(5, 7) + data(9, 7)).layer_norm(7), ["gemm", "rows"]),
+    (lambda: data(9, 5) @ data(5, 7) + data(9, 4) @ data(4, 7), ["gemm", "gemm"]),
+    (lambda: data(1, 3, 8, 8).conv2d(data(4, 3, 3, 3)).relu().mean((2, 3)), ["conv", "reduce"]),
+    (lambda: block(block(data(1, 3, 8, 8))), ["conv", "conv", "conv", "conv"]),
+    (lambda: data(3, 70000).softmax(-1), ["reduce", "elementwise", "reduce", "elementwise"]),
+    (lambda: (data(9, 5) @ data(5, 7)).pad((1, 1)), ["gemm", "copy"]),
+    (lambda: data(3, 4).sum(1).sum(0), ["reduce"]),
+])
+def test_kernel_cut(build: Any, expected: list[str]) -> None:
+    assert words(build()) == expected
+
+
+def test_a_cheap_value_is_computed_twice_and_a_dear_one_is_kept() -> None:
+    x, w = data(9, 5), data(5, 7)
+    cheap, dear = x.relu(), (x.exp() + 1).log()
+    assert len(create_schedule(graph.sink((cheap @ w).uop, cheap.sum(1).uop)).calls) == 2
+    assert len(create_schedule(graph.sink((dear @ w).uop, dear.sum(1).uop)).calls) == 3
+
+
+def test_every_kernel_says_why() -> None:
+    calls = create_schedule(graph.sink((data(9, 5).layer_norm(5) @ data(5, 7)).uop)).calls
+    assert [bool(c.why) for c in calls] == [True, True]
+    assert "broadcast" in calls[0].why and calls[1].why == "output"
+    assert all("test_schedule.py" in c.origin for c in calls)
+
+
+def ints(n: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).integers(-9, 9, n).astype(np.int32)
+
+
+def test_outputs_without_kernels() -> None:
+    b = graph.buffer(dtypes.int32, 12)
+    view = graph.reshape(b, (3, 4))
+    empty = graph.full((0, 3), 0, dtypes.int32)
+    schedule = create_schedule(graph.sink(view, empty, graph.contiguous(view)))
+    assert schedule.calls == () and schedule.outputs[0] is b is schedule.outputs[2]
+    assert schedule.outputs[1].arg == 0
+
+
+def test_views_and_constants_are_copied() -> None:
+    b = graph.buffer(dtypes.int32, 12)
+    view = graph.permute(graph.reshape(b, (3, 4)), (1, 0))
+    schedule = check([view, graph.full((2, 3), 5, dtypes.int32), graph.shrink(view, [(1, 3), (0, 2)])], {b: ints(12)})
+    assert [c.name_hint for c in schedule.calls] == ["copy", "fill", "copy"]
+
+
+def test_a_shared_part_is_an_output_once() -> None:
+    b = graph.buffer(dtypes.int32, 12)
+    x = graph.reduce_axis(graph.reshape(b, (3, 4)), "ADD", (1,))
+    schedule = check([x, graph.alu(Ops.ADD, x, x), graph.reshape(x, (3,))], {b: ints(12)})
+    assert len(schedule.calls) == 2 and schedule.outputs[0] is schedule.outputs[2]
+
+
+def test_constants_are_marked() -> None:
+    x, w = graph.buffer(dtypes.int32, 12), graph.buffer(dtypes.int32, 12)
+    call, = create_schedule(graph.sink(graph.alu(Ops.ADD, x, w)), frozenset((w,))).calls
+    assert {call.args[p.arg.slot]: p.arg.constant for p in call.ast.walk(Ops.PARAM)} == {call.args[0]: False, x: False, w: True}
+
+
+def test_equal_graphs_give_equal_schedules() -> None:
+    b, c = graph.buffer(dtypes.int32, 12), graph.buffer(dtypes.int32, 12)
+
+    def build() -> UOp:
+        return graph.contiguous(graph.alu(Ops.ADD, graph.contiguous(graph.alu(Ops.MUL, b, c)), c))
+
+    assert create_schedule(graph.sink(build())) == create_schedule(graph.sink(build()))
+    assert create_schedule(graph.sink(build()), remember=False) == create_schedule(graph.sink(build()))
+
+
+def test_assign_is_ordered_after_reads_and_before_later_ones() -> None:
+    x, y = graph.buffer(dtypes.int32, 6), graph.buffer(dtypes.int32, 6)
+    contents = {x: ints(6, 1), y: ints(6, 2)}
+    old = graph.alu(Ops.ADD, x, graph.full((6,), 1, dtypes.int32))
+    new = graph.assign(x, y)
+    later = graph.alu(Ops.MUL, new, graph.full((6,), 3, dtypes.int32))
+    schedule = create_schedule(graph.sink(later, new, old))
+    memory = run_schedule(schedule, contents)
+    np.testing.assert_array_equal(memory[schedule.outputs[0]], contents[y] * 3)
+    np.testing.assert_array_equal(memory[schedule.outputs[2]], contents[x] + 1)
+    assert schedule.outputs[1] is x
+    np.testing.assert_array_equal(memory[x], contents[y])
+
+
+def test_assign_in_place_reads_its_own_element() -> None:
+    x = graph.buffer(dtypes.int32, 6)
+    schedule = create_schedule(graph.sink(graph.assign(x, graph.alu(Ops.ADD, x, x))))
+    assert len(schedule.calls) == 1 and schedule.calls[0].args == (x,)
+    np.testing.assert_array_equal(run_schedule(schedule, {x: ints(6)})[x], ints(6) * 2)
+
+
+def test_assign_that_reads_other_elements_goes_through_a_temporary() -> None:
+    x = graph.buffer(dtypes.int32, 6)
+    schedule = create_schedule(graph.sink(graph.assign(x, graph.flip(x, 0))))
+    assert len(schedule.calls) == 2
+    np.testing.assert_array_equal(run_schedule(schedule, {x: ints(6)})[x], ints(6)[::-1])
+
+
+def test_assign_to_a_view() -> None:
+    x, y = graph.buffer(dtypes.int32, 12), graph.buffer(dtypes.int32, 4)
+    target = graph.shrink(graph.permute(graph.reshape(x, (3, 4)), (1, 0)), [(1, 3), (0, 2)])
+    new = graph.assign(target, graph.reshape(y, (2, 2)))
+    schedule = create_schedule(graph.sink(new))
+    memory = run_schedule(schedule, {x: ints(12), y: ints(4, 5)})
+    expected = ints(12).reshape(3, 4).copy()
+    expected.T[1:3, :2] = ints(4, 5).reshape(2, 2)
+    np.testing.assert_array_equal(memory[x], expected.ravel())
+    # the output is the buffer, not a copy of the part
+    assert schedule.outputs == (x,) and len(schedule.calls) == 1
+
+
+def test_two_buffers_are_swapped() -> None:
+    x, y = graph.buffer(dtypes.int32, 6), graph.buffer(dtypes.int32, 6)
+    schedule = create_schedule(graph.sink(graph.assign(x, y), graph.assign(y, x)))
+    memory = run_schedule(schedule, {x: ints(6, 1), y: ints(6, 2)})
+    np.testing.assert_array_equal(memory[x], ints(6, 2))
+    np.testing.assert_array_equal(memory[y], ints(6, 1))
+
+
+def test_old_and_new_content_in_one_kernel() -> None:
+    x, y = graph.buffer(dtypes.int32, 6), graph.buffer(dtypes.int32, 6)
+    both = graph.alu(Ops.SUB, graph.assign(x, y), x)
+    schedule = create_schedule(graph.sink(both))
+    memory = run_schedule(schedule, {x: ints(6, 1), y: ints(6, 2)})
+    np.testing.assert_array_equal(memory[schedule.outputs[0]], ints(6, 2) - ints(6, 1))
+    np.testing.assert_array_equal(memory[x], ints(6, 2))
+
+
+def test_assign_to_what_is_no_buffer_is_refused() -> None:
+    x = graph.buffer(dtypes.int32, 6)
+    with pytest.raises(ScheduleError, match="ASSIGN to ADD"):
+        create_schedule(graph.sink(graph.assign(graph.alu(Ops.ADD, x, x), x)))
+
+
+def test_long_chains_need_no_recursion() -> None:
+    x = node = graph.buffer(dtypes.int32, 3)
+    for i in range(3000):
+        node = graph.alu(Ops.XOR if i % 2 else Ops.ADD, node, x)
+    schedule = create_schedule(graph.sink(node))
+    assert 3000 // MAX_DEPTH <= len(schedule.calls) <= 3000 // MAX_DEPTH + 1

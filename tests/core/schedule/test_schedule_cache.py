@@ -1,0 +1,130 @@
+"""Schedules from the cache are those that scheduling anew gives, over the buffers of the graph at hand."""
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from svod.core.graph import graph
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.origin import scope
+from svod.core.ir.uop import UOp
+from svod.core.schedule import schedule_cache
+from svod.core.schedule.schedule import Schedule, create_schedule
+from svod.core.schedule.schedule_cache import normal_form, schedule_of
+from svod.errors import ScheduleError
+from svod.tensor import Tensor
+from tests.core.schedule.test_schedule import RandomGraph
+from tests.core.scheduling import run_schedule
+from tests.graph_reference import evaluate_graph
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[UOp]:
+    """An empty cache; the SINKs that were scheduled, as opposed to found."""
+    sinks: list[UOp] = []
+
+    def counted(sink: UOp, *args: Any, **more: Any) -> Schedule:
+        sinks.append(sink)
+        return create_schedule(sink, *args, **more)
+
+    monkeypatch.setattr(schedule_cache, "_schedules", OrderedDict())
+    monkeypatch.setattr(schedule_cache, "create_schedule", counted)
+    return sinks
+
+
+def ones(n: int = 4) -> Tensor:
+    return Tensor(np.ones(n, np.float32))
+
+
+def test_other_buffers_share_a_schedule_and_get_their_own_arguments(made: list[UOp]) -> None:
+    for seed in range(12):
+        first, second = RandomGraph(seed), RandomGraph(seed)
+        for g in (first, second):
+            g.grow(9)
+        before = len(made)
+        for g in (first, second):
+            g.contents = {b: a + (1 if g is second else 0) for b, a in g.contents.items()}
+            outputs = [g.nodes[-1], g.nodes[-2]]
+            schedule = schedule_of(graph.sink(*outputs))
+            assert schedule == create_schedule(graph.sink(*outputs))
+            memory = run_schedule(schedule, g.contents)
+            for output, buffer in zip(outputs, schedule.outputs, strict=True):
+                np.testing.assert_array_equal(memory[buffer], evaluate_graph(output, g.contents).ravel())
+        assert len(made) == before + 1
+
+
+CHANGES: dict[str, Callable[[], tuple[Tensor, frozenset[UOp]]]] = {
+    "as it is": lambda: (ones() + ones() * 2, frozenset()),
+    "one buffer for two": lambda: ((x := ones()) + x * 2, frozenset()),
+    "another constant": lambda: (ones() + ones() * 3, frozenset()),
+    "the same constant of another type": lambda: (ones().cast(dtypes.int32) + ones() * 2, frozenset()),
+    "another size": lambda: (ones(5) + ones(5) * 2, frozenset()),
+    "another shape": lambda: (ones().reshape(2, 2) + ones().reshape(2, 2) * 2, frozenset()),
+    "another order": lambda: (ones() * 2 + ones(), frozenset()),
+    "a weight": lambda: ((x := ones()) + ones() * 2, frozenset({graph.base_of(x.uop)})),
+}
+
+
+def test_what_a_schedule_depends_on_makes_another(made: list[UOp]) -> None:
+    digests = {}
+    for name, build in CHANGES.items():
+        pairs = [build() for _ in range(2)]
+        found = {normal_form(graph.sink(t.uop), constants)[0] for t, constants in pairs}
+        assert len(found) == 1, f"{name}: built twice"
+        digests[name] = found.pop()
+    assert len(set(digests.values())) == len(digests)
+
+
+def test_calls_say_where_this_graph_comes_from(made: list[UOp]) -> None:
+    def origins(path: str) -> list[str]:
+        with scope(path):
+            y = (ones(8).reshape(2, 4) @ ones(12).reshape(4, 3)).relu()
+        return [c.origin for c in schedule_of(graph.sink(y.uop)).calls]
+
+    assert [origins(p) for p in ("encoder", "decoder", "encoder")] == [["encoder"], ["decoder"], ["encoder"]]
+    assert len(made) == 2
+
+
+def test_outputs_that_are_buffers_of_the_graph(made: list[UOp]) -> None:
+    for _ in range(2):
+        x = ones()
+        buffer = graph.base_of(x.uop)
+        assert schedule_of(graph.sink(x.uop, (x + 1).uop)).outputs[0] is buffer
+        y = ones().assign(x)
+        assert schedule_of(graph.sink(y.uop)).calls[0].args[1] is buffer
+    assert len(made) == 2
+
+
+def test_off_means_off_and_the_first_in_goes_first(made: list[UOp], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule_cache, "LIMIT", 2)
+    for n in (2, 2):
+        schedule_of(graph.sink((ones(n) + 1).uop), remember=False)
+    assert len(made) == 2 and not schedule_cache._schedules
+    for n in (2, 3, 2, 4, 3, 2):    # 4 puts out 2, although 2 was used last
+        schedule_of(graph.sink((ones(n) + 1).uop))
+    assert len(made) - 2 == 4 and len(schedule_cache._schedules) == 2
+
+
+def test_what_cannot_be_scheduled_is_not_remembered(made: list[UOp]) -> None:
+    for _ in range(2):
+        with pytest.raises(ScheduleError, match="SINK"):
+            schedule_of((ones() + 1).uop)
+    assert len(made) == 2 and not schedule_cache._schedules
+
+
+def test_four_threads_get_schedules_of_their_own_buffers(made: list[UOp]) -> None:
+    def work(seed: int) -> None:
+        g = RandomGraph(seed % 3)
+        g.grow(6)
+        schedule = schedule_of(graph.sink(g.nodes[-1]))
+        found = run_schedule(schedule, g.contents)[schedule.outputs[0]]
+        np.testing.assert_array_equal(found, evaluate_graph(g.nodes[-1], g.contents).ravel())
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(40)))
+    assert len(schedule_cache._schedules) == 3

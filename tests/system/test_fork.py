@@ -1,0 +1,169 @@
+"""Processes that fork while other threads work."""
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from svod import Tensor
+from svod.system.forksafe import remake_after_fork
+from svod.tune.db import TuningDB
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+
+
+def in_child(work: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Fork; the child does `work` and has to end with True. The limit only says when a child counts as stuck."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if work() else 2
+        finally:
+            os._exit(code)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    pytest.fail(f"the child did not end within {seconds:g} s")
+
+
+def test_a_lock_that_another_thread_holds_is_free_in_the_child() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            remake_after_fork(self, "lock", threading.Lock)
+
+    owner, held, done = Owner(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with owner.lock:
+            held.set()
+            done.wait()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    in_child(lambda: owner.lock.acquire(timeout=5))
+    assert owner.lock.locked(), "the parent's is as it was"
+    done.set()
+    thread.join()
+
+
+def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None:
+    """Every lock that `realize` and a lookup take is held by another thread at the fork."""
+    import svod.compile.cpu.runtime as runtime
+    import svod.core.schedule.schedule as schedule
+    import svod.prepare as prepare
+    import svod.tune.chains as optimize
+    from svod.tensor.operations import random
+
+    numbers = np.arange(35, dtype=np.float32).reshape(5, 7)
+
+    def work() -> bool:
+        return bool(np.array_equal((Tensor(numbers) * 3 + 1).sum(1).numpy(), (numbers * 3 + 1).sum(1)))
+    assert work()
+    db = TuningDB.open(tmp_path / "tune.db")
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        locks: list[Any] = [runtime._load_lock, schedule._ASTS_LOCK, optimize._compilers_lock, prepare._lock, random._stream._lock,
+                            db._lock, db._heartbeat.lock]
+        for compiler in optimize._compilers.values():
+            locks += [compiler._lock, *compiler._flights]
+        for lock in locks:
+            lock.acquire()
+        held.set()
+        done.wait()
+        for lock in locks:
+            lock.release()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        in_child(lambda: work() and Tensor.rand(3).numpy().shape == (3,) and db.winner("kernel", "target") is None
+                 and db.claim("kernel", "target") is not None)
+    finally:
+        done.set()
+        thread.join()
+    db.close()
+
+
+def test_a_claim_stays_with_the_process_that_took_it(tmp_path: Path) -> None:
+    """A child that inherits one neither renews nor releases it, and takes its own over a connection of its own."""
+    with TuningDB.open(tmp_path / "t.db") as db, TuningDB.open(":none:") as memory:
+        claim, within = db.claim("k", "t"), memory.claim("k", "t")
+        assert claim is not None and within is not None and db._own is not None
+        inherited = db._own.conn
+
+        def work() -> bool:
+            def execute(*a: Any) -> Any:
+                raise AssertionError("the parent's connection was used")
+            assert db._own is not None
+            db._own.conn = type("Parent", (), {"execute": execute, "close": execute})()
+            assert not claim.renew() and not within.renew()
+            claim.release()
+            within.release()
+            assert db.claim("k", "t") is None and db.holder("k", "t") is not None, "it is the parent's"
+            assert memory.claim("k", "t") is not None, "a claim within a process is none in another"
+            own = db.claim("other", "t")
+            assert own is not None and own.renew()
+            own.release()
+            return db.holder("other", "t") is None
+        in_child(work)
+        assert db._own.conn is inherited and claim.renew() and within.renew() and memory.claim("k", "t") is None
+        claim.release()
+        assert db.holder("k", "t") is None
+
+
+def test_a_renewal_or_a_claim_is_the_first_thing_a_child_does(tmp_path: Path) -> None:
+    """What comes first after a fork must not depend on another method having looked."""
+    with TuningDB.open(tmp_path / "t.db") as db:
+        claim = db.claim("k", "t")
+        assert claim is not None
+
+        def child_of(act: Callable[[TuningDB], object]) -> Callable[[], bool]:
+            def work() -> bool:
+                before = db._own
+                act(db)
+                return db._own is not before and db._pid == os.getpid()
+            return work
+        in_child(child_of(lambda d: d.renew_claim(claim)))
+        in_child(child_of(lambda d: d.claim("other", "t")))
+        assert db.holder("k", "t") is not None
+
+
+def test_a_child_realizes_while_a_thread_of_its_parent_does() -> None:
+    numbers = np.arange(12, dtype=np.float32)
+    stop = threading.Event()
+
+    def work() -> bool:
+        return bool(np.array_equal((Tensor(numbers) * 2).numpy(), numbers * 2))
+
+    def loop() -> None:
+        while not stop.is_set():
+            assert work()
+    assert work()   # the code is there: a fork inside LLVM is another matter
+    thread = threading.Thread(target=loop)
+    interval = sys.getswitchinterval()
+    thread.start()
+    try:
+        sys.setswitchinterval(1e-5)     # threads change in the middle of everything
+        for _ in range(10):
+            in_child(work)
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()

@@ -1,0 +1,142 @@
+"""Which part of a kernel is timed: the least fraction, the phase that is cut, the scale back. Targets, programs and plans are made up."""
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from svod.compile.lower.program import PhaseSpec, ProgramSpec
+from svod.core.ir.dtype import dtypes
+from svod.core.machine.target import Target
+from svod.tune.measure.slices import SLICE_SECONDS, WORTH_SLICING, full_run, kernel_bytes, least_fraction, least_part, part_of_run
+from tests.tune.search_kernels import elementwise, gemm
+
+TARGET = Target("x86_64", "none", (), 32, 16, 32 << 10, 1 << 20, 32 << 20, 2)
+WITHOUT_CACHES = replace(TARGET, l1=0, l2=0, l3=0)
+
+
+def program(*extents: int, once: tuple[int, ...] = (), threads: int = 2) -> ProgramSpec:
+    """A program of phases with these extents; those numbered in `once` run once."""
+    phases = tuple(PhaseSpec(f"p{i}", n, threads, 0, i in once) for i, n in enumerate(extents))
+    return ProgramSpec("made up", ((dtypes.float32, 8),), (0,), (), phases)
+
+
+class FakePlan:
+    """Takes `seconds` for the whole kernel, on a clock of its own; a slice takes its share."""
+
+    def __init__(self, spec: ProgramSpec, seconds: float) -> None:
+        self.spec, self.seconds, self.now, self.runs = spec, seconds, 0.0, 0
+        self.ranges = [(0, p.extent) for p in spec.phases]
+
+    def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
+        assert kernel == 0 and 0 <= begin < end <= self.spec.phases[phase].extent
+        self.ranges[phase] = begin, end
+
+    def repeat(self, times: int) -> None:
+        share = math.prod((end - begin) / p.extent for p, (begin, end) in zip(self.spec.phases, self.ranges, strict=True))
+        self.now += times * self.seconds * share
+        self.runs += times
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`clock(plan)` makes the plan's clock the one that slices look at."""
+    return lambda plan: monkeypatch.setattr("svod.tune.measure.slices.time.perf_counter", lambda: plan.now)
+
+
+# -- the least fraction -------------------------------------------------------------------------------------------------------
+def test_a_memory_bound_slice_stays_above_the_level_its_kernel_is_above() -> None:
+    kernel = elementwise(4 << 20)
+    size = kernel_bytes(kernel)
+    assert size == 3 * 4 * (4 << 20)
+    assert least_fraction(kernel, replace(TARGET, l3=16 << 20)) == pytest.approx(1.25 * (16 << 20) / size)
+    # all of it in the last level: only the second must not be fallen into
+    assert least_fraction(kernel, replace(TARGET, l3=64 << 20)) == pytest.approx(1.25 * (1 << 20) / size)
+    # a cache hardly smaller than the kernel: nothing can be cut off
+    assert least_fraction(kernel, replace(TARGET, l3=size - 1)) == 1.0
+
+
+def test_a_small_kernel_may_be_cut_as_small_as_one_likes() -> None:
+    assert least_fraction(elementwise(64), TARGET) == 0.0
+
+
+def test_the_last_level_does_not_count_for_a_compute_bound_kernel() -> None:
+    kernel = gemm(512, 512, 512)
+    size = kernel_bytes(kernel)
+    assert size == 3 * 4 * 512 * 512
+    target = replace(TARGET, l2=1 << 20, l3=2 << 20)
+    assert least_fraction(kernel, target) == pytest.approx(1.25 * (1 << 20) / size)
+    thin = gemm(512, 512, 2)
+    assert least_fraction(thin, replace(target, l2=1 << 16, l3=1 << 20)) == pytest.approx(min(1.0, 1.25 * (1 << 20) / kernel_bytes(thin)))
+
+
+# -- which phase --------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("spec", "phase"), [(program(64), 0), (program(64, 32, once=(0,)), 1), (program(64, 32, once=(1,)), 0)])
+def test_the_one_phase_that_runs_is_cut_in_its_middle(spec: ProgramSpec, phase: int) -> None:
+    plan = FakePlan(spec, 1.0)
+    extent = spec.phases[phase].extent
+    assert part_of_run(plan, spec, 0.25) == 0.25  # type: ignore[arg-type]
+    assert plan.ranges[phase] == (3 * extent // 8, 5 * extent // 8)
+    assert all(r == (0, p.extent) for i, (r, p) in enumerate(zip(plan.ranges, spec.phases, strict=True)) if i != phase)
+    full_run(plan, spec)  # type: ignore[arg-type]
+    assert plan.ranges == [(0, p.extent) for p in spec.phases]
+
+
+@pytest.mark.parametrize("spec", [program(64, 64), program(64, 64, 8, once=(2,)), program(64, once=(0,))])
+def test_without_one_phase_that_runs_nothing_is_cut(spec: ProgramSpec) -> None:
+    plan = FakePlan(spec, 10.0)
+    assert least_part(gemm(64, 64, 64), spec, TARGET, 10.0, plan) == 1.0  # type: ignore[arg-type]
+    assert least_part(gemm(64, 64, 64), spec, TARGET, None, plan) == 1.0  # type: ignore[arg-type]
+    assert plan.runs == 0
+
+
+# -- the scale ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("extent", "part", "count"), [(64, 0.25, 16), (7, 0.5, 4), (101, 0.001, 1), (13, 1.0, 13), (1, 0.3, 1)])
+def test_the_share_is_what_runs_in_whole_iterations(extent: int, part: float, count: int) -> None:
+    spec = program(extent)
+    plan = FakePlan(spec, 3.0)
+    share = part_of_run(plan, spec, part)  # type: ignore[arg-type]
+    begin, end = plan.ranges[0]
+    assert end - begin == count and share == count / extent
+    plan.repeat(1)
+    assert plan.now / share == pytest.approx(3.0), "the time of the slice, scaled back, is that of the whole"
+
+
+def test_a_slice_takes_a_millisecond_at_the_speed_of_the_incumbent() -> None:
+    kernel, spec = gemm(64, 64, 64), program(10_000)
+    plan = FakePlan(spec, 1.0)
+
+    def part(incumbent: float) -> float:
+        return least_part(kernel, spec, WITHOUT_CACHES, incumbent, plan)  # type: ignore[arg-type]
+    assert part(0.1) == pytest.approx(SLICE_SECONDS / 0.1)
+    assert part(0.99 * WORTH_SLICING) == 1.0, "short kernels are timed whole"
+    assert part(1e3) == 4 * 2 / 10_000, "four iterations per core at least"
+    assert plan.runs == 0
+
+
+def test_few_iterations_are_not_cut() -> None:
+    kernel, plan = gemm(64, 64, 64), FakePlan(program(15), 1.0)
+    assert least_part(kernel, plan.spec, WITHOUT_CACHES, 1.0, plan) == 1.0  # type: ignore[arg-type]
+    alone = FakePlan(program(15, threads=1), 1.0)
+    assert least_part(kernel, alone.spec, WITHOUT_CACHES, 1.0, alone) < 1.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.3, 60.0])
+def test_without_an_incumbent_slices_grow_to_a_millisecond(seconds: float, clock: Any) -> None:
+    """A kernel of a minute is not run whole, and a slice is tried a few times only."""
+    spec = program(1_000_000)
+    plan = FakePlan(spec, seconds)
+    clock(plan)
+    share = least_part(gemm(64, 64, 64), spec, WITHOUT_CACHES, None, plan)  # type: ignore[arg-type]
+    assert seconds * share >= SLICE_SECONDS * (1 - 1e-9)
+    assert plan.now < 0.05 * seconds + 8 * SLICE_SECONDS
+    assert plan.runs <= 8
+
+
+def test_a_kernel_that_turns_out_short_is_timed_whole(clock: Any) -> None:
+    spec = program(1_000_000)
+    plan = FakePlan(spec, 0.9 * WORTH_SLICING)
+    clock(plan)
+    assert least_part(gemm(64, 64, 64), spec, TARGET, None, plan) == 1.0  # type: ignore[arg-type]

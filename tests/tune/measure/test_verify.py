@@ -1,0 +1,370 @@
+"""Verification: what is right passes, what is wrong does not, whatever the dtype."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from svod.core.ir.dtype import DType, dtypes, to_numpy
+from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.kernel import Kernel
+from svod.core.spec.evaluate import evaluate
+from svod.core.spec.values import from_float, to_float
+from svod.tune.measure import verify as module
+from svod.tune.measure.bounds import error_bounds, summation_factor
+from svod.tune.measure.verify import (
+    BLOCK,
+    Baseline,
+    GuardedBuffers,
+    InputSet,
+    Reference,
+    Repeated,
+    compare,
+    draw,
+    make_inputs,
+    verify,
+    whole,
+)
+from tests.tune.search_kernels import axis, elementwise, gather, gemm, kernel, load, param, reduce, row_reduce, softmax, store
+
+Arrays = Sequence[np.ndarray[Any, Any]]
+
+
+def right(k: Kernel) -> Callable[[Arrays], None]:
+    """A program that computes what the AST says."""
+    def run(arrays: Arrays) -> None:
+        for slot, values in zip(sorted(set(k.outs)), evaluate(k.ast, arrays, exact=False), strict=True):
+            arrays[slot][:] = values
+    return run
+
+
+def check(k: Kernel, run: Callable[[Arrays], None], **more: Any) -> tuple[bool, str, str]:
+    return verify(Reference(k), run, GuardedBuffers(k), **more)
+
+
+KERNELS = {
+    "gemm": gemm(5, 7, 33), "gemm f16": gemm(5, 7, 33, dtypes.float16, dtypes.float32),
+    "gemm bf16": gemm(5, 7, 33, dtypes.bfloat16, dtypes.float32),
+    "gemm f64": gemm(4, 3, 17, dtypes.float64), "gemm i32": gemm(4, 3, 17, dtypes.int32),
+    "gemm u8": gemm(4, 3, 17, dtypes.uint8, dtypes.uint32),
+    "sum": row_reduce(3, 100), "max": row_reduce(3, 100, "MAX"), "min": row_reduce(3, 100, "MIN"), "product": row_reduce(3, 50, "MUL"),
+    "max i8": row_reduce(3, 20, "MAX", dtypes.int8), "elementwise": elementwise(67), "one": elementwise(1), "softmax": softmax(3, 37),
+    "masked softmax": softmax(13, 37, causal=True),
+    "gather": gather(13, 29, 5),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_right_program_passes(name: str) -> None:
+    ok, how, reason = check(KERNELS[name], right(KERNELS[name]))
+    assert ok, reason
+    assert "every element" in how
+
+
+def sequential(k: Kernel) -> Callable[[Arrays], None]:
+    """A GEMM that adds up one product after the other in float32: the worst order of summation."""
+    m, n = (k.axes[a].extent for a in k.stages[k.output].outs)
+    depth = k.axes[k.stages[k.output].reds[0]].extent
+
+    def run(arrays: Arrays) -> None:
+        dtype = k.params[1].dtype
+        a, b = to_float(arrays[1], dtype).reshape(m, depth), to_float(arrays[2], dtype).reshape(depth, n)
+        total = np.zeros((m, n), a.dtype)
+        for i in range(depth):
+            total += a[:, i:i + 1] * b[i]
+        arrays[0][:] = from_float(total.ravel(), dtype)
+    return run
+
+
+@pytest.mark.parametrize("k", [gemm(3, 4, 5000), gemm(3, 4, 1000, dtypes.bfloat16, dtypes.float32)])
+def test_another_order_of_summation_passes(k: Kernel) -> None:
+    ok, _, reason = check(k, sequential(k))
+    assert ok, reason
+
+
+def test_bfloat16_sums_are_held_to_the_accumulator() -> None:
+    """K·eps of bfloat16 at K = 4096 would be 32: everything passes. The bound is that of float32 plus one rounding."""
+    k = gemm(3, 4, 4096, dtypes.bfloat16, dtypes.float32)
+    plain = sequential(k)
+
+    def one_product_too_few(arrays: Arrays) -> None:
+        plain(arrays)
+        a = to_float(arrays[1], dtypes.bfloat16).reshape(3, 4096)
+        b = to_float(arrays[2], dtypes.bfloat16).reshape(4096, 4)
+        arrays[0][:] = from_float((a[:, :-1].astype(np.float64) @ b[:-1]).ravel(), dtypes.bfloat16)
+
+    ok, _, reason = check(k, one_product_too_few)
+    assert not ok
+    assert "integers" in reason
+
+
+def after(k: Kernel, damage: Callable[[Arrays], None]) -> Callable[[Arrays], None]:
+    plain = right(k)
+
+    def run(arrays: Arrays) -> None:
+        plain(arrays)
+        damage(arrays)
+    return run
+
+
+def _address(array: np.ndarray[Any, Any], offset: int) -> np.ndarray[Any, Any]:
+    """One byte `offset` bytes from the start of an array, which may lie outside of it."""
+    import ctypes
+    return np.ctypeslib.as_array((ctypes.c_uint8 * 1).from_address(array.ctypes.data + offset))
+
+
+@pytest.mark.parametrize(("damage", "reason"), [
+    (lambda a: a[1].__setitem__(0, a[1][0] + 1), "input 1 was changed"),
+    (lambda a: _address(a[0], a[0].nbytes).__setitem__(0, 1), "after the end of buffer 0"),
+    (lambda a: _address(a[0], -1).__setitem__(0, 1), "before buffer 0"),
+    (lambda a: _address(a[2], a[2].nbytes + 64).__setitem__(0, 1), "after the end of buffer 2"),
+    (lambda a: a[0].__setitem__(5, np.nan), "output 0"),
+    (lambda a: a[0].__setitem__(5, a[0][5] + 1), "output 0"),
+])
+def test_damage_is_seen(damage: Callable[[Arrays], None], reason: str) -> None:
+    k = gemm(5, 7, 33)
+    ok, _, found = check(k, after(k, damage))
+    assert not ok
+    assert reason in found
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.int8, dtypes.bool])
+def test_an_element_that_is_not_written_is_seen(dtype: DType) -> None:
+    y, x = param(0, 40, dtype), param(1, 40, dtype)
+    i = axis(0, 40)
+    k = kernel(store(y, i, load(x, i), i))
+
+    def all_but_the_last(arrays: Arrays) -> None:
+        arrays[0][:-1] = arrays[1][:-1]
+    assert check(k, right(k))[0]
+    assert not check(k, all_but_the_last)[0]
+
+
+def test_a_store_to_part_of_a_buffer_leaves_the_rest() -> None:
+    y, x = param(0, 40), param(1, 10)
+    i = axis(0, 10)
+    k = kernel(store(y, i * 3 + 1, load(x, i), i))
+    assert check(k, right(k))[0]
+    assert not check(k, after(k, lambda a: a[0].__setitem__(0, 0.0)))[0]
+
+
+def test_what_lies_between_the_parts_of_a_large_output_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only points are compared, a kernel that writes rows of a wider matrix must leave the other columns alone."""
+    monkeypatch.setattr("svod.tune.measure.verify.FULL_COST", 0)
+    y, x = param(0, 100 * 30 - 10), param(1, 100 * 20)
+    i, j = axis(0, 100), axis(1, 20)
+    k = kernel(store(y, i * 30 + j, load(x, i * 20 + j), i, j))
+    assert check(k, right(k))[0]
+    for position in (20, 29, 30 * 98 + 20, 30 * 98 + 29):
+        ok, _, reason = check(k, after(k, lambda a, at=position: a[0].__setitem__(at, 0.0)))
+        assert not ok and "between the parts" in reason
+
+
+@pytest.mark.parametrize(("combiner", "identity"), [("MAX", 0.0), ("MIN", 0.0)])
+def test_a_wrong_identity_is_seen(combiner: str, identity: float) -> None:
+    """A maximum that starts from 0 is right for every row that holds a positive value."""
+    k = row_reduce(3, 100, combiner)
+    clamp = np.maximum if combiner == "MAX" else np.minimum
+    ok, _, reason = check(k, after(k, lambda a: a[0].__setitem__(slice(None), clamp(a[0], identity))))
+    assert not ok
+    assert "negative" in reason or "positive" in reason
+
+
+def test_in_place_kernels_get_their_inputs_back() -> None:
+    y = param(0, 30)
+    i = axis(0, 30)
+    k = kernel(store(y, i, load(y, i) * 2, i))
+
+    def double(arrays: Arrays) -> None:
+        arrays[0] *= 2
+    assert check(k, double)[0]
+    assert not check(k, lambda a: None)[0]
+
+
+def test_gathered_indices_stay_inside_their_table() -> None:
+    k = gather(1000, 7, 3)
+    index = make_inputs(k, Reference(k).sets[0])[2].whole()
+    assert index.min() == 0
+    assert index.max() == 6
+
+
+@pytest.mark.parametrize("op", [Ops.LOG, Ops.SQRT])
+def test_inputs_are_drawn_where_the_reference_is_finite(op: Ops) -> None:
+    y, x = param(0, 200), param(1, 200)
+    i = axis(0, 200)
+    k = kernel(store(y, i, load(x, i).alu(op), i))
+    reference = Reference(k)
+    assert all(s.low >= 0 for s in reference.sets)
+    for n in range(len(reference.sets)):
+        assert np.isfinite(reference.expected(n)[0].want).mean() > 0.5
+
+
+def test_a_long_product_does_not_vanish() -> None:
+    reference = Reference(row_reduce(3, 3000, "MUL"))
+    reals = next(n for n, s in enumerate(reference.sets) if s.kind == "reals")
+    want = reference.expected(reals)[0].want
+    assert np.isfinite(want).all()
+    assert (want != 0).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.bool_])
+@pytest.mark.parametrize(("part", "size"), [(7, 7), (7, 8), (7, 21), (7, 50), (5, 1), (1, 9), (3, 0), (0, 0), (40_009, 123_457)])
+def test_repeated_elements_are_those_of_the_whole_array(part: int, size: int, dtype: type) -> None:
+    rng = np.random.default_rng(part)
+    given = Repeated(rng.integers(0, 2, part).astype(dtype), size)
+    want = np.resize(given.part, size)
+    array = np.empty(size, dtype)
+    given.write(array)
+    np.testing.assert_array_equal(array, want)
+    np.testing.assert_array_equal(given.whole(), want)
+    assert given.is_held_by(array)
+    mask = rng.integers(0, 2, size).astype(np.bool_)
+    np.testing.assert_array_equal(given.at(mask), want[mask])
+    for i in {0, size // 2, size - 1} if size else ():
+        array[i] = 1 - array[i]
+        assert not given.is_held_by(array)
+        array[i] = want[i]
+
+
+def test_large_inputs_repeat_what_was_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DRAWN", 101)
+    k = gemm(17, 23, 40)
+    out, a, b = make_inputs(k, Reference(k).sets[0])
+    assert [(v.part.size, v.size) for v in (out, a, b)] == [(101, 17 * 23), (101, 17 * 40), (101, 40 * 23)]
+    assert Reference(k, keep=0).given(1)[2].part.tolist() == Reference(k).given(1)[2].part.tolist()
+    assert len(np.unique(a.part)) > 2 and not np.array_equal(a.part, b.part)
+    assert check(k, right(k))[0]
+    ok, _, reason = check(k, after(k, lambda arrays: arrays[1].__setitem__(-1, 77.0)))
+    assert not ok and "input 1 was changed" in reason
+
+
+# -- sampled comparison -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FULL_COST", 0)
+
+
+@pytest.mark.usefixtures("sampled")
+def test_large_kernels_are_sampled_and_compared_with_a_baseline() -> None:
+    k = gemm(61, 67, 40)
+    reference, buffers = Reference(k), GuardedBuffers(k)
+    baseline = Baseline([])
+    ok, how, reason = verify(reference, right(k), buffers, keep=baseline)
+    assert ok, reason
+    assert "1024 points" in how
+    assert len(baseline.outputs) == len(reference.sets)
+    assert verify(reference, sequential(k), buffers, baseline)[0]
+    flat = set(reference.expected(0)[0].flat.tolist())     # type: ignore[union-attr]
+    unseen = next(i for i in range(61 * 67) if i not in flat)
+    ok, _, reason = verify(reference, after(k, lambda a: a[0].__setitem__(unseen, a[0][unseen] + 1)), buffers, baseline)
+    assert not ok
+    assert "against the baseline" in reason
+
+
+@pytest.mark.usefixtures("sampled")
+def test_corners_and_the_ends_of_axes_are_among_the_points() -> None:
+    k = gemm(61, 67, 4)
+    reference = Reference(k)
+    rows, columns = reference._points[0]
+    points = set(zip(rows.tolist(), columns.tolist(), strict=True))
+    assert len(rows) == module.POINTS
+    assert {(0, 0), (60, 0), (0, 66), (60, 66)} <= points
+    assert {60, 59} <= set(rows.tolist())
+
+
+@pytest.mark.usefixtures("sampled")
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_right_program_passes_when_sampled(name: str) -> None:
+    ok, how, reason = check(KERNELS[name], right(KERNELS[name]))
+    assert ok, reason
+    assert "points" in how
+
+
+# -- bounds -------------------------------------------------------------------------------------------------------------------
+def bound_of(k: Kernel, args: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    bound = error_bounds(k.ast)[0]
+    assert bound is not None
+    room: list[np.ndarray[Any, Any]] = [*args, np.zeros(args[0].size)]
+    return evaluate(UOp(Ops.SINK, dtypes.void, (bound,)), room)[0]
+
+
+def test_the_bound_of_a_sum_is_its_formula() -> None:
+    k = row_reduce(2, 400)
+    x = np.random.default_rng(0).uniform(-1, 1, 800).astype(np.float32)
+    want = np.abs(x.astype(np.float64).reshape(2, 400)).sum(1) * summation_factor(400, 2.0**-24) \
+        + np.abs(x.astype(np.float64).reshape(2, 400).sum(1)) * 2.0**-24
+    np.testing.assert_allclose(bound_of(k, [np.zeros(2, np.float32), x]), 2 * want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("k", [gemm(3, 4, 77), gemm(3, 4, 77, dtypes.float16, dtypes.float32), softmax(3, 50), row_reduce(2, 40, "MUL"),
+                               softmax(50, 7, causal=True)])
+def test_the_bound_holds_and_is_not_vacuous(k: Kernel) -> None:
+    reference = Reference(k)
+    reals = next(n for n, s in enumerate(reference.sets) if s.kind == "reals")
+    e = reference.expected(reals)[0]
+    assert e.tolerance is not None
+    dtype = k.params[0].dtype
+    want = to_float(e.want, dtype).astype(np.float64)
+    single = to_float(evaluate(k.ast, whole(reference.given(reals)), exact=False)[0], dtype)
+    assert (np.abs(single - want) <= e.tolerance).all()
+    limit = 3e-2 if dtype == dtypes.float16 else 1e-3
+    assert np.isfinite(e.tolerance).all() and np.median(e.tolerance[want != 0] / np.abs(want[want != 0])) < limit
+
+
+def test_small_integers_are_compared_exactly() -> None:
+    assert error_bounds(gemm(3, 4, 4096).ast, 8) == [None]
+    assert error_bounds(gemm(3, 4, 1 << 20).ast, 8) != [None]
+    assert error_bounds(gemm(3, 4, 64, dtypes.float16, dtypes.float32).ast, 8) != [None]      # 64·64 is more than 2^11
+    assert error_bounds(gemm(3, 4, 64, dtypes.float16, dtypes.float32).ast, 4) == [None]
+    assert error_bounds(softmax(3, 5).ast, 1) != [None]
+
+
+def test_a_step_counts_with_its_full_height() -> None:
+    """floor(Σx) may be off by one where the sum is next to an integer, and nowhere else."""
+    y, x = param(0, 2), param(1, 20)
+    i, j = axis(0, 2), axis(1, 10)
+    from tests.tune.search_kernels import read, stage
+    a, b = axis(2, 2), axis(3, 10)
+    whole = stage(load(x, a * 10 + b), a, b)
+    k = kernel(store(y, i, reduce(read(whole, i, j), "ADD", j).alu(Ops.FLOOR), i))
+    values = np.full(20, 0.1, np.float32)
+    values[10:] = 0.15
+    bound = bound_of(k, [np.zeros(2, np.float32), values])
+    assert bound[0] == pytest.approx(2.0)
+    assert bound[1] < 1e-30
+
+
+def test_compare_tells_nan_infinity_and_zero_apart() -> None:
+    want = np.array([np.nan, np.inf, 1.0], np.float32)
+    assert compare(want.copy(), want, None, dtypes.float32) is None
+    for i, value in enumerate([0.0, np.nan, np.inf]):
+        got = want.copy()
+        got[i] = value
+        found = compare(got, want, 1.0, dtypes.float32)
+        assert found is not None
+        assert found.flat == i
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.int32])
+@pytest.mark.parametrize("size", [1, 7, BLOCK - 1, 2 * BLOCK + 5])
+def test_compare_finds_one_wrong_element_in_any_block(dtype: DType, size: int) -> None:
+    rng = np.random.default_rng(size)
+    want = draw(dtype, size, InputSet("x", "reals", 1.0, 2.0, 0), rng)
+    limits = (None, 0.05, rng.uniform(0.04, 0.05, size)) if dtype.is_float else (None,)
+    for tolerance in limits:
+        near = want.copy() if tolerance is None else from_float(to_float(want, dtype).astype(np.float64) + 0.03, dtype)
+        assert compare(near, want, tolerance, dtype) is None
+        for flat in {0, size // 2, size - 1}:
+            got = near.copy()
+            got[flat] = from_float(np.array([3.0]), dtype)[0] if dtype.is_float else want[flat] ^ 1
+            found = compare(got, want, tolerance, dtype)
+            assert found is not None
+            assert (found.wrong, found.flat) == (1, flat)
+
+
+def test_a_truth_value_is_zero_or_one() -> None:
+    want = np.array([True, False])
+    got = np.array([0xA5, 0], np.uint8).view(to_numpy(dtypes.bool))
+    assert compare(got, want, None, dtypes.bool) is not None

@@ -1,0 +1,118 @@
+"""From a choice of chain to code: what falls back to the heuristic, and what does not."""
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from svod.compile import device
+from svod.compile.cpu.host import host_target
+from svod.compile.object_cache import ObjectCache
+from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt
+from svod.errors import CompileError, KernelOptError, SvodError
+from svod.tune import chains as optimize
+from tests.core.corpus import CORPUS
+
+KERNELS = [Kernel(build()) for build in list(CORPUS.values())[:3]]
+KERNEL = KERNELS[0]
+CHAIN = (Opt("UPCAST", "o0", 2),)
+
+
+class Refusing(Compiler):
+    """Cannot compile one chain."""
+
+    def __init__(self, error: SvodError) -> None:
+        super().__init__(host_target(1), ObjectCache(None), 16)
+        self.error = error
+
+    def compile(self, kernel: Kernel, choice: Choice) -> Compiled:
+        if choice.chain == CHAIN:
+            raise self.error
+        return super().compile(kernel, choice)
+
+
+@pytest.mark.parametrize("error", [KernelOptError("no such axis"), CompileError("LLVM says no")])
+@pytest.mark.parametrize("source", ["database", "beam"])
+def test_a_found_chain_that_cannot_be_compiled_falls_back(error: SvodError, source: str, caplog: pytest.LogCaptureFixture) -> None:
+    compiler = Refusing(error)
+    with caplog.at_level(logging.WARNING, "svod"):
+        found = compile_all({KERNEL.key: KERNEL}, {KERNEL.key: Choice(CHAIN, source, "")}, compiler)[KERNEL.key]
+    assert found.source == "heuristic" and found.chain == compiler.heuristic(KERNEL)
+    assert str(error) in found.why and str(error) in caplog.text
+
+
+@pytest.mark.parametrize("error", [KernelOptError("no such axis"), CompileError("LLVM says no")])
+def test_a_chain_that_was_asked_for_is_an_error(error: SvodError) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        compile_all({KERNEL.key: KERNEL}, {KERNEL.key: Choice(CHAIN, "explicit", "")}, Refusing(error))
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modules that LLVM was given."""
+    modules: list[str] = []
+    original: Callable[..., bytes] = device.compile_object
+
+    def counted(ir: str, *args: Any, **more: Any) -> bytes:
+        modules.append(ir)
+        return original(ir, *args, **more)
+
+    monkeypatch.setattr(device, "compile_object", counted)
+    return modules
+
+
+NONE = Choice((), "none", "")
+
+
+def test_threads_that_want_the_same_kernel_compile_it_once(compiled: list[str]) -> None:
+    compiler = Compiler(host_target(1), ObjectCache(None), 16)
+    together = threading.Barrier(4)
+
+    def work(kernel: Kernel) -> Compiled:
+        together.wait()
+        return compiler.compile(kernel, NONE)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, [KERNEL, KERNELS[1], KERNEL, KERNEL]))
+    assert len(compiled) == 2
+    assert found[0].loaded is found[2].loaded is found[3].loaded is not found[1].loaded
+
+
+def test_a_failed_compilation_is_not_remembered(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Compiler(host_target(1), ObjectCache(None), 16)
+    with monkeypatch.context() as patch, pytest.raises(CompileError, match="out of memory"):
+        patch.setattr(optimize, "lower_kernel", lambda *_: (_ for _ in ()).throw(CompileError("out of memory")))
+        compiler.compile(KERNEL, NONE)
+    assert not compiled and compiler.compile(KERNEL, NONE).loaded.addresses
+
+
+def test_of_the_kernels_in_memory_the_first_in_goes_first(compiled: list[str]) -> None:
+    compiler = Compiler(host_target(1), ObjectCache(None), 2)
+    a, b, c = KERNELS
+    first = compiler.compile(a, NONE)
+    for kernel in (b, a, c, b, c):      # c puts out a, although a was used last
+        compiler.compile(kernel, NONE)
+    assert len(compiled) == 3 and 0 not in first.loaded.addresses
+    again = compiler.compile(a, NONE)
+    assert len(compiled) == 4 and again.loaded is not first.loaded and again.linear == first.linear
+
+
+def test_the_heuristic_is_asked_once_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    original: Callable[[Any], Any] = optimize.heuristic
+
+    def counted(state: Any) -> Any:
+        asked.append(state.kernel.key)
+        return original(state)
+
+    monkeypatch.setattr(optimize, "heuristic", counted)
+    compiler = Compiler(host_target(1), ObjectCache(None), 2)
+    a, b, c = KERNELS
+    chains = [compiler.heuristic(k) for k in (a, b, a, b, c, a)]    # c puts out a
+    assert asked == [k.key for k in (a, b, c, a)] and chains[0] == chains[2] == chains[5]

@@ -1,0 +1,271 @@
+"""The child process: every way to fail becomes a record, costs only itself, and leaves nothing behind."""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from svod.errors import TuneError
+from svod.tune.workers.child import Call, Child, make_call
+from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, start_server
+from svod.tune.workers.jobs import Outcome, WorkerConfig
+from tests.tune.fault_jobs import FAULTS
+
+ROOT = str(Path(__file__).resolve().parents[3])
+JOBS = "tests.tune.fault_jobs"
+CONFIG = WorkerConfig(preload=("numpy", "llvmlite.binding"), job_modules=(JOBS,), paths=(ROOT,), memory_bytes=1 << 29, setup_deadline=5.0)
+
+
+def call(job: str, item: object, deadline: float = 20.0, setup: object = None, cpus: tuple[int, ...] = ()) -> Call:
+    return make_call(f"{JOBS}:{job}", item, deadline, setup, cpus)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_gone(pid: int) -> bool:
+    """No such process, or only its exit status waits to be read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return not Path("/proc").is_dir() and False
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    s = ForkServer(CONFIG)
+    yield s
+    s.close()
+
+
+@pytest.fixture
+def child(server: ForkServer) -> Iterator[Child]:
+    c = Child(server)
+    yield c
+    c.close()
+
+
+# fault → (status, kind, part of the message); deadlines are long except where running into one is the point
+EXPECTED = {
+    "raise": ("error", "ValueError", "no such tile"),
+    "raise exit": ("error", "SystemExit", "3"),
+    "raise interrupt": ("error", "KeyboardInterrupt", ""),
+    "raise unprintable": ("error", "Unprintable", "cannot be made"),
+    "raise memory": ("error", "MemoryError", ""),
+    "unpicklable": ("error", "FormatError", "not plain data"),
+    "object": ("error", "FormatError", "not plain data"),
+    "numpy": ("error", "FormatError", "numpy.float64"),
+    "nested": ("error", "FormatError", "RecursionError"),
+    "too large": ("error", "", ""),                 # by the message's limit or by the memory's, whichever comes first
+    "large": ("ok", "", ""),
+    "print": ("ok", "", ""),
+    "read stdin": ("ok", "", ""),
+    "segfault": ("crash", "SIGSEGV", "Segmentation fault"),
+    "abort": ("crash", "SIGABRT", "Cannot select intrinsic"),
+    "stack overflow": ("crash", "SIGSEGV", ""),
+    "exit": ("crash", "exit 7", ""),
+    "exit 0": ("crash", "exit 0", ""),
+    "memory": ("error", "MemoryError", ""),
+    "garbage": ("crash", "protocol", "frame"),
+    "close": ("crash", "SIGKILL", ""),
+    "print forever": ("error", "OSError", "large"),
+    "sleep": ("timeout", "deadline", "0.3 s"),
+    "spin python": ("timeout", "deadline", "0.3 s"),
+    "spin native": ("timeout", "deadline", "0.3 s"),
+}
+
+
+def test_every_fault_is_expected() -> None:
+    assert EXPECTED.keys() == FAULTS.keys()
+
+
+@pytest.mark.parametrize("fault", EXPECTED)
+def test_fault_becomes_a_record_and_the_next_item_works(child: Child, capfd: pytest.CaptureFixture[str], fault: str) -> None:
+    status, kind, message = EXPECTED[fault]
+    outcome = child.run(call("fault", fault, 0.3 if status == "timeout" else 60.0))
+    assert outcome.status == status, outcome
+    assert kind in outcome.kind and message in outcome.message, outcome
+    assert child.run(call("echo", [1, "next"])).value == [1, "next"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_large_results_and_items_arrive_whole(child: Child) -> None:
+    assert child.run(call("fault", "large")).value == b"\x07" * (20 << 20)
+    data = bytes(range(256)) * 4096
+    assert child.run(call("echo", data)).value == data
+
+
+def test_a_batch_goes_on_behind_hangs_and_crashes(child: Child) -> None:
+    items = [1, "segfault", 2, "spin native", 3, "raise", 4]
+    outcomes = list(child.run_batch(f"{JOBS}:fault_or_add", items, 0.5, setup=100))
+    assert [i for i, _ in outcomes] == list(range(7))
+    assert [o.status for _, o in outcomes] == ["ok", "crash", "ok", "timeout", "ok", "error", "ok"]
+    values = [o.value for _, o in outcomes if o.ok]
+    assert [v["sum"] for v in values] == [101, 102, 103, 104]
+    # state lives as long as the process: fresh after the crash and after the hang, kept after an exception
+    assert [v["count"] for v in values] == [1, 1, 1, 2]
+    assert child.starts == 3
+
+
+def test_setup_is_sent_once_per_payload_and_again_after_another(child: Child) -> None:
+    counts = [child.run(call("add_state", 0, setup=s)).value["count"] for s in (5, 5, 6, 5)]
+    assert counts == [1, 2, 1, 1]
+
+
+def test_a_setup_that_raises_or_crashes_is_the_items_outcome(child: Child) -> None:
+    raised = child.run(call("add_state", 0, setup=-1))
+    assert (raised.status, raised.kind) == ("error", "ValueError") and "in the setup of" in raised.message
+    for _ in range(4):
+        crashed = child.run(call("add_state", 0, setup=-2))
+        assert (crashed.status, crashed.kind) == ("crash", "SIGABRT") and "in the setup of" in crashed.message
+    assert child.starts == 3    # the crashing setup was tried twice, not four times; then the good one
+    assert child.run(call("add_state", 1, setup=1)).value["sum"] == 2
+
+
+def test_a_process_is_isolated(child: Child, server: ForkServer) -> None:
+    facts = child.run(call("facts", None)).value
+    assert facts["pid"] not in (os.getpid(), server.pid) and facts["ppid"] == server.pid
+    assert facts["modules"] == ["numpy", "llvmlite.binding"], "the fork server has not preloaded"
+    assert facts["main"] is None, "the user's __main__ was imported"
+    assert facts["core"] == 0 and facts["sigint_ignored"] and facts["stdin"] == b""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
+def test_cores_belong_to_the_call(child: Child) -> None:
+    one = min(os.sched_getaffinity(0))
+    assert child.run(call("facts", None, cpus=(one,))).value["cpus"] == [one]
+    assert child.run(call("facts", None)).value["cpus"] == sorted(os.sched_getaffinity(0))
+
+
+def test_a_step_has_a_limit_of_its_own(child: Child) -> None:
+    outcome = child.run(call("step", 0.05, deadline=30.0))
+    assert (outcome.status, outcome.kind) == ("timeout", "step") and outcome.seconds < 20.0
+    assert child.run(call("short_step", 0.2, deadline=30.0)).value == "done"
+
+
+def test_jobs_outside_the_registry_are_errors(child: Child) -> None:
+    outcome = child.run(make_call("os:system", "true", 10.0))
+    assert (outcome.status, outcome.kind) == ("error", "TuneError")
+
+
+def test_interrupting_from_another_thread(child: Child) -> None:
+    import threading
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(child.run(call("fault", "spin native", 60.0))))
+    thread.start()
+    assert wait_until(lambda: child.pid != 0)
+    while thread.is_alive():
+        child.interrupt()
+        thread.join(0.02)
+    assert outcomes[0].status == "crash" and outcomes[0].kind == "SIGKILL"
+
+
+def test_ending_leaves_no_process(server: ForkServer) -> None:
+    child = Child(server)
+    pid = child.run(call("facts", None)).value["pid"]
+    child.close()
+    child.close()
+    assert is_gone(pid)
+
+
+def test_a_lost_server_is_reported_and_takes_its_children_along() -> None:
+    server = ForkServer(CONFIG)
+    child = Child(server)
+    pid = child.run(call("facts", None)).value["pid"]
+    os.kill(server.pid, signal.SIGKILL)
+    with pytest.raises(ServerLost):
+        child.run(call("fault", "sleep", 60.0))
+    assert wait_until(lambda: is_gone(pid))
+    child.close()
+    server.close()
+
+
+def test_closing_the_server_kills_what_runs() -> None:
+    server = ForkServer(CONFIG)
+    children = [Child(server) for _ in range(3)]
+    pids = [c.run(call("facts", None)).value["pid"] for c in children]
+    server.close()
+    assert all(wait_until(lambda p=p: is_gone(p)) for p in pids)  # type: ignore[misc]
+    for c in children:
+        c.close()
+
+
+def test_a_preload_that_fails_is_a_clear_error() -> None:
+    server = ForkServer(WorkerConfig(preload=("no_such_module",)))
+    with pytest.raises(TuneError, match="no_such_module"):
+        server.wait_until_ready()
+    with pytest.raises(TuneError, match="no_such_module"):
+        Child(server).run(call("echo", 1))
+    server.close()
+
+
+def test_without_fork() -> None:
+    import dataclasses
+    server = start_server(dataclasses.replace(CONFIG, start="spawn", preload=("numpy",)))
+    assert isinstance(server, SpawnServer)
+    child = Child(server)
+    items = [1, "segfault", 2, "exit", 3]
+    outcomes = [o for _, o in child.run_batch(f"{JOBS}:fault_or_add", items, 20.0, setup=1)]
+    assert [o.status for o in outcomes] == ["ok", "crash", "ok", "crash", "ok"]
+    assert [o.kind for o in outcomes] == ["", "SIGSEGV", "", "exit 7", ""]
+    pid = child.pid
+    child.close()
+    server.close()
+    assert is_gone(pid)
+
+
+DRIVER = """import sys; sys.path.insert(0, sys.argv[1])
+print("main runs", flush=True)
+from tests.tune.workers.test_child import CONFIG, call
+from svod.tune.workers.child import Child
+from svod.tune.workers.forkserver import ForkServer
+server = ForkServer(CONFIG)
+child = Child(server)
+pid = child.run(call("facts", None)).value["pid"]
+print(server.pid, pid, flush=True)
+print(child.run(call("fault", sys.argv[2], 60.0)).describe(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("fault", ["spin native", "sleep"])
+def test_killing_the_driver_leaves_nothing_running(tmp_path: Path, fault: str) -> None:
+    """A script without a __main__ guard, killed by SIGKILL in the middle of a candidate."""
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    driver = subprocess.Popen([sys.executable, str(script), ROOT, fault], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "main runs\n"
+    pids = [int(p) for p in driver.stdout.readline().split()]
+    driver.kill()
+    assert driver.communicate()[0] == ""        # the script ran once
+    assert all(wait_until(lambda p=p: is_gone(p)) for p in pids)  # type: ignore[misc]
+
+
+def test_interrupts_reach_only_the_driver(tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole foreground group: server and child must survive it."""
+    script = tmp_path / "driver.py"
+    script.write_text("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + DRIVER)
+    driver = subprocess.Popen([sys.executable, str(script), ROOT, "read stdin"], stdout=subprocess.PIPE, text=True, process_group=0)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "main runs\n"
+    for _ in range(50):     # while the server starts, and after
+        os.killpg(driver.pid, signal.SIGINT)
+        time.sleep(0.005)
+    assert "ok" in driver.communicate()[0]

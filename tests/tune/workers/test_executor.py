@@ -1,0 +1,271 @@
+"""The contract of executors, run over inline, local and Ray; what is local's own below."""
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from svod.errors import ConfigError, FormatError, TuneError
+from svod.tune.workers import executor as executor_module
+from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor, make_executor, parse_workers, start_in_background
+from svod.tune.workers.machine_lock import MachineLock
+from tests.tune.workers.test_child import CONFIG, JOBS, is_gone, wait_until
+
+LONG = 60.0     # seconds: a deadline that a healthy item never meets
+
+
+ISOLATING = ["local:2", pytest.param("ray:2", marks=pytest.mark.ray)]
+
+
+@pytest.fixture(scope="module")
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    with make_executor(request.param, config=CONFIG, device="TEST", shared_cores=True, start_deadline=120.0) as e:
+        assert e.description and e.isolates is (request.param != "inline")
+        yield e
+
+
+@pytest.mark.parametrize("executor", ["inline", *ISOLATING], indirect=True, scope="module")
+class TestEveryExecutor:
+    @pytest.mark.parametrize("kind", ["compile", "bench"])
+    def test_every_item_gets_one_outcome(self, executor: Executor, kind: executor_module.Kind) -> None:
+        batch = executor.submit(f"{JOBS}:echo", range(20), kind=kind, deadline=LONG)
+        assert len(batch) == 20 and not batch.finished
+        found = dict(batch)
+        assert {i: o.value for i, o in found.items()} == {i: i for i in range(20)}
+        assert all(o.ok and o.worker and o.attempts == 1 for o in found.values())
+        assert batch.finished and list(batch) == [] and batch.poll() is None
+
+    def test_no_items(self, executor: Executor) -> None:
+        assert executor.run(f"{JOBS}:echo", [], kind="compile", deadline=LONG) == []
+
+    def test_run_keeps_the_order(self, executor: Executor) -> None:
+        outcomes = executor.run(f"{JOBS}:sleep", [0.02, 0.0, 0.01, 0.0], kind="compile", deadline=LONG)
+        assert [o.value for o in outcomes] == [0.02, 0.0, 0.01, 0.0]
+
+    def test_an_exception_is_an_outcome(self, executor: Executor) -> None:
+        outcomes = executor.run(f"{JOBS}:fault", ["raise", "print", "object", "raise"], kind="compile", deadline=LONG)
+        assert [(o.status, o.kind) for o in outcomes] == [("error", "ValueError"), ("ok", ""), ("error", "FormatError"),
+                                                          ("error", "ValueError")]
+        assert outcomes[0].message == "no such tile"
+
+    def test_setup_is_shared_by_the_items(self, executor: Executor) -> None:
+        outcomes = executor.run(f"{JOBS}:add_state", [1, 2, 3], kind="bench", deadline=LONG, setup=10)
+        assert [o.value["sum"] for o in outcomes] == [11, 12, 13] and [o.value["count"] for o in outcomes] == [1, 2, 3]
+        refused = executor.run(f"{JOBS}:add_state", [1, 2], kind="bench", deadline=LONG, setup=-1)
+        assert [(o.status, o.kind) for o in refused] == [("error", "ValueError")] * 2
+
+    def test_items_must_be_plain_data(self, executor: Executor) -> None:
+        with pytest.raises(FormatError, match="plain data"):
+            executor.submit(f"{JOBS}:echo", [object()], kind="compile", deadline=LONG)
+
+    def test_jobs_outside_the_registry(self, executor: Executor) -> None:
+        assert executor.run("os:getpid", [None], kind="compile", deadline=LONG)[0].kind == "TuneError"
+
+    def test_cancelled_items_do_not_start(self, executor: Executor) -> None:
+        batch = executor.submit(f"{JOBS}:sleep", [0.05] * 30, kind="compile", deadline=LONG)
+        assert next(batch)[1].ok
+        batch.cancel()
+        rest = [o for _, o in batch]
+        assert len(rest) == 29 and {o.kind for o in rest} <= {"", "cancelled"} and sum(o.status == "lost" for o in rest) >= 10
+
+    def test_workers_are_counted(self, executor: Executor) -> None:
+        assert executor.workers("compile") in (1, 2) and executor.workers("bench") == 1
+
+    def test_waiting_for_a_ready_executor_returns(self, executor: Executor) -> None:
+        executor.run(f"{JOBS}:echo", [1], kind="compile", deadline=LONG)
+        executor.wait_until_ready()
+
+
+@pytest.mark.parametrize("executor", ISOLATING, indirect=True, scope="module")
+class TestIsolation:
+    """What inline cannot give."""
+
+    @pytest.mark.parametrize("kind", ["compile", "bench"])
+    def test_hangs_and_crashes_cost_only_themselves(self, executor: Executor, kind: executor_module.Kind) -> None:
+        items = [1, "segfault", 2, "spin native", 3, "raise", "spin python", "abort", 4, "exit"]
+        outcomes = executor.run(f"{JOBS}:fault_or_add", items, kind=kind, deadline=0.5, setup=100)
+        assert [o.kind or o.status for o in outcomes] == ["ok", "SIGSEGV", "ok", "deadline", "ok", "ValueError", "deadline", "SIGABRT",
+                                                          "ok", "exit 7"]
+        assert [o.value["sum"] for o in outcomes if o.ok] == [101, 102, 103, 104]
+        assert all(o.attempts == 1 for o in outcomes)
+
+    def test_items_run_elsewhere_and_in_parallel(self, executor: Executor) -> None:
+        outcomes = executor.run(f"{JOBS}:interval", [0.3] * 4, kind="compile", deadline=LONG)
+        spans = sorted(o.value for o in outcomes)
+        assert any(a[1] > b[0] for a, b in pairwise(spans)), "two workers never overlapped"
+        pids = {o.value["pid"] for o in executor.run(f"{JOBS}:facts", [None] * 4, kind="bench", deadline=LONG)}
+        assert os.getpid() not in pids and len(pids) == 1
+
+    def test_items_go_to_the_worker_that_knows_them_and_wait_for_none(self, executor: Executor) -> None:
+        first = executor.run(f"{JOBS}:interval", [0.05] * 8, kind="compile", deadline=LONG)
+        one, other = sorted({o.worker for o in first})
+        homes = [one, one, one, other, other, other]
+        again = executor.submit(f"{JOBS}:interval", [0.1] * 6, kind="compile", deadline=LONG, homes=homes)
+        at_home = sum(o.worker == homes[i] for i, o in again)
+        assert at_home >= 5, "in their order only half of them would be; a busy machine may cost one"
+        alone = executor.submit(f"{JOBS}:interval", [0.05] * 8, kind="compile", deadline=LONG, homes=[one] * 8)
+        assert {o.worker for _, o in alone} == {one, other}, "a worker with nothing of its own takes from others"
+
+    def test_compilers_are_idle_while_timing(self, executor: Executor) -> None:
+        """The phase barrier: with both kinds queued at once, no bench item overlaps a compile item, and bench items do not overlap."""
+        first = executor.submit(f"{JOBS}:interval", [0.03] * 6, kind="compile", deadline=LONG)
+        bench = executor.submit(f"{JOBS}:interval", [0.03] * 4, kind="bench", deadline=LONG)
+        second = executor.submit(f"{JOBS}:interval", [0.03] * 6, kind="compile", deadline=LONG)
+        compiles = [o.value for b in (first, second) for _, o in b]
+        benches = sorted(o.value for _, o in bench)
+        assert not [(b, c) for b in benches for c in compiles if b[0] < c[1] and c[0] < b[1]]
+        assert all(a[1] <= b[0] for a, b in pairwise(benches))
+
+    def test_timing_waits_for_the_machine_lock_and_its_deadline_does_not(self, executor: Executor) -> None:
+        lock = MachineLock("TEST")
+        assert lock.acquire()
+        batch = executor.submit(f"{JOBS}:echo", [1], kind="bench", deadline=1.0)
+        assert batch.poll(1.3) is None
+        lock.release()
+        assert [o.value for _, o in batch] == [1]
+        assert lock.acquire(), "the lock is let go when no bench item waits"
+        lock.release()
+
+    def test_a_changed_deadline_holds_for_items_that_start_later(self, executor: Executor) -> None:
+        batch = executor.submit(f"{JOBS}:fault", ["print", "sleep"], kind="bench", deadline=LONG)
+        batch.deadline = 0.2
+        assert [o.status for _, o in batch] == ["ok", "timeout"]
+
+    def test_two_threads_may_submit(self, executor: Executor) -> None:
+        sums: list[int] = []
+
+        def search() -> None:
+            sums.append(sum(o.value for o in executor.run(f"{JOBS}:echo", range(20), kind="compile", deadline=LONG)))
+        threads = [threading.Thread(target=search) for _ in range(3)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert sums == [190] * 3
+
+
+class TestLocal:
+    def test_close_ends_everything_and_is_idempotent(self) -> None:
+        before = set(threading.enumerate())
+        executor = LocalExecutor(2, CONFIG, "TEST")
+        facts = executor.run(f"{JOBS}:facts", [None], kind="bench", deadline=LONG)[0].value
+        batch = executor.submit(f"{JOBS}:fault", ["spin native"] * 6, kind="compile", deadline=LONG)
+        time.sleep(0.05)
+        executor.close()
+        executor.close()
+        assert [(o.status, o.kind) for _, o in batch] == [("lost", "closed")] * 6
+        assert is_gone(facts["pid"]) and is_gone(facts["ppid"])
+        with pytest.raises(TuneError, match="closed"):
+            executor.submit(f"{JOBS}:echo", [1], kind="compile", deadline=LONG)
+        assert set(threading.enumerate()) == before
+
+    def test_close_while_waiting_for_the_lock(self) -> None:
+        lock = MachineLock("TEST")
+        assert lock.acquire()
+        executor = LocalExecutor(1, CONFIG, "TEST")
+        batch = executor.submit(f"{JOBS}:echo", [1], kind="bench", deadline=LONG)
+        assert batch.poll(0.2) is None
+        executor.close()
+        assert [o.kind for _, o in batch] == ["closed"]
+        lock.release()
+
+    def test_a_killed_fork_server_costs_nothing_but_time(self, caplog: pytest.LogCaptureFixture) -> None:
+        with LocalExecutor(2, CONFIG, "TEST") as executor, caplog.at_level(logging.INFO, "svod.tune"):
+            server = executor.run(f"{JOBS}:facts", [None], kind="compile", deadline=LONG)[0].value["ppid"]
+            batch = executor.submit(f"{JOBS}:interval", [0.2] * 4, kind="compile", deadline=LONG)
+            time.sleep(0.05)
+            os.kill(server, signal.SIGKILL)
+            outcomes = [o for _, o in batch]
+            assert [o.status for o in outcomes] == ["ok"] * 4 and sum(o.attempts > 1 for o in outcomes) >= 1
+            assert "starting another" in caplog.text
+
+    def test_an_item_that_loses_three_workers_is_lost(self) -> None:
+        with LocalExecutor(1, CONFIG, "TEST") as executor:
+            # the item itself kills the server above it: what only the infrastructure does
+            outcome = executor.run(f"{JOBS}:kill_parent", [None], kind="compile", deadline=LONG)[0]
+            assert (outcome.status, outcome.kind, outcome.attempts) == ("lost", "worker", 3)
+            assert executor.run(f"{JOBS}:echo", [7], kind="compile", deadline=LONG)[0].value == 7
+
+    def test_workers_that_cannot_start_are_an_error_that_says_why(self) -> None:
+        import dataclasses
+        with LocalExecutor(1, dataclasses.replace(CONFIG, preload=("no_such_module",)), "TEST") as executor:
+            with pytest.raises(TuneError, match="no_such_module"):
+                executor.wait_until_ready()
+            outcome = executor.run(f"{JOBS}:echo", [1], kind="compile", deadline=LONG)[0]
+            assert outcome.status == "lost" and "no_such_module" in outcome.message
+
+    def test_where_no_worker_can_start_the_end_of_python_says_nothing_more(self) -> None:
+        code = ("import sys; sys.executable = ''\nfrom svod.errors import TuneError\nfrom svod.tune.workers.executor import LocalExecutor\n"
+                "try: LocalExecutor(1)\nexcept TuneError as e: print(e)")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "") and "sys.executable is empty" in done.stdout
+
+    def test_the_default_workers_have_svods_jobs_loaded(self) -> None:
+        with LocalExecutor(1) as executor:
+            executor.wait_until_ready()
+            outcome = executor.run("svod.tune.measure.work:no_such_job", [None], kind="compile", deadline=LONG)[0]
+            assert (outcome.kind, "has no function 'no_such_job'" in outcome.message) == ("TuneError", True)
+
+    def test_an_exception_in_the_search_closes(self) -> None:
+        pids: list[int] = []
+        with pytest.raises(KeyboardInterrupt), LocalExecutor(1, CONFIG, "TEST") as executor:
+            pids.append(executor.run(f"{JOBS}:facts", [None], kind="compile", deadline=LONG)[0].value["pid"])
+            executor.submit(f"{JOBS}:fault", ["spin native"], kind="compile", deadline=LONG)
+            raise KeyboardInterrupt
+        assert wait_until(lambda: is_gone(pids[0]))
+
+
+class TestChoosing:
+    @pytest.mark.parametrize(("spec", "parsed"), [("local", ("local", None)), ("local:3", ("local", 3)), ("ray", ("ray", None)),
+                                                  ("ray:16", ("ray", 16)), ("inline", ("inline", None))])
+    def test_specs(self, spec: str, parsed: tuple[str, int | None]) -> None:
+        assert parse_workers(spec) == parsed
+
+    @pytest.mark.parametrize("spec", ["", "local:", "local:0", "local:-1", "local:two", "ray:1.5", "inline:2", "dask:3", "local:99999"])
+    def test_bad_specs_say_what_is_possible(self, spec: str) -> None:
+        with pytest.raises(ConfigError, match="ray:N, local:N"):
+            make_executor(spec)
+
+    @pytest.mark.parametrize(("spec", "address", "message"), [
+        ("local:2", "auto", "needs ray workers"), ("ray:2", "ray://head:10001", "host:port"), ("ray:2", "head", "auto or host:port")])
+    def test_bad_addresses(self, spec: str, address: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            make_executor(spec, address)
+
+    def test_without_ray_the_local_executor_takes_over_and_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(__import__("sys").modules, "ray", None)
+        said: list[str] = []
+        with make_executor("ray:1", config=CONFIG, say=said.append) as executor:
+            assert isinstance(executor, LocalExecutor) and executor.description == "1 local worker"
+        assert len(said) == 1 and "local workers instead of Ray" in said[0] and "svod[tune]" in said[0]
+
+    def test_a_cluster_that_cannot_be_used_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(__import__("sys").modules, "ray", None)
+        with pytest.raises(TuneError, match=r"127\.0\.0\.1:1"):
+            make_executor("ray:1", "127.0.0.1:1", config=CONFIG)
+
+    def test_starting_in_the_background(self) -> None:
+        start = start_in_background("local:1", config=CONFIG)
+        assert start.result().run(f"{JOBS}:echo", [3], kind="compile", deadline=LONG)[0].value == 3
+        start.close()
+        failing = start_in_background("nothing")
+        with pytest.raises(ConfigError):
+            failing.result()
+        failing.close()
+
+    def test_inline_closes(self) -> None:
+        executor = InlineExecutor(CONFIG)
+        batch = executor.submit(f"{JOBS}:echo", [1, 2], kind="compile", deadline=LONG)
+        assert next(batch)[1].value == 1
+        executor.close()
+        assert [o.kind for _, o in batch] == ["closed"]
+        with pytest.raises(TuneError, match="closed"):
+            executor.submit(f"{JOBS}:echo", [1], kind="compile", deadline=LONG)

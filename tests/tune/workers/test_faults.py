@@ -1,0 +1,200 @@
+"""Candidates that hang, crash, raise, or write nonsense cost themselves and nothing else. Real workers, real machine code."""
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from svod.compile.cpu.host import host_target
+from svod.compile.llvm.codegen import compile_object
+from svod.config import BeamConfig, BenchConfig
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.tune.db import Measurement, TuningDB, Verdict
+from svod.tune.measure.candidate import Candidate, Origin, Status
+from svod.tune.measure.measurer import Built, Failure
+from svod.tune.measure.worker_measurer import WorkerLaboratory
+from svod.tune.search.budget import ModelBudget
+from svod.tune.search.kernel_search import KernelSearch
+from svod.tune.session import KernelTask, TuneSession
+from svod.tune.workers.executor import Executor, LocalExecutor, make_executor
+from tests.tune.replay import ReplayedLaboratory, made_up_seconds
+from tests.tune.search_kernels import gemm
+
+KERNEL = gemm(61, 67, 33)
+TARGET = host_target()
+
+BODIES = {
+    "timeout": "br label %loop\nloop:\n  br label %loop",
+    "crash": "store volatile i8 1, ptr null\n  ret void",
+    "wrong": "ret void",
+    # it computes nothing and tramples on whatever its arguments point to, far beyond their ends
+    "overrun": """%p = load ptr, ptr %args
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%n, %loop]
+  %q = getelementptr i8, ptr %p, i64 %i
+  store volatile i8 7, ptr %q
+  %n = add i64 %i, 1
+  %c = icmp ult i64 %n, 20000
+  br i1 %c, label %loop, label %done
+done:
+  ret void""",
+}
+
+
+def planted(body: str, built: Built) -> Built:
+    """`built` with machine code that does `body` in every phase."""
+    arguments = "ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end"
+    functions = [f"define void @{s}({arguments}) {{\nentry:\n  {body}\n}}" for s in built.symbols]
+    return replace(built, object=compile_object("\n".join(functions), TARGET))
+
+
+class FaultyLaboratory(WorkerLaboratory):
+    """Replaces the code of some candidates; "error" gives bytes that the worker cannot load, which raises there."""
+
+    def __init__(self, kernel: Kernel, executor: Executor, config: BeamConfig, faults: Callable[[Candidate], str]) -> None:
+        super().__init__(kernel, TARGET, executor, config, BenchConfig(seconds=0.2))
+        self.faults = faults
+        self.planted: dict[str, set[str]] = {}
+
+    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
+        found = super().build(candidates, passes=passes, deadline=deadline)
+        for i, (c, b) in enumerate(zip(candidates, found, strict=True)):
+            fault = self.faults(c)
+            if fault == "error" and isinstance(b, Built):
+                found[i] = replace(b, object=b"not an object")
+            elif fault and isinstance(b, Built):
+                found[i] = planted(BODIES[fault], b)
+            if fault:
+                self.planted.setdefault(fault, set()).add(c.linear)
+        return found
+
+
+def children() -> set[int]:
+    """Processes below this one."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents[int(entry.name)] = int(fields[1])
+    found: set[int] = set()
+    while new := {p for p, parent in parents.items() if parent in found | {os.getpid()}} - found:
+        found |= new
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("fault", ["timeout", "crash", "wrong", "overrun", "error"])
+def test_a_faulty_candidate_costs_itself_only(fault: str) -> None:
+    before = children()
+    planted_in: list[FaultyLaboratory] = []
+
+    def faults(c: Candidate) -> str:
+        return fault if c.digest[0] % 5 == 3 and c.origin is not Origin.HEURISTIC else ""
+
+    with LocalExecutor(1) as executor, TuningDB.open(":none:") as db:
+        config = BeamConfig(width=2, round_size=10)
+
+        def laboratory(kernel: Kernel) -> FaultyLaboratory:
+            planted_in.append(FaultyLaboratory(kernel, executor, config, faults))
+            return planted_in[-1]
+        session = TuneSession([KernelTask(KERNEL)], TARGET, executor=executor, db=db, config=config, budget=ModelBudget(15.0),
+                              laboratory=laboratory)
+        found = session.run().findings[KERNEL.key]
+        rows = {m.linear: m for m, _ in db.select(Measurement, KERNEL.key) if m.linear in planted_in[0].planted.get(fault, set())}
+        wrong = {v.linear for v, _ in db.select(Verdict, KERNEL.key) if v.verdict == "wrong"}
+    assert rows, "no candidate was replaced; choose another condition"
+    assert found.verified
+    assert found.linear not in rows
+    statuses = {m.status for m in rows.values()}
+    if fault == "wrong":
+        # an empty kernel is very fast: some are raced and verified, the others never get a place in a race
+        assert any(m.linear in wrong for m in rows.values())
+    elif fault == "overrun":
+        assert statuses == {"crash"}
+        assert all("bytes after the end" in m.reason or "SIG" in m.reason for m in rows.values())
+    elif fault == "crash":
+        # writing the traceback may take longer than the first run is allowed
+        assert "crash" in statuses <= {"crash", "timeout"}
+    else:
+        assert statuses == {fault}
+    assert all(m.reason for m in rows.values() if m.status != "ok")
+    assert children() <= before, "nothing is left running"
+
+
+def mixed(c: Candidate) -> str:
+    """A loop for ever, a crash or an exception for three candidates of sixteen."""
+    return {3: "timeout", 7: "crash", 11: "error"}.get(c.digest[0] % 16, "") if c.origin is not Origin.HEURISTIC else ""
+
+
+def often(c: Candidate) -> str:
+    """The same for half of the candidates, so that a slow machine meets each kind too."""
+    return {1: "timeout", 3: "crash", 5: "error"}.get(c.digest[0] % 6, "") if c.origin is not Origin.HEURISTIC else ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("workers", ["local:1", pytest.param("ray:1", marks=pytest.mark.ray)])
+def test_candidates_that_hang_crash_and_raise_in_one_search(workers: str) -> None:
+    """Whichever workers run them: each is recorded with its reason, a healthy and verified candidate wins, no process is left."""
+    before = children()
+    labs: list[FaultyLaboratory] = []
+    said: list[str] = []
+    config = BeamConfig(width=2, round_size=10)
+    with make_executor(workers, start_deadline=60.0, say=said.append) as executor, TuningDB.open(":none:") as db:
+        def laboratory(kernel: Kernel) -> FaultyLaboratory:
+            labs.append(FaultyLaboratory(kernel, executor, config, often))
+            return labs[-1]
+        session = TuneSession([KernelTask(KERNEL)], TARGET, executor=executor, db=db, config=config, budget=ModelBudget(15.0),
+                              laboratory=laboratory)
+        found = session.run().findings[KERNEL.key]
+        rows = {m.linear: m for m, _ in db.select(Measurement, KERNEL.key)}
+    assert said == [], "the workers that were asked for did the work"
+    planted_in = labs[0].planted
+    faulty = set().union(*planted_in.values())
+    assert found.verified and found.linear not in faulty
+    for fault in ("timeout", "crash", "error"):
+        recorded = [rows[linear] for linear in planted_in.get(fault, ()) if linear in rows]
+        assert recorded, f"no {fault} was recorded"
+        # writing the traceback of a crash may take longer than the first run is allowed
+        assert {m.status for m in recorded} <= ({"crash", "timeout"} if fault == "crash" else {fault})
+        assert all(m.reason for m in recorded)
+    assert any(m.status == "ok" for linear, m in rows.items() if linear not in faulty)
+    deadline = time.monotonic() + 10.0
+    while not children() <= before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children() <= before, "nothing is left running"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_winner_is_that_of_a_search_without_the_faulty_candidates(seed: int) -> None:
+    """With times from a table. In the clean search the same candidates run and are too slow to be kept."""
+    base = Scheduler(KERNEL, TARGET)
+    heuristic = base.apply_opt(Opt("UPCAST", "o1", 16))
+    statuses = {"timeout": Status.TIMEOUT, "crash": Status.CRASH, "error": Status.ERROR}
+    dropped: list[str] = []
+
+    def fault(c: Candidate) -> Failure | None:
+        what = mixed(c)
+        if what:
+            dropped.append(what)
+        return Failure(statuses[what], "planted") if what else None
+
+    clean = ReplayedLaboratory(seconds=lambda c: 1.0 if mixed(c) else made_up_seconds(c))
+    winners = []
+    for lab in (clean, ReplayedLaboratory(running=fault)):
+        search = KernelSearch("key", "gemm", base, heuristic, BeamConfig(width=2, round_size=12, seed=seed), lab)
+        while not search.finished:
+            search.step()
+        winners.append(search.finish())
+    assert set(dropped) == set(statuses)
+    assert winners[0].source == "beam" and winners[0].verified
+    assert (winners[1].chain, winners[1].seconds) == (winners[0].chain, winners[0].seconds)

@@ -1,0 +1,103 @@
+"""Plain data in, plain data out, nothing else; jobs by name; who is who."""
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.launch import ONCE, ONE, Launch
+from svod.core.ir.param import Param
+from svod.core.ir.uop import Ops, UOp
+from svod.core.machine.target import Target
+from svod.errors import FormatError, TuneError
+from svod.tune.workers.jobs import Outcome, WorkerConfig, decode, encode, identity, mismatch, package_roots, resolve_job
+
+plain = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary()),
+                     lambda s: st.one_of(st.lists(s), st.dictionaries(st.text(), s), s.map(lambda v: (v,))), max_leaves=20)
+
+
+@given(plain)
+def test_plain_data_comes_back(value: Any) -> None:
+    assert decode(encode(value)) == value
+
+
+def test_dataclasses_and_enums_of_svod_come_back() -> None:
+    target = Target("x86_64", "znver5", ("avx2",), 32, 16, 1 << 15, 1 << 20, 1 << 24, 2)
+    value = [target, Param(0, 3), dtypes.float32, Ops.ADD, Outcome("ok", {"t": (1, 2)}), WorkerConfig()]
+    assert decode(encode(value)) == value
+
+
+def test_launches_come_back() -> None:
+    """They are expressions, and travel within the description of every program."""
+    extent = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 64)) * 2
+    for launch in (ONCE, Launch((extent, ONE, ONE), None), Launch((extent, ONE, ONE), (ONE, extent, ONE))):
+        assert decode(encode(launch)) == launch
+
+
+def test_what_a_target_measures_stays_where_it_is() -> None:
+    target = Target("x86_64", "znver5", ("avx2",), 32, 16, 1 << 15, 1 << 20, 1 << 24, 2, dot_cost=lambda name: 2.0)
+    sent = decode(encode(target))
+    assert sent == target and sent.dot_cost is None and target.dot_cost is not None
+
+
+@pytest.mark.parametrize("value", [lambda: None, object(), print, os.system, int, Path("x"), ValueError("x"),
+                                   UOp.const(dtypes.int32, 1), [1, {"x": (object(),)}]], ids=lambda v: type(v).__name__)
+def test_anything_else_is_refused_with_its_type(value: Any) -> None:
+    with pytest.raises(FormatError, match="not plain data"):
+        encode(value)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 100, pickle.dumps(Evil()), pickle.dumps(print), pickle.dumps(Path), pickle.dumps([1])[:-3],
+                                  b"csvod.tune.jobs\nresolve_job\n.", b"csvod.tune.jobs\nos.system\n."])
+def test_decoding_anything_else_is_a_format_error(data: bytes) -> None:
+    with pytest.raises(FormatError):
+        decode(data)
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_do_anything_but_decode_or_raise_format_error(data: bytes) -> None:
+    try:
+        decode(data)
+    except FormatError as e:
+        assert "message" in str(e)
+
+
+def test_jobs_come_from_the_registry_only() -> None:
+    for name in ("os:system", "svod.tune.workers.jobs:encode", "svod.tune.worker:x", "print", ""):
+        with pytest.raises(TuneError, match="jobs are functions of"):
+            resolve_job(name)
+    with pytest.raises(TuneError, match="has no function"):
+        resolve_job("tests.tune.fault_jobs:nothing", ("tests.tune.fault_jobs",))
+    run, setup = resolve_job("tests.tune.fault_jobs:add_state", ("tests.tune.fault_jobs",))
+    assert run.__name__ == "add_state" and setup is not None and setup.__name__ == "add_state_setup"
+
+
+def test_a_different_end_is_named() -> None:
+    ours = identity()
+    assert mismatch(ours, dict(ours)) == ""
+    assert mismatch(ours, {**ours, "LLVM": "1.0"}) == f"LLVM {ours['LLVM']} here, 1.0 there"
+    assert "unknown there" in mismatch(ours, {})
+
+
+def test_package_roots_lead_to_the_packages() -> None:
+    assert any((Path(r) / "svod" / "errors.py").is_file() for r in package_roots()[:1])
+    assert any((Path(r) / "numpy").is_dir() for r in package_roots())
+
+
+@pytest.mark.parametrize(("outcome", "text"), [
+    (Outcome("ok", 1), "ok"), (Outcome("error", kind="ValueError", message="no\nmore"), "error ValueError: no"),
+    (Outcome("crash", kind="SIGSEGV"), "crash SIGSEGV"), (Outcome("timeout", kind="deadline", seconds=2.0), "timeout after 2 s"),
+    (Outcome("lost", kind="closed"), "lost closed")])
+def test_outcomes_describe_themselves(outcome: Outcome, text: str) -> None:
+    assert outcome.describe() == text and outcome.ok is (text == "ok")

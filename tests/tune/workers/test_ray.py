@@ -1,0 +1,281 @@
+"""What is Ray's own, on real Ray: manners of the embedded one, lost actors and nodes, another version at the other end. Each
+part that changes how Ray starts runs in a process of its own."""
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from svod.errors import TuneError
+from svod.tune.workers import ray_executor
+from svod.tune.workers.executor import LocalExecutor, make_executor
+from svod.tune.workers.jobs import identity
+from svod.tune.workers.ray_executor import TOKEN, _remove_dead_sessions, _SessionDirectory
+from tests.tune.workers.test_child import CONFIG, JOBS, ROOT, is_gone, wait_until
+
+pytestmark = pytest.mark.ray
+LONG = 60.0
+START = 200.0       # seconds in which Ray is up on any machine
+NICE = os.getpriority(os.PRIO_PROCESS, 0)       # of whoever runs the tests: those who time are no nicer
+
+PRELUDE = f"""import sys, os, signal, json, logging; sys.path.insert(0, sys.argv[1])
+START, NICE = {START}, {NICE}
+from svod.tune.workers.executor import make_executor, start_in_background
+from svod.tune.workers.machine_lock import lock_directory
+from tests.tune.workers.test_child import CONFIG, JOBS
+def facts(e, kind="compile"): return e.run(JOBS + ":facts", [None], kind=kind, deadline=START)[0].value
+"""
+
+
+def run_driver(body: str, *, timeout: float = 600.0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A fresh Python that runs `body` after PRELUDE; fails the test with its output if that ends badly."""
+    done = subprocess.run([sys.executable, "-c", PRELUDE + body, ROOT], capture_output=True, text=True, timeout=timeout,
+                          env={**os.environ, **environment})
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
+    return done
+
+
+def test_an_embedded_ray_has_manners(tmp_path: Path) -> None:
+    """Silent on both streams though an actor is killed, SIGTERM handler kept, RAY_ADDRESS ignored, a home that cannot be
+    written, a temporary path too long for sockets; afterwards no session, no process, no variable but Ray's own is left."""
+    long = tmp_path / ("deep" * 20)
+    long.mkdir()
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(0o500)
+    done = run_driver("""
+handler = lambda *a: None
+signal.signal(signal.SIGTERM, handler)
+before = dict(os.environ)
+start = start_in_background("ray:2", config=CONFIG, device=f"TEST {os.getpid()}", start_deadline=START)      # nobody else times on it
+e = start.result()
+import ray
+session = ray._private.worker._global_node.get_session_dir_path()
+a, b = facts(e), facts(e, "bench")
+batch = e.submit(JOBS + ":sleep", [0.3], kind="compile", deadline=START)
+while not e._active["compile"]: pass
+for _, carrier in e._threads:
+    if carrier.kind == "compile": ray.kill(carrier._actor)     # the infrastructure fails under an item
+outcomes = [o.status for _, o in batch]
+ours = sys.stdout
+start.close()
+for lock in lock_directory().glob(f"svod-bench-TEST-{os.getpid()}.*"): lock.unlink()
+print(json.dumps({
+    "description": e.description, "pids": [a["pid"], a["ppid"], b["pid"], b["ppid"]], "nice": b["nice"], "outcomes": outcomes,
+    "session": session, "stdout": sys.stdout is sys.__stdout__ is not ours, "handler": signal.getsignal(signal.SIGTERM) is handler,
+    "variables": sorted(k for k in os.environ.keys() ^ before.keys()), "initialized": ray.is_initialized()}))
+""", TMPDIR=str(long), HOME=str(home), RAY_ADDRESS="192.0.2.1:6379")
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert found["description"] == "2 workers on an own Ray" and found["outcomes"] == ["ok"] and found["nice"] == NICE
+    assert found["stdout"] and found["handler"] and not found["initialized"]
+    assert set(found["variables"]) <= {"RAY_AUTH_MODE", "RAY_COLOR_PREFIX", "RAY_USAGE_STATS_ENABLED", "RAY_CLIENT_MODE"}
+    assert not Path(found["session"]).parent.exists()
+    assert all(wait_until(lambda p=p: is_gone(p)) for p in found["pids"])  # type: ignore[misc]
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_a_place_is_waited_for_in_a_cluster_alone(embedded: bool, monkeypatch: pytest.MonkeyPatch,
+                                                  caplog: pytest.LogCaptureFixture) -> None:
+    """An actor of an embedded Ray takes long on a busy machine, and no place is what it lacks."""
+    monkeypatch.setattr(ray_executor, "PENDING_NOTICE", -1.0)
+    answers = [[], [], ["ref"]]
+    owner: Any = SimpleNamespace(embedded=embedded, closing=False,
+                                 ray=SimpleNamespace(wait=lambda refs, timeout: (answers.pop(0), refs), get=lambda ref: 7))
+    assert ray_executor._RayCarrier(owner, "compile", "worker 1")._await("ref") == 7
+    assert caplog.text.count("waiting for a place") == (not embedded)
+
+
+def test_a_small_shared_memory_and_a_ray_that_is_too_slow() -> None:
+    done = run_driver("""
+import svod.tune.workers.ray_executor as r
+ray = r._import_ray()
+import ray._private.utils
+ray._private.utils.get_shared_memory_bytes = lambda: 64 << 20
+said = []
+e = make_executor("ray:1", config=CONFIG, start_deadline=0.05, say=said.append)
+assert type(e).__name__ == "LocalExecutor" and len(said) == 1 and "not up after 0.05 s" in said[0], said
+assert facts(e)["core"] == 0
+e.close()
+import time
+while ray.is_initialized() or any(t.name == "ray_start" for t in __import__("threading").enumerate()): time.sleep(0.05)
+with make_executor("ray:1", config=CONFIG, start_deadline=START) as e:
+    assert facts(e)["core"] == 0 and "Ray" in e.description
+""")
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_ray_of_the_users_is_used_and_left_alone() -> None:
+    run_driver("""
+os.environ["RAY_AUTH_MODE"] = "disabled"
+import ray
+ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False,
+         _node_ip_address="127.0.0.1")
+with make_executor("ray:1", config=CONFIG, device="TEST") as e:
+    assert e.description == "1 worker on the Ray already running in this process", e.description
+    assert facts(e)["core"] == 0 and facts(e, "bench")["nice"] == NICE
+assert ray.is_initialized() and ray.get(ray.put(3)) == 3
+ray.shutdown()
+""")
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary directory with a path short enough for sockets, in which no other test's executor clears up."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    base = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(base))
+    yield base
+    shutil.rmtree(base)
+
+
+def test_killing_the_driver_leaves_nothing_running_and_the_next_one_clears_up(temporary: Path) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", PRELUDE + """
+e = make_executor("ray:1", config=CONFIG, start_deadline=START)
+import ray
+f = facts(e)
+print(json.dumps([f["pid"], f["ppid"], ray._private.worker._global_node.get_session_dir_path()]), flush=True)
+e.run(JOBS + ":fault", ["spin native"], kind="compile", deadline=60.0)
+""", ROOT], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    child, server, session = json.loads(driver.stdout.readline())
+    driver.kill()
+    driver.communicate()
+    assert wait_until(lambda: is_gone(child)) and wait_until(lambda: is_gone(server))
+    directory = Path(session).parent
+    assert directory.parent == temporary and directory.exists()
+
+    def is_cleared() -> bool:
+        _remove_dead_sessions(temporary)
+        return not directory.exists()
+    assert wait_until(is_cleared)
+
+
+def test_a_directory_that_could_not_be_removed_is_left_to_the_next(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of Ray's that outlives a Ctrl-C still writes: the owner's file stays until nothing else is there."""
+    session = _SessionDirectory()
+    directory = Path(session.path)
+    (directory / "session_x" / "logs").mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("svod.tune.workers.ray_executor.shutil.rmtree", lambda path, ignore_errors: None)
+        patch.setattr("svod.tune.workers.ray_executor.time.sleep", lambda s: None)
+        _remove_dead_sessions(temporary)
+        session.remove()
+    assert directory.parent == temporary and sorted(p.name for p in directory.iterdir()) == ["owner", "session_x"]
+    _remove_dead_sessions(temporary)
+    assert not list(temporary.iterdir())
+
+
+def test_another_version_at_the_other_end_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("svod.tune.workers.ray_executor.identity", lambda: {**identity(), "LLVM": "1.2.3"})
+    with make_executor("ray:1", config=CONFIG, start_deadline=START, say=said.append) as executor:
+        assert isinstance(executor, LocalExecutor)
+    assert len(said) == 1 and "LLVM 1.2.3 here" in said[0] and "install the same version" in said[0]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head without cores and two machines, of which the second may time; nodes die quickly."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_AUTH_MODE", "token")
+    patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    from ray.cluster_utils import Cluster
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    store = 80 << 20
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": store, "_system_config": {
+        "health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_timeout_ms": 1000,
+        "health_check_failure_threshold": 3}}
+    c: Any = Cluster(initialize_head=True, head_node_args=head)
+    c.first = c.add_node(num_cpus=2, object_store_memory=store)
+    c.timer = c.add_node(num_cpus=1, resources={"bench": 1}, object_store_memory=store)
+    c.store = store
+    yield c
+    c.shutdown()
+    patch.undo()
+
+
+def test_a_cluster_loses_a_node_and_gains_one(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with make_executor("ray", cluster.address, config=CONFIG, device="TEST", shared_cores=False, start_deadline=START) as executor:
+        assert executor.workers("compile") == 3 and executor.workers("bench") == 1 and cluster.address in executor.description
+        timer = executor.run(f"{JOBS}:facts", [None], kind="bench", deadline=LONG)[0].value
+        assert timer["nice"] == NICE
+        with caplog.at_level(logging.INFO, "svod.tune"):
+            batch = executor.submit(f"{JOBS}:sleep", [0.1] * 60, kind="compile", deadline=LONG)
+            done = [next(batch) for _ in range(6)]
+            cluster.remove_node(cluster.first)
+            cluster.add_node(num_cpus=2, object_store_memory=cluster.store)
+            done += list(batch)
+            assert sorted(i for i, _ in done) == list(range(60))
+            assert {o.status for _, o in done} == {"ok"} and any(o.attempts > 1 for _, o in done)
+            assert wait_until(lambda: "joined" in caplog.text and "left" in caplog.text)
+    import ray
+    assert not ray.is_initialized()
+    assert wait_until(lambda: is_gone(timer["pid"]))
+
+
+def test_a_cluster_that_does_not_answer_is_an_error() -> None:
+    done = run_driver("""
+from svod.errors import TuneError
+try: make_executor("ray:1", "127.0.0.3:1", config=CONFIG)
+except TuneError as e: print(e)
+""")
+    assert "127.0.0.3:1" in done.stdout and "cannot tune on the Ray cluster" in done.stdout
+
+
+def test_actors_that_die_at_once_are_not_tried_for_ever() -> None:
+    with make_executor("ray:1", config=CONFIG, start_deadline=START) as executor:
+        import ray
+        stop = threading.Event()
+        carrier: Any = executor._threads[0][1]  # type: ignore[attr-defined]
+
+        def kill() -> None:
+            while not stop.is_set():
+                if carrier._actor is not None:
+                    ray.kill(carrier._actor)
+                time.sleep(0.01)
+        thread = threading.Thread(target=kill)
+        thread.start()
+        outcomes = executor.run(f"{JOBS}:sleep", [1.0] * 3, kind="compile", deadline=LONG)
+        stop.set()
+        thread.join()
+        assert {(o.status, o.kind) for o in outcomes} == {("lost", "worker")}
+        assert any("in a row could not be started" in o.message or "lost under it" in o.message for o in outcomes)
+
+
+def test_interrupting_the_driver_stops_ray() -> None:
+    driver = subprocess.Popen([sys.executable, "-c", PRELUDE + """
+with make_executor("ray:1", config=CONFIG, start_deadline=START) as e:
+    f = facts(e)
+    print(json.dumps([f["pid"], f["ppid"]]), flush=True)
+    try: e.run(JOBS + ":fault", ["spin native"], kind="compile", deadline=60.0)
+    except KeyboardInterrupt: print("interrupted", flush=True)
+print("closed", flush=True)
+""", ROOT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    assert driver.stdout is not None
+    pids = json.loads(driver.stdout.readline())
+    time.sleep(0.2)
+    os.killpg(driver.pid, signal.SIGINT)
+    out, err = driver.communicate(timeout=60)
+    assert out == "interrupted\nclosed\n" and driver.returncode == 0, err
+    assert all(wait_until(lambda p=p: is_gone(p)) for p in pids)  # type: ignore[misc]
+
+
+def test_an_unusable_cluster_is_a_tune_error(monkeypatch: pytest.MonkeyPatch, cluster: Any) -> None:
+    monkeypatch.setattr("svod.tune.workers.ray_executor.identity", lambda: {**identity(), "Python": "2.7"})
+    with pytest.raises(TuneError, match=r"Python 2\.7 here"):
+        make_executor("ray:1", cluster.address, config=CONFIG)
