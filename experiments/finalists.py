@@ -29,7 +29,7 @@ from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.ir.serialize import ast_to_data
 from svod.tune.db.records import canonical
 from svod.tune.db.winners import TIE, Standing, best_of
-from svod.tune.measure.worker_measurer import WorkerLaboratory
+from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.workers.executor import make_executor
 
 
@@ -118,7 +118,7 @@ def confirmations(args: argparse.Namespace) -> Iterator[Confirmation]:
         for name, kernel in kernels(args):
             for seed in range(args.seeds):
                 config = BeamConfig(seed=seed, kernel_budget=args.seconds, width=args.width)
-                watched = Finalists(WorkerLaboratory(kernel, target, executor, config, BenchConfig()))
+                watched = Finalists(WorkerMeasurer(kernel, target, executor, config, BenchConfig()))
                 search(kernel, name, "", config, candidates=args.candidates, target=target, executor=executor, ceilings=ceilings,
                        laboratory=watched)
                 if not watched.confirmed:

@@ -30,7 +30,7 @@ from svod.compile.llvm.codegen import LoadedProgram, compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.core.cost.op_count import estimate
+from svod.core.cost.op_count import count_operations
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.graph import graph
 from svod.core.ir.uop import Ops
@@ -165,7 +165,7 @@ def time_entries(entries: Sequence[Entry], rounds: int, slow: float = 3.0) -> No
 
 def report(s: Study, show: int) -> str:
     """One line per kernel, and the chains asked for."""
-    flops = estimate(s.kernel.ast).flops
+    flops = count_operations(s.kernel.ast).flops
     lines = [f"{s.name:22} {len(s.entries):3} sketches  best {s.best.seconds * 1e6:9.1f} µs {flops / s.best.seconds / 1e9:6.1f} GF/s  "
              f"chosen {s.chosen.seconds * 1e6:9.1f} µs  loss {s.loss:5.2f}  rank {s.correlation:5.2f}  "
              f"found in {s.seconds_to_choose * 1e3:5.1f} ms"]

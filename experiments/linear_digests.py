@@ -1,4 +1,5 @@
-"""Whether two versions of svod make the same kernels: keys, sketches and the LINEAR of many chains, recorded by one and compared by the other.
+"""Whether two versions of svod make the same kernels: keys, sketches and the LINEAR of many chains, recorded by one and compared by the
+other.
 
     python experiments/linear_digests.py record before.json       # in a checkout of the version before
     python experiments/linear_digests.py compare before.json      # in the version after: exit status 1, and a line each, for what differs

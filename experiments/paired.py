@@ -38,8 +38,8 @@ from svod.core.machine.target import Target
 from svod.errors import SvodError
 from svod.tune.db import TuningDB
 from svod.tune.measure.candidate import Candidate, Origin
-from svod.tune.measure.measurer import Confirmed, Failure, Laboratory
-from svod.tune.measure.worker_measurer import WorkerLaboratory
+from svod.tune.measure.measurer import Confirmed, Failure, Measurer
+from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import RoundFinished, SearchEvent
 from svod.tune.session import KernelTask, TuneSession
@@ -70,7 +70,7 @@ class CandidateBudget(ModelBudget):
 class Finalists:
     """A laboratory that remembers the finalists that it confirmed: what the search itself found, whatever the heuristic is worth."""
 
-    def __init__(self, laboratory: Laboratory) -> None:
+    def __init__(self, laboratory: Measurer) -> None:
         self._laboratory = laboratory
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
 
@@ -131,7 +131,7 @@ def judge(ratio: Ratio) -> str:
 
 
 def search(kernel: Kernel, name: str, setting: str, config: BeamConfig, *, candidates: int, target: Target, executor: Executor,
-           ceilings: Ceilings | None, laboratory: Laboratory) -> Found:
+           ceilings: Ceilings | None, laboratory: Measurer) -> Found:
     """Search a kernel from nothing, for `config.kernel_budget` seconds or `candidates` (0: as many as there is time for).
 
     A search that starts from sketches may end with the heuristic's chain, which is one of them; without sketches the best that it found by
@@ -238,7 +238,7 @@ def study(args: argparse.Namespace, settings: Mapping[str, Mapping[str, Any]]) -
                         found = []
                         for setting in names:
                             config = BeamConfig(**{"seed": seed, "kernel_budget": args.seconds, **settings[setting]})
-                            laboratory = WorkerLaboratory(kernel, target, executor, config, BenchConfig())
+                            laboratory = WorkerMeasurer(kernel, target, executor, config, BenchConfig())
                             found.append(search(kernel, name, setting, config, candidates=args.candidates, target=target, executor=executor,
                                                 ceilings=ceilings, laboratory=laboratory))
                         line = Line(name, seed, tuple(found), *time_winners(kernel, found, seed))

@@ -21,9 +21,9 @@ from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all, 
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
-from svod.compile.plan.unbound_plan import BufferSpec, Call, Outline, build_plan
+from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, build_plan
 from svod.config import PrepareConfig
-from svod.core.cost.op_count import estimate
+from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
 from svod.core.graph.buffer import buffer_of
 from svod.core.graph.callback import HostCall, HostFunction, calls_back, functions_of, host_call
@@ -118,7 +118,7 @@ def complete_config(config: PrepareConfig | None) -> PrepareConfig:
 class Prepared:
     """A plan and what its buffers are."""
 
-    def __init__(self, plan: ExecutionPlan, outline: Outline, nodes: tuple[UOp, ...], numbers: Mapping[UOp, int],
+    def __init__(self, plan: ExecutionPlan, outline: UnboundPlan, nodes: tuple[UOp, ...], numbers: Mapping[UOp, int],
                  overwritten: frozenset[int]):
         self.plan, self.outline = plan, outline
         self.nodes = nodes               # the BUFFER of each buffer number; those the plan made are real ones, kept alive here
@@ -221,7 +221,7 @@ def refuse_shared_memory(spans: Mapping[int, Span], written: Iterable[int], agai
 
 
 def make_outline(schedule: Schedule, constants: frozenset[UOp], functions: Mapping[int, HostFunction] | None = None, *,
-                 made_here: bool = False) -> tuple[Outline, list[UOp], dict[UOp, int]]:
+                 made_here: bool = False) -> tuple[UnboundPlan, list[UOp], dict[UOp, int]]:
     """The outline of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER. `functions`: those of Python that
     it calls, by token. `made_here`: it is what `create_schedule` made, and not looked at again.
 
@@ -266,7 +266,7 @@ def make_outline(schedule: Schedule, constants: frozenset[UOp], functions: Mappi
             return "intermediate"
         return "constant" if u in constants else "input"
     specs = tuple(BufferSpec(u.dtype, u.arg, kind(u)) for u in numbers)
-    return Outline(tuple(calls), specs, tuple(numbers[u] for u in schedule.outputs), kernels, called), list(numbers), numbers
+    return UnboundPlan(tuple(calls), specs, tuple(numbers[u] for u in schedule.outputs), kernels, called), list(numbers), numbers
 
 
 def bucket_kernels(ast: UOp, variables: Sequence[UOp]) -> list[tuple[UOp, tuple[VariableSpec, ...]]]:
@@ -307,7 +307,7 @@ def database(config: PrepareConfig) -> TuningDB:
         return found
 
 
-def compile_outline(outline: Outline, target: Target, config: PrepareConfig) -> dict[str, Compiled]:
+def compile_outline(outline: UnboundPlan, target: Target, config: PrepareConfig) -> dict[str, Compiled]:
     """A chain and code for every kernel; unknown ones are searched first when the configuration says so."""
     compiler = compiler_for(target, config)
     if not outline.calls:
@@ -322,10 +322,10 @@ def compile_outline(outline: Outline, target: Target, config: PrepareConfig) -> 
             from svod.tune.at_prepare import search_at_prepare
             choices.update(search_at_prepare(outline, unknown, compiler, config, db))
     compiled = compile_all(outline.kernels, choices, compiler)
-    return {k: replace(c, estimate=estimate(outline.kernels[k].ast)) for k, c in compiled.items()}
+    return {k: replace(c, estimate=count_operations(outline.kernels[k].ast)) for k, c in compiled.items()}
 
 
-def choose_all(outline: Outline, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> dict[str, Choice]:
+def choose_all(outline: UnboundPlan, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> dict[str, Choice]:
     """A chain for every kernel, without a search."""
     return {key: choose(kernel, compiler, config, db) for key, kernel in outline.kernels.items()}
 

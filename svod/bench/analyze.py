@@ -28,7 +28,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.memory_planner import lower_bound
 from svod.compile.plan.plan_parts import PreparedKernel, levels_of, lifetimes_of, region_in, written_by
 from svod.config import data_dir
-from svod.core.cost.op_count import Estimate
+from svod.core.cost.op_count import Work
 from svod.core.schedule.regions import Region, are_disjoint
 from svod.system.columns import amount, columns, duration
 
@@ -207,7 +207,7 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits
     temporary = sum(k.spec.temps)
     flops = read = written = seconds = None
     by = ""
-    if isinstance(k.estimate, Estimate):
+    if isinstance(k.estimate, Work):
         flops, read, written = k.estimate.flops, k.estimate.bytes_read, k.estimate.bytes_written
         seconds = limits.estimate_seconds(k.estimate.arithmetic, read, written, threads, len(phases))
         parts = {"compute": limits.compute_seconds(k.estimate.arithmetic, threads),

@@ -27,7 +27,7 @@ from svod.compile.cpu.host import host_target
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PreparedKernel
 from svod.config import data_dir
-from svod.core.cost.op_count import Estimate
+from svod.core.cost.op_count import Work
 from svod.errors import ArgumentError, LaunchError
 from svod.system.columns import columns, duration, percent
 
@@ -162,7 +162,7 @@ def _time_passes(plan: ExecutionPlan, seconds: float, clock: Clock) -> tuple[int
 
 def _kernel_time(index: int, k: PreparedKernel, seconds: float, share: float, limits: Ceilings, threads: int) -> KernelTime:
     flops = moved = bound = None
-    if isinstance(k.estimate, Estimate):
+    if isinstance(k.estimate, Work):
         flops, moved = k.estimate.flops, k.estimate.bytes_moved
         bound = limits.bound_seconds(k.estimate.arithmetic, k.estimate.bytes_read, k.estimate.bytes_written, threads)
     elif k.is_callback:

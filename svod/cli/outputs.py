@@ -56,7 +56,7 @@ def _is_database(file: Path) -> bool:
         return opened.read(len(SQLITE_HEADER)) == SQLITE_HEADER
 
 
-def check_is_there(plan: layers.Plan) -> None:
+def check_is_there(plan: layers.DatabasePaths) -> None:
     """Raise DatabaseError where a spec names databases and none of them exists; what ships with svod is none of them."""
     found = [p for p in (plan.write, *(p for p, rank in plan.read if rank != SHIPPED)) if p is not None]
     if found and not any(p.exists() for p in found):

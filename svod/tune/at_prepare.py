@@ -14,7 +14,7 @@ from pathlib import Path
 
 from svod.bench.roofline import cached_ceilings
 from svod.compile.plan.compiler import Choice, Compiler
-from svod.compile.plan.unbound_plan import Outline
+from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import BenchConfig, PrepareConfig, data_dir
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt
@@ -47,7 +47,7 @@ def searches_interrupted() -> int:
     return _interrupted
 
 
-def search_at_prepare(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
+def search_at_prepare(outline: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
                       db: TuningDB) -> dict[str, Choice]:
     """Search kernels and return the chains to use. Never raises for a search that fails: the heuristic stays, and the log says why."""
     global _spent, _interrupted
@@ -78,7 +78,7 @@ def search_at_prepare(outline: Outline, unknown: Mapping[str, Kernel], compiler:
         return chosen
 
 
-def _run(outline: Outline, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig, db: TuningDB, seconds: float,
+def _run(outline: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig, db: TuningDB, seconds: float,
          workers: str) -> tuple[dict[str, Choice], str, bool]:
     """The chains, what is to be said about the search, and whether Ctrl-C ended it."""
     beam, started = config.beam, time.monotonic()

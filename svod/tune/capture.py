@@ -40,7 +40,7 @@ from typing import Any, Protocol, get_args
 
 from svod.compile.cpu.host import host_target
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
-from svod.compile.plan.unbound_plan import BufferSpec, Call, Outline, call_sizes
+from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, call_sizes
 from svod.core.ir.dtype import BY_NAME, dtypes
 from svod.core.ir.serialize import ast_to_data, data_to_ast
 from svod.core.kernel.kernel import Kernel
@@ -72,7 +72,7 @@ class Counted(Protocol):
 
 # -- writing ------------------------------------------------------------------------------------------------------------
 
-def append(directory: str | os.PathLike[str], outline: Outline, seconds: Mapping[str, float], *, target: Target | None = None,
+def append(directory: str | os.PathLike[str], outline: UnboundPlan, seconds: Mapping[str, float], *, target: Target | None = None,
            plan: Counted | None = None) -> None:
     """Add a prepared plan to this process's file in `directory`, which is made if need be.
 
@@ -83,7 +83,7 @@ def append(directory: str | os.PathLike[str], outline: Outline, seconds: Mapping
     check_stop(directory)
 
 
-def announce(directory: str | os.PathLike[str], outline: Outline, *, target: Target | None = None) -> None:
+def announce(directory: str | os.PathLike[str], outline: UnboundPlan, *, target: Target | None = None) -> None:
     """Add the kernels of a plan that is about to be compiled: whoever watches the capture gets ready meanwhile. Raises as `append` does."""
     _recorder_for(Path(directory)).announce(outline, target or host_target())
     check_stop(directory)
@@ -147,11 +147,11 @@ class _Recorder:
         atexit.register(self.flush)
         threading.Thread(target=self._flush_now_and_then, name="svod-capture", daemon=True).start()
 
-    def announce(self, outline: Outline, target: Target) -> None:
+    def announce(self, outline: UnboundPlan, target: Target) -> None:
         with self._lock:
             self._write(self._new_kernels(outline, target))
 
-    def _new_kernels(self, outline: Outline, target: Target) -> list[dict[str, Any]]:
+    def _new_kernels(self, outline: UnboundPlan, target: Target) -> list[dict[str, Any]]:
         lines = []
         if any((key, target.key) not in self._kernels for key in outline.kernels):
             for line in kernel_lines(outline, target.key):
@@ -160,7 +160,7 @@ class _Recorder:
                     lines.append(line)
         return lines
 
-    def append(self, outline: Outline, seconds: Mapping[str, float], target: Target, plan: Counted | None) -> None:
+    def append(self, outline: UnboundPlan, seconds: Mapping[str, float], target: Target, plan: Counted | None) -> None:
         with self._lock:
             lines = []
             digest = plan_digest(outline, target.key)
@@ -239,7 +239,7 @@ def header() -> dict[str, Any]:
     return {"format": FORMAT, "version": VERSION, "svod": version, "python": sys.version.split()[0], "command": sys.argv}
 
 
-def kernel_lines(outline: Outline, target: str) -> Iterator[dict[str, Any]]:
+def kernel_lines(outline: UnboundPlan, target: str) -> Iterator[dict[str, Any]]:
     """The lines of a plan's kernels, each named as it is where it is first called."""
     names: dict[str, str] = {}
     for call in outline.calls:
@@ -249,7 +249,7 @@ def kernel_lines(outline: Outline, target: str) -> Iterator[dict[str, Any]]:
                "ast": ast_to_data(kernel.ast)}
 
 
-def plan_line(outline: Outline, seconds: Mapping[str, float], target: str) -> dict[str, Any]:
+def plan_line(outline: UnboundPlan, seconds: Mapping[str, float], target: str) -> dict[str, Any]:
     return {"plan": plan_digest(outline, target), "target": target,
             "calls": [[c.kernel, list(c.args), c.name, c.origin, c.why, c.level, list(c.offsets), _variables(c)] for c in outline.calls],
             "buffers": [[b.dtype.name, b.size, b.kind] for b in outline.buffers],
@@ -261,7 +261,7 @@ def _variables(call: Call) -> list[Any]:
     return [[v.name, v.min, v.max, list(v.hints), v.bucket and list(v.bucket)] for v in call.variables]
 
 
-def plan_digest(outline: Outline, target: str) -> str:
+def plan_digest(outline: UnboundPlan, target: str) -> str:
     """The identity of a plan: what it computes, on what; not what things are called."""
     content = [target, [[c.kernel, list(c.args), c.level, list(c.offsets), _variables(c)] for c in outline.calls],
                [[b.dtype.name, b.size, b.kind] for b in outline.buffers], list(outline.outputs)]
@@ -276,7 +276,7 @@ class CapturedPlan:
 
     digest: str
     target: str
-    outline: Outline
+    outline: UnboundPlan
     seconds: dict[str, float]
     runs: int = 0
 
@@ -407,7 +407,7 @@ class _Reader:
         for o in outputs:
             if buffers[o].kind == "intermediate":
                 raise FormatError(f"output {o} of a plan is an intermediate buffer")
-        outline = Outline(calls, buffers, outputs, {c.kernel: self.kernels[c.kernel] for c in calls})
+        outline = UnboundPlan(calls, buffers, outputs, {c.kernel: self.kernels[c.kernel] for c in calls})
         seconds = line.get("seconds")
         if not isinstance(seconds, dict):
             raise FormatError("a plan lacks its seconds")

@@ -21,7 +21,7 @@ from svod.bench.race import Ratio, confirm, median_interval
 from svod.bench.timer import Contestant, time_calls
 from svod.compile.plan.compiler import Compiled
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.compile.plan.unbound_plan import Outline, build_plan, synthetic_arrays
+from svod.compile.plan.unbound_plan import UnboundPlan, build_plan, synthetic_arrays
 from svod.config import BenchConfig
 from svod.core.machine.target import Target
 from svod.system.columns import duration
@@ -137,18 +137,18 @@ def differs(heuristic: float, ratio: Ratio, promised: float) -> bool:
     return max(least - promised, promised - most) > max(TOLERANCE * abs(promised), WORTH_EXPLAINING * heuristic)
 
 
-def promised_gain(outline: Outline, gains: Mapping[str, Gain]) -> float:
+def promised_gain(outline: UnboundPlan, gains: Mapping[str, Gain]) -> float:
     """Seconds of one run of the plan that the kernels promise."""
     return sum(n * gains[k].seconds for k, n in outline.counts.items() if k in gains)
 
 
-def check_values(outline: Outline) -> dict[str, int]:
+def check_values(outline: UnboundPlan) -> dict[str, int]:
     """The values of variables that a plan is timed with: those in the middle of the sizes that its kernels are timed at."""
     sizes = plan_sizes(c.variables for c in outline.calls)
     return sizes[len(sizes) // 2]
 
 
-def check_plan(outline: Outline, heuristic: Mapping[str, Compiled], tuned: Mapping[str, Compiled], gains: Mapping[str, Gain],
+def check_plan(outline: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: Mapping[str, Compiled], gains: Mapping[str, Gain],
                target: Target, *, seconds: float = 3.0, bench: BenchConfig | None = None, rng: random.Random | None = None) -> PlanCheck:
     """Time the plan both ways within about `seconds`, over made-up inputs, and look into a gain that is not what was promised.
 
@@ -182,7 +182,7 @@ def check_plan(outline: Outline, heuristic: Mapping[str, Compiled], tuned: Mappi
     return replace(check, kernels=tuple(sorted(kernels, key=lambda k: -abs(k.measured - k.promised))))
 
 
-def time_inside(base: ExecutionPlan, best: ExecutionPlan, outline: Outline, left: Callable[[], float],
+def time_inside(base: ExecutionPlan, best: ExecutionPlan, outline: UnboundPlan, left: Callable[[], float],
                 rng: random.Random) -> dict[str, list[Gain]]:
     """By kernel key, per pass, the mean seconds of its calls with either plan's code, each plan run kernel by kernel in its order after a
     run that leaves the caches as it does; less what an empty call takes (median). Ends when `left` says that no time is."""
@@ -204,7 +204,7 @@ def time_inside(base: ExecutionPlan, best: ExecutionPlan, outline: Outline, left
     return {k: [Gain(max(0.0, g.heuristic - call_seconds), max(0.0, g.tuned - call_seconds)) for g in found] for k, found in passes.items()}
 
 
-def in_plan(outline: Outline, key: str, alone: Gain | None, passes: Sequence[Gain], touched: int, target: Target) -> InPlan:
+def in_plan(outline: UnboundPlan, key: str, alone: Gain | None, passes: Sequence[Gain], touched: int, target: Target) -> InPlan:
     """What the passes say about one kernel, and how it differs from what was promised."""
     calls = outline.counts[key]
     low, high = median_interval([g.seconds for g in passes]) or (float("-inf"), float("inf"))
@@ -213,7 +213,7 @@ def in_plan(outline: Outline, key: str, alone: Gain | None, passes: Sequence[Gai
     return replace(found, reason=_reason(outline, found, touched, target))
 
 
-def _reason(outline: Outline, k: InPlan, touched: int, target: Target) -> str:
+def _reason(outline: UnboundPlan, k: InPlan, touched: int, target: Target) -> str:
     what = f"{name_of(outline, k.kernel)} {'gains' if k.measured >= 0 else 'loses'} {duration(abs(k.measured))} a run"
     if k.alone is None:
         return f"{what}, and nothing was promised: its heuristic is another one since it was tuned"
@@ -236,13 +236,13 @@ def _has_moved(inside: float, alone: float) -> bool:
     return inside - alone > max((MOVED - 1.0) * alone, MOVED_SECONDS)
 
 
-def name_of(outline: Outline, key: str) -> str:
+def name_of(outline: UnboundPlan, key: str) -> str:
     """A kernel's name and where it is from, for a sentence."""
     call = next(c for c in outline.calls if c.kernel == key)
     return f"{call.name or key[:12]} ({call.origin})" if call.origin else call.name or key[:12]
 
 
-def bytes_touched(outline: Outline) -> int:
+def bytes_touched(outline: UnboundPlan) -> int:
     """Bytes of all buffers that one run of the plan reads or writes, intermediates counted once."""
     used = {n for c in outline.calls for n in c.args}
     return sum(outline.buffers[n].nbytes for n in used)

@@ -14,7 +14,7 @@ from svod.bench.report.data import Course, Trial, TunedKernel, Tuning, fates_of,
 from svod.bench.roofline import Ceilings, known_ceilings
 from svod.compile.cpu.host import host_target
 from svod.config import data_dir
-from svod.core.cost.op_count import estimate
+from svod.core.cost.op_count import count_operations
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -94,7 +94,7 @@ def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None,
     flops, moved = record.flops, record.bytes
     try:
         kernel = Kernel(data_to_ast(record.ast))
-        work = estimate(kernel.ast)
+        work = count_operations(kernel.ast)
         flops, moved = float(work.flops), float(work.bytes_moved)
         out = kernel.stages[kernel.output]
         shape = "×".join(str(kernel.axes[a].extent) for a in out.outs) or "scalar"

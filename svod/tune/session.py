@@ -28,7 +28,7 @@ from svod.bench.roofline import Ceilings
 from svod.bench.timer import PROTOCOL_REVISION
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
 from svod.config import BeamConfig, BenchConfig
-from svod.core.cost.op_count import estimate
+from svod.core.cost.op_count import count_operations
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.kernel import Kernel
@@ -42,11 +42,11 @@ from svod.tune.db import Measurement, TuningDB, Verdict
 from svod.tune.db import Origin as OriginRecord
 from svod.tune.db.store import whoami
 from svod.tune.measure.candidate import Candidate, Origin, Status
-from svod.tune.measure.measurer import Laboratory
-from svod.tune.measure.sized_measurer import SizedLaboratory
+from svod.tune.measure.measurer import Measurer
+from svod.tune.measure.sized_measurer import SizedMeasurer
 from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
 from svod.tune.measure.slices import kernel_bytes
-from svod.tune.measure.worker_measurer import WorkerLaboratory
+from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
 from svod.tune.search.events import Listener, SessionFinished, SessionStarted, nobody
 from svod.tune.search.kernel_search import BUDGET_SPENT, CONFIRM_SECONDS, INTERRUPTED, Finding, KernelSearch
@@ -107,7 +107,7 @@ def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None, to
     if ceilings is None:
         return 0.0
     size = kernel_bytes(kernel) if touched is None else touched
-    seconds = ceilings.compute_seconds(estimate(kernel.ast).arithmetic)
+    seconds = ceilings.compute_seconds(count_operations(kernel.ast).arithmetic)
     level = "l1" if size <= target.l1 else "l2" if size <= target.l2 else "l3" if size <= target.l3 else "memory"
     if level in ceilings.bandwidth:
         seconds = max(seconds, size / ceilings.rate_at(size, level, writes=True))
@@ -119,7 +119,7 @@ def score_bound(kernel: Kernel, sizes: Sequence[Size], target: Target, ceilings:
     if not sizes:
         return roofline_bound(kernel, target, ceilings)
     kernels = [at_size(kernel, size) for size in sizes]
-    bounds = [roofline_bound(k, target, ceilings, estimate(k.ast).bytes_moved) for k in kernels]
+    bounds = [roofline_bound(k, target, ceilings, count_operations(k.ast).bytes_moved) for k in kernels]
     return geometric_mean(bounds) if all(bounds) else 0.0
 
 
@@ -155,7 +155,7 @@ class TuneSession:
                  bench: BenchConfig | None = None, budget: ModelBudget | None = None,
                  ceilings: Ceilings | Callable[[], Ceilings | None] | None = None,
                  listener: Listener = nobody, strategy: str = "beam", shrink: bool = True,
-                 laboratory: Callable[[Kernel], Laboratory] | None = None) -> None:
+                 laboratory: Callable[[Kernel], Measurer] | None = None) -> None:
         self.tasks = sorted({t.key: t for t in tasks}.values(), key=lambda t: (-t.share, t.key))
         self.target, self.executor, self.db, self.config = target, executor, db, config
         self.bench = bench or BenchConfig()
@@ -169,10 +169,10 @@ class TuneSession:
         self._searches: dict[str, str] = {}     # kernel key → id in the database
         self._tasks_by_key = {t.key: t for t in self.tasks}
 
-    def _laboratory(self, kernel: Kernel, shrink: bool) -> Laboratory:
+    def _laboratory(self, kernel: Kernel, shrink: bool) -> Measurer:
         if kernel.variables:
-            return SizedLaboratory(kernel, self._tasks_by_key[kernel.key].timed_at, self.target, self.executor, self.config, self.bench)
-        return WorkerLaboratory(kernel, self.target, self.executor, self.config, self.bench, shrink=shrink)
+            return SizedMeasurer(kernel, self._tasks_by_key[kernel.key].timed_at, self.target, self.executor, self.config, self.bench)
+        return WorkerMeasurer(kernel, self.target, self.executor, self.config, self.bench, shrink=shrink)
 
     def _bound(self, task: KernelTask) -> float:
         return score_bound(task.kernel, task.timed_at, self.target, self.ceilings)
@@ -281,7 +281,7 @@ class TuneSession:
         if self.config.sketches and self.config.strict != "reference":
             seeds += [(s, Origin.SKETCH) for s in sketches(base)]
         self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
-                                     structure=family_key(kernel.ast), flops=float(estimate(kernel.ast).flops),
+                                     structure=family_key(kernel.ast), flops=float(count_operations(kernel.ast).flops),
                                      bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
         self._searches[task.key] = self.db.begin_search(task.key, self.target.key, strategy=self.strategy,
                                                         executor=self.executor.description, config=dataclasses.asdict(self.config))

@@ -15,7 +15,7 @@ from svod.bench.roofline import Ceilings
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel
 from svod.config import NONE, PrepareConfig
-from svod.core.cost.op_count import Estimate
+from svod.core.cost.op_count import Work
 from svod.core.ir.dtype import dtypes
 from svod.core.schedule.regions import Region
 from tests.compile import loop_kernels
@@ -29,7 +29,7 @@ LIMITS = Ceilings("t", 2, False, {"float32": (2e9, 4e9), "float64": (1e9, 2e9)},
 
 def kernel(name: str, buffers: tuple[int, ...], flops: int, moved: tuple[int, int], threads: int = 1, **more: object) -> PreparedKernel:
     spec = loop_kernels.spec(name, N, slots=len(buffers), threads=threads, scratch=more.pop("scratch", 0))
-    return PreparedKernel(spec, loop_kernels.loaded(name), buffers, name, estimate=Estimate(((dtypes.int64, flops),), 0, *moved, 0), **more)  # type: ignore[arg-type]
+    return PreparedKernel(spec, loop_kernels.loaded(name), buffers, name, estimate=Work(((dtypes.int64, flops),), 0, *moved, 0), **more)  # type: ignore[arg-type]
 
 
 def branches() -> ExecutionPlan:

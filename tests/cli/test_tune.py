@@ -33,7 +33,7 @@ from svod.compile.cpu.host import host_target
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
 from svod.compile.plan.compiler import Compiler, compiler_for
 from svod.compile.plan.plan_parts import VariableSpec
-from svod.core.cost.op_count import estimate
+from svod.core.cost.op_count import count_operations
 from svod.errors import FormatError, SvodError, TuneError
 from svod.tune import capture
 from svod.tune.db import Measurement, Search, TuningDB, Verdict, files, layers
@@ -339,7 +339,7 @@ def test_the_bytes_of_a_gather_are_those_that_it_reads() -> None:
 
 def test_flops_and_rates() -> None:
     def row(kernel: Any, size: float) -> Row:
-        return Row(kernel, "k", (), 1, 1e-3, 1.0, "", float(estimate(kernel.ast).flops), size)
+        return Row(kernel, "k", (), 1, 1e-3, 1.0, "", float(count_operations(kernel.ast).flops), size)
     assert row(canonical(search_kernels.gather(4, 5, 6)), 1).flops == 0, "index arithmetic is not counted"
     assert row(canonical(search_kernels.elementwise(10)), 1).flops == 30
     gemm = row(canonical(search_kernels.gemm(512, 512, 512)), 3 * 4 * 512 * 512)

@@ -12,7 +12,7 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from svod.core.cost.op_count import estimate
+from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
 from svod.core.ir.uop import Ops
 from svod.core.schedule.schedule import create_schedule
@@ -291,7 +291,7 @@ def cost(built: Tensor | Sequence[Tensor]) -> tuple[int, int, int]:
     """(operations, bytes moved, bytes of operands and result) of what is scheduled for `built`."""
     tensors = [built] if isinstance(built, Tensor) else list(built)
     sink = graph.sink(*(t.uop for t in tensors))
-    work = [estimate(call.ast) for call in create_schedule(sink).calls]
+    work = [count_operations(call.ast) for call in create_schedule(sink).calls]
     least = sum(t.nbytes for t in tensors) + sum(u.arg * u.dtype.itemsize for u in sink.walk(Ops.BUFFER))
     return sum(w.flops for w in work), sum(w.bytes_moved for w in work), least
 

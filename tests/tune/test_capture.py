@@ -15,7 +15,7 @@ from svod import Tensor, Variable
 from svod.compile.cpu.host import host_target
 from svod.compile.plan.compiler import Choice, compile_all, compiler_for
 from svod.compile.plan.plan_parts import VariableSpec
-from svod.compile.plan.unbound_plan import Outline, build_plan, synthetic_arrays
+from svod.compile.plan.unbound_plan import UnboundPlan, build_plan, synthetic_arrays
 from svod.config import PrepareConfig
 from svod.core.schedule.family import family_key
 from svod.errors import FormatError, TuneError
@@ -54,7 +54,7 @@ def file_of(directory: Path) -> Path:
     return file
 
 
-def run(outline: Outline) -> list[Any]:
+def run(outline: UnboundPlan) -> list[Any]:
     """Outputs of a plan over made-up inputs, with the heuristic's chains."""
     compiler = compiler_for(TARGET, PrepareConfig(object_cache=":none:"))
     choices = {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in outline.kernels.items()}

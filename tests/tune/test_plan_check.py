@@ -11,7 +11,7 @@ from svod.bench.load import watch_machine
 from svod.bench.race import Confirmation, Ratio, paired_ratio
 from svod.compile.cpu.host import host_target
 from svod.compile.plan.compiler import Choice, Compiled, compile_all, compiler_for
-from svod.compile.plan.unbound_plan import Outline
+from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import BenchConfig, PrepareConfig
 from svod.tune import plan_check
 from svod.tune.plan_check import Gain, InPlan, PlanCheck, bytes_touched, check_plan, differs, in_plan, promised_gain
@@ -20,7 +20,7 @@ from tests.plans import gemm_then_softmax, scaled
 TARGET = host_target()
 
 
-def compiled(outline: Outline, *, tuned: bool) -> dict[str, Compiled]:
+def compiled(outline: UnboundPlan, *, tuned: bool) -> dict[str, Compiled]:
     compiler = compiler_for(TARGET, PrepareConfig(object_cache=":none:"))
     choices = {k: Choice(compiler.heuristic(v) if tuned else (), "x", "") for k, v in outline.kernels.items()}
     return compile_all(outline.kernels, choices, compiler)

@@ -20,7 +20,7 @@ from svod.bench.results import KernelInfo
 from svod.bench.suites.cases import Case
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import NONE, BeamConfig, PrepareConfig
-from svod.core.cost.op_count import Estimate
+from svod.core.cost.op_count import Work
 from svod.core.graph.buffer import bfloat16_bits_to_float32
 from svod.tensor import Tensor
 from svod.tune.at_prepare import searches_interrupted, seconds_searched
@@ -88,7 +88,7 @@ def describe(plan: ExecutionPlan) -> tuple[KernelInfo, ...]:
     """The kernels of a plan, as results have them."""
     out = []
     for k in plan.kernels:
-        e = k.estimate if isinstance(k.estimate, Estimate) else None
+        e = k.estimate if isinstance(k.estimate, Work) else None
         out.append(KernelInfo(k.key, k.name, k.origin, k.opts, k.opts_source, k.why, None if e is None else e.flops,
                               None if e is None else e.bytes_moved))
     return tuple(out)

@@ -33,7 +33,7 @@ from svod.cli.tune.script import ScriptEnd, run_script
 from svod.cli.tune.survey import Foresight, Row, compile_heuristics, decide, pick_target, rate_of, survey
 from svod.compile.cpu.host import host_target
 from svod.compile.plan.compiler import Compiler, compile_all, compiler_for
-from svod.compile.plan.unbound_plan import Outline
+from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.core.machine.target import Target
 from svod.errors import SvodError, TuneError
 from svod.system.files import write_text
@@ -513,7 +513,7 @@ class _Run:
         return status
 
 
-def gain_in(outline: Outline, o: Outcome) -> Gain | None:
+def gain_in(outline: UnboundPlan, o: Outcome) -> Gain | None:
     """What one call of a kernel promises in a plan, the mean over its calls, each at the values that the plan is checked at; None where it
     was not timed at those of all its calls."""
     calls = outline.variables_of(o.row.key)

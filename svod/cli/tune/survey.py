@@ -16,7 +16,7 @@ from svod.compile.cpu.host import host_target
 from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
 from svod.config import PrepareConfig
-from svod.core.cost.op_count import estimate
+from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 from svod.core.schedule.family import family_key
@@ -128,9 +128,9 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[Row]:
 def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
     """Operations and bytes of one call; geometric means over the sizes of a kernel with variables."""
     if not sizes:
-        work = estimate(kernel.ast)
+        work = count_operations(kernel.ast)
         return float(work.flops), float(work.bytes_moved)
-    found = [estimate(at_size(kernel, size).ast) for size in sizes]
+    found = [count_operations(at_size(kernel, size).ast) for size in sizes]
     return geometric_mean([max(1, e.flops) for e in found]), geometric_mean([max(1, e.bytes_moved) for e in found])
 
 
@@ -204,7 +204,7 @@ def rate_of(row: Row, seconds: float, target: Target, ceilings: Ceilings | None)
     """The rate of a kernel that takes `seconds`."""
     if ceilings is None:
         return Rate(row.bytes / seconds, "GB/s", None)
-    work = estimate(row.kernel.ast)        # of one with variables at their largest, the row's at its sizes
+    work = count_operations(row.kernel.ast)        # of one with variables at their largest, the row's at its sizes
     compute = ceilings.compute_seconds(work.arithmetic) * row.flops / work.flops if work.flops else 0.0
     level = "l1" if row.bytes <= target.l1 else "l2" if row.bytes <= target.l2 else "l3" if row.bytes <= target.l3 else "memory"
     move = None

@@ -13,10 +13,10 @@ from typing import Any
 from svod.compile.lower.emit_state import COPY_LANES, Lin, Nest, Staged, add_lins, copy_step
 from svod.compile.lower.emit_values import Values
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.intrinsics import Operand, Packed, Plan
+from svod.core.kernel.intrinsics import Operand, Packed, TensorizePlan
 from svod.core.kernel.kernel import Linear, ResolvedStage
 from svod.core.kernel.layout import Layout
-from svod.core.kernel.placement import Piece
+from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import DOT, LOOP, UPCAST
 from svod.errors import KernelOptError
 
@@ -28,16 +28,16 @@ class DotValues(Values):
     """The part of a phase that packs the operands of dot instructions and reads them."""
 
     # -- reading ---------------------------------------------------------------------------------------
-    def _dot_plan(self, nest: Nest) -> Plan | None:
+    def _dot_plan(self, nest: Nest) -> TensorizePlan | None:
         """The instruction that sums up in this nest; the phase that combines partial results has none."""
         return self.low.dots.get(nest.r.stage.index) if not nest.r.axes or nest.r.axes[-1] >= 0 else None
 
-    def _dot(self, nest: Nest, found: Plan, acc: int, width: int) -> int:
+    def _dot(self, nest: Nest, found: TensorizePlan, acc: int, width: int) -> int:
         """`acc` and the sum of the groups at the current position."""
         a, c = (self._dot_operand(nest, o, p, width) for o, p in zip(found.operands, found.packed, strict=True))
         return self.b.pure("DOT", found.dot.accumulator, width, (acc, a, c), found.dot.group)
 
-    def _dot_correction(self, nest: Nest, found: Plan, acc: int, width: int) -> int:
+    def _dot_correction(self, nest: Nest, found: TensorizePlan, acc: int, width: int) -> int:
         """`acc` and what the flipped sign bits of one operand add to the sum of the groups at the current position."""
         at = found.corrects
         p = found.packed[1 - at]
@@ -89,17 +89,17 @@ class DotValues(Values):
         return b.pure("SHUFFLE", dtypes.bool, lanes, (gate,), tuple(i * words // lanes for i in range(lanes)))
 
     # -- tiles -----------------------------------------------------------------------------------------
-    def _tile_shape(self, nest: Nest, found: Plan) -> tuple[int, int]:
+    def _tile_shape(self, nest: Nest, found: TensorizePlan) -> tuple[int, int]:
         """(rows, columns) of a tile in this nest: an axis may have fewer positions."""
         rows, columns = (next((p.extent for p in nest.pieces[a] if p.role == DOT), 1) for a in (found.rows, found.columns))
         return rows, columns
 
-    def _tile_zero(self, nest: Nest, found: Plan, number: int) -> int:
+    def _tile_zero(self, nest: Nest, found: TensorizePlan, number: int) -> int:
         """A new accumulator. Tiles change in place, so that none is merged with another, or made outside of the loop it is used in."""
         rows, columns = self._tile_shape(nest, found)
         return self.b.load("TILEZERO", found.dot.accumulator, rows * columns, (), (rows, columns, number), ordered=True)
 
-    def _tile_dot(self, nest: Nest, found: Plan, acc: int) -> int:
+    def _tile_dot(self, nest: Nest, found: TensorizePlan, acc: int) -> int:
         """`acc` and the products of the tiles at the current position."""
         rows, columns = self._tile_shape(nest, found)
         g, depth = found.dot.group, found.dot.depth
@@ -138,19 +138,19 @@ class DotValues(Values):
         stay side by side), else along the innermost dim, a vector per element of the group."""
         p = self.low.packed[r.stage.index]
         words = max(1, self.state.target.vector_bytes // WORD.itemsize)
-        pieces: list[tuple[Piece, ...]] = [(Piece(-1, LOOP, e, 1),) for e in extents]
+        pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(-1, LOOP, e, 1),) for e in extents]
         inner, tile = layout.order[-1], layout.tile if layout.tiled >= 0 else 0
         if inner == p.dim or self._runs_along(r, p.dim):
             n = min(extents[p.dim], words * p.group)
-            pieces[p.dim] = (Piece(-1, LOOP, -(-extents[p.dim] // n), n), Piece(COPY_LANES, UPCAST, n, 1))
+            pieces[p.dim] = (EmittedLoop(-1, LOOP, -(-extents[p.dim] // n), n), EmittedLoop(COPY_LANES, UPCAST, n, 1))
             if inner != p.dim:
                 m = tile or min(extents[inner], words)
-                pieces[inner] = (Piece(-1, LOOP, -(-extents[inner] // m), m), Piece(-3, UPCAST, m, 1))
+                pieces[inner] = (EmittedLoop(-1, LOOP, -(-extents[inner] // m), m), EmittedLoop(-3, UPCAST, m, 1))
             return Nest(r, pieces, extents, base, p.dim, COPY_LANES, words * p.group)
         e = extents[inner]
         n = tile or copy_step(e, words)
-        pieces[inner] = (Piece(-1, LOOP, -(-e // n), n), Piece(COPY_LANES, UPCAST, n, 1))
-        pieces[p.dim] = (Piece(-1, LOOP, extents[p.dim] // p.group, p.group), Piece(-4, DOT, p.group, 1))
+        pieces[inner] = (EmittedLoop(-1, LOOP, -(-e // n), n), EmittedLoop(COPY_LANES, UPCAST, n, 1))
+        pieces[p.dim] = (EmittedLoop(-1, LOOP, extents[p.dim] // p.group, p.group), EmittedLoop(-4, DOT, p.group, 1))
         return Nest(r, pieces, extents, base, inner, COPY_LANES, words)
 
     def _runs_along(self, r: ResolvedStage, dim: int) -> bool:

@@ -27,7 +27,7 @@ from svod.core.ir.uop import Ops
 from svod.core.kernel.kernel import Linear, Node, Reduction, ResolvedStage, Stage
 from svod.core.kernel.layout import Layout, is_exact
 from svod.core.kernel.non_temporal import aligns_rows, leaves_tail, stores_whole_vectors
-from svod.core.kernel.placement import Piece, fit, lane_row
+from svod.core.kernel.placement import EmittedLoop, fit, lane_row
 from svod.core.kernel.scheduler import LOOP, UNROLL, UPCAST
 
 MIN_ITERATIONS = 64             # a phase offers at least this many iterations per core, so that cores and slices have something to share
@@ -107,7 +107,7 @@ class Phase(Reductions):
                 if not is_exact(found, e):
                     self.low.fixed.add(a)
                     self.low.unsafe[a] = e
-        pieces.append((Piece(-1, UNROLL if count <= 8 else LOOP, count, 1),))
+        pieces.append((EmittedLoop(-1, UNROLL if count <= 8 else LOOP, count, 1),))
         nest = Nest(combined, pieces, [*extents, count], [({}, 0)] * (part + 1), lane, COPY_LANES, width)
         store, slot = r.store, r.store_slot
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
@@ -137,10 +137,10 @@ class Phase(Reductions):
         return Nest(r, pieces, extents, base, layout.order[-1] if layout.order else -1, COPY_LANES, width)
 
     def _derived_pieces(self, r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int,
-                        tile: int = 0) -> list[tuple[Piece, ...]]:
+                        tile: int = 0) -> list[tuple[EmittedLoop, ...]]:
         """Loops of a copy: the innermost dim in vectors, a few of them side by side, the others as loops. A row of what is padded is
         straight-line code: its masks are constants then, and most of them go away."""
-        pieces: list[tuple[Piece, ...]] = [(Piece(-1, LOOP, e, 1),) for e in extents]
+        pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(-1, LOOP, e, 1),) for e in extents]
         if not order:
             return pieces
         inner = order[-1]
@@ -148,19 +148,19 @@ class Phase(Reductions):
         n = tile or copy_step(e, width)
         if not tile and e <= MASKED_ROW_VECTORS * width and any(x.gate >= 0 and inner in r.nodes[x.gate].deps for x in r.nodes):
             n = e
-        pieces[inner] = (Piece(-1, LOOP, -(-e // n), n), Piece(COPY_LANES, UPCAST, n, 1))
+        pieces[inner] = (EmittedLoop(-1, LOOP, -(-e // n), n), EmittedLoop(COPY_LANES, UPCAST, n, 1))
         vectors = -(-n // width)
         square = min(n, width)
         source = self._source_dim(r, inner)
         if source >= 0 and square >= 4 and square & (square - 1) == 0 and n % square == 0 and extents[source] >= square:
             # the source is contiguous along another dim: squares, which become transpositions in registers
-            pieces[source] = (Piece(-1, LOOP, -(-extents[source] // square), square), Piece(COPY_ROWS, UPCAST, square, 1))
+            pieces[source] = (EmittedLoop(-1, LOOP, -(-extents[source] // square), square), EmittedLoop(COPY_ROWS, UPCAST, square, 1))
             return pieces
         if len(order) > 1 and vectors < MAX_TILE_VECTORS and n == e:
             outer = order[-2]
             k = next((k for k in (8, 4, 2) if extents[outer] % k == 0 and k * vectors <= 8), 1)
             if k > 1:
-                pieces[outer] = (Piece(-1, LOOP, extents[outer] // k, k), Piece(COPY_ROWS, UPCAST, k, 1))
+                pieces[outer] = (EmittedLoop(-1, LOOP, extents[outer] // k, k), EmittedLoop(COPY_ROWS, UPCAST, k, 1))
         return pieces
 
     def _source_dim(self, r: ResolvedStage, inner: int) -> int:
@@ -170,7 +170,7 @@ class Phase(Reductions):
             return -1
         return next((d for d in range(len(r.stage.outs)) if d != inner and loads[0].coef(d) == 1), -1)
 
-    def _loops(self, nest: Nest) -> list[tuple[int, Piece, int]]:
+    def _loops(self, nest: Nest) -> list[tuple[int, EmittedLoop, int]]:
         """(local axis, piece, depth in the state's order) of a stage's loops, outermost first."""
         r = nest.r
         if r.stage.index in self.low.derived or (r.axes and r.axes[-1] == -1):
@@ -221,8 +221,8 @@ class Phase(Reductions):
         variable = () if all(c.is_constant for c in counts) else counts
         return Spec(extent, min(threads, extent) if threads > 1 else 1, self.scratch, once, variable), code
 
-    def _iterations(self, nest: Nest, loops: list[tuple[int, Piece, int]], prefix: int, counts: tuple[Count, ...], begin: int, end: int,
-                    sink: Sink, values: bool) -> None:
+    def _iterations(self, nest: Nest, loops: list[tuple[int, EmittedLoop, int]], prefix: int, counts: tuple[Count, ...], begin: int,
+                    end: int, sink: Sink, values: bool) -> None:
         """Iterations `begin` to `end` of a launch that is made of the `prefix` outermost loops."""
         b, s = self.b, nest.r.stage.index
         i, _ = b.open(begin, end, 1)
@@ -258,7 +258,7 @@ class Phase(Reductions):
         self._where_inside(nest, loops[:prefix], values_of, body)
         b.close(i)
 
-    def _counts(self, nest: Nest, loops: list[tuple[int, Piece, int]]) -> tuple[Count, ...]:
+    def _counts(self, nest: Nest, loops: list[tuple[int, EmittedLoop, int]]) -> tuple[Count, ...]:
         """How often the loops that a launch is made of run."""
         if self.partial is not None:
             return (Count((), self.partial[2], 1, self.partial[2]),)
@@ -276,7 +276,7 @@ class Phase(Reductions):
             found.append(count)
         return tuple(found)
 
-    def _where_inside(self, nest: Nest, loops: list[tuple[int, Piece, int]], values_of: list[int],
+    def _where_inside(self, nest: Nest, loops: list[tuple[int, EmittedLoop, int]], values_of: list[int],
                       body: Callable[[int, dict[int, int], dict[int, int]], None]) -> None:
         """`body` for one iteration of a launch: where extents depend on variables, without guards if all that the iteration covers is
         inside, part by part if only a part is. It is given the index of the loop, of at most one iteration, that the condition is: an
@@ -342,7 +342,7 @@ class Phase(Reductions):
             n.memo.clear()
             n.linear.clear()
 
-    def _aligned_row(self, nest: Nest, a: int, piece: Piece, body: Callable[[], Any]) -> None:
+    def _aligned_row(self, nest: Nest, a: int, piece: EmittedLoop, body: Callable[[], Any]) -> None:
         """The loop over a row of the output (`aligns_rows`): a vector up to the first multiple of its size, tiles, and vectors for what is
         left, the last of them moved back.
 
@@ -366,7 +366,7 @@ class Phase(Reductions):
         with self._narrowed(nest, a, width):
             self._loop_between(nest, a, width, rest, b.index(extent), body)
 
-    def _walk(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, sink: Sink, values: bool) -> None:
+    def _walk(self, nest: Nest, loops: list[tuple[int, EmittedLoop, int]], k: int, sink: Sink, values: bool) -> None:
         """Open the output loops from number k, then reduce, then store."""
         outs = len(nest.r.stage.outs)
         if not nest.r.reductions:
@@ -388,12 +388,12 @@ class Phase(Reductions):
         accs = self._reduce(nest, loops, k, self._identities(nest))
         self._epilogue(nest, accs, sink, values)
 
-    def _inside(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, sink: Sink, values: bool) -> None:
+    def _inside(self, nest: Nest, loops: list[tuple[int, EmittedLoop, int]], k: int, sink: Sink, values: bool) -> None:
         """The body of output loop number k."""
         self._children(nest.r.stage.index, loops[k][2] + 1)
         self._walk(nest, loops, k + 1, sink, values)
 
-    def _loop(self, nest: Nest, a: int, piece: Piece, body: Callable[[], Any]) -> None:
+    def _loop(self, nest: Nest, a: int, piece: EmittedLoop, body: Callable[[], Any]) -> None:
         """One output loop around `body`."""
         b = self.b
         if piece.extent == 1:
@@ -413,7 +413,7 @@ class Phase(Reductions):
             stop = b.alu("MIN", dtypes.index, 1, stop, left)
         self._loop_between(nest, a, piece.stride, b.index(0), stop, body)
 
-    def _loop_to_limit(self, nest: Nest, a: int, piece: Piece, body: Callable[[], Any]) -> None:
+    def _loop_to_limit(self, nest: Nest, a: int, piece: EmittedLoop, body: Callable[[], Any]) -> None:
         """One output loop of an axis whose extent depends on variables."""
         b = self.b
         room = self._room(nest, a)

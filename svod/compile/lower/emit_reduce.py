@@ -13,9 +13,9 @@ from svod.compile.lower.emit_state import SLACK, Chunk, Nest, Terms
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import TRANSCENDENTAL, Ops
-from svod.core.kernel.intrinsics import Plan
+from svod.core.kernel.intrinsics import TensorizePlan
 from svod.core.kernel.kernel import Reduction
-from svod.core.kernel.placement import Piece
+from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import UNROLL, UPCAST
 from svod.errors import KernelOptError
 
@@ -67,12 +67,12 @@ class Reductions(DotValues):
                         out.append(b.const(found.dot.accumulator, pc.width if reduce_lane else oc.width, 0))
         return out
 
-    def _sum_key(self, nest: Nest, found: Plan, offsets: dict[int, int], chunk: Chunk, partial: tuple[Any, ...]) -> Any:
+    def _sum_key(self, nest: Nest, found: TensorizePlan, offsets: dict[int, int], chunk: Chunk, partial: tuple[Any, ...]) -> Any:
         """What a correction depends on: the position of the operand that is summed up, and the partial result."""
         axes = found.operands[found.corrects].axes
         return tuple(offsets.get(a, 0) for a in axes), chunk.offset if nest.lane in axes else 0, partial
 
-    def _reduce(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, accs: list[int]) -> list[int]:
+    def _reduce(self, nest: Nest, loops: list[tuple[int, EmittedLoop, int]], k: int, accs: list[int]) -> list[int]:
         """Open the reduce loops from number k with the accumulators carried; returns the results."""
         b = self.b
         while k < len(loops) and loops[k][0] < len(nest.r.stage.outs):
@@ -126,7 +126,7 @@ class Reductions(DotValues):
             accs = self._remainder(nest, a, at, whole * piece.stride, rest, lambda: inside(values))
         return accs
 
-    def _up_to_limit(self, nest: Nest, a: int, piece: Piece, extent: int, cut: bool,
+    def _up_to_limit(self, nest: Nest, a: int, piece: EmittedLoop, extent: int, cut: bool,
                      looped: Callable[[int, int, int, list[int]], list[int]], accs: list[int]) -> list[int]:
         """A reduce loop of an axis whose extent depends on variables: iterations that are wholly inside, then smaller ones for the rest.
         `looped(start, stop, step, accumulators)` emits a loop."""
@@ -186,7 +186,7 @@ class Reductions(DotValues):
         left, stride = rest, 1
         for p in reversed(pieces[at + 1:]):
             e = min(p.extent, left)
-            cut.append(Piece(p.row, p.role, e, stride))
+            cut.append(EmittedLoop(p.row, p.role, e, stride))
             stride *= e
             left = -(-left // e)
         cut.reverse()
@@ -323,7 +323,7 @@ class Reductions(DotValues):
                 sink(nest, self._eval(nest, nest.r.value) if values else -1)
             nest.lane = lane
 
-    def _tile_epilogue(self, nest: Nest, found: Plan, accs: list[int], sink: Sink, values: bool) -> None:
+    def _tile_epilogue(self, nest: Nest, found: TensorizePlan, accs: list[int], sink: Sink, values: bool) -> None:
         """Rows of each tile by way of scratch; partial results are added there."""
         b = self.b
         rows, columns = self._tile_shape(nest, found)
@@ -382,7 +382,7 @@ class Reductions(DotValues):
             scalars.append(list(combiner.combine(tuple(c), tuple(a), self._alu_for(red.dtypes, b.lanes[a[0]]), nan=nan)))
         return scalars[0]
 
-    def _reduce_in_scratch(self, nest: Nest, loops: list[tuple[int, Piece, int]], k: int, end: int, sink: Sink, values: bool) -> None:
+    def _reduce_in_scratch(self, nest: Nest, loops: list[tuple[int, EmittedLoop, int]], k: int, end: int, sink: Sink, values: bool) -> None:
         """Output loops inside reduce loops: the accumulators of all their iterations live in scratch.
 
             for k0: for n: acc += …      acc[…] = 0;  for k0: for n: acc[n] += …;  for n: store acc[n]
@@ -488,7 +488,7 @@ class Reductions(DotValues):
         main(k)
         over_outputs(0, lambda: self._epilogue(nest, read(), sink, values))
 
-    def _counted(self, nest: Nest, a: int, piece: Piece, iteration: dict[int, int], number: int, body: Callable[[], None]) -> None:
+    def _counted(self, nest: Nest, a: int, piece: EmittedLoop, iteration: dict[int, int], number: int, body: Callable[[], None]) -> None:
         """An output loop that counts iterations by one, for accumulators in scratch."""
         b = self.b
         if piece.extent == 1:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout
-from svod.core.kernel.placement import Piece
+from svod.core.kernel.placement import EmittedLoop
 
 Terms = dict[int, int]          # index value → coefficient
 Lin = tuple[Terms, int]         # Σ coefficient·value + constant
@@ -89,8 +89,8 @@ class Nest:
     __slots__ = ("aligned", "base", "bounds", "chunk", "lane", "lane_row", "lane_stride", "linear", "memo", "narrow", "offsets", "opened",
                  "partial", "pieces", "r", "results", "safe", "sums", "width")
 
-    def __init__(self, r: ResolvedStage, pieces: list[tuple[Piece, ...]], bounds: list[int], base: list[Lin], lane: int, lane_row: int,
-                 width: int):
+    def __init__(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin], lane: int,
+                 lane_row: int, width: int):
         self.r = r
         self.pieces = pieces            # per local axis
         self.bounds = bounds            # per local axis: positions it spans here

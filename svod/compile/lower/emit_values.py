@@ -16,7 +16,7 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import TRANSCENDENTAL, Ops, UOp
 from svod.core.kernel.kernel import Linear, Node
 from svod.core.kernel.layout import Layout, is_contiguous, is_exact
-from svod.core.kernel.placement import Piece
+from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import LOOP
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Values:
         at = add_lins(sum_lins(nest.opened[a]), nest.base[a], 1)
         return self.b.alu("SUB", dtypes.index, 1, self._limit(nest, a), self._ssa(at))
 
-    def _count(self, nest: Nest, a: int, piece: Piece) -> int:
+    def _count(self, nest: Nest, a: int, piece: EmittedLoop) -> int:
         """How often a loop of an axis runs whose extent depends on variables, from where the loops opened so far stand."""
         b = self.b
         left = b.alu("IDIV", dtypes.index, 1, b.add(self._room(nest, a), b.index(piece.stride - 1)), b.index(piece.stride))
@@ -146,11 +146,11 @@ class Values:
             yield
             return
         pieces, lane_stride, safe = nest.pieces[a], nest.lane_stride, a in nest.safe
-        cut: list[Piece] = []
+        cut: list[EmittedLoop] = []
         left, stride = step, 1
         for p in reversed(pieces):
             e = p.extent if p.role == LOOP else min(p.extent, left)
-            cut.append(Piece(p.row, p.role, e, stride))
+            cut.append(EmittedLoop(p.row, p.role, e, stride))
             stride *= e
             left = left if p.role == LOOP else -(-left // e)
         nest.pieces[a] = tuple(reversed(cut))

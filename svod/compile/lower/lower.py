@@ -28,7 +28,7 @@ from svod.compile.lower.program import Instr, PhaseSpec, Program, derive_spec
 from svod.core.ir.dtype import DType
 from svod.core.kernel.kernel import Linear, ResolvedStage
 from svod.core.kernel.layout import Layout, is_exact, lay_out, layouts
-from svod.core.kernel.placement import Plan, fit, is_computed_once, is_derived, plan
+from svod.core.kernel.placement import Placement, fit, is_computed_once, is_derived, place_stages
 from svod.core.kernel.scheduler import Scheduler
 
 
@@ -43,7 +43,7 @@ class Lowering:
     def __init__(self, state: Scheduler):
         self.state = state
         self.kernel = state.kernel
-        self.plan: Plan = plan(state)
+        self.plan: Placement = place_stages(state)
         self.layouts = layouts(state, self.plan)
         self.lane, self.orders = self.layouts.lanes, self.layouts.orders
         self.dots, self.packed = self.layouts.dots, self.layouts.packed

@@ -21,7 +21,7 @@ from svod.compile.lower.linear import format_linear
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PreparedKernel
 from svod.compile.plan.stages import lower_kernel
-from svod.compile.plan.unbound_plan import Outline
+from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import PrepareConfig
 from svod.core.graph.callback import without_functions
 from svod.core.ir.text import format_ast
@@ -41,7 +41,7 @@ class Subject:
     """What is printed. `first`: by kernel key the first place in the plan that uses it."""
 
     explained: Explained
-    outline: Outline
+    outline: UnboundPlan
     plan: ExecutionPlan
     target: Target
 
@@ -64,7 +64,7 @@ class Pass:
     show: Callable[[Subject], Iterator[Section]]
 
 
-def dump(sink: UOp, constants: frozenset[UOp], outline: Outline, plan: ExecutionPlan, target: Target, config: PrepareConfig,
+def dump(sink: UOp, constants: frozenset[UOp], outline: UnboundPlan, plan: ExecutionPlan, target: Target, config: PrepareConfig,
          file: TextIO | None = None) -> None:
     """Print what the passes that `config` names made of the graph under `sink`, to `file` (default: standard error).
 

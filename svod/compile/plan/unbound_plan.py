@@ -56,7 +56,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Outline:
+class UnboundPlan:
     """`calls` in an order that can run, by level; `outputs` are buffer numbers in the order of the tensors asked for. What a call is of is
     in `kernels` or in `functions`."""
 
@@ -67,14 +67,14 @@ class Outline:
     functions: Mapping[str, HostCall] = field(default_factory=dict)
 
     @property
-    def native(self) -> Outline:
+    def native(self) -> UnboundPlan:
         """The part that is kernels: data all of it. What functions compute are inputs of it."""
         if not self.functions:
             return self
         computed = {c.args[slot] for c in self.calls if c.kernel in self.functions
                     for slot in range(self.functions[c.kernel].stored_results)}
         buffers = tuple(replace(b, kind="input") if i in computed and b.kind == "intermediate" else b for i, b in enumerate(self.buffers))
-        return Outline(tuple(c for c in self.calls if c.kernel in self.kernels), buffers, self.outputs, self.kernels)
+        return UnboundPlan(tuple(c for c in self.calls if c.kernel in self.kernels), buffers, self.outputs, self.kernels)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -101,7 +101,7 @@ def _bounded(kernel: Kernel, variables: Sequence[VariableSpec]) -> UOp:
     return with_bounds(kernel.ast, {f"v{i}": v.bounds for i, v in enumerate(variables)})
 
 
-def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Sequence[np.ndarray[Any, Any] | None], *,
+def build_plan(outline: UnboundPlan, compiled: Mapping[str, Compiled], arrays: Sequence[np.ndarray[Any, Any] | None], *,
                threads: int | None = None, planner: PlannerMode = "arena") -> ExecutionPlan:
     """The plan that runs `outline` with the given code per kernel key. `arrays`: memory per buffer; None for intermediates and for
     inputs that are bound later. Raises LaunchError for an outline that cannot be run with that code and memory."""
@@ -126,7 +126,7 @@ def build_plan(outline: Outline, compiled: Mapping[str, Compiled], arrays: Seque
     return ExecutionPlan(kernels, buffers, outline.outputs, threads=threads, planner=planner)
 
 
-def synthetic_arrays(outline: Outline, seed: int = 0) -> list[np.ndarray[Any, Any] | None]:
+def synthetic_arrays(outline: UnboundPlan, seed: int = 0) -> list[np.ndarray[Any, Any] | None]:
     """Memory for every buffer that the planner does not place, filled with small values that keep models finite: to time captured plans.
 
     Integers that kernels gather with stay inside their bounds."""

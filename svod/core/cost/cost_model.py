@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from svod.core.cost.memory_traffic import LINE, PAGE, Access, levels, traffic
-from svod.core.cost.op_count import estimate
+from svod.core.cost.op_count import count_operations
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel.intrinsics import rate_of
 from svod.core.kernel.kernel import Node, ResolvedStage
 from svod.core.kernel.layout import Layouts, lay_out, layouts
 from svod.core.kernel.non_temporal import stores_whole_vectors
-from svod.core.kernel.placement import Piece, Plan, fit, is_computed_once, is_derived, lane_row, plan
+from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_computed_once, is_derived, lane_row, place_stages
 from svod.core.kernel.scheduler import DOT, LOOP, UPCAST, Scheduler
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL)
@@ -44,7 +44,7 @@ _ANYWHERE = PAGE + LINE   # bytes between neighbours of a gathered axis: another
 
 
 @dataclass(frozen=True)
-class Features:
+class Cost:
     """`cycles` of one core for the whole kernel, and what bounds it."""
 
     cycles: float
@@ -60,7 +60,7 @@ class _Nest(NamedTuple):
 
     r: ResolvedStage
     box: list[int]                      # positions of its dims
-    own: list[tuple[Piece, ...]]        # per local axis its rows
+    own: list[tuple[EmittedLoop, ...]]        # per local axis its rows
     loops: list[tuple[int, int]]        # (local axis, iterations) of its loops, outermost first
     outside: list[tuple[int, int, int]] # (row, local axis it moves or -1, iterations) of the loops around it, outermost first
     lane: int                           # local axis of the vector, or -1
@@ -75,11 +75,11 @@ class _Nest(NamedTuple):
         return total
 
 
-def features(state: Scheduler) -> Features:
+def cost(state: Scheduler) -> Cost:
     """Analyse a state. Raises KernelOptError when its placements do not go together."""
-    found = plan(state)
+    found = place_stages(state)
     kernel = state.kernel
-    pieces: dict[int, list[tuple[Piece, ...]]] = {}
+    pieces: dict[int, list[tuple[EmittedLoop, ...]]] = {}
     moves: dict[int, frozenset[int]] = {}      # axis of a stage → loop rows around the stage that move its base
     brought: dict[int, list[tuple[int, ...]]] = {}   # argument → loops of the stages that read it
     total = accumulators = 0.0
@@ -89,7 +89,7 @@ def features(state: Scheduler) -> Features:
     threads = state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
     lay = layouts(state, found)
     inner = _innermost(lay)
-    kept = float(estimate(kernel.ast).bytes_moved)      # what passes through the caches from one run to the next
+    kept = float(count_operations(kernel.ast).bytes_moved)      # what passes through the caches from one run to the next
     for s in range(len(kernel.stages) - 1, -1, -1):
         r, path = found.resolved[s], found.paths[s]
         if r is None or path is None:
@@ -115,7 +115,7 @@ def features(state: Scheduler) -> Features:
         moved += stage_moved
         if cost.fmas > best_fmas:
             best_fmas, ratio = cost.fmas, cost.loads / cost.fmas
-    return Features(total, int(accumulators), ratio, scratch, flops, moved)
+    return Cost(total, int(accumulators), ratio, scratch, flops, moved)
 
 
 def needed(state: Scheduler) -> dict[int, list[int]]:
@@ -130,8 +130,8 @@ def loops_that_move(state: Scheduler, s: int) -> dict[int, frozenset[int]]:
 
 
 def _needs(state: Scheduler) -> tuple[dict[int, list[int]], dict[int, frozenset[int]]]:
-    found = plan(state)
-    pieces: dict[int, list[tuple[Piece, ...]]] = {}
+    found = place_stages(state)
+    pieces: dict[int, list[tuple[EmittedLoop, ...]]] = {}
     moves: dict[int, frozenset[int]] = {}
     inner = _innermost(layouts(state, found))
     boxes = {}
@@ -162,8 +162,8 @@ def _cores(state: Scheduler, nest: _Nest, is_phase: bool, threads: int) -> float
     return shared / -(-shared // threads)
 
 
-def _nest(state: Scheduler, found: Plan, r: ResolvedStage, pieces: dict[int, list[tuple[Piece, ...]]], moves: dict[int, frozenset[int]],
-          inner: dict[int, int]) -> _Nest:
+def _nest(state: Scheduler, found: Placement, r: ResolvedStage, pieces: dict[int, list[tuple[EmittedLoop, ...]]],
+          moves: dict[int, frozenset[int]], inner: dict[int, int]) -> _Nest:
     stage, path = r.stage, found.paths[r.stage.index]
     outside: list[tuple[int, int, int]] = []
     if path:
@@ -196,7 +196,7 @@ def _local_axis(state: Scheduler, r: ResolvedStage | None, row: int) -> int:
     return r.axes.index(state.rows[row].axis)
 
 
-def _find_moves(state: Scheduler, found: Plan, s: int, path: Any, moves: dict[int, frozenset[int]]) -> None:
+def _find_moves(state: Scheduler, found: Placement, s: int, path: Any, moves: dict[int, frozenset[int]]) -> None:
     """Which loops around a stage move the part of each of its dims that is computed."""
     depth_in = dict(path)
     outs = state.kernel.stages[s].outs
@@ -223,7 +223,7 @@ def _goes_past(state: Scheduler, lay: Layouts, nest: _Nest) -> float:
     return float(state.kernel.params[r.store_slot].arg.size * _stored_bytes(state, lay, r.stage.index))
 
 
-def _data(state: Scheduler, found: Plan, lay: Layouts, nest: _Nest, reads: list[Node], brought: dict[int, list[tuple[int, ...]]],
+def _data(state: Scheduler, found: Placement, lay: Layouts, nest: _Nest, reads: list[Node], brought: dict[int, list[tuple[int, ...]]],
           past: float, kept: float) -> tuple[tuple[float, ...], float]:
     """Cycles that a stage's accesses cost at each level, over all times it runs; bytes from memory. `past`: bytes that it stores past the
     caches; `kept`: as for `traffic`."""
@@ -337,17 +337,17 @@ def _full(state: Scheduler, r: ResolvedStage) -> list[int]:
     return [state.kernel.axes[a].extent for a in r.stage.outs]
 
 
-def _copy_pieces(state: Scheduler, r: ResolvedStage, box: list[int], lane: int) -> list[tuple[Piece, ...]]:
+def _copy_pieces(state: Scheduler, r: ResolvedStage, box: list[int], lane: int) -> list[tuple[EmittedLoop, ...]]:
     """Derived loops: vectors along the innermost dim."""
     width = max(1, state.target.vector_bytes // r.lanes_bytes)
-    out: list[tuple[Piece, ...]] = [(Piece(-1 - i, LOOP, e, 1),) for i, e in enumerate(box)]
+    out: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(-1 - i, LOOP, e, 1),) for i, e in enumerate(box)]
     if box:
         n = min(box[lane], 4 * width)
-        out[lane] = (Piece(-1 - lane, LOOP, -(-box[lane] // n), n), Piece(-100, UPCAST, n, 1))
+        out[lane] = (EmittedLoop(-1 - lane, LOOP, -(-box[lane] // n), n), EmittedLoop(-100, UPCAST, n, 1))
     return out
 
 
-def _box(state: Scheduler, found: Any, pieces: dict[int, list[tuple[Piece, ...]]], s: int, dim: int, path: Any) -> int:
+def _box(state: Scheduler, found: Any, pieces: dict[int, list[tuple[EmittedLoop, ...]]], s: int, dim: int, path: Any) -> int:
     """Positions of a dim that the readers need under the loops around the stage."""
     axis = state.kernel.stages[s].outs[dim]
     full = state.kernel.axes[axis].extent
@@ -375,7 +375,7 @@ def _box(state: Scheduler, found: Any, pieces: dict[int, list[tuple[Piece, ...]]
     return min(need, full)
 
 
-class _Cost(NamedTuple):
+class _StageCost(NamedTuple):
     compute: float           # cycles of all times the stage runs
     accumulators: float
     flops: float
@@ -384,7 +384,7 @@ class _Cost(NamedTuple):
     reads: list[Node]
 
 
-def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, int]) -> _Cost:
+def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, int]) -> _StageCost:
     r, own, loops, lane, lane_piece, lane_extent = nest.r, nest.own, nest.loops, nest.lane, nest.lane_piece, nest.lane_extent
     width = max(1, state.target.vector_bytes // r.lanes_bytes)
     outs = len(r.stage.outs)
@@ -477,7 +477,7 @@ def _stage_cost(state: Scheduler, lay: Layouts, nest: _Nest, inner: dict[int, in
     compute = max(slots, chain) + overhead + store
     lanes = lane_extent / -(-lane_extent // width) if lane >= 0 else 1.0     # positions per vector
     times = nest.times
-    return _Cost(compute * times, accs, 2 * fmas * dot.group * lanes * times, loads, max(fmas, 1.0), reads)
+    return _StageCost(compute * times, accs, 2 * fmas * dot.group * lanes * times, loads, max(fmas, 1.0), reads)
 
 
 def _masks(r: ResolvedStage) -> set[int]:

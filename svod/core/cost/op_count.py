@@ -19,7 +19,7 @@ from svod.core.schedule.axes import range_lists
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Work:
     """Work of one kernel. `arithmetic`: operations on values by the type that they take, floating point and integers, transcendental
     functions as one each; a sum of products of numbers that were made wide multiplies the narrow ones, as dot instructions do.
     `transcendental`: how many of them are. `bytes_read`, `bytes_written`: unique bytes of arguments, a PARAM at most once.
@@ -40,9 +40,9 @@ class Estimate:
         return self.bytes_read + self.bytes_written
 
 
-def estimate(ast: UOp) -> Estimate:
+def count_operations(ast: UOp) -> Work:
     """The cost of a kernel AST (docs/ir.md, section 2). Remembered on the node."""
-    result: Estimate = ast.cached("estimate", _estimate)
+    result: Work = ast.cached("estimate", _estimate)
     return result
 
 
@@ -50,13 +50,13 @@ def _points(ranges: tuple[UOp, ...]) -> int:
     return math.prod(sy.extent_of(r) for r in ranges)
 
 
-def _estimate(ast: UOp) -> Estimate:
+def _estimate(ast: UOp) -> Work:
     routine = routine_of(ast)
     if routine is not None:
         params = {p: p.arg.size * p.dtype.itemsize for p in routine.src}
         out = ast.src[0].src[0].src[0]
         flops, transcendental = operations(routine)
-        return Estimate(((out.dtype, flops),), transcendental, sum(params.values()), out.arg.size * out.dtype.itemsize, 0)
+        return Work(((out.dtype, flops),), transcendental, sum(params.values()), out.arg.size * out.dtype.itemsize, 0)
     transcendental = elements = 0
     done: Counter[DType] = Counter()
     touched: dict[UOp, int] = {}
@@ -87,7 +87,7 @@ def _estimate(ast: UOp) -> Estimate:
             elif u.op in ALU and u.dtype != dtypes.index and not _is_gate(u):
                 done[narrow.get(u, u.src[-1].dtype)] += times * (2 if u.op is Ops.MULACC else 1)
                 transcendental += times if u.op in TRANSCENDENTAL else 0
-    return Estimate(tuple(done.items()), transcendental, sum(n * p.dtype.itemsize for p, n in touched.items()),
+    return Work(tuple(done.items()), transcendental, sum(n * p.dtype.itemsize for p, n in touched.items()),
                     sum(n * p.dtype.itemsize for p, n in written.items()), elements)
 
 

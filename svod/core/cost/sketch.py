@@ -30,7 +30,7 @@ from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.kernel import Linear, ResolvedStage, node_sources
 from svod.core.kernel.non_temporal import can_stream
-from svod.core.kernel.placement import is_derived, plan
+from svod.core.kernel.placement import is_derived, place_stages
 from svod.core.kernel.scheduler import Scheduler
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", "SQRT"}
@@ -54,7 +54,7 @@ def heuristic(state: Scheduler) -> Scheduler:
 
 def _phases(state: Scheduler) -> int:
     """Stages that every call computes whole, the output among them."""
-    return sum(not is_constant(state, s) for s in plan(state).roots)
+    return sum(not is_constant(state, s) for s in place_stages(state).roots)
 
 
 def sketches(state: Scheduler) -> list[Scheduler]:

@@ -26,7 +26,7 @@ from svod.core.cost.sketch_facts import (
     width_of,
 )
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.placement import is_derived, plan
+from svod.core.kernel.placement import is_derived, place_stages
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
 _STAGE_BYTES = 1 << 13         # operands smaller than this are read in place
@@ -272,7 +272,7 @@ def _stage_around(state: Scheduler, r: ResolvedStage, x: Operand) -> Scheduler:
     name = state.kernel.stages[x.stage].name
     if is_constant(state, x.stage):
         return try_opt(state, "STAGE", name, ROOT)
-    path = plan(state).paths[r.stage.index] or ()
+    path = place_stages(state).paths[r.stage.index] or ()
     rows = [row for t, depth in path for row in state.order[t][:depth]]
     moving = loops_that_move(state, r.stage.index)
     wanted = frozenset().union(*(moving[r.axes[a]] for a in x.axes if a < len(r.stage.outs)))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from svod.core.cost.sketch_facts import extent_of, lane_amounts, name_of, resolved, rows_held, tile_amounts, try_opt, width_of
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.placement import plan
+from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Scheduler
 
 _BLOCK = 256            # positions of a block, about: what is scaled where blocks meet is a few operations in as many multiply-adds
@@ -95,7 +95,7 @@ def _register_tile(state: Scheduler, stage: int, lane: int, tile: int, queries: 
 def _near(state: Scheduler, loop: str) -> Scheduler:
     """What a block consists of, kept at the loop over the blocks: what sums up, the weights, which two stages read, and what is masked."""
     kernel = state.kernel
-    inside = plan(state).paths
+    inside = place_stages(state).paths
     for s in kernel.stages:
         if s.is_output or inside[s.index] == ():
             continue

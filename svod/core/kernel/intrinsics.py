@@ -202,7 +202,7 @@ class Packed(NamedTuple):
     rows: int = 1
 
 
-class Plan(NamedTuple):
+class TensorizePlan(NamedTuple):
     """An instruction of a stage: its operands in the order of the instruction, and the local axes of the rows and columns of its tiles."""
 
     dot: Dot
@@ -217,7 +217,7 @@ class Plan(NamedTuple):
         return next((1 - i for i, p in enumerate(self.packed) if p.flipped), -1)
 
 
-def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> Plan | None:
+def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> TensorizePlan | None:
     """The instruction that TC chose for a stage whose vectors run along local axis `lane` (-1: none)."""
     chosen = state.dots[r.stage.index]
     if chosen is None:
@@ -242,7 +242,7 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> Plan | None:
     if dot.is_tile:
         row_dim = next(i for i, lin in enumerate(r.nodes[found[0].node].dims) if lin.coef(rows))
         packed[0] = packed[0]._replace(row_dim=row_dim, rows=dot.rows)
-    return Plan(dot, (found[0], found[1]), (packed[0], packed[1]), rows, columns)
+    return TensorizePlan(dot, (found[0], found[1]), (packed[0], packed[1]), rows, columns)
 
 
 class Rate(NamedTuple):
@@ -255,7 +255,7 @@ class Rate(NamedTuple):
     store: float = 1.0         # vector stores that take as long as one of results
 
 
-def rate_of(found: Plan | None, target: Target) -> Rate:
+def rate_of(found: TensorizePlan | None, target: Target) -> Rate:
     """The instruction that sums up in a stage: that of TC, or a multiply-add."""
     if found is None:
         return Rate(1, 1.0, False)

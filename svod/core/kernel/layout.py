@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from svod.core.cost.memory_traffic import LINE
 from svod.core.kernel.intrinsics import Packed, plan_dot
-from svod.core.kernel.intrinsics import Plan as DotPlan
+from svod.core.kernel.intrinsics import TensorizePlan as DotPlan
 from svod.core.kernel.kernel import Node, ResolvedStage
-from svod.core.kernel.placement import Piece, Plan, fit, is_derived, lane_row
+from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, lane_row
 from svod.core.kernel.scheduler import LOOP, UPCAST, Scheduler
 
 SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
@@ -38,19 +38,19 @@ class Layout(NamedTuple):
         return self.tiled >= 0 and self.extents[self.tiled] % self.tile != 0
 
 
-def is_exact(pieces: tuple[Piece, ...], extent: int) -> bool:
+def is_exact(pieces: tuple[EmittedLoop, ...], extent: int) -> bool:
     total = 1
     for p in pieces:
         total *= p.extent
     return total == extent
 
 
-def block_of(pieces: tuple[Piece, ...]) -> int:
+def block_of(pieces: tuple[EmittedLoop, ...]) -> int:
     """Positions that the expanded rows of an axis cover."""
     return 1 + sum(p.stride * (p.extent - 1) for p in pieces if p.role != LOOP)
 
 
-def is_contiguous(pieces: tuple[Piece, ...]) -> bool:
+def is_contiguous(pieces: tuple[EmittedLoop, ...]) -> bool:
     """True when the expanded rows are the innermost ones, so that a tile is one block of positions."""
     seen = False
     for p in reversed(pieces):
@@ -75,7 +75,7 @@ class Layouts(NamedTuple):
     rows: set[int]
 
 
-def layouts(state: Scheduler, plan: Plan) -> Layouts:
+def layouts(state: Scheduler, plan: Placement) -> Layouts:
     """How the stages of a state lie in memory, from what reads them."""
     found = Layouts({}, {}, {}, {}, {}, set())
     for s in range(len(state.kernel.stages) - 1, -1, -1):       # readers before what they read
@@ -96,7 +96,7 @@ def layouts(state: Scheduler, plan: Plan) -> Layouts:
     return found
 
 
-def _order(state: Scheduler, plan: Plan, found: Layouts, s: int) -> tuple[tuple[int, ...], tuple[int, int]]:
+def _order(state: Scheduler, plan: Placement, found: Layouts, s: int) -> tuple[tuple[int, ...], tuple[int, int]]:
     """The order in which a stage's dims are read: loops by depth, then register tiles, then the vector; and the dim that is
     read in whole tiles, with the tile's size (or (-1, 1))."""
     dims = len(state.kernel.stages[s].outs)
@@ -144,7 +144,7 @@ def _order(state: Scheduler, plan: Plan, found: Layouts, s: int) -> tuple[tuple[
     return order, tile if tile[1] > 1 and not state.kernel.stages[s].has_reduce else (-1, 1)
 
 
-def _summed_dim(state: Scheduler, plan: Plan, s: int) -> int:
+def _summed_dim(state: Scheduler, plan: Placement, s: int) -> int:
     """The dim of a stage along which its readers' innermost reduce loop runs, or -1."""
     for q in plan.readers[s]:
         r = plan.resolved[q]
@@ -159,7 +159,7 @@ def _summed_dim(state: Scheduler, plan: Plan, s: int) -> int:
     return -1
 
 
-def _tile_of(state: Scheduler, plan: Plan, q: int, r: ResolvedStage, node: Node, dim: int, local: int) -> int:
+def _tile_of(state: Scheduler, plan: Placement, q: int, r: ResolvedStage, node: Node, dim: int, local: int) -> int:
     """Positions of the reader's vector axis that stand side by side, if the dim is read in tiles of them, else 1."""
     lin = node.dims[dim]
     axis, extent = r.axes[local], state.axis_extent(r.axes[local])

@@ -16,7 +16,7 @@ from math import prod
 
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import is_contiguous, is_exact
-from svod.core.kernel.placement import Piece, fit, lane_row, plan
+from svod.core.kernel.placement import EmittedLoop, fit, lane_row, place_stages
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
 # vectors of a row from which on those at its ends cost little: stored in the ordinary way beside others like them (softmax over 88 gained
@@ -26,7 +26,7 @@ MANY, MANY_PAST_CACHES = 64, 128
 
 def can_stream(state: Scheduler) -> bool:
     """Whether STREAM changes how a state stores its output. Raises KernelOptError when its placements do not go together."""
-    for r in plan(state).resolved:
+    for r in place_stages(state).resolved:
         if r is not None and r.store is not None:
             row = lane_row(state, r)
             lane = r.axes.index(state.rows[row].axis) if row >= 0 else -1
@@ -36,7 +36,7 @@ def can_stream(state: Scheduler) -> bool:
     return False
 
 
-def aligns_rows(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[Piece]], lane: int, row: int) -> bool:
+def aligns_rows(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
     """Whether lowering puts the vectors of the output stage `r` at multiples of their size although its rows begin elsewhere: rows of many
     vectors, with one loop over their tiles between a row and its tiles, that hold more than the second cache does. Arguments:
     `stores_whole_vectors`."""
@@ -57,13 +57,13 @@ def aligns_rows(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[Pi
     outer = [(step, p) for step, p in others if p.role == LOOP]
     if any(step for step, p in others if p.role != LOOP) or any(order.index(p.row) > depth for _, p in outer):
         return False
-    if any((stage.index, d) in plan(state).children for d in range(depth + 1, len(order) + 1)):
+    if any((stage.index, d) in place_stages(state).children for d in range(depth + 1, len(order) + 1)):
         return False
     enough = prod(p.extent for _, p in outer) >= 4 * (state.thread[1] if state.thread else 1)    # else cores share rows, tile by tile
     return enough and any(step for step, _ in outer)
 
 
-def leaves_tail(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[Piece]], lane: int, row: int) -> bool:
+def leaves_tail(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
     """Whether lowering stores the last tile of the output stage `r`, which is moved back to somewhere between the multiples of the vector,
     in a loop of its own: of a single row of many vectors, over whose tiles the outermost and only loop goes. Arguments:
     `stores_whole_vectors`."""
@@ -84,7 +84,7 @@ def leaves_tail(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[Pi
     return not any(store.coef(a) * p.stride % width for a in range(len(stage.outs)) if a != lane for p in pieces[a] if p.extent > 1)
 
 
-def stores_whole_vectors(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[Piece]], lane: int, row: int) -> bool:
+def stores_whole_vectors(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
     """Whether all stores of the output stage `r` are of whole vectors at multiples of their size. `pieces`: its rows per local axis as they
     are emitted; `lane`, `row`: the local axis and the row that are the vector, or -1. Where an extent depends on a variable this holds for
     the iterations that are wholly inside."""

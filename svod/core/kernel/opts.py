@@ -10,8 +10,8 @@ from typing import Any
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.online import is_pair
 from svod.core.kernel.online import online as rewrite_online
-from svod.core.kernel.placement import first_reduce, is_derived, plan
-from svod.core.kernel.scheduler import AUTO, DOT, INLINE, LOOP, ROOT, UNROLL, UPCAST, Chosen, Row, Scheduler
+from svod.core.kernel.placement import first_reduce, is_derived, place_stages
+from svod.core.kernel.scheduler import AUTO, DOT, INLINE, LOOP, ROOT, UNROLL, UPCAST, IntrinsicChoice, Loop, Scheduler
 from svod.errors import KernelOptError
 
 Rule = Callable[[Scheduler, str, Any], Scheduler]
@@ -65,8 +65,8 @@ def _split(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
         name, k = f"{r.name}.in{k}", k + 1
     left = -(-r.extent // n)
     rows = list(state.rows)
-    rows[row] = Row(r.name, r.axis, left, r.stride * n, r.role)
-    rows.append(Row(name, r.axis, n, r.stride, role))
+    rows[row] = Loop(r.name, r.axis, left, r.stride * n, r.role)
+    rows.append(Loop(name, r.axis, n, r.stride, role))
     new = len(rows) - 1
     ids = state.axis_rows[r.axis]
     at = ids.index(row) + 1
@@ -313,7 +313,7 @@ def stage(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     places = list(state.place)
     places[s] = place
     new = state.copy(place=tuple(places))
-    plan(new)
+    place_stages(new)
     return new
 
 
@@ -335,7 +335,7 @@ def inline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     places = list(state.place)
     places[s] = place
     new = state.copy(place=tuple(places))
-    plan(new)
+    place_stages(new)
     return new
 
 
@@ -392,7 +392,7 @@ def prefetch(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         raise KernelOptError(f"{what}: needs how many iterations ahead, an int of 1 to {MAX_PREFETCH}")
     if any(s == slot for s, _ in state.prefetch):
         raise KernelOptError(f"{what}: {axis} is prefetched already")
-    found = plan(state)
+    found = place_stages(state)
     loads = [(r, n.linear) for r, path in zip(found.resolved, found.paths, strict=True) if r is not None and path is not None
              for n in r.nodes if n.kind == "load" and n.arg == slot and n.linear is not None]
     if not loads:
@@ -453,12 +453,12 @@ def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     for o in operands:
         if places[o.stage] == INLINE:
             places[o.stage] = ROOT
-    chosen[stage] = Chosen(axes[0], dot.name, *axes[1:])
+    chosen[stage] = IntrinsicChoice(axes[0], dot.name, *axes[1:])
     new = state.copy(rows=tuple(rows), pads=tuple(pads), place=tuple(places), dots=tuple(chosen))
     for other, n in split:
         new = _split(new, other, n, DOT)
     _check_registers(new, stage, f"TC({axis}, {arg})")
-    plan(new)
+    place_stages(new)
     return new
 
 

@@ -15,7 +15,7 @@ from svod.errors import KernelOptError
 Path = tuple[tuple[int, int], ...]
 
 
-class Plan(NamedTuple):
+class Placement(NamedTuple):
     """The placement of every stage of a state."""
 
     resolved: tuple[ResolvedStage | None, ...]
@@ -25,7 +25,7 @@ class Plan(NamedTuple):
     readers: tuple[tuple[int, ...], ...]               # per stage: the stages that read it
 
 
-def plan(state: Scheduler) -> Plan:
+def place_stages(state: Scheduler) -> Placement:
     """Place every stage. Raises KernelOptError when a placement is not around all readers of its stage.
 
     It depends on the kernel, `order`, `place`, `split_reduce` and on which rows are loops, on no extent and no hint: `Scheduler.apply_opt`
@@ -35,7 +35,7 @@ def plan(state: Scheduler) -> Plan:
     return state._plan
 
 
-def _plan(state: Scheduler) -> Plan:
+def _plan(state: Scheduler) -> Placement:
     kernel = state.kernel
     resolved = kernel.resolve(state.inlined)
     n = len(kernel.stages)
@@ -129,7 +129,7 @@ def _plan(state: Scheduler) -> Plan:
                                      f"stage it at a loop that holds all its readers")
         paths[s] = path
         children.setdefault(path[-1], []).append(s)
-    return Plan(resolved, tuple(paths), {k: tuple(sorted(v)) for k, v in children.items()}, tuple(reversed(roots)),
+    return Placement(resolved, tuple(paths), {k: tuple(sorted(v)) for k, v in children.items()}, tuple(reversed(roots)),
                 tuple(tuple(r) for r in readers))
 
 
@@ -171,7 +171,7 @@ def is_derived(stage: Stage) -> bool:
     return not stage.is_output and not stage.has_reduce
 
 
-def is_computed_once(state: Scheduler, found: Plan, s: int) -> bool:
+def is_computed_once(state: Scheduler, found: Placement, s: int) -> bool:
     """Whether a stage is a phase of its own that reads nothing but constants of the plan, and depends on no variable: it is computed when
     the plan is prepared."""
     r = found.resolved[s]
@@ -181,7 +181,7 @@ def is_computed_once(state: Scheduler, found: Plan, s: int) -> bool:
         and all(found.paths[q] != () or is_computed_once(state, found, q) for q in r.reads)
 
 
-def _is_constant(state: Scheduler, found: Plan, s: int) -> bool:
+def _is_constant(state: Scheduler, found: Placement, s: int) -> bool:
     """Whether the value of a stage is the same in every run."""
     kernel, r = state.kernel, found.resolved[s]
     assert r is not None, "what is read is not inlined"
@@ -193,7 +193,7 @@ def _is_constant(state: Scheduler, found: Plan, s: int) -> bool:
 
 # -- extents --------------------------------------------------------------------------------------
 
-class Piece(NamedTuple):
+class EmittedLoop(NamedTuple):
     """A row as it is emitted: its extent cut to what is needed, the stride that follows."""
 
     row: int
@@ -202,7 +202,7 @@ class Piece(NamedTuple):
     stride: int
 
 
-def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[Piece, ...]:
+def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[EmittedLoop, ...]:
     """The rows of an axis (outermost first) over `extent` positions: inner amounts are kept while they fit, the outermost row takes
     the rest, rounded up.
 
@@ -222,13 +222,13 @@ def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[Piece, ..
     return _fit(state, loops + tuple([r for r in rows if table[r].role != LOOP]), extent)
 
 
-def _fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[Piece, ...]:
-    out: list[Piece] = []
+def _fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[EmittedLoop, ...]:
+    out: list[EmittedLoop] = []
     rest, stride = extent, 1
     for i in range(len(rows) - 1, -1, -1):
         row = state.rows[rows[i]]
         e = rest if i == 0 and row.role == LOOP else min(row.extent, rest)
-        out.append(Piece(rows[i], row.role, e, stride))
+        out.append(EmittedLoop(rows[i], row.role, e, stride))
         stride *= e
         rest = -(-rest // e)
     out.reverse()

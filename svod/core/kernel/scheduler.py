@@ -16,14 +16,14 @@ from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
 if TYPE_CHECKING:
-    from svod.core.cost.cost_model import Features
-    from svod.core.kernel.placement import Plan
+    from svod.core.cost.cost_model import Cost
+    from svod.core.kernel.placement import Placement
 
 # where a stage lives
 INLINE = "inline"   # recomputed by its readers
 AUTO = "auto"       # at the innermost loop that holds all its readers and does not repeat it
 ROOT = "root"       # a phase of its own, its result a temporary
-Placement = str | int  # or a row id: inside that loop
+StagePlace = str | int  # or a row id: inside that loop
 
 LOOP, UPCAST, UNROLL = "loop", "upcast", "unroll"
 DOT = "dot"     # the positions that one dot instruction sums up
@@ -54,7 +54,7 @@ class Opt(NamedTuple):
         return f"{self.op}({self.axis}, {arg})"
 
 
-class Row(NamedTuple):
+class Loop(NamedTuple):
     """A row of the axis table. The axis' coordinate is the sum of stride·position over its rows."""
 
     name: str
@@ -64,7 +64,7 @@ class Row(NamedTuple):
     role: str
 
 
-class Chosen(NamedTuple):
+class IntrinsicChoice(NamedTuple):
     """What TC chose: the reduce axis, the instruction's name, and the axes of the rows and columns of its tiles (-1: it has none)."""
 
     axis: int
@@ -81,26 +81,26 @@ class Scheduler:
 
     kernel: Kernel
     target: Target
-    rows: tuple[Row, ...]
+    rows: tuple[Loop, ...]
     axis_rows: tuple[tuple[int, ...], ...]   # per axis: its rows, outermost first
     order: tuple[tuple[int, ...], ...]       # per stage: its loop rows of more than one iteration, outermost first
-    place: tuple[Placement, ...]             # per stage
+    place: tuple[StagePlace, ...]             # per stage
     lanes: tuple[int, ...]                   # per stage: the row that LANES chose, or -1
     pads: tuple[int, ...]                    # per axis: padded extent, or 0
     thread: tuple[int, int] | None           # (row, cores) of the output stage's parallel loop
     split_reduce: tuple[int, int] | None     # (axis, parts): partials per core and a combining phase
     stream: bool                             # the output is stored past the caches
     prefetch: tuple[tuple[int, int], ...]    # (slot, iterations ahead) of the arguments that are prefetched, by slot
-    dots: tuple[Chosen | None, ...]          # per stage: the instruction that TC chose
+    dots: tuple[IntrinsicChoice | None, ...]          # per stage: the instruction that TC chose
     online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE; `kernel` is what they made of the kernel
     applied_opts: tuple[Opt, ...]
     _digest: bytes | None
-    _features: Features | None
-    _plan: Plan | None
+    _features: Cost | None
+    _plan: Placement | None
 
     def __init__(self, kernel: Kernel, target: Target):
         self.kernel, self.target = kernel, target
-        self.rows = tuple(Row(a.name, a.index, a.extent, 1, LOOP) for a in kernel.axes)
+        self.rows = tuple(Loop(a.name, a.index, a.extent, 1, LOOP) for a in kernel.axes)
         self.axis_rows = tuple((a.index,) for a in kernel.axes)
         self.order = tuple(tuple([a for a in s.outs + s.reds if kernel.axes[a].extent > 1]) for s in kernel.stages)
         self.place = tuple(ROOT if s.is_output else AUTO if s.has_reduce else INLINE for s in kernel.stages)
@@ -130,7 +130,7 @@ class Scheduler:
     def apply_opt(self, opt: Opt) -> Scheduler:
         """The state after `opt`. Raises KernelOptError with the reason when it does not apply."""
         from svod.core.kernel.opts import OPTS
-        from svod.core.kernel.placement import plan
+        from svod.core.kernel.placement import place_stages
         rule = OPTS.get(opt.op)
         if rule is None:
             raise KernelOptError(f"{opt.op} is not an opt; svod has {', '.join(sorted(OPTS))}")
@@ -138,7 +138,7 @@ class Scheduler:
         if new.kernel is self.kernel and (new.order, new.place, new.split_reduce) == (self.order, self.place, self.split_reduce):
             new._plan = self._plan      # no loop of more than one iteration came, went or moved, and no stage: see `plan`
         elif any(type(p) is int for p in new.place):
-            plan(new)   # loops that move may leave a stage that lives in them
+            place_stages(new)   # loops that move may leave a stage that lives in them
         new.applied_opts = (*self.applied_opts, opt)
         return new
 
@@ -211,11 +211,11 @@ class Scheduler:
         return self._digest
 
     # -- analysis -------------------------------------------------------------------------------
-    def features(self) -> Features:
+    def features(self) -> Cost:
         """What the state costs, by analysis alone. Raises KernelOptError when its placements do not go together."""
         if self._features is None:
-            from svod.core.cost.cost_model import features
-            self._features = features(self)
+            from svod.core.cost.cost_model import cost
+            self._features = cost(self)
         return self._features
 
     @property

@@ -23,7 +23,7 @@ from math import prod
 
 from svod.core.ir.uop import Ops
 from svod.core.kernel.kernel import Linear, Node, Reduction, ResolvedStage
-from svod.core.kernel.placement import Piece, Plan, first_reduce, fit, is_computed_once, is_derived, lane_row, plan
+from svod.core.kernel.placement import EmittedLoop, Placement, first_reduce, fit, is_computed_once, is_derived, lane_row, place_stages
 from svod.core.kernel.scheduler import LOOP, UNROLL, UPCAST, Scheduler
 
 INDENT = "  "
@@ -49,9 +49,9 @@ class _Nest:
 
     def __init__(self, state: Scheduler) -> None:
         self.state, self.kernel = state, state.kernel
-        self.plan: Plan = plan(state)
+        self.plan: Placement = place_stages(state)
         self.boxes: dict[int, tuple[int, ...]] = {}
-        self.pieces: dict[int, tuple[tuple[Piece, ...], ...]] = {}
+        self.pieces: dict[int, tuple[tuple[EmittedLoop, ...], ...]] = {}
         self.lines: list[str] = []
         for s in range(len(self.kernel.stages) - 1, -1, -1):
             self._measure(s)
@@ -68,7 +68,7 @@ class _Nest:
         self.boxes[s] = box
         extents = (*box, *(self.state.axis_extent(a) for a in r.stage.reds))
         if is_derived(r.stage):
-            self.pieces[s] = tuple((Piece(-1, LOOP, e, 1),) for e in extents)
+            self.pieces[s] = tuple((EmittedLoop(-1, LOOP, e, 1),) for e in extents)
         else:
             self.pieces[s] = tuple(fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True))
 
@@ -174,7 +174,7 @@ class _Nest:
             else:
                 self._stage(r, depth)
 
-    def _loop(self, s: int, piece: Piece) -> str:
+    def _loop(self, s: int, piece: EmittedLoop) -> str:
         axis = self.kernel.axes[self.state.rows[piece.row].axis]
         outermost = self.state.axis_rows[axis.index][0] == piece.row
         end = piece.extent * piece.stride

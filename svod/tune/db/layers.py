@@ -30,7 +30,7 @@ SELECT_DECIDING = ("SELECT * FROM measurements INDEXED BY measurements_deciding 
 Deciding = tuple[list[tuple[Measurement, int]], list[Verdict]]  # measurements with their layer rank, verdicts
 
 
-class Plan(NamedTuple):
+class DatabasePaths(NamedTuple):
     """What a spec means: the file to write (None: memory only), whether by WAL, the files to read with their rank, and what was wrong."""
 
     write: Path | None
@@ -48,10 +48,10 @@ def shipped_files() -> tuple[Path, ...]:
     return ()
 
 
-def resolve(spec: str | None) -> Plan:
+def resolve(spec: str | None) -> DatabasePaths:
     """What a spec, as SVOD_TUNE_DB has it, means here. Opens and creates nothing."""
     if spec is not None and spec.strip() == config.NONE:
-        return Plan(None, False, ())
+        return DatabasePaths(None, False, ())
     shipped = tuple((p, SHIPPED) for p in shipped_files())
     if spec is None or not spec.strip(os.pathsep + " "):
         directory = config.data_dir()
@@ -63,7 +63,7 @@ def resolve(spec: str | None) -> Plan:
     first = entries[0]
     rest = tuple((f, TEAM) for e in entries[1:] for f in _files_of(e))
     if first.suffix == ".jsonl":
-        return Plan(None, False, ((first, TEAM), *rest, *shipped),
+        return DatabasePaths(None, False, ((first, TEAM), *rest, *shipped),
                     f"{first} comes first, where the database stands that is written, and .jsonl files are only read; put a .db file "
                     f"before it, as in tuning.db{os.pathsep}{first.name}, or svod-db import it")
     if os.path.isdir(first) or not (first.suffix or os.path.exists(first)):
@@ -72,7 +72,7 @@ def resolve(spec: str | None) -> Plan:
     return _resolve_first(first, rest + shipped)
 
 
-def name_problem(plan: Plan) -> str | None:
+def name_problem(plan: DatabasePaths) -> str | None:
     """Why the first entry of a spec names no database and none can be made there; None: it does, or one can. A database that is there and
     cannot be written is no such problem: it can be read."""
     if plan.problem is not None or plan.write is None:
@@ -82,14 +82,14 @@ def name_problem(plan: Plan) -> str | None:
     return files.unwritable(plan.write)
 
 
-def _resolve_first(path: Path, read: tuple[tuple[Path, int], ...]) -> Plan:
+def _resolve_first(path: Path, read: tuple[tuple[Path, int], ...]) -> DatabasePaths:
     if not files.on_network(path):
-        return Plan(path, True, read)
+        return DatabasePaths(path, True, read)
     mine = path.with_name(f"{path.stem}.{files.host_name()}{path.suffix}")
     family = sorted({path, *path.parent.glob(f"{path.stem}.*{path.suffix}")} - {mine})
     others = tuple((p, TEAM) for p in family if p.exists())
     known = {p for p, _ in others}
-    return Plan(mine, False, others + tuple((p, rank) for p, rank in read if p not in known and p != mine))
+    return DatabasePaths(mine, False, others + tuple((p, rank) for p, rank in read if p not in known and p != mine))
 
 
 def _files_of(entry: Path) -> list[Path]:

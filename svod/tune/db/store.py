@@ -81,7 +81,7 @@ def whoami() -> str:
 class TuningDB:
     """An open tuning database: the file that is written and all layers that are read. Use `TuningDB.open`; a context manager."""
 
-    def __init__(self, plan: layers.Plan, *, fresh: bool, read_only: bool) -> None:
+    def __init__(self, plan: layers.DatabasePaths, *, fresh: bool, read_only: bool) -> None:
         self.plan, self.fresh, self.read_only = plan, fresh, read_only
         self.problem: str | None = None
         self.skipped: list[Skipped] = []

@@ -94,7 +94,7 @@ class Confirmed:
         return max((ratio for _, _, ratio in self.sizes), default=0.0)
 
 
-class Laboratory(Protocol):
+class Measurer(Protocol):
     """Does what a search decides. Methods may raise KeyboardInterrupt and TuneError (no worker left), nothing else."""
 
     def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:

@@ -15,14 +15,14 @@ from svod.tune.db.winners import WORST_RATIO
 from svod.tune.measure.candidate import Candidate, Status
 from svod.tune.measure.measurer import Confirmed, Failure, Race, Screened, Verdict
 from svod.tune.measure.sizes import Size, describe_size, geometric_mean, sizes_to_verify
-from svod.tune.measure.worker_measurer import CONFIRM_EXTRA, LOAD_SECONDS, RACE_SECONDS, VERIFY_SECONDS, WorkerLaboratory, failure_of
+from svod.tune.measure.worker_measurer import CONFIRM_EXTRA, LOAD_SECONDS, RACE_SECONDS, VERIFY_SECONDS, WorkerMeasurer, failure_of
 from svod.tune.workers.executor import Executor
 
 SIZED = "svod.tune.measure.sized_work:"
 RACE_SLACK = 1.1              # a race of few rounds drops what is this much beyond the worst ratio that is allowed
 
 
-class SizedLaboratory(WorkerLaboratory):
+class SizedMeasurer(WorkerMeasurer):
     """Does what a search of one kernel decides, at `sizes`. The first candidate that is screened is the heuristic's."""
 
     def __init__(self, kernel: Kernel, sizes: Sequence[Size], target: Target, executor: Executor, config: BeamConfig,

@@ -16,7 +16,7 @@ import time
 
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.core.cost.op_count import estimate
+from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 
@@ -42,7 +42,7 @@ def least_fraction(kernel: Kernel, target: Target) -> float:
     """The smallest part of a kernel that stays in the cache level of the whole; 1: none does."""
     size = kernel_bytes(kernel)
     levels = [target.l1, target.l2]
-    if estimate(kernel.ast).flops < COMPUTE_BOUND * size:
+    if count_operations(kernel.ast).flops < COMPUTE_BOUND * size:
         levels.append(target.l3)
     below = max((level for level in levels if level and size > level), default=0)
     return min(1.0, LEVEL_MARGIN * below / size) if size else 1.0

@@ -39,7 +39,7 @@ def _chain(candidate: Candidate) -> list[Any]:
     return [o.to_json() for o in candidate.chain]
 
 
-class WorkerLaboratory:
+class WorkerMeasurer:
     """Does what a search of one kernel decides (`svod.tune.measure.measurer.Laboratory`), on an executor that others may share.
 
     `shrink`: time slices of long kernels while screening and racing."""

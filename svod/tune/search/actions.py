@@ -32,7 +32,7 @@ from typing import Any
 
 from svod.core.cost.sketch_facts import bytes_of, rows_held
 from svod.core.kernel import intrinsics as dots
-from svod.core.kernel.scheduler import INLINE, LOOP, ROOT, UNROLL, UPCAST, Opt, Row
+from svod.core.kernel.scheduler import INLINE, LOOP, ROOT, UNROLL, UPCAST, Loop, Opt
 from svod.errors import KernelOptError
 
 WHOLE = 0
@@ -104,7 +104,7 @@ def lanes_of(kernel: Any, target: Any) -> int:
     return max(1, int(target.vector_bytes // widest))
 
 
-def loop_rows(state: Any) -> list[tuple[Row, str, int]]:
+def loop_rows(state: Any) -> list[tuple[Loop, str, int]]:
     """(row, kind, stage) of every loop that an opt can change, in table order: something is left to split, and the stage has loops of
     its own (it is an output, or it reduces and is not computed in place by its readers)."""
     kernel, found = state.kernel, []

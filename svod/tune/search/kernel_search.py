@@ -35,7 +35,7 @@ from svod.errors import KernelOptError
 from svod.tune.db.records import canonical
 from svod.tune.db.winners import WORST_RATIO, Standing, best_of
 from svod.tune.measure.candidate import FAILED, Candidate, Origin, Status, chain_text
-from svod.tune.measure.measurer import Confirmed, Failure, Laboratory, Screened
+from svod.tune.measure.measurer import Confirmed, Failure, Measurer, Screened
 from svod.tune.search.events import (
     BaselineTimed,
     CandidateDropped,
@@ -130,7 +130,7 @@ class KernelSearch:
     base: Any
     heuristic: Any
     config: BeamConfig
-    lab: Laboratory
+    lab: Measurer
     seeds: Sequence[tuple[Any, Origin]] = ()
     known: Collection[str] = ()
     bound: float = 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from svod.core.cost.cost_model import Features
+from svod.core.cost.cost_model import Cost
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from tests.chains import random_state
@@ -21,7 +21,7 @@ TARGETS = [replace(t, threads=4) for t in (BASELINE, AVX2, AVX512)]
 TARGET = TARGETS[-1]
 
 
-def features_of(kernel: Kernel, chain: list[list[Any]]) -> Features:
+def features_of(kernel: Kernel, chain: list[list[Any]]) -> Cost:
     return Scheduler(kernel, TARGET).apply_opts([Opt.from_json(o) for o in chain]).features()
 
 

@@ -12,7 +12,7 @@ from svod.compile.lower.lower import lower
 from svod.core.cost.sketch import TIE, heuristic, sketches
 from svod.core.cost.sketch_facts import lane_amounts, tile_amounts
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.placement import plan
+from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import LOOP, Scheduler
 from tests.agreement import Case, has_native, run_interpreted, run_native, steps
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
@@ -59,7 +59,7 @@ def test_the_heuristic_is_one_of_the_cheapest_sketches_with_the_fewest_phases_an
     found = sketches(start)
     near = [s for s in found if s.features().cycles <= TIE * min(s.features().cycles for s in found)]
     assert best.digest in {s.digest for s in near}
-    ranks = {s.digest: (len(plan(s).roots), len(s.applied_opts)) for s in near}
+    ranks = {s.digest: (len(place_stages(s).roots), len(s.applied_opts)) for s in near}
     assert ranks[best.digest] == min(ranks.values())
     assert start.apply_opts(best.applied_opts).digest == best.digest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from svod.core.cost.op_count import estimate
+from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
 from svod.core.graph.graph import shape_of
 from svod.core.ir.dtype import dtypes
@@ -51,7 +51,7 @@ def test_a_routine_is_a_kernel_of_its_own_between_buffers() -> None:
     assert call.deps == (0, 1)
     kernel = Kernel(call.ast)
     assert kernel.routine is not None and data_to_ast(ast_to_data(call.ast)) is call.ast
-    work = estimate(call.ast)
+    work = count_operations(call.ast)
     assert work.flops == 24 and work.bytes_written == 96 and work.bytes_read == 3 * 96
     assert all(Kernel(c.ast).routine is None for i, c in enumerate(calls) if i != 2)
 

@@ -12,7 +12,7 @@ from svod.core.cost.memory_traffic import LINE, Access, traffic
 from svod.core.graph import graph
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.layout import SET_STRIDE, Layout, lay_out, layouts
-from svod.core.kernel.placement import plan
+from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
@@ -27,7 +27,7 @@ def staged(m: int, n: int, depth: int, rows: int, columns: int) -> tuple[Layout,
     state = Scheduler(Kernel(gemm(m, n, depth)), SERVER)
     for opt in (Opt("UPCAST", "o0", rows), Opt("UPCAST", "o1", columns), Opt("STAGE", "s0", "root"), Opt("STAGE", "s1", "root")):
         state = state.apply_opt(opt) if opt.arg != 1 else state
-    found = layouts(state, plan(state))
+    found = layouts(state, place_stages(state))
     return lay_out(state, found, 0, (m, depth)), lay_out(state, found, 1, (depth, n))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.opts import OPTS
-from svod.core.kernel.placement import plan
+from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import AUTO, INLINE, ROOT, Opt, Scheduler
 from svod.errors import KernelOptError
 from tests.compile.native import AVX512
@@ -164,9 +164,9 @@ def test_legal(op: str, kernel: Kernel, chain: Chain, after: str, rows: tuple[st
 def test_a_step_keeps_no_plan_that_it_changes(kernel: Kernel, chain: Chain) -> None:
     state = Scheduler(kernel, TARGET)
     for opt in chain:
-        plan(state)
+        place_stages(state)
         state = state.apply_opt(Opt.from_json(opt))
-        assert plan(state) == plan(state.copy())
+        assert place_stages(state) == place_stages(state.copy())
 
 
 @pytest.mark.parametrize(("op", "kernel", "chain", "why"), ILLEGAL, ids=[f"{c[0]}-{c[3]}" for c in ILLEGAL])
@@ -196,10 +196,10 @@ def test_placements() -> None:
     assert state.place == (INLINE, AUTO, INLINE, AUTO, ROOT)
     staged = apply(SOFTMAX, [["STAGE", "s2", "o0"], ["STAGE", "s0", "root"]])
     out = SOFTMAX.output
-    assert plan(staged).paths[2] == ((out, 1),) and plan(staged).paths[0] == ()
+    assert place_stages(staged).paths[2] == ((out, 1),) and place_stages(staged).paths[0] == ()
     # maxima and sums live at the row, where they are not repeated
-    assert plan(staged).paths[1] == ((out, 1),) and plan(staged).paths[3] == ((out, 1),)
-    assert plan(staged).children[out, 1] == (1, 2, 3)
+    assert place_stages(staged).paths[1] == ((out, 1),) and place_stages(staged).paths[3] == ((out, 1),)
+    assert place_stages(staged).children[out, 1] == (1, 2, 3)
 
 
 def test_inlining_a_reduction_takes_it_back_to_its_place() -> None:
@@ -209,9 +209,9 @@ def test_inlining_a_reduction_takes_it_back_to_its_place() -> None:
 def test_what_nothing_repeats_is_a_phase_of_its_own() -> None:
     """With the columns outermost, the maximum of a row would be computed for every column."""
     swapped = apply(SOFTMAX, [["SWAP", "o0", "o1"]])
-    assert plan(swapped).paths[1] == ((SOFTMAX.output, 2),)
+    assert place_stages(swapped).paths[1] == ((SOFTMAX.output, 2),)
     columns = apply(SOFTMAX, [["UPCAST", "o0", 0], ["STAGE", "s2", "root"]])
-    assert plan(columns).paths[1] == () and plan(columns).paths[3] == ()
+    assert place_stages(columns).paths[1] == () and place_stages(columns).paths[3] == ()
 
 
 def test_thread_and_stream_are_hints_of_the_state() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.placement import plan
+from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import LOOP, Opt, Scheduler
 from svod.errors import KernelOptError
 from tests.chains import random_state
@@ -91,10 +91,10 @@ def test_a_plan_is_the_states_own(name: str) -> None:
     for seed in range(20):
         rng, state = random.Random(f"{name} {seed}"), Scheduler(Kernel(HAND[name]()), TARGET)
         for length in range(1, 9):
-            placed = plan(state)
+            placed = place_stages(state)
             state = random_state(rng, state, length)
-            taken_over += plan(state) is placed and len(state.applied_opts) == length
-            assert plan(state) == plan(state.copy()), [str(o) for o in state.applied_opts]
+            taken_over += place_stages(state) is placed and len(state.applied_opts) == length
+            assert place_stages(state) == place_stages(state.copy()), [str(o) for o in state.applied_opts]
     assert taken_over
 
 

@@ -24,7 +24,7 @@ from svod.tune.db.winners import rejection
 from svod.tune.measure import sized_work, work
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Confirmed, Failure, Race
-from svod.tune.measure.sized_measurer import SizedLaboratory
+from svod.tune.measure.sized_measurer import SizedMeasurer
 from svod.tune.measure.sizes import at_size, geometric_mean, merged_sizes, sizes_of_variables, sizes_to_verify
 from svod.tune.measure.work import Setup
 from svod.tune.measure.worker_measurer import RESTLESS_REPEATS
@@ -138,7 +138,7 @@ def test_a_chain_that_is_slow_at_one_size_is_refused(worst: float) -> None:
 
 @pytest.mark.parametrize("relative", [1.3, 1.4])
 def test_a_race_drops_what_is_slow_at_one_size(relative: float) -> None:
-    class Answering(SizedLaboratory):
+    class Answering(SizedMeasurer):
         def _run(self, job: str, items: Any, *args: Any) -> list[Outcome]:
             # the first takes 0.9 of the heuristic at both sizes, so at the first one the last takes `relative` of it
             asked.append(items[0][4])
@@ -161,7 +161,7 @@ def test_a_race_drops_what_is_slow_at_one_size(relative: float) -> None:
 
 
 def test_what_takes_long_at_one_size_is_repeated_less_and_confirmed_in_fewer_rounds() -> None:
-    class Listening(SizedLaboratory):
+    class Listening(SizedMeasurer):
         def _run(self, job: str, items: Any, *args: Any) -> list[Outcome]:
             asked[job] = items[0]
             return [Outcome("ok", (Race((1.0, 1.0), 1e-2, 0.0), [[1.0, 1.0], [1.0, 1.0]]) if job == "race_sizes" else ())]

@@ -15,7 +15,7 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.measure.measurer import Race
 from svod.tune.measure.work import against_first, error_of_median, may_win
-from svod.tune.measure.worker_measurer import RESTLESS_REPEATS, WorkerLaboratory
+from svod.tune.measure.worker_measurer import RESTLESS_REPEATS, WorkerMeasurer
 from svod.tune.workers.executor import InlineExecutor, Kind
 from svod.tune.workers.jobs import Outcome
 from tests.tune.search_kernels import TARGET, gemm
@@ -72,10 +72,10 @@ def test_the_error_of_a_median_is_that_of_repeated_races(rounds: int) -> None:
 def test_a_confirmation_of_what_takes_long_has_fewer_rounds(seconds: float, factor: float, rounds: int) -> None:
     kernel = gemm(4, 4, 4)
     base = Scheduler(kernel, TARGET)
-    lab = WorkerLaboratory(kernel, TARGET, InlineExecutor(), BeamConfig())
+    lab = WorkerMeasurer(kernel, TARGET, InlineExecutor(), BeamConfig())
     field = [Candidate(base, (), Origin.HEURISTIC, seconds=seconds), Candidate(base, (), Origin.UNTOUCHED, seconds=seconds)]
     assert lab.confirm_rounds(field, 3.0, factor) == rounds
-    short = WorkerLaboratory(kernel, TARGET, InlineExecutor(), BeamConfig(), BenchConfig(rounds=3))
+    short = WorkerMeasurer(kernel, TARGET, InlineExecutor(), BeamConfig(), BenchConfig(rounds=3))
     assert short.confirm_rounds(field, 3.0, factor) == 3, "fewer are what was asked for"
 
 
@@ -83,7 +83,7 @@ def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
     asked: list[int] = []
     restless = [False, True, True, False, False]
 
-    class Laboratory(WorkerLaboratory):
+    class Laboratory(WorkerMeasurer):
         def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, module: str = "") -> list[Outcome]:
             asked.append(items[0][3])
             return [Outcome("ok", Race((1.0, 1.0), 1e-3, 0.01, restless[len(asked) - 1]))]

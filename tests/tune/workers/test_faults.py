@@ -17,7 +17,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.db import Measurement, TuningDB, Verdict
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Built, Failure
-from svod.tune.measure.worker_measurer import WorkerLaboratory
+from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.kernel_search import KernelSearch
 from svod.tune.session import KernelTask, TuneSession
@@ -54,7 +54,7 @@ def planted(body: str, built: Built) -> Built:
     return replace(built, object=compile_object("\n".join(functions), TARGET))
 
 
-class FaultyLaboratory(WorkerLaboratory):
+class FaultyLaboratory(WorkerMeasurer):
     """Replaces the code of some candidates; "error" gives bytes that the worker cannot load, which raises there."""
 
     def __init__(self, kernel: Kernel, executor: Executor, config: BeamConfig, faults: Callable[[Candidate], str]) -> None:
