@@ -138,7 +138,7 @@ def described_files() -> set[Path]:
 
 
 def test_layout_page_is_true() -> None:
-    present = {p for p in FILES if p.name != "__init__.py"}
+    present = {p for p in FILES if p.name not in ("__init__.py", "__main__.py")}
     described = described_files()
     assert not described - present, f"docs/layout.md describes files that are not there: {sorted(map(str, described - present))}"
     assert not present - described, f"docs/layout.md does not describe: {sorted(map(str, present - described))}"

@@ -1,4 +1,4 @@
-"""svod-bench: ceilings of the machine, suites against peers, comparisons, reports. The commands are in `bench_commands.py`."""
+"""svod-bench: ceilings of the machine, suites against peers, comparisons, reports. The commands are in `commands.py`."""
 from __future__ import annotations
 
 from typing import NoReturn
@@ -13,7 +13,3 @@ OPENBLAS_SPIN = "20"
 def main() -> NoReturn:
     """The console script."""
     run_command("svod-bench", "svod.cli.bench.commands", defaults={"OPENBLAS_THREAD_TIMEOUT": OPENBLAS_SPIN})
-
-
-if __name__ == "__main__":
-    main()
