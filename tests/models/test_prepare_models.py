@@ -11,8 +11,8 @@ import pytest
 import svod
 from svod import Tensor
 from svod.compile import device
+from svod.compile.plan import compiler as compiler_module
 from svod.config import PrepareConfig
-from svod.tune import chains as optimize
 from tests.models.test_models import module_of
 
 LAYERS, TOKENS, HIDDEN = 12, 16, 48
@@ -55,7 +55,7 @@ def test_twelve_equal_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     # again, over other weights and with the objects of before
     compiled.clear()
-    monkeypatch.setattr(optimize, "_compilers", {})     # a new process
+    monkeypatch.setattr(compiler_module, "_compilers", {})     # a new process
     blocks[:] = [block_of(hidden=HIDDEN, heads=4, intermediate=4 * HIDDEN, seed=LAYERS + i) for i in range(LAYERS)]
     y = svod.jit(model, config=PrepareConfig(object_cache=str(tmp_path)))(x)
     assert not compiled

@@ -65,9 +65,9 @@ def test_a_lock_that_another_thread_holds_is_free_in_the_child() -> None:
 def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None:
     """Every lock that `realize` and a lookup take is held by another thread at the fork."""
     import svod.compile.cpu.runtime as runtime
+    import svod.compile.plan.compiler as compiler_module
     import svod.core.schedule.schedule as schedule
     import svod.prepare as prepare
-    import svod.tune.chains as optimize
     from svod.tensor.operations import random
 
     numbers = np.arange(35, dtype=np.float32).reshape(5, 7)
@@ -79,9 +79,9 @@ def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        locks: list[Any] = [runtime._load_lock, schedule._ASTS_LOCK, optimize._compilers_lock, prepare._lock, random._stream._lock,
+        locks: list[Any] = [runtime._load_lock, schedule._ASTS_LOCK, compiler_module._compilers_lock, prepare._lock, random._stream._lock,
                             db._lock, db._heartbeat.lock]
-        for compiler in optimize._compilers.values():
+        for compiler in compiler_module._compilers.values():
             locks += [compiler._lock, *compiler._flights]
         for lock in locks:
             lock.acquire()

@@ -12,11 +12,11 @@ import pytest
 from svod.compile import device
 from svod.compile.cpu.host import host_target
 from svod.compile.object_cache import ObjectCache
+from svod.compile.plan import compiler as compiler_module
 from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt
 from svod.errors import CompileError, KernelOptError, SvodError
-from svod.tune import chains as optimize
 from tests.core.corpus import CORPUS
 
 KERNELS = [Kernel(build()) for build in list(CORPUS.values())[:3]]
@@ -87,7 +87,7 @@ def test_threads_that_want_the_same_kernel_compile_it_once(compiled: list[str]) 
 def test_a_failed_compilation_is_not_remembered(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler(host_target(1), ObjectCache(None), 16)
     with monkeypatch.context() as patch, pytest.raises(CompileError, match="out of memory"):
-        patch.setattr(optimize, "lower_kernel", lambda *_: (_ for _ in ()).throw(CompileError("out of memory")))
+        patch.setattr(compiler_module, "lower_kernel", lambda *_: (_ for _ in ()).throw(CompileError("out of memory")))
         compiler.compile(KERNEL, NONE)
     assert not compiled and compiler.compile(KERNEL, NONE).loaded.addresses
 
@@ -105,13 +105,13 @@ def test_of_the_kernels_in_memory_the_first_in_goes_first(compiled: list[str]) -
 
 def test_the_heuristic_is_asked_once_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    original: Callable[[Any], Any] = optimize.heuristic
+    original: Callable[[Any], Any] = compiler_module.heuristic
 
     def counted(state: Any) -> Any:
         asked.append(state.kernel.key)
         return original(state)
 
-    monkeypatch.setattr(optimize, "heuristic", counted)
+    monkeypatch.setattr(compiler_module, "heuristic", counted)
     compiler = Compiler(host_target(1), ObjectCache(None), 2)
     a, b, c = KERNELS
     chains = [compiler.heuristic(k) for k in (a, b, a, b, c, a)]    # c puts out a
