@@ -5,14 +5,15 @@
     interpret(program, args, variables)      runs every phase with NumPy over the given flat arrays, in place
 
 The interpreter is the emulated device: lowering is tested on it without LLVM, and machine code against it. Every access that is
-not masked off is checked against its buffer; scratch and temporaries start as NaN (floats) or 0xA5 bytes, scratch anew for every
-slice of a phase, so that code which reads what it never wrote, or what another slice left behind, gives visibly wrong numbers.
+not masked off is checked against its buffer; scratch, shared memory and temporaries start as NaN (floats) or 0xA5 bytes, scratch anew for
+every slice of a phase, so that code which reads what it never wrote, or what another slice left behind, gives visibly wrong numbers.
+The threads of a group run one after another, each up to the next BARRIER.
 """
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,10 +46,10 @@ ARITY["SCALEB"] = 2
 COMPARES = frozenset(op.value for op in COMPARISONS)
 FLOAT_ONLY = frozenset({"SQRT", "FLOOR", "CEIL", "TRUNC", "ROUND", "RECIPROCAL", "FDIV", "SCALEB"})
 BITS_ONLY = frozenset({"AND", "OR", "XOR", "NOT", "SHL", "SHR"})
-POINTERS = frozenset({"ARG", "TEMP", "SCRATCH"})
+POINTERS = frozenset({"ARG", "TEMP", "SCRATCH", "SHARED"})
 LOADS_OPS = frozenset({"LOAD", "LOADS", "GATHER"})
 STORE_OPS = frozenset({"STORE", "STORES", "SCATTER"})
-NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE", "PREFETCH"}
+NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE", "PREFETCH", "BARRIER"}
 TILE_OPS = frozenset({"TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
 
 
@@ -68,7 +69,8 @@ def format_linear(program: Program) -> str:
              f"temps {list(program.spec.temps)}"]
     for phase, code in zip(program.spec.phases, program.code, strict=True):
         lines.append(f"phase {phase.symbol}: extent {phase.extent}, threads {phase.threads}, scratch {phase.scratch_bytes}"
-                     + (", once" if phase.once else ""))
+                     + (", once" if phase.once else "")
+                     + (f", groups of {phase.block} threads, shared {phase.shared_bytes}" if phase.block > 1 or phase.shared_bytes else ""))
         depth = 1
         for i, instr in enumerate(code):
             depth -= instr[0] == "ENDLOOP"
@@ -96,6 +98,7 @@ class _PhaseCheck:
         self.scope: list[int] = []                   # per instruction: the innermost LOOP around it, -1 outside
         self.ends: dict[int, tuple[int, ...]] = {}   # closed LOOP → final values
         self.tiles: set[int] = set()                 # values in tile registers
+        self.varying: set[int] = set()               # values that may differ between the threads of a group
         self.at = 0
 
     def require(self, ok: bool, why: str) -> None:
@@ -124,6 +127,8 @@ class _PhaseCheck:
             first = self.code[src[0]][3][2 + arg:3 + arg] if carried else ()      # what the loop starts with
             if op in ("TILEZERO", "TILELOAD", "TILEDOT") or any(s in self.tiles for s in first):
                 self.tiles.add(at)
+            if op == "LOCAL_ID" or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):
+                self.varying.add(at)
             self.check(op, dtype, lanes, src, arg)
             if op == "LOOP":
                 self.open.append(self.at)
@@ -158,7 +163,12 @@ class _PhaseCheck:
             self.require(not dtype.is_int or all(dtype.min <= v <= dtype.max for v in values), f"does not fit {dtype.name}")
         elif op in POINTERS:
             self.pointer(op, dtype, lanes, src, arg)
-        elif op in ("BEGIN", "END_", "VAR"):
+        elif op == "BARRIER":
+            self.require((dtype, lanes, src, arg) == (dtypes.void, 1, (), None), "has no type, no operands and no arg")
+            for loop in self.open:
+                self.require(not any(s in self.varying for s in self.code[loop][3][:2]),
+                             f"stands in the loop %{loop}, which the threads of a group may run a different number of times")
+        elif op in ("BEGIN", "END_", "VAR", "LOCAL_ID"):
             self.require((dtype, lanes, src) == (INDEX, 1, ()), "is a scalar index without operands")
             self.require(op != "VAR" or arg in self.spec.variables, f"the program's variables are {self.spec.variables}")
         elif op in {o.value for o in TRANSCENDENTAL}:
@@ -272,8 +282,9 @@ class _PhaseCheck:
         elif op == "TEMP":
             self.require(arg < len(spec.temps), f"the program has {len(spec.temps)} temporaries")
         else:
-            self.require(arg % 64 == 0, "offsets into scratch are multiples of 64 bytes")
-            self.require(arg < self.phase.scratch_bytes, f"the phase has {self.phase.scratch_bytes} bytes of scratch")
+            size, memory = (self.phase.scratch_bytes, "scratch") if op == "SCRATCH" else (self.phase.shared_bytes, "shared memory")
+            self.require(arg % 64 == 0, f"offsets into {memory} are multiples of 64 bytes")
+            self.require(arg < size, f"the phase has {size} bytes of {memory}")
 
     def loop(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(len(src) >= (2 if op == "LOOP" else 1), "operands are missing")
@@ -321,23 +332,29 @@ def interpret(program: Program, args: Sequence[Array], variables: Mapping[str, i
     missing = [name for name in spec.variables if name not in (variables or {})]
     if missing:
         raise LaunchError(f"{spec.name} needs the variables {missing}")
-    temps = [np.full(n, 0xA5, np.uint8) for n in spec.temps]
+    temps = poisoned_temporaries(program)
+    with np.errstate(all="ignore"):
+        for k, (phase, code) in enumerate(zip(spec.phases, program.code, strict=True)):
+            run = PhaseInterpreter(spec, phase, code, args, temps, variables or {})
+            for begin, end in _parts(phase.extent_at(variables or {}), slices if slices is None or isinstance(slices, int) else slices[k]):
+                run(begin, end)
+
+
+def poisoned_temporaries(program: Program) -> list[Array]:
+    """The temporaries of a program, filled with values that no code may rely on."""
+    temps = [np.full(n, 0xA5, np.uint8) for n in program.spec.temps]
     for code in reversed(program.code):                     # the first use decides the type of the poison
         for op, dtype, _, _, arg in code:
             if op == "TEMP":
                 _poison(temps[arg], dtype)
-    with np.errstate(all="ignore"):
-        for k, (phase, code) in enumerate(zip(spec.phases, program.code, strict=True)):
-            run = _Phase(spec, phase, code, args, temps, variables or {})
-            for begin, end in _parts(phase.extent_at(variables or {}), slices if slices is None or isinstance(slices, int) else slices[k]):
-                run(begin, end)
+    return temps
 
 
 def run_phase(program: Program, number: int, args: Sequence[Array], temps: Sequence[Array], variables: Mapping[str, int], begin: int,
               end: int) -> None:
     """Runs iterations begin ≤ i < end of one phase. `args`: as for `interpret`; `temps`: the bytes of each temporary."""
     with np.errstate(all="ignore"):
-        _Phase(program.spec, program.spec.phases[number], program.code[number], args, temps, variables)(begin, end)
+        PhaseInterpreter(program.spec, program.spec.phases[number], program.code[number], args, temps, variables)(begin, end)
 
 
 def _parts(extent: int, slices: Sequence[tuple[int, int]] | int | None) -> Sequence[tuple[int, int]]:
@@ -357,16 +374,63 @@ def _poison(raw: Array, dtype: DType) -> None:
         raw[:] = 0xA5
 
 
-class _Memory:
-    """What a pointer points to: elements in memory form."""
+def _aligned(nbytes: int) -> Array:
+    """So many bytes from a multiple of 64."""
+    raw = np.empty(nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start:start + nbytes]
 
-    __slots__ = ("array", "dtype", "name", "size")
 
-    def __init__(self, array: Array, dtype: DType, name: str):
-        self.array, self.dtype, self.name, self.size = array, dtype, name, array.size
+Areas = dict[int, tuple[DType, Array]]      # by first byte: element type and bytes, up to the next area
+
+
+def _areas(code: Sequence[Instr], op: str, memory: Array) -> Areas:
+    """The areas of scratch or shared memory that code points to."""
+    types = {instr[4]: instr[1] for instr in code if instr[0] == op}
+    starts = sorted(types)
+    return {a: (types[a], memory[a:b]) for a, b in zip(starts, [*starts[1:], memory.size], strict=False)}
+
+
+def _poison_areas(areas: Areas) -> None:
+    for dtype, raw in areas.values():
+        _poison(raw, dtype)
+
+
+class Memory:
+    """What a pointer points to: elements in memory form. `is_private`: no other thread has access to it."""
+
+    __slots__ = ("array", "dtype", "is_private", "name", "size")
+
+    def __init__(self, array: Array, dtype: DType, name: str, is_private: bool):
+        self.array, self.dtype, self.name, self.size, self.is_private = array, dtype, name, array.size, is_private
 
 
 Step = Callable[[], None]
+
+
+class Barrier(NamedTuple):
+    """Where a thread waits: the instruction, and the positions of the loops around it."""
+
+    instruction: int
+    positions: tuple[int, ...]
+
+
+class Pause(NamedTuple):
+    """A step at which a thread waits for the others: a BARRIER, or a loop with one inside."""
+
+    run: Callable[[], Iterator[Barrier]]
+
+
+Body = list[Step | Pause]
+
+
+def run_steps(body: Body) -> Iterator[Barrier]:
+    """Run steps in order; yields where the thread waits."""
+    for step in body:
+        if isinstance(step, Pause):
+            yield from step.run()
+        else:
+            step()
 
 _INDEX_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ADD": operator.add, "SUB": operator.sub, "MUL": operator.mul, "MIN": min, "MAX": max, "NEG": operator.neg, "ABS": abs,
@@ -375,60 +439,136 @@ _INDEX_FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class _Phase:
-    """A phase translated to closures over one register file.
+class ThreadState(NamedTuple):
+    """What a thread of a group that waits has of its own."""
 
-    Registers hold arrays of `lanes` elements in held form (svod.core.spec.values), scalar indices Python ints, pointers _Memory."""
+    registers: list[Any]
+    carried: dict[int, list[Any]]
+    scratch: Array
+    waiting: Iterator[Barrier]
+
+
+class PhaseInterpreter:
+    """A phase translated to closures over one register file, which the threads of a group use in turn.
+
+    Registers hold arrays of `lanes` elements in held form (svod.core.spec.values), scalar indices Python ints, pointers Memory. A subclass
+    that is `watched` is told of every access."""
+
+    watched = False
 
     def __init__(self, spec: ProgramSpec, phase: PhaseSpec, code: Sequence[Instr], args: Sequence[Array], temps: Sequence[Array],
                  variables: Mapping[str, int]):
         self.spec, self.phase, self.code, self.args, self.temps, self.variables = spec, phase, code, args, temps, variables
         self.regs: list[Any] = [None] * len(code)
         self.carried: dict[int, list[Any]] = {}
-        raw = np.empty(phase.scratch_bytes + 64, np.uint8)
-        start = -raw.ctypes.data % 64
-        self.scratch = raw[start:start + phase.scratch_bytes]
-        types = {instr[4]: instr[1] for instr in code if instr[0] == "SCRATCH"}
-        starts = sorted(types)
-        self.regions = [(types[a], self.scratch[a:b]) for a, b in zip(starts, [*starts[1:], phase.scratch_bytes], strict=False)]
-        self.begin = self.end = 0
-        self.steps: list[Step] = []
+        self.scratch, self.shared = (_aligned(n) for n in (phase.scratch_bytes, phase.shared_bytes))
+        self.scratch_areas, self.shared_areas = _areas(code, "SCRATCH", self.scratch), _areas(code, "SHARED", self.shared)
+        self.begin = self.end = self.thread = 0
+        self.steps: Body = []
         self.translate()
 
     def __call__(self, begin: int, end: int) -> None:
-        for dtype, region in self.regions:
-            _poison(region, dtype)
-        self.begin, self.end = begin, end
-        for step in self.steps:
-            step()
+        """Runs iterations begin ≤ i < end, each as a group of threads where the phase has groups."""
+        if self.phase.block == 1:
+            self.begin, self.end = begin, end
+            self.run_group(range(1))
+        else:
+            for group in range(begin, end):
+                self.begin, self.end = group, group + 1
+                self.run_group(range(self.phase.block))
+
+    def run_group(self, threads: Sequence[int]) -> None:
+        """Runs the threads of a group in the given order, each up to the next barrier. Raises CompileError where not all reach it."""
+        start = list(self.regs)
+        _poison_areas(self.shared_areas)
+        waiting: dict[int, ThreadState] = {}
+        reached: dict[int, Barrier] = {}
+        for thread in threads:
+            _poison_areas(self.scratch_areas)
+            self.regs[:] = start
+            self._resume(thread, run_steps(self.steps), waiting, reached)
+        while waiting:
+            self.check_barrier(reached)
+            self.at_barrier()
+            states, waiting, reached = waiting, {}, {}
+            for thread in self.order(threads):
+                state = states[thread]
+                self.regs[:], self.scratch[:] = state.registers, state.scratch
+                self.carried.clear()
+                self.carried.update(state.carried)
+                self._resume(thread, state.waiting, waiting, reached)
+        self.regs[:] = start
+
+    def _resume(self, thread: int, steps: Iterator[Barrier], waiting: dict[int, ThreadState], reached: dict[int, Barrier]) -> None:
+        """Runs a thread on to its next barrier or its end."""
+        self.thread = thread
+        barrier = next(steps, None)
+        if barrier is not None:
+            reached[thread] = barrier
+            waiting[thread] = ThreadState(list(self.regs), dict(self.carried), self.scratch.copy(), steps)
+
+    def check_barrier(self, reached: Mapping[int, Barrier]) -> None:
+        """Raises CompileError unless every thread of the group waits at the same barrier."""
+        first = next(iter(reached.values()))
+        if len(reached) < self.phase.block or any(b != first for b in reached.values()):
+            others = self.phase.block - sum(b == first for b in reached.values())
+            raise self.failed(first.instruction, f"{others} of the {self.phase.block} threads of the group do not reach it")
+
+    def order(self, threads: Sequence[int]) -> Sequence[int]:
+        """The order in which the threads of a group go on behind a barrier."""
+        return threads
+
+    def at_barrier(self) -> None:
+        """Called when all threads of a group have reached a barrier."""
+
+    def touched(self, i: int, memory: Memory, where: Array, write: bool) -> None:
+        """Called for every access that is not masked off, after its elements were checked against the buffer."""
 
     def failed(self, i: int, why: str) -> CompileError:
         return CompileError(f"phase {self.phase.symbol}: {format_instruction(i, self.code[i])}: {why}")
 
     def translate(self) -> None:
-        nest: list[list[Step]] = [self.steps]
+        nest: list[Body] = [self.steps]
+        open_loops: list[int] = []
         for i, (op, _, _, src, _) in enumerate(self.code):
             if op == "LOOP":
                 nest.append([])
+                open_loops.append(i)
             elif op == "ENDLOOP":
                 body = nest.pop()
+                open_loops.pop()
                 nest[-1].append(self.loop(src[0], body, src[1:]))
+            elif op == "BARRIER":
+                nest[-1].append(self.barrier(i, tuple(open_loops)))
             elif (step := self.step(i)) is not None:
                 nest[-1].append(step)
 
-    def loop(self, head: int, body: list[Step], following: tuple[int, ...]) -> Step:
+    def barrier(self, i: int, loops: tuple[int, ...]) -> Pause:
+        def wait() -> Iterator[Barrier]:
+            yield Barrier(i, tuple([self.regs[head] for head in loops]))
+        return Pause(wait)
+
+    def loop(self, head: int, body: Body, following: tuple[int, ...]) -> Step | Pause:
         regs, carried = self.regs, self.carried
         start, stop, *init = self.code[head][3]
         stride = self.code[head][4]
+        steps: list[Step] = [step for step in body if not isinstance(step, Pause)]
 
         def run() -> None:
             carried[head] = [regs[s] for s in init]
             for position in range(regs[start], regs[stop], stride):
                 regs[head] = position
-                for step in body:
+                for step in steps:
                     step()
                 carried[head] = [regs[s] for s in following]
-        return run
+
+        def pausing() -> Iterator[Barrier]:
+            carried[head] = [regs[s] for s in init]
+            for position in range(regs[start], regs[stop], stride):
+                regs[head] = position
+                yield from run_steps(body)
+                carried[head] = [regs[s] for s in following]
+        return run if len(steps) == len(body) else Pause(pausing)
 
     def is_index(self, s: int) -> bool:
         return self.code[s][1] is INDEX and self.code[s][2] == 1
@@ -449,6 +589,9 @@ class _Phase:
         elif op in ("BEGIN", "END_"):
             def bounds() -> None: regs[i] = self.begin if op == "BEGIN" else self.end
             return bounds
+        elif op == "LOCAL_ID":
+            def thread() -> None: regs[i] = self.thread
+            return thread
         elif op in ("CARRY", "RESULT"):
             head = src[0]
             def carry() -> None: regs[i] = carried[head][arg]
@@ -466,12 +609,15 @@ class _Phase:
             return self.compute(i)
         return None
 
-    def memory(self, op: str, dtype: DType, arg: int) -> _Memory:
+    def memory(self, op: str, dtype: DType, arg: int) -> Memory:
         if op == "ARG":
-            return _Memory(self.args[arg][:self.spec.params[arg][1]], dtype, f"argument {arg}")
-        raw = self.temps[arg] if op == "TEMP" else self.scratch[arg:]
-        name = f"temporary {arg}" if op == "TEMP" else f"scratch from byte {arg}"
-        return _Memory(raw[:raw.size - raw.size % dtype.itemsize].view(to_numpy(dtype)), dtype, name)
+            return Memory(self.args[arg][:self.spec.params[arg][1]], dtype, f"argument {arg}", False)
+        if op == "TEMP":
+            raw, name = self.temps[arg], f"temporary {arg}"
+        else:
+            areas, memory = (self.scratch_areas, "scratch") if op == "SCRATCH" else (self.shared_areas, "shared memory")
+            raw, name = areas[arg][1], f"{memory} from byte {arg}"
+        return Memory(raw[:raw.size - raw.size % dtype.itemsize].view(to_numpy(dtype)), dtype, name, op == "SCRATCH")
 
     def compute(self, i: int) -> Step:
         """An instruction that makes a value of other values."""
@@ -545,34 +691,35 @@ class _Phase:
         spread = np.arange(lanes) * stride + (arg if op == "LOAD" else arg[0])
         return lambda: regs[index] + spread
 
-    def checked(self, i: int, memory: _Memory, where: Array, mask: Array | None) -> Array:
+    def checked(self, i: int, memory: Memory, where: Array, mask: Array | None, write: bool) -> Array:
         """`where`, with masked-off lanes sent to 0, after checking the others."""
         used = where if mask is None else where[mask]
         if used.size and (used.min() < 0 or used.max() >= memory.size):
             bad = used[(used < 0) | (used >= memory.size)]
             raise self.failed(i, f"touches element {bad[0]} of {memory.name}, which has {memory.size}")
+        self.touched(i, memory, used, write)
         return where if mask is None else np.where(mask, where, 0)
 
     def load(self, i: int) -> Step:
         op, dtype, lanes, src, arg = self.code[i]
         regs, memory, addresses = self.regs, self.regs[src[0]], self.addresses(i)
         array, size, index = memory.array, memory.size, src[1]
-        if len(src) == 2 and op == "LOAD":
+        if len(src) == 2 and op == "LOAD" and not self.watched:
             def contiguous() -> None:
                 at = regs[index] + arg
                 if at < 0 or at + lanes > size:
-                    self.checked(i, memory, addresses(), None)
+                    self.checked(i, memory, addresses(), None, False)
                 regs[i] = hold(array[at:at + lanes].copy(), dtype)
             return contiguous
         if len(src) == 2:
             def spread() -> None:
-                regs[i] = hold(array[self.checked(i, memory, addresses(), None)], dtype)
+                regs[i] = hold(array[self.checked(i, memory, addresses(), None, False)], dtype)
             return spread
         gate, alt = src[2], src[3]
 
         def masked() -> None:
             mask = np.broadcast_to(regs[gate], (lanes,))
-            where = self.checked(i, memory, addresses(), mask)
+            where = self.checked(i, memory, addresses(), mask, False)
             regs[i] = np.where(mask, hold(array[where], dtype), regs[alt]) if mask.any() else regs[alt]
         return masked
 
@@ -582,30 +729,30 @@ class _Phase:
         spread = (np.arange(rows)[:, None] * stride + np.arange(lanes // rows)).ravel() + offset
 
         def load() -> None:
-            regs[i] = hold(memory.array[self.checked(i, memory, regs[index] + spread, None)], dtype)
+            regs[i] = hold(memory.array[self.checked(i, memory, regs[index] + spread, None, False)], dtype)
 
         def store() -> None:
-            memory.array[self.checked(i, memory, regs[index] + spread, None)] = unhold(regs[src[2]], dtype)
+            memory.array[self.checked(i, memory, regs[index] + spread, None, True)] = unhold(regs[src[2]], dtype)
         return load if op == "TILELOAD" else store
 
     def store(self, i: int) -> Step:
         op, dtype, lanes, src, arg = self.code[i]
         regs, memory, addresses = self.regs, self.regs[src[0]], self.addresses(i)
         array, size, index, value = memory.array, memory.size, src[1], src[2]
-        if len(src) == 3 and op == "STORE":
+        if len(src) == 3 and op == "STORE" and not self.watched:
             offset = arg[0]
 
             def contiguous() -> None:
                 at = regs[index] + offset
                 if at < 0 or at + lanes > size:
-                    self.checked(i, memory, addresses(), None)
+                    self.checked(i, memory, addresses(), None, True)
                 array[at:at + lanes] = unhold(regs[value], dtype)
             return contiguous
         gate = src[3] if len(src) == 4 else None
 
         def spread() -> None:
             mask = None if gate is None else np.broadcast_to(regs[gate], (lanes,))
-            where, stored = self.checked(i, memory, addresses(), mask), unhold(regs[value], dtype)
+            where, stored = self.checked(i, memory, addresses(), mask, True), unhold(regs[value], dtype)
             if mask is not None:
                 where, stored = where[mask], stored[mask]
             array[where] = stored

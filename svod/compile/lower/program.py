@@ -8,6 +8,10 @@ Every phase becomes one native function with the fixed signature
 the order of `ProgramSpec.variables`. `scratch` is the calling worker's private memory, 64-byte aligned, of at least
 `scratch_bytes`. The function computes iterations begin ≤ i < end of the phase's `extent` outer iterations, which are independent
 (`extent_at`, where their number depends on variables).
+
+On a target with groups of threads an outer iteration is one group: the launch is a grid of `extent` groups of `block` threads, each of
+which runs the code with begin = its group and end = begin + 1. `scratch` is then private to a thread, and the threads of a group share
+`shared_bytes` bytes. On a CPU the grid is cut into chunks, and a group is one thread without shared memory.
 """
 from __future__ import annotations
 
@@ -51,14 +55,16 @@ class Count:
 
 @dataclass(frozen=True)
 class PhaseSpec:
-    """One launch over the pool."""
+    """One launch over the pool, or over a grid of groups of threads."""
 
     symbol: str
-    extent: int           # iterations that begin/end cut; the most, where variables say how many there are
+    extent: int           # iterations that begin/end cut, groups of a grid; the most, where variables say how many there are
     threads: int          # cores the phase wants; 1: run by the caller
-    scratch_bytes: int    # per worker
+    scratch_bytes: int    # per worker, or per thread of a group
     once: bool = False    # reads only constants of the plan: run once at prepare
     counts: tuple[Count, ...] = ()      # the loops that the launch is made of, where variables say how often they run
+    block: int = 1        # threads of a group
+    shared_bytes: int = 0   # memory that they share
 
     def extent_at(self, variables: Mapping[str, int]) -> int:
         """Iterations for these values of the variables."""
@@ -111,6 +117,8 @@ class ProgramSpec:
             if phase.extent < 0 or phase.threads < 1 or phase.scratch_bytes < 0:
                 refuse(f"phase {phase.symbol} has {phase.extent} iterations on {phase.threads} threads and {phase.scratch_bytes} bytes of "
                        "scratch")
+            if phase.block < 1 or phase.shared_bytes < 0:
+                refuse(f"phase {phase.symbol} has groups of {phase.block} threads with {phase.shared_bytes} bytes of shared memory")
             names = {name for count in phase.counts for name, _ in count.terms}
             if not names <= set(self.variables) or any(count.stride < 1 for count in phase.counts):
                 refuse(f"phase {phase.symbol} has iterations {phase.counts}; its variables are {self.variables}")
@@ -191,6 +199,8 @@ class Program:
             h.update(repr((phase.extent, phase.threads, phase.scratch_bytes, phase.once)).encode())
             if phase.counts:
                 h.update(repr(phase.counts).encode())
+            if phase.block > 1 or phase.shared_bytes:
+                h.update(repr(("group", phase.block, phase.shared_bytes)).encode())
             h.update(repr(code).encode())
         h.update(repr((self.spec.temps, self.spec.params, self.spec.outs, self.spec.variables)).encode())
         return h.hexdigest()

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from svod.core.kernel import intrinsics as dots
+from svod.core.kernel.groups import check_groups, has_block_rows
 from svod.core.kernel.online import is_pair
 from svod.core.kernel.online import online as rewrite_online
 from svod.core.kernel.placement import first_reduce, is_derived, place_stages
-from svod.core.kernel.scheduler import AUTO, DOT, INLINE, LOOP, ROOT, UNROLL, UPCAST, IntrinsicChoice, Loop, Scheduler
+from svod.core.kernel.scheduler import AUTO, DOT, GROUP, INLINE, LOCAL, LOOP, ROOT, UNROLL, UPCAST, IntrinsicChoice, Loop, Scheduler
 from svod.errors import KernelOptError
 
 Rule = Callable[[Scheduler, str, Any], Scheduler]
@@ -268,11 +269,7 @@ def thread(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     if r.extent < 2:
         raise KernelOptError(f"THREAD({axis}, {arg}): the axis has no iterations left to share")
     if _is_reduce(state, row):
-        if r.extent < arg or state.axis_rows[r.axis][0] != row:
-            raise KernelOptError(f"THREAD({axis}, {arg}): only the outermost part of a reduce axis of at least {arg} iterations is cut")
-        if state.pads[r.axis] or any(not isinstance(p, str) and state.stage_of_row(p) == stage.index for p in state.place):
-            raise KernelOptError(f"THREAD({axis}, {arg}): stages placed at loops of the output, or a padded axis, cannot be cut into parts")
-        return state.copy(split_reduce=(r.axis, arg))
+        return _cut_reduction(state, row, arg, f"THREAD({axis}, {arg})")
     order = state.order[stage.index]
     new = _with_order(state, stage.index, (row, *(x for x in order if x != row)))
     new = new.copy(thread=(row, arg))
@@ -281,6 +278,16 @@ def thread(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         if inside != sorted(inside):
             raise KernelOptError(f"THREAD({axis}, {arg}): an inner part of an axis cannot become the outermost loop")
     return new
+
+
+def _cut_reduction(state: Scheduler, row: int, n: int, what: str) -> Scheduler:
+    """A reduction of the output stage cut into `n` parts."""
+    r = state.rows[row]
+    if r.extent < n or state.axis_rows[r.axis][0] != row:
+        raise KernelOptError(f"{what}: only the outermost part of a reduce axis of at least {n} iterations is cut")
+    if state.pads[r.axis] or any(not isinstance(p, str) and state.stage_of_row(p) == state.stage_of_row(row) for p in state.place):
+        raise KernelOptError(f"{what}: stages placed at loops of the output, or a padded axis, cannot be cut into parts")
+    return state.copy(split_reduce=(r.axis, n))
 
 
 def stage(state: Scheduler, axis: str, arg: Any) -> Scheduler:
@@ -487,18 +494,123 @@ def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     return new.copy(online=(*state.online, (axis, arg)), applied_opts=state.applied_opts)
 
 
-def _needs(what: str, capability: str) -> Rule:
-    def refuse(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-        raise KernelOptError(f"{what}({axis}): target {state.target.arch} has no {capability}")
-    refuse.__doc__ = f"{what}: needs {capability}."
-    return refuse
+# -- opts of targets with groups of threads -----------------------------------------------------------
+
+def _group_row(state: Scheduler, axis: str, arg: Any, what: str) -> tuple[int, int]:
+    """The row and the amount of a split over the threads of a group. Raises KernelOptError where the target has none."""
+    if not state.target.has_groups:
+        raise KernelOptError(f"{what}({axis}): the target {state.target.arch} has no groups of threads")
+    if any(o.op == "NOLOCALS" for o in state.applied_opts):
+        raise KernelOptError(f"{what}({axis}): NOLOCALS keeps the groups of this state at one thread")
+    row = _loop_row(state, axis, what)
+    n = _amount(state, row, arg, what)
+    if n > state.target.group_threads:
+        raise KernelOptError(f"{what}({axis}, {arg}): a group has at most {state.target.group_threads} threads")
+    return row, n
+
+
+def _checked_groups(state: Scheduler, what: str) -> Scheduler:
+    try:
+        check_groups(state)
+    except KernelOptError as e:
+        raise KernelOptError(f"{what}: {e}") from None
+    return state
+
+
+def local(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """n positions of an output axis become the threads of a group. The stage must be one that a phase stores. Values staged inside the
+    phase stay private: each thread computes what it reads itself. Positions beyond the end of the axis are guarded.
+
+        for o in N: y[o] = f(o)     grid o in N/n: threads o.in in n: y[o*n + o.in] = f(o*n + o.in)
+    """
+    row, n = _group_row(state, axis, arg, "LOCAL")
+    if _is_reduce(state, row):
+        raise KernelOptError(f"LOCAL({axis}): the threads of a reduce axis combine partial results; use GROUP or GROUPTOP")
+    return _checked_groups(_split(state, row, n, LOCAL), f"LOCAL({axis}, {arg})")
+
+
+def group(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """n threads of a group share a reduction, neighbouring threads taking neighbouring positions. Each makes a partial result, puts it
+    into shared memory and, behind a barrier, combines those of all n, so that all of them have the result.
+
+        for r in K: acc += f(r)     threads t in n: for r in K/n: acc += f(r*n + t);  p[t] = acc;  barrier;  acc = Σ p
+    """
+    return _share_reduction(state, axis, arg, "GROUP", _split)
+
+
+def grouptop(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """n threads of a group share a reduction, each taking a block of positions. The loop keeps its name inside the block.
+
+        for r in K: acc += f(r)     threads t in n: for r in K/n: acc += f(t*K/n + r);  p[t] = acc;  barrier;  acc = Σ p
+    """
+    return _share_reduction(state, axis, arg, "GROUPTOP", _split_top)
+
+
+def _share_reduction(state: Scheduler, axis: str, arg: Any, what: str, split: Callable[[Scheduler, int, int, str], Scheduler]) -> Scheduler:
+    row, n = _group_row(state, axis, arg, what)
+    if not _is_reduce(state, row):
+        raise KernelOptError(f"{what}({axis}): nothing is summed up along an output axis; use LOCAL")
+    if not state.target.shared_bytes:
+        raise KernelOptError(f"{what}({axis}): the target {state.target.arch} has no shared memory")
+    if state.split_reduce and state.split_reduce[0] == state.rows[row].axis:
+        raise KernelOptError(f"{what}({axis}): the grid shares this axis already; GROUP comes before SPLITK")
+    return _checked_groups(split(state, row, n, GROUP), f"{what}({axis}, {arg})")
+
+
+def _split_top(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
+    """Split `n` outer positions off a loop row: the row keeps its name with the inner positions, a row of `role` stands around it."""
+    r = state.rows[row]
+    left = -(-r.extent // n)
+    if left == 1:
+        return _split(state, row, n, role)
+    names = {x.name for x in state.rows}
+    name, k = f"{r.name}.top", 2
+    while name in names:
+        name, k = f"{r.name}.top{k}", k + 1
+    ids = state.axis_rows[r.axis]
+    at = ids.index(row)
+    axis_rows = list(state.axis_rows)
+    axis_rows[r.axis] = (*ids[:at], len(state.rows), *ids[at:])
+    rows = (*state.rows[:row], r._replace(extent=left), *state.rows[row + 1:], Loop(name, r.axis, n, r.stride * left, role))
+    return state.copy(rows=rows, axis_rows=tuple(axis_rows))
+
+
+def nolocals(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Keep the groups of every phase at one thread: LOCAL, GROUP and GROUPTOP are refused after it. It changes no loop."""
+    if not state.target.has_groups:
+        raise KernelOptError(f"NOLOCALS({axis}): the target {state.target.arch} has no groups of threads")
+    if has_block_rows(state):
+        raise KernelOptError(f"NOLOCALS({axis}): loops are bound to the threads of a group already")
+    if any(o.op == "NOLOCALS" for o in state.applied_opts):
+        raise KernelOptError(f"NOLOCALS({axis}): it was applied already")
+    return state.copy()
+
+
+def splitk(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Cut a reduce axis into n parts, each a group of the grid that makes partial results; a second phase combines them.
+
+        for r in K: acc += f(r)     grid t in n: p[t] = Σ f(part t);  then  y = Σ p[t]
+    """
+    if not state.target.has_groups:
+        raise KernelOptError(f"SPLITK({axis}): the target {state.target.arch} has no grid of groups; THREAD cuts a reduction over cores")
+    row = _loop_row(state, axis, "SPLITK")
+    n = _amount(state, row, arg, "SPLITK")
+    if not _is_reduce(state, row) or not state.kernel.stages[state.stage_of_row(row)].is_output:
+        raise KernelOptError(f"SPLITK({axis}): only a reduce axis of the output stage is cut into parts")
+    if n > state.target.global_limits[0]:
+        raise KernelOptError(f"SPLITK({axis}, {arg}): a grid has at most {state.target.global_limits[0]} groups")
+    if state.split_reduce:
+        raise KernelOptError(f"SPLITK({axis}): a reduction is cut into parts already")
+    return _cut_reduction(state, row, n, f"SPLITK({axis}, {arg})")
+
+
+def pipeline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Load what the next iterations of a loop read while this one computes, by copies that the target makes on its own."""
+    raise KernelOptError(f"PIPELINE({axis}): the target {state.target.arch} has no asynchronous copies")
 
 
 OPTS: dict[str, Rule] = {
     "UPCAST": upcast, "UNROLL": unroll, "LANES": lanes, "THREAD": thread, "TILE": tile, "ORDER": reorder, "SWAP": swap,
     "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream, "PREFETCH": prefetch, "TC": tc, "ONLINE": online,
-    "LOCAL": _needs("LOCAL", "workgroups"), "NOLOCALS": _needs("NOLOCALS", "workgroups"),
-    "GROUP": _needs("GROUP", "memory shared by a workgroup"), "GROUPTOP": _needs("GROUPTOP", "memory shared by a workgroup"),
-    "SPLITK": _needs("SPLITK", "grid"),
-    "PIPELINE": _needs("PIPELINE", "asynchronous copies"),
+    "LOCAL": local, "GROUP": group, "GROUPTOP": grouptop, "NOLOCALS": nolocals, "SPLITK": splitk, "PIPELINE": pipeline,
 }

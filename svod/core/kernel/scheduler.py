@@ -27,6 +27,7 @@ StagePlace = str | int  # or a row id: inside that loop
 
 LOOP, UPCAST, UNROLL = "loop", "upcast", "unroll"
 DOT = "dot"     # the positions that one dot instruction sums up
+LOCAL, GROUP = "local", "group"     # the threads of a group: positions of an output, parts of a reduction
 
 
 class Opt(NamedTuple):

@@ -30,9 +30,8 @@ class Target:
     has_fma: bool = True
     has_scaleb: bool = False        # a float times a power of two is one instruction
     has_masked_memory: bool = True  # masked vector loads and stores are single instructions
-    has_local: bool = False         # workgroups
-    has_shared: bool = False        # memory of a workgroup
-    shared_bytes: int = 0
+    group_threads: int = 0          # most threads of a group; 0: the target has no groups
+    shared_bytes: int = 0           # memory that the threads of a group share
     device: str = "CPU"
     global_limits: tuple[int, int, int] = (NO_LIMIT, NO_LIMIT, NO_LIMIT)    # groups that a launch may have along its dimensions
     local_limits: tuple[int, int, int] = (NO_LIMIT, NO_LIMIT, NO_LIMIT)     # positions that a group may have along its dimensions
@@ -44,6 +43,11 @@ class Target:
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector register."""
         return max(1, self.vector_bytes // dtype.itemsize)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether a phase is launched as a grid of groups of threads."""
+        return self.group_threads > 0
 
     @property
     def key(self) -> str:

@@ -1,0 +1,107 @@
+"""Which loops of a state are bound to which level of the machine, and what a group of threads computes.
+
+LOCAL, GROUP and GROUPTOP bind loops to the threads of a group. The threads of a phase form a grid of two parts: the LOCAL loops of the
+stage that the phase stores, and one part that all reductions of the phase share, as large as the largest of them.
+
+    y[i] = Σ x[i, k],  LOCAL(o0, 8) GROUP(r0, 4)      32 threads; thread t has row t // 4 of the 8 and every fourth k from t % 4
+"""
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from svod.core.kernel.placement import Placement, place_stages
+from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
+from svod.core.machine.levels import Level
+from svod.errors import KernelOptError
+
+BLOCK_ROLES = (LOCAL, GROUP)
+AREA = 64       # bytes: areas of shared memory begin at multiples of this
+
+
+class ThreadGroup(NamedTuple):
+    """The threads of a group of one phase: `local` positions, each computed by `reducers` threads that share its reductions."""
+
+    local: int
+    reducers: int
+
+    @property
+    def threads(self) -> int:
+        return self.local * self.reducers
+
+
+def level_of(state: Scheduler, row: int) -> Level:
+    """The level of the machine to which a loop row is bound."""
+    role = state.rows[row].role
+    if role in BLOCK_ROLES:
+        return Level.BLOCK
+    if role == DOT:
+        return Level.INTRINSIC
+    if role == LOOP:
+        return Level.CORE if state.thread is not None and state.thread[0] == row else Level.SERIAL
+    return Level.VECTOR if row in state.lanes else Level.UNROLL
+
+
+def has_block_rows(state: Scheduler) -> bool:
+    """Whether any loop is bound to the threads of a group."""
+    return any(r.role in BLOCK_ROLES for r in state.rows)
+
+
+def covered_extent(state: Scheduler, axis: int) -> int:
+    """Positions that the loops of an axis cover, those beyond its end included."""
+    return prod(state.rows[r].extent for r in state.axis_rows[axis])
+
+
+def is_covered(state: Scheduler, axis: int, stored: bool) -> bool:
+    """Whether the loops of an axis cover whole tiles, and positions beyond its end are guarded: where threads share it, or groups do
+    (`stored`: an output axis of the stage that a phase stores). No position may be computed by two of them."""
+    return state.target.has_groups and (stored or any(state.rows[r].role in BLOCK_ROLES for r in state.axis_rows[axis]))
+
+
+def reducers_of(state: Scheduler, stage: int) -> int:
+    """The threads that share the reductions of a stage."""
+    return prod(state.rows[r].extent for a in state.kernel.stages[stage].reds for r in state.axis_rows[a] if state.rows[r].role == GROUP)
+
+
+def phase_of(found: Placement, stage: int) -> int:
+    """The stage that is stored by the phase in which a placed stage is computed."""
+    path = found.paths[stage]
+    return path[0][0] if path else stage
+
+
+def group_of(state: Scheduler, found: Placement, root: int) -> ThreadGroup:
+    """The threads of a group of the phase that stores stage `root`."""
+    local = prod(state.rows[r].extent for a in state.kernel.stages[root].outs for r in state.axis_rows[a] if state.rows[r].role == LOCAL)
+    inside = [s.index for s in state.kernel.stages if found.paths[s.index] is not None and phase_of(found, s.index) == root]
+    return ThreadGroup(local, max(reducers_of(state, s) for s in inside))
+
+
+def exchanged_bytes(state: Scheduler, found: Placement, stage: int, threads: int) -> int:
+    """Shared memory in which `threads` threads put the partial results of a stage."""
+    r = found.resolved[stage]
+    assert r is not None
+    s = state.kernel.stages[stage]
+    positions = prod(state.rows[x].extent for a in s.outs + s.reds for x in state.axis_rows[a]
+                     if state.rows[x].role not in (LOOP, *BLOCK_ROLES))
+    return sum(-(-threads * positions * d.itemsize // AREA) * AREA for red in r.reductions for d in red.dtypes)
+
+
+def check_groups(state: Scheduler) -> None:
+    """Raises KernelOptError where loops that are bound to threads do not go together, or a group is larger than the target allows."""
+    if not has_block_rows(state):
+        return
+    found, target = place_stages(state), state.target
+    for s in state.kernel.stages:
+        rows = [state.rows[r] for a in s.outs for r in state.axis_rows[a] if state.rows[r].role == LOCAL]
+        if rows and found.paths[s.index] != ():
+            raise KernelOptError(f"stage {s.name} is computed inside a loop of another stage, so its loop {rows[0].name} cannot be the "
+                                 "threads of a group; STAGE it at the root first")
+    for root in found.roots:
+        threads = group_of(state, found, root).threads
+        if threads > target.group_threads:
+            raise KernelOptError(f"a group would have {threads} threads; the target allows {target.group_threads}")
+        needed = sum(exchanged_bytes(state, found, s.index, threads) for s in state.kernel.stages
+                     if found.paths[s.index] is not None and phase_of(found, s.index) == root and reducers_of(state, s.index) > 1)
+        if needed > target.shared_bytes:
+            raise KernelOptError(f"the partial results of a group take {needed} bytes of shared memory; the target has "
+                                 f"{target.shared_bytes}")

@@ -1,0 +1,37 @@
+"""The levels of a machine to which loops are bound, and the memories in which values live.
+
+    level       what the positions of a loop are                          opts
+    GRID        independent groups (a GPU) or chunks (a CPU) of a phase   the outermost output loops; SPLITK
+    BLOCK       the threads of a group                                    LOCAL, GROUP, GROUPTOP
+    SUBGROUP    threads that run in lockstep                              none yet
+    CORE        the cores of a CPU                                        THREAD
+    VECTOR      the lanes of a vector register                            LANES
+    UNROLL      straight-line code: register tiles, unrolled iterations   UPCAST, UNROLL
+    SERIAL      iterations one after another                              TILE, and every loop that no opt has bound
+    INTRINSIC   what one dot or matrix instruction computes               TC
+"""
+from __future__ import annotations
+
+from enum import Enum, auto
+
+
+class Level(Enum):
+    """Where the positions of a loop run."""
+
+    GRID = auto()
+    BLOCK = auto()
+    SUBGROUP = auto()
+    CORE = auto()
+    VECTOR = auto()
+    UNROLL = auto()
+    SERIAL = auto()
+    INTRINSIC = auto()
+
+
+class MemorySpace(Enum):
+    """Where a value lives, by who can read it."""
+
+    REGISTER = auto()   # one thread, a single element
+    SCRATCH = auto()    # one thread, a block of elements
+    SHARED = auto()     # the threads of one group
+    GLOBAL = auto()     # every thread: arguments and temporaries

@@ -1,0 +1,97 @@
+"""Opts of targets with groups of threads: what they do to the loops, and which limit of the target refuses them."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from svod.core.kernel.groups import covered_extent, group_of, level_of
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.placement import place_stages
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.levels import Level
+from svod.core.machine.target import Target
+from svod.errors import KernelOptError
+from tests.hand_kernels import gemm, softmax
+from tests.toy_backend.target import TOY
+
+GEMM = Kernel(gemm(24, 48, 30))
+PRIME = Kernel(gemm(17, 19, 23))
+SOFTMAX = Kernel(softmax(12, 40))
+Chain = list[list[Any]]
+
+
+def apply(kernel: Kernel, chain: Chain, target: Target = TOY) -> Scheduler:
+    return Scheduler(kernel, target).apply_opts([Opt.from_json(o) for o in chain])
+
+
+def table(state: Scheduler, axis: str) -> str:
+    rows = [state.rows[r] for r in state.axis_rows[state.kernel.axis_by_name[axis].index]]
+    return ", ".join(f"{r.name} {r.role} {r.extent}×{r.stride}" for r in rows)
+
+
+@pytest.mark.parametrize(("kernel", "chain", "axis", "rows", "group"), [
+    (GEMM, [["LOCAL", "o0", 8]], "o0", "o0 loop 3×8, o0.in local 8×1", (8, 1)),
+    (PRIME, [["LOCAL", "o0", 8]], "o0", "o0 loop 3×8, o0.in local 8×1", (8, 1)),
+    (GEMM, [["LOCAL", "o0", 8], ["UPCAST", "o0", 3], ["LOCAL", "o1", 4]], "o0",
+     "o0 loop 1×24, o0.in2 upcast 3×8, o0.in local 8×1", (32, 1)),
+    (GEMM, [["GROUP", "r0", 4]], "r0", "r0 loop 8×4, r0.in group 4×1", (1, 4)),
+    (GEMM, [["GROUPTOP", "r0", 4]], "r0", "r0.top group 4×8, r0 loop 8×1", (1, 4)),
+    (GEMM, [["GROUPTOP", "r0", 0]], "r0", "r0 loop 1×30, r0.in group 30×1", (1, 30)),
+    (GEMM, [["LOCAL", "o1", 16], ["GROUPTOP", "r0", 3], ["UNROLL", "r0", 2]], "r0",
+     "r0.top group 3×10, r0 loop 5×2, r0.in unroll 2×1", (16, 3)),
+    (SOFTMAX, [["GROUP", "s1.r0", 8], ["GROUP", "s3.r0", 4]], "s1.r0", "s1.r0 loop 5×8, s1.r0.in group 8×1", (1, 8)),
+    (SOFTMAX, [["NOLOCALS", "out"]], "o0", "o0 loop 12×1", (1, 1)),
+])
+def test_legal(kernel: Kernel, chain: Chain, axis: str, rows: str, group: tuple[int, int]) -> None:
+    state = apply(kernel, chain)
+    assert table(state, axis) == rows
+    found = group_of(state, place_stages(state), kernel.output)
+    assert found == group and found.threads == group[0] * group[1]
+
+
+def test_splitk_cuts_a_reduction_as_cores_do() -> None:
+    assert apply(GEMM, [["SPLITK", "r0", 5]]).split_reduce == (GEMM.axis_by_name["r0"].index, 5)
+
+
+@pytest.mark.parametrize(("kernel", "chain", "target", "why"), [
+    (GEMM, [["LOCAL", "o0", 8]], replace(TOY, group_threads=0), "the target toy has no groups of threads"),
+    (GEMM, [["GROUP", "r0", 8]], replace(TOY, shared_bytes=0), "the target toy has no shared memory"),
+    (GEMM, [["LOCAL", "o0", 8]], replace(TOY, group_threads=4), "a group has at most 4 threads"),
+    (GEMM, [["LOCAL", "o0", 8], ["LOCAL", "o1", 16]], TOY, "a group would have 128 threads; the target allows 64"),
+    (GEMM, [["LOCAL", "o0", 8], ["GROUP", "r0", 10]], TOY, "a group would have 80 threads; the target allows 64"),
+    (GEMM, [["UPCAST", "o1", 16], ["LOCAL", "o0", 8], ["GROUP", "r0", 2]], replace(TOY, shared_bytes=512),
+     "take 1024 bytes of shared memory; the target has 512"),
+    (GEMM, [["LOCAL", "r0", 2]], TOY, "use GROUP or GROUPTOP"),
+    (GEMM, [["GROUP", "o0", 2]], TOY, "use LOCAL"),
+    (GEMM, [["GROUPTOP", "o0", 2]], TOY, "use LOCAL"),
+    (SOFTMAX, [["LOCAL", "s1.o0", 2]], TOY, "computed inside a loop of another stage"),
+    (GEMM, [["SPLITK", "r0", 5], ["GROUP", "r0", 2]], TOY, "GROUP comes before SPLITK"),
+    (GEMM, [["SPLITK", "r0", 5], ["SPLITK", "r0", 5]], TOY, "cut into parts already"),
+    (GEMM, [["SPLITK", "o0", 2]], TOY, "only a reduce axis of the output"),
+    (GEMM, [["SPLITK", "r0", 5]], replace(TOY, global_limits=(4, 1, 1)), "a grid has at most 4 groups"),
+    (GEMM, [["THREAD", "o0", 2]], TOY, "the target has 1 cores"),
+    (GEMM, [["NOLOCALS", "out"], ["LOCAL", "o0", 8]], TOY, "NOLOCALS keeps the groups"),
+    (GEMM, [["NOLOCALS", "out"], ["NOLOCALS", "out"]], TOY, "applied already"),
+    (GEMM, [["LOCAL", "o0", 8], ["NOLOCALS", "out"]], TOY, "bound to the threads of a group already"),
+    (GEMM, [["PIPELINE", "r0", 2]], TOY, "has no asynchronous copies"),
+])
+def test_illegal(kernel: Kernel, chain: Chain, target: Target, why: str) -> None:
+    before = apply(kernel, chain[:-1], target)
+    with pytest.raises(KernelOptError, match=why):
+        before.apply_opt(Opt.from_json(chain[-1]))
+
+
+def test_levels_of_loops() -> None:
+    state = apply(GEMM, [["LOCAL", "o0", 8], ["UPCAST", "o1", 16], ["LANES", "o1.in"], ["GROUP", "r0", 5], ["UNROLL", "r0", 2]])
+    levels = {row.name: level_of(state, i) for i, row in enumerate(state.rows)}
+    assert (levels["o0"], levels["o0.in"], levels["r0.in"]) == (Level.SERIAL, Level.BLOCK, Level.BLOCK)
+    assert (levels["o1.in"], levels["r0.in2"]) == (Level.VECTOR, Level.UNROLL)
+    threaded = apply(GEMM, [["THREAD", "o0", 2]], replace(TOY, threads=2))
+    assert level_of(threaded, threaded.row_id("o0")) is Level.CORE
+
+
+def test_loops_that_threads_share_cover_whole_tiles() -> None:
+    state = apply(PRIME, [["LOCAL", "o0", 8], ["UPCAST", "o0", 2]])
+    assert covered_extent(state, PRIME.axis_by_name["o0"].index) == 32

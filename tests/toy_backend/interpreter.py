@@ -1,0 +1,125 @@
+"""LINEAR on a grid: groups in any order, the threads of a group in any order between barriers. It reports
+
+    races           two threads of a group touch one element between two barriers, or two groups one element within a phase,
+                    and at least one of them writes it
+    out of bounds   an access beyond an argument, a temporary, or an area of scratch or shared memory
+    barriers        that not all threads of a group reach
+    uninitialised   reads of shared memory that no thread of the group has written
+
+Orders are drawn from a seed. What is reported does not depend on them: accesses are logged and compared at every barrier.
+"""
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from svod.compile.lower.linear import Memory, PhaseInterpreter, format_instruction, poisoned_temporaries
+from svod.compile.lower.program import Program
+from svod.errors import CompileError
+
+Array = np.ndarray[Any, Any]
+
+
+class DeviceFault(CompileError):
+    """A program does what no device may be asked to do."""
+
+
+class Access(NamedTuple):
+    """One access of one thread: the instruction, the elements it touched, who touched them, and whether it wrote them."""
+
+    instruction: int
+    elements: Array
+    actor: int
+    write: bool
+
+
+class GridInterpreter(PhaseInterpreter):
+    """A phase on the toy device."""
+
+    watched = True
+
+    def __init__(self, program: Program, number: int, args: Sequence[Array], temps: Sequence[Array], variables: Mapping[str, int],
+                 rng: random.Random):
+        super().__init__(program.spec, program.spec.phases[number], program.code[number], args, temps, variables)
+        self.rng = rng
+        self.group = 0
+        self.since_barrier: dict[str, list[Access]] = {}    # by memory, of the group that runs
+        self.of_phase: dict[str, list[Access]] = {}         # by global memory, the group as the actor
+        self.memories: dict[str, Memory] = {}
+        self.written: dict[str, Array] = {}                 # shared memory: which elements the group has written
+
+    def run_grid(self) -> None:
+        """Runs every group of the phase. Raises CompileError with the first fault."""
+        groups = list(range(self.phase.extent_at(self.variables)))
+        self.rng.shuffle(groups)
+        for group in groups:
+            self.group, self.begin, self.end = group, group, group + 1
+            self.written.clear()
+            self.run_group(self.order(range(self.phase.block)))
+            self.at_barrier()
+        for name, accesses in self.of_phase.items():
+            self._refuse_race(name, accesses, "groups {} and {} of a phase")
+
+    def order(self, threads: Sequence[int]) -> Sequence[int]:
+        shuffled = list(threads)
+        self.rng.shuffle(shuffled)
+        return shuffled
+
+    def touched(self, i: int, memory: Memory, where: Array, write: bool) -> None:
+        if memory.is_private or not where.size:
+            return
+        self.memories[memory.name] = memory
+        if memory.name.startswith("shared"):
+            self._check_initialised(i, memory, where, write)
+        else:
+            self.of_phase.setdefault(memory.name, []).append(Access(i, where, self.group, write))
+        self.since_barrier.setdefault(memory.name, []).append(Access(i, where, self.thread, write))
+
+    def _check_initialised(self, i: int, memory: Memory, where: Array, write: bool) -> None:
+        written = self.written.setdefault(memory.name, np.zeros(memory.size, np.bool_))
+        if write:
+            written[where] = True
+        elif not written[where].all():
+            raise DeviceFault(f"{self.failed(i, 'reads')} element {where[~written[where]][0]} of {memory.name}, which no thread of the "
+                              "group has written")
+
+    def at_barrier(self) -> None:
+        for name, accesses in self.since_barrier.items():
+            self._refuse_race(name, accesses, "threads {} and {} of a group, without a barrier between them,")
+        self.since_barrier.clear()
+
+    def _refuse_race(self, name: str, accesses: list[Access], who: str) -> None:
+        """Raises DeviceFault where two actors touch one element and one of them writes it."""
+        if not any(a.write for a in accesses) or len({a.actor for a in accesses}) == 1:
+            return
+        writer = np.full(self.memories[name].size, -1)      # the last access that wrote an element
+        for k, a in enumerate(accesses):
+            if a.write:
+                writer[a.elements] = k
+        actors = np.array([a.actor for a in accesses])
+        for a in accesses:
+            last = writer[a.elements]
+            raced = (last >= 0) & (actors[last] != a.actor)
+            if raced.any():
+                other = accesses[int(last[raced][0])]
+                lines = " and ".join(format_instruction(x.instruction, self.code[x.instruction]) for x in (a, other))
+                raise DeviceFault(f"phase {self.phase.symbol}: {who.format(a.actor, other.actor)} touch element "
+                                  f"{a.elements[raced][0]} of {name}: {lines}")
+
+
+def run_program(program: Program, args: Sequence[Array], variables: Mapping[str, int] | None = None, seed: int = 0) -> None:
+    """Runs the phases of a program in order over `args`: flat arrays by slot, outputs written in place. Raises CompileError with the first
+    fault."""
+    run_phases(program, range(len(program.code)), args, poisoned_temporaries(program), variables or {}, seed)
+
+
+def run_phases(program: Program, numbers: Sequence[int], args: Sequence[Array], temps: Sequence[Array], variables: Mapping[str, int],
+               seed: int) -> None:
+    """Runs some phases of a program over `args` and its temporaries, given as bytes."""
+    rng = random.Random(seed)
+    with np.errstate(all="ignore"):
+        for number in numbers:
+            GridInterpreter(program, number, args, temps, variables, rng).run_grid()
