@@ -26,6 +26,7 @@ from svod.compile.llvm.codegen import compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
 from svod.core.cost.sketch import sketches
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
@@ -60,7 +61,7 @@ def step_costs(state: Scheduler) -> list[tuple[float, float]]:
     for opt in default_actions(state, lanes_of(state.kernel, state.target)):
         start = time.perf_counter()
         try:
-            child = state.apply_opt(opt)
+            child = apply_opt(state, opt)
         except KernelOptError:
             continue
         _ = child.digest
@@ -77,7 +78,7 @@ def costs_of(kernel: Kernel, target: Target, count: int, rng: random.Random) -> 
     lowering, rendering, compiling, instructions = [], [], [], []
     for state in states:
         lower(state)
-        equal = Scheduler(kernel, target).apply_opts(state.applied_opts)
+        equal = apply_opts(Scheduler(kernel, target), state.applied_opts)
         seconds, program = timed(lambda equal=equal: lower(equal))  # type: ignore[misc]
         lowering.append(seconds)
         seconds, ir = timed(lambda program=program: render(program, target, aligned=True))  # type: ignore[misc]

@@ -42,6 +42,7 @@ from svod.compile.lower.program import Instr, Program
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.graph import graph
 from svod.core.ir.dtype import dtypes
+from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.schedule.schedule import create_schedule
@@ -128,7 +129,7 @@ def main() -> None:
     kernel = Kernel(create_schedule(graph.sink((Tensor(operands[0]) @ Tensor(operands[1])).uop)).calls[0].ast)
     state = Scheduler(kernel, target)
     for op, axis, *more in square(case, target):
-        state = state.apply_opt(Opt(op, axis, *(tuple(m) if isinstance(m, list) else m for m in more)))
+        state = apply_opt(state, Opt(op, axis, *(tuple(m) if isinstance(m, list) else m for m in more)))
     arrays = [np.zeros(args.size**2, np.float32), *(np.ascontiguousarray(o).ravel() for o in operands)]
     plans = {name: plan_of(program, arrays) for name, program in variants(lower(state)).items()}
     plans["chain"].execute()

@@ -30,10 +30,12 @@ from svod.compile.llvm.codegen import LoadedProgram, compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.cost.cost_model import cost_of
 from svod.core.cost.op_count import count_operations
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.graph import graph
 from svod.core.ir.uop import Ops
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
@@ -132,11 +134,11 @@ def study(name: str, kernel: Kernel, target: Target, rounds: int, extra: Sequenc
     start = time.perf_counter()
     choice = heuristic(base)
     chosen = time.perf_counter() - start
-    entries = [Entry(s, s.features().cycles) for s in sketches(base)]
+    entries = [Entry(s, cost_of(s).cycles) for s in sketches(base)]
     for chain in extra:
-        state = base.apply_opts(chain)
+        state = apply_opts(base, chain)
         if all(e.state.digest != state.digest for e in entries):
-            entries.append(Entry(state, state.features().cycles))
+            entries.append(Entry(state, cost_of(state).cycles))
     machine = Machine(kernel, target)
     for e in entries:
         e.contestant = machine.contestant(e.state)

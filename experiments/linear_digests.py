@@ -30,6 +30,7 @@ from heuristics import kernels_of  # noqa: E402
 from svod.bench.suites.suites import select_cases  # noqa: E402
 from svod.compile.lower.lower import lower  # noqa: E402
 from svod.core.cost.sketch import heuristic, sketches  # noqa: E402
+from svod.core.kernel.apply import apply_opts  # noqa: E402
 from svod.core.kernel.kernel import Kernel  # noqa: E402
 from svod.core.kernel.scheduler import Opt, Scheduler  # noqa: E402
 from svod.core.machine.target import Target  # noqa: E402
@@ -93,7 +94,7 @@ def record() -> dict[str, Any]:
 def replay(kernel: Kernel, target: Target, then: dict[str, Any]) -> dict[str, Any]:
     """What a recorded chain comes to now."""
     try:
-        return describe(Scheduler(kernel, target).apply_opts([Opt.from_json(o) for o in then["chain"]]))
+        return describe(apply_opts(Scheduler(kernel, target), [Opt.from_json(o) for o in then["chain"]]))
     except SvodError as e:
         return {"chain": then["chain"], "state": f"{type(e).__name__}: {e}", "linear": ""}
 

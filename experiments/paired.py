@@ -32,6 +32,7 @@ from svod.bench.suites.suites import select_cases
 from svod.compile.cpu.host import host_target
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.ir.serialize import ast_to_data, data_to_ast
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
@@ -168,7 +169,7 @@ def in_a_process(function: Callable[..., T], *args: Any) -> T:
 def time_chains(ast: Any, chains: Sequence[Sequence[Any]], seed: int) -> tuple[tuple[float, ...], tuple[Ratio, ...]]:
     """Seconds of each chain of a kernel, and the first one's time over it. Chains that end in one state share its samples."""
     kernel, target = Kernel(data_to_ast(ast)), host_target()
-    states = [Scheduler(kernel, target).apply_opts([Opt.from_json(o) for o in chain]) for chain in chains]
+    states = [apply_opts(Scheduler(kernel, target), [Opt.from_json(o) for o in chain]) for chain in chains]
     distinct = list({s.digest: s for s in states}.values())
     machine = Machine(kernel, target)
     result = confirm([machine.contestant(s) for s in distinct], rng=random.Random(seed), budget_seconds=TIMING_SECONDS)

@@ -23,6 +23,7 @@ from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.graph import graph
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.schedule.schedule import create_schedule
@@ -43,10 +44,10 @@ KERNELS: dict[str, tuple[tuple[int, ...], Callable[[Any], Any], tuple[Opt, ...]]
 def states(x: Array, compute: Callable[[Any], Any], chain: tuple[Opt, ...], threads: int) -> dict[str, Scheduler]:
     """The chain, the same again, and with the argument prefetched."""
     kernel = Kernel(create_schedule(graph.sink(compute(Tensor(x)).uop)).calls[0].ast)
-    state = Scheduler(kernel, host_target()).apply_opts(chain)
+    state = apply_opts(Scheduler(kernel, host_target()), chain)
     if threads > 1:
-        state = state.apply_opt(Opt("THREAD", "o0", threads))
-    return {"chain": state, "again": state, **{f"{n} ahead": state.apply_opt(Opt("PREFETCH", "p1", n)) for n in AHEAD}}
+        state = apply_opt(state, Opt("THREAD", "o0", threads))
+    return {"chain": state, "again": state, **{f"{n} ahead": apply_opt(state, Opt("PREFETCH", "p1", n)) for n in AHEAD}}
 
 
 def plan_of(state: Scheduler, arrays: list[Array]) -> ExecutionPlan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.scheduler import INLINE, LOOP, ROOT, UPCAST, Opt, Scheduler
 from svod.errors import KernelOptError
 
@@ -101,7 +102,7 @@ def random_state(rng: random.Random, state: Scheduler, length: int, refused: lis
             break
         opt = random_opt(rng, state)
         try:
-            following = state.apply_opt(opt)
+            following = apply_opt(state, opt)
         except KernelOptError as e:
             if refused is not None:
                 refused.append((opt, str(e)))

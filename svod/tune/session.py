@@ -31,6 +31,7 @@ from svod.config import BeamConfig, BenchConfig
 from svod.core.cost.op_count import count_operations
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.ir.serialize import ast_to_data
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
@@ -301,7 +302,7 @@ class TuneSession:
             if len(found) >= STORED_SEEDS:
                 break
             try:
-                state = base.apply_opts(Opt.from_json(list(o)) for o in chain)
+                state = apply_opts(base, (Opt.from_json(list(o)) for o in chain))
             except KernelOptError as e:
                 log.info("a stored chain of %s does not apply any more and is skipped: %s", base.kernel.key[:12], e)
                 continue

@@ -20,6 +20,7 @@ from svod.compile.lower.lower import lower
 from svod.config import NONE, PrepareConfig
 from svod.core.graph import graph
 from svod.core.ir.uop import Ops
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
@@ -92,7 +93,7 @@ def test_every_kernel_of_the_suite_has_a_chain(chains: Any) -> None:
                          ids=["sse", "avx2", "avx512", "dots", "tiles"])
 def test_chains_are_valid_on_every_kind_of_target(target: Target, chains: Any) -> None:
     for case in select_cases("core"):
-        state = Scheduler(kernel_of(case), target).apply_opts([Opt.from_json(o) for o in chains.CHAINS[case.name](case, target)])
+        state = apply_opts(Scheduler(kernel_of(case), target), [Opt.from_json(o) for o in chains.CHAINS[case.name](case, target)])
         program = lower(state)
         validate(program)
         if target in (DOTS, TILES) and case.dtype in ("int8", "bfloat16"):
@@ -104,6 +105,6 @@ def test_the_scores_of_attention_are_never_turned(chains: Any) -> None:
     """What is computed from scratch keeps its rows: no strided access but those that pack the keys, and these are squares."""
     target = replace(AVX512, threads=2)
     case = kinds.attention("a", "", 2, 96, 64)
-    state = Scheduler(kernel_of(case), target).apply_opts([Opt.from_json(o) for o in chains.CHAINS["attention_12x512x64"](case, target)])
+    state = apply_opts(Scheduler(kernel_of(case), target), [Opt.from_json(o) for o in chains.CHAINS["attention_12x512x64"](case, target)])
     code = [i for phase in lower(state).code for i in phase]
     assert not [i for i in code if i[0] in ("LOADS", "STORES", "GATHER", "SCATTER")]

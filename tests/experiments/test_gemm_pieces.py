@@ -11,6 +11,7 @@ import pytest
 from svod.compile.lower.linear import interpret, validate
 from svod.compile.lower.lower import lower
 from svod.core.graph import graph
+from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.schedule.schedule import create_schedule
@@ -34,7 +35,7 @@ def test_each_piece_is_taken_out_and_nothing_else(pieces: Any) -> None:
     a, b = rng.standard_normal((7, 11), np.float32), rng.standard_normal((11, 32), np.float32)
     state = Scheduler(Kernel(create_schedule(graph.sink((Tensor(a) @ Tensor(b)).uop)).calls[0].ast), AVX2)
     for opt in CHAIN:
-        state = state.apply_opt(opt)
+        state = apply_opt(state, opt)
     results = {}
     for name, program in pieces.variants(lower(state)).items():
         validate(program)
@@ -51,6 +52,6 @@ def test_each_piece_is_taken_out_and_nothing_else(pieces: Any) -> None:
 
 def test_without_a_copy_is_an_error(pieces: Any) -> None:
     x = Tensor(np.zeros((4, 16), np.float32)) @ Tensor(np.zeros((16, 16), np.float32))
-    state = Scheduler(Kernel(create_schedule(graph.sink(x.uop)).calls[0].ast), AVX2).apply_opt(Opt("UPCAST", "o0", 2))
+    state = apply_opt(Scheduler(Kernel(create_schedule(graph.sink(x.uop)).calls[0].ast), AVX2), Opt("UPCAST", "o0", 2))
     with pytest.raises(ValueError, match="copies nothing"):
         pieces.variants(lower(state))

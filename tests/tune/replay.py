@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from svod.config import BeamConfig
+from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, Race, Screened, Verdict
@@ -20,7 +21,7 @@ from tests.tune.search_kernels import TARGET, gemm
 
 KERNEL = gemm(48, 64, 40)
 BASE = Scheduler(KERNEL, TARGET)
-HEURISTIC = BASE.apply_opt(Opt("UPCAST", "o1", 16))
+HEURISTIC = apply_opt(BASE, Opt("UPCAST", "o1", 16))
 
 
 def made_up_seconds(c: Candidate) -> float:

@@ -13,6 +13,7 @@ from svod.bench.report.page import render_html, render_markdown
 from svod.bench.roofline import Ceilings
 from svod.compile.cpu.host import host_target
 from svod.core.ir.serialize import ast_to_data
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
@@ -162,7 +163,7 @@ def test_ceilings_of_this_machine_come_from_the_cache(db: TuningDB, tmp_path: Pa
 def test_a_chain_that_does_not_apply_any_more_is_told(db: TuningDB) -> None:
     chain = (("UPCAST", "o9", 4),)
     with pytest.raises(Exception, match="o9"):
-        Scheduler(kernel(), host_target()).apply_opts(Opt.from_json(list(o)) for o in chain)
+        apply_opts(Scheduler(kernel(), host_target()), (Opt.from_json(list(o)) for o in chain))
     fill(db, host_target().key, kernel(), chain)
     found = read_tuning(db)
     assert found is not None and "cannot be replayed" in found.kernels[0].problem and found.kernels[0].chain == ("UPCAST(o9, 4)",)

@@ -9,6 +9,7 @@ import pytest
 from svod.compile.cpu.host import host_target
 from svod.config import BeamConfig, BenchConfig
 from svod.core.ir.dtype import dtypes
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.db import Measurement, Search, TuningDB, Verdict
@@ -282,5 +283,5 @@ def test_a_search_with_local_workers(kernel: Kernel) -> None:
     found = result.findings[kernel.key]
     assert found.verified
     assert result.candidates > 5
-    Scheduler(kernel, host_target()).apply_opts(found.chain)
+    apply_opts(Scheduler(kernel, host_target()), found.chain)
     assert all(e.seconds <= e.before for e in events if isinstance(e, Improved))

@@ -25,6 +25,7 @@ from svod.compile.lower.routines import lower_routine
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.launch import ONCE
 from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
@@ -93,7 +94,7 @@ def _override(derived: ProgramSpec, explicit: ProgramSpec | None) -> ProgramSpec
 def lower_kernel(kernel: Kernel, target: Target, chain: tuple[Opt, ...] = ()) -> Program:
     """The Program of a kernel under a chain. Raises KernelOptError for a chain that does not apply."""
     if kernel.routine is None:
-        return lower(Scheduler(kernel, target).apply_opts(chain))
+        return lower(apply_opts(Scheduler(kernel, target), chain))
     if chain:
         raise KernelOptError(f"{chain[0].op} on a {kernel.routine.arg[0].lower()}: a routine has one form and takes no opts")
     return lower_routine(kernel, target)

@@ -75,8 +75,15 @@ class _Nest(NamedTuple):
         return total
 
 
-def cost(state: Scheduler) -> Cost:
-    """Analyse a state. Raises KernelOptError when its placements do not go together."""
+def cost_of(state: Scheduler) -> Cost:
+    """What the state costs, by analysis alone, remembered on it. Raises KernelOptError when its placements do not go together."""
+    if state._cost is None:
+        state._cost = _cost_of(state)
+    cost: Cost = state._cost
+    return cost
+
+
+def _cost_of(state: Scheduler) -> Cost:
     found = place_stages(state)
     kernel = state.kernel
     pieces: dict[int, list[tuple[EmittedLoop, ...]]] = {}
@@ -315,7 +322,7 @@ def _data(state: Scheduler, found: Placement, lay: Layouts, nest: _Nest, reads: 
     return cycles, moved
 
 
-def family(state: Scheduler) -> tuple[Any, ...]:
+def tiling_family(state: Scheduler) -> tuple[Any, ...]:
     """States of one family tile the same axes at the same levels and stage the same values, with whatever amounts."""
     rows = state.rows
     levels = tuple(tuple(rows[r].role for r in ids if rows[r].extent > 1) for ids in state.axis_rows)

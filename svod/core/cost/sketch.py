@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
+from svod.core.cost.cost_model import cost_of
 from svod.core.cost.sketch_contractions import contraction_sketches, inner_contraction
 from svod.core.cost.sketch_facts import (
     contiguous_axes,
@@ -47,8 +48,8 @@ def heuristic(state: Scheduler) -> Scheduler:
     """The sketch that the analysis of states puts first: what runs when nothing is known about a kernel. Of those that it cannot tell apart
     one of the fewest phases, as cores wait for each other between them and fetch what others have stored; of these the shortest."""
     found = _distinct(_generate(state))
-    limit = TIE * min((s.features().cycles for s in found), default=0.0)
-    return min((s for s in found if s.features().cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), s.features().cycles),
+    limit = TIE * min((cost_of(s).cycles for s in found), default=0.0)
+    return min((s for s in found if cost_of(s).cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), cost_of(s).cycles),
                default=state)
 
 
@@ -60,7 +61,7 @@ def _phases(state: Scheduler) -> int:
 def sketches(state: Scheduler) -> list[Scheduler]:
     """All sketches that apply, different ones only."""
     found = _distinct(_generate(state))
-    fastest = min(found, key=lambda s: s.features().cycles, default=None)
+    fastest = min(found, key=lambda s: cost_of(s).cycles, default=None)
     return found if fastest is None else _distinct([*found, _streamed(fastest)])
 
 
@@ -251,7 +252,7 @@ def _past_caches(state: Scheduler) -> Scheduler:
     if not can_stream(state):
         return state
     past = try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
-    return past if past.features().cycles * _STREAM_GAIN < state.features().cycles else state
+    return past if cost_of(past).cycles * _STREAM_GAIN < cost_of(state).cycles else state
 
 
 def _keep_costly(state: Scheduler) -> Scheduler:
@@ -414,4 +415,4 @@ def _parallel(state: Scheduler) -> Scheduler:
     if even is not None:
         return even
     uneven = [done for done in (first(least), first(cut)) if done is not None]
-    return min(uneven, key=lambda s: s.features().cycles, default=state)
+    return min(uneven, key=lambda s: cost_of(s).cycles, default=state)

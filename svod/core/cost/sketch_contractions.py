@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from svod.core.cost.cost_model import loops_that_move, needed
+from svod.core.cost.cost_model import cost_of, loops_that_move, needed
 from svod.core.cost.sketch_facts import (
     Operand,
     bytes_of,
@@ -151,11 +151,11 @@ def _tiled(state: Scheduler, r: ResolvedStage, t: _RegisterTile, shares: list[fl
         own = _stage_share(staged, r, other, t.tile)
         if own is not None:
             own = _unroll_windows(own, r, t, other)
-            cycles = own.features().cycles
+            cycles = cost_of(own).cycles
             if variants or cycles < min(shares, default=math.inf):
                 yield own
             shares.append(cycles)
-        if staged is not base and (variants or base.features().cycles < _UNSTAGED * staged.features().cycles):
+        if staged is not base and (variants or cost_of(base).cycles < _UNSTAGED * cost_of(staged).cycles):
             yield base
         if not variants:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
@@ -14,7 +15,7 @@ _ALIKE = 0.03       # shares of idle lanes no further apart than this weigh less
 def try_opt(state: Scheduler, op: str, axis: str, arg: Any = None) -> Scheduler:
     """The state after an opt that is worth having where it applies, else the state as it was."""
     try:
-        return state.apply_opt(Opt(op, axis, arg))
+        return apply_opt(state, Opt(op, axis, arg))
     except KernelOptError:
         return state
 

@@ -28,11 +28,12 @@ class Placement(NamedTuple):
 def place_stages(state: Scheduler) -> Placement:
     """Place every stage. Raises KernelOptError when a placement is not around all readers of its stage.
 
-    It depends on the kernel, `order`, `place`, `split_reduce` and on which rows are loops, on no extent and no hint: `Scheduler.apply_opt`
+    It depends on the kernel, `order`, `place`, `split_reduce` and on which rows are loops, on no extent and no hint: `apply_opt`
     keeps it where those stay."""
-    if state._plan is None:
-        state._plan = _plan(state)
-    return state._plan
+    if state._placement is None:
+        state._placement = _plan(state)
+    placement: Placement = state._placement
+    return placement
 
 
 def _plan(state: Scheduler) -> Placement:

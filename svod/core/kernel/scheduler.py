@@ -1,23 +1,17 @@
 """A kernel's state during search: an immutable value.
 
 The axis table is append-only: a row comes from the AST (every axis of every stage) or from a split, and keeps its name for
-ever, with extent 1 when it is used up. Loop order, placement of stages and hints are fields of their own. `apply_opt` gives
-a new state and never touches the AST; ONLINE gives a state of another kernel that means the same. What each opt does is in
-svod/core/kernel/opts.py.
+ever, with extent 1 when it is used up. Loop order, placement of stages and hints are fields of their own. This module holds data:
+`svod.core.kernel.apply` makes the state after an opt, `svod.core.cost.cost_model` says what a state costs.
 """
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
-
-if TYPE_CHECKING:
-    from svod.core.cost.cost_model import Cost
-    from svod.core.kernel.placement import Placement
 
 # where a stage lives
 INLINE = "inline"   # recomputed by its readers
@@ -77,8 +71,26 @@ class IntrinsicChoice(NamedTuple):
 class Scheduler:
     """A state. Fields are read-only; equal states have equal `digest`."""
 
-    __slots__ = ("_digest", "_features", "_plan", "applied_opts", "axis_rows", "dots", "kernel", "lanes", "online", "order", "pads",
-                 "place", "prefetch", "rows", "split_reduce", "stream", "target", "thread")
+    __slots__ = (
+        "_cost",
+        "_digest",
+        "_placement",
+        "applied_opts",
+        "axis_rows",
+        "dots",
+        "kernel",
+        "lanes",
+        "online",
+        "order",
+        "pads",
+        "place",
+        "prefetch",
+        "rows",
+        "split_reduce",
+        "stream",
+        "target",
+        "thread",
+    )
 
     kernel: Kernel
     target: Target
@@ -96,8 +108,8 @@ class Scheduler:
     online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE; `kernel` is what they made of the kernel
     applied_opts: tuple[Opt, ...]
     _digest: bytes | None
-    _features: Cost | None
-    _plan: Placement | None
+    _cost: Any                               # what svod.core.cost.cost_model derives of a state, once
+    _placement: Any                          # and svod.core.kernel.placement
 
     def __init__(self, kernel: Kernel, target: Target):
         self.kernel, self.target = kernel, target
@@ -113,7 +125,7 @@ class Scheduler:
         self.dots = (None,) * len(kernel.stages)
         self.online = ()
         self.applied_opts = ()
-        self._digest = self._features = self._plan = None
+        self._digest = self._cost = self._placement = None
 
     def copy(self, **changes: Any) -> Scheduler:
         """This state with some fields replaced."""
@@ -124,31 +136,8 @@ class Scheduler:
         new.applied_opts = self.applied_opts
         for name, value in changes.items():
             setattr(new, name, value)
-        new._digest = new._features = new._plan = None
+        new._digest = new._cost = new._placement = None
         return new
-
-    # -- opts -----------------------------------------------------------------------------------
-    def apply_opt(self, opt: Opt) -> Scheduler:
-        """The state after `opt`. Raises KernelOptError with the reason when it does not apply."""
-        from svod.core.kernel.opts import OPTS
-        from svod.core.kernel.placement import place_stages
-        rule = OPTS.get(opt.op)
-        if rule is None:
-            raise KernelOptError(f"{opt.op} is not an opt; svod has {', '.join(sorted(OPTS))}")
-        new = rule(self, opt.axis, opt.arg)
-        if new.kernel is self.kernel and (new.order, new.place, new.split_reduce) == (self.order, self.place, self.split_reduce):
-            new._plan = self._plan      # no loop of more than one iteration came, went or moved, and no stage: see `plan`
-        elif any(type(p) is int for p in new.place):
-            place_stages(new)   # loops that move may leave a stage that lives in them
-        new.applied_opts = (*self.applied_opts, opt)
-        return new
-
-    def apply_opts(self, opts: Iterable[Opt]) -> Scheduler:
-        """All of a chain, in order."""
-        state = self
-        for opt in opts:
-            state = state.apply_opt(opt)
-        return state
 
     # -- looking up -----------------------------------------------------------------------------
     def row_id(self, name: str) -> int:
@@ -210,20 +199,6 @@ class Scheduler:
                 content = (*content, "prefetch", self.prefetch)
             self._digest = hashlib.blake2b(repr(content).encode(), digest_size=16).digest()
         return self._digest
-
-    # -- analysis -------------------------------------------------------------------------------
-    def features(self) -> Cost:
-        """What the state costs, by analysis alone. Raises KernelOptError when its placements do not go together."""
-        if self._features is None:
-            from svod.core.cost.cost_model import cost
-            self._features = cost(self)
-        return self._features
-
-    @property
-    def family(self) -> Hashable:
-        """States that tile the same axes at the same levels and stage the same values are of one family."""
-        from svod.core.cost.cost_model import family
-        return family(self)
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.kernel.key[:12]} [{' '.join(map(str, self.applied_opts))}]>"

@@ -146,7 +146,7 @@ def _freeze(v: Any) -> Any:
 
 def check_chain(v: Any, name: str = "chain") -> Chain:
     """A chain as nested tuples: each opt is (op name, axis name or None, argument), arguments are integers, text, None or lists of
-    these. Whether it *applies* is for `Scheduler.apply_opt` to say."""
+    these. Whether it *applies* is for `apply_opt` to say."""
     if not isinstance(v, (list, tuple)) or len(v) > 1000:
         raise RecordError(f"{name} should be a list of opts, found {v!r:.60}")
     for opt in v:

@@ -28,6 +28,7 @@ from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.ir.serialize import data_to_ast
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
@@ -72,7 +73,7 @@ class Context:
         key = repr(chain)
         found = self.programs.get(key)
         if found is None:
-            found = lower(self.base.apply_opts(Opt.from_json(o) for o in chain))
+            found = lower(apply_opts(self.base, (Opt.from_json(o) for o in chain)))
             self.programs[key] = found
             if len(self.programs) > PROGRAMS:
                 self.programs.popitem(last=False)

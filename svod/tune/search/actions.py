@@ -32,6 +32,7 @@ from typing import Any
 
 from svod.core.cost.sketch_facts import bytes_of, rows_held
 from svod.core.kernel import intrinsics as dots
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.scheduler import INLINE, LOOP, ROOT, UNROLL, UPCAST, Loop, Opt
 from svod.errors import KernelOptError
 
@@ -171,7 +172,7 @@ def apply_tied(state: Any, opt: Opt, after: Any) -> Any | None:
     tied = after
     for name in alike:
         try:
-            tied = tied.apply_opt(opt._replace(axis=name))
+            tied = apply_opt(tied, opt._replace(axis=name))
         except KernelOptError:
             continue
     return tied if tied is not after else None
@@ -264,7 +265,7 @@ def mutations(base: Any, chain: Sequence[Opt], lanes: int) -> Iterator[Any]:
 
     `base` is the untouched state. A chain whose remainder no longer applies after the change is dropped silently: most
     changes of an early split take away what a later opt names."""
-    prefix, whole = base, base.apply_opts(chain)
+    prefix, whole = base, apply_opts(base, chain)
     for i, opt in enumerate(chain):
         tied = _tied_later(whole, chain, i)
         for changed in (*_replacements(opt, prefix, lanes), None):
@@ -273,10 +274,10 @@ def mutations(base: Any, chain: Sequence[Opt], lanes: int) -> Iterator[Any]:
                 try:
                     for j in range(i, len(chain)):
                         if j not in places:
-                            state = state.apply_opt(chain[j])
+                            state = apply_opt(state, chain[j])
                         elif changed is not None:
-                            state = state.apply_opt(changed._replace(axis=chain[j].axis))
+                            state = apply_opt(state, changed._replace(axis=chain[j].axis))
                 except KernelOptError:
                     continue
                 yield state
-        prefix = prefix.apply_opt(opt)
+        prefix = apply_opt(prefix, opt)

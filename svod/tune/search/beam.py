@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from svod.config import BeamConfig
+from svod.core.cost.cost_model import cost_of, tiling_family
+from svod.core.kernel.apply import apply_opt
 from svod.errors import KernelOptError
 from svod.tune.measure.candidate import Candidate, Origin, Status, chain_order
 from svod.tune.search.actions import apply_tied, default_actions, lanes_of, mutations, reference_actions
@@ -89,12 +91,12 @@ class Beam:
                 fresh.append(c)
                 predict(c)
             if c.origin is Origin.SKETCH:
-                self.sketch_families.setdefault(c.state.family, self.round + SKETCH_ROUNDS + 1)
+                self.sketch_families.setdefault(tiling_family(c.state), self.round + SKETCH_ROUNDS + 1)
         if self.strict or len(fresh) <= self.room:
             return fresh
         # the best prediction of each family, then by prediction; what the first round has no room for is proposed in later ones
         ranked = sorted(fresh, key=lambda c: c.predicted)
-        leaders = {id(c) for c in {c.state.family: c for c in reversed(ranked)}.values()}
+        leaders = {id(c) for c in {tiling_family(c.state): c for c in reversed(ranked)}.values()}
         ranked.sort(key=lambda c: (c.origin is Origin.SKETCH, id(c) not in leaders))
         self.requeue(ranked[self.room:])
         return ranked[:self.room]
@@ -107,10 +109,9 @@ class Beam:
     def expand(self, member: Candidate) -> None:
         """Queue everything one action or mutation away from `member`, once."""
         member.expanded = True
-        apply = member.state.apply_opt
         for opt in self.actions(member.state):
             try:
-                state = apply(opt)
+                state = apply_opt(member.state, opt)
             except KernelOptError:
                 continue
             self.enqueue(state, Origin.ACTION)
@@ -166,13 +167,13 @@ class Beam:
         chosen = ranked[:2 * self.width]
         most = 2 * len(chosen)      # some kernels have sketches of dozens of families, and a race takes as long as it has racers
         protected = self.protected()
-        missing = protected - {c.state.family for c in (*chosen, *self.members)}
+        missing = protected - {tiling_family(c.state) for c in (*chosen, *self.members)}
         others = []
         for c in ranked[2 * self.width:]:
-            if c.state.family in missing:
-                missing.discard(c.state.family)
+            if tiling_family(c.state) in missing:
+                missing.discard(tiling_family(c.state))
                 chosen.append(c)
-            elif c.origin is Origin.SKETCH and c.state.family in protected:
+            elif c.origin is Origin.SKETCH and tiling_family(c.state) in protected:
                 others.append(c)
         return [*chosen, *others[:self.width]][:most]
 
@@ -188,24 +189,24 @@ class Beam:
 
         def take(c: Candidate) -> None:
             kept.append(c)
-            taken[c.state.family] = taken.get(c.state.family, 0) + 1
+            taken[tiling_family(c.state)] = taken.get(tiling_family(c.state), 0) + 1
 
         if ranked:
             take(ranked[0])
         for family in self.protected():
             if family not in taken:
-                best = next((c for c in ranked if c.state.family == family), None)
+                best = next((c for c in ranked if tiling_family(c.state) == family), None)
                 if best is not None:
                     take(best)
         # places kept for sketches never push out the best, and the best sketches come first where there are too many
         kept = kept[:1] + sorted(kept[1:], key=lambda c: c.order)[:self.width - 1]
         taken = {}
         for c in kept:
-            taken[c.state.family] = taken.get(c.state.family, 0) + 1
+            taken[tiling_family(c.state)] = taken.get(tiling_family(c.state), 0) + 1
         for c in ranked:
             if len(kept) >= self.width:
                 break
-            if c not in kept and taken.get(c.state.family, 0) < cap:
+            if c not in kept and taken.get(tiling_family(c.state), 0) < cap:
                 take(c)
         return sorted(kept, key=lambda c: c.order)
 
@@ -222,7 +223,7 @@ class Beam:
 def predict(candidate: Candidate) -> bool:
     """Ask the candidate's state for its cycles. False, and the candidate failed, where its opts are each legal and do not go together."""
     try:
-        candidate.predicted = candidate.state.features().cycles
+        candidate.predicted = cost_of(candidate.state).cycles
     except KernelOptError as e:
         candidate.fail(Status.ERROR, str(e))
         return False

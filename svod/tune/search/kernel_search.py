@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from svod.config import BeamConfig
+from svod.core.cost.cost_model import cost_of, tiling_family
 from svod.errors import KernelOptError
 from svod.tune.db.records import canonical
 from svod.tune.db.winners import WORST_RATIO, Standing, best_of
@@ -80,10 +81,10 @@ def _finalists(ranked: Sequence[Candidate], count: int, most: int) -> list[Candi
     """The best `count` of the candidates, which come best first, and the best of as many other families, as all were timed without passes;
     `most` altogether."""
     chosen = list(ranked[:count])
-    families = {c.state.family for c in chosen}
+    families = {tiling_family(c.state) for c in chosen}
     for c in ranked[count:]:
-        if len(chosen) < min(2 * count, most) and c.score <= PASSES_BRING * ranked[0].score and c.state.family not in families:
-            families.add(c.state.family)
+        if len(chosen) < min(2 * count, most) and c.score <= PASSES_BRING * ranked[0].score and tiling_family(c.state) not in families:
+            families.add(tiling_family(c.state))
             chosen.append(c)
     return chosen
 
@@ -264,7 +265,7 @@ class KernelSearch:
         """The untouched kernel, unless other seeds make it hopeless: its first run would be killed, and with the child what that knows."""
         candidate = Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED)
         others = self.config.sketches and not self.strict and self.incumbent is not None and (self.stored or self.first)
-        if others and self.base.features().cycles > HOPELESS * self.heuristic.features().cycles:
+        if others and cost_of(self.base).cycles > HOPELESS * cost_of(self.heuristic).cycles:
             return []
         return [candidate]
 
@@ -323,7 +324,7 @@ class KernelSearch:
         within = []
         for c in batch:
             try:
-                registers = c.state.features().accumulators
+                registers = cost_of(c.state).accumulators
             except KernelOptError as e:
                 c.fail(Status.ERROR, str(e))
                 continue

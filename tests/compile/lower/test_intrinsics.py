@@ -13,9 +13,11 @@ from svod.compile.cpu.host import host_target, make_target
 from svod.compile.lower.linear import interpret, validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instr, Program
+from svod.core.cost.cost_model import cost_of
 from svod.core.cost.sketch import sketches
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.intrinsics import DOTS, applicable
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -115,7 +117,7 @@ def check_random_chains(left: DType, right: DType, arg: str | tuple[str, ...], c
         case = with_full_range(Case(kernel, seed), seed)
         state = random_state(rng, Scheduler(kernel, target), rng.choice((0, 0, 0, 1, 2)))
         try:
-            state = state.apply_opt(Opt("TC", "r0", arg))
+            state = apply_opt(state, Opt("TC", "r0", arg))
             used += 1
         except KernelOptError:
             pass    # an axis was split, padded or cut before
@@ -158,7 +160,7 @@ def test_machine_code_of_bf16_equals_the_interpreter_bit_for_bit(target: Target,
             values = rng.standard_normal(size) * 2.0 ** rng.integers(low - 8, low + 5, size).astype(float)
             values[::7] *= 2.0**-66
             case.args[slot] = from_float(values, BF16)
-        program = lower(Scheduler(kernel, target).apply_opts(chain))
+        program = lower(apply_opts(Scheduler(kernel, target), chain))
         args = case.fresh()
         interpret(program, args)
         want = args[0].copy()
@@ -185,7 +187,7 @@ def test_integers_wrap_as_the_ast_says() -> None:
     for slot in (1, 2):
         case.args[slot][:] = -32768
     case.want = evaluate(kernel.ast, case.args)
-    check_all_ways(case, Scheduler(kernel, NO_TILES).apply_opts([Opt("TC", "r0", "vnni16"), Opt("UPCAST", "o1", 16)]), 1)
+    check_all_ways(case, apply_opts(Scheduler(kernel, NO_TILES), [Opt("TC", "r0", "vnni16"), Opt("UPCAST", "o1", 16)]), 1)
 
 
 # -- where it does not apply --------------------------------------------------------------------------------------------------
@@ -215,9 +217,9 @@ REFUSED: list[tuple[str, Kernel, list[Opt], str]] = [
 
 @pytest.mark.parametrize(("kernel", "chain", "why"), [c[1:] for c in REFUSED], ids=[c[0] for c in REFUSED])
 def test_refused_with_the_reason(kernel: Kernel, chain: list[Opt], why: str) -> None:
-    state = Scheduler(kernel, TARGET).apply_opts(chain[:-1])
+    state = apply_opts(Scheduler(kernel, TARGET), chain[:-1])
     with pytest.raises(KernelOptError, match=why):
-        state.apply_opt(chain[-1])
+        apply_opt(state, chain[-1])
 
 
 def test_a_target_without_them_is_left_alone() -> None:
@@ -225,27 +227,27 @@ def test_a_target_without_them_is_left_alone() -> None:
     state = Scheduler(GEMM, plain)
     assert not applicable(GEMM, plain, GEMM.output) and not any(any(s.dots) for s in sketches(state))
     with pytest.raises(KernelOptError, match="target has no avx512f and vnni"):
-        state.apply_opt(Opt("TC", "r0", "vnni8"))
+        apply_opt(state, Opt("TC", "r0", "vnni8"))
     assert [name for _, name in applicable(GEMM, TARGET, GEMM.output)] == [
         "vnni8", "vnni16", ("amx8", "o0", "o1"), ("amx8", "o1", "o0")]
 
 
 def test_the_identity_is_that_of_the_instruction() -> None:
     base = Scheduler(GEMM, TARGET)
-    one, other = (base.apply_opt(Opt("TC", "r0", name)) for name in ("vnni8", "vnni16"))
+    one, other = (apply_opt(base, Opt("TC", "r0", name)) for name in ("vnni8", "vnni16"))
     assert len({base.digest, one.digest, other.digest}) == 3
     tile = Opt("UPCAST", "o1", 16)
-    assert one.apply_opt(tile).digest == base.apply_opts([tile, Opt("TC", "r0", "vnni8")]).digest
+    assert apply_opt(one, tile).digest == apply_opts(base, [tile, Opt("TC", "r0", "vnni8")]).digest
 
 
 def test_the_analysis_counts_groups() -> None:
     """A quarter of the instructions; where they are slow, converting once is better."""
     kernel = gemm(64, 256, 256, I8, I8)
     tile = [Opt("UPCAST", "o0", 8), Opt("UPCAST", "o1", 32)]
-    plain, dots = (Scheduler(kernel, TARGET).apply_opts([*c, *tile]).features() for c in ([], [Opt("TC", "r0", "vnni8")]))
+    plain, dots = (cost_of(apply_opts(Scheduler(kernel, TARGET), [*c, *tile])) for c in ([], [Opt("TC", "r0", "vnni8")]))
     assert dots.flops == plain.flops and dots.cycles < plain.cycles / 2
     brain = gemm(64, 256, 256, BF16, BF16)
-    quick, slow = (Scheduler(brain, replace(TARGET, dot_cost=cost)).apply_opts([Opt("TC", "r0", "bf16"), *tile]).features().cycles
+    quick, slow = (cost_of(apply_opts(Scheduler(brain, replace(TARGET, dot_cost=cost)), [Opt("TC", "r0", "bf16"), *tile])).cycles
                    for cost in (None, {"bf16": 4.0}.__getitem__))
     assert slow > 2 * quick
 
@@ -278,7 +280,7 @@ def mutants(left: DType) -> dict[str, tuple[Program, Program]]:
     """Per fault: the right program, and the one with it."""
     name = "vnni8" if left is I8 else "bf16"
     chain = [Opt("TC", "r0", name), Opt("UPCAST", "o0", 2), Opt("UPCAST", "o1", 16), Opt("UNROLL", "r0", 2)]
-    program = lower(Scheduler(gemm(6, 37, 21, left, left), TARGET).apply_opts(chain))
+    program = lower(apply_opts(Scheduler(gemm(6, 37, 21, left, left), TARGET), chain))
     last = len(program.code) - 1
     def tail(i: Instr) -> Instr: return (*i[:4], 1 if left is I8 else 1.0)
 
@@ -321,7 +323,7 @@ def test_planted_miscompiles_are_rejected(left: DType) -> None:
 def test_planted_miscompiles_of_tiles_are_rejected(left: DType) -> None:
     kernel = gemm(20, 37, 140, left, left)
     chain = [Opt("TC", "r0", ("amx8" if left is I8 else "amxbf16", "o0", "o1")), Opt("UPCAST", "o1", 2)]
-    program, reference = lower(Scheduler(kernel, TARGET).apply_opts(chain)), Reference(kernel)
+    program, reference = lower(apply_opts(Scheduler(kernel, TARGET), chain)), Reference(kernel)
     assert not rejected(reference, program)
     last = len(program.code) - 1
     for why, wrong in {
@@ -348,7 +350,7 @@ def test_bf16_is_within_its_rounding_error_of_float64() -> None:
     a, b = (from_float(rng.standard_normal(n), BF16) for n in (5 * 200, 200 * 33))
     case.args[1], case.args[2] = a, b
     args = case.fresh()
-    interpret(lower(Scheduler(kernel, TARGET).apply_opts([Opt("TC", "r0", "bf16"), Opt("UPCAST", "o1", 16)])), args)
+    interpret(lower(apply_opts(Scheduler(kernel, TARGET), [Opt("TC", "r0", "bf16"), Opt("UPCAST", "o1", 16)])), args)
     x, y = (to_float(v, BF16).astype(np.float64) for v in (a, b))
     x, y = x.reshape(5, 200), y.reshape(200, 33)
     # n-1 sums of unit roundoff 2^-24, whatever the order

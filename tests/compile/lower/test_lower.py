@@ -17,6 +17,7 @@ from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.layout import lay_out, layouts
 from svod.core.kernel.placement import place_stages
@@ -36,7 +37,7 @@ def case_of(name: str) -> Case:
 
 
 def lowered(kernel: Kernel, chain: Chain, width: int = 64) -> Program:
-    program = lower(Scheduler(kernel, WIDTHS[width]).apply_opts([Opt.from_json(o) for o in chain]))
+    program = lower(apply_opts(Scheduler(kernel, WIDTHS[width]), [Opt.from_json(o) for o in chain]))
     validate(program)
     return program
 
@@ -65,11 +66,11 @@ def test_staged_tiles_that_overlap(seed: int) -> None:
     tile = rng.choice((5, 16, 24, 32))
     n = tile * rng.randint(2, 4) + rng.randint(1, tile - 1)
     case = Case(Kernel(gemm(m, n, depth)), seed)
-    state = Scheduler(case.kernel, NATIVE.get(64, WIDTHS[64])).apply_opts([Opt("UPCAST", "o1", tile), Opt("STAGE", "s1", "root")])
-    states = [state, state.apply_opt(Opt("TILE", "o1", 2)), state.apply_opt(Opt("THREAD", "o1", 2))]
+    state = apply_opts(Scheduler(case.kernel, NATIVE.get(64, WIDTHS[64])), [Opt("UPCAST", "o1", tile), Opt("STAGE", "s1", "root")])
+    states = [state, apply_opt(state, Opt("TILE", "o1", 2)), apply_opt(state, Opt("THREAD", "o1", 2))]
     if m > 1:
         turned = Opt("ORDER", "out", ("o1", "o0"))
-        states += [state.apply_opt(turned), state.apply_opts([Opt("UPCAST", "o0", 2), Opt("INLINE", "s1"), Opt("STAGE", "s1", "o0")])]
+        states += [apply_opt(state, turned), apply_opts(state, [Opt("UPCAST", "o0", 2), Opt("INLINE", "s1"), Opt("STAGE", "s1", "o0")])]
     for s in states:
         assert lay_out(s, layouts(s, place_stages(s)), 1, (depth, n)).overlaps
         program = lower(s)
@@ -85,7 +86,7 @@ def test_staged_tiles_that_overlap(seed: int) -> None:
     ("hand_dot", [["UPCAST", "r0", 16], ["STAGE", "s1", "root"]])], ids=["guarded", "in place", "a remainder"])
 def test_tiles_that_are_not_moved_back_lie_in_rows(name: str, chain: Chain) -> None:
     case = case_of(name)
-    state = Scheduler(case.kernel, WIDTHS[64]).apply_opts([Opt.from_json(o) for o in chain])
+    state = apply_opts(Scheduler(case.kernel, WIDTHS[64]), [Opt.from_json(o) for o in chain])
     extents = tuple(case.kernel.axes[a].extent for a in case.kernel.stages[1].outs)
     assert lay_out(state, layouts(state, place_stages(state)), 1, extents).tiled < 0
     run_interpreted(case, lower(state), 2)
@@ -202,7 +203,7 @@ def test_long_rows_are_stored_at_multiples_of_the_vector(dtype: DType, width: in
                                          (1, long, False, True), (4, 2 * tile + 1, False, False), (4, 1, False, False)):
         case = Case(Kernel(rows_plus(rows, columns, dtype)))
         chain = [Opt("UPCAST", "o1", tile), Opt("STREAM", "out")] if columns > 1 else []
-        program = lower(Scheduler(case.kernel, replace(WIDTHS[width], l2=512)).apply_opts(chain))
+        program = lower(apply_opts(Scheduler(case.kernel, replace(WIDTHS[width], l2=512)), chain))
         validate(program)
         assert ("MOD" in ops(program)) == aligned
         streamed = {i[4][1] for i in program.code[0] if i[0] == "STORE"}
@@ -210,7 +211,7 @@ def test_long_rows_are_stored_at_multiples_of_the_vector(dtype: DType, width: in
         run_interpreted(case, program, 2)
         if width in NATIVE and has_native(case, NATIVE[width]):
             for state in (chain, chain[:-1]):
-                run_native(case, lower(Scheduler(case.kernel, replace(NATIVE[width], l2=512)).apply_opts(state)), NATIVE[width], 2)
+                run_native(case, lower(apply_opts(Scheduler(case.kernel, replace(NATIVE[width], l2=512)), state)), NATIVE[width], 2)
 
 
 @pytest.mark.parametrize("width", [16, 32, 64])
@@ -223,7 +224,7 @@ def test_the_last_tile_of_a_long_row_has_a_loop_of_its_own(lanes_over: int, widt
         tile = vectors * lanes
         case = Case(Kernel(lines(tiles * tile + int(rng.integers(0, vectors)) * lanes + min(lanes_over, lanes - 1))))
         chain = [Opt("UPCAST", "o0", tile), Opt("THREAD", "o0", 2), Opt("STREAM", "out")]
-        program = lower(Scheduler(case.kernel, WIDTHS[width]).apply_opts(chain))
+        program = lower(apply_opts(Scheduler(case.kernel, WIDTHS[width]), chain))
         validate(program)
         streamed = [i[4][1] for i in program.code[0] if i[0] == "STORE"]
         long = tiles * vectors >= 128
@@ -232,7 +233,7 @@ def test_the_last_tile_of_a_long_row_has_a_loop_of_its_own(lanes_over: int, widt
             run_interpreted(case, program, slices)
         if width in NATIVE and has_native(case, NATIVE[width]):
             for state in (chain, chain[:1]):
-                run_native(case, lower(Scheduler(case.kernel, NATIVE[width]).apply_opts(state)), NATIVE[width], 3)
+                run_native(case, lower(apply_opts(Scheduler(case.kernel, NATIVE[width]), state)), NATIVE[width], 3)
 
 
 @pytest.mark.parametrize(("columns", "step"), [(1, 1), (3, 3), (7, 4), (8, 8), (15, 4), (17, 4), (31, 16), (32, 16), (33, 4), (997, 16)])
@@ -322,7 +323,7 @@ def test_vectors_of_every_width(dtype: Any, amount: int) -> None:
 def test_streams_into_memory_that_is_not_aligned(shift: int) -> None:
     """A user's array may begin anywhere; non-temporal stores fault on what is not aligned, so ordinary ones take their place."""
     target = next(iter(NATIVE.values()))
-    program = lower(Scheduler(Kernel(lines(256)), target).apply_opts([Opt("UPCAST", "o0", 32), Opt("STREAM", "out")]))
+    program = lower(apply_opts(Scheduler(Kernel(lines(256)), target), [Opt("UPCAST", "o0", 32), Opt("STREAM", "out")]))
     assert any(i[0] == "STORE" and i[4][1] for i in program.code[0])
     x, room = np.arange(256, dtype=np.float32), np.zeros(300, np.float32)
     start = (-room.ctypes.data % 64) // 4 + shift

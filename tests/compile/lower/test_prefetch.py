@@ -15,6 +15,7 @@ from svod.compile.lower.linear import format_linear, validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
 from svod.core.ir.dtype import dtypes
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
@@ -27,7 +28,7 @@ Chain = list[list[Any]]
 
 
 def lowered(kernel: Kernel, chain: Chain, target: Target = AVX512) -> Program:
-    found = lower(Scheduler(kernel, replace(target, threads=4)).apply_opts([Opt.from_json(o) for o in chain]))
+    found = lower(apply_opts(Scheduler(kernel, replace(target, threads=4)), [Opt.from_json(o) for o in chain]))
     validate(found)
     return found
 
@@ -135,7 +136,7 @@ def test_products_are_those_of_numpy(target: Target, seed: int) -> None:
         rng.shuffle(more)
         for opt in [*more[:5], ["PREFETCH", "p1", int(rng.integers(1, 65))], ["PREFETCH", "p2", int(rng.integers(1, 65))]]:
             with suppress(KernelOptError):
-                state = state.apply_opt(Opt.from_json(opt))
+                state = apply_opt(state, Opt.from_json(opt))
         found = lower(state)
         validate(found)
         stood += sum(i[0] == "PREFETCH" for code in found.code for i in code) > 0
@@ -165,7 +166,7 @@ def test_all_kinds_of_loads(name: str) -> None:
         state = Scheduler(case.kernel, target)
         for opt in [Opt("UPCAST", "o0", amount), *(Opt("PREFETCH", f"p{slot}", 9) for slot in range(len(case.kernel.params)))]:
             with suppress(KernelOptError):
-                state = state.apply_opt(opt)
+                state = apply_opt(state, opt)
         found = lower(state)
         validate(found)
         stood += len([i for code in found.code for i in code if i[0] == "PREFETCH"])

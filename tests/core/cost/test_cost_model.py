@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from svod.core.cost.cost_model import Cost
+from svod.core.cost.cost_model import Cost, cost_of
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from tests.chains import random_state
@@ -22,7 +23,7 @@ TARGET = TARGETS[-1]
 
 
 def features_of(kernel: Kernel, chain: list[list[Any]]) -> Cost:
-    return Scheduler(kernel, TARGET).apply_opts([Opt.from_json(o) for o in chain]).features()
+    return cost_of(apply_opts(Scheduler(kernel, TARGET), [Opt.from_json(o) for o in chain]))
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -31,11 +32,11 @@ def test_any_state_has_finite_positive_features(name: str) -> None:
     for seed in range(12):
         rng = random.Random(f"{name} {seed}")
         state = random_state(rng, Scheduler(kernel, rng.choice(TARGETS)), rng.randint(0, 10))
-        f = state.features()
+        f = cost_of(state)
         assert math.isfinite(f.cycles) and f.cycles > 0
         assert f.accumulators >= 0 and f.scratch_bytes >= 0 and f.loads_per_fma >= 0
         assert math.isfinite(f.flops) and f.flops >= 0 and math.isfinite(f.bytes_moved) and f.bytes_moved >= 0
-        assert state.features() is f, "computed once per state"
+        assert cost_of(state) is f, "computed once per state"
 
 
 def test_flops_of_a_contraction_are_counted() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from svod.core.cost.cost_model import cost_of
 from svod.core.cost.memory_traffic import LINE, PAGE, Access, footprint, levels, lost, traffic
 from svod.core.cost.sketch import heuristic
 from svod.core.graph import graph
@@ -93,7 +94,7 @@ def test_what_is_stored_past_the_caches_leaves_them_to_the_rest() -> None:
     """19 MB read and 19 MB written do not fit in 32 MB; the 19 MB that are read do, and stay there from run to run."""
     n = 75_000 * 64
     state = heuristic(Scheduler(Kernel(lines(n)), DESKTOP))
-    assert state.stream and state.features().bytes_moved == 4 * n, "what is stored, and nothing is read from memory"
+    assert state.stream and cost_of(state).bytes_moved == 4 * n, "what is stored, and nothing is read from memory"
 
 
 def test_attention_keeps_the_scores_of_a_few_rows() -> None:
@@ -104,7 +105,7 @@ def test_attention_keeps_the_scores_of_a_few_rows() -> None:
     base = Scheduler(Kernel(calls[0].ast), SERVER)
     state = heuristic(base)
     scores = 256 * 256 * 4      # of one head
-    assert state.features().scratch_bytes < scores
-    assert state.features().cycles < base.features().cycles / 5
+    assert cost_of(state).scratch_bytes < scores
+    assert cost_of(state).cycles < cost_of(base).cycles / 5
     inner = [r.name for r in state.rows if r.role == "upcast" and state.kernel.axes[r.axis].kind == "o" and r.name.startswith("s")]
     assert len(inner) == 2, "the scores are a register tile of their own"

@@ -9,8 +9,10 @@ import pytest
 
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
+from svod.core.cost.cost_model import cost_of
 from svod.core.cost.sketch import TIE, heuristic, sketches
 from svod.core.cost.sketch_facts import lane_amounts, tile_amounts
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import LOOP, Scheduler
@@ -57,18 +59,18 @@ def test_the_heuristic_is_one_of_the_cheapest_sketches_with_the_fewest_phases_an
     start = Scheduler(case_of(name).kernel, TARGET)
     best = heuristic(start)
     found = sketches(start)
-    near = [s for s in found if s.features().cycles <= TIE * min(s.features().cycles for s in found)]
+    near = [s for s in found if cost_of(s).cycles <= TIE * min(cost_of(s).cycles for s in found)]
     assert best.digest in {s.digest for s in near}
     ranks = {s.digest: (len(place_stages(s).roots), len(s.applied_opts)) for s in near}
     assert ranks[best.digest] == min(ranks.values())
-    assert start.apply_opts(best.applied_opts).digest == best.digest
+    assert apply_opts(start, best.applied_opts).digest == best.digest
 
 
 def test_contractions_get_a_register_tile() -> None:
     state = heuristic(Scheduler(Kernel(gemm(256, 256, 256)), TARGET))
     tile = [r.extent for r in state.rows if r.role != LOOP and state.kernel.axes[r.axis].kind == "o"]
     assert len(tile) == 2 and max(tile) % 16 == 0
-    assert state.features().accumulators >= 8 and state.thread is not None
+    assert cost_of(state).accumulators >= 8 and state.thread is not None
 
 
 def test_rows_get_vectors_and_large_work_gets_cores() -> None:
@@ -182,7 +184,7 @@ def test_what_the_second_cache_does_not_hold_is_streamed_in_one_sketch_though_pr
     assert len(streamed) == expected
     best = heuristic(start)
     assert not any(o.op == "STREAM" for o in best.applied_opts)
-    assert all(s.features().cycles > best.features().cycles for s in streamed)
+    assert all(cost_of(s).cycles > cost_of(best).cycles for s in streamed)
 
 
 def test_memory_is_read_in_its_order() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.groups import covered_extent, group_of, level_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.placement import place_stages
@@ -23,7 +24,7 @@ Chain = list[list[Any]]
 
 
 def apply(kernel: Kernel, chain: Chain, target: Target = TOY) -> Scheduler:
-    return Scheduler(kernel, target).apply_opts([Opt.from_json(o) for o in chain])
+    return apply_opts(Scheduler(kernel, target), [Opt.from_json(o) for o in chain])
 
 
 def table(state: Scheduler, axis: str) -> str:
@@ -80,7 +81,7 @@ def test_splitk_cuts_a_reduction_as_cores_do() -> None:
 def test_illegal(kernel: Kernel, chain: Chain, target: Target, why: str) -> None:
     before = apply(kernel, chain[:-1], target)
     with pytest.raises(KernelOptError, match=why):
-        before.apply_opt(Opt.from_json(chain[-1]))
+        apply_opt(before, Opt.from_json(chain[-1]))
 
 
 def test_levels_of_loops() -> None:

@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from svod.core.cost.cost_model import cost_of
 from svod.core.cost.memory_traffic import LINE, Access, traffic
 from svod.core.graph import graph
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.layout import SET_STRIDE, Layout, lay_out, layouts
 from svod.core.kernel.placement import place_stages
@@ -26,7 +28,7 @@ def staged(m: int, n: int, depth: int, rows: int, columns: int) -> tuple[Layout,
     """Of the operands of a product, both at the root, by a tile of rows and columns."""
     state = Scheduler(Kernel(gemm(m, n, depth)), SERVER)
     for opt in (Opt("UPCAST", "o0", rows), Opt("UPCAST", "o1", columns), Opt("STAGE", "s0", "root"), Opt("STAGE", "s1", "root")):
-        state = state.apply_opt(opt) if opt.arg != 1 else state
+        state = apply_opt(state, opt) if opt.arg != 1 else state
     found = layouts(state, place_stages(state))
     return lay_out(state, found, 0, (m, depth)), lay_out(state, found, 1, (depth, n))
 
@@ -87,6 +89,6 @@ def test_packed_weights_are_read_in_whole_tiles(channels: int) -> None:
     sink = graph.sink(x.realize().conv2d(w, padding=1).uop)
     kernel = Kernel(create_schedule(sink, frozenset({graph.base_of(w.uop)})).calls[0].ast)
     common = [Opt("LANES", "o0.in"), Opt("STAGE", "s0", "root"), Opt("STAGE", "s1", "root"), Opt("UNROLL", "r2", 0)]
-    whole, cut = (Scheduler(kernel, SERVER).apply_opts([Opt("UPCAST", "o2", 7), Opt("UPCAST", "o0", n), *common]).features().cycles
+    whole, cut = (cost_of(apply_opts(Scheduler(kernel, SERVER), [Opt("UPCAST", "o2", 7), Opt("UPCAST", "o0", n), *common])).cycles
                   for n in (32, 48))
     assert whole < cut

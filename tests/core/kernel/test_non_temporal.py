@@ -9,8 +9,10 @@ import pytest
 
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
+from svod.core.cost.cost_model import cost_of
 from svod.core.cost.sketch import heuristic
 from svod.core.graph.graph import sink
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.non_temporal import can_stream
 from svod.core.kernel.scheduler import LOOP, Opt, Scheduler
@@ -39,8 +41,8 @@ def streamed(program: Program) -> list[list[bool]]:
     (9973, [("TILE", "o0", 64), ("UPCAST", "o0.in", 16)], False)])
 def test_tiles(extent: int, chain: list[tuple[str, str, int]], whole: bool) -> None:
     """112 by 32: the last tile is moved back to 80, a multiple of the vector. That of a long row has a loop of its own."""
-    state = Scheduler(Kernel(lines(extent)), AVX512).apply_opts([Opt(*o) for o in chain])
-    assert can_stream(state) is whole is (state.apply_opt(STREAM).features() != state.features())
+    state = apply_opts(Scheduler(Kernel(lines(extent)), AVX512), [Opt(*o) for o in chain])
+    assert can_stream(state) is whole is (cost_of(apply_opt(state, STREAM)) != cost_of(state))
 
 
 def test_stores_are_streamed_where_all_of_a_phase_can_be() -> None:
@@ -55,12 +57,12 @@ def test_stores_are_streamed_where_all_of_a_phase_can_be() -> None:
         state = Scheduler(kernel, rng.choice((BASELINE, AVX2, AVX512)))
         for _ in range(rng.randint(1, 6)):
             try:
-                state = state.apply_opt(random_opt(rng, state))
+                state = apply_opt(state, random_opt(rng, state))
             except KernelOptError:
                 continue
         if math.prod(r.extent for r in state.rows if r.role != LOOP) > 200:
             continue
-        state = state if state.stream else state.apply_opt(STREAM)
+        state = state if state.stream else apply_opt(state, STREAM)
         try:
             phases = streamed(lower(state))
         except KernelOptError:
@@ -78,10 +80,10 @@ def test_rows_that_begin_between_vectors_gain_where_they_are_long(columns: int, 
     out = Tensor.empty(8192, columns) + Tensor.empty(1, columns)
     state = Scheduler(Kernel(create_schedule(sink(out.uop)).calls[0].ast), SERVER)
     axis = state.kernel.axes[state.kernel.stages[state.kernel.output].outs[-1]].name
-    tiled = state.apply_opt(Opt("UPCAST", axis, 16))
-    past = tiled.apply_opt(STREAM)
+    tiled = apply_opt(state, Opt("UPCAST", axis, 16))
+    past = apply_opt(tiled, STREAM)
     assert len(state.kernel.stages[state.kernel.output].outs) == 2
-    assert (past.features() != tiled.features()) == whole == any(map(any, streamed(lower(past))))
+    assert (cost_of(past) != cost_of(tiled)) == whole == any(map(any, streamed(lower(past))))
     chosen = heuristic(state)
     assert not chosen.stream or any(map(any, streamed(lower(chosen))))
     if columns == 4096:

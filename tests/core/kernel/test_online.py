@@ -13,6 +13,7 @@ from svod.config import NONE, PrepareConfig
 from svod.core.cost.sketch import sketches
 from svod.core.cost.sketch_online import online_sketches
 from svod.core.graph import graph
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import loop_nest
@@ -36,7 +37,7 @@ def peak_of(kernel: Kernel) -> str:
 
 
 def online(kernel: Kernel, block: int) -> Scheduler:
-    return Scheduler(kernel, AVX512).apply_opt(Opt("ONLINE", peak_of(kernel), block))
+    return apply_opt(Scheduler(kernel, AVX512), Opt("ONLINE", peak_of(kernel), block))
 
 
 def attention(heads: int, queries: int, keys: int, width: int, columns: int, causal: bool = False) -> Tensor:
@@ -66,7 +67,7 @@ def test_any_chain_computes_what_the_kernel_did(kind: str) -> None:
         case = Case(kernel, seed=done)
         target = rng.choice(TARGETS)
         block = rng.randint(2, row - 1)
-        start = Scheduler(kernel, target).apply_opt(Opt("ONLINE", peak_of(kernel), block))
+        start = apply_opt(Scheduler(kernel, target), Opt("ONLINE", peak_of(kernel), block))
         state = random_state(rng, start, rng.randint(1, 8))
         program = lower(state)
         validate(program)
@@ -111,7 +112,7 @@ def test_infinities_and_nans_fall_where_they_did(kind: str, keys: int, block: in
     np.testing.assert_allclose(evaluate(new.kernel.ast, case.args)[0], case.want[0], rtol=1e-5, atol=1e-6)
     run_interpreted(case, lower(new), 2)
     for target in TARGETS:
-        run_native(case, lower(Scheduler(kernel, target).apply_opts(new.applied_opts)), target, 2)
+        run_native(case, lower(apply_opts(Scheduler(kernel, target), new.applied_opts)), target, 2)
 
 
 @pytest.mark.parametrize("kind", ["divided", "padded", "reciprocals"])
@@ -148,7 +149,7 @@ def test_masked_attention_gives_zeros_for_rows_without_a_key() -> None:
 
 
 def test_the_loops_of_attention() -> None:
-    state = online(Kernel(kernel_of(attention(1, 6, 12, 4, 8))), 4).apply_opts([
+    state = apply_opts(online(Kernel(kernel_of(attention(1, 6, 12, 4, 8))), 4), [
         Opt("TILE", "o0", 3), Opt("ORDER", "out", ("o0", "r0", "o0.in", "o1")), Opt("STAGE", "s2", "r0"), Opt("STAGE", "s4", "r0"),
         Opt("STAGE", "s7", "r0"), Opt("UPCAST", "o1", 8), Opt("UPCAST", "s7.o1", 8)])
     assert loop_nest(state) == """\
@@ -209,13 +210,13 @@ REFUSED: list[tuple[Tensor, str, Any, str]] = [
 @pytest.mark.parametrize(("tensor", "stage", "block", "why"), REFUSED, ids=[r[3] for r in REFUSED])
 def test_what_is_refused(tensor: Tensor, stage: str, block: Any, why: str) -> None:
     with pytest.raises(KernelOptError, match=why):
-        Scheduler(Kernel(kernel_of(tensor)), AVX512).apply_opt(Opt("ONLINE", stage, block))
+        apply_opt(Scheduler(Kernel(kernel_of(tensor)), AVX512), Opt("ONLINE", stage, block))
 
 
 def test_it_comes_first() -> None:
-    state = Scheduler(Kernel(kernel_of(SOFTMAX)), AVX512).apply_opt(Opt("UPCAST", "o1", 4))
+    state = apply_opt(Scheduler(Kernel(kernel_of(SOFTMAX)), AVX512), Opt("UPCAST", "o1", 4))
     with pytest.raises(KernelOptError, match="before all other opts"):
-        state.apply_opt(Opt("ONLINE", "s1", 4))
+        apply_opt(state, Opt("ONLINE", "s1", 4))
 
 
 def test_states_of_other_blocks_are_others() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.opts import OPTS
 from svod.core.kernel.placement import place_stages
@@ -25,7 +26,7 @@ Chain = list[list[Any]]
 
 
 def apply(kernel: Kernel, chain: Chain) -> Scheduler:
-    return Scheduler(kernel, TARGET).apply_opts([Opt.from_json(o) for o in chain])
+    return apply_opts(Scheduler(kernel, TARGET), [Opt.from_json(o) for o in chain])
 
 
 def loops(state: Scheduler, stage: str = "out") -> str:
@@ -165,7 +166,7 @@ def test_a_step_keeps_no_plan_that_it_changes(kernel: Kernel, chain: Chain) -> N
     state = Scheduler(kernel, TARGET)
     for opt in chain:
         place_stages(state)
-        state = state.apply_opt(Opt.from_json(opt))
+        state = apply_opt(state, Opt.from_json(opt))
         assert place_stages(state) == place_stages(state.copy())
 
 
@@ -175,7 +176,7 @@ def test_illegal(op: str, kernel: Kernel, chain: Chain, why: str) -> None:
     before = apply(kernel, chain[:-1])
     digest = before.digest
     with pytest.raises(KernelOptError, match=why):
-        before.apply_opt(Opt.from_json(chain[-1]))
+        apply_opt(before, Opt.from_json(chain[-1]))
     assert before.digest == digest and len(before.applied_opts) == len(chain) - 1
 
 

@@ -19,6 +19,7 @@ from svod.compile.lower.program import Instr, Program
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import CompileError
@@ -240,7 +241,7 @@ def rejected(reference: Reference, program: Program) -> str:
 
 
 def lowered(case: Case) -> Program:
-    return lower(Scheduler(case.kernel, TARGET).apply_opts(case.chain))
+    return lower(apply_opts(Scheduler(case.kernel, TARGET), case.chain))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

@@ -16,6 +16,7 @@ from svod.cli.db.commands import cli
 from svod.compile.cpu.host import host_target
 from svod.compile.plan.plan_parts import VariableSpec
 from svod.core.ir.serialize import ast_to_data
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.prepare import prepare_graph
@@ -66,10 +67,10 @@ def test_sizes_are_hints_or_the_ends_and_the_middle() -> None:
 def test_what_is_verified_stands_beside_the_amounts() -> None:
     base = Scheduler(KERNEL, TARGET)
     assert sizes_to_verify(base) == ((1,), (40,))
-    tiled = base.apply_opts([Opt("UPCAST", "o0", 4), Opt("TILE", "o0", 4)])
+    tiled = apply_opts(base, [Opt("UPCAST", "o0", 4), Opt("TILE", "o0", 4)])
     assert {s for (s,) in sizes_to_verify(tiled)} == {1, 40, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17}, "half tiles, too"
-    assert {s for (s,) in sizes_to_verify(base.apply_opt(Opt("UPCAST", "o1", 8)))} == {1, 40}, "of an axis of 24 nothing depends on n"
-    both = Scheduler(TWO, TARGET).apply_opts([Opt("UPCAST", "o0", 5), Opt("UPCAST", "o1", 8)])
+    assert {s for (s,) in sizes_to_verify(apply_opt(base, Opt("UPCAST", "o1", 8)))} == {1, 40}, "of an axis of 24 nothing depends on n"
+    both = apply_opts(Scheduler(TWO, TARGET), [Opt("UPCAST", "o0", 5), Opt("UPCAST", "o1", 8)])
     sizes = sizes_to_verify(both)
     assert [set(column) for column in zip(*sizes, strict=True)] == [{1, 40, 2, 3, 4, 5, 6}, {1, 24, 3, 4, 5, 7, 8, 9}]
     assert sizes[:2] == ((1, 1), (40, 24))
@@ -78,7 +79,7 @@ def test_what_is_verified_stands_beside_the_amounts() -> None:
 def test_a_program_that_is_right_at_one_size_only_is_wrong() -> None:
     context = sized_work.verify_sizes_setup(Setup(ast_to_data(KERNEL.ast), TARGET))
     built = work.compile_candidate(([["UPCAST", "o0", 4]], False), context)
-    sizes = sizes_to_verify(Scheduler(KERNEL, TARGET).apply_opt(Opt("UPCAST", "o0", 4)))
+    sizes = sizes_to_verify(apply_opt(Scheduler(KERNEL, TARGET), Opt("UPCAST", "o0", 4)))
     verdict = sized_work.verify_sizes((built, None, sizes), context)
     assert verdict.right and verdict.how.endswith("at v0 = 1 40 2 4 3 5")
     # a program of the largest size writes more than it should at any other

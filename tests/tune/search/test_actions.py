@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
 from svod.tune.search.actions import (
@@ -76,7 +77,7 @@ def test_every_action_applies_or_says_why_not(name: str) -> None:
         following = []
         for opt in default_actions(state, lanes):
             try:
-                new = state.apply_opt(opt)
+                new = apply_opt(state, opt)
             except KernelOptError as e:
                 assert str(e)
                 continue
@@ -88,13 +89,13 @@ def test_every_action_applies_or_says_why_not(name: str) -> None:
 
 
 def test_the_grid_reaches_each_kind_of_opt() -> None:
-    ops = Counter(o.op for o in default_actions(base("primes").apply_opt(Opt("UPCAST", "o0", 8)), 16))
+    ops = Counter(o.op for o in default_actions(apply_opt(base("primes"), Opt("UPCAST", "o0", 8)), 16))
     assert {"UPCAST", "UNROLL", "TILE", "THREAD", "LANES", "SWAP", "STAGE", "INLINE", "PADTO"} <= set(ops)
     assert sum(ops.values()) < 200
 
 
 def test_only_rows_that_can_change_are_offered() -> None:
-    state = base("gemm").apply_opt(Opt("UPCAST", "o0", 0))
+    state = apply_opt(base("gemm"), Opt("UPCAST", "o0", 0))
     assert [row.name for row, _, _ in loop_rows(state)] == ["o1", "r0"]
     assert all(o.op in ("STAGE", "INLINE") for o in default_actions(base("ones"), 16))
 
@@ -108,15 +109,15 @@ def test_a_split_of_a_dimension_is_made_of_all_its_loops() -> None:
     """Softmax: the columns of the maximum, of the sum and of the output; rows of stages that run inside the output are not its rows."""
     state = base("softmax")
     opt = Opt("UPCAST", "s1.r0", 16)
-    tied = apply_tied(state, opt, state.apply_opt(opt))
+    tied = apply_tied(state, opt, apply_opt(state, opt))
     assert {r.name for r in tied.rows if r.extent == 16} == {"s1.r0.in", "s3.r0.in", "o1.in"}
-    assert tied.digest == state.apply_opts([Opt("UPCAST", axis, 16) for axis in ("o1", "s3.r0", "s1.r0")]).digest
+    assert tied.digest == apply_opts(state, [Opt("UPCAST", axis, 16) for axis in ("o1", "s3.r0", "s1.r0")]).digest
     # an output has no iterations of a sum to unroll; what was split differently is left alone
     opt = Opt("UNROLL", "s1.r0", 4)
-    assert apply_tied(state, opt, state.apply_opt(opt)).applied_opts == (opt, Opt("UNROLL", "s3.r0", 4))
-    other = state.apply_opt(Opt("UPCAST", "s3.r0", 8))
-    assert apply_tied(other, opt, other.apply_opt(opt)) is None
-    assert apply_tied(state, Opt("THREAD", "o0", 2), state.apply_opt(Opt("THREAD", "o0", 2))) is None
+    assert apply_tied(state, opt, apply_opt(state, opt)).applied_opts == (opt, Opt("UNROLL", "s3.r0", 4))
+    other = apply_opt(state, Opt("UPCAST", "s3.r0", 8))
+    assert apply_tied(other, opt, apply_opt(other, opt)) is None
+    assert apply_tied(state, Opt("THREAD", "o0", 2), apply_opt(state, Opt("THREAD", "o0", 2))) is None
     for name in ("gemm", "sum", "elementwise"):
         kernel = base(name)
         assert all(apply_tied(kernel, o, kernel) is None for o in default_actions(kernel, 16)), "one stage has loops"
@@ -138,7 +139,7 @@ def test_positions_become_names() -> None:
     assert Opt("UNROLL", "r0", 4) in found
     assert Opt("SWAP", "o0", "o1") in found
     assert not any(o.op == "UNROLL" and o.axis != "r0" for o in found)
-    live = base("gemm").apply_opt(Opt("UPCAST", "o0", 0))
+    live = apply_opt(base("gemm"), Opt("UPCAST", "o0", 0))
     assert Opt("UPCAST", "o1", 4) in set(reference_actions(live))
     assert Opt("THREAD", "o1", 2) in set(reference_actions(live))
 
@@ -169,7 +170,7 @@ def test_neighbours_of_an_amount(amount: int, extent: int, expected: set[int]) -
 
 
 def test_mutations_change_one_thing() -> None:
-    state = base("gemm").apply_opts([Opt("UPCAST", "o1", 16), Opt("UPCAST", "o0", 4), Opt("STAGE", "s1", "o1"), Opt("THREAD", "o0", 2)])
+    state = apply_opts(base("gemm"), [Opt("UPCAST", "o1", 16), Opt("UPCAST", "o0", 4), Opt("STAGE", "s1", "o1"), Opt("THREAD", "o0", 2)])
     found = list(mutations(base("gemm"), state.applied_opts, 16))
     assert found
     for m in found:
@@ -199,7 +200,7 @@ def test_what_is_tied_is_mutated_together_too() -> None:
 def test_blocks_of_a_row_are_mutated() -> None:
     kernel = KERNELS["softmax"]
     peak = next(s.name for s in kernel.stages if s.value.arg == ("MAX", 1))
-    state = base("softmax").apply_opts([Opt("ONLINE", peak, 200), Opt("UPCAST", "o0", 7)])
+    state = apply_opts(base("softmax"), [Opt("ONLINE", peak, 200), Opt("UPCAST", "o0", 7)])
     found = {m.applied_opts[0].arg for m in mutations(base("softmax"), state.applied_opts, 8) if m.applied_opts[0].op == "ONLINE"}
     assert found == {100, 125, 192, 200, 208, 250, 400}
 
@@ -213,9 +214,9 @@ def test_mutations_of_random_chains_replay_to_the_same_state() -> None:
             rng.shuffle(options)
             for opt in options:
                 try:
-                    state = state.apply_opt(opt)
+                    state = apply_opt(state, opt)
                     break
                 except KernelOptError:
                     continue
         for m in mutations(start, state.applied_opts, 16):
-            assert start.apply_opts(m.applied_opts).digest == m.digest
+            assert apply_opts(start, m.applied_opts).digest == m.digest

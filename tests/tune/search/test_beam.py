@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from svod.config import BeamConfig
+from svod.core.cost.cost_model import cost_of, tiling_family
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.db.winners import TIE
 from svod.tune.measure.candidate import Candidate, Origin, Status
@@ -20,27 +22,27 @@ from tests.tune.search_kernels import TARGET, elementwise, gemm
 
 # -- keeping ------------------------------------------------------------------------------------------------------------------
 def some_states() -> list[Scheduler]:
-    return [BASE.apply_opt(Opt("UPCAST", "o1", n)) for n in (2, 4, 8, 16, 32)]
+    return [apply_opt(BASE, Opt("UPCAST", "o1", n)) for n in (2, 4, 8, 16, 32)]
 
 
 def test_at_most_half_the_beam_comes_from_one_family() -> None:
     beam = Beam(BASE, BeamConfig(width=4))
     siblings = [raced(s, 1.0 + i, 1) for i, s in enumerate(some_states())]
-    tiled = BASE.apply_opt(Opt("TILE", "o1", 16))
-    others = [raced(tiled.apply_opt(Opt("UPCAST", "o0", n)), 10.0 + n, 1) for n in (2, 4, 8)]
-    assert len({c.state.family for c in siblings}) == len({c.state.family for c in others}) == 1
-    assert siblings[0].state.family != others[0].state.family
+    tiled = apply_opt(BASE, Opt("TILE", "o1", 16))
+    others = [raced(apply_opt(tiled, Opt("UPCAST", "o0", n)), 10.0 + n, 1) for n in (2, 4, 8)]
+    assert len({tiling_family(c.state) for c in siblings}) == len({tiling_family(c.state) for c in others}) == 1
+    assert tiling_family(siblings[0].state) != tiling_family(others[0].state)
     kept = beam.select([*others, *siblings])
     assert [c.score for c in kept] == [1.0, 2.0, 12.0, 14.0]
 
 
 def test_a_sketch_family_keeps_one_place_for_two_rounds() -> None:
     beam = Beam(BASE, BeamConfig(width=2))
-    sketch = BASE.apply_opt(Opt("TILE", "o1", 16))
+    sketch = apply_opt(BASE, Opt("TILE", "o1", 16))
     slow = raced(sketch, 99.0, 1)
     slow.origin = Origin.SKETCH
     beam.seed([slow])
-    others = [BASE.apply_opt(Opt("UPCAST", "o0", 2)), BASE.apply_opt(Opt("UNROLL", "r0", 2))]
+    others = [apply_opt(BASE, Opt("UPCAST", "o0", 2)), apply_opt(BASE, Opt("UNROLL", "r0", 2))]
     plain = [raced(s, 1.0 + i, 1) for i, s in enumerate([*some_states(), *others])]
     for number, present in [(1, True), (2, True), (3, False)]:
         beam.round = number
@@ -54,10 +56,10 @@ def test_a_sketch_is_raced_though_its_sample_was_unlucky() -> None:
     sketches = [Candidate(s, s.applied_opts, Origin.SKETCH, seconds=50.0 + i) for i, s in enumerate(some_states()[:4])]
     derived = Candidate(some_states()[4], (), Origin.ACTION, seconds=50.5)
     proposed = [Candidate(s, s.applied_opts, Origin.ACTION, seconds=10.0 + i) for i, s in enumerate(
-        BASE.apply_opt(Opt("UPCAST", "o0", n)) for n in (2, 4, 8, 16, 32))]
+        apply_opt(BASE, Opt("UPCAST", "o0", n)) for n in (2, 4, 8, 16, 32))]
     beam.seed(sketches)
     beam.round = 1
-    assert derived.state.family == sketches[0].state.family != proposed[0].state.family
+    assert tiling_family(derived.state) == tiling_family(sketches[0].state) != tiling_family(proposed[0].state)
     assert beam.racers([*sketches, derived, *proposed]) == [*proposed[:4], *sketches[:3]]
     beam.round = 3
     assert beam.racers([*sketches, derived, *proposed]) == proposed[:4]
@@ -66,20 +68,20 @@ def test_a_sketch_is_raced_though_its_sample_was_unlucky() -> None:
 def test_sketches_are_at_most_as_many_racers_as_others() -> None:
     """One of each family comes before a second one of any."""
     beam = Beam(BASE, BeamConfig(width=1))
-    tiled = [BASE.apply_opt(Opt("TILE", *at)) for at in (("o0", 16), ("o1", 16), ("r0", 16))]
+    tiled = [apply_opt(BASE, Opt("TILE", *at)) for at in (("o0", 16), ("o1", 16), ("r0", 16))]
     families = [Candidate(s, s.applied_opts, Origin.SKETCH, seconds=90.0 + i) for i, s in enumerate(tiled)]
     same = [Candidate(s, s.applied_opts, Origin.SKETCH, seconds=50.0 + i) for i, s in enumerate(some_states()[:3])]
     proposed = [Candidate(s, s.applied_opts, Origin.ACTION, seconds=10.0 + i) for i, s in enumerate(
-        BASE.apply_opt(Opt("UPCAST", "o0", n)) for n in (2, 4))]
+        apply_opt(BASE, Opt("UPCAST", "o0", n)) for n in (2, 4))]
     beam.seed([*families, *same])
     beam.round = 1
-    assert len({c.state.family for c in (*families, *same)}) == 4
+    assert len({tiling_family(c.state) for c in (*families, *same)}) == 4
     assert beam.racers([*families, *same, *proposed]) == [*proposed, same[0], families[0]]
 
 
 def test_a_beam_of_one_keeps_the_best() -> None:
     beam = Beam(BASE, BeamConfig(width=1))
-    sketch = raced(BASE.apply_opt(Opt("TILE", "o1", 16)), 99.0, 1)
+    sketch = raced(apply_opt(BASE, Opt("TILE", "o1", 16)), 99.0, 1)
     sketch.origin = Origin.SKETCH
     beam.seed([sketch])
     beam.round = 1
@@ -96,7 +98,7 @@ def test_older_states_stay_in_the_beam() -> None:
 
 def test_the_shorter_of_two_chains_to_one_state_is_kept() -> None:
     beam = Beam(BASE, BeamConfig(width=2))
-    there_and_back = BASE.apply_opt(Opt("SWAP", "o0", "o1")).apply_opt(Opt("SWAP", "o0", "o1"))
+    there_and_back = apply_opt(apply_opt(BASE, Opt("SWAP", "o0", "o1")), Opt("SWAP", "o0", "o1"))
     assert there_and_back.digest == BASE.digest
     first = beam.offer(there_and_back, Origin.ACTION)
     assert first is not None
@@ -135,12 +137,12 @@ def test_what_is_clearly_behind_is_not_tried_but_for_a_random_fifth(behind: floa
 
 def test_sketches_that_the_first_round_has_no_room_for_are_queued_and_each_family_comes_first() -> None:
     beam = Beam(BASE, BeamConfig(width=2, round_size=2))
-    states = [BASE.apply_opt(o) for o in default_actions(BASE, 16) if o.op in ("UPCAST", "TILE")][:20]
+    states = [apply_opt(BASE, o) for o in default_actions(BASE, 16) if o.op in ("UPCAST", "TILE")][:20]
     seeds = [Candidate(BASE, (), Origin.UNTOUCHED), *(Candidate(s, s.applied_opts, Origin.SKETCH) for s in states)]
     taken = beam.seed(seeds)
     assert len(taken) == 4 and taken[0] is seeds[0]
     assert beam.queued == len(seeds) - 4
-    best = {f: min(c.predicted for c in seeds if c.state.family == f) for f in {s.family for s in states}}
+    best = {f: min(c.predicted for c in seeds if tiling_family(c.state) == f) for f in {tiling_family(s) for s in states}}
     assert sorted(c.predicted for c in taken[1:]) == sorted(best.values())[:3]
     assert not {c.digest for c in taken} & set(beam.queue)
 
@@ -148,9 +150,9 @@ def test_sketches_that_the_first_round_has_no_room_for_are_queued_and_each_famil
 def test_an_untouched_kernel_that_is_hopeless_is_not_run_where_there_are_other_seeds() -> None:
     large = gemm(512, 512, 512)
     base = Scheduler(large, TARGET)
-    good = base.apply_opts([Opt("UPCAST", "o1", 32), Opt("UPCAST", "o0", 6)])
-    assert base.features().cycles > HOPELESS * good.features().cycles
-    for seeds, run_ in (([(base.apply_opt(Opt("UPCAST", "o1", 16)), Origin.SKETCH)], False), ([], True)):
+    good = apply_opts(base, [Opt("UPCAST", "o1", 32), Opt("UPCAST", "o0", 6)])
+    assert cost_of(base).cycles > HOPELESS * cost_of(good).cycles
+    for seeds, run_ in (([(apply_opt(base, Opt("UPCAST", "o1", 16)), Origin.SKETCH)], False), ([], True)):
         lab = ReplayedLaboratory()
         search = KernelSearch("key", "gemm", base, good, BeamConfig(width=2, round_size=8), lab, seeds=seeds)
         search.step()
@@ -159,8 +161,8 @@ def test_an_untouched_kernel_that_is_hopeless_is_not_run_where_there_are_other_s
 
 
 def test_a_round_of_seeds_alone_is_no_round_without_a_gain() -> None:
-    seeds = [(BASE.apply_opt(Opt("TILE", "o1", n)), Origin.SKETCH) for n in (2, 4, 8, 16, 32)]
-    seeds += [(BASE.apply_opt(Opt("TILE", "o0", n)), Origin.SKETCH) for n in (2, 4, 8)]
+    seeds = [(apply_opt(BASE, Opt("TILE", "o1", n)), Origin.SKETCH) for n in (2, 4, 8, 16, 32)]
+    seeds += [(apply_opt(BASE, Opt("TILE", "o0", n)), Origin.SKETCH) for n in (2, 4, 8)]
     search = run(make_search(ReplayedLaboratory(seconds=lambda c: 1e-3), seeds=seeds))
     assert search.why == "2 rounds without a gain"
     assert len(search.history) == 4
@@ -170,7 +172,7 @@ def test_a_round_of_seeds_alone_is_no_round_without_a_gain() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_wide_beam_does_what_a_narrow_one_does_and_then_more(seed: int) -> None:
     """The same lowerings, builds, timings, races and verdicts, in the same order; nothing found is worse."""
-    seeds = [(BASE.apply_opt(Opt("TILE", "o1", n)), Origin.SKETCH) for n in (2, 4, 8, 16, 32)]
+    seeds = [(apply_opt(BASE, Opt("TILE", "o1", n)), Origin.SKETCH) for n in (2, 4, 8, 16, 32)]
     traces: dict[int, list[Any]] = {}
     best, ends = {}, {}
     for width in (1, 4, 6, 8):
@@ -264,7 +266,7 @@ def test_strict_reference_measures_single_actions_and_all_of_them() -> None:
 
 # -- an easy landscape is climbed ---------------------------------------------------------------------------------------------
 def test_without_mutations_chains_only_grow() -> None:
-    parent = BASE.apply_opts([Opt("UPCAST", "o1", 8), Opt("UPCAST", "o0", 4)])
+    parent = apply_opts(BASE, [Opt("UPCAST", "o1", 8), Opt("UPCAST", "o0", 4)])
     proposed = {}
     for on in (True, False):
         beam = Beam(BASE, BeamConfig(width=2, mutations=on))
@@ -293,7 +295,7 @@ def test_the_beam_climbs_where_opts_pay_one_by_one() -> None:
 
 def test_an_elementwise_kernel_has_enough_to_try() -> None:
     base = Scheduler(elementwise(1000), TARGET)
-    heuristic = base.apply_opt(Opt("UPCAST", "o0", 16))
+    heuristic = apply_opt(base, Opt("UPCAST", "o0", 16))
     search = KernelSearch("key", "relu", base, heuristic, BeamConfig(width=2), ReplayedLaboratory())
     run(search)
     assert search.counts.timed > 10

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from svod.config import BeamConfig
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.scheduler import Opt
 from svod.tune.db import Verdict, derive_winner
 from svod.tune.db.winners import TIE
@@ -53,8 +54,8 @@ def test_the_heuristic_is_timed_and_verified_before_anything_else() -> None:
 
 
 def test_the_first_round_holds_the_untouched_kernel_and_all_seeds() -> None:
-    stored = BASE.apply_opt(Opt("UPCAST", "o0", 4))
-    sketch = BASE.apply_opt(Opt("TILE", "o1", 32))
+    stored = apply_opt(BASE, Opt("UPCAST", "o0", 4))
+    sketch = apply_opt(BASE, Opt("TILE", "o1", 32))
     lab = ReplayedLaboratory()
     search = make_search(lab, seeds=[(stored, Origin.DATABASE), (sketch, Origin.SKETCH)])
     search.step()
@@ -85,8 +86,8 @@ def test_nothing_is_compiled_twice_even_where_states_differ() -> None:
 
 
 def test_what_the_database_knows_is_not_compiled_but_seeds_are() -> None:
-    member = HEURISTIC.apply_opt(Opt("UPCAST", "o0", 4)).digest.hex()
-    stored = BASE.apply_opt(Opt("UPCAST", "o0", 8))
+    member = apply_opt(HEURISTIC, Opt("UPCAST", "o0", 4)).digest.hex()
+    stored = apply_opt(BASE, Opt("UPCAST", "o0", 8))
     lab = ReplayedLaboratory()
     run(make_search(lab, known=[member, stored.digest.hex()], seeds=[(stored, Origin.DATABASE)]))
     assert member in lab.done("lower")
@@ -439,7 +440,7 @@ def test_level_finalists_are_decided_by_the_shorter_chain() -> None:
 def test_the_heuristic_is_kept_where_no_gain_is_sure(gain: float, kept: bool) -> None:
     """Intervals are ± 0.1 %: of a gain of 0.35 % 0.25 % are sure, which is level. The others have shorter chains."""
     lab = ReplayedLaboratory(lambda c: 1e-3 * (1 + 0.1 * len(c.chain)))
-    search = run(make_search(lab, heuristic=BASE.apply_opts([Opt("TILE", "o1", 16), Opt("UPCAST", "o0", 4), Opt("UPCAST", "o1", 2)])))
+    search = run(make_search(lab, heuristic=apply_opts(BASE, [Opt("TILE", "o1", 16), Opt("UPCAST", "o0", 4), Opt("UPCAST", "o1", 2)])))
     lab.seconds = lambda c: 1e-3 if c is search.baseline else (1 - gain) * 1e-3
     found = search.finish()
     assert min(len(c.chain) for c, _ in search.confirmed) < len(search.baseline.chain)
@@ -482,9 +483,9 @@ def test_the_best_are_raced_side_by_side_before_the_finalists_are_chosen() -> No
 
 def test_other_families_have_finalists_as_passes_bring_some_code_more() -> None:
     """A family that is 20 % behind without passes is ahead with them; one that is 30 % behind is not looked at."""
-    states = [BASE.apply_opt(Opt("UPCAST", "o1", n)) for n in (2, 4, 8, 16)]
-    others = [BASE.apply_opts([Opt("TILE", "o1", 16), Opt("UPCAST", "o0", n)]) for n in (2, 4)]
-    far = BASE.apply_opts([Opt("TILE", "o0", 8), Opt("UPCAST", "o1", 8)])
+    states = [apply_opt(BASE, Opt("UPCAST", "o1", n)) for n in (2, 4, 8, 16)]
+    others = [apply_opts(BASE, [Opt("TILE", "o1", 16), Opt("UPCAST", "o0", n)]) for n in (2, 4)]
+    far = apply_opts(BASE, [Opt("TILE", "o0", 8), Opt("UPCAST", "o1", 8)])
     lab = ReplayedLaboratory()
     search = make_search(lab)
     search.step()

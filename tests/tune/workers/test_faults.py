@@ -12,6 +12,7 @@ import pytest
 from svod.compile.cpu.host import host_target
 from svod.compile.llvm.codegen import compile_object
 from svod.config import BeamConfig, BenchConfig
+from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.db import Measurement, TuningDB, Verdict
@@ -178,7 +179,7 @@ def test_candidates_that_hang_crash_and_raise_in_one_search(workers: str) -> Non
 def test_the_winner_is_that_of_a_search_without_the_faulty_candidates(seed: int) -> None:
     """With times from a table. In the clean search the same candidates run and are too slow to be kept."""
     base = Scheduler(KERNEL, TARGET)
-    heuristic = base.apply_opt(Opt("UPCAST", "o1", 16))
+    heuristic = apply_opt(base, Opt("UPCAST", "o1", 16))
     statuses = {"timeout": Status.TIMEOUT, "crash": Status.CRASH, "error": Status.ERROR}
     dropped: list[str] = []
 

@@ -1,0 +1,30 @@
+"""Opts applied to states: `apply_opt(state, opt)` is a new state; the AST and the old state stay as they are."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from svod.core.kernel.opts import OPTS
+from svod.core.kernel.placement import place_stages
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.errors import KernelOptError
+
+
+def apply_opt(state: Scheduler, opt: Opt) -> Scheduler:
+    """The state after `opt`. Raises KernelOptError with the reason when it does not apply."""
+    rule = OPTS.get(opt.op)
+    if rule is None:
+        raise KernelOptError(f"{opt.op} is not an opt; svod has {', '.join(sorted(OPTS))}")
+    new = rule(state, opt.axis, opt.arg)
+    if new.kernel is state.kernel and (new.order, new.place, new.split_reduce) == (state.order, state.place, state.split_reduce):
+        new._placement = state._placement      # no loop of more than one iteration came, went or moved, and no stage: see `place_stages`
+    elif any(type(p) is int for p in new.place):
+        place_stages(new)   # loops that move may leave a stage that lives in them
+    new.applied_opts = (*state.applied_opts, opt)
+    return new
+
+
+def apply_opts(state: Scheduler, opts: Iterable[Opt]) -> Scheduler:
+    """The state after all opts of a chain, in order. Raises KernelOptError for the first that does not apply."""
+    for opt in opts:
+        state = apply_opt(state, opt)
+    return state
