@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from svod.compile.lower.emit_groups import GroupThreads
 from svod.compile.lower.emit_reduce import Reductions, Sink
 from svod.compile.lower.emit_state import (
     COPY_LANES,
@@ -16,6 +17,7 @@ from svod.compile.lower.emit_state import (
     Staged,
     add_lins,
     copy_step,
+    exact_step,
     sum_lins,
 )
 from svod.compile.lower.prefetch import add_prefetches
@@ -24,6 +26,7 @@ from svod.compile.lower.transpose import transpose_squares
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.symbolic import linear
 from svod.core.ir.uop import Ops
+from svod.core.kernel.groups import group_of
 from svod.core.kernel.kernel import Linear, Node, Reduction, ResolvedStage, Stage
 from svod.core.kernel.layout import Layout, is_exact
 from svod.core.kernel.non_temporal import aligns_rows, leaves_tail, stores_whole_vectors
@@ -43,6 +46,8 @@ class Spec(NamedTuple):
     scratch: int
     once: bool
     counts: tuple[Count, ...] = ()
+    block: int = 1
+    shared: int = 0
 
 
 Emitted = tuple[Spec, tuple[Instr, ...]]
@@ -57,8 +62,8 @@ class Phase(Reductions):
         nest = self._root_nest(r)
         store, slot = r.store, r.store_slot
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
-        self.aligns = aligns_rows(self.state, r, nest.pieces, nest.lane, nest.lane_row)
-        stream = self.state.stream and stores_whole_vectors(self.state, r, nest.pieces, nest.lane, nest.lane_row)
+        self.aligns = not self.low.on_grid and aligns_rows(self.state, r, nest.pieces, nest.lane, nest.lane_row)
+        stream = self.state.stream and not self.low.on_grid and stores_whole_vectors(self.state, r, nest.pieces, nest.lane, nest.lane_row)
         self.tail = stream and leaves_tail(self.state, r, nest.pieces, nest.lane, nest.lane_row)
         return self._launch(nest, lambda n, v: self._store_linear(n, v, pointer, store, stream), self.low.threads, False)
 
@@ -66,7 +71,7 @@ class Phase(Reductions):
         index, layout = temp
         nest = self._root_nest(r)
         once = self.low.once(r.stage.index)
-        threads = self.state.target.threads if once else self.low.threads
+        threads = self.state.target.threads if once and not self.low.on_grid else self.low.threads
         sink = self._copy_sink(r.stage.index, ("TEMP", index), layout, [({}, 0)] * len(layout.extents))
         return self._launch(nest, sink, threads, once)
 
@@ -101,7 +106,8 @@ class Phase(Reductions):
         order = tuple(range(part))
         lane = next((i for i in reversed(order) if r.store.coef(i) == 1), part - 1)
         width = self._width(r)
-        pieces = self._derived_pieces(combined, extents, (*(i for i in order if i != lane), *((lane,) if lane >= 0 else ())), width)
+        pieces = self._derived_pieces(combined, extents, (*(i for i in order if i != lane), *((lane,) if lane >= 0 else ())), width,
+                                      exact=self.low.on_grid)
         if self.kernel.written:     # nothing is computed twice in place
             for a, e, found in zip(r.stage.outs, extents, pieces, strict=True):
                 if not is_exact(found, e):
@@ -124,35 +130,43 @@ class Phase(Reductions):
         if s in self.low.derived:
             layout = self.low.temp_of[s][1]
             extents = list(layout.extents)
-            return self._derived_nest(r, extents, [({}, 0)] * len(extents), layout, width)
-        extents = [self.state.axis_extent(a) for a in r.axes]
-        pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)]
-        return Nest(r, pieces, extents, [({}, 0)] * len(extents), self.low.lane[s], lane_row(self.state, r), width)
+            return self._derived_nest(r, extents, [({}, 0)] * len(extents), layout, width, exact=self.low.on_grid)
+        self.group = GroupThreads(self.b, self.state, group_of(self.state, self.low.plan, s))
+        extents = [self.low.spanned(s, a) for a in r.axes]
+        return self._nest(r, extents, [({}, 0)] * len(extents), width)
 
-    def _derived_nest(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout, width: int) -> Nest:
+    def _nest(self, r: ResolvedStage, extents: list[int], base: list[Lin], width: int) -> Nest:
+        """The loops of a stage that are rows of the state, over the part that a thread computes."""
+        pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)]
+        self.group.bind(r, pieces, extents, base)
+        return Nest(r, pieces, extents, base, self.low.lane[r.stage.index], lane_row(self.state, r), width)
+
+    def _derived_nest(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout, width: int,
+                      exact: bool = False) -> Nest:
         """The loops of a copy over a box of its stage."""
         if r.stage.index in self.low.packed:
             return self._packed_nest(r, extents, base, layout)
-        pieces = self._derived_pieces(r, extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0)
+        pieces = self._derived_pieces(r, extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0, exact)
         return Nest(r, pieces, extents, base, layout.order[-1] if layout.order else -1, COPY_LANES, width)
 
     def _derived_pieces(self, r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int,
-                        tile: int = 0) -> list[tuple[EmittedLoop, ...]]:
+                        tile: int = 0, exact: bool = False) -> list[tuple[EmittedLoop, ...]]:
         """Loops of a copy: the innermost dim in vectors, a few of them side by side, the others as loops. A row of what is padded is
-        straight-line code: its masks are constants then, and most of them go away."""
+        straight-line code: its masks are constants then, and most of them go away. `exact`: no position is computed twice."""
         pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(-1, LOOP, e, 1),) for e in extents]
         if not order:
             return pieces
         inner = order[-1]
         e = extents[inner]
-        n = tile or copy_step(e, width)
+        n = tile or (exact_step(e, width) if exact else copy_step(e, width))
         if not tile and e <= MASKED_ROW_VECTORS * width and any(x.gate >= 0 and inner in r.nodes[x.gate].deps for x in r.nodes):
             n = e
         pieces[inner] = (EmittedLoop(-1, LOOP, -(-e // n), n), EmittedLoop(COPY_LANES, UPCAST, n, 1))
         vectors = -(-n // width)
         square = min(n, width)
         source = self._source_dim(r, inner)
-        if source >= 0 and square >= 4 and square & (square - 1) == 0 and n % square == 0 and extents[source] >= square:
+        if source >= 0 and square >= 4 and square & (square - 1) == 0 and n % square == 0 and extents[source] >= square \
+                and not (exact and extents[source] % square):
             # the source is contiguous along another dim: squares, which become transpositions in registers
             pieces[source] = (EmittedLoop(-1, LOOP, -(-extents[source] // square), square), EmittedLoop(COPY_ROWS, UPCAST, square, 1))
             return pieces
@@ -196,10 +210,11 @@ class Phase(Reductions):
         if self.partial is None:
             while prefix < len(loops):
                 a, piece, depth = loops[prefix]
-                if a >= outs or (prefix and extent >= MIN_ITERATIONS * threads):
+                if a >= outs:
                     break
-                if prefix and prefix == len(loops) - 1 and extent >= 4 * threads:
-                    break   # the innermost loop stays a loop
+                if not self.low.on_grid and prefix and (extent >= MIN_ITERATIONS * threads
+                                                        or (prefix == len(loops) - 1 and extent >= 4 * threads)):
+                    break   # enough to share; the innermost loop stays a loop
                 extent *= piece.extent
                 prefix += 1
                 if (s, depth + 1) in self.low.plan.children:
@@ -219,7 +234,8 @@ class Phase(Reductions):
         code = tuple(transpose_squares(list(b.finish()), ragged=self.state.target.vector_bytes == 64))
         code = add_prefetches(code, dict(self.state.prefetch))
         variable = () if all(c.is_constant for c in counts) else counts
-        return Spec(extent, min(threads, extent) if threads > 1 else 1, self.scratch, once, variable), code
+        return Spec(extent, min(threads, extent) if threads > 1 else 1, self.scratch, once, variable,
+                    self.group.group.threads, self.group.shared), code
 
     def _iterations(self, nest: Nest, loops: list[tuple[int, EmittedLoop, int]], prefix: int, counts: tuple[Count, ...], begin: int,
                     end: int, sink: Sink, values: bool) -> None:
@@ -545,7 +561,7 @@ class Phase(Reductions):
         base: list[Lin] = [h for h, _, _ in hulls]
         width = self._width(r)
         guarded = any(outside for _, _, outside in hulls)
-        reds = [self.state.axis_extent(a) for a in stage.reds]
+        reds = [self.low.spanned(s, a) for a in stage.reds]
         red_base: list[Lin] = [({}, 0)] * len(reds)
         scalar = all(e == 1 for e in extents)
         layout = self.low.layout(s, tuple(extents))
@@ -554,8 +570,7 @@ class Phase(Reductions):
         if s in self.low.derived:
             nest = self._derived_nest(r, extents, base, layout, width)
         else:
-            pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, extents + reds, strict=True)]
-            nest = Nest(r, pieces, extents + reds, base + red_base, self.low.lane[s], lane_row(self.state, r), width)
+            nest = self._nest(r, extents + reds, base + red_base, width)
         # a box of all positions is wider than what is read
         nest.safe.update(i for i in range(len(stage.outs)) if extents[i] < self.low.positions(s, i) and self._is_read_inside(s, i))
         outer = self.nests.get(s)

@@ -172,12 +172,7 @@ class Reductions(DotValues):
     def _left(self, nest: Nest, a: int, at: int) -> int:
         """Positions of a reduce axis that the rows from number `at` must cover."""
         pieces = nest.pieces[a]
-        if all(p.extent == 1 for p in pieces[:at]):
-            return nest.bounds[a]
-        extent = 1
-        for p in pieces[at:]:
-            extent *= p.extent
-        return extent
+        return nest.bounds[a] if all(p.extent == 1 for p in pieces[:at]) else pieces[at].extent * pieces[at].stride
 
     def _remainder(self, nest: Nest, a: int, at: int, start: int, rest: int, body: Callable[[], list[int]]) -> list[int]:
         """The last, shorter iteration of a reduce loop: the rows inside it are cut to the `rest` positions that are left."""
@@ -290,6 +285,8 @@ class Reductions(DotValues):
 
     def _epilogue(self, nest: Nest, accs: list[int], sink: Sink, values: bool) -> None:
         """Combine the partial results of each position and store the stage's value."""
+        if nest.r.axes and nest.r.axes[-1] >= 0:    # not in the phase that combines the parts of a cut reduction
+            accs = self.group.combine(nest.r, accs, self._alu_for)
         nest.memo.clear()
         tile = self._out_positions(nest)
         partial = nest.partial

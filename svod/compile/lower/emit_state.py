@@ -83,6 +83,11 @@ def copy_step(extent: int, width: int) -> int:
     return min(extent, width)
 
 
+def exact_step(extent: int, width: int) -> int:
+    """`copy_step` that divides the row: several vectors, one, or single positions."""
+    return next((k * width for k in (MAX_TILE_VECTORS, 2, 1) if extent % (k * width) == 0), 1)
+
+
 class Nest:
     """One stage while it is emitted: its loops, the values of its axes, the current vector chunk."""
 

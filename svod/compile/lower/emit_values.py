@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from svod.compile.lower import math
 from svod.compile.lower.builder import Builder
+from svod.compile.lower.emit_groups import GroupThreads
 from svod.compile.lower.emit_state import FEW_ROWS, Chunk, Lin, Nest, Staged, Terms, add_lins, chunks_of, sum_lins
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import TRANSCENDENTAL, Ops, UOp
+from svod.core.kernel.groups import ThreadGroup
 from svod.core.kernel.kernel import Linear, Node
 from svod.core.kernel.layout import Layout, is_contiguous, is_exact
 from svod.core.kernel.placement import EmittedLoop
@@ -42,6 +44,7 @@ class Values:
         self.partial: tuple[int, int, int] | None = None   # split reduction: local axis, chunk, number of parts
         self.part = -1
         self.aligns = False                             # whether rows of the output are stored at multiples of the vector
+        self.group = GroupThreads(self.b, self.state, ThreadGroup(1, 1))
         self.tail = False                               # whether the last tile of the output has a loop of its own
 
     def _open_row(self, nest: Nest, a: int, value: Lin) -> None:
@@ -78,12 +81,16 @@ class Values:
     # -- extents that depend on variables ----------------------------------------------------------------
     def _bound(self, nest: Nest, a: int) -> UOp | None:
         """How many positions local axis `a` has, where that depends on variables."""
+        return None if self.low.on_grid else self._variable_bound(nest, a)
+
+    def _variable_bound(self, nest: Nest, a: int) -> UOp | None:
+        """`_bound`; on a grid, where loops run over the most positions that there may be, guards alone ask for it."""
         axis = nest.r.axes[a]
         return self.kernel.axes[axis].bound if axis >= 0 else None
 
     def _limit(self, nest: Nest, a: int) -> int:
-        """The value of `_bound`."""
-        bound = self._bound(nest, a)
+        """The value of `_variable_bound`."""
+        bound = self._variable_bound(nest, a)
         assert bound is not None
         made: dict[UOp, int] = {}
         b = self.b
@@ -315,7 +322,7 @@ class Values:
             b = self.b
             value = self._coordinate(nest, a)
             lanes = b.lanes[value]
-            end = b.index(limit) if self._bound(nest, a) is None else self._limit(nest, a)
+            end = b.index(limit) if self._variable_bound(nest, a) is None else self._limit(nest, a)
             inside = b.alu("CMPLT", dtypes.bool, lanes, value, b.splat(end, lanes))
             if nest.r.axes[a] in self.low.below:
                 above = b.alu("CMPLE", dtypes.bool, lanes, b.const(dtypes.index, lanes, 0), value)
@@ -498,7 +505,11 @@ class Values:
         b = self.b
         w = nest.chunk.width if nest.lane >= 0 else 1
         outs = range(len(nest.r.stage.outs))
-        guard = self._guard(nest, outs) if pointer_is_output(b, pointer) else -1
+        guard = -1
+        if pointer_is_output(b, pointer):
+            guard, stores = self._guard(nest, outs), self.group.stores
+            if stores >= 0:
+                guard = stores if guard < 0 else b.alu("AND", dtypes.bool, b.lanes[guard], guard, stores)
         lanes = w if (lane or vector >= 0) else 1
         dtype = b.dtype[pointer]
         mask = guard

@@ -26,6 +26,7 @@ from svod.compile.lower.emit_phase import Emitted, Phase
 from svod.compile.lower.emit_state import SLACK
 from svod.compile.lower.program import Instr, PhaseSpec, Program, derive_spec
 from svod.core.ir.dtype import DType
+from svod.core.kernel.groups import check_groups, covered_extent, is_covered
 from svod.core.kernel.kernel import Linear, ResolvedStage
 from svod.core.kernel.layout import Layout, is_exact, lay_out, layouts
 from svod.core.kernel.placement import Placement, fit, is_computed_once, is_derived, place_stages
@@ -42,6 +43,8 @@ class Lowering:
 
     def __init__(self, state: Scheduler):
         self.state = state
+        check_groups(state)
+        self.on_grid = state.target.has_groups
         self.kernel = state.kernel
         self.plan: Placement = place_stages(state)
         self.layouts = layouts(state, self.plan)
@@ -53,7 +56,7 @@ class Lowering:
         self.unsafe: dict[int, int] = {}      # axis → extent that must be checked
         self.below: set[int] = set()          # those of them whose positions may also be negative: read backwards
         self.fixed: set[int] = set()          # axes whose last tile must not be moved back
-        self.threads = state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
+        self.threads = 1 if self.on_grid else state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
         self._guards()
 
     # -- facts about stages, readers before what they read -----------------------------------------
@@ -67,9 +70,13 @@ class Lowering:
                 continue
             if s not in self.derived:
                 for axis in r.axes:
-                    extent = state.axis_extent(axis)
+                    extent = self.spanned(s, axis)
                     pieces = fit(state, state.axis_rows[axis], extent)
                     reduce = axis in r.stage.reds
+                    if is_covered(state, axis, self._stores(s, axis)):
+                        self.fixed.add(axis)
+                        if extent > self.kernel.axes[axis].extent:
+                            self.unsafe[axis] = self.kernel.axes[axis].extent
                     in_place = r.stage.is_output and bool(self.kernel.written)
                     if in_place and not reduce and not is_exact(pieces, extent):
                         self.fixed.add(axis)
@@ -92,6 +99,15 @@ class Lowering:
                             if any(r.axes[a] in (self.below if c > 0 else self.unsafe) for a, c in lin.coefs):
                                 self.below.add(axis)
 
+    def _stores(self, s: int, axis: int) -> bool:
+        """Whether a phase stores the positions of `axis` of stage `s`."""
+        return self.plan.paths[s] == () and axis in self.kernel.stages[s].outs
+
+    def spanned(self, s: int, axis: int) -> int:
+        """Positions of an axis of stage `s` that its loops span, padding included."""
+        covered = is_covered(self.state, axis, self._stores(s, axis))
+        return covered_extent(self.state, axis) if covered else self.state.axis_extent(axis)
+
     # -- the program ---------------------------------------------------------------------------------
     def run(self) -> Program:
         phases: list[PhaseSpec] = []
@@ -109,7 +125,8 @@ class Lowering:
             else:
                 emitted = [Phase(self).emit_temp(r, self._temp(r))]
             for spec, instructions in emitted:
-                phases.append(PhaseSpec(f"svod_p{len(phases)}", spec.extent, spec.threads, spec.scratch, spec.once, spec.counts))
+                phases.append(PhaseSpec(f"svod_p{len(phases)}", spec.extent, spec.threads, spec.scratch, spec.once, spec.counts, spec.block,
+                                        spec.shared))
                 code.append(instructions)
         return Program(derive_spec(self.kernel.ast, self.state.target, tuple(self.temps), tuple(phases)), tuple(code))
 
@@ -150,14 +167,14 @@ class Lowering:
 
     def layout(self, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
         """How a box of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as it may differ between boxes."""
-        return lay_out(self.state, self.layouts, s, extents, tiled)
+        return lay_out(self.state, self.layouts, s, extents, tiled and not self.on_grid)
 
     def _split_phases(self, r: ResolvedStage, split: tuple[int, int]) -> list[Emitted]:
         """A reduction cut over cores: partial results per part into a temporary, then a phase that combines them."""
         axis, parts = split
-        pieces = fit(self.state, self.state.axis_rows[axis], self.kernel.axes[axis].extent)
+        extent = self.spanned(r.stage.index, axis)
+        pieces = fit(self.state, self.state.axis_rows[axis], extent)
         step = pieces[0].stride
-        extent = self.kernel.axes[axis].extent
         chunk = -(-extent // (parts * step)) * step
         count = -(-extent // chunk)
         outs = r.stage.outs
