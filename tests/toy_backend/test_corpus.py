@@ -1,0 +1,92 @@
+"""Random chains with loops bound to the threads of a group, over the corpus: right numbers on the toy device, and nothing to report."""
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
+from svod.core.kernel.apply import apply_opt
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import LOOP, Opt, Scheduler
+from svod.errors import KernelOptError
+from tests.agreement import Case, steps
+from tests.chains import MAX_EXPANDED, expanded, random_opt
+from tests.core.corpus import CORPUS
+from tests.draws import count
+from tests.hand_kernels import HAND
+from tests.toy_backend.interpreter import run_program
+from tests.toy_backend.target import TOY
+
+KERNELS = {**CORPUS, **HAND}
+CHAINS = 3                  # per kernel
+MOST_STEPS = 60_000         # instructions of all threads, each about ten microseconds
+AMOUNTS = (0, 2, 3, 4, 5, 8, 16)
+
+
+@cache
+def case_of(name: str) -> Case:
+    return Case(Kernel(KERNELS[name]()))
+
+
+def group_opt(rng: random.Random, state: Scheduler) -> Opt:
+    """A proposal for the threads of a group or the grid, not always legal."""
+    kernel = state.kernel
+    loops = [r for r in state.rows if r.role == LOOP and r.extent > 1]
+    if not loops:
+        return Opt("NOLOCALS", "out")
+    row = rng.choice(loops)
+    op = "LOCAL" if kernel.axes[row.axis].kind == "o" else rng.choice(("GROUP", "GROUPTOP", "GROUP", "SPLITK"))
+    return Opt(op, row.name, rng.choice(AMOUNTS))
+
+
+def group_state(rng: random.Random, state: Scheduler, length: int) -> Scheduler:
+    """`state` after at most `length` random opts, about half of them for groups."""
+    for _ in range(4 * length):
+        if len(state.applied_opts) >= length:
+            break
+        try:
+            following = apply_opt(state, group_opt(rng, state) if rng.random() < 0.5 else random_opt(rng, state))
+        except KernelOptError:
+            continue
+        if expanded(following) <= MAX_EXPANDED:
+            state = following
+    return state
+
+
+@pytest.fixture(scope="module")
+def ran() -> Iterator[Counter[str]]:
+    """Chains by what became of them. Fails at the end of the module where few ran, or few of those in groups."""
+    seen: Counter[str] = Counter()
+    yield seen
+    if seen["drawn"] >= 100:        # of a few that were picked by name all may be long
+        assert seen["ran"] >= 0.7 * seen["drawn"], dict(seen)
+        assert seen["groups"] >= 0.5 * seen["ran"] and seen["shared"] >= 0.1 * seen["ran"], dict(seen)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_random_chains_on_groups(name: str, ran: Counter[str]) -> None:
+    case = case_of(name)
+    for seed in range(count(CHAINS)):
+        rng = random.Random(f"groups {name} {seed}")
+        state = group_state(rng, Scheduler(case.kernel, TOY), rng.randint(1, 8))
+        ran["drawn"] += 1
+        try:
+            program = lower(state)
+        except KernelOptError:      # placements that an opt has moved since, or too much shared memory
+            continue
+        try:
+            validate(program)
+            if steps(program) * max(p.block for p in program.spec.phases) > MOST_STEPS:
+                continue
+            args = case.fresh()
+            run_program(program, args, seed=seed)
+            case.check(args, "toy device")
+        except Exception as e:
+            raise AssertionError(f"{name}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
+        phases = program.spec.phases
+        ran.update(ran=1, groups=any(p.block > 1 for p in phases), shared=any(p.shared_bytes for p in phases))
