@@ -187,10 +187,8 @@ class OptimizerConfig(_Config):
     """How one kernel is optimised when no search does it, and which opts are allowed at all."""
 
     noopt: bool = _option("SVOD_NOOPT", False, _SWITCH, "run every kernel without any opt; wins over BEAM and the database")
-    nolocals: bool = _option("NOLOCALS", False, _SWITCH, "no workgroup dimensions; GPU only: no effect on CPUs")
-    tc: int = _option("TC", 1, _integer(0), "matrix and dot instructions: 0 never, 1 where they apply; GPU only: no effect on CPUs")
-    tc_opt: int = _option("TC_OPT", 2, _integer(0),
-                          "how far TC goes: 0 exact fits, 1 also casts, 2 also padded extents; GPU only: no effect on CPUs")
+    nolocals: bool = _option("NOLOCALS", False, _SWITCH, "groups of one thread: no LOCAL and no GROUP; CPUs have no groups")
+    tc: bool = _option("TC", True, _SWITCH, "0: no dot or matrix instructions; tuned chains that use them are not looked up")
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,7 @@ class BeamConfig(_Config):
 
     width: int = _option("BEAM", 4, _integer(0), "beam width; 0: no search", default_env=0)
     upcast_max: int = _option("BEAM_UPCAST_MAX", 256, _integer(1), "most values side by side in registers, vector lanes divided out")
-    local_max: int = _option("BEAM_LOCAL_MAX", 1024, _integer(1), "most work items in a workgroup; GPU only: no effect on CPUs")
+    local_max: int = _option("BEAM_LOCAL_MAX", 1024, _integer(1), "most threads of a group; CPUs have no groups")
     uops_max: int = _option("BEAM_UOPS_MAX", 3000, _integer(0), "longest LINEAR of a candidate; 0: no limit")
     runs: int = _option("BEAM_RUNS", 3, _integer(1), "timed runs of a candidate that passed the first sample")
     min_progress: float = _option("BEAM_MIN_PROGRESS", 0.01, _number(0, "µs"), "a round that gains less counts as no gain, in µs")

@@ -40,7 +40,7 @@ def test_variables_are_declared_once_and_all_of_the_design_are_there() -> None:
     assert len(VARIABLES) == len(set(VARIABLES))
     wanted = {"BEAM", "BEAM_UPCAST_MAX", "BEAM_LOCAL_MAX", "BEAM_UOPS_MAX", "BEAM_RUNS", "BEAM_MIN_PROGRESS", "BEAM_TIMEOUT_SEC",
               "BEAM_PADTO", "BEAM_STRICT", "BEAM_DEBUG", "BEAM_LOG_SURPASS_MAX", "BEAM_BUDGET", "IGNORE_BEAM_CACHE", "NOLOCALS", "TC",
-              "TC_OPT", "SVOD_NOOPT", "SVOD_THREADS", "SVOD_DEVICE", "SVOD_TUNE_DB", "SVOD_MEMORY_PLANNER",
+              "SVOD_NOOPT", "SVOD_THREADS", "SVOD_DEVICE", "SVOD_TUNE_DB", "SVOD_MEMORY_PLANNER",
               "SVOD_DISABLE_SCHEDULE_CACHE", "SVOD_OPT_CACHE_MAX", "SVOD_OBJECT_CACHE", "SVOD_CAPTURE"}
     assert wanted <= set(VARIABLES)
 

@@ -10,13 +10,17 @@ import pytest
 
 import svod
 from svod import Tensor
+from svod.compile.cpu.host import host_target
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
-from svod.config import PrepareConfig
+from svod.config import OptimizerConfig, PrepareConfig
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.intrinsics import DOTS
 from svod.core.schedule import schedule
-from svod.errors import ArgumentError, ConfigError, DeviceError, LaunchError, ScheduleError, SvodError, UnsupportedError
+from svod.errors import ArgumentError, ConfigError, DeviceError, KernelOptError, LaunchError, ScheduleError, SvodError, UnsupportedError
+from svod.prepare import allowed_target
 from tests.plans import gemm_then_softmax
+from tests.toy_backend.target import TOY
 
 X = np.ones((300, 300), np.float32)
 
@@ -29,6 +33,28 @@ def test_no_more_threads_than_asked_for() -> None:
     assert plan.threads == 1
     plan.execute()
     assert [float(o[0]) for o in plan.outputs] == [300, 1, 3]
+
+
+@pytest.mark.skipif(not any(d.runs_on(host_target()) for d in DOTS.values()), reason="this machine has no dot or matrix instructions")
+def test_without_tc_no_kernel_has_a_dot_or_matrix_instruction() -> None:
+    a, b = (Tensor(np.ones(shape, np.int8)).cast("int32") for shape in ((64, 128), (128, 64)))
+    chains = {}
+    for tc in (True, False):
+        plan = (a @ b).prepare(PrepareConfig(optimizer=OptimizerConfig(tc=tc)))
+        chains[tc] = [o[0] for k in plan.kernels for o in k.opts]
+        plan.execute()
+        assert plan.outputs[0].tolist() == [128] * 64 * 64
+    assert "TC" in chains[True] and "TC" not in chains[False]
+    with pytest.raises(KernelOptError, match="TC=0 keeps"):
+        (a @ b).prepare(PrepareConfig(optimizer=OptimizerConfig(tc=False), opts={plan.kernels[0].key: [("TC", "r0", "vnni8")]}))
+
+
+def test_what_the_configuration_allows_of_a_target() -> None:
+    host = allowed_target(host_target(), OptimizerConfig())
+    assert host == host_target()
+    assert allowed_target(host_target(), OptimizerConfig(tc=False)).key != host.key, "chains with and without are different records"
+    assert allowed_target(TOY, OptimizerConfig(nolocals=True)).group_threads == 1
+    assert allowed_target(host_target(), OptimizerConfig(nolocals=True)) == host, "a CPU has no groups"
 
 
 def test_another_device_than_the_cpu_is_refused() -> None:

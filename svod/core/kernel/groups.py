@@ -76,6 +76,14 @@ def group_of(state: Scheduler, found: Placement, root: int) -> ThreadGroup:
     return ThreadGroup(local, max(reducers_of(state, s) for s in inside))
 
 
+def most_threads(state: Scheduler) -> int:
+    """The threads of the largest group of a state; 1 where no loop is bound to them."""
+    if not has_block_rows(state):
+        return 1
+    found = place_stages(state)
+    return max(group_of(state, found, root).threads for root in found.roots)
+
+
 def exchanged_bytes(state: Scheduler, found: Placement, stage: int, threads: int) -> int:
     """Shared memory in which `threads` threads put the partial results of a stage."""
     r = found.resolved[stage]

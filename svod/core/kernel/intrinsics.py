@@ -55,7 +55,7 @@ class Dot:
         return self.base_cost if self.is_tile or target.dot_cost is None else target.dot_cost(self.name)
 
     def runs_on(self, target: Target) -> bool:
-        return target.arch == self.arch and set(self.features) <= set(target.features)
+        return target.uses_intrinsics and target.arch == self.arch and set(self.features) <= set(target.features)
 
 
 _I8, _U8, _I16 = dtypes.int8, dtypes.uint8, dtypes.int16
@@ -117,6 +117,8 @@ def narrow_source(stage: Stage) -> DType | None:
 def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile: tuple[int, int] = (-1, -1)) -> tuple[Operand, Operand]:
     """The operands of `dot` where it computes the contraction in `stage`, `tile` the axes of the rows and columns of its tiles, if it has
     any. Raises KernelOptError with the reason where it does not."""
+    if not target.uses_intrinsics:
+        raise KernelOptError("TC=0 keeps dot and matrix instructions out of every kernel")
     if not dot.runs_on(target):
         raise KernelOptError(f"the target has no {' and '.join(dot.features)} on {dot.arch}; its features are {', '.join(target.features)}")
     for a in (axis, *tile):

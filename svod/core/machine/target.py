@@ -28,6 +28,7 @@ class Target:
     l3: int
     threads: int
     has_fma: bool = True
+    uses_intrinsics: bool = True    # opts may choose dot and matrix instructions
     has_scaleb: bool = False        # a float times a power of two is one instruction
     has_masked_memory: bool = True  # masked vector loads and stores are single instructions
     group_threads: int = 0          # most threads of a group; 0: the target has no groups
@@ -54,5 +55,6 @@ class Target:
         """The readable identity under which winners are stored, e.g. `x86_64/znver5/avx512f,bf16/l1 48k/l2 1m/l3 32m/t2`."""
         def size(n: int) -> str:
             return f"{n >> 20}m" if n and n % (1 << 20) == 0 else f"{n >> 10}k"
-        return (f"{self.arch}/{self.cpu}/{','.join(self.features)}/l1 {size(self.l1)}/l2 {size(self.l2)}"
+        features = (*self.features, *(() if self.uses_intrinsics else ("tc=0",)))
+        return (f"{self.arch}/{self.cpu}/{','.join(features)}/l1 {size(self.l1)}/l2 {size(self.l2)}"
                 f"/l3 {size(self.l3)}/t{self.threads}")

@@ -33,11 +33,12 @@ from typing import Any
 from svod.core.cost.sketch_facts import bytes_of, rows_held
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.apply import apply_opt, apply_opts
-from svod.core.kernel.scheduler import INLINE, LOOP, ROOT, UNROLL, UPCAST, Loop, Opt
+from svod.core.kernel.scheduler import DOT, GROUP, INLINE, LOCAL, LOOP, ROOT, UNROLL, UPCAST, Loop, Opt
 from svod.errors import KernelOptError
 
 WHOLE = 0
 MAX_UNROLL = 32
+MAX_PARTS = 64          # of a reduction that groups share
 TILE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 # A tail that wastes more than a quarter of the work is left to amounts that fit better.
 MAX_WASTE = 1.25
@@ -94,6 +95,13 @@ def tile_amounts(extent: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
+def group_amounts(extent: int, threads: int) -> tuple[int, ...]:
+    """Threads of a group along an axis: powers of two, and the whole axis where a group holds it."""
+    fitting = [1 << k for k in range(1, 11) if 1 << k < extent and 1 << k <= threads]
+    return (*fitting, WHOLE) if 1 < extent <= threads else tuple(fitting)
+
+
+@lru_cache(maxsize=256)
 def thread_amounts(extent: int, threads: int) -> tuple[int, ...]:
     """How many cores: all of them, and the numbers that divide all of them."""
     return tuple(n for n in divisors(threads) if 1 < n <= extent)
@@ -135,6 +143,8 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
                 yield Opt("UPCAST", row.name, n)
         for n in tile_amounts(row.extent):
             yield Opt("TILE", row.name, n)
+        if state.target.has_groups:
+            yield from _group_actions(row, kind, state.target.group_threads)
         for n in thread_amounts(row.extent, threads):
             yield Opt("THREAD", row.name, n)
     for row in state.rows:
@@ -158,6 +168,16 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
         for row, _, stage in loops:
             if stage != s.index:
                 yield Opt("STAGE", s.name, row.name)
+
+
+def _group_actions(row: Loop, kind: str, threads: int) -> Iterator[Opt]:
+    """Loops bound to groups of threads and to the grid."""
+    for n in group_amounts(row.extent, threads):
+        for op in ("LOCAL",) if kind == "o" else ("GROUP", "GROUPTOP"):
+            yield Opt(op, row.name, n)
+    if kind == "r":
+        for n in group_amounts(row.extent, MAX_PARTS):
+            yield Opt("SPLITK", row.name, n)
 
 
 def apply_tied(state: Any, opt: Opt, after: Any) -> Any | None:
@@ -201,7 +221,8 @@ def reference_actions(state: Any, *, padto: bool = False) -> Iterator[Opt]:
     explicit amount equal to the extent is skipped where the grid also lists the whole axis. A position beyond the state's rank is no
     action. The tensor-core entries exist for targets with such instructions; the CPU's Scheduler refuses them."""
     axes = state.kernel.axes
-    rank = {("o", LOOP): 0, ("o", UPCAST): 1, ("r", LOOP): 2, ("r", UPCAST): 3, ("r", UNROLL): 4}
+    rank = {("o", LOOP): 0, ("o", LOCAL): 1, ("r", GROUP): 1, ("o", UPCAST): 2, ("o", DOT): 2, ("r", LOOP): 3, ("r", UPCAST): 4,
+            ("r", UNROLL): 5, ("r", DOT): 5}
     output = state.kernel.output
     live = sorted((r for r in state.rows if r.extent > 1 and axes[r.axis].stage == output), key=lambda r: rank[axes[r.axis].kind, r.role])
     reduces = [r for r in live if axes[r.axis].kind == "r" and r.role == LOOP]

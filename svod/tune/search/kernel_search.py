@@ -32,6 +32,7 @@ from typing import Any
 
 from svod.config import BeamConfig
 from svod.core.cost.cost_model import cost_of, tiling_family
+from svod.core.kernel.groups import most_threads
 from svod.errors import KernelOptError
 from svod.tune.db.records import canonical
 from svod.tune.db.winners import WORST_RATIO, Standing, best_of
@@ -330,6 +331,8 @@ class KernelSearch:
                 continue
             if registers > self.config.upcast_max and not exempt:
                 c.fail(Status.LIMIT, f"{registers} vector registers of accumulators; BEAM_UPCAST_MAX is {self.config.upcast_max}")
+            elif (threads := most_threads(c.state)) > self.config.local_max and not exempt:
+                c.fail(Status.LIMIT, f"groups of {threads} threads; BEAM_LOCAL_MAX is {self.config.local_max}")
             else:
                 within.append(c)
         lowered = []

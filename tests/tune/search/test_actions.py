@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,7 @@ from svod.tune.search.actions import (
     tile_amounts,
     unroll_amounts,
 )
+from tests.toy_backend.target import TOY
 from tests.tune.search_kernels import TARGET, elementwise, gemm, row_reduce, softmax
 
 KERNELS = {"gemm": gemm(48, 64, 40), "primes": gemm(197, 13, 31), "ones": gemm(1, 1, 1), "softmax": softmax(7, 1000),
@@ -92,6 +94,19 @@ def test_the_grid_reaches_each_kind_of_opt() -> None:
     ops = Counter(o.op for o in default_actions(apply_opt(base("primes"), Opt("UPCAST", "o0", 8)), 16))
     assert {"UPCAST", "UNROLL", "TILE", "THREAD", "LANES", "SWAP", "STAGE", "INLINE", "PADTO"} <= set(ops)
     assert sum(ops.values()) < 200
+
+
+def test_groups_are_proposed_where_the_target_has_them() -> None:
+    state, ops = Scheduler(KERNELS["primes"], TOY), {"LOCAL", "GROUP", "GROUPTOP", "SPLITK"}
+    assert not ops & {o.op for o in default_actions(base("primes"), 16)}
+    proposed = [o for o in default_actions(state, 4) if o.op in ops]
+    assert {o.op for o in proposed} == ops and all(o.arg <= TOY.group_threads for o in proposed)
+    for opt in proposed:
+        assert apply_opt(state, opt).applied_opts == (opt,)
+    bound = apply_opts(state, [Opt("LOCAL", "o0", 8), Opt("GROUP", "r0", 4)])
+    assert Opt("UPCAST", "o0.in", 2) in set(reference_actions(bound)), "loops of threads have their positions in the reference grid too"
+    alone = Scheduler(KERNELS["primes"], replace(TOY, group_threads=1))     # NOLOCALS
+    assert {o.op for o in default_actions(alone, 4)} & ops == {"SPLITK"}
 
 
 def test_only_rows_that_can_change_are_offered() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from svod.config import BeamConfig
 from svod.core.kernel.apply import apply_opt, apply_opts
-from svod.core.kernel.scheduler import Opt
+from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.db import Verdict, derive_winner
 from svod.tune.db.winners import TIE
 from svod.tune.measure.candidate import Candidate, Origin, Status, chain_text
@@ -19,6 +19,7 @@ from svod.tune.measure.measurer import Failure, Lowered, Race, Screened
 from svod.tune.search.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
 from svod.tune.search.kernel_search import FIRST_CHUNK, KernelSearch
 from svod.tune.search.strategy import STRATEGIES
+from tests.toy_backend.target import TOY
 from tests.tune.db.samples import confirmed, verdict
 from tests.tune.replay import BASE, HEURISTIC, ReplayedLaboratory, is_failure, made_up_seconds, make_search, raced, run
 
@@ -143,6 +144,19 @@ def test_accumulators_are_counted_in_vector_registers() -> None:
     assert over
     assert all("BEAM_UPCAST_MAX is 1" in c.reason for c in over)
     assert not {c.digest.hex() for c in over} & set(lab.done("lower"))
+
+
+def test_larger_groups_than_beam_local_max_are_dropped() -> None:
+    lab = ReplayedLaboratory()
+    base = Scheduler(BASE.kernel, TOY)
+    small, large = apply_opt(base, Opt("LOCAL", "o0", 2)), apply_opt(base, Opt("LOCAL", "o0", 8))
+    seen: dict[str, Candidate] = {}
+    search = make_search(lab, heuristic=base, seeds=[(small, Origin.SKETCH), (large, Origin.SKETCH)], local_max=4)
+    search.record = lambda candidates: seen.update({c.digest.hex(): c for c in candidates})
+    search.step()
+    search.step()
+    assert seen[large.digest.hex()].status is Status.LIMIT and "BEAM_LOCAL_MAX is 4" in seen[large.digest.hex()].reason
+    assert seen[small.digest.hex()].status is not Status.LIMIT
 
 
 def test_the_compile_deadline_follows_the_median() -> None:
