@@ -7,18 +7,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
+from svod import Variable
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
+from svod.core.graph import graph
+from svod.core.ir.uop import Ops
+from svod.core.ir.variable import without_binds
 from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import LOOP, Opt, Scheduler
+from svod.core.schedule.schedule import create_schedule
+from svod.core.spec.evaluate import evaluate
 from svod.errors import KernelOptError
-from tests.agreement import Case, steps
+from tests.agreement import Case, draw, steps
 from tests.chains import MAX_EXPANDED, expanded, random_opt
-from tests.core.corpus import CORPUS
+from tests.core.corpus import CORPUS, data
 from tests.draws import count
 from tests.hand_kernels import HAND
 from tests.toy_backend.interpreter import run_program
@@ -98,3 +105,39 @@ def test_random_chains_on_groups(name: str, ran: Counter[str]) -> None:
             raise AssertionError(f"{name}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
         phases = program.spec.phases
         ran.update(ran=1, groups=any(p.block > 1 for p in phases), shared=any(p.shared_bytes for p in phases))
+
+
+N, M = Variable("n", 1, 13), Variable("m", 1, 17)
+VARIABLE = {
+    "rows": lambda: data(13, 17)[:N] * 2 + 1,
+    "sums": lambda: data(13, 17)[:N, :M].sum(1),
+    "softmax": lambda: data(13, 17)[:N, :M].softmax(-1),
+    "gemm": lambda: data(13, 17)[:N, :M] @ data(17, 9)[:M],
+}
+
+
+@pytest.mark.parametrize("name", VARIABLE)
+def test_extents_that_depend_on_variables(name: str) -> None:
+    """Groups run over the most positions that there may be; those beyond the end are guarded."""
+    sink, _, _ = without_binds(graph.sink(VARIABLE[name]().uop))
+    call, = create_schedule(sink).calls
+    kernel, ran = Kernel(call.ast), 0
+    for seed in range(count(2 * CHAINS)):
+        rng = random.Random(f"variable {name} {seed}")
+        state = group_state(rng, Scheduler(kernel, TOY), rng.randint(0, 6))
+        try:
+            program = lower(state)
+        except KernelOptError:
+            continue
+        validate(program)
+        if steps_of_threads(program) > MOST_STEPS:
+            continue
+        values = {u.arg[0]: rng.randint(*u.arg[1:3]) for u in kernel.ast.walk(Ops.DEFINE_VAR)}
+        numbers = np.random.default_rng(seed)
+        args = [draw(p.dtype, p.arg.size, numbers, p.arg.vmin, p.arg.vmax) for p in kernel.params]
+        want, = evaluate(kernel.ast, args, values)
+        run_program(program, args, values, seed)
+        chain = f"{values}: {[o.to_json() for o in state.applied_opts]}"
+        np.testing.assert_allclose(args[kernel.outs[0]], want, rtol=1e-4, atol=1e-5, err_msg=chain)
+        ran += 1
+    assert ran >= CHAINS

@@ -22,9 +22,11 @@ from __future__ import annotations
 from math import prod
 
 from svod.core.ir.uop import Ops
+from svod.core.kernel.groups import BLOCK_ROLES, group_of, level_of
 from svod.core.kernel.kernel import Linear, Node, Reduction, ResolvedStage
 from svod.core.kernel.placement import EmittedLoop, Placement, first_reduce, fit, is_computed_once, is_derived, lane_row, place_stages
 from svod.core.kernel.scheduler import LOOP, UNROLL, UPCAST, Scheduler
+from svod.core.machine.levels import Level
 
 INDENT = "  "
 MAX_EXPRESSION = 110        # characters of a value before its inner parts are left out
@@ -87,7 +89,8 @@ class _Nest:
                 lin = node.dims[dim]
                 if lin.atoms:
                     return self.kernel.axes[self.kernel.stages[s].outs[dim]].extent
-                spans = (abs(c) * (prod(p.extent for p in self.pieces[q][a] if p.row not in opened) - 1) for a, c in lin.coefs)
+                spans = (abs(c) * (prod(p.extent for p in self.pieces[q][a] if p.row not in opened and p.role not in BLOCK_ROLES) - 1)
+                         for a, c in lin.coefs)
                 most = max(most, 1 + sum(spans))
         return most
 
@@ -101,7 +104,9 @@ class _Nest:
             once = is_computed_once(state, self.plan, s)
             spread = state.thread or state.split_reduce
             threads = spread[1] if spread is not None else 1
-            cores = f", on {threads} cores" if threads > 1 and not once else ""
+            cores = f", on {threads} cores" if threads > 1 and not once and not state.target.has_groups else ""
+            group = group_of(state, self.plan, s).threads
+            cores += f", in groups of {group} threads" if group > 1 else ""
             split = state.split_reduce if state.split_reduce and self.kernel.axes[state.split_reduce[0]].stage == s else None
             if split:
                 axis = self.kernel.axes[split[0]]
@@ -188,15 +193,19 @@ class _Nest:
         return f"{word} {self._axis_name(piece.row)} in 0…{end}{step}{padded}"
 
     def _tile(self, r: ResolvedStage, depth: int) -> None:
-        """The positions side by side in registers."""
+        """The positions that the threads of a group compute, and those side by side in registers."""
         vector = lane_row(self.state, r)
-        tile, unrolled = [], []
+        tile, unrolled, threads = [], [], []
         for group in self.pieces[r.stage.index]:
             for p in group:
                 if p.extent > 1 and p.role == UPCAST:
                     tile.append(f"{self._axis_name(p.row)} {p.extent}{' (vector)' if p.row == vector else ''}")
                 elif p.extent > 1 and p.role == UNROLL:
                     unrolled.append(f"{self._axis_name(p.row)} {p.extent}")
+                elif p.extent > 1 and level_of(self.state, p.row) is Level.BLOCK:
+                    threads.append(f"{self._axis_name(p.row)} {p.extent}")
+        if threads:
+            self._line(depth, f"threads {' × '.join(threads)}")
         if tile:
             self._line(depth, f"tile {' × '.join(tile)}")
         if unrolled:

@@ -11,6 +11,7 @@ from svod.core.kernel.groups import covered_extent, group_of, level_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.show import loop_nest
 from svod.core.machine.levels import Level
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
@@ -91,6 +92,22 @@ def test_levels_of_loops() -> None:
     assert (levels["o1.in"], levels["r0.in2"]) == (Level.VECTOR, Level.UNROLL)
     threaded = apply(GEMM, [["THREAD", "o0", 2]], replace(TOY, threads=2))
     assert level_of(threaded, threaded.row_id("o0")) is Level.CORE
+
+
+def test_loop_nests_with_threads() -> None:
+    assert loop_nest(apply(GEMM, [["LOCAL", "o0", 8], ["GROUP", "r0", 4], ["UPCAST", "o1", 4]])).splitlines() == [
+        "phase 0: out → p0, in groups of 32 threads",
+        "  for o0 in 0…24 by 8",
+        "    for o1 in 0…48 by 4",
+        "      threads o0 8 × r0 4",
+        "      tile o1 4 (vector)",
+        "      acc = 0",
+        "      reduce r0 in 0…30 by 4",
+        "        acc += p1[30·o0 + r0] · p2[48·r0 + o1]",
+        "      p0[48·o0 + o1] = max(acc, -1)",
+    ]
+    rows = loop_nest(apply(SOFTMAX, [["LOCAL", "o0", 2], ["GROUPTOP", "s3.r0", 4]]))
+    assert "    stage s3 in a register:" in rows, "each thread has its own row"
 
 
 def test_loops_that_threads_share_cover_whole_tiles() -> None:
