@@ -11,7 +11,7 @@ import pytest
 
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
-from svod.compile.lower.emit_state import copy_step
+from svod.compile.lower.emit.state import copy_step
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from svod.compile.lower.builder import Builder
-from svod.compile.lower.emit_state import Lin, add_lins
+from svod.compile.lower.emit.state import Lin, add_lins
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.groups import AREA, BLOCK_ROLES, ThreadGroup, reducers_of
@@ -21,7 +21,7 @@ from svod.core.kernel.scheduler import GROUP, LOCAL, Scheduler
 from svod.errors import KernelOptError
 
 INDEX = dtypes.index
-AluOf = Callable[[tuple[DType, ...], int], Callable[..., int]]      # elementwise operations on (types, lanes)
+AluOf = Callable[[int], Callable[..., int]]      # elementwise operations on so many lanes
 
 
 class GroupThreads:
@@ -104,7 +104,7 @@ class GroupThreads:
         while len(following) < len(accs):
             for red in r.reductions:
                 at, n = len(following), len(red.values)
-                alu = alu_of(red.dtypes, b.lanes[accs[at]])
+                alu = alu_of(b.lanes[accs[at]])
                 following += get_combiner(red.combiner).combine(tuple(carried[at:at + n]), tuple(others[at:at + n]), alu,
                                                                 nan=red.dtypes[0].is_float)
         return b.close(loop, tuple(following))

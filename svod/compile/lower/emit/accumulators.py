@@ -1,0 +1,246 @@
+"""Accumulators of a stage's reductions: their first values, what one iteration adds, and how partial results become one."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from svod.compile.lower import math
+from svod.compile.lower.emit.axes import Axes
+from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.facts import SLACK
+from svod.compile.lower.emit.intrinsics import Intrinsics
+from svod.compile.lower.emit.state import Chunk, OpenStage, Sink
+from svod.compile.lower.emit.values import Values
+from svod.core.ir.combiner import get_combiner
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import TRANSCENDENTAL, Ops
+from svod.core.kernel.intrinsics import TensorizePlan
+from svod.core.kernel.kernel import Reduction
+from svod.core.kernel.scheduler import UNROLL
+from svod.errors import KernelOptError
+
+
+class Accumulators:
+    """What the accumulators of an open stage hold, position by position of its tile."""
+
+    def __init__(self, ctx: Context, axes: Axes, values: Values, intrinsics: Intrinsics):
+        self.ctx = ctx
+        self.b = ctx.b
+        self.state = ctx.state
+        self.axes = axes
+        self.values = values
+        self.intrinsics = intrinsics
+
+    def identities(self, stage: OpenStage) -> list[int]:
+        b = self.b
+        out = []
+        stage.partial = {key: (i, c.width) for i, (key, _, c) in enumerate(stage.partial_positions())}
+        reduce_lane = stage.lane >= stage.num_outs
+        plan = self.intrinsics.plan_of(stage)
+        if plan is not None and plan.dot.is_tile:
+            stage.sums.clear()
+            return [self.intrinsics.tile_zero(stage, plan, i) for i in range(len(stage.out_positions()) * len(stage.partial))]
+        for _, oc in stage.out_positions():
+            for _, _, pc in stage.partial_positions():
+                width = pc.width if reduce_lane else oc.width
+                for red in stage.r.reductions:
+                    values = get_combiner(red.combiner).identity(*red.dtypes)
+                    out += [b.const(d, width, v) for d, v in zip(red.dtypes, values, strict=True)]
+        stage.sums.clear()
+        if plan is not None and plan.corrects >= 0:
+            for offsets, oc in stage.out_positions():
+                for index, _, pc in stage.partial_positions():
+                    key = self.sum_key(stage, plan, offsets, oc, index)
+                    if key not in stage.sums:
+                        stage.sums[key] = len(out)
+                        out.append(b.const(plan.dot.accumulator, pc.width if reduce_lane else oc.width, 0))
+        return out
+
+    def sum_key(self, stage: OpenStage, plan: TensorizePlan, offsets: dict[int, int], chunk: Chunk, partial: tuple[Any, ...]) -> Any:
+        """What a correction depends on: the position of the operand that is summed up, and the partial result."""
+        axes = plan.operands[plan.corrects].axes
+        return tuple(offsets.get(a, 0) for a in axes), chunk.offset if stage.lane in axes else 0, partial
+
+    def accumulate(self, stage: OpenStage, accs: list[int]) -> list[int]:
+        """All expanded positions of one innermost iteration into the accumulators, reduction-major."""
+        b = self.b
+        outs = stage.num_outs
+        stage.memo.clear()
+        accs = list(accs)
+        tile = stage.out_positions()
+        partial = stage.partial
+        present = stage.partial_positions()
+        reduce_lane = stage.lane >= outs
+        components = sum(len(red.values) for red in stage.r.reductions)
+        masks: dict[Chunk, int] = {}
+        plan = self.intrinsics.plan_of(stage)
+        reds = range(outs, len(stage.pieces))
+        crowded = 4 * sum(b.lanes[v] > 1 for v in accs) >= self.state.target.vector_registers
+        for number, (_, unrolled) in enumerate(stage.positions((UNROLL,), reds)):
+            if crowded and number:
+                b.round = number
+                stage.memo.clear()
+            for index, offsets, pc in present:
+                more = dict(unrolled)
+                for a, o in offsets.items():
+                    more[a] = more.get(a, 0) + o
+                slot = partial[index]
+                full = slot[1]
+                summed: set[Any] = set()
+                for t, (toff, oc) in enumerate(tile):
+                    chunk = Chunk(pc.offset, full, pc.active) if reduce_lane else oc
+                    if not stage.set_position(toff, chunk, more):
+                        continue
+                    at = (t * len(partial) + slot[0]) * components
+                    guard = self.axes.guard(stage, reds)
+                    if reduce_lane and stage.chunk.active < stage.chunk.width:
+                        mask = masks.get(stage.chunk)
+                        if mask is None:
+                            mask = masks[stage.chunk] = self.values.prefix_mask(stage.chunk)
+                        guard = mask if guard < 0 else b.alu("AND", dtypes.bool, stage.chunk.width, mask, guard)
+                    if plan is not None and plan.dot.is_tile:
+                        if guard >= 0:
+                            raise KernelOptError("tiles cannot be masked: a reduce axis was padded; leave PADTO away")
+                        accs[at] = self.intrinsics.tile_dot(stage, plan, accs[at])
+                        continue
+                    if plan is not None:
+                        accs[at] = self.guarded(self.intrinsics.dot(stage, plan, accs[at], chunk.width), accs[at], guard)
+                        key = self.sum_key(stage, plan, toff, oc, index) if stage.sums else None
+                        if key is not None and key not in summed:
+                            summed.add(key)
+                            n = stage.sums[key]
+                            accs[n] = self.guarded(self.intrinsics.dot_correction(stage, plan, accs[n], chunk.width), accs[n], guard)
+                        continue
+                    for red in stage.r.reductions:
+                        n = len(red.values)
+                        accs[at:at + n] = self.combine_value(stage, red, accs[at:at + n], guard, chunk.width)
+                        at += n
+        b.round = 0
+        return accs
+
+    def guarded(self, value: int, acc: int, guard: int) -> int:
+        """The new value of an accumulator where `guard` holds."""
+        b = self.b
+        return value if guard < 0 else b.alu("WHERE", b.dtype[acc], b.lanes[acc], guard, value, acc)
+
+    def combine_value(self, stage: OpenStage, red: Reduction, acc: list[int], guard: int, width: int) -> list[int]:
+        b = self.b
+        combiner = get_combiner(red.combiner)
+        if red.combiner == "ADD" and guard < 0 and red.dtypes[0].is_float:
+            node = stage.r.nodes[red.values[0]]
+            if node.kind == "alu" and node.op == "MUL":
+                x, y = self.values.evaluate(stage, node.src[0]), self.values.evaluate(stage, node.src[1])
+                return [b.alu("MULACC", red.dtypes[0], width, x, y, acc[0])]
+        values = [self.values.evaluate(stage, v) for v in red.values]
+        if guard >= 0:
+            neutral = combiner.identity(*red.dtypes)
+            values = [b.alu("WHERE", d, width, guard, v, b.const(d, width, n)) for d, v, n in zip(red.dtypes, values, neutral, strict=True)]
+        return list(combiner.combine(tuple(acc), tuple(values), self.alu_for(width), nan=red.dtypes[0].is_float))
+
+    def alu_for(self, width: int) -> Callable[..., int]:
+        """Elementwise operations on `width` lanes, as combiners call them."""
+        b = self.b
+
+        def alu(op: Ops, *args: int) -> int:
+            dtype = dtypes.bool if op in (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE) else b.dtype[args[-1]]
+            if op in TRANSCENDENTAL:
+                return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args],
+                                   scales=self.state.target.has_scaleb)
+            return b.alu(op.value, dtype, width, *args)
+        return alu
+
+    def epilogue(self, stage: OpenStage, accs: list[int], sink: Sink) -> None:
+        """Combine the partial results of each position and store the stage's value."""
+        if stage.r.axes and stage.r.axes[-1] >= 0:    # not in the phase that combines the parts of a cut reduction
+            accs = self.ctx.group.combine(stage.r, accs, self.alu_for)
+        stage.memo.clear()
+        tile = stage.out_positions()
+        partial = stage.partial
+        reduce_lane = stage.lane >= stage.num_outs
+        components = sum(len(red.values) for red in stage.r.reductions)
+        lane = stage.lane
+        plan = self.intrinsics.plan_of(stage)
+        if plan is not None and plan.dot.is_tile:
+            self.tile_epilogue(stage, plan, accs, sink)
+            return
+        for t, (offsets, oc) in enumerate(tile):
+            at = t * len(partial) * components
+            if plan is not None and stage.sums:
+                for index, (k, _) in partial.items():
+                    acc = accs[at + k]
+                    extra = accs[stage.sums[self.sum_key(stage, plan, offsets, oc, index)]]
+                    accs[at + k] = self.b.alu("SUB", self.b.dtype[acc], self.b.lanes[acc], acc, extra)
+            done: dict[tuple[int, int], int] = {}
+            first = 0
+            for k, red in enumerate(stage.r.reductions):
+                n = len(red.values)
+                parts = [accs[at + p * components + first:at + p * components + first + n] for p in range(len(partial))]
+                for c, v in enumerate(self.combine_all(red, parts, reduce_lane)):
+                    done[k, c] = v
+                first += n
+            if reduce_lane:
+                stage.lane = -1
+            ok = stage.set_position(offsets, oc)
+            if ok:
+                stage.results = done
+                sink(stage)
+            stage.lane = lane
+
+    def tile_epilogue(self, stage: OpenStage, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
+        """Rows of each tile by way of scratch; partial results are added there."""
+        b = self.b
+        rows, columns = self.intrinsics.tile_shape(stage, plan)
+        dtype = plan.dot.accumulator
+        count, words = len(stage.partial), plan.dot.columns
+        size = rows * words * dtype.itemsize
+        areas = [self.ctx.scratch + i * (-(-size // 64) * 64) for i in range(count)]
+        self.ctx.scratch = areas[-1] + -(-(size + SLACK) // 64) * 64
+        pointers = [b.pure("SCRATCH", dtype, 1, (), a) for a in areas]
+        for t, (offsets, chunk) in enumerate(stage.out_positions()):
+            for i, pointer in enumerate(pointers):
+                b.store("TILESTORE", dtype, rows * columns, (pointer, b.index(0), accs[t * count + i]), (0, rows, words))
+            for row in range(rows):
+                if not stage.set_position({**offsets, plan.rows: offsets.get(plan.rows, 0) + row}, chunk):
+                    continue
+                total = -1
+                for pointer in pointers:
+                    part = b.load("LOAD", dtype, chunk.width, (pointer, b.index(0)), row * words, ordered=True)
+                    total = part if total < 0 else b.alu("ADD", dtype, chunk.width, total, part)
+                stage.results = {(0, 0): total}
+                stage.memo.clear()
+                sink(stage)
+
+    def combine_all(self, red: Reduction, parts: list[list[int]], reduce_lane: bool) -> list[int]:
+        """A tree over partial results, then across the lanes of those that are vectors on a reduce axis."""
+        b = self.b
+        combiner = get_combiner(red.combiner)
+        nan = red.dtypes[0].is_float
+        if len(parts) == 1 and b.lanes[parts[0][0]] == 1:
+            return parts[0]
+        by_width: dict[int, list[list[int]]] = {}
+        for p in parts:
+            by_width.setdefault(b.lanes[p[0]], []).append(p)
+        scalars: list[list[int]] = []
+        for width, group in by_width.items():
+            alu = self.alu_for(width)
+            while len(group) > 1:
+                group = [list(combiner.combine(tuple(group[i]), tuple(group[i + 1]), alu, nan=nan)) if i + 1 < len(group) else group[i]
+                         for i in range(0, len(group), 2)]
+            value = group[0]
+            if reduce_lane:
+                w = width
+                while w > 2:
+                    half = w // 2
+                    low = [b.pure("SHUFFLE", b.dtype[v], half, (v, v), tuple(range(half))) for v in value]
+                    high = [b.pure("SHUFFLE", b.dtype[v], half, (v, v), tuple(range(half, w))) for v in value]
+                    value = list(combiner.combine(tuple(low), tuple(high), self.alu_for(half), nan=nan))
+                    w = half
+                if w == 2:
+                    low = [b.pure("EXTRACT", b.dtype[v], 1, (v,), 0) for v in value]
+                    high = [b.pure("EXTRACT", b.dtype[v], 1, (v,), 1) for v in value]
+                    value = list(combiner.combine(tuple(low), tuple(high), self.alu_for(1), nan=nan))
+            scalars.append(value)
+        while len(scalars) > 1:
+            a, c = scalars.pop(), scalars.pop()
+            scalars.append(list(combiner.combine(tuple(c), tuple(a), self.alu_for(b.lanes[a[0]]), nan=nan)))
+        return scalars[0]

@@ -1,0 +1,105 @@
+"""Addresses of elements: (pointer, index at its loop level, constant).
+
+    y[o0] = x[2*o0 + 3] at o0 = i + 16   →   LOAD x, MUL(i, 2) [35]
+"""
+from __future__ import annotations
+
+from svod.compile.lower.emit.axes import Axes
+from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.state import Lin, OpenStage, Staged, add_lins
+from svod.core.ir.dtype import dtypes
+from svod.core.kernel.kernel import Linear
+from svod.core.kernel.layout import Layout
+
+Base = tuple[int, int]          # an index value and a constant to add to it
+
+
+class Addresses:
+    """Elements of arguments and of staged values, over the axes of an open stage."""
+
+    def __init__(self, ctx: Context, axes: Axes):
+        self.b = ctx.b
+        self.axes = axes
+
+    def relative(self, stage: OpenStage, staged: Staged, dims: tuple[Linear, ...]) -> tuple[Linear, Base]:
+        """Coordinates in a staged value → (element number over local axes, where the first position stands)."""
+        layout = staged.layout
+        assert layout is not None
+        coefs: dict[int, int] = {}
+        atoms: dict[int, int] = {}
+        start: Lin = ({}, 0)
+        for i, lin in enumerate(dims):
+            stride = layout.strides[i]
+            here: Lin = ({}, lin.const)
+            for a, c in lin.coefs:
+                here = add_lins(here, self.axes.start(stage, a), c)
+                coefs[a] = coefs.get(a, 0) + c * stride
+            here = add_lins(here, staged.base[i], -1)
+            if i == layout.tiled and any(a in stage.narrow for a, _ in lin.coefs):
+                start = add_lins(start, self.in_tiles(layout, here), 1)
+            elif i == layout.tiled and layout.overlaps:
+                start = add_lins(start, self.tile_at(layout, here), 1)
+            elif i == layout.tiled:
+                # whole tiles: every coefficient is a multiple of the tile, expanded positions lie inside one
+                here = ({v: c * layout.outer // layout.tile for v, c in here[0].items()},
+                        here[1] // layout.tile * layout.outer + here[1] % layout.tile * stride)
+                start = add_lins(start, here, 1)
+            else:
+                start = add_lins(start, here, stride)
+            for n, c in lin.atoms:
+                atoms[n] = atoms.get(n, 0) + c * stride
+        linear = Linear(tuple(sorted((a, c) for a, c in coefs.items() if c)), 0, tuple(sorted((n, c) for n, c in atoms.items() if c)))
+        return linear, (self.axes.ssa((start[0], 0)), start[1])
+
+    def in_tiles(self, layout: Layout, at: Lin) -> Lin:
+        """Where a position of the tiled dim stands that need not be the first of a tile."""
+        b = self.b
+        value, tile = self.axes.ssa(at), b.index(layout.tile)
+        whole, rest = (b.alu(op, dtypes.index, 1, value, tile) for op in ("IDIV", "MOD"))
+        return {whole: layout.outer, rest: layout.strides[layout.tiled]}, 0
+
+    def tile_at(self, layout: Layout, first: Lin) -> Lin:
+        """Where the tile stands whose first position is given: the last one is moved back, and the next multiple tells which it is."""
+        b, tile = self.b, layout.tile
+        number = b.alu("IDIV", dtypes.index, 1, b.add(self.axes.ssa(first), b.index(tile - 1)), b.index(tile))
+        return {number: layout.outer}, 0
+
+    def base_of(self, stage: OpenStage, linear: Linear) -> Base:
+        """Where an access to a flat index stands under the loops opened so far."""
+        found = stage.linear.get(linear)
+        if found is None:
+            lin: Lin = ({}, 0)
+            for a, c in linear.coefs:
+                lin = add_lins(lin, self.axes.start(stage, a), c)
+            found = stage.linear[linear] = (self.axes.ssa((lin[0], 0)), lin[1])
+        base: Base = found
+        return base
+
+    def in_layout(self, stage: OpenStage, pointer: int, layout: Layout, base: list[Lin]) -> tuple[int, int, int]:
+        """(index value, constant, elements from lane to lane) of the current position in the staged area of the stage itself."""
+        found = stage.linear.get(("store", pointer))
+        if found is None:
+            lin: Lin = ({}, 0)
+            in_tile = lane = 0
+            for i, stride in enumerate(layout.strides):
+                terms, c = add_lins(self.axes.start(stage, i), base[i], -1)
+                if i == layout.tiled and i in stage.narrow:
+                    lin = add_lins(lin, self.in_tiles(layout, (terms, c)), 1)
+                elif i == layout.tiled and layout.overlaps:
+                    lin = add_lins(lin, self.tile_at(layout, (terms, c)), 1)
+                elif i == layout.tiled:
+                    lin = add_lins(lin, ({v: k * layout.outer // layout.tile for v, k in terms.items()}, 0), 1)
+                    in_tile = c
+                else:
+                    lin = add_lins(lin, (terms, c), stride)
+                if i == stage.lane:
+                    lane = stride * stage.lane_stride
+            found = stage.linear["store", pointer] = (self.axes.ssa((lin[0], 0)), lin[1], in_tile, lane)
+        start, const, in_tile, lane = found
+        for i, stride in enumerate(layout.strides):
+            if i == layout.tiled:
+                position = in_tile + stage.offsets[i]
+                const += position // layout.tile * layout.outer + position % layout.tile
+            else:
+                const += stride * stage.offsets[i]
+        return start, const, lane

@@ -1,0 +1,144 @@
+"""Where the axes of an open stage stand, as values: starts, extents that depend on variables, conditions that positions are inside."""
+from __future__ import annotations
+
+from typing import Any
+
+from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.state import Lin, OpenStage, add_lins, sum_lins
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.layout import is_contiguous, is_exact
+from svod.core.kernel.placement import EmittedLoop
+from svod.core.kernel.scheduler import LOOP
+
+FEW_ROWS = 2                    # so many rows of a tile are computed one by one, where the tile is larger and the number known at run time
+
+
+class Axes:
+    """Values of the axes of open stages."""
+
+    def __init__(self, ctx: Context):
+        self.b = ctx.b
+        self.facts = ctx.facts
+        self.kernel = ctx.kernel
+
+    def start(self, stage: OpenStage, a: int) -> Lin:
+        """Where local axis `a` starts under the loops opened so far; expanded positions are added to it as constants."""
+        found = stage.linear.get(a)
+        if found is None:
+            terms, const = sum_lins(stage.opened[a])
+            pieces = stage.pieces[a]
+            reduce = a >= stage.num_outs
+            moves = not reduce and stage.r.axes[a] not in self.facts.fixed and not (stage.aligned and a == stage.lane)
+            if terms and moves and not is_exact(pieces, stage.bounds[a]):
+                n = len(stage.opened[a])
+                loops = [p for p in pieces if p.role == LOOP]
+                left = [p for p in pieces if p.role != LOOP] + loops[n:]
+                span = 1 + sum(p.stride * (p.extent - 1) for p in left)
+                last = stage.bounds[a] - span
+                shifted = self.b.alu("MIN", dtypes.index, 1, self.ssa((terms, const)), self.b.index(max(0, last)))
+                terms, const = {shifted: 1}, 0
+            base_terms, base_const = stage.base[a]
+            found = stage.linear[a] = add_lins((terms, const), (base_terms, base_const), 1)
+        return found
+
+    def bound(self, stage: OpenStage, a: int) -> UOp | None:
+        """How many positions local axis `a` has, where that depends on variables."""
+        return None if self.facts.on_grid else self.variable_bound(stage, a)
+
+    def variable_bound(self, stage: OpenStage, a: int) -> UOp | None:
+        """`bound`; on a grid, where loops run over the most positions that there may be, guards alone ask for it."""
+        axis = stage.r.axes[a]
+        return self.kernel.axes[axis].bound if axis >= 0 else None
+
+    def limit(self, stage: OpenStage, a: int) -> int:
+        """The value of `variable_bound`."""
+        bound = self.variable_bound(stage, a)
+        assert bound is not None
+        made: dict[UOp, int] = {}
+        b = self.b
+        for u in bound.toposort():
+            if u.op is Ops.CONST:
+                made[u] = b.index(u.arg)
+            elif u.op is Ops.DEFINE_VAR:
+                made[u] = b.pure("VAR", dtypes.index, 1, (), u.arg[0])
+            else:
+                made[u] = b.alu(u.op.value, dtypes.index, 1, *[made[s] for s in u.src])
+        return made[bound]
+
+    def room(self, stage: OpenStage, a: int) -> int:
+        """Positions that are left of an axis whose extent depends on variables, from where the loops opened so far stand."""
+        at = add_lins(sum_lins(stage.opened[a]), stage.base[a], 1)
+        return self.b.alu("SUB", dtypes.index, 1, self.limit(stage, a), self.ssa(at))
+
+    def count(self, stage: OpenStage, a: int, piece: EmittedLoop) -> int:
+        """How often a loop of an axis runs whose extent depends on variables, from where the loops opened so far stand."""
+        b = self.b
+        left = b.alu("IDIV", dtypes.index, 1, b.add(self.room(stage, a), b.index(piece.stride - 1)), b.index(piece.stride))
+        return b.alu("MIN", dtypes.index, 1, b.index(piece.extent), left)
+
+    def tail_parts(self, stage: OpenStage, a: int, rest: int) -> list[tuple[int, int]]:
+        """(step, condition) of the loops for the `rest` positions that whole iterations leave of an output axis: one of them runs.
+        A few rows of a tile of accumulators go one by one: batches of one are common. Without a choice the condition is -1."""
+        b, step, reach = self.b, stage.tail_step(a), stage.reach(a)
+        if a == stage.lane or not stage.r.reductions or not is_contiguous(stage.pieces[a]) or step <= FEW_ROWS:
+            return [(step, -1)] if step < reach else []
+        few = b.alu("CMPLE", dtypes.bool, 1, rest, b.index(FEW_ROWS))
+        return [(1, few), (step, b.alu("NOT", dtypes.bool, 1, few))]
+
+    def moves_back(self, stage: OpenStage, a: int) -> bool:
+        """Whether the last tile of accumulators of an axis may start earlier, where there are as many positions as it covers, and compute
+        some of them again."""
+        pieces = stage.pieces[a]
+        return a != stage.lane and a < stage.num_outs and bool(stage.r.reductions) and stage.reach(a) > 1 \
+            and not (stage.r.stage.is_output and self.kernel.written) and is_contiguous(pieces) and sum(p.role == LOOP for p in pieces) == 1
+
+    def whole_end(self, room: int, reach: int, stride: int, stop: int) -> int:
+        """Where the iterations end, each `stride` on and `reach` positions wide, that stay inside of `room`; at most `stop`."""
+        b = self.b
+        count = b.alu("IDIV", dtypes.index, 1, b.alu("ADD", dtypes.index, 1, room, b.index(stride - reach)), b.index(stride))
+        return b.alu("MAX", dtypes.index, 1, b.index(0), b.alu("MIN", dtypes.index, 1, stop, b.mul(count, stride)))
+
+    def coordinate(self, stage: OpenStage, a: int) -> int:
+        """The value of local axis `a` at the current position: a vector on the vector axis."""
+        b = self.b
+        terms, const = self.start(stage, a)
+        value = self.ssa((terms, const + stage.offsets[a]))
+        if a != stage.lane:
+            return value
+        w = stage.chunk.width
+        return b.alu("ADD", dtypes.index, w, b.splat(value, w), b.vconst(dtypes.index, tuple(i * stage.lane_stride for i in range(w))))
+
+    def ssa(self, lin: Lin) -> int:
+        """The value of Σ coefficient·value + constant, summed from the outermost loop inwards."""
+        b = self.b
+        terms, const = lin
+        level = b.level_of
+        total = -1
+        for v, c in sorted(terms.items(), key=lambda t: (level[t[0]], t[0])):
+            term = b.mul(v, c) if c != 1 else v
+            total = term if total < 0 else b.add(total, term)
+        if total < 0:
+            return b.index(const)
+        return b.add(total, b.index(const)) if const else total
+
+    def guard(self, stage: OpenStage, axes: Any) -> int:
+        """The condition that the given local axes are inside their extents, or -1 where that is certain."""
+        unsafe = self.facts.unsafe
+        result = -1
+        for a in axes:
+            limit = unsafe.get(stage.r.axes[a])
+            if limit is None or a in stage.safe:
+                continue
+            b = self.b
+            value = self.coordinate(stage, a)
+            lanes = b.lanes[value]
+            end = b.index(limit) if self.variable_bound(stage, a) is None else self.limit(stage, a)
+            inside = b.alu("CMPLT", dtypes.bool, lanes, value, b.splat(end, lanes))
+            if stage.r.axes[a] in self.facts.below:
+                above = b.alu("CMPLE", dtypes.bool, lanes, b.const(dtypes.index, lanes, 0), value)
+                inside = b.alu("AND", dtypes.bool, lanes, inside, above)
+            result = inside if result < 0 else b.alu("AND", dtypes.bool, max(lanes, b.lanes[result]), result, inside)
+        if result >= 0 and self.b.known(result) is True:
+            return -1
+        return result

@@ -1,0 +1,58 @@
+"""What the objects that emit one phase share: the facts of the program, the builder, the stages that are open, scratch memory."""
+from __future__ import annotations
+
+from svod.compile.lower.builder import Builder
+from svod.compile.lower.emit.facts import ProgramFacts
+from svod.compile.lower.emit.groups import GroupThreads
+from svod.compile.lower.emit.state import OpenStage, SplitReduction, Staged
+from svod.core.kernel.groups import ThreadGroup
+
+ALIGN = 64      # bytes at multiples of which scratch areas stand
+
+
+class Context:
+    """One phase while it is emitted."""
+
+    def __init__(self, facts: ProgramFacts):
+        self.facts = facts
+        self.state = facts.state
+        self.kernel = facts.kernel
+        self.b = Builder()
+        self.scratch = 0                                # bytes taken so far
+        self.areas: dict[int, tuple[int, int]] = {}     # stage → (offset, bytes) of its scratch
+        self.staged: dict[int, Staged] = {}             # the values of stages that can be read
+        self.versions = 0                               # contents that scratch areas had so far
+        self.open_stages: dict[int, OpenStage] = {}     # stages whose loops are open
+        self.split: SplitReduction | None = None        # the reduction that the phase computes parts of
+        self.group = GroupThreads(self.b, self.state, ThreadGroup(1, 1))
+        self.part = -1                                  # which part: the index of the launch
+
+    def allocate(self, nbytes: int) -> int:
+        """The offset of a new scratch area."""
+        offset = self.scratch
+        self.scratch += -(-nbytes // ALIGN) * ALIGN
+        return offset
+
+    def staged_value(self, s: int) -> Staged:
+        found = self.staged.get(s)
+        if found is None:
+            index, layout = self.facts.temp_of[s]
+            pointer = self.b.pure("TEMP", self.facts.stored(s), 1, (), index)
+            guarded = any(self.facts.guarded(s, i) for i in range(len(layout.extents)))
+            found = self.staged[s] = Staged(-1, pointer, layout, (({}, 0),) * len(layout.extents), 0, 0, guarded)
+        return found
+
+    def forget_values(self) -> None:
+        """What was computed in a loop is not there behind it."""
+        for stage in self.open_stages.values():
+            stage.memo.clear()
+            stage.linear.clear()
+
+    def stage_area(self, s: int, nbytes: int) -> int:
+        """Scratch of a stage: one area, grown when a longer part of the stage needs more."""
+        found = self.areas.get(s)
+        if found is not None and found[1] >= nbytes:
+            return found[0]
+        offset = self.allocate(nbytes)
+        self.areas[s] = (offset, nbytes)
+        return offset

@@ -1,0 +1,142 @@
+"""What all phases of a program know of its state: where stages live and how they lie in memory, which positions must be checked."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from svod.core.ir.dtype import DType
+from svod.core.kernel.groups import check_groups, covered_extent, is_covered
+from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.layout import Layout, is_exact, lay_out, layouts
+from svod.core.kernel.placement import Placement, fit, is_computed_once, is_derived, place_stages
+from svod.core.kernel.scheduler import Scheduler
+
+SLACK = 128                     # bytes behind each scratch area: a partial vector may be read past its end
+
+
+class Temporary(NamedTuple):
+    """Where a root stage lies for the phases behind it."""
+
+    number: int                     # among the program's temporaries
+    layout: Layout
+
+
+class ProgramFacts:
+    """Facts of a state, and the temporaries that the phases of its program pass on."""
+
+    def __init__(self, state: Scheduler):
+        check_groups(state)
+        self.state = state
+        self.on_grid = state.target.has_groups      # a launch is a grid of groups of threads
+        self.kernel = state.kernel
+        self.placement: Placement = place_stages(state)
+        self.layouts = layouts(state, self.placement)
+        self.lanes = self.layouts.lanes
+        self.dots, self.packed = self.layouts.dots, self.layouts.packed
+        self.derived = {s.index for s in self.kernel.stages if is_derived(s)}
+        self.temps: list[int] = []                          # bytes of each temporary
+        self.temp_of: dict[int, Temporary] = {}    # root stage → its temporary
+        self.unsafe: dict[int, int] = {}      # axis → extent that must be checked
+        self.below: set[int] = set()          # those of them whose positions may also be negative: read backwards
+        self.fixed: set[int] = set()          # axes whose last tile must not be moved back
+        self.threads = 1 if self.on_grid else state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
+        for s in reversed(range(len(self.kernel.stages))):      # readers before what they read
+            r = self.placement.resolved[s]
+            if r is None or self.placement.paths[s] is None:
+                continue
+            if s not in self.derived:
+                for axis in r.axes:
+                    self._check_axis(r, axis)
+            self._check_packed(r)
+            self._check_reads(r)
+
+    # -- positions that must be checked -----------------------------------------------------------------
+    def _check_axis(self, r: ResolvedStage, axis: int) -> None:
+        """An axis of the state is checked where it was padded, where variables end it, and where a last tile that is moved back would
+        compute something twice that a kernel reads and writes."""
+        state, kernel = self.state, self.kernel
+        extent = self.spanned(r.stage.index, axis)
+        reduces = axis in r.stage.reds
+        varies = kernel.axes[axis].bound is not None
+        if is_covered(state, axis, self._stores(r.stage.index, axis)):
+            self.fixed.add(axis)
+            if extent > kernel.axes[axis].extent:
+                self.unsafe[axis] = kernel.axes[axis].extent
+        in_place = r.stage.is_output and bool(kernel.written)
+        if in_place and not reduces and not is_exact(fit(state, state.axis_rows[axis], extent), extent):
+            self.fixed.add(axis)
+        if varies and not reduces and self.placement.paths[r.stage.index] == ():
+            self.fixed.add(axis)    # where the last tile ends is known when it runs
+        chosen = state.dots[r.stage.index]
+        padded = state.pads[axis] and not (chosen and chosen.axis == axis)
+        if padded or axis in self.fixed or varies:
+            self.unsafe[axis] = kernel.axes[axis].extent
+
+    def _check_packed(self, r: ResolvedStage) -> None:
+        """The summed axis of a packed operand is checked where its last group is not full."""
+        packed = self.packed.get(r.stage.index)
+        if packed is not None:
+            axis = r.stage.outs[packed.dim]
+            if packed.padded != self.kernel.axes[axis].extent:
+                self.unsafe[axis] = self.kernel.axes[axis].extent
+
+    def _check_reads(self, r: ResolvedStage) -> None:
+        """Stages that are read at positions that must be checked are checked themselves."""
+        for node in r.nodes:
+            if node.kind != "read":
+                continue
+            for axis, lin in zip(self.kernel.stages[node.arg].outs, node.dims, strict=True):
+                if any(r.axes[a] in self.unsafe for a, _ in lin.coefs):
+                    self.unsafe[axis] = self.kernel.axes[axis].extent
+                    if any(r.axes[a] in (self.below if c > 0 else self.unsafe) for a, c in lin.coefs):
+                        self.below.add(axis)
+
+    def _stores(self, s: int, axis: int) -> bool:
+        """Whether a phase stores the positions of `axis` of stage `s`."""
+        return self.placement.paths[s] == () and axis in self.kernel.stages[s].outs
+
+    def spanned(self, s: int, axis: int) -> int:
+        """Positions of an axis of stage `s` that its loops span, padding included."""
+        covered = is_covered(self.state, axis, self._stores(s, axis))
+        return covered_extent(self.state, axis) if covered else self.state.axis_extent(axis)
+
+    # -- stages and their memory --------------------------------------------------------------------------
+    def once(self, s: int) -> bool:
+        """True for a root stage that reads nothing but constants of the plan."""
+        return is_computed_once(self.state, self.placement, s)
+
+    def new_temp(self, nbytes: int) -> int:
+        """The number of a new temporary."""
+        self.temps.append(nbytes)
+        return len(self.temps) - 1
+
+    def temp(self, r: ResolvedStage) -> Temporary:
+        """A new temporary for a root stage."""
+        s = r.stage.index
+        layout = self.layout(s, tuple(self.positions(s, i) for i in range(len(r.stage.outs))))
+        found = Temporary(self.new_temp(self.area(s, layout)), layout)
+        self.temp_of[s] = found
+        return found
+
+    def stored(self, s: int) -> DType:
+        """The type in which a staged value lies in memory."""
+        return self.packed[s].dtype if s in self.packed else self.kernel.stages[s].dtype
+
+    def area(self, s: int, layout: Layout) -> int:
+        """Bytes that a staged value takes, with room behind for what is read beyond its end."""
+        packed = self.packed.get(s)
+        beyond = layout.strides[packed.row_dim] * (packed.rows - 1) if packed is not None and packed.row_dim >= 0 else 0
+        return (layout.size + beyond) * self.stored(s).itemsize + SLACK
+
+    def positions(self, s: int, dim: int) -> int:
+        """The positions of a dim of a staged value that may be read: whole groups for a dot instruction."""
+        packed = self.packed.get(s)
+        return packed.padded if packed is not None and packed.dim == dim else self.kernel.axes[self.kernel.stages[s].outs[dim]].extent
+
+    def guarded(self, s: int, dim: int) -> bool:
+        """Whether positions of a dim beyond those that are staged may be asked for."""
+        packed = self.packed.get(s)
+        return (packed is None or packed.dim != dim) and self.kernel.stages[s].outs[dim] in self.unsafe
+
+    def layout(self, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
+        """How a region of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as it may differ between regions."""
+        return lay_out(self.state, self.layouts, s, extents, tiled and not self.on_grid)

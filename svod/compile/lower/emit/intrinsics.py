@@ -1,0 +1,148 @@
+"""Dot and matrix instructions: what they read from packed operands, and the products that they sum up.
+
+    c[n] += a[k]·b[k, n]:     DOT c, (word of a in all lanes), (vector of words of p) [2]
+    tiles:                    TILEDOT c, (rows of a), (rows of groups of b); afterwards TILESTORE to scratch, and rows from there
+
+Operands are packed in whole groups: nothing here is cut short (`packing`).
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from svod.compile.lower.emit.addresses import Addresses
+from svod.compile.lower.emit.axes import Axes
+from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.state import OpenStage, Staged
+from svod.compile.lower.emit.values import Address, Values
+from svod.core.ir.dtype import dtypes
+from svod.core.kernel.intrinsics import Operand, Packed, TensorizePlan
+from svod.core.kernel.kernel import Linear
+from svod.core.kernel.scheduler import DOT
+from svod.errors import KernelOptError
+
+WORD = dtypes.uint32
+SIGN = 0x80
+
+
+class OperandAddress(NamedTuple):
+    """An operand at the current position: where it is staged, its elements over local axes, and its address."""
+
+    staged: Staged
+    linear: Linear
+    address: Address
+
+
+class Intrinsics:
+    """Products of the instructions that a state's opts chose."""
+
+    def __init__(self, ctx: Context, axes: Axes, addresses: Addresses, values: Values):
+        self.ctx = ctx
+        self.b = ctx.b
+        self.state = ctx.state
+        self.kernel = ctx.kernel
+        self.facts = ctx.facts
+        self.axes = axes
+        self.addresses = addresses
+        self.values = values
+
+    def plan_of(self, stage: OpenStage) -> TensorizePlan | None:
+        """The instruction that sums up in this stage; the phase that combines partial results has none."""
+        return self.facts.dots.get(stage.index) if not stage.r.axes or stage.r.axes[-1] >= 0 else None
+
+    def dot(self, stage: OpenStage, plan: TensorizePlan, acc: int, width: int) -> int:
+        """`acc` and the sum of the groups at the current position."""
+        a, c = (self.dot_operand(stage, o, p, width) for o, p in zip(plan.operands, plan.packed, strict=True))
+        return self.b.pure("DOT", plan.dot.accumulator, width, (acc, a, c), plan.dot.group)
+
+    def dot_correction(self, stage: OpenStage, plan: TensorizePlan, acc: int, width: int) -> int:
+        """`acc` and what the flipped sign bits of one operand add to the sum of the groups at the current position."""
+        at = plan.corrects
+        p = plan.packed[1 - at]
+        bits = self.b.const(p.dtype, width * p.group, SIGN if p.dtype.kind == "u" else -SIGN)
+        vector = self.dot_operand(stage, plan.operands[at], plan.packed[at], width)
+        src = (acc, bits, vector) if at else (acc, vector, bits)
+        return self.b.pure("DOT", plan.dot.accumulator, width, src, p.group)
+
+    def dot_operand(self, stage: OpenStage, o: Operand, p: Packed, width: int) -> int:
+        """The groups of an operand at the current position, one per lane."""
+        node = stage.r.nodes[o.node]
+        key: Any = ("dot", o.node, width, stage.chunk.active, *[stage.offsets[d] for d in node.deps])
+        found = stage.memo.get(key)
+        if found is None:
+            found = stage.memo[key] = self.load_groups(stage, o, p, width)
+        return found
+
+    def load_groups(self, stage: OpenStage, o: Operand, p: Packed, width: int) -> int:
+        b = self.b
+        staged, _, (start, const, lane, vector) = self.operand_at(stage, o)
+        g = p.group
+        gate = self.axes.guard(stage, stage.r.nodes[o.node].deps) if staged.guarded else -1
+        if vector < 0 and lane in (0, g):
+            lanes = width * g if lane else g
+            extra: tuple[int, ...] = ()
+            if gate >= 0:
+                extra = (self.per_element(gate, lanes), b.const(p.dtype, lanes, 0))
+            value = b.load("LOAD", p.dtype, lanes, (staged.pointer, start, *extra), const, staged.floor, False, staged.version)
+            if lane or width == 1:
+                return value
+            return b.bitcast(p.dtype, b.splat(b.bitcast(WORD, value), width))
+        pointer = b.pure(b.op[staged.pointer], WORD, 1, (), b.arg[staged.pointer])
+        extra = () if gate < 0 else (b.splat(gate, width), b.const(WORD, width, 0))
+        if vector >= 0:
+            index = b.alu("ADD", dtypes.index, width, b.splat(start, width), vector)
+            words = b.alu("IDIV", dtypes.index, width, index, b.const(dtypes.index, width, g))
+            value = b.load("GATHER", WORD, width, (pointer, words, *extra), const // g, staged.floor, False, staged.version)
+        else:
+            word = b.alu("IDIV", dtypes.index, 1, start, b.index(g))
+            value = b.load("LOADS", WORD, width, (pointer, word, *extra), (const // g, lane // g), staged.floor, False, staged.version)
+        return b.bitcast(p.dtype, value)
+
+    def per_element(self, gate: int, lanes: int) -> int:
+        """A gate per group as one per element."""
+        b = self.b
+        words = b.lanes[gate]
+        if words == 1:
+            return b.splat(gate, lanes)
+        return b.pure("SHUFFLE", dtypes.bool, lanes, (gate,), tuple(i * words // lanes for i in range(lanes)))
+
+    def tile_shape(self, stage: OpenStage, plan: TensorizePlan) -> tuple[int, int]:
+        """(rows, columns) of a tile in this stage: an axis may have fewer positions."""
+        rows, columns = (next((p.extent for p in stage.pieces[a] if p.role == DOT), 1) for a in (plan.rows, plan.columns))
+        return rows, columns
+
+    def tile_zero(self, stage: OpenStage, plan: TensorizePlan, number: int) -> int:
+        """A new accumulator. Tiles change in place, so that none is merged with another, or made outside of the loop it is used in."""
+        rows, columns = self.tile_shape(stage, plan)
+        return self.b.load("TILEZERO", plan.dot.accumulator, rows * columns, (), (rows, columns, number), ordered=True)
+
+    def tile_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
+        """`acc` and the products of the tiles at the current position."""
+        rows, columns = self.tile_shape(stage, plan)
+        g, depth = plan.dot.group, plan.dot.depth
+        chosen = self.state.dots[stage.index]
+        assert chosen is not None
+        along = stage.r.axes.index(chosen.axis)
+        values = []
+        for o, p, lines, length, down in ((plan.operands[0], plan.packed[0], rows, depth * g, plan.rows),
+                                          (plan.operands[1], plan.packed[1], depth, columns * g, along)):
+            staged, linear, (start, const, _, vector) = self.operand_at(stage, o)
+            if vector >= 0:
+                raise KernelOptError(f"stage {self.kernel.stages[o.stage].name} is gathered column by column; a tile has rows in memory")
+            step = linear.coef(down) * (1 if down == plan.rows else g)
+            beside = linear.coef(along) if down == plan.rows else linear.coef(plan.columns) // g
+            if beside != 1 or staged.guarded:
+                name = self.kernel.stages[o.stage].name
+                raise KernelOptError(f"stage {name} does not lie in rows for tiles; leave its axes as TC put them, without PADTO")
+            # not moved out of the loop: registers are few, and those of what is outside are taken all the time
+            values.append(self.b.load("TILELOAD", p.dtype, lines * length, (staged.pointer, start), (const, lines, step),
+                                      max(staged.floor, self.b.level), False, staged.version))
+        return self.b.pure("TILEDOT", plan.dot.accumulator, rows * columns, (acc, *values), (rows, columns, g))
+
+    def operand_at(self, stage: OpenStage, o: Operand) -> OperandAddress:
+        dims = stage.r.nodes[o.node].dims
+        staged = self.ctx.staged_value(o.stage)
+        cached = stage.linear.get((o.stage, dims))
+        if cached is None:
+            cached = stage.linear[o.stage, dims] = self.addresses.relative(stage, staged, dims)
+        linear, base = cached
+        return OperandAddress(staged, linear, self.values.address(stage, linear, base))

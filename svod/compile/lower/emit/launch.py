@@ -1,0 +1,224 @@
+"""The launch of a phase: its outermost loops become begin…end, and the rest is emitted inside.
+
+    for i in 4: for j in 8: for k in 9: …    →    LOOP n in begin…end:  i = n // 8;  j = n % 8;  LOOP k …        extent 32
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.stages import Stages
+from svod.compile.lower.emit.state import Lin, OpenStage, Sink, StageLoop, add_lins
+from svod.compile.lower.prefetch import add_prefetches
+from svod.compile.lower.program import Count, Instr
+from svod.compile.lower.transpose import transpose_squares
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.symbolic import linear
+from svod.core.ir.uop import Ops
+
+MIN_ITERATIONS = 64             # a phase offers at least this many iterations per core, so that cores and slices have something to share
+ALIGNED = 64                    # a step that leaves alone what is known of the alignment of addresses
+
+
+class Spec(NamedTuple):
+    """What a phase's launch needs, before its symbol is known."""
+
+    extent: int
+    threads: int
+    scratch: int
+    once: bool
+    counts: tuple[Count, ...] = ()
+    block: int = 1
+    shared: int = 0
+
+
+Emitted = tuple[Spec, tuple[Instr, ...]]
+
+
+class Cover(NamedTuple):
+    """What is computed of the positions that an iteration of a launch covers, where variables end axes."""
+
+    condition: int                  # the index, which is 0, of a loop that runs once at most and holds everything computed; or -1
+    parts: dict[int, int]           # axis → the first position of the part
+    latest: dict[int, int]          # axis → the last position at which a whole tile starts: later ones are moved back to it
+
+
+class Launch:
+    """Launches of a phase's open stage."""
+
+    def __init__(self, ctx: Context, stages: Stages):
+        self.ctx = ctx
+        self.b = ctx.b
+        self.state = ctx.state
+        self.facts = ctx.facts
+        self.stages = stages
+        self.axes = stages.axes
+
+    def emit(self, stage: OpenStage, sink: Sink, threads: int, once: bool = False, tail: bool = False) -> Emitted:
+        """The phase. `tail`: its last iteration has a loop of its own, as its vectors alone are not aligned."""
+        b = self.b
+        begin, end = b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ())
+        loops, extent = self._outermost(stage, threads)
+        self.ctx.open_stages[stage.index] = stage
+        counts = self._counts(stage, loops)
+        if tail:
+            last = b.index(extent - 1)
+            stage.aligned = True
+            self._iterations(stage, loops, counts, begin, b.alu("MIN", dtypes.index, 1, end, last), sink)
+            stage.aligned = False
+            self.ctx.forget_values()
+            begin = b.alu("MAX", dtypes.index, 1, begin, last)
+        self._iterations(stage, loops, counts, begin, end, sink)
+        code = tuple(transpose_squares(list(b.finish()), ragged=self.state.target.vector_bytes == 64))
+        code = add_prefetches(code, dict(self.state.prefetch))
+        variable = () if all(c.is_constant for c in counts) else counts
+        group = self.ctx.group
+        return Spec(extent, min(threads, extent) if threads > 1 else 1, self.ctx.scratch, once, variable, group.group.threads,
+                    group.shared), code
+
+    def _outermost(self, stage: OpenStage, threads: int) -> tuple[list[StageLoop], int]:
+        """The loops that the launch is made of, and how many iterations those are."""
+        if self.ctx.split is not None:
+            return [], self.ctx.split.parts
+        found: list[StageLoop] = []
+        extent = 1
+        for loop in stage.loops:
+            if loop.axis >= stage.num_outs:
+                break
+            innermost = len(found) == len(stage.loops) - 1
+            if found and not self.facts.on_grid and (extent >= MIN_ITERATIONS * threads or (innermost and extent >= 4 * threads)):
+                break   # enough to share; the innermost loop stays a loop
+            extent *= loop.piece.extent
+            found.append(loop)
+            if (stage.index, loop.depth + 1) in self.facts.placement.children:
+                break
+        return found, extent
+
+    def _counts(self, stage: OpenStage, loops: list[StageLoop]) -> tuple[Count, ...]:
+        """How often the loops that a launch is made of run."""
+        if self.ctx.split is not None:
+            return (Count((), self.ctx.split.parts, 1, self.ctx.split.parts),)
+        found = []
+        seen: set[int] = set()
+        for a, piece, _ in loops:
+            bound = self.axes.bound(stage, a)
+            count = Count((), piece.extent, 1, piece.extent)
+            if bound is not None and a not in seen and not stage.base[a][0]:
+                terms, const = linear(bound)
+                if all(v.op is Ops.DEFINE_VAR for v in terms):
+                    names = tuple(sorted((v.arg[0], k) for v, k in terms.items()))
+                    count = Count(names, const - stage.base[a][1], piece.stride, piece.extent)
+            seen.add(a)
+            found.append(count)
+        return tuple(found)
+
+    def _iterations(self, stage: OpenStage, loops: list[StageLoop], counts: tuple[Count, ...], begin: int, end: int, sink: Sink) -> None:
+        """Iterations `begin` to `end` of a launch that is made of `loops`."""
+        iteration, _ = self.b.open(begin, end, 1)
+        if self.ctx.split is not None:
+            self.ctx.part = iteration
+        indices = self._indices(stage, loops, counts, iteration)
+        self._where_inside(stage, loops, indices, lambda cover: self._iteration(stage, loops, indices, cover, sink))
+        self.b.close(iteration)
+
+    def _indices(self, stage: OpenStage, loops: list[StageLoop], counts: tuple[Count, ...], iteration: int) -> list[int]:
+        """The index of each loop in an iteration of the launch; the innermost changes first."""
+        b = self.b
+        indices: list[int] = []
+        rest = iteration
+        for loop, count in reversed([*zip(loops, counts, strict=True)][1:] if loops else []):
+            n = b.index(loop.piece.extent) if count.is_constant else self.axes.count(stage, loop.axis, loop.piece)
+            indices.append(b.alu("MOD", dtypes.index, 1, rest, n))
+            rest = b.alu("IDIV", dtypes.index, 1, rest, n)
+        return [rest, *reversed(indices)] if loops else []
+
+    def _iteration(self, stage: OpenStage, loops: list[StageLoop], indices: list[int], cover: Cover, sink: Sink) -> None:
+        """What one iteration of the launch computes."""
+        moved: set[int] = set()     # axes that start where the part does
+        for (a, piece, depth), index in zip(loops, indices, strict=True):
+            start: Lin = ({self.b.mul(index, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
+            if cover.condition >= 0 and self.axes.bound(stage, a) is not None:
+                start = add_lins(start, ({cover.condition: 1}, 0), 1)
+            if a in cover.parts and a not in moved:
+                start = add_lins(start, ({cover.parts[a]: 1}, 0), 1)
+                moved.add(a)
+            if a in cover.latest:
+                start = ({self.b.alu("MIN", dtypes.index, 1, self.axes.ssa(start), cover.latest[a]): 1}, 0)
+            stage.open_row(a, start)
+            self.stages.emit_point(stage.index, depth + 1)
+        self.stages.walk(stage, len(loops), sink)
+        for loop in loops:
+            stage.close_row(loop.axis)
+
+    # -- extents that depend on variables ------------------------------------------------------------------
+    def _where_inside(self, stage: OpenStage, loops: list[StageLoop], indices: list[int], body: Callable[[Cover], None]) -> None:
+        """`body` for one iteration of a launch: where extents depend on variables, without guards if all that the iteration covers is
+        inside, and part by part if only a part is."""
+        b = self.b
+        starts: dict[int, Lin] = {}     # of the axes that variables end
+        for (a, piece, _), index in zip(loops, indices, strict=True):
+            if self.axes.bound(stage, a) is not None:
+                start: Lin = ({b.mul(index, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
+                starts[a] = add_lins(starts.get(a, stage.base[a]), start, 1)
+        if not starts:
+            body(Cover(-1, {}, {}))
+            return
+        whole = [a for a in starts if stage.is_last(a, sum(loop.axis == a for loop in loops))]
+        left = {a: b.alu("SUB", dtypes.index, 1, self.axes.limit(stage, a), self.axes.ssa(here)) for a, here in starts.items()}
+        some, everything, latest = self._conditions(stage, whole, left)
+        stage.safe.update(whole)
+        self._where(everything, lambda index: body(Cover(index, {}, latest)))
+        stage.safe.difference_update(whole)
+        cut = [a for a in whole if stage.reach(a) > 1]
+        if cut:
+            narrow = [a for a in cut if stage.tail_step(a) < stage.reach(a)]
+            single = [a for a in whole if a not in cut]
+            partly = b.alu("AND", dtypes.bool, 1, some, b.alu("NOT", dtypes.bool, 1, everything))
+            stage.safe.update(single)
+            self._where(partly, lambda index: self._in_parts(stage, narrow, left, Cover(index, {}, {}), body))
+            stage.safe.difference_update(single)
+
+    def _conditions(self, stage: OpenStage, whole: list[int], left: dict[int, int]) -> tuple[int, int, dict[int, int]]:
+        """(whether some position is inside, whether all are, `Cover.latest`) of an iteration before whose end `left` positions of each axis
+        are left; the loops of the axes `whole` are all in the launch."""
+        b = self.b
+        some = everything = -1
+        latest: dict[int, int] = {}
+        for a, positions in left.items():
+            room, reach = positions, stage.reach(a)
+            if a in whole and self.axes.moves_back(stage, a):
+                room = b.alu("SUB", dtypes.index, 1, self.axes.limit(stage, a), self.axes.ssa(stage.base[a]))
+                latest[a] = b.alu("SUB", dtypes.index, 1, room, b.index(reach))
+            inside = b.alu("CMPLE", dtypes.bool, 1, b.index(1), positions)
+            some = self._and(some, inside)
+            everything = self._and(everything, inside)
+            if a in whole:
+                everything = self._and(everything, b.alu("CMPLE", dtypes.bool, 1, b.index(reach), room))
+        return some, everything, latest
+
+    def _and(self, a: int, b: int) -> int:
+        """Both conditions; -1 is none."""
+        return b if a < 0 else self.b.alu("AND", dtypes.bool, 1, a, b)
+
+    def _where(self, condition: int, body: Callable[[int], None]) -> None:
+        """A loop that runs once where the condition holds."""
+        b = self.b
+        loop, _ = b.open(b.index(0), b.alu("WHERE", dtypes.index, 1, condition, b.index(1), b.index(0)), ALIGNED)
+        body(loop)
+        b.close(loop)
+        self.ctx.forget_values()
+
+    def _in_parts(self, stage: OpenStage, axes: list[int], left: dict[int, int], cover: Cover, body: Callable[[Cover], None]) -> None:
+        """The positions of an iteration that are left, in smaller steps along `axes`."""
+        if not axes:
+            body(cover)
+            return
+        b, a = self.b, axes[0]
+        rest = b.alu("MIN", dtypes.index, 1, b.index(stage.reach(a)), left[a])
+        for step, condition in self.axes.tail_parts(stage, a, rest):
+            loop, _ = b.open(b.index(0), rest if condition < 0 else b.alu("WHERE", dtypes.index, 1, condition, rest, b.index(0)), step)
+            with stage.narrowed(a, step):
+                self._in_parts(stage, axes[1:], left, cover._replace(parts={**cover.parts, a: loop}), body)
+            b.close(loop)
+            self.ctx.forget_values()

@@ -1,0 +1,131 @@
+"""Operands of dot and matrix instructions, staged in groups.
+
+    p[k/2, n, 2] ← b[k, n]:   x = LOAD b[k, n…];  y = LOAD b[k+1, n…];  STORE p ← SHUFFLE x, y       x0 y0 x1 y1 …
+
+The copies know where the sum ends: what is left of the last group is zero. Whoever reads has whole groups only.
+"""
+from __future__ import annotations
+
+from svod.compile.lower.emit.addresses import Addresses
+from svod.compile.lower.emit.axes import Axes
+from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.intrinsics import SIGN, WORD
+from svod.compile.lower.emit.state import COPY_LANES, Lin, OpenStage, add_lins, copy_step
+from svod.compile.lower.emit.values import Values
+from svod.core.ir.dtype import dtypes
+from svod.core.kernel.intrinsics import Packed
+from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.layout import Layout
+from svod.core.kernel.placement import EmittedLoop
+from svod.core.kernel.scheduler import DOT, LOOP, UPCAST
+
+
+class Packing:
+    """Copies that pack operands."""
+
+    def __init__(self, ctx: Context, axes: Axes, addresses: Addresses, values: Values):
+        self.b = ctx.b
+        self.state = ctx.state
+        self.facts = ctx.facts
+        self.axes = axes
+        self.addresses = addresses
+        self.values = values
+
+    def open_copy(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout) -> OpenStage:
+        """The loops that pack an operand: vectors along the sum where memory is contiguous along it (squares of words, where they do not
+        stay side by side), else along the innermost dim, a vector per element of the group."""
+        p = self.facts.packed[r.stage.index]
+        words = max(1, self.state.target.vector_bytes // WORD.itemsize)
+        pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(-1, LOOP, e, 1),) for e in extents]
+        inner, tile = layout.order[-1], layout.tile if layout.tiled >= 0 else 0
+        if inner == p.dim or self.runs_along(r, p.dim):
+            n = min(extents[p.dim], words * p.group)
+            pieces[p.dim] = (EmittedLoop(-1, LOOP, -(-extents[p.dim] // n), n), EmittedLoop(COPY_LANES, UPCAST, n, 1))
+            if inner != p.dim:
+                m = tile or min(extents[inner], words)
+                pieces[inner] = (EmittedLoop(-1, LOOP, -(-extents[inner] // m), m), EmittedLoop(-3, UPCAST, m, 1))
+            return OpenStage(r, pieces, extents, base, p.dim, COPY_LANES, words * p.group)
+        e = extents[inner]
+        n = tile or copy_step(e, words)
+        pieces[inner] = (EmittedLoop(-1, LOOP, -(-e // n), n), EmittedLoop(COPY_LANES, UPCAST, n, 1))
+        pieces[p.dim] = (EmittedLoop(-1, LOOP, extents[p.dim] // p.group, p.group), EmittedLoop(-4, DOT, p.group, 1))
+        return OpenStage(r, pieces, extents, base, inner, COPY_LANES, words)
+
+    def runs_along(self, r: ResolvedStage, dim: int) -> bool:
+        """Whether all memory that a copy reads is contiguous along a dim."""
+        loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None]
+        return bool(loads) and all(lin.coef(dim) == 1 and not lin.atoms for lin in loads)
+
+    def store(self, stage: OpenStage, op: str, arg: int, layout: Layout, base: list[Lin]) -> None:
+        """Store the groups at the current position into the area whose pointer is (op, arg)."""
+        b = self.b
+        p = self.facts.packed[stage.index]
+        g, w, active = p.group, stage.chunk.width, stage.chunk.active
+        lin: Lin = ({}, 0)
+        const = lane = 0
+        for i in range(len(layout.extents)):
+            terms, c = add_lins(self.axes.start(stage, i), base[i], -1)
+            if i == layout.tiled and layout.overlaps:
+                lin = add_lins(lin, self.addresses.tile_at(layout, (terms, c)), 1)
+                const += stage.offsets[i] * layout.strides[i]
+            elif i == layout.tiled:
+                lin = add_lins(lin, ({v: k * layout.outer // layout.tile for v, k in terms.items()}, 0), 1)
+                position = c + stage.offsets[i]
+                const += position // layout.tile * layout.outer + position % layout.tile * layout.strides[i]
+            else:
+                lin = add_lins(lin, (terms, 0), layout.strides[i])
+                const += layout.strides[i] * (c + stage.offsets[i])
+            if i == stage.lane:
+                lane = layout.strides[i] * stage.lane_stride
+        start = self.axes.ssa((lin[0], 0))
+        if stage.lane == p.dim:
+            value = self.packed_value(stage, p, w)
+            words, used, step = w // g, active // g, lane
+        else:
+            first = stage.offsets[p.dim]
+            parts = []
+            for k in range(g):
+                stage.offsets[p.dim] = first + k
+                parts.append(self.packed_value(stage, p, w))
+            stage.offsets[p.dim] = first
+            value = self.interleaved(parts)
+            words, used, step = w, active, lane // g
+        if words == 1 or step == 1:
+            extra = () if used == words else (b.vconst(dtypes.bool, tuple(k < used * g for k in range(words * g))),)
+            b.store("STORE", p.dtype, words * g, (b.pure(op, p.dtype, 1, (), arg), start, value, *extra), (const, False))
+            return
+        extra = () if used == words else (b.vconst(dtypes.bool, tuple(k < used for k in range(words))),)
+        word = b.alu("IDIV", dtypes.index, 1, start, b.index(g))
+        b.store("STORES", WORD, words, (b.pure(op, WORD, 1, (), arg), word, b.bitcast(WORD, value), *extra), (const // g, step))
+
+    def packed_value(self, stage: OpenStage, p: Packed, width: int) -> int:
+        """The narrow number at the current position, 0 behind the end of the sum."""
+        b = self.b
+        narrow = stage.r.nodes[stage.r.value].src[0]
+        source = stage.r.nodes[narrow].dtype
+        value = b.splat(self.values.evaluate(stage, narrow), width)
+        inside = self.axes.guard(stage, (p.dim,)) if not self.masked_zero(stage, narrow) else -1
+        if inside >= 0:
+            value = b.alu("WHERE", source, width, inside, value, b.const(source, width, 0))
+        if not p.flipped:
+            return b.cast(p.dtype, value)
+        bits = b.alu("XOR", dtypes.uint8, width, b.bitcast(dtypes.uint8, value), b.const(dtypes.uint8, width, SIGN))
+        return b.bitcast(p.dtype, bits)
+
+    def masked_zero(self, stage: OpenStage, n: int) -> bool:
+        """Whether a node is a load, which is 0 behind the end already."""
+        node = stage.r.nodes[n]
+        if node.kind == "bitcast":
+            return self.masked_zero(stage, node.src[0])
+        return node.kind == "load" and (node.gate < 0 or (stage.r.nodes[node.alt].kind == "const" and stage.r.nodes[node.alt].arg == 0))
+
+    def interleaved(self, parts: list[int]) -> int:
+        """Vectors a, b, … as one: a0 b0 … a1 b1 …"""
+        b = self.b
+        size = 1        # elements of a part that stay together
+        while len(parts) > 1:
+            lanes = b.lanes[parts[0]]
+            order = tuple(part * lanes + block * size + k for block in range(lanes // size) for part in (0, 1) for k in range(size))
+            parts = [b.pure("SHUFFLE", b.dtype[x], 2 * lanes, (x, y), order) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+            size *= 2
+        return parts[0]

@@ -1,0 +1,98 @@
+"""The kinds of phases: what is launched, and where the values go."""
+from __future__ import annotations
+
+from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.facts import ProgramFacts, Temporary
+from svod.compile.lower.emit.launch import Emitted, Launch
+from svod.compile.lower.emit.stages import Stages
+from svod.compile.lower.emit.state import COPY_LANES, NO_POINT, OpenStage, Sink, SplitReduction, StageLoop
+from svod.core.kernel.kernel import Linear, Node, Reduction, ResolvedStage
+from svod.core.kernel.layout import is_exact
+from svod.core.kernel.non_temporal import aligns_rows, leaves_tail, stores_whole_vectors
+from svod.core.kernel.placement import EmittedLoop
+from svod.core.kernel.scheduler import LOOP, UNROLL
+
+
+class Phase:
+    """Emits one phase."""
+
+    def __init__(self, facts: ProgramFacts):
+        self.facts = facts
+        self.state = facts.state
+        self.kernel = facts.kernel
+        self.ctx = Context(facts)
+        self.b = self.ctx.b
+        self.stages = Stages(self.ctx)
+        self.values = self.stages.values
+        self.launch = Launch(self.ctx, self.stages)
+
+    # -- kinds of phases -------------------------------------------------------------------------------
+
+    def emit_output(self, r: ResolvedStage) -> Emitted:
+        assert r.store is not None
+        stage = self.stages.open_root(r)
+        store, slot = r.store, r.store_slot
+        pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
+        vector = (self.state, r, stage.pieces, stage.lane, stage.lane_row)
+        self.stages.aligns = not self.facts.on_grid and aligns_rows(*vector)
+        stream = self.state.stream and not self.facts.on_grid and stores_whole_vectors(*vector)
+        tail = stream and leaves_tail(*vector)
+        return self.launch.emit(stage, self._store(pointer, store, stream), self.facts.threads, tail=tail)
+
+    def _store(self, pointer: int, linear: Linear, stream: bool) -> Sink:
+        """Values go to elements of an argument."""
+        return lambda stage: self.values.store_linear(stage, self.values.result(stage), pointer, linear, stream)
+
+    def emit_temp(self, r: ResolvedStage, temp: Temporary) -> Emitted:
+        index, layout = temp
+        stage = self.stages.open_root(r)
+        once = self.facts.once(r.stage.index)
+        threads = self.state.target.threads if once and not self.facts.on_grid else self.facts.threads
+        sink = self.stages.copy_sink(r.stage.index, ("TEMP", index), layout, [({}, 0)] * len(layout.extents))
+        return self.launch.emit(stage, sink, threads, once)
+
+    def emit_partial(self, r: ResolvedStage, axis: int, chunk: int, count: int, temps: list[list[int]], flat: Linear,
+                     total: int) -> Emitted:
+        stage = self.stages.open_root(r)
+        self.ctx.split = SplitReduction(r.axes.index(axis), chunk, count)
+        pointers = [[self.b.pure("TEMP", d, 1, (), t) for t, d in zip(group, red.dtypes, strict=True)]
+                    for group, red in zip(temps, r.reductions, strict=True)]
+
+        def sink(one: OpenStage) -> None:
+            for k, group in enumerate(pointers):
+                for c, pointer in enumerate(group):
+                    self.values.store_linear(one, one.results[k, c], pointer, flat, False, extra={self.ctx.part: total})
+        return self.launch.emit(stage, sink, self.facts.threads)
+
+    def emit_combine(self, r: ResolvedStage, count: int, temps: list[list[int]], strides: list[int], total: int) -> Emitted:
+        assert r.store is not None
+        nodes = list(r.nodes)
+        reductions = []
+        part = len(r.stage.outs)
+        flat = Linear((*((i, s) for i, s in enumerate(strides)), (part, total)), 0, ())
+        for red, group in zip(r.reductions, temps, strict=True):
+            values = []
+            for t, d in zip(group, red.dtypes, strict=True):
+                nodes.append(Node("temp", "LOAD", d, (), t, tuple(range(part + 1)), linear=flat))
+                values.append(len(nodes) - 1)
+            reductions.append(Reduction(red.combiner, tuple(values), red.dtypes))
+        combined = ResolvedStage(r.stage, (*r.stage.outs, -1), nodes, reductions, r.value, r.store, r.store_slot,
+                                 r.reads, r.after_reduce, r.lanes_bytes)
+        extents = [self.kernel.axes[a].extent for a in r.stage.outs]
+        order = tuple(range(part))
+        lane = next((i for i in reversed(order) if r.store.coef(i) == 1), part - 1)
+        width = self.stages.width(r)
+        pieces = self.stages.copy_loops(combined, extents, (*(i for i in order if i != lane), *((lane,) if lane >= 0 else ())), width,
+                                        exact=self.facts.on_grid)
+        if self.kernel.written:     # nothing is computed twice in place
+            for a, e, found in zip(r.stage.outs, extents, pieces, strict=True):
+                if not is_exact(found, e):
+                    self.facts.fixed.add(a)
+                    self.facts.unsafe[a] = e
+        pieces.append((EmittedLoop(-1, UNROLL if count <= 8 else LOOP, count, 1),))
+        stage = OpenStage(combined, pieces, [*extents, count], [({}, 0)] * (part + 1), lane, COPY_LANES, width)
+        stage.loops = [StageLoop(a, p[0], NO_POINT) for a, p in enumerate(pieces) if p[0].role == LOOP]
+        store, slot = r.store, r.store_slot
+        pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
+        threads = self.facts.threads if total >= 1 << 14 else 1
+        return self.launch.emit(stage, self._store(pointer, store, False), threads)

@@ -1,0 +1,233 @@
+"""Reduce loops: accumulators carried through them or kept in scratch, remainders, parts of a split reduction.
+
+    for r in K: acc += f(r)          →    LOOP r (acc) … ENDLOOP (acc + f(r));  RESULT
+    for k: for n: acc[n] += f(k, n)  →    for n: scratch[n] = 0;  for k: for n: scratch[n] += f(k, n);  for n: … scratch[n]
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from svod.compile.lower.emit.accumulators import Accumulators
+from svod.compile.lower.emit.axes import Axes
+from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.facts import SLACK
+from svod.compile.lower.emit.intrinsics import Intrinsics
+from svod.compile.lower.emit.loops import Loops
+from svod.compile.lower.emit.state import Lin, OpenStage, Sink, StageLoop, Terms
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.kernel.placement import EmittedLoop
+
+
+class ScratchAccumulators:
+    """Accumulators of output loops that stand inside reduce loops: one slot of scratch for each, over the iterations of those loops."""
+
+    def __init__(self, ctx: Context, axes: Axes, first: list[int], loops: list[StageLoop], tile_shape: tuple[int, int] | None):
+        self.b = ctx.b
+        self.axes = axes
+        self.first = first              # the values that they start with
+        self.loops = loops              # the output loops, outermost first
+        self.tile_shape = tile_shape    # (rows, columns) where they are tiles
+        self.iteration: dict[int, int] = {}     # number of an open loop → its index
+        total = prod(loop.piece.extent for loop in loops)
+        self.offsets = [ctx.allocate(self.b.dtype[v].itemsize * self.b.lanes[v] * total + SLACK) for v in first]
+
+    def _slot(self, number: int, dtype: DType, lanes: int) -> tuple[int, int]:
+        """(pointer, index) of an accumulator in the iteration that is open."""
+        terms: Terms = {}
+        scale = lanes
+        for j in reversed(range(len(self.loops))):
+            if j in self.iteration:
+                terms[self.iteration[j]] = scale
+            scale *= self.loops[j].piece.extent
+        pointer = self.b.pure("SCRATCH", dtype, 1, (), self.offsets[number])
+        return pointer, self.axes.ssa((terms, 0))
+
+    def read(self) -> list[int]:
+        b, out = self.b, []
+        for i, v in enumerate(self.first):
+            dtype, lanes = b.type_of(v)
+            if self.tile_shape is not None:
+                out.append(b.load("TILELOAD", dtype, lanes, self._slot(i, dtype, lanes), (0, *self.tile_shape), ordered=True))
+            else:
+                out.append(b.load("LOAD", dtype, lanes, self._slot(i, dtype, lanes), 0, ordered=True))
+        return out
+
+    def write(self, accs: list[int]) -> None:
+        b = self.b
+        for i, v in enumerate(accs):
+            dtype, lanes = b.type_of(v)
+            if self.tile_shape is not None:
+                b.store("TILESTORE", dtype, lanes, (*self._slot(i, dtype, lanes), v), (0, *self.tile_shape))
+            else:
+                b.store("STORE", dtype, lanes, (*self._slot(i, dtype, lanes), v), (0, False))
+
+
+class ReduceLoops:
+    """Opens the reduce loops of a stage. `emit_point` emits the stages that live at a point of them."""
+
+    def __init__(self, ctx: Context, axes: Axes, loops: Loops, intrinsics: Intrinsics, accumulators: Accumulators,
+                 emit_point: Callable[[int, int], None]):
+        self.ctx = ctx
+        self.b = ctx.b
+        self.axes = axes
+        self.loops = loops
+        self.intrinsics = intrinsics
+        self.accumulators = accumulators
+        self.emit_point = emit_point
+
+    def reduce_all(self, stage: OpenStage, k: int, sink: Sink) -> None:
+        """The loops from number k, the first of which reduces, and the results to the sink."""
+        loops, first = stage.loops, self.accumulators.identities(stage)
+        inner = [j for j in range(k, len(loops)) if loops[j].axis < stage.num_outs and loops[j].piece.extent > 1]
+        if not inner:
+            self.accumulators.epilogue(stage, self._reduce(stage, k, len(loops), first, None), sink)
+            return
+        end = inner[-1] + 1
+        plan = self.intrinsics.plan_of(stage)
+        shape = self.intrinsics.tile_shape(stage, plan) if plan is not None and plan.dot.is_tile else None
+        scratch = ScratchAccumulators(self.ctx, self.axes, first, [loop for loop in loops[k:end] if loop.axis < stage.num_outs], shape)
+        self._over_outputs(stage, scratch, 0, lambda: scratch.write(first))
+        self._reduce(stage, k, end, [], scratch)
+        self._over_outputs(stage, scratch, 0, lambda: self.accumulators.epilogue(stage, scratch.read(), sink))
+
+    def _over_outputs(self, stage: OpenStage, scratch: ScratchAccumulators, j: int, body: Callable[[], None]) -> None:
+        """The output loops from number j alone: no stages live here, as what is read after the reduction lives outside its loops."""
+        if j == len(scratch.loops):
+            body()
+            return
+        a, piece, _ = scratch.loops[j]
+        self.loops.counted(stage, a, piece, scratch.iteration, j, lambda: self._over_outputs(stage, scratch, j + 1, body))
+
+    def _reduce(self, stage: OpenStage, k: int, end: int, accs: list[int], scratch: ScratchAccumulators | None) -> list[int]:
+        """Open the loops from number k with the accumulators carried; returns the results. Accumulators in scratch are read and written
+        inside loop number `end`, and nothing is carried through the loops around it."""
+        if k == end:
+            if scratch is None:
+                return self.accumulators.accumulate(stage, accs)
+            scratch.write(self._reduce(stage, k, len(stage.loops), scratch.read(), None))
+            return []
+        loop = stage.loops[k]
+
+        def inside(values: list[int]) -> list[int]:
+            self.emit_point(stage.index, loop.depth + 1)
+            return self._reduce(stage, k + 1, end, values, scratch)
+
+        if loop.axis >= stage.num_outs:
+            return self._over_axis(stage, loop, accs, inside)
+        if scratch is not None:
+            number = scratch.loops.index(loop)
+            self.loops.counted(stage, loop.axis, loop.piece, scratch.iteration, number, lambda: inside([]))
+            return []
+        stage.open_row(loop.axis, ({}, 0))   # an output loop of extent 1
+        accs = inside(accs)
+        stage.close_row(loop.axis)
+        return accs
+
+    def _over_axis(self, stage: OpenStage, loop: StageLoop, accs: list[int], inside: Callable[[list[int]], list[int]]) -> list[int]:
+        """One reduce loop around `inside`: whole iterations, and, as a second and shorter copy of the body, what they leave."""
+        b, a = self.b, loop.axis
+        at = stage.number_of(loop)
+        stride = stage.pieces[a][at].stride
+        positions = stage.left(a, at)
+
+        def looped(start: int, stop: int, step: int, values: list[int]) -> list[int]:
+            index, carried = b.open(start, stop, step, tuple(values))
+            return self._close(stage, index, self._with_row(stage, a, ({index: 1}, 0), lambda: inside(carried)))
+
+        if self.axes.bound(stage, a) is not None:
+            return self._up_to_limit(stage, loop, positions, looped, accs)
+        whole, rest = divmod(positions, stride)
+        if self._is_cut(stage, a, at):
+            accs = looped(*self._part_bounds(whole * stride), stride, accs)
+            if rest:
+                index, carried = b.open(self._first_of_last_part(), b.index(1), 1, tuple(accs))
+                accs = self._close(stage, index, self._remainder(stage, a, at, whole * stride, rest, lambda: inside(carried)))
+            return accs
+        if whole > 1 or (whole and not accs):   # where nothing is carried, one iteration is a loop as well
+            accs = looped(b.index(0), b.index(whole * stride), stride, accs)
+        elif whole == 1:
+            accs = self._with_row(stage, a, ({}, 0), lambda: inside(accs))
+        if rest:
+            values = accs
+            accs = self._remainder(stage, a, at, whole * stride, rest, lambda: inside(values))
+        return accs
+
+    def _close(self, stage: OpenStage, loop: int, following: list[int]) -> list[int]:
+        """Close a loop that carries accumulators."""
+        out = self.b.close(loop, tuple(following))
+        stage.memo.clear()
+        return out
+
+    def _with_row(self, stage: OpenStage, a: int, value: Lin, body: Callable[[], list[int]]) -> list[int]:
+        """`body` with a row of an axis open."""
+        stage.open_row(a, value)
+        out = body()
+        stage.close_row(a)
+        return out
+
+    def _up_to_limit(self, stage: OpenStage, loop: StageLoop, positions: int,
+                     looped: Callable[[int, int, int, list[int]], list[int]], accs: list[int]) -> list[int]:
+        """A reduce loop of an axis whose extent depends on variables: iterations that are wholly inside, then smaller ones for the rest.
+        `looped(start, stop, step, accumulators)` emits a loop."""
+        b, a = self.b, loop.axis
+        at = stage.number_of(loop)
+        piece = stage.pieces[a][at]
+        end = -(-positions // piece.stride) * piece.stride
+        room = self.axes.room(stage, a)
+        start, stop = self._part_bounds(end) if self._is_cut(stage, a, at) else (b.index(0), b.index(end))
+        stop = b.alu("MIN", dtypes.index, 1, stop, room)
+        if not stage.is_last(a):
+            return looped(start, stop, piece.stride, accs)
+        reach = stage.reach(a)
+        stage.safe.add(a)
+        if reach == 1:
+            accs = looped(start, stop, piece.stride, accs)
+            stage.safe.discard(a)
+            return accs
+        middle = self.axes.whole_end(room, reach, piece.stride, stop)
+        accs = looped(start, middle, piece.stride, accs)
+        stage.safe.discard(a)
+        step = stage.tail_step(a)
+        with stage.narrowed(a, step):
+            return looped(b.alu("MAX", dtypes.index, 1, start, middle), stop, step if step < reach else piece.stride, accs)
+
+    def _is_cut(self, stage: OpenStage, a: int, at: int) -> bool:
+        """Whether this is the loop that the cores share: the outermost of the axis of a split reduction, in the output stage itself."""
+        return self.ctx.split is not None and stage.r.stage.is_output and self.ctx.split.axis == a and at == 0
+
+    def _part_bounds(self, end: int) -> tuple[int, int]:
+        """(start, stop) of this part's positions, of `end`."""
+        b = self.b
+        assert self.ctx.split is not None
+        chunk = self.ctx.split.chunk
+        start = b.mul(self.ctx.part, chunk)
+        return start, b.alu("MIN", dtypes.index, 1, b.add(start, b.index(chunk)), b.index(end))
+
+    def _first_of_last_part(self) -> int:
+        """0 in the last part, else 1: the start of a loop up to 1 that the last part alone runs."""
+        b = self.b
+        assert self.ctx.split is not None
+        last = b.alu("CMPEQ", dtypes.bool, 1, self.ctx.part, b.index(self.ctx.split.parts - 1))
+        return b.alu("WHERE", dtypes.index, 1, last, b.index(0), b.index(1))
+
+    def _remainder(self, stage: OpenStage, a: int, at: int, start: int, rest: int, body: Callable[[], list[int]]) -> list[int]:
+        """The last, shorter iteration of a reduce loop: the rows inside it are cut to the `rest` positions that are left."""
+        pieces, bound = stage.pieces[a], stage.bounds[a]
+        cut = []
+        left, stride = rest, 1
+        for p in reversed(pieces[at + 1:]):
+            e = min(p.extent, left)
+            cut.append(EmittedLoop(p.row, p.role, e, stride))
+            stride *= e
+            left = -(-left // e)
+        cut.reverse()
+        stage.pieces[a] = (*(p._replace(extent=1) for p in pieces[:at + 1]), *cut)
+        stage.bounds[a] = rest
+        lane_stride = stage.lane_stride
+        if stage.lane == a:
+            stage.lane_stride = next((p.stride for p in cut if p.row == stage.lane_row), lane_stride)
+        out = self._with_row(stage, a, ({}, start), body)
+        stage.pieces[a], stage.bounds[a], stage.lane_stride = pieces, bound, lane_stride
+        return out
+

@@ -1,0 +1,199 @@
+"""Stages: the loops of one, the stages that live in them, and where its values are staged for its readers."""
+from __future__ import annotations
+
+from svod.compile.lower.emit.accumulators import Accumulators
+from svod.compile.lower.emit.addresses import Addresses
+from svod.compile.lower.emit.axes import Axes
+from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.groups import GroupThreads
+from svod.compile.lower.emit.intrinsics import Intrinsics
+from svod.compile.lower.emit.loops import Loops
+from svod.compile.lower.emit.packing import Packing
+from svod.compile.lower.emit.reduce import ReduceLoops
+from svod.compile.lower.emit.regions import Regions
+from svod.compile.lower.emit.state import (
+    COPY_LANES,
+    COPY_ROWS,
+    MASKED_ROW_VECTORS,
+    MAX_TILE_VECTORS,
+    NO_POINT,
+    Lin,
+    OpenStage,
+    Sink,
+    Staged,
+    StageLoop,
+    copy_step,
+    exact_step,
+)
+from svod.compile.lower.emit.values import Values
+from svod.core.kernel.groups import group_of
+from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.layout import Layout
+from svod.core.kernel.placement import EmittedLoop, fit, lane_row
+from svod.core.kernel.scheduler import LOOP, UPCAST
+
+
+class Stages:
+    """Emits stages, and, at the points of their loops, those that live there."""
+
+    def __init__(self, ctx: Context):
+        self.ctx = ctx
+        self.b = ctx.b
+        self.state = ctx.state
+        self.kernel = ctx.kernel
+        self.facts = ctx.facts
+        self.aligns = False     # whether rows of the output are stored at multiples of the vector
+        self.axes = Axes(ctx)
+        self.addresses = Addresses(ctx, self.axes)
+        self.values = Values(ctx, self.axes, self.addresses)
+        self.loops = Loops(ctx, self.axes, self.values)
+        self.regions = Regions(ctx, self.axes)
+        intrinsics = Intrinsics(ctx, self.axes, self.addresses, self.values)
+        self.packing = Packing(ctx, self.axes, self.addresses, self.values)
+        self.accumulators = Accumulators(ctx, self.axes, self.values, intrinsics)
+        self.reductions = ReduceLoops(ctx, self.axes, self.loops, intrinsics, self.accumulators, self.emit_point)
+
+    def walk(self, stage: OpenStage, k: int, sink: Sink) -> None:
+        """Open the output loops from number k, then reduce, then store."""
+        loops, outs = stage.loops, stage.num_outs
+
+        def inside() -> None:
+            self.emit_point(stage.index, loops[k].depth + 1)
+            self.walk(stage, k + 1, sink)
+
+        if k < len(loops) and loops[k].axis < outs:
+            a, piece, _ = loops[k]
+            if self.aligns and stage.r.stage.is_output and a == stage.lane and piece.extent > 1:
+                self.loops.aligned_row(stage, a, piece, inside)
+            else:
+                self.loops.output(stage, a, piece, inside)
+        elif not stage.r.reductions:
+            self.body(stage, sink)
+        else:
+            self.reductions.reduce_all(stage, k, sink)
+
+    def emit_point(self, s: int, depth: int) -> None:
+        """Emit the stages that live at a point."""
+        for child in self.facts.placement.children.get((s, depth), ()):
+            self.emit_stage(child)
+
+    def emit_stage(self, s: int) -> None:
+        """Compute what the readers need of stage `s` at this point."""
+        b = self.b
+        r = self.facts.placement.resolved[s]
+        assert r is not None
+        regions = [self.regions.required(s, i) for i in range(len(r.stage.outs))]
+        extents, base = [region.extent for region in regions], [region.start for region in regions]
+        layout = self.facts.layout(s, tuple(extents))
+        if layout.tiled >= 0 and (base[layout.tiled][0] or base[layout.tiled][1]):
+            layout = self.facts.layout(s, tuple(extents), tiled=False)   # tiles are whole only when the region starts at 0
+        stage = self._open_copy(r, extents, base, layout) if s in self.facts.derived else self._open_rows(r, extents, base)
+        # a region of all positions is wider than what is read
+        stage.safe.update(i for i, e in enumerate(extents) if e < self.facts.positions(s, i) and self.regions.is_read_inside(s, i))
+        outer = self.ctx.open_stages.get(s)
+        self.ctx.open_stages[s] = stage
+        self.emit_point(s, 0)
+        if all(e == 1 for e in extents):
+            got: list[int] = []
+            self.walk(stage, 0, lambda one: got.append(self.values.result(one)))
+            self.ctx.staged[s] = Staged(got[0], -1, None, tuple(base), b.level, 0, False)
+        else:
+            offset = self.ctx.stage_area(s, self.facts.area(s, layout))
+            pointer = b.pure("SCRATCH", self.facts.stored(s), 1, (), offset)
+            self.walk(stage, 0, self.copy_sink(s, ("SCRATCH", offset), layout, base))
+            self.ctx.versions += 1
+            guarded = any(region.beyond for region in regions)
+            self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, guarded)
+        if outer is None:
+            del self.ctx.open_stages[s]
+        else:
+            self.ctx.open_stages[s] = outer
+        self.ctx.forget_values()
+
+    def copy_sink(self, s: int, area: tuple[str, int], layout: Layout, base: list[Lin]) -> Sink:
+        """Where the positions of a staged value go: `area` is the operation and arg of its pointer."""
+        op, arg = area
+        if s in self.facts.packed:
+            return lambda stage: self.packing.store(stage, op, arg, layout, base)
+        pointer = self.b.pure(op, self.kernel.stages[s].dtype, 1, (), arg)
+        return lambda stage: self.values.store_layout(stage, self.values.result(stage), pointer, layout, base)
+
+    def body(self, stage: OpenStage, sink: Sink) -> None:
+        """A stage without reduction, position by position."""
+        stage.memo.clear()
+        chunks = stage.lane_chunks()
+        for _, offsets in stage.positions((UPCAST,), range(stage.num_outs)):
+            for chunk in chunks:
+                if stage.set_position(offsets, chunk):
+                    sink(stage)
+
+    def open_root(self, r: ResolvedStage) -> OpenStage:
+        """A stage that is a phase: all its positions, or those of a thread of a group."""
+        s = r.stage.index
+        if s in self.facts.derived:
+            layout = self.facts.temp_of[s].layout
+            return self._open_copy(r, list(layout.extents), [({}, 0)] * len(layout.extents), layout, self.facts.on_grid)
+        self.ctx.group = GroupThreads(self.b, self.state, group_of(self.state, self.facts.placement, s))
+        return self._open_rows(r, [self.facts.spanned(s, a) for a in r.stage.outs], [({}, 0)] * len(r.stage.outs))
+
+    def _open_rows(self, r: ResolvedStage, extents: list[int], base: list[Lin]) -> OpenStage:
+        """A stage whose loops are rows of the state, over a region of its dims and the part of it that a thread computes."""
+        bounds = extents + [self.facts.spanned(r.stage.index, a) for a in r.stage.reds]
+        starts: list[Lin] = base + [({}, 0)] * len(r.stage.reds)
+        pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, bounds, strict=True)]
+        self.ctx.group.bind(r, pieces, bounds, starts)
+        stage = OpenStage(r, pieces, bounds, starts, self.facts.lanes[r.stage.index], lane_row(self.state, r), self.width(r))
+        local = {axis: i for i, axis in enumerate(r.axes)}
+        for depth, row in enumerate(self.state.order[stage.index]):
+            a = local[self.state.rows[row].axis]
+            stage.loops.append(StageLoop(a, next(p for p in pieces[a] if p.row == row), depth))
+        return stage
+
+    def _open_copy(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout, exact: bool = False) -> OpenStage:
+        """A copy over a region of its stage, whose loops follow its layout."""
+        if r.stage.index in self.facts.packed:
+            stage = self.packing.open_copy(r, extents, base, layout)
+        else:
+            width = self.width(r)
+            pieces = self.copy_loops(r, extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0, exact)
+            stage = OpenStage(r, pieces, extents, base, layout.order[-1] if layout.order else -1, COPY_LANES, width)
+        stage.loops = [StageLoop(a, stage.pieces[a][0], NO_POINT) for a in self.facts.layouts.orders[stage.index]]
+        return stage
+
+    def copy_loops(self, r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int,
+                   tile: int = 0, exact: bool = False) -> list[tuple[EmittedLoop, ...]]:
+        """Loops of a copy: the innermost dim in vectors, a few of them side by side, the others as loops. A row of what is padded is
+        straight-line code: its masks are constants then, and most of them go away. `exact`: no position is computed twice."""
+        pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(-1, LOOP, e, 1),) for e in extents]
+        if not order:
+            return pieces
+        inner = order[-1]
+        e = extents[inner]
+        n = tile or (exact_step(e, width) if exact else copy_step(e, width))
+        if not tile and e <= MASKED_ROW_VECTORS * width and any(x.gate >= 0 and inner in r.nodes[x.gate].deps for x in r.nodes):
+            n = e
+        pieces[inner] = (EmittedLoop(-1, LOOP, -(-e // n), n), EmittedLoop(COPY_LANES, UPCAST, n, 1))
+        vectors = -(-n // width)
+        square = min(n, width)
+        source = self.source_dim(r, inner)
+        if source >= 0 and square >= 4 and square & (square - 1) == 0 and n % square == 0 and extents[source] >= square \
+                and not (exact and extents[source] % square):
+            # the source is contiguous along another dim: squares, which become transpositions in registers
+            pieces[source] = (EmittedLoop(-1, LOOP, -(-extents[source] // square), square), EmittedLoop(COPY_ROWS, UPCAST, square, 1))
+            return pieces
+        if len(order) > 1 and vectors < MAX_TILE_VECTORS and n == e:
+            outer = order[-2]
+            k = next((k for k in (8, 4, 2) if extents[outer] % k == 0 and k * vectors <= 8), 1)
+            if k > 1:
+                pieces[outer] = (EmittedLoop(-1, LOOP, extents[outer] // k, k), EmittedLoop(COPY_ROWS, UPCAST, k, 1))
+        return pieces
+
+    def source_dim(self, r: ResolvedStage, inner: int) -> int:
+        """The dim along which a copy reads memory contiguously, if that is not its vector dim, else -1."""
+        loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None and n.gate < 0 and not n.linear.atoms]
+        if len(loads) != 1 or loads[0].coef(inner) in (0, 1):
+            return -1
+        return next((d for d in range(len(r.stage.outs)) if d != inner and loads[0].coef(d) == 1), -1)
+
+    def width(self, r: ResolvedStage) -> int:
+        return max(1, self.state.target.vector_bytes // r.lanes_bytes)

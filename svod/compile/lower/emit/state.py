@@ -1,0 +1,268 @@
+"""The data of emission: linear forms over index values, staged values, vectors of a row, a stage while its loops are open."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import Any, NamedTuple
+
+from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.layout import Layout, is_contiguous
+from svod.core.kernel.placement import EmittedLoop
+from svod.core.kernel.scheduler import LOOP, UPCAST
+
+Terms = dict[int, int]          # index value → coefficient
+Lin = tuple[Terms, int]         # Σ coefficient·value + constant
+
+MAX_TILE_VECTORS = 4            # vectors side by side in derived copy loops
+COMPUTED_TWICE = 16             # at most one in so many positions of a copied row, so that iterations are of several vectors
+MASKED_ROW_VECTORS = 16         # vectors of a row under a mask that are copied without a loop
+COPY_LANES, COPY_ROWS = -2, -3  # the row numbers of the vector in derived loops, and of the tile beside it
+NO_POINT = -2                   # depth of a derived loop: no stage lives there
+
+
+def sum_lins(values: list[Lin]) -> Lin:
+    total: Lin = ({}, 0)
+    for v in values:
+        total = add_lins(total, v, 1)
+    return total
+
+
+def add_lins(a: Lin, b: Lin, k: int) -> Lin:
+    """a + k·b; terms that cancel vanish."""
+    terms = dict(a[0])
+    for v, c in b[0].items():
+        n = terms.get(v, 0) + k * c
+        if n:
+            terms[v] = n
+        else:
+            terms.pop(v, None)
+    return terms, a[1] + k * b[1]
+
+
+class StageLoop(NamedTuple):
+    """A loop of a stage."""
+
+    axis: int                       # local axis
+    piece: EmittedLoop
+    depth: int                      # in the state's order of the stage, or NO_POINT
+
+
+class SplitReduction(NamedTuple):
+    """A reduction that is cut into parts: one iteration of its phase per part."""
+
+    axis: int                       # local axis
+    chunk: int                      # positions of a part
+    parts: int
+
+
+class Staged(NamedTuple):
+    """A stage's value for its readers: in memory (`layout`) or, for a single element, a scalar."""
+
+    scalar: int
+    pointer: int
+    layout: Layout | None
+    base: tuple[Lin, ...]
+    floor: int                     # loads stay at or below this level
+    version: int                   # which content of its area: an area is written again where a stage is computed twice
+    guarded: bool                  # positions beyond the extent may be asked for: read under a gate
+
+
+class Chunk(NamedTuple):
+    """A part of the vector axis: `offset` of its first lane in positions of the row, vector `width`, lanes in use."""
+
+    offset: int
+    width: int
+    active: int
+
+
+def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
+    """The row of `extent` positions as vectors of at most `width` lanes, the last one narrower or masked."""
+    out = []
+    at = 0
+    while extent - at >= width:
+        out.append(Chunk(at, width, width))
+        at += width
+    rest = extent - at
+    if rest:
+        w = 1
+        while w < rest:
+            w *= 2
+        out.append(Chunk(at, w, rest))
+    return tuple(out)
+
+
+def copy_step(extent: int, width: int) -> int:
+    """Positions of a row of `extent` that one iteration of a copy covers: several vectors of `width` where they divide it, or where the
+    last ones, which are moved back then, compute little of it again."""
+    for k in (MAX_TILE_VECTORS, 2):
+        if extent % (k * width) == 0 or (extent > k * width and -extent % (k * width) * COMPUTED_TWICE <= extent):
+            return k * width
+    return min(extent, width)
+
+
+def exact_step(extent: int, width: int) -> int:
+    """`copy_step` that divides the row: several vectors, one, or single positions."""
+    return next((k * width for k in (MAX_TILE_VECTORS, 2, 1) if extent % (k * width) == 0), 1)
+
+
+class Region(NamedTuple):
+    """What the readers of a stage need of one of its dims."""
+
+    start: Lin
+    extent: int
+    beyond: bool                    # whether they may ask for positions outside all the same
+
+
+class OpenStage:
+    """One stage while it is emitted: its loops, the values of its axes, the current position and vector chunk."""
+
+    __slots__ = ("aligned", "base", "bounds", "chunk", "index", "lane", "lane_row", "lane_stride", "linear", "loops", "memo", "narrow",
+                 "num_outs", "offsets", "opened", "partial", "pieces", "r", "results", "safe", "sums", "width")
+
+    def __init__(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin], lane: int,
+                 lane_row: int, width: int):
+        self.r = r
+        self.index = r.stage.index
+        self.num_outs = len(r.stage.outs)
+        self.pieces = pieces            # per local axis
+        self.bounds = bounds            # per local axis: positions it spans here
+        self.base = base                # per local axis: where it starts
+        self.opened: list[list[Lin]] = [[] for _ in pieces]   # per local axis: values of the rows opened so far
+        piece = next((p for p in pieces[lane] if p.row == lane_row), None) if lane >= 0 else None
+        self.lane = lane if piece is not None and piece.extent > 1 else -1   # the local axis that is the vector
+        self.lane_row = lane_row
+        self.lane_stride = piece.stride if piece is not None else 1
+        self.width = width
+        self.loops: list[StageLoop] = []        # outermost first
+        self.offsets: list[int] = [0] * len(pieces)     # per local axis: the current position, from where the axis starts
+        self.safe: set[int] = set()     # local axes all of whose positions are known to be inside here
+        self.narrow: set[int] = set()   # local axes whose iterations are parts of a tile
+        self.aligned = False            # whether tiles are inside, and their vectors at multiples of their size in the output
+        self.chunk = Chunk(0, 1, 1)
+        self.memo: dict[Any, int] = {}  # values at positions, while the loops that are open stay
+        self.linear: dict[Any, Any] = {}    # starts of axes and of addresses, while the loops that are open stay
+        self.results: dict[tuple[int, int], int] = {}   # (reduction, component) → value, while a position is stored
+        self.sums: dict[Any, int] = {}   # what a correction of a dot instruction depends on → its accumulator
+        self.partial: dict[tuple[int, ...], tuple[int, int]] = {}   # partial position → (number, vector width)
+
+    # -- loops ---------------------------------------------------------------------------------------------
+    def open_row(self, a: int, value: Lin) -> None:
+        self.opened[a].append(value)
+        self.linear.clear()
+        self.memo.clear()
+
+    def close_row(self, a: int) -> None:
+        self.opened[a].pop()
+        self.linear.clear()
+        self.memo.clear()
+
+    def reach(self, a: int) -> int:
+        """Positions that one iteration of the innermost loop of an axis covers."""
+        return 1 + sum(p.stride * (p.extent - 1) for p in self.pieces[a] if p.role != LOOP)
+
+    def is_last(self, a: int, loops: int = 1) -> bool:
+        """Whether all loops of the axis are open when `loops` more are."""
+        return len(self.opened[a]) + loops == sum(p.role == LOOP for p in self.pieces[a])
+
+    def tail_step(self, a: int) -> int:
+        """Positions per iteration in which what whole iterations of the innermost loop of an axis leave is computed: single ones where as
+        many cost as much in any grouping, a vector where the axis is the vector, half of a tile of accumulators."""
+        reach, pieces = self.reach(a), self.pieces[a]
+        if not is_contiguous(pieces):
+            return reach
+        if a == self.lane:
+            return self.width if self.lane_stride == 1 and reach % self.width == 0 else reach
+        if a >= self.num_outs or not self.r.reductions:
+            return 1
+        return -(-reach // 2)
+
+    @contextmanager
+    def narrowed(self, a: int, step: int) -> Iterator[None]:
+        """Iterations of the innermost loop of an axis cover `step` positions, of which the last may be outside."""
+        if step == self.reach(a):
+            yield
+            return
+        pieces, lane_stride, safe = self.pieces[a], self.lane_stride, a in self.safe
+        cut: list[EmittedLoop] = []
+        left, stride = step, 1
+        for p in reversed(pieces):
+            e = p.extent if p.role == LOOP else min(p.extent, left)
+            cut.append(EmittedLoop(p.row, p.role, e, stride))
+            stride *= e
+            left = left if p.role == LOOP else -(-left // e)
+        self.pieces[a] = tuple(reversed(cut))
+        if self.lane == a:
+            self.lane_stride = next(p.stride for p in cut if p.row == self.lane_row)
+        self.narrow.add(a)
+        if step == 1:
+            self.safe.add(a)
+        yield
+        self.narrow.discard(a)
+        self.pieces[a], self.lane_stride = pieces, lane_stride
+        if not safe:
+            self.safe.discard(a)
+
+    def positions(self, kinds: tuple[str, ...], axes: range) -> list[tuple[tuple[int, ...], dict[int, int]]]:
+        """The expanded positions of the given rows of the given local axes, the vector row excluded: (index per row, offset per axis)."""
+        rows = []
+        for a in axes:
+            for p in self.pieces[a]:
+                if p.role in kinds and not (a == self.lane and p.row == self.lane_row):
+                    rows.append((a, p))
+        out = []
+        for index in product(*(range(p.extent) for _, p in rows)):
+            offsets: dict[int, int] = {}
+            for i, (a, p) in zip(index, rows, strict=True):
+                offsets[a] = offsets.get(a, 0) + i * p.stride
+            out.append((index, offsets))
+        return out
+
+    def lane_chunks(self) -> tuple[Chunk, ...]:
+        if self.lane < 0:
+            return (Chunk(0, 1, 1),)
+        return chunks_of(next(p.extent for p in self.pieces[self.lane] if p.row == self.lane_row), self.width)
+
+    def set_position(self, offsets: dict[int, int], chunk: Chunk, more: dict[int, int] | None = None) -> bool:
+        """Make a position current; False when it lies wholly beyond an axis that is expanded without a loop."""
+        off = self.offsets
+        for a in range(len(off)):
+            off[a] = 0
+        for a, o in offsets.items():
+            off[a] += o
+        if more:
+            for a, o in more.items():
+                off[a] += o
+        active = chunk.active
+        if self.lane >= 0:
+            off[self.lane] += chunk.offset * self.lane_stride
+            room = self.bounds[self.lane] - off[self.lane]
+            if active > 1 and (active - 1) * self.lane_stride >= room:
+                active = -(-room // self.lane_stride)
+        self.chunk = chunk if active == chunk.active else Chunk(chunk.offset, chunk.width, active)
+        return active > 0 and all(o < e for o, e in zip(off, self.bounds, strict=True))
+
+    def left(self, a: int, at: int) -> int:
+        """Positions of a reduce axis that the rows from number `at` must cover."""
+        pieces = self.pieces[a]
+        return self.bounds[a] if all(p.extent == 1 for p in pieces[:at]) else pieces[at].extent * pieces[at].stride
+
+    def out_positions(self) -> list[tuple[dict[int, int], Chunk]]:
+        """Positions of the register tile, vectors of an output axis included."""
+        outs = self.num_outs
+        chunks = self.lane_chunks() if 0 <= self.lane < outs else (Chunk(0, 1, 1),)
+        return [(offsets, c) for _, offsets in self.positions((UPCAST,), range(outs)) for c in chunks]
+
+    def partial_positions(self) -> list[tuple[tuple[Any, ...], dict[int, int], Chunk]]:
+        """Partial results per position of the tile: upcast rows of reduce axes, vectors among them."""
+        outs = self.num_outs
+        chunks = self.lane_chunks() if self.lane >= outs else (Chunk(0, 1, 1),)
+        found = self.positions((UPCAST,), range(outs, len(self.pieces)))
+        return [((*index, c.offset), offsets, c) for index, offsets in found for c in chunks]
+
+    def number_of(self, piece: StageLoop) -> int:
+        """Which of the rows of its axis a loop is, as the axis is cut now."""
+        return next(i for i, p in enumerate(self.pieces[piece.axis]) if p.row == piece.piece.row)
+
+
+Sink = Callable[[OpenStage], None]      # stores what a stage is at the current position

@@ -1,0 +1,235 @@
+"""Values at one position: nodes become instructions, loads and stores among them."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from svod.compile.lower import math
+from svod.compile.lower.builder import Builder
+from svod.compile.lower.emit.addresses import Addresses, Base
+from svod.compile.lower.emit.axes import Axes
+from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.state import Chunk, Lin, OpenStage, Terms
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.uop import TRANSCENDENTAL
+from svod.core.kernel.kernel import Linear, Node
+from svod.core.kernel.layout import Layout
+
+_TRANSCENDENTAL = {op.value: op for op in TRANSCENDENTAL}
+
+
+class Address(NamedTuple):
+    """An access at the current position: element start + const, `lane` elements further per lane; or, `vector` given, start + vector."""
+
+    start: int                      # an index value
+    const: int
+    lane: int                       # elements from lane to lane; 0: the same for all
+    vector: int                     # an index per lane, or -1
+
+
+class Values:
+    """Values of nodes, loads and stores at the current position of an open stage."""
+
+    def __init__(self, ctx: Context, axes: Axes, addresses: Addresses):
+        self.ctx = ctx
+        self.b = ctx.b
+        self.state = ctx.state
+        self.kernel = ctx.kernel
+        self.axes = axes
+        self.addresses = addresses
+
+    def evaluate(self, stage: OpenStage, n: int) -> int:
+        """The value of a node at the current position: a scalar where no lane depends on it, else a vector."""
+        node = stage.r.nodes[n]
+        off = stage.offsets
+        deps = node.deps
+        if stage.lane in deps:
+            key: Any = (n, stage.chunk.width, stage.chunk.active, *[off[d] for d in deps])
+        else:
+            key = (n, *[off[d] for d in deps])
+        found = stage.memo.get(key)
+        if found is None:
+            found = stage.memo[key] = _EVAL[node.kind](self, stage, node)
+        return found
+
+    def result(self, stage: OpenStage) -> int:
+        """The value of the stage at the current position."""
+        return self.evaluate(stage, stage.r.value)
+
+    def eval_const(self, stage: OpenStage, node: Node) -> int:
+        return self.b.const(node.dtype, 1, node.arg)
+
+    def eval_variable(self, stage: OpenStage, node: Node) -> int:
+        return self.b.pure("VAR", dtypes.index, 1, (), node.arg)
+
+    def eval_axis(self, stage: OpenStage, node: Node) -> int:
+        return self.axes.coordinate(stage, node.arg)
+
+    def eval_alu(self, stage: OpenStage, node: Node) -> int:
+        b = self.b
+        args = [self.evaluate(stage, s) for s in node.src]
+        lanes = max(b.lanes[a] for a in args)
+        op = node.op
+        if op in _TRANSCENDENTAL:
+            return math.expand(b, _TRANSCENDENTAL[op], node.dtype, lanes, *[b.splat(a, lanes) for a in args],
+                               scales=self.state.target.has_scaleb)
+        if op == "RECIPROCAL":
+            return b.alu("FDIV", node.dtype, lanes, b.const(node.dtype, lanes, 1), args[0])
+        return b.alu(op, node.dtype, lanes, *args)
+
+    def eval_cast(self, stage: OpenStage, node: Node) -> int:
+        return self.b.cast(node.dtype, self.evaluate(stage, node.src[0]))
+
+    def eval_bitcast(self, stage: OpenStage, node: Node) -> int:
+        return self.b.bitcast(node.dtype, self.evaluate(stage, node.src[0]))
+
+    def eval_reduce(self, stage: OpenStage, node: Node) -> int:
+        return stage.results[node.arg]
+
+    def eval_temp(self, stage: OpenStage, node: Node) -> int:
+        assert node.linear is not None
+        pointer = self.b.pure("TEMP", node.dtype, 1, (), node.arg)
+        return self.load(stage, node.dtype, pointer, node.linear, -1, -1, 0, False)
+
+    def eval_load(self, stage: OpenStage, node: Node) -> int:
+        b = self.b
+        slot: int = node.arg
+        assert node.linear is not None
+        pointer = b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
+        gate = self.evaluate(stage, node.gate) if node.gate >= 0 else -1
+        alt = self.evaluate(stage, node.alt) if node.gate >= 0 else b.const(node.dtype, 1, 0)
+        if gate >= 0 and b.known(gate) is not None:
+            if not b.known(gate):
+                return alt
+            gate = -1
+        guard = self.axes.guard(stage, node.deps)
+        if guard >= 0:
+            gate = guard if gate < 0 else b.alu("AND", dtypes.bool, max(b.lanes[gate], b.lanes[guard]), gate, guard)
+        return self.load(stage, node.dtype, pointer, node.linear, gate, alt, 0, slot in self.kernel.written)
+
+    def eval_read(self, stage: OpenStage, node: Node) -> int:
+        s: int = node.arg
+        staged = self.ctx.staged_value(s)
+        if staged.layout is None:
+            return staged.scalar
+        cached = stage.linear.get((s, node.dims))
+        if cached is None:
+            cached = stage.linear[s, node.dims] = self.addresses.relative(stage, staged, node.dims)
+        linear, base = cached
+        gate = alt = -1
+        if staged.guarded:
+            gate, alt = self.axes.guard(stage, node.deps), self.b.const(node.dtype, 1, 0)
+        return self.load(stage, node.dtype, staged.pointer, linear, gate, alt, staged.floor, False, base, slack=True,
+                          version=staged.version)
+
+    def load(self, stage: OpenStage, dtype: DType, pointer: int, linear: Linear, gate: int, alt: int, floor: int, ordered: bool,
+              base: Base | None = None, slack: bool = False, version: int = 0) -> int:
+        """Load at the current position. `slack`: a vector more behind the area may be read, so that contiguous ones need no mask."""
+        b = self.b
+        start, const, lane, vector = self.address(stage, linear, base)
+        w = stage.chunk.width
+        gate_lanes = b.lanes[gate] if gate >= 0 else 1
+        lanes = w if (lane or vector >= 0 or gate_lanes > 1) else 1
+        if lanes > 1 and stage.chunk.active < w and not (slack and vector < 0 and lane == 1):
+            mask = self.prefix_mask(stage.chunk)
+            gate = mask if gate < 0 else b.alu("AND", dtypes.bool, w, mask, gate)
+            if alt < 0:
+                alt = b.const(dtype, 1, 0)
+        extra: tuple[int, ...] = ()
+        if gate >= 0:
+            extra = (b.splat(gate, lanes), b.splat(alt, lanes))
+        if vector >= 0:
+            index = b.alu("ADD", dtypes.index, lanes, b.splat(start, lanes), vector)
+            return b.load("GATHER", dtype, lanes, (pointer, index, *extra), const, floor, ordered, version)
+        if lanes == 1 or lane == 1:
+            return b.load("LOAD", dtype, lanes, (pointer, start, *extra), const, floor, ordered, version)
+        return b.load("LOADS", dtype, lanes, (pointer, start, *extra), (const, lane), floor, ordered, version)
+
+    def address(self, stage: OpenStage, linear: Linear, base: Base | None = None) -> Address:
+        """An access at the current position. `base` given: the start of the local axes is already in it (staged values)."""
+        b = self.b
+        off = stage.offsets
+        start, const = self.addresses.base_of(stage, linear) if base is None else base
+        const += linear.const
+        lane = 0
+        for a, c in linear.coefs:
+            const += c * off[a]
+            if a == stage.lane:
+                lane = c * stage.lane_stride
+        vector = -1
+        for n, c in linear.atoms:
+            value = self.evaluate(stage, n)
+            known = b.known(value)
+            if known is not None:
+                const += c * known
+            elif b.lanes[value] == 1:
+                start = b.add(start, b.mul(value, c))
+            else:
+                w = b.lanes[value]
+                term = b.alu("MUL", dtypes.index, w, value, b.const(dtypes.index, w, c)) if c != 1 else value
+                vector = term if vector < 0 else b.alu("ADD", dtypes.index, w, vector, term)
+        if vector >= 0 and lane:
+            w = b.lanes[vector]
+            vector = b.alu("ADD", dtypes.index, w, vector, b.vconst(dtypes.index, tuple(i * lane for i in range(w))))
+            lane = 0
+        return Address(start, const, lane, vector)
+
+    def prefix_mask(self, chunk: Chunk) -> int:
+        return self.b.vconst(dtypes.bool, tuple(i < chunk.active for i in range(chunk.width)))
+
+    # -- stores --------------------------------------------------------------------------------------------
+    def store_linear(self, stage: OpenStage, value: int, pointer: int, linear: Linear, stream: bool, extra: Terms | None = None) -> None:
+        """Store to a flat index over the local axes."""
+        b = self.b
+        at = self.address(stage, linear)
+        start = at.start
+        for v, c in (extra or {}).items():
+            start = b.add(start, b.mul(v, c))
+        self.store(stage, value, pointer, at._replace(start=start), stream)
+
+    def store_layout(self, stage: OpenStage, value: int, pointer: int, layout: Layout, base: list[Lin]) -> None:
+        """Store into a staged area."""
+        self.store(stage, value, pointer, Address(*self.addresses.in_layout(stage, pointer, layout, base), -1), False)
+
+    def store(self, stage: OpenStage, value: int, pointer: int, address: Address, stream: bool) -> None:
+        b = self.b
+        start, const, lane, vector = address
+        w = stage.chunk.width if stage.lane >= 0 else 1
+        outs = range(stage.num_outs)
+        guard = -1
+        if pointer_is_output(b, pointer):
+            guard, stores = self.axes.guard(stage, outs), self.ctx.group.stores
+            if stores >= 0:
+                guard = stores if guard < 0 else b.alu("AND", dtypes.bool, b.lanes[guard], guard, stores)
+        lanes = w if (lane or vector >= 0) else 1
+        dtype = b.dtype[pointer]
+        mask = guard
+        if lanes > 1 and stage.chunk.active < w:
+            prefix = self.prefix_mask(stage.chunk)
+            mask = prefix if mask < 0 else b.alu("AND", dtypes.bool, w, prefix, mask)
+        known = b.known(mask) if mask >= 0 else True
+        if known is False:
+            return
+        extra = () if known is True else (b.splat(mask, lanes),)
+        if vector >= 0:
+            index = b.alu("ADD", dtypes.index, lanes, b.splat(start, lanes), vector)
+            b.store("SCATTER", dtype, lanes, (pointer, index, b.splat(value, lanes), *extra), const)
+        elif lanes == 1 or lane == 1:
+            # what is stored under a mask at the end of an extent that depends on a variable, and what non-temporal stores would fault on
+            stream = stream and lanes == stage.width and not extra and (stage.aligned or b.multiple_of(start) % lanes == 0 == const % lanes)
+            b.store("STORE", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, stream))
+        else:
+            b.store("STORES", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, lane))
+
+
+def pointer_is_output(b: Builder, pointer: int) -> bool:
+    """Scratch has room for positions beyond an extent; arguments and temporaries have not."""
+    return b.op[pointer] != "SCRATCH"
+
+
+_EVAL: dict[str, Callable[[Values, OpenStage, Node], int]] = {
+    "const": Values.eval_const, "variable": Values.eval_variable, "axis": Values.eval_axis,
+    "alu": Values.eval_alu, "cast": Values.eval_cast,
+    "bitcast": Values.eval_bitcast, "load": Values.eval_load, "read": Values.eval_read, "reduce": Values.eval_reduce,
+    "temp": Values.eval_temp,
+}
