@@ -10,9 +10,9 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from svod.core.kernel.placement import Placement, place_stages
+from svod.core.kernel.placement import Placement, first_reduce, is_derived, place_stages
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
-from svod.core.machine.levels import Level
+from svod.core.machine.levels import Level, MemorySpace
 from svod.errors import KernelOptError
 
 BLOCK_ROLES = (LOCAL, GROUP)
@@ -37,9 +37,29 @@ def level_of(state: Scheduler, row: int) -> Level:
         return Level.BLOCK
     if role == DOT:
         return Level.INTRINSIC
-    if role == LOOP:
-        return Level.CORE if state.thread is not None and state.thread[0] == row else Level.SERIAL
-    return Level.VECTOR if row in state.lanes else Level.UNROLL
+    if role != LOOP:
+        return Level.VECTOR if row in state.lanes else Level.UNROLL
+    if state.target.has_groups:
+        return Level.GRID if row in grid_rows(state, place_stages(state), state.stage_of_row(row)) else Level.SERIAL
+    return Level.CORE if state.thread is not None and state.thread[0] == row else Level.SERIAL
+
+
+def grid_rows(state: Scheduler, found: Placement, stage: int) -> tuple[int, ...]:
+    """The loops of a stage that become the grid of a phase: output loops, outermost first, up to the first that has a stage inside. The
+    grid of a reduction that is cut is its parts."""
+    cut = state.split_reduce is not None and state.kernel.axes[state.split_reduce[0]].stage == stage
+    if found.paths[stage] != () or is_derived(state.kernel.stages[stage]) or cut:
+        return ()
+    rows = state.order[stage][:first_reduce(state, stage)]
+    count = next((depth for depth in range(1, len(rows)) if (stage, depth) in found.children), len(rows))
+    return rows[:count]
+
+
+def space_of(found: Placement, stage: int, positions: int) -> MemorySpace:
+    """The memory of a stage of which `positions` are computed at a time. What threads combine of a stage lies in shared memory meanwhile."""
+    if found.paths[stage] == ():
+        return MemorySpace.GLOBAL
+    return MemorySpace.REGISTER if positions == 1 else MemorySpace.SCRATCH
 
 
 def has_block_rows(state: Scheduler) -> bool:

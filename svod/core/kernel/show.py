@@ -22,11 +22,11 @@ from __future__ import annotations
 from math import prod
 
 from svod.core.ir.uop import Ops
-from svod.core.kernel.groups import BLOCK_ROLES, group_of, level_of
+from svod.core.kernel.groups import BLOCK_ROLES, group_of, level_of, space_of
 from svod.core.kernel.kernel import Linear, Node, Reduction, ResolvedStage
 from svod.core.kernel.placement import EmittedLoop, Placement, first_reduce, fit, is_computed_once, is_derived, lane_row, place_stages
 from svod.core.kernel.scheduler import LOOP, UNROLL, UPCAST, Scheduler
-from svod.core.machine.levels import Level
+from svod.core.machine.levels import Level, MemorySpace
 
 INDENT = "  "
 MAX_EXPRESSION = 110        # characters of a value before its inner parts are left out
@@ -35,6 +35,7 @@ _INFIX = {Ops.ADD.value: ("+", 4), Ops.SUB.value: ("-", 4), Ops.MUL.value: ("·"
           Ops.CMPNE.value: ("≠", 3), Ops.AND.value: ("&", 2), Ops.XOR.value: ("^", 1), Ops.OR.value: ("|", 0), Ops.SHL.value: ("<<", 6),
           Ops.SHR.value: (">>", 6)}
 _LOOSEST, _ATOM = -1, 9
+_WORDS = {Level.CORE: "parallel", Level.GRID: "grid"}
 _UPDATE = {"ADD": "{0} += {1}", "MUL": "{0} *= {1}"}
 _START = {"ADD": "0", "MUL": "1", "MAX": "-inf", "MIN": "inf", "ARGMAX": "(-inf, 0)", "ARGMIN": "(inf, 0)",
           "EXPSUM": "(-inf, 0, 0)"}
@@ -111,7 +112,7 @@ class _Nest:
             if split:
                 axis = self.kernel.axes[split[0]]
                 self._line(0, f"phase {number}: {stage.name}, partial results{cores}")
-                self._line(1, f"parallel part of {axis.name} in 0…{split[1]}")
+                self._line(1, f"{_WORDS[Level.GRID if state.target.has_groups else Level.CORE]} part of {axis.name} in 0…{split[1]}")
                 self._stage(r, 2, f"partial[part] of {stage.name}")
                 self._line(0, f"phase {number + 1}: {stage.name} → p{r.store_slot}, combines {split[1]} partial results")
                 self._line(1, f"{self._target(r)} = {self._value(r)}")
@@ -173,7 +174,8 @@ class _Nest:
             assert r is not None, "a placed stage is not inlined"
             if not is_derived(r.stage):
                 size = prod(self.boxes[child])
-                where = f"[{', '.join(map(str, self.boxes[child]))}] in scratch" if size > 1 else " in a register"
+                in_register = space_of(self.plan, child, size) is MemorySpace.REGISTER
+                where = " in a register" if in_register else f"[{', '.join(map(str, self.boxes[child]))}] in scratch"
                 self._line(depth, f"stage {r.stage.name}{where}:")
                 self._stage(r, depth + 1)
             else:
@@ -186,8 +188,7 @@ class _Nest:
         if outermost:
             local = self.plan.resolved[s].axes.index(axis.index)  # type: ignore[union-attr]  # a stage with loops is not inlined
             end = min(end, (*self.boxes[s], *(self.state.axis_extent(a) for a in self.kernel.stages[s].reds))[local])
-        parallel = self.state.thread is not None and self.state.thread[0] == piece.row
-        word = "parallel" if parallel else "reduce" if axis.kind == "r" else "for"
+        word = _WORDS.get(level_of(self.state, piece.row), "reduce" if axis.kind == "r" else "for")
         step = f" by {piece.stride}" if piece.stride > 1 else ""
         padded = f"   (padded from {axis.extent})" if outermost and self.state.pads[axis.index] else ""
         return f"{word} {self._axis_name(piece.row)} in 0…{end}{step}{padded}"

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from svod.core.kernel.apply import apply_opt, apply_opts
-from svod.core.kernel.groups import covered_extent, group_of, level_of
+from svod.core.kernel.groups import covered_extent, grid_rows, group_of, level_of, space_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import loop_nest
-from svod.core.machine.levels import Level
+from svod.core.machine.levels import Level, MemorySpace
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 from tests.hand_kernels import gemm, softmax
@@ -87,18 +87,29 @@ def test_illegal(kernel: Kernel, chain: Chain, target: Target, why: str) -> None
 
 def test_levels_of_loops() -> None:
     state = apply(GEMM, [["LOCAL", "o0", 8], ["UPCAST", "o1", 16], ["LANES", "o1.in"], ["GROUP", "r0", 5], ["UNROLL", "r0", 2]])
+    assert [state.rows[r].name for r in grid_rows(state, place_stages(state), GEMM.output)] == ["o0", "o1"]
     levels = {row.name: level_of(state, i) for i, row in enumerate(state.rows)}
-    assert (levels["o0"], levels["o0.in"], levels["r0.in"]) == (Level.SERIAL, Level.BLOCK, Level.BLOCK)
+    assert (levels["o0"], levels["o0.in"], levels["r0"], levels["r0.in"]) == (Level.GRID, Level.BLOCK, Level.SERIAL, Level.BLOCK)
     assert (levels["o1.in"], levels["r0.in2"]) == (Level.VECTOR, Level.UNROLL)
-    threaded = apply(GEMM, [["THREAD", "o0", 2]], replace(TOY, threads=2))
+    threaded = apply(GEMM, [["THREAD", "o0", 2]], replace(TOY, group_threads=0, threads=2))
     assert level_of(threaded, threaded.row_id("o0")) is Level.CORE
+
+
+def test_spaces_of_stages() -> None:
+    state = apply(GEMM, [["STAGE", "s0", "root"], ["STAGE", "s1", "o1"]])
+    found = place_stages(state)
+    assert space_of(found, 0, 24 * 30) is MemorySpace.GLOBAL
+    assert space_of(found, 1, 30) is MemorySpace.SCRATCH and space_of(found, 1, 1) is MemorySpace.REGISTER
+    assert [state.rows[r].name for r in grid_rows(state, found, GEMM.output)] == ["o0", "o1"]
+    outer = apply(GEMM, [["STAGE", "s1", "o0"]])
+    assert [outer.rows[r].name for r in grid_rows(outer, place_stages(outer), GEMM.output)] == ["o0"]
 
 
 def test_loop_nests_with_threads() -> None:
     assert loop_nest(apply(GEMM, [["LOCAL", "o0", 8], ["GROUP", "r0", 4], ["UPCAST", "o1", 4]])).splitlines() == [
         "phase 0: out → p0, in groups of 32 threads",
-        "  for o0 in 0…24 by 8",
-        "    for o1 in 0…48 by 4",
+        "  grid o0 in 0…24 by 8",
+        "    grid o1 in 0…48 by 4",
         "      threads o0 8 × r0 4",
         "      tile o1 4 (vector)",
         "      acc = 0",
