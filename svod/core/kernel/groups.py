@@ -45,8 +45,8 @@ def level_of(state: Scheduler, row: int) -> Level:
 
 
 def grid_rows(state: Scheduler, found: Placement, stage: int) -> tuple[int, ...]:
-    """The loops of a stage that become the grid of a phase: output loops, outermost first, up to the first that has a stage inside. The
-    grid of a reduction that is cut is its parts."""
+    """The loops of a stage that become the grid of a phase: output loops, outermost first, up to the first that has a stage inside.
+    The grid of a reduction that is cut is its parts."""
     cut = state.split_reduce is not None and state.kernel.axes[state.split_reduce[0]].stage == stage
     if found.paths[stage] != () or is_derived(state.kernel.stages[stage]) or cut:
         return ()
@@ -56,7 +56,7 @@ def grid_rows(state: Scheduler, found: Placement, stage: int) -> tuple[int, ...]
 
 
 def space_of(found: Placement, stage: int, positions: int) -> MemorySpace:
-    """The memory of a stage of which `positions` are computed at a time. What threads combine of a stage lies in shared memory meanwhile."""
+    """The memory of a stage of which `positions` are computed at a time. What threads combine of it lies in shared memory meanwhile."""
     if found.paths[stage] == ():
         return MemorySpace.GLOBAL
     return MemorySpace.REGISTER if positions == 1 else MemorySpace.SCRATCH
