@@ -28,7 +28,7 @@ from svod.core.ir.text import format_ast
 from svod.core.ir.uop import UOp
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import loop_nest
+from svod.core.kernel.show import print_nest
 from svod.core.machine.target import Target
 from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ConfigError
@@ -128,7 +128,7 @@ def _opts(s: Subject) -> Iterator[Section]:
         chain = _chain(k)
         kernel = s.outline.kernels[key]
         text = "a routine, which has one form" if kernel.routine is not None else \
-            loop_nest(apply_opts(Scheduler(kernel, s.target), chain))
+            print_nest(apply_opts(Scheduler(kernel, s.target), chain))
         yield _title(k), f"{k.opts_source}: {' '.join(map(str, chain)) or 'no opts'}\n{text}"
 
 

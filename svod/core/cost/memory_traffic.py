@@ -20,6 +20,7 @@ from svod.core.machine.target import Target
 
 LINE = 64
 PAGE = 4096                 # of ordinary memory; also the bytes of one way of a first-level cache, which is indexed by the offset in a page
+ANYWHERE = PAGE + LINE      # bytes between neighbours of a gathered axis: another page, another set
 L2_WAYS = 16
 KEPT = 0.75                 # the share of a cache that the data of a loop may take and still be kept
 STREAMS = 32                # pages that prefetchers follow at once
@@ -71,11 +72,18 @@ class Footprint(NamedTuple):
     sets2: float
 
 
+class Tile(NamedTuple):
+    """An axis cut into tiles of `positions`, `apart` bytes from one tile to the next."""
+
+    axis: int
+    positions: int
+    apart: int
+
+
 class Access(NamedTuple):
     """One access of a nest. `steps`: (axis of the nest, bytes between neighbours), of all axes it depends on; an axis without order (a
-    gathered one) has a step of a line and more. `passes`: 1 for what is read, 2 for what is written back as well. `fixed`: so many of the
-    outermost loops do not move it: it reads a part made anew by each of their iterations. `tile`: (axis, positions, bytes) where an axis is
-    cut into tiles of so many positions, so many bytes from one to the next."""
+    gathered one) has a step of ANYWHERE. `passes`: 1 for what is read, 2 for what is written back as well. `fixed`: so many of the
+    outermost loops do not move it: it reads a part made anew by each of their iterations."""
 
     steps: tuple[tuple[int, int], ...]
     itemsize: int
@@ -83,7 +91,7 @@ class Access(NamedTuple):
     passes: float = 1.0
     local: bool = False     # scratch: it does not come from memory at first
     fixed: int = 0
-    tile: tuple[int, int, int] | None = None
+    tile: Tile | None = None
 
 
 @lru_cache(maxsize=65536)
@@ -125,10 +133,35 @@ def lost(taken: float) -> float:
 
 
 class Traffic(NamedTuple):
-    """Cycles of one core: lines into the first cache, into the second, from memory, translated addresses; bytes from memory."""
+    """Cycles of one core that a nest's accesses cost, by where they go, and the bytes that come from memory."""
 
-    cycles: tuple[float, float, float, float]
-    moved: float
+    first: float            # lines into the first cache
+    second: float           # into the second
+    memory: float           # from memory
+    translated: float       # addresses of pages
+    moved: float            # bytes
+
+    @property
+    def cycles(self) -> tuple[float, float, float, float]:
+        return self.first, self.second, self.memory, self.translated
+
+
+Triple = tuple[float, float, float]
+
+
+class _Lost(NamedTuple):
+    """The shares that are gone from one iteration of a loop to the next: of lines in each cache, of pages in each table."""
+
+    lines: Triple           # first cache, second, third
+    pages: Triple           # first-level table, walks, streams of prefetchers
+
+
+class _Course(NamedTuple):
+    """What an access touches inside the first k loops of a nest, for k = 0 (all of it) to the number of loops (one iteration)."""
+
+    access: Access
+    depth: int              # loops outside of which the access stands: inside them it is a register
+    footprints: list[Footprint]
 
 
 def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body: Sequence[float], accesses: Sequence[Access],
@@ -136,74 +169,94 @@ def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body
     """Of a nest with `loops` (axis, iterations), outermost first, of which `outside` belong to nests around it; `body`: positions of each
     axis in one innermost iteration; an axis of -1 moves no access. `shared`: a neighbour inside the same outer loops brings the data.
     `kept`: bytes of the arguments that pass through the caches from one run to the next."""
-    l1, l2, l3 = caches = levels(target)
-    n = len(loops)
-    extents = list(body)
-    moved_by = [frozenset([axis for axis, _ in a.steps]) for a in accesses]
-    # an access stands in the innermost loop that moves it; inside that it is a register
-    depth = [max([k + 1 for k, (axis, _) in enumerate(loops) if axis in m and k >= a.fixed], default=0)
-             for a, m in zip(accesses, moved_by, strict=True)]
-    prints: list[list[Footprint]] = [[_print(a, extents, l2.sets) for a in accesses]]
-    for k in range(n - 1, -1, -1):
-        axis, count = loops[k]
-        before = prints[-1]
-        if axis >= 0:
-            extents[axis] *= count
-        prints.append([before[i] if axis not in moved_by[i] or k < a.fixed else
-                       _print(a, extents, l2.sets) for i, a in enumerate(accesses)])
-    prints.reverse()        # prints[k]: inside the first k loops
-    # what one iteration of the k-th loop takes of each cache, and its pages
-    taken = []
-    for k, row in enumerate(prints):
-        here = [p for p, d in zip(row, depth, strict=True) if d >= k]
-        room = sum([p.lines for p in here]) * LINE
-        if not k:
-            room = max(room, kept)
-        one = max([room / l1.size, *[(p.lines / p.sets1 - 1.0) / l1.ways for p in here]])
-        two = max([room / l2.size, *[(p.lines / p.sets2 - 1.0) / l2.ways for p in here]])
-        mapped = sum([p.pages for p in here])
-        taken.append((lost(one), lost(two), lost(room / l3.size), lost(mapped / TLB), lost(mapped / WALKS), lost(mapped / STREAMS)))
+    caches = levels(target)
+    courses = _courses(loops, body, accesses, caches[1].sets)
+    gone = [_lost_inside(caches, [c.footprints[k] for c in courses if c.depth >= k], 0.0 if k else kept) for k in range(len(loops) + 1)]
     cycles = [0.0, 0.0, 0.0]
     translated = moved = 0.0
-    for i, a in enumerate(accesses):
-        column = [row[i] for row in prints]
-        last = column[n]
-        lines = [last.lines] * 3
-        pages = [last.pages] * 3
-        for k in range(depth[i] - 1, -1, -1):
-            count, around, inside, inner = loops[k][1], column[k], column[k + 1], taken[k + 1]
-            ratio, turns = around.lines / inside.lines, around.pages / inside.pages
-            again, turned = count - ratio, count - turns
-            if again < 0.0:
-                again = 0.0
-            if turned < 0.0:
-                turned = 0.0
-            for c in (0, 1, 2):
-                lines[c] *= ratio + inner[c] * again
-                pages[c] *= turns + inner[3 + c] * turned
-        # what is kept from run to run, what is made in the nest, and what a neighbour has brought was there at the beginning
-        for c in range(3):
-            there = 1.0 - (lost(2.0 * column[0].lines * LINE / caches[c].size) if a.local else taken[0][c])
-            if shared[i]:
-                there = max(there, 1.0 - lost(2.0 * column[min(outside, n)].lines * LINE / caches[c].size))
-                lines[c] *= 1.0 - there
-            else:
-                lines[c] = max(0.0, lines[c] - there * column[0].lines)
+    for course, is_shared in zip(courses, shared, strict=True):
+        a, whole = course.access, course.footprints[0]
+        lines, pages = _repeated(course, loops, gone)
+        around = course.footprints[min(outside, len(loops))] if is_shared else None
+        _subtract_what_is_there(lines, course, caches, gone[0], around)
         visits = max(pages[2], 1.0)
         surprise = min(1.0, UNFORESEEN * visits / max(lines[1], lines[0], 1.0))
-        for c in range(3):
-            level = caches[c]
+        for c, level in enumerate(caches):
             cycles[c] += a.passes * lines[c] * (surprise * level.unforeseen + (1.0 - surprise) * level.streamed)
-        translated += pages[0] * TLB_CYCLES * (pages[0] > column[0].pages) + pages[1] * WALK_CYCLES * (pages[1] > column[0].pages)
+        translated += pages[0] * TLB_CYCLES * (pages[0] > whole.pages) + pages[1] * WALK_CYCLES * (pages[1] > whole.pages)
         moved += a.passes * lines[2] * LINE
-    return Traffic((cycles[0], cycles[1], cycles[2], translated), moved)
+    return Traffic(cycles[0], cycles[1], cycles[2], translated, moved)
+
+
+def _courses(loops: Sequence[tuple[int, int]], body: Sequence[float], accesses: Sequence[Access], sets2: int) -> list[_Course]:
+    """What each access touches, from one iteration of the innermost loop outwards."""
+    extents = list(body)
+    out = []
+    for a in accesses:
+        moved_by = {axis for axis, _ in a.steps}
+        depth = max([k + 1 for k, (axis, _) in enumerate(loops) if axis in moved_by and k >= a.fixed], default=0)
+        out.append((moved_by, _Course(a, depth, [_print(a, extents, sets2)])))
+    for k in range(len(loops) - 1, -1, -1):
+        axis, count = loops[k]
+        if axis >= 0:
+            extents[axis] *= count
+        for moved_by, course in out:
+            still = axis not in moved_by or k < course.access.fixed
+            course.footprints.append(course.footprints[-1] if still else _print(course.access, extents, sets2))
+    for _, course in out:
+        course.footprints.reverse()
+    return [course for _, course in out]
+
+
+def _lost_inside(caches: tuple[Level, Level, Level], here: Sequence[Footprint], kept: float) -> _Lost:
+    """What one iteration of a loop pushes out of the caches and the tables of pages. `kept`: bytes that pass through in any case."""
+    l1, l2, l3 = caches
+    room = max(sum([p.lines for p in here]) * LINE, kept)
+    first = max([room / l1.size, *[(p.lines / p.sets1 - 1.0) / l1.ways for p in here]])
+    second = max([room / l2.size, *[(p.lines / p.sets2 - 1.0) / l2.ways for p in here]])
+    pages = sum([p.pages for p in here])
+    return _Lost((lost(first), lost(second), lost(room / l3.size)), (lost(pages / TLB), lost(pages / WALKS), lost(pages / STREAMS)))
+
+
+def _repeated(course: _Course, loops: Sequence[tuple[int, int]], gone: Sequence[_Lost]) -> tuple[list[float], list[float]]:
+    """Lines that each cache lacks and pages that each table lacks, over all iterations: what is new, and what was lost."""
+    footprints = course.footprints
+    one = footprints[len(loops)]
+    lines, pages = [one.lines] * 3, [one.pages] * 3
+    for k in range(course.depth - 1, -1, -1):
+        count, around, inside, inner = loops[k][1], footprints[k], footprints[k + 1], gone[k + 1]
+        ratio, turns = around.lines / inside.lines, around.pages / inside.pages
+        again, turned = count - ratio, count - turns
+        again = 0.0 if again < 0.0 else again
+        turned = 0.0 if turned < 0.0 else turned
+        gone_lines, gone_pages = inner
+        for c in (0, 1, 2):
+            lines[c] *= ratio + gone_lines[c] * again
+            pages[c] *= turns + gone_pages[c] * turned
+    return lines, pages
+
+
+def _subtract_what_is_there(lines: list[float], course: _Course, caches: tuple[Level, Level, Level], gone: _Lost,
+                            around: Footprint | None) -> None:
+    """Take out of `lines` those that were there at the beginning: kept from run to run, made in the nest, or brought by a neighbour, which
+    touches what the access touches in `around`."""
+    whole = course.footprints[0].lines
+    taken = 2.0 * whole * LINE
+    for c, cache in enumerate(caches):
+        there = 1.0 - (lost(taken / cache.size) if course.access.local else gone.lines[c])
+        if around is not None:
+            there = max(there, 1.0 - lost(2.0 * around.lines * LINE / cache.size))
+            lines[c] *= 1.0 - there
+        else:
+            lines[c] = max(0.0, lines[c] - there * whole)
 
 
 def _print(a: Access, extents: Sequence[float], sets2: int) -> Footprint:
+    """What an access touches when its axes have these extents."""
     steps = [(step, extents[axis]) for axis, step in a.steps if extents[axis] > 1]
-    if a.tile is not None and extents[a.tile[0]] > a.tile[1]:
-        axis, positions, apart = a.tile
-        steps = [(step, extents[x]) for x, step in a.steps if extents[x] > 1 and x != axis]
-        steps += [(next(step for x, step in a.steps if x == axis), positions), (apart, extents[axis] / positions)]
+    if a.tile is not None and extents[a.tile.axis] > a.tile.positions:
+        steps = [(step, extents[x]) for x, step in a.steps if extents[x] > 1 and x != a.tile.axis]
+        inside = next(step for x, step in a.steps if x == a.tile.axis)
+        steps += [(inside, a.tile.positions), (a.tile.apart, extents[a.tile.axis] / a.tile.positions)]
     steps.sort()
     return footprint(tuple(steps), a.itemsize, a.limit, sets2)

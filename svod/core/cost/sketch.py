@@ -30,7 +30,7 @@ from svod.core.cost.sketch_tiles import tile_sketches
 from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.kernel import Linear, ResolvedStage, node_sources
-from svod.core.kernel.non_temporal import can_stream
+from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import is_derived, place_stages
 from svod.core.kernel.scheduler import Scheduler
 
@@ -77,7 +77,7 @@ def _streamed(state: Scheduler) -> Scheduler:
     of it is not known."""
     output = resolved(state, state.kernel.output)
     stored = state.kernel.params[output.store_slot].arg.size * output.stage.dtype.itemsize
-    return try_opt(state, "STREAM", output.stage.name) if stored > state.target.l2 and can_stream(state) else state
+    return try_opt(state, "STREAM", output.stage.name) if stored > state.target.l2 and has_non_temporal_stores(state) else state
 
 
 def _generate(state: Scheduler) -> Iterator[Scheduler]:
@@ -249,7 +249,7 @@ def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
 
 def _past_caches(state: Scheduler) -> Scheduler:
     """STREAM where that changes how the output is stored, and is predicted to gain."""
-    if not can_stream(state):
+    if not has_non_temporal_stores(state):
         return state
     past = try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
     return past if cost_of(past).cycles * _STREAM_GAIN < cost_of(state).cycles else state

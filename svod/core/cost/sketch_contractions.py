@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from svod.core.cost.cost_model import cost_of, loops_that_move, needed
+from svod.core.cost.cost_model import cost_of
 from svod.core.cost.sketch_facts import (
     Operand,
     bytes_of,
@@ -26,6 +26,7 @@ from svod.core.cost.sketch_facts import (
     width_of,
 )
 from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import is_derived, place_stages
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
@@ -239,12 +240,13 @@ def _stage_share(state: Scheduler, r: ResolvedStage, y: Operand, tile: int) -> S
 def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, Operand]) -> Scheduler | None:
     """A contraction inside another nest (attention's scores): a register tile of the part that is computed at a time, and its vector
     operand staged at the innermost loop that moves it. None where that part has no axis that only one operand depends on."""
-    box = needed(state).get(r.stage.index)
-    if box is None:
+    nest = loop_nest(state).stages.get(r.stage.index)
+    if nest is None:
         return state
+    region = nest.region
     width, registers = width_of(state, r), state.target.vector_registers
     best: tuple[float, int, Operand] | None = None
-    for a, e in enumerate(box):
+    for a, e in enumerate(region):
         for x, y in (operands, operands[::-1]):
             if e > 1 and a in x.axes and a not in y.axes:
                 score = e / (-(-e // width) * width) * (1.0 if a in x.unit else 0.97 if a in x.staged_unit and x.stage >= 0 else 0.3)
@@ -253,9 +255,9 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Operan
     if best is None:
         return None
     _, lane, x = best
-    tiles_of = [t for t, e in enumerate(box) if t not in x.axes and t != lane and e > 1]
-    tile = max(tiles_of, key=lambda t: box[t], default=-1)
-    n, m = _tiles(box[lane], box[tile] if tile >= 0 else 1, width, registers)[0]
+    tiles_of = [t for t, e in enumerate(region) if t not in x.axes and t != lane and e > 1]
+    tile = max(tiles_of, key=lambda t: region[t], default=-1)
+    n, m = _tiles(region[lane], region[tile] if tile >= 0 else 1, width, registers)[0]
     if m > 1:
         state = try_opt(state, "UPCAST", name_of(state, r, tile), m)
     done = try_opt(state, "UPCAST", name_of(state, r, lane), n)
@@ -274,8 +276,8 @@ def _stage_around(state: Scheduler, r: ResolvedStage, x: Operand) -> Scheduler:
         return try_opt(state, "STAGE", name, ROOT)
     path = place_stages(state).paths[r.stage.index] or ()
     rows = [row for t, depth in path for row in state.order[t][:depth]]
-    moving = loops_that_move(state, r.stage.index)
-    wanted = frozenset().union(*(moving[r.axes[a]] for a in x.axes if a < len(r.stage.outs)))
+    moves = loop_nest(state).moves
+    wanted = frozenset().union(*(moves.get(r.axes[a], frozenset()) for a in x.axes if a < len(r.stage.outs)))
     for row in reversed(rows):
         if row in wanted:
             return try_opt(state, "STAGE", name, state.rows[row].name)

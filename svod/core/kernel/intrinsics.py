@@ -72,6 +72,9 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
 TILES = 8           # registers that hold tiles
 
 
+WORD = dtypes.uint32     # what a dot instruction sums up for one of its results
+
+
 class Operand(NamedTuple):
     """A factor of a contraction: the stage it reads, the dim of it that is summed over, its narrow type, and the local axes it needs."""
 

@@ -13,7 +13,7 @@ from svod.core.cost.memory_traffic import LINE
 from svod.core.kernel.intrinsics import Packed, plan_dot
 from svod.core.kernel.intrinsics import TensorizePlan as DotPlan
 from svod.core.kernel.kernel import Node, ResolvedStage
-from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, lane_row
+from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, lane_row, span
 from svod.core.kernel.scheduler import LOOP, UPCAST, Scheduler
 
 SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
@@ -47,7 +47,7 @@ def is_exact(pieces: tuple[EmittedLoop, ...], extent: int) -> bool:
 
 def block_of(pieces: tuple[EmittedLoop, ...]) -> int:
     """Positions that the expanded rows of an axis cover."""
-    return 1 + sum(p.stride * (p.extent - 1) for p in pieces if p.role != LOOP)
+    return span(p for p in pieces if p.role != LOOP)
 
 
 def is_contiguous(pieces: tuple[EmittedLoop, ...]) -> bool:
@@ -63,12 +63,22 @@ def is_contiguous(pieces: tuple[EmittedLoop, ...]) -> bool:
     return True
 
 
+class TiledDim(NamedTuple):
+    """The dim of a staged value that its readers take in whole tiles, and a tile's positions."""
+
+    dim: int
+    tile: int
+
+
+UNTILED = TiledDim(-1, 1)
+
+
 class Layouts(NamedTuple):
-    """Of a state, per stage: the order of its dims, the dim read in whole tiles and their size (or (-1, 1)), the local axis that is the
-    vector (or -1), its dot instruction and how the operands of those are packed. `rows`: stages read in all lanes, rows along the sum."""
+    """Of a state, per stage: the order of its dims, the dim read in whole tiles, the local axis that is the vector (or -1), its dot
+    instruction and how the operands of those are packed. `rows`: stages read in all lanes, rows along the sum."""
 
     orders: dict[int, tuple[int, ...]]
-    tiles: dict[int, tuple[int, int]]
+    tiles: dict[int, TiledDim]
     lanes: dict[int, int]
     dots: dict[int, DotPlan]
     packed: dict[int, Packed]
@@ -96,52 +106,65 @@ def layouts(state: Scheduler, plan: Placement) -> Layouts:
     return found
 
 
-def _order(state: Scheduler, plan: Placement, found: Layouts, s: int) -> tuple[tuple[int, ...], tuple[int, int]]:
+SIDE_BY_SIDE, VECTOR = 1 << 20, 1 << 21     # ranks of dims, after the depth of any loop: in a register tile; the vector
+
+
+def _order(state: Scheduler, plan: Placement, found: Layouts, s: int) -> tuple[tuple[int, ...], TiledDim]:
     """The order in which a stage's dims are read: loops by depth, then register tiles, then the vector; and the dim that is
-    read in whole tiles, with the tile's size (or (-1, 1))."""
+    read in whole tiles."""
     dims = len(state.kernel.stages[s].outs)
-    rank = [-1.0] * dims
+    rank = [-1] * dims
     here = plan.resolved[s]
     copied = here is not None and any(n.kind == "load" for n in here.nodes)
-    tiles: set[tuple[int, int]] = set()     # what each read could use
+    uses: set[TiledDim] = set()     # what each read could use
     for q in plan.readers[s]:
         r = plan.resolved[q]
         if r is None or plan.paths[q] is None:
             continue
-        lane = found.lanes[q]
-        depth = {row: i for i, row in enumerate(state.order[q])}
         for node in r.nodes:
-            if node.kind != "read" or node.arg != s:
-                continue
-            use = (-1, 1)
-            # what is computed from scratch and read one element for all lanes keeps the order of the loops: its rows lie as those it is
-            # computed from, in vectors
-            tiles_inside = copied or any(a == lane for lin in node.dims for a, _ in lin.coefs)
-            for i, lin in enumerate(node.dims):
-                for a, _ in lin.coefs:
-                    ids = state.axis_rows[r.axes[a]]
-                    value = max((depth[x] for x in ids if x in depth), default=0) * 1.0
-                    if is_derived(r.stage):
-                        value = float(found.orders[q].index(a))
-                    elif tiles_inside and any(state.rows[x].role == UPCAST and state.rows[x].extent > 1 for x in ids):
-                        value = 500.0
-                    if a == lane:
-                        value = 1000.0
-                        use = (i, _tile_of(state, plan, q, r, node, i, a))
-                    rank[i] = max(rank[i], value)
-            tiles.add(use)
-    tile = tiles.pop() if len(tiles) == 1 else (-1, 1)
+            if node.kind == "read" and node.arg == s:
+                ranks = _ranks_of_read(state, found, r, node, copied)
+                rank = [max(pair) for pair in zip(rank, ranks, strict=True)]
+                uses.add(_tile_of_read(state, plan, found.lanes[q], r, node))
+    tiled = uses.pop() if len(uses) == 1 else UNTILED
     packed = found.packed.get(s)
-    if dims and max(rank) < 1000.0 and (packed is not None or plan.paths[s] == ()):
+    if dims and max(rank) < VECTOR and (packed is not None or plan.paths[s] == ()):
         # read as a value in all lanes: rows along the sum are few streams through memory, as it mostly lies there
         along = packed.dim if packed is not None else _summed_dim(state, plan, s)
         if along >= 0:
-            rank[along] = 1000.0
+            rank[along] = VECTOR
             found.rows.add(s)
-    if packed is not None and tile[0] == packed.dim:
-        tile = (-1, 1)
-    order = tuple(sorted(range(dims), key=lambda i: (rank[i], i)))
-    return order, tile if tile[1] > 1 and not state.kernel.stages[s].has_reduce else (-1, 1)
+    if (packed is not None and tiled.dim == packed.dim) or tiled.tile <= 1 or state.kernel.stages[s].has_reduce:
+        tiled = UNTILED
+    return tuple(sorted(range(dims), key=lambda i: (rank[i], i))), tiled
+
+
+def _ranks_of_read(state: Scheduler, found: Layouts, r: ResolvedStage, node: Node, copied: bool) -> list[int]:
+    """Per dim of a staged value how far inside one read has it: the depth of the loop that moves it, SIDE_BY_SIDE or VECTOR; -1 for a dim
+    that nothing moves. `copied`: the value is read from memory, not computed from scratch."""
+    s = r.stage.index
+    lane = found.lanes[s]
+    depth = {row: i for i, row in enumerate(state.order[s])}
+    # what is computed from scratch and read one element for all lanes keeps the order of the loops: its rows lie as those it is
+    # computed from, in vectors
+    tiles_inside = copied or any(a == lane for lin in node.dims for a, _ in lin.coefs)
+
+    def rank_of(a: int) -> int:
+        ids = state.axis_rows[r.axes[a]]
+        if a == lane:
+            return VECTOR
+        if is_derived(r.stage):
+            return found.orders[s].index(a)
+        if tiles_inside and any(state.rows[x].role == UPCAST and state.rows[x].extent > 1 for x in ids):
+            return SIDE_BY_SIDE
+        return max((depth[x] for x in ids if x in depth), default=0)
+    return [max((rank_of(a) for a, _ in lin.coefs), default=-1) for lin in node.dims]
+
+
+def _tile_of_read(state: Scheduler, plan: Placement, lane: int, r: ResolvedStage, node: Node) -> TiledDim:
+    """The dim that a read moves along with its vector, and the positions of a tile of it."""
+    dims = [i for i, lin in enumerate(node.dims) if any(a == lane for a, _ in lin.coefs)]
+    return TiledDim(dims[-1], _tile_size(state, plan, r, node, dims[-1], lane)) if dims else UNTILED
 
 
 def _summed_dim(state: Scheduler, plan: Placement, s: int) -> int:
@@ -159,11 +182,11 @@ def _summed_dim(state: Scheduler, plan: Placement, s: int) -> int:
     return -1
 
 
-def _tile_of(state: Scheduler, plan: Placement, q: int, r: ResolvedStage, node: Node, dim: int, local: int) -> int:
+def _tile_size(state: Scheduler, plan: Placement, r: ResolvedStage, node: Node, dim: int, local: int) -> int:
     """Positions of the reader's vector axis that stand side by side, if the dim is read in tiles of them, else 1."""
     lin = node.dims[dim]
     axis, extent = r.axes[local], state.axis_extent(r.axes[local])
-    if lin.atoms or lin.const or lin.coefs != ((local, 1),) or plan.paths[q] != () or is_derived(r.stage):
+    if lin.atoms or lin.const or lin.coefs != ((local, 1),) or plan.paths[r.stage.index] != () or is_derived(r.stage):
         return 1    # a stage inside another nest computes whatever part is asked for, not whole tiles of it
     kernel, pieces = state.kernel, fit(state, state.axis_rows[axis], extent)
     positions, block = kernel.axes[kernel.stages[node.arg].outs[dim]].extent, block_of(pieces)
@@ -180,9 +203,9 @@ def _tile_of(state: Scheduler, plan: Placement, q: int, r: ResolvedStage, node: 
 def lay_out(state: Scheduler, found: Layouts, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
     """How a box of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as it may differ between boxes."""
     order = found.orders[s]
-    dim, tile = found.tiles[s] if tiled else (-1, 1)
+    dim, tile = found.tiles[s] if tiled else UNTILED
     if dim >= 0 and extents[dim] % tile and extents[dim] != state.kernel.axes[state.kernel.stages[s].outs[dim]].extent:
-        dim, tile = -1, 1       # a part of the dim, which ends elsewhere
+        dim, tile = UNTILED     # a part of the dim, which ends elsewhere
     packed = found.packed.get(s)
     if packed is not None:
         # by words of a group: a step along the summed dim is a part of a word's stride, everything else moves by whole words

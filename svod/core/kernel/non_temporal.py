@@ -1,4 +1,4 @@
-"""Which outputs can be stored past the caches: lowering, the analysis of states and the sketches ask here.
+"""Which outputs can be stored past the caches: lowering, the cost model and the sketches ask here.
 
 A non-temporal store is of a whole vector at a multiple of its size, and pays where all stores are: a line that is written in both ways is
 written to memory, fetched again and written again.
@@ -16,106 +16,127 @@ from math import prod
 
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import is_contiguous, is_exact
-from svod.core.kernel.placement import EmittedLoop, fit, lane_row, place_stages
+from svod.core.kernel.placement import EmittedLoop, fit, lane_row, place_stages, span
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
-# vectors of a row from which on those at its ends cost little: stored in the ordinary way beside others like them (softmax over 88 gained
-# 4-8 %, over 32 nothing), and beside those that go past the caches (a layer norm over 64 lost 40 % to STREAM)
+# Vectors of a row from which on those at its ends cost little: stored in the ordinary way beside others like them, and beside those that
+# go past the caches. experiments/README.md has the measurements.
 MANY, MANY_PAST_CACHES = 64, 128
 
 
-def can_stream(state: Scheduler) -> bool:
+def has_non_temporal_stores(state: Scheduler) -> bool:
     """Whether STREAM changes how a state stores its output. Raises KernelOptError when its placements do not go together."""
     for r in place_stages(state).resolved:
         if r is not None and r.store is not None:
             row = lane_row(state, r)
             lane = r.axes.index(state.rows[row].axis) if row >= 0 else -1
-            pieces = [fit(state, state.axis_rows[a], state.axis_extent(a)) for a in r.axes]
-            if stores_whole_vectors(state, r, pieces, lane, row):
+            axes = [fit(state, state.axis_rows[a], state.axis_extent(a)) for a in r.axes]
+            if stores_whole_vectors(state, r, axes, lane, row):
                 return True
     return False
 
 
-def aligns_rows(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
+class _OutputRow:
+    """The output stage as rows of vectors. `axes`: per local axis its loops as they are emitted; `lane`, `row`: the local axis and the row
+    that are the vector, or -1."""
+
+    def __init__(self, state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> None:
+        self.state, self.r, self.store, self.axes, self.lane = state, r, r.store, axes, lane
+        self.width = max(1, state.target.vector_bytes // r.lanes_bytes)
+        self.is_vector = r.store is not None and not r.store.atoms and 0 <= lane < len(r.stage.outs)
+        self.own = tuple(axes[lane]) if self.is_vector else ()
+        self.vector = next((p for p in self.own if p.row == row), None)
+        self.extent = state.axis_extent(r.axes[lane]) if self.is_vector else 0
+
+    def is_plain(self) -> bool:
+        """Whether vectors along the row are contiguous in the output, every position of it is stored once, and none is under a mask."""
+        if not self.is_vector or self.vector is None or self.store is None or self.r.reductions or self.state.kernel.written:
+            return False
+        if self.store.coef(self.lane) * self.vector.stride != 1 or not is_contiguous(self.own):
+            return False
+        return not any(self.state.pads[a] or self.state.kernel.axes[a].bound is not None for a in self.r.axes)
+
+    def others(self) -> list[tuple[int, EmittedLoop]]:
+        """The loops of the other output axes: (elements between iterations, modulo the vector's width; loop)."""
+        assert self.store is not None
+        return [(self.store.coef(a) * p.stride % self.width, p) for a in range(len(self.r.stage.outs)) if a != self.lane
+                for p in self.axes[a] if p.extent > 1]
+
+
+def aligns_rows(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
     """Whether lowering puts the vectors of the output stage `r` at multiples of their size although its rows begin elsewhere: rows of many
     vectors, with one loop over their tiles between a row and its tiles, that hold more than the second cache does. Arguments:
-    `stores_whole_vectors`."""
-    kernel, store, stage = state.kernel, r.store, r.stage
-    if store is None or store.atoms or r.reductions or kernel.written or not 0 <= lane < len(stage.outs):
+    `_OutputRow`."""
+    output = _OutputRow(state, r, axes, lane, row)
+    if not output.is_plain() or output.extent < MANY * output.width or is_exact(output.own, output.extent):
         return False
-    own, width, extent = tuple(pieces[lane]), max(1, state.target.vector_bytes // r.lanes_bytes), state.axis_extent(r.axes[lane])
-    loops, vector = [p for p in own if p.role == LOOP], next((p for p in own if p.row == row), None)
-    if len(loops) != 1 or vector is None or loops[0].stride % width or store.coef(lane) * vector.stride != 1 or extent < MANY * width:
+    loops = [p for p in output.own if p.role == LOOP]
+    if len(loops) != 1 or loops[0].stride % output.width:
         return False
-    if is_exact(own, extent) or not is_contiguous(own) or any(state.pads[a] or kernel.axes[a].bound is not None for a in r.axes):
+    if state.kernel.params[r.store_slot].arg.size * r.stage.dtype.itemsize <= state.target.l2:
         return False
-    if kernel.params[r.store_slot].arg.size * stage.dtype.itemsize <= state.target.l2:
-        return False
-    order = state.order[stage.index]
+    order = state.order[r.stage.index]
     depth = order.index(loops[0].row)
-    others = [(store.coef(a) * p.stride % width, p) for a in range(len(stage.outs)) if a != lane for p in pieces[a] if p.extent > 1]
-    outer = [(step, p) for step, p in others if p.role == LOOP]
-    if any(step for step, p in others if p.role != LOOP) or any(order.index(p.row) > depth for _, p in outer):
+    outer = [(step, p) for step, p in output.others() if p.role == LOOP]
+    if any(step for step, p in output.others() if p.role != LOOP) or any(order.index(p.row) > depth for _, p in outer):
         return False
-    if any((stage.index, d) in place_stages(state).children for d in range(depth + 1, len(order) + 1)):
+    if any((r.stage.index, d) in place_stages(state).children for d in range(depth + 1, len(order) + 1)):
         return False
-    enough = prod(p.extent for _, p in outer) >= 4 * (state.thread[1] if state.thread else 1)    # else cores share rows, tile by tile
+    threads = state.thread[1] if state.thread else 1
+    enough = prod(p.extent for _, p in outer) >= 4 * threads    # else cores share rows, tile by tile
     return enough and any(step for step, _ in outer)
 
 
-def leaves_tail(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
+def leaves_tail(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
     """Whether lowering stores the last tile of the output stage `r`, which is moved back to somewhere between the multiples of the vector,
-    in a loop of its own: of a single row of many vectors, over whose tiles the outermost and only loop goes. Arguments:
-    `stores_whole_vectors`."""
-    kernel, store, stage = state.kernel, r.store, r.stage
-    if store is None or store.atoms or r.reductions or kernel.written or not 0 <= lane < len(stage.outs):
+    in a loop of its own: of a single row of many vectors, over whose tiles the outermost and only loop goes. Arguments: `_OutputRow`."""
+    output = _OutputRow(state, r, axes, lane, row)
+    if not output.is_plain() or output.vector is None or output.store is None or output.extent < MANY_PAST_CACHES * output.width:
         return False
-    own, width, extent = tuple(pieces[lane]), max(1, state.target.vector_bytes // r.lanes_bytes), state.axis_extent(r.axes[lane])
-    loops = [p for a in range(len(stage.outs)) for p in pieces[a] if p.role == LOOP and p.extent > 1]
-    vector = next((p for p in own if p.row == row), None)
-    if len(loops) != 1 or loops[0].row != state.order[stage.index][0] or vector is None or store.coef(lane) * vector.stride != 1:
+    loops = [p for a in range(len(r.stage.outs)) for p in axes[a] if p.role == LOOP and p.extent > 1]
+    if len(loops) != 1 or loops[0] not in output.own or loops[0].row != state.order[r.stage.index][0]:
         return False
-    if loops[0] not in own or loops[0].stride % width or vector.extent % width or store.const % width or extent % width == 0:
+    if any(n % output.width for n in (loops[0].stride, output.vector.extent, output.store.const)) or output.extent % output.width == 0:
         return False
-    if extent < MANY_PAST_CACHES * width or not is_contiguous(own):
-        return False
-    if any(state.pads[a] or kernel.axes[a].bound is not None for a in r.axes):
-        return False
-    return not any(store.coef(a) * p.stride % width for a in range(len(stage.outs)) if a != lane for p in pieces[a] if p.extent > 1)
+    return not any(step for step, _ in output.others())
 
 
-def stores_whole_vectors(state: Scheduler, r: ResolvedStage, pieces: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
-    """Whether all stores of the output stage `r` are of whole vectors at multiples of their size. `pieces`: its rows per local axis as they
-    are emitted; `lane`, `row`: the local axis and the row that are the vector, or -1. Where an extent depends on a variable this holds for
-    the iterations that are wholly inside."""
-    kernel, store, outs = state.kernel, r.store, len(r.stage.outs)
-    if store is None or store.atoms or not 0 <= lane < outs:
+def stores_whole_vectors(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
+    """Whether all stores of the output stage `r` are of whole vectors at multiples of their size. Arguments: `_OutputRow`. Where an extent
+    depends on a variable this holds for the iterations that are wholly inside."""
+    output = _OutputRow(state, r, axes, lane, row)
+    if not output.is_vector:
         return False
-    if state.split_reduce is not None and kernel.axes[state.split_reduce[0]].stage == r.stage.index:
+    if state.split_reduce is not None and state.kernel.axes[state.split_reduce[0]].stage == r.stage.index:
         return False    # the phase that combines the parts has loops of its own
-    width = max(1, state.target.vector_bytes // r.lanes_bytes)
-    vector = next((p for p in pieces[lane] if p.row == row and p.role != LOOP), None)
-    if leaves_tail(state, r, pieces, lane, row):
+    if leaves_tail(state, r, axes, lane, row):
         return True
-    if aligns_rows(state, r, pieces, lane, row):
-        return state.axis_extent(r.axes[lane]) >= MANY_PAST_CACHES * width
-    if vector is None or vector.extent < 2 or vector.extent % width or store.coef(lane) * vector.stride != 1 or store.const % width:
+    if aligns_rows(state, r, axes, lane, row):
+        return output.extent >= MANY_PAST_CACHES * output.width
+    vector, store, width = output.vector, output.store, output.width
+    assert store is not None
+    if vector is None or vector.role == LOOP or vector.extent < 2 or vector.extent % width:
         return False
-    for a in range(outs):
-        axis, own = r.axes[a], tuple(pieces[a])
-        step, extent = store.coef(a), state.axis_extent(r.axes[a])
-        if state.pads[axis]:
-            return False    # positions beyond the extent are masked
-        if any(step * p.stride % width for p in own if p.extent > 1 and p is not vector):
-            return False
-        if is_exact(own, extent) or kernel.axes[axis].bound is not None:
-            continue
-        if kernel.written:
-            return False    # nothing is computed twice: the last tile is masked
-        block = 1 + sum(p.stride * (p.extent - 1) for p in own if p.role != LOOP)
-        moved = any(p.role == LOOP and p.extent > 1 for p in own)
-        if moved and step * max(0, extent - block) % width:
-            return False    # the last tile is moved back to there
-        if a == lane and block > extent and extent % width:
-            return False
-    return True
+    if store.coef(lane) * vector.stride != 1 or store.const % width:
+        return False
+    return all(_steps_by_vectors(output, a) for a in range(len(r.stage.outs)))
+
+
+def _steps_by_vectors(output: _OutputRow, a: int) -> bool:
+    """Whether the loops of an output axis move the store by whole vectors, its last tile included."""
+    state, width, own = output.state, output.width, tuple(output.axes[a])
+    assert output.store is not None
+    axis, step, extent = output.r.axes[a], output.store.coef(a), state.axis_extent(output.r.axes[a])
+    if state.pads[axis]:
+        return False    # positions beyond the extent are masked
+    if any(step * p.stride % width for p in own if p.extent > 1 and p is not output.vector):
+        return False
+    if is_exact(own, extent) or state.kernel.axes[axis].bound is not None:
+        return True
+    if state.kernel.written:
+        return False    # nothing is computed twice: the last tile is masked
+    block = span([p for p in own if p.role != LOOP])
+    moved = any(p.role == LOOP and p.extent > 1 for p in own)
+    if moved and step * max(0, extent - block) % width:
+        return False    # the last tile is moved back to there
+    return not (a == output.lane and block > extent and extent % width)

@@ -6,10 +6,11 @@ state; lowering, features and the legality of STAGE read it.
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from svod.core.kernel.kernel import Linear, ResolvedStage, Stage
-from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Scheduler
+from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Scheduler, StagePlace
 from svod.errors import KernelOptError
 
 Path = tuple[tuple[int, int], ...]
@@ -31,107 +32,119 @@ def place_stages(state: Scheduler) -> Placement:
     It depends on the kernel, `order`, `place`, `split_reduce` and on which rows are loops, on no extent and no hint: `apply_opt`
     keeps it where those stay."""
     if state._placement is None:
-        state._placement = _plan(state)
+        state._placement = _Placer(state).place()
     placement: Placement = state._placement
     return placement
 
 
-def _plan(state: Scheduler) -> Placement:
-    kernel = state.kernel
-    resolved = kernel.resolve(state.inlined)
-    n = len(kernel.stages)
-    readers: list[list[int]] = [[] for _ in range(n)]
-    for r in resolved:
-        if r is not None:
-            for s in r.reads:
-                readers[s].append(r.stage.index)
-    paths: list[Path | None] = [None] * n
-    axis_deps: dict[int, frozenset[int]] = {}   # axis of a placed stage → loop rows outside that its base depends on
-    children: dict[tuple[int, int], list[int]] = {}
-    roots = []
-    for s in range(n - 1, -1, -1):
-        if state.place[s] == INLINE:
-            continue
-        if state.place[s] == ROOT:
-            paths[s] = ()
-            roots.append(s)
-            continue
-        if not readers[s]:
-            continue   # its readers were inlined into something that does not need it
-        stage = kernel.stages[s]
-        deps: set[int] = set()
+class _Placer:
+    """Places the stages of a state, readers before what they read."""
+
+    def __init__(self, state: Scheduler) -> None:
+        self.state, self.kernel = state, state.kernel
+        self.resolved = state.kernel.resolve(state.inlined)
+        n = len(self.kernel.stages)
+        self.readers: list[list[int]] = [[] for _ in range(n)]
+        for r in self.resolved:
+            if r is not None:
+                for s in r.reads:
+                    self.readers[s].append(r.stage.index)
+        self.paths: list[Path | None] = [None] * n
+        self.axis_deps: dict[int, frozenset[int]] = {}      # axis of a placed stage → loop rows outside that its base depends on
+        self.children: dict[tuple[int, int], list[int]] = {}
+        self.roots: list[int] = []
+
+    def place(self) -> Placement:
+        for s in range(len(self.kernel.stages) - 1, -1, -1):
+            place = self.state.place[s]
+            if place == ROOT:
+                self._at_root(s)
+            elif place != INLINE and self.readers[s]:   # a stage that nobody reads was read by something that is not needed
+                self._inside(s, place)
+        children = {point: tuple(sorted(stages)) for point, stages in self.children.items()}
+        return Placement(self.resolved, tuple(self.paths), children, tuple(reversed(self.roots)), tuple(map(tuple, self.readers)))
+
+    def _at_root(self, s: int) -> None:
+        self.paths[s] = ()
+        self.roots.append(s)
+
+    def _inside(self, s: int, place: StagePlace) -> None:
+        """Place a stage at a point of another stage's nest, or at the root where no loop holds all its readers."""
+        common, deps = self._readers_of(s)
+        if place == AUTO:
+            path = self._innermost_that_moves(common, deps)
+        elif common:
+            assert isinstance(place, int)
+            path = self._at_loop(s, place, common)
+        else:
+            raise KernelOptError(f"stage {self.kernel.stages[s].name} is read by more than one phase; it can only live at the root")
+        if not path:
+            self._at_root(s)    # needed before any loop of a phase: a phase of its own, not once per core
+            return
+        self.paths[s] = path
+        self.children.setdefault(path[-1], []).append(s)
+
+    def _readers_of(self, s: int) -> tuple[Path, frozenset[int]]:
+        """The deepest point around all readers of a stage, () where they are of several phases; and the rows that move what is read."""
+        deps: frozenset[int] = frozenset()
         common: Path | None = None
-        for q in readers[s]:
-            r = resolved[q]
-            assert r is not None
-            path_q = paths[q]
-            assert path_q is not None
-            order = state.order[q]
-            rows_of = [frozenset(x for x in state.axis_rows[a] if state.rows[x].role == LOOP) | axis_deps.get(a, frozenset())
-                       for a in r.axes]
-            needed: set[int] = set()
-            for node in r.nodes:
-                if node.kind == "read" and node.arg == s:
-                    for i, lin in enumerate(node.dims):
-                        used = _axes_of(r, lin)
-                        found = frozenset().union(*(rows_of[a] for a in used))
-                        needed |= found
-                        axis = stage.outs[i]
-                        axis_deps[axis] = axis_deps.get(axis, frozenset()) | found
-            deps |= needed
-            if is_derived(kernel.stages[q]):
-                depth = 0   # copy loops are not loops of the state: what they read stands before them
-            else:
-                depth = max((i + 1 for i, row in enumerate(order) if row in needed), default=0)
-                if s in r.after_reduce:
-                    depth = min(depth, first_reduce(state, q))
-            # what a reduction cut into parts does with its results is done in another phase
-            cut = s in r.after_reduce and state.split_reduce is not None and kernel.axes[state.split_reduce[0]].stage == q
-            point = () if cut else (*path_q, (q, depth))
+        for q in self.readers[s]:
+            moved_by, point = self._read_by(s, q)
+            deps |= moved_by
             common = point if common is None else _common(common, point)
         assert common is not None
-        place = state.place[s]
-        if not common:
-            if place != AUTO:
-                raise KernelOptError(f"stage {stage.name} is read by more than one phase; it can only live at the root")
-            paths[s] = ()
-            roots.append(s)
-            continue
-        if place == AUTO:
-            t, depth = common[-1]
-            outer = common[:-1]
-            while True:
-                while depth and state.order[t][depth - 1] not in deps:
-                    depth -= 1
-                if depth or not outer:
-                    break
-                t, depth = outer[-1]
-                outer = outer[:-1]
-            if depth == 0:
-                # needed before any loop of a phase: a phase of its own, not once per core
-                paths[s] = ()
-                roots.append(s)
-                continue
-            path = (*outer, (t, depth))
-        else:
-            assert isinstance(place, int)
-            t = state.stage_of_row(place)
-            path_t = paths[t]
-            if path_t is None or place not in state.order[t]:
-                raise KernelOptError(f"stage {stage.name} cannot live at {state.rows[place].name}: that is not a loop of this state")
-            path = (*path_t, (t, state.order[t].index(place) + 1))
-            if len(readers[s]) == 1 and readers[s][0] == t:
-                r = resolved[t]
-                assert r is not None
-                reach = first_reduce(state, t) if s in r.after_reduce else len(state.order[t])
-                common = (*common[:-1], (t, max(common[-1][1], reach)))
-            if not _encloses(path, common):
-                raise KernelOptError(f"stage {stage.name} is also read outside the loop {state.rows[place].name}; "
-                                     f"stage it at a loop that holds all its readers")
-        paths[s] = path
-        children.setdefault(path[-1], []).append(s)
-    return Placement(resolved, tuple(paths), {k: tuple(sorted(v)) for k, v in children.items()}, tuple(reversed(roots)),
-                tuple(tuple(r) for r in readers))
+        return common, deps
+
+    def _read_by(self, s: int, q: int) -> tuple[frozenset[int], Path]:
+        """The loop rows that move what stage `q` reads of stage `s`, and the point from which on they stand still."""
+        state, r, path = self.state, self.resolved[q], self.paths[q]
+        assert r is not None and path is not None
+        rows_of = [frozenset(x for x in state.axis_rows[a] if state.rows[x].role == LOOP) | self.axis_deps.get(a, frozenset())
+                   for a in r.axes]
+        moved_by: frozenset[int] = frozenset()
+        for node in r.nodes:
+            if node.kind == "read" and node.arg == s:
+                for axis, lin in zip(self.kernel.stages[s].outs, node.dims, strict=True):
+                    rows = frozenset().union(*(rows_of[a] for a in _axes_of(r, lin)))
+                    moved_by |= rows
+                    self.axis_deps[axis] = self.axis_deps.get(axis, frozenset()) | rows
+        split = state.split_reduce
+        if s in r.after_reduce and split is not None and self.kernel.axes[split[0]].stage == q:
+            return moved_by, ()     # what a reduction cut into parts does with its results is done in another phase
+        depth = 0       # the loops of a copy are no loops of the state: what it reads stands before them
+        if not is_derived(self.kernel.stages[q]):
+            depth = max((i + 1 for i, row in enumerate(state.order[q]) if row in moved_by), default=0)
+            if s in r.after_reduce:
+                depth = min(depth, first_reduce(state, q))
+        return moved_by, (*path, (q, depth))
+
+    def _innermost_that_moves(self, common: Path, deps: frozenset[int]) -> Path:
+        """The innermost loop of `common` that moves what is read, so that nothing is computed twice; () where none does."""
+        for k in range(len(common) - 1, -1, -1):
+            t, depth = common[k]
+            while depth and self.state.order[t][depth - 1] not in deps:
+                depth -= 1
+            if depth:
+                return (*common[:k], (t, depth))
+        return ()
+
+    def _at_loop(self, s: int, row: int, common: Path) -> Path:
+        """The loop that STAGE chose. Raises KernelOptError when it is gone, or does not hold all readers."""
+        state, name = self.state, self.kernel.stages[s].name
+        t = state.stage_of_row(row)
+        outer = self.paths[t]
+        if outer is None or row not in state.order[t]:
+            raise KernelOptError(f"stage {name} cannot live at {state.rows[row].name}: that is not a loop of this state")
+        path = (*outer, (t, state.order[t].index(row) + 1))
+        if self.readers[s] == [t]:
+            r = self.resolved[t]
+            assert r is not None
+            reach = first_reduce(state, t) if s in r.after_reduce else len(state.order[t])
+            common = (*common[:-1], (t, max(common[-1][1], reach)))
+        if not _encloses(path, common):
+            raise KernelOptError(f"stage {name} is also read outside the loop {state.rows[row].name}; "
+                                 f"stage it at a loop that holds all its readers")
+        return path
 
 
 def _axes_of(r: ResolvedStage, lin: Linear) -> set[int]:
@@ -194,6 +207,12 @@ def _is_constant(state: Scheduler, found: Placement, s: int) -> bool:
 
 # -- extents --------------------------------------------------------------------------------------
 
+NO_ROW = -1             # the row of a copy loop: copies follow from what reads them, and are no loops of the state
+COPY_VECTOR = -2        # the lanes of a copy
+COPY_ROWS = -3          # rows beside each other in the tile of a copy
+COPY_GROUP = -4         # the elements that a dot instruction sums up
+
+
 class EmittedLoop(NamedTuple):
     """A row as it is emitted: its extent cut to what is needed, the stride that follows."""
 
@@ -234,6 +253,11 @@ def _fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[EmittedL
         rest = -(-rest // e)
     out.reverse()
     return tuple(out)
+
+
+def span(loops: Iterable[EmittedLoop]) -> int:
+    """Positions of an axis from the first to the last that these loops reach: 1 + Σ stride·(extent - 1)."""
+    return 1 + sum(loop.stride * (loop.extent - 1) for loop in loops)
 
 
 # -- lanes ----------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class Scheduler:
     __slots__ = (
         "_cost",
         "_digest",
+        "_loop_nest",
         "_placement",
         "applied_opts",
         "axis_rows",
@@ -109,6 +110,7 @@ class Scheduler:
     applied_opts: tuple[Opt, ...]
     _digest: bytes | None
     _cost: Any                               # what svod.core.cost.cost_model derives of a state, once
+    _loop_nest: Any                          # and svod.core.kernel.loop_nest
     _placement: Any                          # and svod.core.kernel.placement
 
     def __init__(self, kernel: Kernel, target: Target):
@@ -125,7 +127,7 @@ class Scheduler:
         self.dots = (None,) * len(kernel.stages)
         self.online = ()
         self.applied_opts = ()
-        self._digest = self._cost = self._placement = None
+        self._digest = self._cost = self._placement = self._loop_nest = None
 
     def copy(self, **changes: Any) -> Scheduler:
         """This state with some fields replaced."""
@@ -136,7 +138,7 @@ class Scheduler:
         new.applied_opts = self.applied_opts
         for name, value in changes.items():
             setattr(new, name, value)
-        new._digest = new._cost = new._placement = None
+        new._digest = new._cost = new._placement = new._loop_nest = None
         return new
 
     # -- looking up -----------------------------------------------------------------------------
@@ -202,3 +204,8 @@ class Scheduler:
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.kernel.key[:12]} [{' '.join(map(str, self.applied_opts))}]>"
+
+
+def cores_of(state: Scheduler) -> int:
+    """The cores that share a state's work: those of THREAD, or the parts of a reduction that is cut over cores."""
+    return state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1

@@ -1,4 +1,4 @@
-"""A state as the loop nest that lowering will emit, for people: `loop_nest(state)`.
+"""A state as the loop nest that lowering will emit, for people: `print_nest(state)`.
 
     state: GEMM 64×512×256 after UPCAST(o0, 8) UPCAST(o1, 32) STAGE(s1, root) THREAD(o1, 2)
 
@@ -22,10 +22,11 @@ from __future__ import annotations
 from math import prod
 
 from svod.core.ir.uop import Ops
-from svod.core.kernel.groups import BLOCK_ROLES, group_of, level_of, space_of
+from svod.core.kernel.groups import group_of, level_of
 from svod.core.kernel.kernel import Linear, Node, Reduction, ResolvedStage
-from svod.core.kernel.placement import EmittedLoop, Placement, first_reduce, fit, is_computed_once, is_derived, lane_row, place_stages
-from svod.core.kernel.scheduler import LOOP, UNROLL, UPCAST, Scheduler
+from svod.core.kernel.loop_nest import loop_nest
+from svod.core.kernel.placement import EmittedLoop, first_reduce, is_computed_once, is_derived, lane_row
+from svod.core.kernel.scheduler import UNROLL, UPCAST, Scheduler
 from svod.core.machine.levels import Level, MemorySpace
 
 INDENT = "  "
@@ -41,59 +42,20 @@ _START = {"ADD": "0", "MUL": "1", "MAX": "-inf", "MIN": "inf", "ARGMAX": "(-inf,
           "EXPSUM": "(-inf, 0, 0)"}
 
 
-def loop_nest(state: Scheduler) -> str:
+def print_nest(state: Scheduler) -> str:
     """The loops of all phases and stages in order, with extents and roles, stages at their points. Raises KernelOptError when the
     state's placements do not go together."""
-    return _Nest(state).run()
+    return _Printer(state).run()
 
 
-class _Nest:
-    """Writes one state. Sizes of placed stages come from their readers, so these are looked at first."""
+class _Printer:
+    """Writes one state."""
 
     def __init__(self, state: Scheduler) -> None:
         self.state, self.kernel = state, state.kernel
-        self.plan: Placement = place_stages(state)
-        self.boxes: dict[int, tuple[int, ...]] = {}
-        self.pieces: dict[int, tuple[tuple[EmittedLoop, ...], ...]] = {}
+        self.nest = loop_nest(state)
+        self.plan = self.nest.placement
         self.lines: list[str] = []
-        for s in range(len(self.kernel.stages) - 1, -1, -1):
-            self._measure(s)
-
-    # -- sizes ------------------------------------------------------------------------------------
-    def _measure(self, s: int) -> None:
-        """How much of a stage is computed at once, and the loops that do it."""
-        r, path = self.plan.resolved[s], self.plan.paths[s]
-        if r is None or path is None:
-            return
-        outs = r.stage.outs
-        full = tuple(self.state.axis_extent(a) for a in outs)
-        box = full if path == () else tuple(min(self._needed(s, dim), e) for dim, e in enumerate(full))
-        self.boxes[s] = box
-        extents = (*box, *(self.state.axis_extent(a) for a in r.stage.reds))
-        if is_derived(r.stage):
-            self.pieces[s] = tuple((EmittedLoop(-1, LOOP, e, 1),) for e in extents)
-        else:
-            self.pieces[s] = tuple(fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True))
-
-    def _needed(self, s: int, dim: int) -> int:
-        """Positions of a stage's dim that its readers touch inside the loops around it."""
-        depth_of = dict(self.plan.paths[s] or ())
-        most = 1
-        for q in self.plan.readers[s]:
-            r = self.plan.resolved[q]
-            if r is None or q not in self.pieces:
-                continue
-            opened = frozenset(self.state.order[q][:depth_of.get(q, 0)])
-            for node in r.nodes:
-                if node.kind != "read" or node.arg != s:
-                    continue
-                lin = node.dims[dim]
-                if lin.atoms:
-                    return self.kernel.axes[self.kernel.stages[s].outs[dim]].extent
-                spans = (abs(c) * (prod(p.extent for p in self.pieces[q][a] if p.row not in opened and p.role not in BLOCK_ROLES) - 1)
-                         for a, c in lin.coefs)
-                most = max(most, 1 + sum(spans))
-        return most
 
     # -- phases -----------------------------------------------------------------------------------
     def run(self) -> str:
@@ -122,7 +84,7 @@ class _Nest:
                 ahead = "".join(f", p{slot} prefetched {n} iteration{'s' * (n > 1)} ahead" for slot, n in state.prefetch)
                 self._line(0, f"phase {number}: {stage.name} → p{r.store_slot}{cores}{past}{ahead}")
             else:
-                size = _bytes(prod(self.boxes[s]) * stage.dtype.itemsize)
+                size = _bytes(prod(self.nest.stages[s].region) * stage.dtype.itemsize)
                 self._line(0, f"phase {number}: {stage.name} → temporary, {size}{', once at prepare' if once else cores}")
             self._stage(r, 1)
         return "\n".join(self.lines)
@@ -133,7 +95,7 @@ class _Nest:
         s = r.stage.index
         target = target or self._target(r)
         if is_derived(r.stage):
-            shape = ", ".join(map(str, self.boxes[s]))
+            shape = ", ".join(map(str, self.nest.stages[s].region))
             self._line(depth, f"copy {r.stage.name}[{shape}], laid out in the order it is read:")
             self._children(s, 0, depth + 1)
             self._line(depth + 1, f"{target} = {self._value(r)}")
@@ -151,7 +113,7 @@ class _Nest:
             self._children(s, i, at)
             if i == len(order):
                 break
-            piece = next((p for group in self.pieces[s] for p in group if p.row == order[i]), None)
+            piece = next((p for group in self.nest.stages[s].axes for p in group if p.row == order[i]), None)
             if piece is not None and piece.extent > 1:
                 self._line(at, self._loop(s, piece))
                 at += 1
@@ -173,9 +135,9 @@ class _Nest:
             r = self.plan.resolved[child]
             assert r is not None, "a placed stage is not inlined"
             if not is_derived(r.stage):
-                size = prod(self.boxes[child])
-                in_register = space_of(self.plan, child, size) is MemorySpace.REGISTER
-                where = " in a register" if in_register else f"[{', '.join(map(str, self.boxes[child]))}] in scratch"
+                stage = self.nest.stages[child]
+                region = ", ".join(map(str, stage.region))
+                where = " in a register" if stage.space is MemorySpace.REGISTER else f"[{region}] in scratch"
                 self._line(depth, f"stage {r.stage.name}{where}:")
                 self._stage(r, depth + 1)
             else:
@@ -187,7 +149,7 @@ class _Nest:
         end = piece.extent * piece.stride
         if outermost:
             local = self.plan.resolved[s].axes.index(axis.index)  # type: ignore[union-attr]  # a stage with loops is not inlined
-            end = min(end, (*self.boxes[s], *(self.state.axis_extent(a) for a in self.kernel.stages[s].reds))[local])
+            end = min(end, (*self.nest.stages[s].region, *(self.state.axis_extent(a) for a in self.kernel.stages[s].reds))[local])
         word = _WORDS.get(level_of(self.state, piece.row), "reduce" if axis.kind == "r" else "for")
         step = f" by {piece.stride}" if piece.stride > 1 else ""
         padded = f"   (padded from {axis.extent})" if outermost and self.state.pads[axis.index] else ""
@@ -197,7 +159,7 @@ class _Nest:
         """The positions that the threads of a group compute, and those side by side in registers."""
         vector = lane_row(self.state, r)
         tile, unrolled, threads = [], [], []
-        for group in self.pieces[r.stage.index]:
+        for group in self.nest.stages[r.stage.index].axes:
             for p in group:
                 if p.extent > 1 and p.role == UPCAST:
                     tile.append(f"{self._axis_name(p.row)} {p.extent}{' (vector)' if p.row == vector else ''}")

@@ -11,7 +11,7 @@ from svod.core.kernel.groups import covered_extent, grid_rows, group_of, level_o
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import loop_nest
+from svod.core.kernel.show import print_nest
 from svod.core.machine.levels import Level, MemorySpace
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
@@ -106,7 +106,7 @@ def test_spaces_of_stages() -> None:
 
 
 def test_loop_nests_with_threads() -> None:
-    assert loop_nest(apply(GEMM, [["LOCAL", "o0", 8], ["GROUP", "r0", 4], ["UPCAST", "o1", 4]])).splitlines() == [
+    assert print_nest(apply(GEMM, [["LOCAL", "o0", 8], ["GROUP", "r0", 4], ["UPCAST", "o1", 4]])).splitlines() == [
         "phase 0: out → p0, in groups of 32 threads",
         "  grid o0 in 0…24 by 8",
         "    grid o1 in 0…48 by 4",
@@ -117,7 +117,7 @@ def test_loop_nests_with_threads() -> None:
         "        acc += p1[30·o0 + r0] · p2[48·r0 + o1]",
         "      p0[48·o0 + o1] = max(acc, -1)",
     ]
-    rows = loop_nest(apply(SOFTMAX, [["LOCAL", "o0", 2], ["GROUPTOP", "s3.r0", 4]]))
+    rows = print_nest(apply(SOFTMAX, [["LOCAL", "o0", 2], ["GROUPTOP", "s3.r0", 4]]))
     assert "    stage s3 in a register:" in rows, "each thread has its own row"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from svod.core.cost.cost_model import cost_of
-from svod.core.cost.memory_traffic import LINE, Access, traffic
+from svod.core.cost.memory_traffic import LINE, Access, Tile, traffic
 from svod.core.graph import graph
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
@@ -75,7 +75,7 @@ def test_tiles_are_counted_as_they_lie() -> None:
     loops, body = [(0, n // tile), (2, 8), (1, depth)], [float(tile), 1.0, 1.0]
     limit = 4.0 * n * depth
     rows = Access(((0, 4), (1, 4 * n)), 4, limit, local=True)
-    tiles = Access(((0, 4), (1, 4 * tile)), 4, limit, local=True, tile=(0, tile, 4 * tile * depth))
+    tiles = Access(((0, 4), (1, 4 * tile)), 4, limit, local=True, tile=Tile(0, tile, 4 * tile * depth))
     plain = Access(((0, 4 * tile * depth), (1, 4)), 4, limit, local=True)
     by_rows, by_tiles = (sum(traffic(SERVER, loops, 0, body, [a], [False]).cycles) for a in (rows, tiles))
     array = sum(traffic(SERVER, [*loops[:2], (1, depth * tile)], 0, [1.0, 1.0, 1.0], [plain], [False]).cycles)

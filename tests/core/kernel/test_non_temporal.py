@@ -14,7 +14,7 @@ from svod.core.cost.sketch import heuristic
 from svod.core.graph.graph import sink
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.non_temporal import can_stream
+from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.scheduler import LOOP, Opt, Scheduler
 from svod.core.schedule.schedule import create_schedule
 from svod.errors import KernelOptError
@@ -42,7 +42,7 @@ def streamed(program: Program) -> list[list[bool]]:
 def test_tiles(extent: int, chain: list[tuple[str, str, int]], whole: bool) -> None:
     """112 by 32: the last tile is moved back to 80, a multiple of the vector. That of a long row has a loop of its own."""
     state = apply_opts(Scheduler(Kernel(lines(extent)), AVX512), [Opt(*o) for o in chain])
-    assert can_stream(state) is whole is (cost_of(apply_opt(state, STREAM)) != cost_of(state))
+    assert has_non_temporal_stores(state) is whole is (cost_of(apply_opt(state, STREAM)) != cost_of(state))
 
 
 def test_stores_are_streamed_where_all_of_a_phase_can_be() -> None:
@@ -68,8 +68,8 @@ def test_stores_are_streamed_where_all_of_a_phase_can_be() -> None:
         except KernelOptError:
             continue
         assert all(all(p) or not any(p) for p in phases), state.applied_opts
-        assert any(map(any, phases)) == can_stream(state), state.applied_opts
-        said += can_stream(state)
+        assert any(map(any, phases)) == has_non_temporal_stores(state), state.applied_opts
+        said += has_non_temporal_stores(state)
     assert said > 5
 
 

@@ -16,7 +16,7 @@ from svod.core.graph import graph
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import loop_nest
+from svod.core.kernel.show import print_nest
 from svod.core.schedule.schedule import create_schedule
 from svod.core.spec.evaluate import evaluate
 from svod.errors import KernelOptError
@@ -152,7 +152,7 @@ def test_the_loops_of_attention() -> None:
     state = apply_opts(online(Kernel(kernel_of(attention(1, 6, 12, 4, 8))), 4), [
         Opt("TILE", "o0", 3), Opt("ORDER", "out", ("o0", "r0", "o0.in", "o1")), Opt("STAGE", "s2", "r0"), Opt("STAGE", "s4", "r0"),
         Opt("STAGE", "s7", "r0"), Opt("UPCAST", "o1", 8), Opt("UPCAST", "s7.o1", 8)])
-    assert loop_nest(state) == """\
+    assert print_nest(state) == """\
 phase 0: out → p0
   for o0 in 0…6 by 3
     tile o1 8 (vector)

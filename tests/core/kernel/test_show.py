@@ -22,7 +22,7 @@ TARGET = Target("x86_64", "znver5", ("avx512f", "fma"), 64, 32, 48 << 10, 1 << 2
 
 def nest(tensor: Tensor, *chain: tuple[object, ...]) -> str:
     state = Scheduler(Kernel(kernel_of(tensor)), TARGET)
-    return show.loop_nest(apply_opts(state, (Opt.from_json(list(o)) for o in chain)))
+    return show.print_nest(apply_opts(state, (Opt.from_json(list(o)) for o in chain)))
 
 
 def text(block: str) -> str:
@@ -62,7 +62,7 @@ def test_tiled_gemm_with_a_packed_operand() -> None:
 def test_docstring_example_of_a_phase_of_its_own() -> None:
     a = Scheduler(Kernel(kernel_of(data(64, 256).linear(data(512, 256)))), TARGET)
     chain = (Opt("UPCAST", "o0", 8), Opt("UPCAST", "o1", 32), Opt("STAGE", "s1", "root"), Opt("THREAD", "o1", 2))
-    found = show.loop_nest(apply_opts(a, chain))
+    found = show.print_nest(apply_opts(a, chain))
     assert show.__doc__ is not None
     example = dedent(show.__doc__.split("THREAD(o1, 2)\n\n")[1].split("\n\n")[0])
     # the example's weights are constants of a plan: packed once instead of by both cores in every run
@@ -139,7 +139,7 @@ def test_every_kernel_of_the_corpus_under_many_chains(name: str) -> None:
                 continue
     for state in states:
         try:
-            found = show.loop_nest(state)
+            found = show.print_nest(state)
         except KernelOptError:      # placements that do not go together: the search drops such states as well
             continue
         assert found.startswith("phase 0: ") and max(map(len, found.splitlines())) < 400

@@ -1,0 +1,98 @@
+"""The loops of copies: stages whose loops follow from where they are read, and operands packed for dot and matrix instructions.
+
+    s1[512, 256] read by vectors of dim 0     for j in 0…256: for i in 0…512 by 64: 4 vectors of 16 along i
+    the same, contiguous in memory along j    for j by 16: for i by 64: squares of 16 × 16, transposed in registers
+    a row of 37 under a mask                  straight-line code: its masks are constants, and most of them go away
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from svod.core.kernel.intrinsics import Packed
+from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.layout import Layout
+from svod.core.kernel.placement import COPY_GROUP, COPY_ROWS, COPY_VECTOR, NO_ROW, EmittedLoop
+from svod.core.kernel.scheduler import DOT, LOOP, UPCAST
+
+MAX_TILE_VECTORS = 4            # vectors side by side in a copy loop
+COMPUTED_TWICE = 16             # at most one in so many positions of a copied row, so that iterations are of several vectors
+MASKED_ROW_VECTORS = 16         # vectors of a row under a mask that are copied without a loop
+MAX_TILE_ROWS = 8               # rows side by side, and vectors in all of them
+
+
+class CopyLoops(NamedTuple):
+    """The loops of a copy stage, and the dim whose COPY_VECTOR loop is the vector, of `width` lanes."""
+
+    axes: list[tuple[EmittedLoop, ...]]     # per dim, outermost first
+    vector: int                             # or -1
+    width: int
+
+
+def copy_step(extent: int, width: int) -> int:
+    """Positions of a row of `extent` that one iteration of a copy covers: several vectors of `width` where they divide it, or where the
+    last ones, which are moved back then, compute little of it again."""
+    for k in (MAX_TILE_VECTORS, 2):
+        if extent % (k * width) == 0 or (extent > k * width and -extent % (k * width) * COMPUTED_TWICE <= extent):
+            return k * width
+    return min(extent, width)
+
+
+def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int, tile: int = 0) -> CopyLoops:
+    """The loops of a copy of `extents` positions whose dims lie in `order`, outermost first, vectors of `width` lanes along the innermost.
+    `tile`: positions of the innermost dim that lie side by side in tiles, or 0."""
+    loops: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
+    if not order:
+        return CopyLoops(loops, -1, width)
+    inner = order[-1]
+    extent = extents[inner]
+    step = tile or copy_step(extent, width)
+    if not tile and extent <= MASKED_ROW_VECTORS * width and any(n.gate >= 0 and inner in r.nodes[n.gate].deps for n in r.nodes):
+        step = extent
+    loops[inner] = _split(extent, step, COPY_VECTOR)
+    vectors = -(-step // width)
+    square = min(step, width)
+    source = _source_dim(r, inner)
+    if source >= 0 and square >= 4 and square & (square - 1) == 0 and step % square == 0 and extents[source] >= square:
+        # the source is contiguous along another dim: squares, which become transpositions in registers
+        loops[source] = _split(extents[source], square, COPY_ROWS)
+    elif len(order) > 1 and vectors < MAX_TILE_VECTORS and step == extent:
+        outer = order[-2]
+        rows = next((k for k in (8, 4, 2) if extents[outer] % k == 0 and k * vectors <= MAX_TILE_ROWS), 1)
+        if rows > 1:
+            loops[outer] = _split(extents[outer], rows, COPY_ROWS)
+    return CopyLoops(loops, inner, width)
+
+
+def packing_loops(r: ResolvedStage, extents: list[int], layout: Layout, packed: Packed, words: int) -> CopyLoops:
+    """The loops that pack an operand, `words` of its groups to a vector register: vectors along the sum where memory is contiguous along it
+    (squares of words, where they do not stay side by side), else along the innermost dim, a vector per element of the group."""
+    loops: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
+    inner, tile = layout.order[-1], layout.tile if layout.tiled >= 0 else 0
+    if inner == packed.dim or _runs_along(r, packed.dim):
+        loops[packed.dim] = _split(extents[packed.dim], min(extents[packed.dim], words * packed.group), COPY_VECTOR)
+        if inner != packed.dim:
+            loops[inner] = _split(extents[inner], tile or min(extents[inner], words), COPY_ROWS)
+        return CopyLoops(loops, packed.dim, words * packed.group)
+    loops[inner] = _split(extents[inner], tile or copy_step(extents[inner], words), COPY_VECTOR)
+    loops[packed.dim] = (EmittedLoop(NO_ROW, LOOP, extents[packed.dim] // packed.group, packed.group),
+                         EmittedLoop(COPY_GROUP, DOT, packed.group, 1))
+    return CopyLoops(loops, inner, words)
+
+
+def _split(extent: int, step: int, row: int) -> tuple[EmittedLoop, ...]:
+    """A loop in steps, and the positions of one step side by side."""
+    return EmittedLoop(NO_ROW, LOOP, -(-extent // step), step), EmittedLoop(row, UPCAST, step, 1)
+
+
+def _source_dim(r: ResolvedStage, inner: int) -> int:
+    """The dim along which a copy reads memory contiguously, if that is not its vector dim, else -1."""
+    loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None and n.gate < 0 and not n.linear.atoms]
+    if len(loads) != 1 or loads[0].coef(inner) in (0, 1):
+        return -1
+    return next((d for d in range(len(r.stage.outs)) if d != inner and loads[0].coef(d) == 1), -1)
+
+
+def _runs_along(r: ResolvedStage, dim: int) -> bool:
+    """Whether all memory that a copy reads is contiguous along a dim."""
+    loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None]
+    return bool(loads) and all(lin.coef(dim) == 1 and not lin.atoms for lin in loads)

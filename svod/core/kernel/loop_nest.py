@@ -1,0 +1,197 @@
+"""A state as the loops that will be emitted: `loop_nest(state)`, made once per state.
+
+Placement says where stages live. What follows from it, per stage, stands here, and is read by the cost model, the printer of loop nests,
+the sketches and the emitter: which region of its value the readers require under the loops around it (bounds inference), the loops that
+compute that region, copy loops included, which of them is the vector, and where the value is kept.
+
+    s1 read by out as s1[o1, r0], STAGE(s1, o1) with o1 in tiles of 32 and r0 of 256
+        region (32, 256)      loops 256 × 32, the 32 in vectors      around: o1, which moves dim 0      scratch
+"""
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops
+from svod.core.kernel.groups import BLOCK_ROLES, space_of
+from svod.core.kernel.intrinsics import WORD, TensorizePlan
+from svod.core.kernel.kernel import Linear, ResolvedStage
+from svod.core.kernel.layout import Layout, Layouts, layouts
+from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop, Path, Placement, fit, is_derived, lane_row, place_stages
+from svod.core.kernel.scheduler import LOOP, UPCAST, Scheduler
+from svod.core.machine.levels import MemorySpace
+
+NO_LOOPS: frozenset[int] = frozenset()
+
+
+class AroundLoop(NamedTuple):
+    """A loop of another stage that stands around a stage."""
+
+    row: int
+    moves: int          # local axis of the stage that it moves, or -1: it computes the same region again
+    iterations: int
+
+
+class StageNest(NamedTuple):
+    """A stage as it is emitted."""
+
+    r: ResolvedStage
+    region: tuple[int, ...]                         # positions of each output axis that one computation of the stage covers
+    axes: tuple[tuple[EmittedLoop, ...], ...]       # per local axis its loops, outermost first
+    loops: tuple[tuple[int, EmittedLoop], ...]      # (local axis, loop) of those with several iterations, outermost first
+    around: tuple[AroundLoop, ...]                  # outermost first
+    vector: int                                     # the local axis that is the vector, or -1
+    vector_loop: EmittedLoop | None                 # the loop of it whose positions are the lanes
+    space: MemorySpace                              # where the value is kept
+
+    @property
+    def num_lanes(self) -> int:
+        """Positions of the vector loop; 1 without one."""
+        return self.vector_loop.extent if self.vector_loop is not None and self.vector_loop.role != LOOP else 1
+
+    @property
+    def times(self) -> float:
+        """How often the stage is computed."""
+        return float(prod(loop.iterations for loop in self.around))
+
+
+class LoopNest(NamedTuple):
+    """All stages of a state that are computed somewhere, by number."""
+
+    placement: Placement
+    layouts: Layouts
+    stages: dict[int, StageNest]
+    moves: dict[int, frozenset[int]]    # output axis of a placed stage → the loop rows around the stage that move its region
+
+
+def loop_nest(state: Scheduler) -> LoopNest:
+    """The loop nest of a state, remembered on it. Raises KernelOptError when its placements do not go together."""
+    if state._loop_nest is None:
+        state._loop_nest = _LoopNestMaker(state).make()
+    nest: LoopNest = state._loop_nest
+    return nest
+
+
+def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: Layouts, layout: Layout) -> CopyLoops:
+    """The loops of a copy stage over `extents` positions that lie in memory as `layout` says."""
+    packed = layouts.packed.get(r.stage.index)
+    if packed is not None:
+        return packing_loops(r, extents, layout, packed, max(1, state.target.vector_bytes // WORD.itemsize))
+    tile = layout.tile if layout.tiled >= 0 else 0
+    return copy_loops(r, extents, layout.order, max(1, state.target.vector_bytes // r.lanes_bytes), tile)
+
+
+def stored_bytes(state: Scheduler, layouts: Layouts, s: int) -> int:
+    """Bytes of one element of a stage's value where it is staged."""
+    return layouts.packed[s].dtype.itemsize if s in layouts.packed else state.kernel.stages[s].dtype.itemsize
+
+
+class _LoopNestMaker:
+    """Readers come before what they read, since they decide its region."""
+
+    def __init__(self, state: Scheduler) -> None:
+        self.state = state
+        self.placement = place_stages(state)
+        self.layouts = layouts(state, self.placement)
+        self.stages: dict[int, StageNest] = {}
+        self.moves: dict[int, frozenset[int]] = {}
+
+    def make(self) -> LoopNest:
+        for s in range(len(self.state.kernel.stages) - 1, -1, -1):
+            r, path = self.placement.resolved[s], self.placement.paths[s]
+            if r is not None and path is not None:
+                self.stages[s] = self._stage(r, path)
+        return LoopNest(self.placement, self.layouts, self.stages, self.moves)
+
+    def _stage(self, r: ResolvedStage, path: Path) -> StageNest:
+        state, stage = self.state, r.stage
+        if path:
+            region = tuple([self._required(stage.index, dim, path) for dim in range(len(stage.outs))])
+            self._find_moves(stage.index, path)
+            around = tuple(self._around(r, path))
+        else:
+            region, around = tuple([state.axis_extent(a) for a in stage.outs]), ()
+        if is_derived(stage):
+            axes, order, vector, vector_loop = self._copy(r, region)
+        else:
+            extents = (*region, *[state.axis_extent(a) for a in stage.reds])
+            axes = tuple([fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)])
+            row = lane_row(state, r)
+            vector = r.axes.index(state.rows[row].axis) if row >= 0 else -1
+            vector_loop = next((p for p in axes[vector] if p.row == row), None) if vector >= 0 else None
+            by_row = {p.row: (a, p) for a, group in enumerate(axes) for p in group if p.role == LOOP}
+            order = [by_row[row] for row in state.order[stage.index] if row in by_row]
+        loops = tuple([(a, p) for a, p in order if p.extent > 1])
+        return StageNest(r, region, axes, loops, around, vector, vector_loop, space_of(self.placement, stage.index, prod(region)))
+
+    def _copy(self, r: ResolvedStage, region: tuple[int, ...]) \
+            -> tuple[tuple[tuple[EmittedLoop, ...], ...], list[tuple[int, EmittedLoop]], int, EmittedLoop | None]:
+        """(loops per axis, loops in order, the vector axis, its vector loop) of a copy stage."""
+        width = max(1, self.state.target.vector_bytes // r.lanes_bytes)
+        order = self.layouts.orders[r.stage.index]
+        vector = order[-1] if order else -1
+        axes: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in region]
+        if vector >= 0:
+            step = min(region[vector], 4 * width)
+            axes[vector] = EmittedLoop(NO_ROW, LOOP, -(-region[vector] // step), step), EmittedLoop(COPY_VECTOR, UPCAST, step, 1)
+        return tuple(axes), [(a, group[0]) for a, group in enumerate(axes)], vector, axes[vector][-1] if vector >= 0 else None
+
+    def _around(self, r: ResolvedStage, path: Path) -> list[AroundLoop]:
+        """The loops around a stage with several iterations."""
+        out = []
+        for t, depth in path:
+            outer = self.stages[t]
+            for row in self.state.order[t][:depth]:
+                axis = outer.r.axes.index(self.state.rows[row].axis)
+                iterations = next((p.extent for p in outer.axes[axis] if p.row == row), 1)
+                if iterations > 1:
+                    moves = next((i for i, a in enumerate(r.stage.outs) if row in self.moves[a]), -1)
+                    out.append(AroundLoop(row, moves, iterations))
+        return out
+
+    def _required(self, s: int, dim: int, path: Path) -> int:
+        """Positions of a dim of stage `s` that its readers require under the loops around the stage."""
+        full = self.state.kernel.axes[self.state.kernel.stages[s].outs[dim]].extent
+        depth_in = dict(path)
+        most = 1
+        for q in self.placement.readers[s]:
+            reader = self.stages.get(q)
+            if reader is None:
+                continue
+            opened = frozenset(self.state.order[q][:depth_in[q]]) if q in depth_in else NO_LOOPS
+            for node in reader.r.nodes:
+                if node.kind == "read" and node.arg == s:
+                    if node.dims[dim].atoms:
+                        return full
+                    most = max(most, reached(node.dims[dim], reader.axes, opened))
+        return min(most, full)
+
+    def _find_moves(self, s: int, path: Path) -> None:
+        """Which loops around a stage move the region of each of its dims."""
+        depth_in = dict(path)
+        outs = self.state.kernel.stages[s].outs
+        for axis in outs:
+            self.moves[axis] = NO_LOOPS
+        for q in self.placement.readers[s]:
+            r = self.placement.resolved[q]
+            if r is None:
+                continue
+            opened = frozenset(self.state.order[q][:depth_in.get(q, 0)])
+            for node in r.nodes:
+                if node.kind == "read" and node.arg == s:
+                    for axis, lin in zip(outs, node.dims, strict=True):
+                        for a, _ in lin.coefs:
+                            own = r.axes[a]
+                            self.moves[axis] |= opened.intersection(self.state.axis_rows[own]) | self.moves.get(own, NO_LOOPS)
+
+
+def reached(lin: Linear, axes: tuple[tuple[EmittedLoop, ...], ...], opened: frozenset[int]) -> int:
+    """Positions of a dim that one thread's read at `lin` covers while the loop rows in `opened` stand still."""
+    def moved(a: int) -> int:
+        return prod([p.extent for p in axes[a] if p.row not in opened and p.role not in BLOCK_ROLES])
+    return 1 + sum([abs(c) * (moved(a) - 1) for a, c in lin.coefs])
+
+
+def dot_plan(nest: LoopNest, s: int) -> TensorizePlan | None:
+    """The intrinsic that a stage's contraction is mapped onto, or None."""
+    return nest.layouts.dots.get(s)
