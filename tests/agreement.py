@@ -9,7 +9,7 @@ import numpy as np
 
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
-from svod.compile.lower.linear import interpret
+from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.program import Program
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import Ops

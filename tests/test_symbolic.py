@@ -10,7 +10,8 @@ import pytest
 import svod
 from svod import PrepareConfig, Tensor, Variable
 from svod.compile.cpu.host import host_target
-from svod.compile.lower.linear import interpret, validate
+from svod.compile.lower.interpreter import interpret
+from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.core.cost.sketch import heuristic

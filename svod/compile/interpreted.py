@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from svod.compile.llvm.codegen import PHASE_FUNCTION
-from svod.compile.lower.linear import run_phase, validate
+from svod.compile.lower.interpreter import run_phase
+from svod.compile.lower.linear import validate
 from svod.compile.lower.program import Instr, Program, ProgramSpec
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import BY_NAME, DType, to_numpy

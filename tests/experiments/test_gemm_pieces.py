@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.compile.lower.linear import interpret, validate
+from svod.compile.lower.interpreter import interpret
+from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.core.graph import graph
 from svod.core.kernel.apply import apply_opt

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from svod.compile.lower.linear import Memory, PhaseInterpreter, format_instruction, poisoned_temporaries
+from svod.compile.lower.interpreter import Memory, PhaseInterpreter, poisoned_temporaries
+from svod.compile.lower.linear import format_instruction
 from svod.compile.lower.program import Program
 from svod.errors import CompileError
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from svod.compile.lower.builder import Builder
-from svod.compile.lower.linear import format_linear, interpret, validate
+from svod.compile.lower.interpreter import interpret
+from svod.compile.lower.linear import format_linear, validate
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import dtypes
 from svod.errors import CompileError

@@ -92,9 +92,15 @@ class ProgramSpec:
     def check(self) -> None:
         """Raise LaunchError for a description that no program can have. What is run has passed this, wherever it was read from. Launch
         dimensions that depend on variables are looked at when those have their values."""
-        def refuse(what: str) -> None:
-            raise LaunchError(f"program {self.name}: {what}; it was not made by svod's lowering, or the file that it is from was changed")
+        self._check_slots()
+        self._check_variables()
+        self._check_phases()
 
+    def _refuse(self, what: str) -> None:
+        raise LaunchError(f"program {self.name}: {what}; it was not made by svod's lowering, or the file that it is from was changed")
+
+    def _check_slots(self) -> None:
+        refuse = self._refuse
         if not self.params:
             refuse("it has no parameters, so it can compute nothing")
         if not self.outs:
@@ -105,12 +111,18 @@ class ProgramSpec:
             refuse(f"the slots it reads are {self.ins}; they must be different, in order, and of its {len(self.params)} parameters")
         if any(size < 0 for _, size in self.params) or any(size < 0 for size in self.temps):
             refuse("a parameter or a temporary has a negative size")
+
+    def _check_variables(self) -> None:
+        refuse = self._refuse
         if list(self.variables) != sorted(set(self.variables)):
             refuse(f"its variables are {', '.join(self.variables)}; they must be different and in order")
         if not set(self.launch.variables) <= set(self.variables):
             refuse(f"its launch depends on {', '.join(self.launch.variables)}; its variables are {', '.join(self.variables) or 'none'}")
         if not self.launch.variables:
             self.launch.at({})
+
+    def _check_phases(self) -> None:
+        refuse = self._refuse
         if not self.phases:
             refuse("it has no phases")
         for phase in self.phases:

@@ -16,7 +16,8 @@ from svod.compile.cpu.dot_rates import ACCUMULATORS, COSTS, cost_of, kept_cost, 
 from svod.compile.cpu.host import host_target, make_target
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
-from svod.compile.lower.linear import interpret, validate
+from svod.compile.lower.interpreter import interpret
+from svod.compile.lower.linear import validate
 from svod.core.ir.dtype import dtypes, to_numpy
 from svod.core.kernel.intrinsics import DOTS
 

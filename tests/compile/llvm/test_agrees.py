@@ -9,7 +9,8 @@ import pytest
 
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
-from svod.compile.lower.linear import format_linear, interpret, validate
+from svod.compile.lower.interpreter import interpret
+from svod.compile.lower.linear import format_linear, validate
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import STORABLE, DType, dtypes, to_numpy
 from svod.core.machine.target import Target

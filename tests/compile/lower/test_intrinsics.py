@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from svod.compile.cpu.host import host_target, make_target
-from svod.compile.lower.linear import interpret, validate
+from svod.compile.lower.interpreter import interpret
+from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instr, Program
 from svod.core.cost.cost_model import cost_of

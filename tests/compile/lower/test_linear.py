@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.compile.lower.linear import format_linear, interpret, validate
+from svod.compile.lower.interpreter import interpret
+from svod.compile.lower.linear import format_linear, validate
 from svod.compile.lower.program import Instr, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.spec.evaluate import from_float, to_float

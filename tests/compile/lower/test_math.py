@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from svod.compile.lower.builder import Builder
-from svod.compile.lower.linear import interpret, validate
+from svod.compile.lower.interpreter import interpret
+from svod.compile.lower.linear import validate
 from svod.compile.lower.math import MAX_ULP, SIN_DOMAIN, expand
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes, to_numpy

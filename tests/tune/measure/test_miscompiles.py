@@ -13,7 +13,7 @@ import pytest
 from svod.compile.cpu.host import host_target
 from svod.compile.llvm.codegen import LoadedProgram, compile_object
 from svod.compile.llvm.render import render
-from svod.compile.lower.linear import interpret
+from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instr, Program
 from svod.compile.plan.execution_plan import ExecutionPlan
