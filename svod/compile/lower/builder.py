@@ -6,6 +6,7 @@ not move above the stores they read from.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import gcd
 from typing import Any
 
@@ -28,6 +29,7 @@ class Builder:
         self.level_of: list[int] = []
         self.code: list[list[int]] = [[]]
         self.memo: list[dict[tuple[Any, ...], int]] = [{}]
+        self.indices: dict[int, int] = {}       # constants of index arithmetic
         self.round = 0
 
     # -- primitives -----------------------------------------------------------------------------
@@ -37,13 +39,13 @@ class Builder:
         return len(self.code) - 1
 
     def _new(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any, level: int) -> int:
+        n = len(self.op)
         self.op.append(op)
         self.dtype.append(dtype)
         self.lanes.append(lanes)
         self.src.append(src)
         self.arg.append(arg)
         self.level_of.append(level)
-        n = len(self.op) - 1
         self.code[level].append(n)
         return n
 
@@ -81,7 +83,10 @@ class Builder:
         return self.pure("VCONST", dtype, len(values), (), values)
 
     def index(self, value: int) -> int:
-        return self.const(_INDEX, 1, value)
+        found = self.indices.get(value)
+        if found is None:
+            found = self.indices[value] = self.const(_INDEX, 1, value)
+        return found
 
     def known(self, v: int) -> Any:
         """The Python value of a scalar or splat constant, else None."""
@@ -107,41 +112,37 @@ class Builder:
             if folded is not None:
                 return folded
         if lanes > 1:
-            args = tuple(a if self.lanes[a] == lanes else self.splat(a, lanes) for a in args)
+            args = tuple([a if self.lanes[a] == lanes else self.splat(a, lanes) for a in args])
         return self.pure(op, dtype, lanes, args)
 
     def _fold(self, op: str, dtype: DType, lanes: int, args: tuple[int, ...]) -> int | None:
         """Constant folding and identities of index arithmetic and masks."""
         if op == "WHERE":
-            c = self.known(args[0])
-            if c is None:
-                return None
-            chosen = args[1] if c else args[2]
-            return chosen if self.lanes[chosen] == lanes else self.splat(chosen, lanes)
+            condition = self.known(args[0])
+            return None if condition is None else self.splat(args[1] if condition else args[2], lanes)
         fn = _FOLD.get(op)
         if fn is None:
             return None
         if len(args) == 2:
-            a, b = args
-            ka, kb = self.known(a), self.known(b)
-            if ka is not None and kb is not None:
-                return self.const(dtype, lanes, fn(ka, kb))
-            if (op == "ADD" and (ka == 0 or kb == 0)) or (op == "MUL" and (ka == 1 or kb == 1)):
-                other = b if ka is not None and ka == (0 if op == "ADD" else 1) else a
+            return self._fold_pair(op, fn, dtype, lanes, *args)
+        elements = self._elements(args[0], lanes)
+        return self.vconst(dtype, tuple(fn(x) for x in elements)) if elements is not None else None
+
+    def _fold_pair(self, op: str, fn: Callable[..., Any], dtype: DType, lanes: int, a: int, b: int) -> int | None:
+        known_a, known_b = self.known(a), self.known(b)
+        if known_a is not None and known_b is not None:
+            return self.const(dtype, lanes, fn(known_a, known_b))
+        if (known_a is not None or known_b is not None) and (dtype is _BOOL or op in ("ADD", "MUL")):
+            known, other = (known_b, a) if known_a is None else (known_a, b)
+            if known == _NEUTRAL.get(op):
                 return self.splat(other, lanes)
-            if op == "MUL" and (ka == 0 or kb == 0):
-                return self.const(dtype, lanes, 0)
-            if op in ("AND", "OR") and dtype is _BOOL and (ka is not None or kb is not None):
-                k, other = (ka, b) if ka is not None else (kb, a)
-                if k is (op == "OR"):
-                    return self.const(dtype, lanes, bool(k))
-                return self.splat(other, lanes)
-            ea, eb = self._elements(a, lanes), self._elements(b, lanes)
-            if ea is not None and eb is not None:
-                return self.vconst(dtype, tuple(fn(x, y) for x, y in zip(ea, eb, strict=True)))
+            if known == _ABSORBING.get(op):
+                return self.const(dtype, lanes, known)
+        elements_a = self._elements(a, lanes)
+        elements_b = self._elements(b, lanes) if elements_a is not None else None
+        if elements_a is None or elements_b is None:
             return None
-        e = self._elements(args[0], lanes)
-        return self.vconst(dtype, tuple(fn(x) for x in e)) if e is not None else None
+        return self.vconst(dtype, tuple(map(fn, elements_a, elements_b)))
 
     def cast(self, dtype: DType, v: int) -> int:
         if self.dtype[v] == dtype:
@@ -210,12 +211,17 @@ class Builder:
     def finish(self) -> tuple[Instr, ...]:
         """The flat instruction list; values are renumbered to positions."""
         order = self.code[0]
-        position = {v: i for i, v in enumerate(order)}
+        position = [0] * len(self.op)
+        for i, v in enumerate(order):
+            position[v] = i
         op, dtype, lanes, src, arg = self.op, self.dtype, self.lanes, self.src, self.arg
-        return tuple((op[v], dtype[v], lanes[v], tuple([position[s] for s in src[v]]), arg[v]) for v in order)
+        number = position.__getitem__
+        return tuple([(op[v], dtype[v], lanes[v], tuple(map(number, src[v])), arg[v]) for v in order])
 
 
-_FOLD: dict[str, Any] = {
+_NEUTRAL = {"ADD": 0, "MUL": 1, "AND": True, "OR": False}
+_ABSORBING = {"MUL": 0, "AND": False, "OR": True}
+_FOLD: dict[str, Callable[..., Any]] = {
     "ADD": lambda a, b: a + b, "SUB": lambda a, b: a - b, "MUL": lambda a, b: a * b,
     "IDIV": lambda a, b: a // b if b else 0, "MOD": lambda a, b: a % b if b else 0,
     "MIN": min, "MAX": max, "CMPLT": lambda a, b: a < b, "CMPLE": lambda a, b: a <= b,

@@ -18,6 +18,8 @@ from svod.compile.lower.emit.state import Lin, OpenStage, Sink, StageLoop, Terms
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.placement import EmittedLoop
 
+EmitPoint = Callable[[int, int], None]      # emits the stages that live at (stage, depth)
+
 
 class ScratchAccumulators:
     """Accumulators of output loops that stand inside reduce loops: one slot of scratch for each, over the iterations of those loops."""
@@ -64,31 +66,29 @@ class ScratchAccumulators:
 
 
 class ReduceLoops:
-    """Opens the reduce loops of a stage. `emit_point` emits the stages that live at a point of them."""
+    """Opens the reduce loops of a stage."""
 
-    def __init__(self, ctx: Context, axes: Axes, loops: Loops, intrinsics: Intrinsics, accumulators: Accumulators,
-                 emit_point: Callable[[int, int], None]):
+    def __init__(self, ctx: Context, axes: Axes, loops: Loops, intrinsics: Intrinsics, accumulators: Accumulators):
         self.ctx = ctx
         self.b = ctx.b
         self.axes = axes
         self.loops = loops
         self.intrinsics = intrinsics
         self.accumulators = accumulators
-        self.emit_point = emit_point
 
-    def reduce_all(self, stage: OpenStage, k: int, sink: Sink) -> None:
+    def reduce_all(self, stage: OpenStage, k: int, sink: Sink, emit_point: EmitPoint) -> None:
         """The loops from number k, the first of which reduces, and the results to the sink."""
         loops, first = stage.loops, self.accumulators.identities(stage)
         inner = [j for j in range(k, len(loops)) if loops[j].axis < stage.num_outs and loops[j].piece.extent > 1]
         if not inner:
-            self.accumulators.epilogue(stage, self._reduce(stage, k, len(loops), first, None), sink)
+            self.accumulators.epilogue(stage, self._reduce(stage, k, len(loops), first, None, emit_point), sink)
             return
         end = inner[-1] + 1
         plan = self.intrinsics.plan_of(stage)
         shape = self.intrinsics.tile_shape(stage, plan) if plan is not None and plan.dot.is_tile else None
         scratch = ScratchAccumulators(self.ctx, self.axes, first, [loop for loop in loops[k:end] if loop.axis < stage.num_outs], shape)
         self._over_outputs(stage, scratch, 0, lambda: scratch.write(first))
-        self._reduce(stage, k, end, [], scratch)
+        self._reduce(stage, k, end, [], scratch, emit_point)
         self._over_outputs(stage, scratch, 0, lambda: self.accumulators.epilogue(stage, scratch.read(), sink))
 
     def _over_outputs(self, stage: OpenStage, scratch: ScratchAccumulators, j: int, body: Callable[[], None]) -> None:
@@ -99,19 +99,20 @@ class ReduceLoops:
         a, piece, _ = scratch.loops[j]
         self.loops.counted(stage, a, piece, scratch.iteration, j, lambda: self._over_outputs(stage, scratch, j + 1, body))
 
-    def _reduce(self, stage: OpenStage, k: int, end: int, accs: list[int], scratch: ScratchAccumulators | None) -> list[int]:
+    def _reduce(self, stage: OpenStage, k: int, end: int, accs: list[int], scratch: ScratchAccumulators | None,
+                emit_point: EmitPoint) -> list[int]:
         """Open the loops from number k with the accumulators carried; returns the results. Accumulators in scratch are read and written
         inside loop number `end`, and nothing is carried through the loops around it."""
         if k == end:
             if scratch is None:
                 return self.accumulators.accumulate(stage, accs)
-            scratch.write(self._reduce(stage, k, len(stage.loops), scratch.read(), None))
+            scratch.write(self._reduce(stage, k, len(stage.loops), scratch.read(), None, emit_point))
             return []
         loop = stage.loops[k]
 
         def inside(values: list[int]) -> list[int]:
-            self.emit_point(stage.index, loop.depth + 1)
-            return self._reduce(stage, k + 1, end, values, scratch)
+            emit_point(stage.index, loop.depth + 1)
+            return self._reduce(stage, k + 1, end, values, scratch, emit_point)
 
         if loop.axis >= stage.num_outs:
             return self._over_axis(stage, loop, accs, inside)

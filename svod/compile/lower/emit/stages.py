@@ -51,7 +51,7 @@ class Stages:
         intrinsics = Intrinsics(ctx, self.axes, self.addresses, self.values)
         self.packing = Packing(ctx, self.axes, self.addresses, self.values)
         self.accumulators = Accumulators(ctx, self.axes, self.values, intrinsics)
-        self.reductions = ReduceLoops(ctx, self.axes, self.loops, intrinsics, self.accumulators, self.emit_point)
+        self.reductions = ReduceLoops(ctx, self.axes, self.loops, intrinsics, self.accumulators)
 
     def walk(self, stage: OpenStage, k: int, sink: Sink) -> None:
         """Open the output loops from number k, then reduce, then store."""
@@ -70,7 +70,7 @@ class Stages:
         elif not stage.r.reductions:
             self.body(stage, sink)
         else:
-            self.reductions.reduce_all(stage, k, sink)
+            self.reductions.reduce_all(stage, k, sink, self.emit_point)
 
     def emit_point(self, s: int, depth: int) -> None:
         """Emit the stages that live at a point."""

@@ -240,7 +240,10 @@ class OpenStage:
             if active > 1 and (active - 1) * self.lane_stride >= room:
                 active = -(-room // self.lane_stride)
         self.chunk = chunk if active == chunk.active else Chunk(chunk.offset, chunk.width, active)
-        return active > 0 and all(o < e for o, e in zip(off, self.bounds, strict=True))
+        for offset, bound in zip(off, self.bounds, strict=True):
+            if offset >= bound:
+                return False
+        return active > 0
 
     def left(self, a: int, at: int) -> int:
         """Positions of a reduce axis that the rows from number `at` must cover."""
