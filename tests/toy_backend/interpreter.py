@@ -52,9 +52,9 @@ class GridInterpreter(PhaseInterpreter):
         self.memories: dict[str, Memory] = {}
         self.written: dict[str, Array] = {}                 # shared memory: which elements the group has written
 
-    def run_grid(self) -> None:
-        """Runs every group of the phase. Raises CompileError with the first fault."""
-        groups = list(range(self.phase.extent_at(self.variables)))
+    def run_grid(self, begin: int, end: int) -> None:
+        """Runs the groups begin ≤ i < end of the phase. Raises CompileError with the first fault."""
+        groups = list(range(begin, end))
         self.rng.shuffle(groups)
         for group in groups:
             self.group, self.begin, self.end = group, group, group + 1
@@ -114,13 +114,13 @@ class GridInterpreter(PhaseInterpreter):
 def run_program(program: Program, args: Sequence[Array], variables: Mapping[str, int] | None = None, seed: int = 0) -> None:
     """Runs the phases of a program in order over `args`: flat arrays by slot, outputs written in place. Raises CompileError with the first
     fault."""
-    run_phases(program, range(len(program.code)), args, poisoned_temporaries(program), variables or {}, seed)
+    rng, temps, values = random.Random(seed), poisoned_temporaries(program), variables or {}
+    for number, phase in enumerate(program.spec.phases):
+        run_phase(program, number, args, temps, values, 0, phase.extent_at(values), rng)
 
 
-def run_phases(program: Program, numbers: Sequence[int], args: Sequence[Array], temps: Sequence[Array], variables: Mapping[str, int],
-               seed: int) -> None:
-    """Runs some phases of a program over `args` and its temporaries, given as bytes."""
-    rng = random.Random(seed)
+def run_phase(program: Program, number: int, args: Sequence[Array], temps: Sequence[Array], variables: Mapping[str, int], begin: int,
+              end: int, rng: random.Random) -> None:
+    """Runs the groups begin ≤ i < end of one phase over `args` and the program's temporaries, given as bytes."""
     with np.errstate(all="ignore"):
-        for number in numbers:
-            GridInterpreter(program, number, args, temps, variables, rng).run_grid()
+        GridInterpreter(program, number, args, temps, variables, rng).run_grid(begin, end)
