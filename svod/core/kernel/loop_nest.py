@@ -16,9 +16,9 @@ from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops
 from svod.core.kernel.groups import BLOCK_ROLES, space_of
 from svod.core.kernel.intrinsics import WORD, TensorizePlan
 from svod.core.kernel.kernel import Linear, ResolvedStage
-from svod.core.kernel.layout import Layout, Layouts, layouts
-from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop, Path, Placement, fit, is_derived, lane_row, place_stages
-from svod.core.kernel.scheduler import LOOP, UPCAST, Scheduler
+from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
+from svod.core.kernel.placement import EmittedLoop, Path, Placement, fit, is_derived, lane_row, place_stages
+from svod.core.kernel.scheduler import LOOP, Scheduler
 from svod.core.machine.levels import MemorySpace
 
 NO_LOOPS: frozenset[int] = frozenset()
@@ -127,14 +127,17 @@ class _LoopNestMaker:
     def _copy(self, r: ResolvedStage, region: tuple[int, ...]) \
             -> tuple[tuple[tuple[EmittedLoop, ...], ...], list[tuple[int, EmittedLoop]], int, EmittedLoop | None]:
         """(loops per axis, loops in order, the vector axis, its vector loop) of a copy stage."""
-        width = max(1, self.state.target.vector_bytes // r.lanes_bytes)
-        order = self.layouts.orders[r.stage.index]
-        vector = order[-1] if order else -1
-        axes: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in region]
-        if vector >= 0:
-            step = min(region[vector], 4 * width)
-            axes[vector] = EmittedLoop(NO_ROW, LOOP, -(-region[vector] // step), step), EmittedLoop(COPY_VECTOR, UPCAST, step, 1)
-        return tuple(axes), [(a, group[0]) for a, group in enumerate(axes)], vector, axes[vector][-1] if vector >= 0 else None
+        s = r.stage.index
+        extents = [self._stored(s, dim, e) for dim, e in enumerate(region)]
+        full = all(e == self.state.kernel.axes[a].extent for e, a in zip(region, r.stage.outs, strict=True))
+        copy = stage_copy(self.state, r, extents, self.layouts, lay_out(self.state, self.layouts, s, tuple(extents), full))
+        vector_loop = copy.axes[copy.vector][-1] if copy.vector >= 0 else None
+        return tuple(copy.axes), [(a, copy.axes[a][0]) for a in self.layouts.orders[s]], copy.vector, vector_loop
+
+    def _stored(self, s: int, dim: int, extent: int) -> int:
+        """Positions of a dim that a copy covers: whole groups of an operand that is packed."""
+        packed = self.layouts.packed.get(s)
+        return -(-extent // packed.group) * packed.group if packed is not None and packed.dim == dim else extent
 
     def _around(self, r: ResolvedStage, path: Path) -> list[AroundLoop]:
         """The loops around a stage with several iterations."""
