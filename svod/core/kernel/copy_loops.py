@@ -37,22 +37,28 @@ def copy_step(extent: int, width: int) -> int:
     return min(extent, width)
 
 
-def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int, tile: int = 0) -> CopyLoops:
+def exact_step(extent: int, width: int) -> int:
+    """`copy_step` that divides the row: several vectors, one, or single positions."""
+    return next((k * width for k in (MAX_TILE_VECTORS, 2, 1) if extent % (k * width) == 0), 1)
+
+
+def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int, tile: int = 0, exact: bool = False) -> CopyLoops:
     """The loops of a copy of `extents` positions whose dims lie in `order`, outermost first, vectors of `width` lanes along the innermost.
-    `tile`: positions of the innermost dim that lie side by side in tiles, or 0."""
+    `tile`: positions of the innermost dim that lie side by side in tiles, or 0. `exact`: no position is computed twice."""
     loops: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
     if not order:
         return CopyLoops(loops, -1, width)
     inner = order[-1]
     extent = extents[inner]
-    step = tile or copy_step(extent, width)
+    step = tile or (exact_step if exact else copy_step)(extent, width)
     if not tile and extent <= MASKED_ROW_VECTORS * width and any(n.gate >= 0 and inner in r.nodes[n.gate].deps for n in r.nodes):
         step = extent
     loops[inner] = _split(extent, step, COPY_VECTOR)
     vectors = -(-step // width)
     square = min(step, width)
     source = _source_dim(r, inner)
-    if source >= 0 and square >= 4 and square & (square - 1) == 0 and step % square == 0 and extents[source] >= square:
+    if source >= 0 and square >= 4 and square & (square - 1) == 0 and step % square == 0 and extents[source] >= square \
+            and not (exact and extents[source] % square):
         # the source is contiguous along another dim: squares, which become transpositions in registers
         loops[source] = _split(extents[source], square, COPY_ROWS)
     elif len(order) > 1 and vectors < MAX_TILE_VECTORS and step == extent:

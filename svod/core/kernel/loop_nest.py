@@ -72,13 +72,13 @@ def loop_nest(state: Scheduler) -> LoopNest:
     return nest
 
 
-def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: Layouts, layout: Layout) -> CopyLoops:
-    """The loops of a copy stage over `extents` positions that lie in memory as `layout` says."""
+def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: Layouts, layout: Layout, exact: bool = False) -> CopyLoops:
+    """The loops of a copy stage over `extents` positions that lie in memory as `layout` says. `exact`: no position is computed twice."""
     packed = layouts.packed.get(r.stage.index)
     if packed is not None:
         return packing_loops(r, extents, layout, packed, max(1, state.target.vector_bytes // WORD.itemsize))
     tile = layout.tile if layout.tiled >= 0 else 0
-    return copy_loops(r, extents, layout.order, max(1, state.target.vector_bytes // r.lanes_bytes), tile)
+    return copy_loops(r, extents, layout.order, max(1, state.target.vector_bytes // r.lanes_bytes), tile, exact)
 
 
 def stored_bytes(state: Scheduler, layouts: Layouts, s: int) -> int:

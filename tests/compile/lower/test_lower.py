@@ -11,13 +11,13 @@ import pytest
 
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
-from svod.compile.lower.emit.state import copy_step
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.apply import apply_opt, apply_opts
+from svod.core.kernel.copy_loops import copy_step
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.layout import lay_out, layouts
 from svod.core.kernel.placement import place_stages

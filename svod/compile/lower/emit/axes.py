@@ -31,11 +31,7 @@ class Axes:
             reduce = a >= stage.num_outs
             moves = not reduce and stage.r.axes[a] not in self.facts.fixed and not (stage.aligned and a == stage.lane)
             if terms and moves and not is_exact(pieces, stage.bounds[a]):
-                n = len(stage.opened[a])
-                loops = [p for p in pieces if p.role == LOOP]
-                left = [p for p in pieces if p.role != LOOP] + loops[n:]
-                span = 1 + sum(p.stride * (p.extent - 1) for p in left)
-                last = stage.bounds[a] - span
+                last = stage.bounds[a] - stage.span(a)
                 shifted = self.b.alu("MIN", dtypes.index, 1, self.ssa((terms, const)), self.b.index(max(0, last)))
                 terms, const = {shifted: 1}, 0
             base_terms, base_const = stage.base[a]

@@ -6,8 +6,9 @@ from typing import NamedTuple
 from svod.core.ir.dtype import DType
 from svod.core.kernel.groups import check_groups, covered_extent, is_covered
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.layout import Layout, is_exact, lay_out, layouts
-from svod.core.kernel.placement import Placement, fit, is_computed_once, is_derived, place_stages
+from svod.core.kernel.layout import Layout, is_exact, lay_out
+from svod.core.kernel.loop_nest import loop_nest
+from svod.core.kernel.placement import fit, is_computed_once, is_derived
 from svod.core.kernel.scheduler import Scheduler
 
 SLACK = 128                     # bytes behind each scratch area: a partial vector may be read past its end
@@ -28,8 +29,8 @@ class ProgramFacts:
         self.state = state
         self.on_grid = state.target.has_groups      # a launch is a grid of groups of threads
         self.kernel = state.kernel
-        self.placement: Placement = place_stages(state)
-        self.layouts = layouts(state, self.placement)
+        nest = loop_nest(state)
+        self.placement, self.layouts = nest.placement, nest.layouts
         self.lanes = self.layouts.lanes
         self.dots, self.packed = self.layouts.dots, self.layouts.packed
         self.derived = {s.index for s in self.kernel.stages if is_derived(s)}

@@ -91,7 +91,7 @@ class Launch:
                 break   # enough to share; the innermost loop stays a loop
             extent *= loop.piece.extent
             found.append(loop)
-            if (stage.index, loop.depth + 1) in self.facts.placement.children:
+            if (stage.index, loop.point) in self.facts.placement.children:
                 break
         return found, extent
 
@@ -136,7 +136,7 @@ class Launch:
     def _iteration(self, stage: OpenStage, loops: list[StageLoop], indices: list[int], cover: Cover, sink: Sink) -> None:
         """What one iteration of the launch computes."""
         moved: set[int] = set()     # axes that start where the part does
-        for (a, piece, depth), index in zip(loops, indices, strict=True):
+        for (a, piece, point), index in zip(loops, indices, strict=True):
             start: Lin = ({self.b.mul(index, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
             if cover.condition >= 0 and self.axes.bound(stage, a) is not None:
                 start = add_lins(start, ({cover.condition: 1}, 0), 1)
@@ -146,7 +146,7 @@ class Launch:
             if a in cover.latest:
                 start = ({self.b.alu("MIN", dtypes.index, 1, self.axes.ssa(start), cover.latest[a]): 1}, 0)
             stage.open_row(a, start)
-            self.stages.emit_point(stage.index, depth + 1)
+            self.stages.emit_point(stage.index, point)
         self.stages.walk(stage, len(loops), sink)
         for loop in loops:
             stage.close_row(loop.axis)

@@ -10,14 +10,11 @@ from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import Context
 from svod.compile.lower.emit.intrinsics import SIGN, WORD
-from svod.compile.lower.emit.state import COPY_LANES, Lin, OpenStage, add_lins, copy_step
+from svod.compile.lower.emit.state import Lin, OpenStage, add_lins
 from svod.compile.lower.emit.values import Values
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.intrinsics import Packed
-from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout
-from svod.core.kernel.placement import EmittedLoop
-from svod.core.kernel.scheduler import DOT, LOOP, UPCAST
 
 
 class Packing:
@@ -25,36 +22,10 @@ class Packing:
 
     def __init__(self, ctx: Context, axes: Axes, addresses: Addresses, values: Values):
         self.b = ctx.b
-        self.state = ctx.state
         self.facts = ctx.facts
         self.axes = axes
         self.addresses = addresses
         self.values = values
-
-    def open_copy(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout) -> OpenStage:
-        """The loops that pack an operand: vectors along the sum where memory is contiguous along it (squares of words, where they do not
-        stay side by side), else along the innermost dim, a vector per element of the group."""
-        p = self.facts.packed[r.stage.index]
-        words = max(1, self.state.target.vector_bytes // WORD.itemsize)
-        pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(-1, LOOP, e, 1),) for e in extents]
-        inner, tile = layout.order[-1], layout.tile if layout.tiled >= 0 else 0
-        if inner == p.dim or self.runs_along(r, p.dim):
-            n = min(extents[p.dim], words * p.group)
-            pieces[p.dim] = (EmittedLoop(-1, LOOP, -(-extents[p.dim] // n), n), EmittedLoop(COPY_LANES, UPCAST, n, 1))
-            if inner != p.dim:
-                m = tile or min(extents[inner], words)
-                pieces[inner] = (EmittedLoop(-1, LOOP, -(-extents[inner] // m), m), EmittedLoop(-3, UPCAST, m, 1))
-            return OpenStage(r, pieces, extents, base, p.dim, COPY_LANES, words * p.group)
-        e = extents[inner]
-        n = tile or copy_step(e, words)
-        pieces[inner] = (EmittedLoop(-1, LOOP, -(-e // n), n), EmittedLoop(COPY_LANES, UPCAST, n, 1))
-        pieces[p.dim] = (EmittedLoop(-1, LOOP, extents[p.dim] // p.group, p.group), EmittedLoop(-4, DOT, p.group, 1))
-        return OpenStage(r, pieces, extents, base, inner, COPY_LANES, words)
-
-    def runs_along(self, r: ResolvedStage, dim: int) -> bool:
-        """Whether all memory that a copy reads is contiguous along a dim."""
-        loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None]
-        return bool(loads) and all(lin.coef(dim) == 1 and not lin.atoms for lin in loads)
 
     def store(self, stage: OpenStage, op: str, arg: int, layout: Layout, base: list[Lin]) -> None:
         """Store the groups at the current position into the area whose pointer is (op, arg)."""

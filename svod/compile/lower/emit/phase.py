@@ -5,11 +5,12 @@ from svod.compile.lower.emit.context import Context
 from svod.compile.lower.emit.facts import ProgramFacts, Temporary
 from svod.compile.lower.emit.launch import Emitted, Launch
 from svod.compile.lower.emit.stages import Stages
-from svod.compile.lower.emit.state import COPY_LANES, NO_POINT, OpenStage, Sink, SplitReduction, StageLoop
+from svod.compile.lower.emit.state import NO_POINT, OpenStage, Sink, SplitReduction, StageLoop
+from svod.core.kernel.copy_loops import copy_loops
 from svod.core.kernel.kernel import Linear, Node, Reduction, ResolvedStage
 from svod.core.kernel.layout import is_exact
 from svod.core.kernel.non_temporal import aligns_rows, leaves_tail, stores_whole_vectors
-from svod.core.kernel.placement import EmittedLoop
+from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop
 from svod.core.kernel.scheduler import LOOP, UNROLL
 
 
@@ -82,15 +83,15 @@ class Phase:
         order = tuple(range(part))
         lane = next((i for i in reversed(order) if r.store.coef(i) == 1), part - 1)
         width = self.stages.width(r)
-        pieces = self.stages.copy_loops(combined, extents, (*(i for i in order if i != lane), *((lane,) if lane >= 0 else ())), width,
-                                        exact=self.facts.on_grid)
+        dims = (*(i for i in order if i != lane), *((lane,) if lane >= 0 else ()))
+        pieces = copy_loops(combined, extents, dims, width, exact=self.facts.on_grid).axes
         if self.kernel.written:     # nothing is computed twice in place
             for a, e, found in zip(r.stage.outs, extents, pieces, strict=True):
                 if not is_exact(found, e):
                     self.facts.fixed.add(a)
                     self.facts.unsafe[a] = e
-        pieces.append((EmittedLoop(-1, UNROLL if count <= 8 else LOOP, count, 1),))
-        stage = OpenStage(combined, pieces, [*extents, count], [({}, 0)] * (part + 1), lane, COPY_LANES, width)
+        pieces.append((EmittedLoop(NO_ROW, UNROLL if count <= 8 else LOOP, count, 1),))
+        stage = OpenStage(combined, pieces, [*extents, count], [({}, 0)] * (part + 1), lane, COPY_VECTOR, width)
         stage.loops = [StageLoop(a, p[0], NO_POINT) for a, p in enumerate(pieces) if p[0].role == LOOP]
         store, slot = r.store, r.store_slot
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)

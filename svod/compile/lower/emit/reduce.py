@@ -111,7 +111,7 @@ class ReduceLoops:
         loop = stage.loops[k]
 
         def inside(values: list[int]) -> list[int]:
-            emit_point(stage.index, loop.depth + 1)
+            emit_point(stage.index, loop.point)
             return self._reduce(stage, k + 1, end, values, scratch, emit_point)
 
         if loop.axis >= stage.num_outs:

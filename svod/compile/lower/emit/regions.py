@@ -5,7 +5,6 @@ from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import Context
 from svod.compile.lower.emit.state import Lin, Region, add_lins
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.scheduler import LOOP
 
 
 class Regions:
@@ -87,11 +86,7 @@ class Regions:
         """(start, positions) of local axis `a` of stage `q`, whose loops may or may not be open."""
         stage = self.ctx.open_stages.get(q)
         if stage is not None:
-            pieces = stage.pieces[a]
-            opened = len(stage.opened[a])
-            loops = [p for p in pieces if p.role == LOOP]
-            left = [p for p in pieces if p.role != LOOP] + loops[opened:]
-            span = 1 + sum(p.stride * (p.extent - 1) for p in left)
+            span = stage.span(a)
             if stage.r.axes[a] not in self.facts.fixed:
                 span = min(span, stage.bounds[a])
             return self.axes.start(stage, a), span

@@ -11,26 +11,14 @@ from svod.compile.lower.emit.loops import Loops
 from svod.compile.lower.emit.packing import Packing
 from svod.compile.lower.emit.reduce import ReduceLoops
 from svod.compile.lower.emit.regions import Regions
-from svod.compile.lower.emit.state import (
-    COPY_LANES,
-    COPY_ROWS,
-    MASKED_ROW_VECTORS,
-    MAX_TILE_VECTORS,
-    NO_POINT,
-    Lin,
-    OpenStage,
-    Sink,
-    Staged,
-    StageLoop,
-    copy_step,
-    exact_step,
-)
+from svod.compile.lower.emit.state import NO_POINT, Lin, OpenStage, Sink, Staged, StageLoop
 from svod.compile.lower.emit.values import Values
 from svod.core.kernel.groups import group_of
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout
-from svod.core.kernel.placement import EmittedLoop, fit, lane_row
-from svod.core.kernel.scheduler import LOOP, UPCAST
+from svod.core.kernel.loop_nest import stage_copy
+from svod.core.kernel.placement import COPY_VECTOR, fit, lane_row
+from svod.core.kernel.scheduler import UPCAST
 
 
 class Stages:
@@ -58,7 +46,7 @@ class Stages:
         loops, outs = stage.loops, stage.num_outs
 
         def inside() -> None:
-            self.emit_point(stage.index, loops[k].depth + 1)
+            self.emit_point(stage.index, loops[k].point)
             self.walk(stage, k + 1, sink)
 
         if k < len(loops) and loops[k].axis < outs:
@@ -146,54 +134,15 @@ class Stages:
         local = {axis: i for i, axis in enumerate(r.axes)}
         for depth, row in enumerate(self.state.order[stage.index]):
             a = local[self.state.rows[row].axis]
-            stage.loops.append(StageLoop(a, next(p for p in pieces[a] if p.row == row), depth))
+            stage.loops.append(StageLoop(a, next(p for p in pieces[a] if p.row == row), depth + 1))
         return stage
 
     def _open_copy(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout, exact: bool = False) -> OpenStage:
         """A copy over a region of its stage, whose loops follow its layout."""
-        if r.stage.index in self.facts.packed:
-            stage = self.packing.open_copy(r, extents, base, layout)
-        else:
-            width = self.width(r)
-            pieces = self.copy_loops(r, extents, layout.order, width, layout.tile if layout.tiled >= 0 else 0, exact)
-            stage = OpenStage(r, pieces, extents, base, layout.order[-1] if layout.order else -1, COPY_LANES, width)
-        stage.loops = [StageLoop(a, stage.pieces[a][0], NO_POINT) for a in self.facts.layouts.orders[stage.index]]
+        copy = stage_copy(self.state, r, extents, self.facts.layouts, layout, exact)
+        stage = OpenStage(r, copy.axes, extents, base, copy.vector, COPY_VECTOR, copy.width)
+        stage.loops = [StageLoop(a, copy.axes[a][0], NO_POINT) for a in layout.order]
         return stage
-
-    def copy_loops(self, r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int,
-                   tile: int = 0, exact: bool = False) -> list[tuple[EmittedLoop, ...]]:
-        """Loops of a copy: the innermost dim in vectors, a few of them side by side, the others as loops. A row of what is padded is
-        straight-line code: its masks are constants then, and most of them go away. `exact`: no position is computed twice."""
-        pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(-1, LOOP, e, 1),) for e in extents]
-        if not order:
-            return pieces
-        inner = order[-1]
-        e = extents[inner]
-        n = tile or (exact_step(e, width) if exact else copy_step(e, width))
-        if not tile and e <= MASKED_ROW_VECTORS * width and any(x.gate >= 0 and inner in r.nodes[x.gate].deps for x in r.nodes):
-            n = e
-        pieces[inner] = (EmittedLoop(-1, LOOP, -(-e // n), n), EmittedLoop(COPY_LANES, UPCAST, n, 1))
-        vectors = -(-n // width)
-        square = min(n, width)
-        source = self.source_dim(r, inner)
-        if source >= 0 and square >= 4 and square & (square - 1) == 0 and n % square == 0 and extents[source] >= square \
-                and not (exact and extents[source] % square):
-            # the source is contiguous along another dim: squares, which become transpositions in registers
-            pieces[source] = (EmittedLoop(-1, LOOP, -(-extents[source] // square), square), EmittedLoop(COPY_ROWS, UPCAST, square, 1))
-            return pieces
-        if len(order) > 1 and vectors < MAX_TILE_VECTORS and n == e:
-            outer = order[-2]
-            k = next((k for k in (8, 4, 2) if extents[outer] % k == 0 and k * vectors <= 8), 1)
-            if k > 1:
-                pieces[outer] = (EmittedLoop(-1, LOOP, extents[outer] // k, k), EmittedLoop(COPY_ROWS, UPCAST, k, 1))
-        return pieces
-
-    def source_dim(self, r: ResolvedStage, inner: int) -> int:
-        """The dim along which a copy reads memory contiguously, if that is not its vector dim, else -1."""
-        loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None and n.gate < 0 and not n.linear.atoms]
-        if len(loads) != 1 or loads[0].coef(inner) in (0, 1):
-            return -1
-        return next((d for d in range(len(r.stage.outs)) if d != inner and loads[0].coef(d) == 1), -1)
 
     def width(self, r: ResolvedStage) -> int:
         return max(1, self.state.target.vector_bytes // r.lanes_bytes)

@@ -7,18 +7,14 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.layout import Layout, is_contiguous
-from svod.core.kernel.placement import EmittedLoop
+from svod.core.kernel.layout import Layout, block_of, is_contiguous
+from svod.core.kernel.placement import EmittedLoop, span
 from svod.core.kernel.scheduler import LOOP, UPCAST
 
 Terms = dict[int, int]          # index value → coefficient
 Lin = tuple[Terms, int]         # Σ coefficient·value + constant
 
-MAX_TILE_VECTORS = 4            # vectors side by side in derived copy loops
-COMPUTED_TWICE = 16             # at most one in so many positions of a copied row, so that iterations are of several vectors
-MASKED_ROW_VECTORS = 16         # vectors of a row under a mask that are copied without a loop
-COPY_LANES, COPY_ROWS = -2, -3  # the row numbers of the vector in derived loops, and of the tile beside it
-NO_POINT = -2                   # depth of a derived loop: no stage lives there
+NO_POINT = -1                   # of a copy loop: no stage lives there
 
 
 def sum_lins(values: list[Lin]) -> Lin:
@@ -45,7 +41,7 @@ class StageLoop(NamedTuple):
 
     axis: int                       # local axis
     piece: EmittedLoop
-    depth: int                      # in the state's order of the stage, or NO_POINT
+    point: int                      # the depth inside this loop, in the state's order of the stage, where stages live; or NO_POINT
 
 
 class SplitReduction(NamedTuple):
@@ -90,20 +86,6 @@ def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
             w *= 2
         out.append(Chunk(at, w, rest))
     return tuple(out)
-
-
-def copy_step(extent: int, width: int) -> int:
-    """Positions of a row of `extent` that one iteration of a copy covers: several vectors of `width` where they divide it, or where the
-    last ones, which are moved back then, compute little of it again."""
-    for k in (MAX_TILE_VECTORS, 2):
-        if extent % (k * width) == 0 or (extent > k * width and -extent % (k * width) * COMPUTED_TWICE <= extent):
-            return k * width
-    return min(extent, width)
-
-
-def exact_step(extent: int, width: int) -> int:
-    """`copy_step` that divides the row: several vectors, one, or single positions."""
-    return next((k * width for k in (MAX_TILE_VECTORS, 2, 1) if extent % (k * width) == 0), 1)
 
 
 class Region(NamedTuple):
@@ -159,7 +141,12 @@ class OpenStage:
 
     def reach(self, a: int) -> int:
         """Positions that one iteration of the innermost loop of an axis covers."""
-        return 1 + sum(p.stride * (p.extent - 1) for p in self.pieces[a] if p.role != LOOP)
+        return block_of(self.pieces[a])
+
+    def span(self, a: int) -> int:
+        """Positions that the rows of an axis cover under the loops opened so far."""
+        loops = [p for p in self.pieces[a] if p.role == LOOP]
+        return span([p for p in self.pieces[a] if p.role != LOOP] + loops[len(self.opened[a]):])
 
     def is_last(self, a: int, loops: int = 1) -> bool:
         """Whether all loops of the axis are open when `loops` more are."""
