@@ -47,15 +47,15 @@ MODELS: dict[str, Any] = {"bert_base": bert_base, "resnet18": resnet18}
 
 
 def measure(name: str) -> None:
-    from svod.compile import device
+    from svod.compile.cpu import backend
     compiled = []
-    compile_object = device.compile_object
+    compile_object = backend.compile_object
 
     def counted(ir: str, *args: Any, **more: Any) -> bytes:
         compiled.append(ir)
         return compile_object(ir, *args, **more)
 
-    device.compile_object = counted  # type: ignore[assignment]
+    backend.compile_object = counted  # type: ignore[assignment]
     model, shape = MODELS[name]()
     x = svod.Tensor(np.random.default_rng(1).standard_normal(shape, dtype=np.float32))
     f = svod.jit(model)
@@ -63,7 +63,7 @@ def measure(name: str) -> None:
     try:
         f(x)
     finally:
-        device.compile_object = compile_object
+        backend.compile_object = compile_object
     seconds = time.perf_counter() - start
     kernels, memory = f.plans[0].kernels, f.plans[0].memory
     print(f"{seconds:6.2f} s   {len(kernels)} kernels, {len({k.key for k in kernels})} distinct, {len(compiled)} modules compiled (with "

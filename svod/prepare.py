@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from svod.compile.cpu.host import host_target
-from svod.compile.cpu.runtime import runtime
+from svod.compile.backend import device_named
 from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all, compiler_for
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.memory_planner import PlannerMode
@@ -30,7 +29,7 @@ from svod.core.graph.callback import HostCall, HostFunction, calls_back, functio
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import without_binds
 from svod.core.kernel.kernel import Kernel
-from svod.core.machine.target import Target
+from svod.core.machine.target import HOST, Target
 from svod.core.schedule.kernel_variables import buckets_of, in_bucket
 from svod.core.schedule.schedule import Schedule
 from svod.core.schedule.schedule_cache import schedule_of
@@ -159,10 +158,11 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     buffers as well."""
     sink, values, _ = without_binds(graph.sink(*outputs))
     for u in sink.walk(Ops.DEVICE):
-        if u.arg != "CPU":
-            raise DeviceError(f"a value is to be computed on or copied to {u.arg!r}; svod runs on the device 'CPU' only")
+        if u.arg != HOST:
+            raise DeviceError(f"a value is to be computed on or copied to {u.arg!r}; svod runs on the device {HOST!r} only")
+    backend = device_named(config.device or HOST).backend
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
-    target = allowed_target(host_target(config.threads), config.optimizer)
+    target = allowed_target(backend.target(config.threads), config.optimizer)
     outline, buffers, numbers = make_outline(schedule, constants, functions_of(sink), made_here=True)
     native = outline.native
     nodes = []
@@ -183,7 +183,8 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         from svod.tune import capture
         capture.announce(config.capture, native, target=target)
     compiled = compile_outline(native, target, config)
-    plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner))
+    plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner),
+                      device=backend.name)
     plan.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if config.debug or config.dump_after is not None:
@@ -318,7 +319,7 @@ def compile_outline(outline: UnboundPlan, target: Target, config: PrepareConfig)
     compiler = compiler_for(target, config)
     if not outline.calls:
         return {}
-    runtime(compiler.cache)   # the plan loop, from the object cache
+    compiler.backend.start(compiler.cache)
     db = None if config.noopt or config.capture is not None else database(config)
     choices = choose_all(outline, compiler, config, db)
     if config.beam is not None and db is not None:

@@ -32,6 +32,7 @@ from svod.core.graph.callback import is_callback
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
 from svod.core.ir.variable import Dim, bound_values, is_symbolic, number_of, rebound, without_binds
+from svod.core.machine.target import HOST
 from svod.errors import ArgumentError, ConfigError, ScheduleError, SvodError
 from svod.prepare import Prepared, buffers_under, complete_config, prepare_graph, refuse_shared_memory, span_of
 from svod.tensor import Tensor
@@ -151,7 +152,7 @@ class Jit:
             outputs: list[Tensor] = []
             structure = _structure(result, outputs)
             # views of inputs, with the strides of another largest shape than their own
-            outputs = [Tensor.from_uop(graph.copy(t.uop, "CPU")) if is_symbolic(t.shape) and graph.base_of(t.uop).op is Ops.BUFFER
+            outputs = [Tensor.from_uop(graph.copy(t.uop, HOST)) if is_symbolic(t.shape) and graph.base_of(t.uop).op is Ops.BUFFER
                        and not graph.is_padding_view(t.uop) else t for t in outputs]
             if not outputs:
                 raise SvodError(f"svod.jit: {name} returned no Tensor, but {type(result).__name__}; "
@@ -277,7 +278,7 @@ def _in_memory(t: Tensor) -> Tensor:
     if not t.realize().is_realized:
         return t.contiguous().realize()
     own = graph.is_padding_view(t.uop) or not is_symbolic(t.shape)
-    return t if own else Tensor.from_uop(graph.copy(t.uop, "CPU")).realize()
+    return t if own else Tensor.from_uop(graph.copy(t.uop, HOST)).realize()
 
 
 def _substitute(value: Any, stand_ins: Any) -> Any:

@@ -29,9 +29,8 @@ ALLOWED = {
     "bench": {"core", "compile", *COMMON},
     "tune": {"core", "compile", "bench", *COMMON},
 }
-# where tensors meet the pipeline above them, imported when something is first realised; and a plan its analysis, when it is asked for
-EXCEPTIONS = {("svod/tensor/realize.py", "svod.prepare"), ("svod/tensor/realize.py", "svod"),
-              ("svod/compile/plan/execution_plan.py", "svod.bench.analyze")}
+# where tensors meet the pipeline above them, imported when something is first realised
+EXCEPTIONS = {("svod/tensor/realize.py", "svod.prepare"), ("svod/tensor/realize.py", "svod")}
 HEAVY = ("ray", "optuna", "rich", "click", "sqlite_utils", "sqlite3", "llvmlite", "multiprocessing", "platformdirs", "pycuda")
 
 

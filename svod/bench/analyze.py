@@ -197,7 +197,7 @@ def _analyze(plan: ExecutionPlan, limits: Ceilings) -> PlanAnalysis:
                             sizes.get("constant", 0), sizes.get("output", 0))
     return PlanAnalysis(kernels, dependencies, fusions_of(plan), _transfers(kernels), memory, path, critical,
                         sum(known) if len(known) == len(kernels) else None, launches, synchronisations, plan.threads,
-                        sum(s.launches > 0 for s in plan.segments), tuple(i for i, k in enumerate(plan.kernels) if k.is_callback))
+                        sum(s.launches.size > 0 for s in plan.segments), tuple(i for i, k in enumerate(plan.kernels) if k.is_callback))
 
 
 def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits: Ceilings) -> KernelAnalysis:

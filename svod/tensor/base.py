@@ -18,6 +18,7 @@ from svod.core.ir.dtype import DType, dtypes, promote, to_dtype
 from svod.core.ir.origin import record_origin
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import Dim, number_of
+from svod.core.machine.target import HOST
 from svod.errors import DTypeError, ShapeError
 
 Scalar = bool | int | float
@@ -143,9 +144,9 @@ class TensorBase:
 
     @property
     def device(self) -> str:
-        """The device of the first buffer the value depends on; "CPU" for one that depends on none."""
+        """The device of the first buffer the value depends on; HOST for one that depends on none."""
         found = next(self.uop.walk(Ops.DEVICE), None)
-        return found.arg if found is not None else "CPU"
+        return found.arg if found is not None else HOST
 
     def _axis(self, name: str, axis: int) -> int:
         if isinstance(axis, Sequence):

@@ -5,14 +5,13 @@ their loop nests; one that does not apply any more is shown with the reason.
 """
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from svod.bench.report.data import Course, Trial, TunedKernel, Tuning, fates_of, kind_of_step
 from svod.bench.roofline import Ceilings, known_ceilings
-from svod.compile.cpu.host import host_target
+from svod.compile.backend import backend_named
 from svod.config import data_dir
 from svod.core.cost.op_count import count_operations
 from svod.core.ir.serialize import data_to_ast
@@ -20,8 +19,8 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest
-from svod.core.machine.target import Target
-from svod.errors import DeviceError, SvodError
+from svod.core.machine.target import HOST, Target
+from svod.errors import SvodError
 from svod.tune.db import Kernel as KernelRecord
 from svod.tune.db import Measurement, Origin, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.winners import Winner
@@ -81,12 +80,7 @@ def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | No
 
 def _machine_of(key: str) -> Target | None:
     """The Target with that key, where it is this machine's with some number of threads."""
-    threads = re.search(r"/t(\d+)$", key)
-    try:
-        target = host_target(int(threads[1])) if threads and 0 < int(threads[1]) <= 4096 else host_target()
-    except DeviceError:
-        return None
-    return target if target.key == key else None
+    return backend_named(HOST).target_with(key)
 
 
 def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None, machine: Target | None, courses: Sequence[Course],

@@ -23,7 +23,7 @@ def test_kernels_and_what_is_compiled_are_counted(monkeypatch: pytest.MonkeyPatc
     def layers(x: Tensor) -> Tensor:
         return (x @ weights[0]).contiguous() @ weights[1]
     monkeypatch.setitem(experiment.MODELS, "layers", lambda: (layers, (37, 37)))
-    compile_object = importlib.import_module("svod.compile.device").compile_object
+    compile_object = importlib.import_module("svod.compile.cpu.backend").compile_object
     found = []
     for _ in range(2):
         experiment.measure("layers")
@@ -34,4 +34,4 @@ def test_kernels_and_what_is_compiled_are_counted(monkeypatch: pytest.MonkeyPatc
     kernels, distinct, modules = found[0]
     assert kernels > distinct and modules >= distinct
     assert found[1] == (kernels, distinct, 0)       # the code of the first run is in memory
-    assert importlib.import_module("svod.compile.device").compile_object is compile_object
+    assert importlib.import_module("svod.compile.cpu.backend").compile_object is compile_object

@@ -10,7 +10,7 @@ import pytest
 
 import svod
 from svod import Tensor
-from svod.compile import device
+from svod.compile.cpu import backend
 from svod.compile.plan import compiler as compiler_module
 from svod.config import PrepareConfig
 from tests.models.test_models import module_of
@@ -20,13 +20,13 @@ LAYERS, TOKENS, HIDDEN = 12, 16, 48
 
 def test_twelve_equal_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    compile_object: Callable[..., bytes] = device.compile_object
+    compile_object: Callable[..., bytes] = backend.compile_object
 
     def counted(ir: str, *args: Any, **more: Any) -> bytes:
         compiled.append(ir)
         return compile_object(ir, *args, **more)
 
-    monkeypatch.setattr(device, "compile_object", counted)
+    monkeypatch.setattr(backend, "compile_object", counted)
     block_of = module_of("bert_block", monkeypatch).BertBlock
     blocks = [block_of(hidden=HIDDEN, heads=4, intermediate=4 * HIDDEN, seed=i) for i in range(LAYERS)]
 

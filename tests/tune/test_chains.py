@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from svod.compile import device
+from svod.compile.cpu import backend
 from svod.compile.cpu.host import host_target
 from svod.compile.object_cache import ObjectCache
 from svod.compile.plan import compiler as compiler_module
@@ -57,13 +57,13 @@ def test_a_chain_that_was_asked_for_is_an_error(error: SvodError) -> None:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The modules that LLVM was given."""
     modules: list[str] = []
-    original: Callable[..., bytes] = device.compile_object
+    original: Callable[..., bytes] = backend.compile_object
 
     def counted(ir: str, *args: Any, **more: Any) -> bytes:
         modules.append(ir)
         return original(ir, *args, **more)
 
-    monkeypatch.setattr(device, "compile_object", counted)
+    monkeypatch.setattr(backend, "compile_object", counted)
     return modules
 
 
@@ -105,13 +105,13 @@ def test_of_the_kernels_in_memory_the_first_in_goes_first(compiled: list[str]) -
 
 def test_the_heuristic_is_asked_once_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    original: Callable[[Any], Any] = compiler_module.heuristic
+    original: Callable[[Any], Any] = backend.heuristic
 
     def counted(state: Any) -> Any:
         asked.append(state.kernel.key)
         return original(state)
 
-    monkeypatch.setattr(compiler_module, "heuristic", counted)
+    monkeypatch.setattr(backend, "heuristic", counted)
     compiler = Compiler(host_target(1), ObjectCache(None), 2)
     a, b, c = KERNELS
     chains = [compiler.heuristic(k) for k in (a, b, a, b, c, a)]    # c puts out a

@@ -24,6 +24,7 @@ from svod.bench.report.markup import Markup, join, tag
 from svod.bench.report.parts import kernel_title, over_best_peer, over_heuristic, peer_names, search_seconds
 from svod.bench.results import CaseResult, Run
 from svod.bench.summary import ALL, BEST_PEER, group_results, suite_results
+from svod.core.machine.target import threads_of
 from svod.errors import ConfigError
 from svod.system import quantities as q
 from svod.system.files import write_text
@@ -143,9 +144,9 @@ def _subtitle(view: Overview, tuning: Tuning | None) -> str:
     else:
         assert tuning is not None, "there is something to show"
         when = max((c.started for c in tuning.courses), default=0.0)
-        threads = tuning.target.rsplit("/t", 1)[-1]
+        threads = threads_of(tuning.target)
         parts = [
-            f"{threads} thread{'s' * (threads != '1')}" if threads.isdigit() else "",
+            f"{threads} thread{'s' * (threads != 1)}" if threads is not None else "",
             datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d") if when else "",
             tuning.compiler,
             tuning.database,

@@ -6,21 +6,19 @@ heuristic; what the database answers with code that is still today's is not sear
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from svod.bench.roofline import Ceilings
-from svod.compile.cpu.host import host_target
+from svod.compile.backend import backend_named
 from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
 from svod.config import PrepareConfig
 from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
-from svod.core.machine.target import Target
+from svod.core.machine.target import HOST, Target
 from svod.core.schedule.family import family_key
-from svod.errors import DeviceError
 from svod.tune.capture import Capture, CapturedPlan, News
 from svod.tune.chains import choose
 from svod.tune.db import Search, TuningDB
@@ -63,19 +61,15 @@ class Row:
 
 def pick_target(capture: Capture) -> Target:
     """What to tune for: this machine, with as many threads as the plans that took most of the time were prepared for."""
+    backend = backend_named(HOST)
     weights: dict[str, float] = {}
     for plan in capture.plans:
         weights[plan.target] = weights.get(plan.target, 0.0) + plan.runs * sum(plan.seconds.values())
     for key in sorted(weights, key=lambda k: -weights[k]):
-        threads = re.search(r"/t(\d+)$", key)
-        if threads and 0 < int(threads[1]) <= 4096:
-            try:
-                target = host_target(int(threads[1]))
-            except DeviceError:
-                continue
-            if target.key == key:
-                return target
-    return host_target()
+        target = backend.target_with(key)
+        if target is not None:
+            return target
+    return backend.target()
 
 
 def compile_heuristics(kernels: Mapping[str, Kernel], compiler: Compiler) -> dict[str, Compiled]:

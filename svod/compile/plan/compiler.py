@@ -14,14 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from svod.compile.device import LLVM, CompilerPair, device_named
-from svod.compile.interpreted import InterpretedProgram
-from svod.compile.llvm.codegen import CODEGEN_REVISION, LoadedProgram
+from svod.compile.backend import Device, device_named
+from svod.compile.llvm.codegen import CODEGEN_REVISION
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.object_cache import CachedObject, ObjectCache, object_key
+from svod.compile.plan.plan_parts import LoadedCode
 from svod.compile.plan.stages import add_stage, build, lower_kernel, make_program, spec_of, stage_of
 from svod.config import PrepareConfig, object_cache_dir
-from svod.core.cost.sketch import heuristic
 from svod.core.ir.uop import Ops
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -51,7 +50,7 @@ class Compiled:
     """A kernel's code, ready to run."""
 
     spec: ProgramSpec
-    loaded: LoadedProgram | InterpretedProgram
+    loaded: LoadedCode
     linear: str               # digest of the LINEAR
     chain: Chain
     source: str
@@ -67,10 +66,11 @@ class Compiler:
     """Kernel + chain → code, each once per process (single flight) and once per object cache. Keeps the last `limit` in memory; the first
     in goes first."""
 
-    def __init__(self, target: Target, cache: ObjectCache, limit: int, pair: CompilerPair = LLVM):
-        self.target, self.cache, self.limit, self.pair = target, cache, limit, pair
-        self.device = f"{target.device}:{pair.name}"
-        self.generator = f"{pair.key}, source {source_digest('core', 'compile')}"   # other code may come from other sources
+    def __init__(self, target: Target, cache: ObjectCache, limit: int, device: Device | None = None):
+        self.target, self.cache, self.limit = target, cache, limit
+        self.backend, self.pair = device or device_named(target.device)
+        self.device = f"{target.device}:{self.pair.name}"
+        self.generator = f"{self.pair.key}, source {source_digest('core', 'compile')}"   # other code may come from other sources
         self._made: OrderedDict[str, Compiled] = OrderedDict()
         self._heuristics: OrderedDict[str, Chain] = OrderedDict()
         self._lock = threading.Lock()
@@ -128,7 +128,7 @@ class Compiler:
                 return tuple(Opt.from_json(o) for o in entry.remarks["chain"])
             except (KeyError, KernelOptError):
                 log.info("the remembered heuristic of %s cannot be read and is found anew", kernel.key[:12])
-        chain = heuristic(Scheduler(kernel, self.target)).applied_opts
+        chain = self.backend.heuristic(Scheduler(kernel, self.target)).applied_opts
         empty = ProgramSpec("heuristic", (), (), (), ())
         self.cache.put(key, CachedObject(empty, b"", {"chain": [o.to_json() for o in chain]}))
         return chain
@@ -154,12 +154,12 @@ remake_after_fork(sys.modules[__name__], "_compilers_lock", threading.Lock)
 def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
     """The process's Compiler for a target, a device's pair and an object cache. Raises UnsupportedError for a device that is not there."""
     directory = object_cache_dir(config.object_cache)
-    pair = device_named(config.device or target.device).pair
-    key = (target, directory, config.opt_cache_max, pair.name)
+    device = device_named(config.device or target.device)
+    key = (target, directory, config.opt_cache_max, device.pair.name)
     with _compilers_lock:
         found = _compilers.get(key)
         if found is None:
-            found = _compilers[key] = Compiler(target, ObjectCache(directory), config.opt_cache_max, pair)
+            found = _compilers[key] = Compiler(target, ObjectCache(directory), config.opt_cache_max, device)
     return found
 
 

@@ -13,12 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from svod.compile.interpreted import InterpretedProgram
-from svod.compile.llvm.codegen import LoadedProgram
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.plan.host_callback import HostProgram
 from svod.core.schedule.regions import Region, are_disjoint, find_overlap
@@ -59,12 +57,19 @@ class VariableSpec(NamedTuple):
         return tuple(h for h in self.hints if low <= h <= high) or tuple(sorted({low, (low + high) // 2, high}))
 
 
+class LoadedCode(Protocol):
+    """A program that a device's queue can launch. What it offers beside is between the compiler that made it and the queue."""
+
+    def close(self) -> None:
+        """Free the code. It must not be launched any more. Closing twice is allowed."""
+
+
 @dataclass(frozen=True)
 class PreparedKernel:
     """An item of a plan: a compiled program, or a function of Python, what it is applied to, and what people want to know about it."""
 
     spec: ProgramSpec
-    loaded: LoadedProgram | InterpretedProgram | HostProgram    # addresses by phase
+    loaded: LoadedCode | HostProgram
     buffers: tuple[int, ...]            # per slot of spec.params: index into the plan's buffers
     name: str = ""
     key: str = ""                       # kernel key of the tuning database
@@ -117,12 +122,17 @@ def variants_of(kernels: Sequence[PreparedKernel]) -> list[Variant]:
     return found
 
 
-class Segment(NamedTuple):
-    """A part of a run: as many `launches` as there are records at the address `begin`, in one native call, then functions of Python, by
-    their numbers among all kernels. `kernels`: the numbers of all that is run."""
+class Launches(NamedTuple):
+    """Launches that stand one after the other in a queue, from `first` on; what `first` means is the queue's."""
 
-    begin: int
-    launches: int
+    first: int
+    size: int
+
+
+class Segment(NamedTuple):
+    """A part of a run: `launches`, then functions of Python by their numbers among all kernels. `kernels`: the numbers of all that run."""
+
+    launches: Launches
     callbacks: tuple[int, ...]
     kernels: tuple[int, ...]
 
@@ -145,6 +155,17 @@ def names_of(kernel: PreparedKernel) -> dict[str, str]:
     return {name: kernel.variables[int(name[1:])].name for name in kernel.spec.variables}
 
 
+def variables_of(kernels: Sequence[PreparedKernel]) -> dict[str, VariableSpec]:
+    """The variables of a plan by name, without buckets. Raises LaunchError for one with different bounds in two kernels."""
+    found: dict[str, VariableSpec] = {}
+    for known in (v for k in kernels for v in k.variables):
+        other = found.setdefault(known.name, known._replace(bucket=None))
+        if (other.min, other.max) != (known.min, known.max):
+            raise LaunchError(f"variable {known.name} has bounds [{known.min}, {known.max}] in one kernel of the plan and "
+                              f"[{other.min}, {other.max}] in another")
+    return found
+
+
 def check_launches(kernels: Sequence[PreparedKernel], values: Mapping[str, int]) -> None:
     """Raise LaunchError for a launch that these values of the plan's variables make impossible."""
     for kernel in kernels:
@@ -157,6 +178,17 @@ def region_in(kernel: PreparedKernel, buffer: int, nbytes: int) -> Region:
     """The bytes of a buffer of `nbytes` that a kernel reaches."""
     found = [kernel.regions[slot] for slot, b in enumerate(kernel.buffers) if b == buffer] if kernel.regions else []
     return found[0] if len(found) == 1 else Region(0, nbytes)
+
+
+def temporary_numbers(kernels: Sequence[PreparedKernel], end: int) -> list[range]:
+    """The indices of each kernel's temporaries: after those of the buffers, in order of level; `end` is the one after the last."""
+    number = end - sum(len(k.spec.temps) for k in kernels)
+    found = [range(0)] * len(kernels)
+    for group in levels_of(kernels):
+        for i in group:
+            found[i] = range(number, number + len(kernels[i].spec.temps))
+            number = found[i].stop
+    return found
 
 
 @dataclass(frozen=True)
@@ -196,32 +228,13 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
     last_level = -1
     written: set[int] = set()
     for kernel in kernels:
-        spec, name = kernel.spec, _name(kernel)
-        if not kernel.is_callback:
-            spec.check()
         if kernel.level is not None:
             if kernel.level < last_level:
-                raise LaunchError(f"kernel {name} of level {kernel.level} comes after one of level {last_level}; order them by level")
+                raise LaunchError(f"kernel {kernel_name(kernel)} of level {kernel.level} comes after one of level {last_level}; order them "
+                                  "by level")
             last_level = kernel.level
-        if len(kernel.buffers) != len(spec.params):
-            raise LaunchError(f"kernel {name} takes {len(spec.params)} buffers and was given {len(kernel.buffers)}")
-        if len(kernel.loaded.addresses) != len(spec.phases) or 0 in kernel.loaded.addresses:
-            raise LaunchError(f"kernel {name} has {len(spec.phases)} phases; its code has the addresses {kernel.loaded.addresses}")
-        for slot, index in enumerate(kernel.buffers):
-            if not 0 <= index < len(buffers):
-                raise LaunchError(f"kernel {name}, slot {slot}: buffer {index} was asked for; the plan has {len(buffers)}")
-            dtype, size = spec.params[slot]
-            offset = kernel.offsets[slot] if kernel.offsets else 0
-            # bounds of variables are wider in a kernel than in a plan
-            end = kernel.regions[slot].end if kernel.variables and kernel.regions else offset + size * dtype.itemsize
-            if offset < 0 or buffers[index].nbytes < end:
-                after = f" after byte {offset}" if offset else ""
-                raise LaunchError(f"kernel {name}, slot {slot}: {size} elements of {dtype.name} need {size * dtype.itemsize} bytes{after}; "
-                                  f"buffer {index} has {buffers[index].nbytes}")
-        for index in written_by(kernel):
-            if buffers[index].kind == "constant":
-                raise LaunchError(f"kernel {name} writes buffer {index}, a constant of the plan")
-            written.add(index)
+        _check_arguments(kernel, buffers)
+        written |= written_by(kernel)
     for index, buffer in enumerate(buffers):
         if buffer.kind not in get_args(BufferKind):
             raise LaunchError(f"buffer {index}: kind {buffer.kind!r} is not known; use one of {', '.join(get_args(BufferKind))}")
@@ -231,6 +244,29 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
             raise LaunchError(f"buffer {index} is {buffer.kind} and has no array")
     for variant in variants_of(kernels):
         _check_order(variant.chosen, buffers)
+
+
+def _check_arguments(kernel: PreparedKernel, buffers: Sequence[PlanBuffer]) -> None:
+    """A kernel gets a large enough buffer for each parameter, and writes no constant."""
+    spec, name = kernel.spec, kernel_name(kernel)
+    if not kernel.is_callback:
+        spec.check()
+    if len(kernel.buffers) != len(spec.params):
+        raise LaunchError(f"kernel {name} takes {len(spec.params)} buffers and was given {len(kernel.buffers)}")
+    for slot, index in enumerate(kernel.buffers):
+        if not 0 <= index < len(buffers):
+            raise LaunchError(f"kernel {name}, slot {slot}: buffer {index} was asked for; the plan has {len(buffers)}")
+        dtype, size = spec.params[slot]
+        offset = kernel.offsets[slot] if kernel.offsets else 0
+        # bounds of variables are wider in a kernel than in a plan
+        end = kernel.regions[slot].end if kernel.variables and kernel.regions else offset + size * dtype.itemsize
+        if offset < 0 or buffers[index].nbytes < end:
+            after = f" after byte {offset}" if offset else ""
+            raise LaunchError(f"kernel {name}, slot {slot}: {size} elements of {dtype.name} need {size * dtype.itemsize} bytes{after}; "
+                              f"buffer {index} has {buffers[index].nbytes}")
+    for index in written_by(kernel):
+        if buffers[index].kind == "constant":
+            raise LaunchError(f"kernel {name} writes buffer {index}, a constant of the plan")
 
 
 def _check_order(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:
@@ -244,7 +280,8 @@ def _check_order(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer
             outs = written_by(kernels[i])
             for index in kernels[i].buffers:
                 if index not in outs and index not in written and buffers[index].kind == "intermediate":
-                    raise LaunchError(f"kernel {_name(kernels[i])} reads buffer {index}, an intermediate that no kernel before it writes")
+                    raise LaunchError(f"kernel {kernel_name(kernels[i])} reads buffer {index}, an intermediate that no kernel before it "
+                                      "writes")
                 users.setdefault(index, set()).add(i)
         written.update(writer)
         for index in writer:
@@ -288,11 +325,12 @@ def _check_overlap(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuff
 
 
 def _conflict(kernels: Sequence[PreparedKernel], writer: int, other: int, what: str) -> LaunchError:
-    return LaunchError(f"kernels {_name(kernels[writer])} and {_name(kernels[other])} share level {kernels[writer].level} and {what}, "
+    names = f"{kernel_name(kernels[writer])} and {kernel_name(kernels[other])}"
+    return LaunchError(f"kernels {names} share level {kernels[writer].level} and {what}, "
                        "which the first writes; kernels of one level run at the same time: give them different levels")
 
 
-def _name(kernel: PreparedKernel) -> str:
+def kernel_name(kernel: PreparedKernel) -> str:
     return kernel.name or kernel.spec.name
 
 

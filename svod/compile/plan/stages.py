@@ -15,20 +15,19 @@ from __future__ import annotations
 
 import dataclasses
 
-from svod.compile.device import CompilerPair, device_named
-from svod.compile.interpreted import InterpretedProgram
-from svod.compile.llvm.codegen import LoadedProgram
+from svod.compile.backend import CompilerPair, device_named
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program, ProgramSpec, derive_spec
 from svod.compile.lower.routines import lower_routine
+from svod.compile.plan.plan_parts import LoadedCode
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.launch import ONCE
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.machine.target import Target
+from svod.core.machine.target import HOST, Target
 from svod.errors import CompileError, KernelOptError
 
 STAGES = (Ops.SINK, Ops.DEVICE, Ops.LINEAR, Ops.SOURCE, Ops.BINARY)
@@ -36,7 +35,7 @@ _ARGS = {Ops.DEVICE: str, Ops.LINEAR: Program, Ops.SOURCE: str, Ops.BINARY: byte
 _NAMES = {Ops.SINK: "sink stage", Ops.DEVICE: "device", Ops.LINEAR: "linear stage", Ops.SOURCE: "source stage", Ops.BINARY: "binary stage"}
 
 
-def make_program(sink: UOp, device: str = "CPU", explicit: ProgramSpec | None = None) -> UOp:
+def make_program(sink: UOp, device: str = HOST, explicit: ProgramSpec | None = None) -> UOp:
     """PROGRAM(SINK, DEVICE) of a kernel AST. Raises UnsupportedError for a device that is not there, CompileError for what is no SINK."""
     device_named(device)
     program = UOp(Ops.PROGRAM, dtypes.void, (sink, UOp(Ops.DEVICE, dtypes.void, (), device)), explicit)
@@ -117,7 +116,7 @@ def build(program: UOp, target: Target, chain: tuple[Opt, ...] = ()) -> UOp:
     return program
 
 
-def load_program(program: UOp, target: Target) -> tuple[ProgramSpec, LoadedProgram | InterpretedProgram]:
+def load_program(program: UOp, target: Target) -> tuple[ProgramSpec, LoadedCode]:
     """How a PROGRAM with all stages is launched, and its code. Raises CompileError for a stage that is missing, or not what the device
     runs."""
     spec = spec_of(program, target)

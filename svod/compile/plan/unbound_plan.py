@@ -21,6 +21,7 @@ from svod.core.graph.callback import HostCall
 from svod.core.ir.dtype import DType
 from svod.core.ir.uop import UOp
 from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import HOST
 from svod.core.schedule.kernel_variables import with_bounds
 from svod.core.schedule.regions import regions_of
 from svod.errors import LaunchError
@@ -102,7 +103,7 @@ def _bounded(kernel: Kernel, variables: Sequence[VariableSpec]) -> UOp:
 
 
 def build_plan(outline: UnboundPlan, compiled: Mapping[str, Compiled], arrays: Sequence[np.ndarray[Any, Any] | None], *,
-               threads: int | None = None, planner: PlannerMode = "arena") -> ExecutionPlan:
+               threads: int | None = None, planner: PlannerMode = "arena", device: str = HOST) -> ExecutionPlan:
     """The plan that runs `outline` with the given code per kernel key. `arrays`: memory per buffer; None for intermediates and for
     inputs that are bound later. Raises LaunchError for an outline that cannot be run with that code and memory."""
     buffers = [PlanBuffer(b.nbytes, b.kind, a) for b, a in zip(outline.buffers, arrays, strict=True)]
@@ -123,7 +124,7 @@ def build_plan(outline: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
         kernels.append(PreparedKernel(code.spec, code.loaded, c.args, f"{c.name}_{i}", c.kernel, chain, code.source,
                                       code.why, c.origin, code.estimate, c.level, c.why,
                                       tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions, c.variables))
-    return ExecutionPlan(kernels, buffers, outline.outputs, threads=threads, planner=planner)
+    return ExecutionPlan(kernels, buffers, outline.outputs, threads=threads, planner=planner, device=device)
 
 
 def synthetic_arrays(outline: UnboundPlan, seed: int = 0) -> list[np.ndarray[Any, Any] | None]:

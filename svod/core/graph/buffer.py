@@ -18,6 +18,7 @@ from svod.core.graph import graph
 from svod.core.graph.allocator import LARGE, LARGE_ARRAYS
 from svod.core.ir.dtype import DType, to_numpy
 from svod.core.ir.uop import Ops, UOp
+from svod.core.machine.target import HOST
 from svod.errors import DeviceError
 
 ALIGNMENT = 64
@@ -41,12 +42,12 @@ class Buffer:
 
     __slots__ = ("__weakref__", "_array", "_source", "closed", "device", "dtype", "read_only", "size")
 
-    def __init__(self, dtype: DType, size: int, device: str = "CPU", array: Array | None = None) -> None:
+    def __init__(self, dtype: DType, size: int, device: str = HOST, array: Array | None = None) -> None:
         """Storage over `array` (flat, C-contiguous, of the right type and size; shared, not copied), or none yet.
 
         Raises DeviceError for an array that does not fit and for a device without NumPy memory."""
-        if device != "CPU":
-            raise DeviceError(f"a buffer on {device}: NumPy memory is on the device 'CPU' only")
+        if device != HOST:
+            raise DeviceError(f"a buffer on {device}: NumPy memory is on the device {HOST!r} only")
         self.dtype, self.size, self.device = dtype, size, device
         self.read_only = False
         self.closed = ""        # why there is no memory to be had, while there is none; binding an array opens the buffer

@@ -24,6 +24,7 @@ from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import ALU, COMPARISONS, MOVEMENT, Ops, UOp
 from svod.core.ir.variable import Dim, is_symbolic, layout_shape, lower, number_of, upper, upper_shape
+from svod.core.machine.target import HOST
 from svod.errors import DTypeError, ScheduleError, ShapeError
 
 Shape = tuple[int, ...]
@@ -323,13 +324,13 @@ def normalize_axes(name: str, axes: int | Sequence[int] | None, rank: int) -> Sh
 
 
 # -- sources ------------------------------------------------------------------------------------
-def buffer(dtype: DType, size: int, device: str = "CPU") -> UOp:
+def buffer(dtype: DType, size: int, device: str = HOST) -> UOp:
     """A new BUFFER, different from every other: storage of `size` elements. Shape `(size,)`."""
     unique = UOp(Ops.UNIQUE, dtypes.void, (), next(_unique_ids))
     return UOp(Ops.BUFFER, dtype, (unique, UOp(Ops.DEVICE, dtypes.void, (), device)), size)
 
 
-def new_memory(dtype: DType, size: int, device: str = "CPU") -> UOp:
+def new_memory(dtype: DType, size: int, device: str = HOST) -> UOp:
     """A BUFFER for `assign`, different from every other, whose memory whoever computes what is assigned to it makes anew each time."""
     unique = UOp(Ops.LUNIQUE, dtypes.void, (), f"memory{next(_unique_ids)}")
     return UOp(Ops.BUFFER, dtype, (unique, UOp(Ops.DEVICE, dtypes.void, (), device)), size)
@@ -562,7 +563,7 @@ def callback(function: HostFunction, results: Sequence[tuple[DType, Shape]], sev
     """The results of a function of Python (`svod.core.graph.callback`), called when they are computed. Operands get buffers of their own,
     with the strides of their largest shapes; results without elements are constants."""
     given = tuple([(x.dtype, shape_of(x)) for x in operands])
-    sources = tuple([x if is_padding_view(x) else copy(x, "CPU") if is_symbolic(shape_of(x)) else contiguous(x)
+    sources = tuple([x if is_padding_view(x) else copy(x, HOST) if is_symbolic(shape_of(x)) else contiguous(x)
                      for x in operands if 0 not in shape_of(x)])
     return tuple([_made(UOp(Ops.CUSTOM_FUNCTION, dtype, sources, (CALLBACK, (function, tuple(results), given, several, i))))
                   for i, (dtype, _) in enumerate(results)])

@@ -23,6 +23,7 @@ from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
 from svod.core.ir.variable import is_symbolic
+from svod.core.machine.target import HOST
 
 MOST_SELECTS = 8      # parts that one kernel selects between
 
@@ -35,7 +36,7 @@ def expand_joins(sink: UOp) -> UOp:
     if not any(u.op is Ops.CAT for u in order):
         return sink
     stored, inside = _forms(order)
-    device = next((u.src[1] for u in order if u.op is Ops.BUFFER), UOp(Ops.DEVICE, dtypes.void, (), "CPU"))
+    device = next((u.src[1] for u in order if u.op is Ops.BUFFER), UOp(Ops.DEVICE, dtypes.void, (), HOST))
     done: dict[UOp, UOp] = {}
     buffers = 0
     for u in order:

@@ -8,6 +8,7 @@ from typing import Any
 from svod.core.ir.dtype import DType
 
 NO_LIMIT = (1 << 63) - 1
+HOST = "CPU"     # the device whose memory NumPy arrays are in, and where values are computed unless another device is named
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Target:
     has_masked_memory: bool = True  # masked vector loads and stores are single instructions
     group_threads: int = 0          # most threads of a group; 0: the target has no groups
     shared_bytes: int = 0           # memory that the threads of a group share
-    device: str = "CPU"
+    device: str = HOST
     global_limits: tuple[int, int, int] = (NO_LIMIT, NO_LIMIT, NO_LIMIT)    # groups that a launch may have along its dimensions
     local_limits: tuple[int, int, int] = (NO_LIMIT, NO_LIMIT, NO_LIMIT)     # positions that a group may have along its dimensions
     dot_cost: Callable[[str], float] | None = field(default=None, compare=False, repr=False)
@@ -53,8 +54,26 @@ class Target:
     @property
     def key(self) -> str:
         """The readable identity under which winners are stored, e.g. `x86_64/znver5/avx512f,bf16/l1 48k/l2 1m/l3 32m/t2`."""
-        def size(n: int) -> str:
-            return f"{n >> 20}m" if n and n % (1 << 20) == 0 else f"{n >> 10}k"
         features = (*self.features, *(() if self.uses_intrinsics else ("tc=0",)))
-        return (f"{self.arch}/{self.cpu}/{','.join(features)}/l1 {size(self.l1)}/l2 {size(self.l2)}"
-                f"/l3 {size(self.l3)}/t{self.threads}")
+        parts = (self.arch, self.cpu, ",".join(features), _size(self.l1), _size(self.l2), _size(self.l3), str(self.threads))
+        return "/".join(prefix + part for prefix, part in zip(KEY_FIELDS.values(), parts, strict=True))
+
+
+def _size(n: int) -> str:
+    """Bytes in the unit of a key: 48k, 1m."""
+    return f"{n >> 20}m" if n and n % (1 << 20) == 0 else f"{n >> 10}k"
+
+
+KEY_FIELDS = {"architecture": "", "CPU": "", "features": "", "l1 cache": "l1 ", "l2 cache": "l2 ", "l3 cache": "l3 ", "threads": "t"}
+"""The fields of a target's key in their order, each with the prefix of its value."""
+
+
+def parse_key(key: str) -> dict[str, str]:
+    """The fields of a target's key: name → value without its prefix. A key of another form gives the fields that it has."""
+    return {name: part.removeprefix(prefix) for (name, prefix), part in zip(KEY_FIELDS.items(), key.split("/"), strict=False)}
+
+
+def threads_of(key: str) -> int | None:
+    """The number of threads that a target's key says; None where it says none."""
+    threads = parse_key(key).get("threads", "")
+    return int(threads) if threads.isdecimal() else None

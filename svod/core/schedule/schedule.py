@@ -28,6 +28,7 @@ from svod.core.ir.origin import origin_of
 from svod.core.ir.param import Param
 from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import Dim
+from svod.core.machine.target import HOST
 from svod.core.schedule.axes import merge_ranges, split_ranges
 from svod.core.schedule.calls import Invocation, arguments_of, kernel_of_call, programs_of, unroll, written_slots
 from svod.core.schedule.canonical import canonicalize
@@ -202,7 +203,7 @@ def explain_schedule(sink: UOp, constants: frozenset[UOp] = frozenset()) -> Expl
 class _Builder:
     def __init__(self, graph: Normalized, constants: frozenset[UOp], remember: bool):
         self.graph, self.constants, self.remember = graph, constants, remember
-        self.device = next((u.src[1] for u in graph.sink.walk(Ops.BUFFER)), UOp(Ops.DEVICE, dtypes.void, (), "CPU"))
+        self.device = next((u.src[1] for u in graph.sink.walk(Ops.BUFFER)), UOp(Ops.DEVICE, dtypes.void, (), HOST))
         self.lunique = 0
         self.buffer_of: dict[UOp, UOp] = {}        # realised node → its new buffer
         # constants that a routine or a call reads from memory

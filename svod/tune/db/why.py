@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from svod.core.machine.target import KEY_FIELDS, parse_key
 from svod.tune.db.records import Kernel, Measurement, Search, Verdict
 from svod.tune.db.schema import LAYER_NAMES
 from svod.tune.db.winners import Winner, barred_revisions, drawback, rejection
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 MAX_REASONS = 3         # of candidates that failed, said one by one
 MAX_REASON = 160        # characters of one
 
-#: The parts of a target key, in its order; the last three carry a prefix.
-TARGET_FIELDS = ("architecture", "CPU", "features", "l1 cache", "l2 cache", "l3 cache", "threads")
 
 
 class Explanation(NamedTuple):
@@ -132,17 +131,18 @@ def describe_searches(searches: Sequence[Search]) -> list[str]:
 def first_difference(asked: str, stored: str) -> tuple[str, str, str]:
     """The first field in which two target keys differ: its name, what was asked, what was stored. A feature list shows only what the
     other lacks."""
-    a, b = asked.split("/"), stored.split("/")
-    for name, x, y in zip(TARGET_FIELDS, a, b, strict=False):
+    a, b = parse_key(asked), parse_key(stored)
+    for name, x, y in ((name, a[name], b[name]) for name in a if name in b):
         if x == y:
             continue
         if name == "features":
             left, right = set(x.split(",")), set(y.split(","))
             return name, ",".join(sorted(left - right)), ",".join(sorted(right - left))
-        return name, x.removeprefix(name[:2] + " ").removeprefix("t"), y.removeprefix(name[:2] + " ").removeprefix("t")
+        return name, x, y
     return "target", asked, stored
 
 
 def _common_parts(asked: str, stored: str) -> int:
     """How many leading fields two target keys share, threads least of all."""
-    return sum(1 << (len(TARGET_FIELDS) - i) for i, (x, y) in enumerate(zip(asked.split("/"), stored.split("/"), strict=False)) if x == y)
+    a, b = parse_key(asked), parse_key(stored)
+    return sum(1 << (len(KEY_FIELDS) - i) for i, name in enumerate(KEY_FIELDS) if name in a and a[name] == b.get(name))

@@ -22,8 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from svod.bench.race import Ratio, confirm, paired_ratio, race
 from svod.bench.timer import Contestant, Samples, Screening, deadline, sample_again, screen_one
-from svod.compile.llvm.codegen import LoadedProgram, compile_object
-from svod.compile.llvm.render import render
+from svod.compile.backend import device_named
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
 from svod.compile.plan.execution_plan import ExecutionPlan
@@ -60,6 +59,7 @@ class Context:
     def __init__(self, setup: Setup) -> None:
         self.kernel = Kernel(data_to_ast(setup.ast))
         self.target = setup.target
+        self.device = device_named(self.target.device)
         self.base = Scheduler(self.kernel, self.target)
         self.programs: OrderedDict[str, Program] = OrderedDict()
         self.loaded: OrderedDict[tuple[str, bool], Runner] = OrderedDict()
@@ -131,13 +131,13 @@ class Runner:
 
     def __init__(self, context: Context, built: Built) -> None:
         self.context, self.spec = context, built.spec
-        self.code = LoadedProgram(built.object, built.symbols)
+        self.code = context.device.pair.load(built.object, built.spec)
         self.plan = self.make_plan()
 
     def make_plan(self) -> ExecutionPlan:
         constants = [p.arg.slot for p in self.context.kernel.params if p.arg.constant]
         return ExecutionPlan.of_kernel(self.spec, self.code, self.context.buffers.arrays, threads=self.context.target.threads,
-                                       constants=constants)
+                                       constants=constants, device=self.context.target.device)
 
     @property
     def runs_once(self) -> bool:
@@ -197,7 +197,7 @@ def compile_candidate(item: tuple[Sequence[Any], bool], context: Context) -> Bui
     chain, passes = item
     program = context.program(chain)
     started = time.perf_counter()
-    code = compile_object(render(program, context.target, aligned=not passes), context.target, passes)
+    code = context.device.pair.binary_of(program, context.target, optimize=passes)
     symbols = tuple(p.symbol for p in program.spec.phases)
     return Built(code, symbols, program.spec, program.digest, time.perf_counter() - started, passes)
 

@@ -13,8 +13,8 @@ import pytest
 
 import svod
 from svod import PrepareConfig, Tensor
+from svod.compile.backend import backend_named, device_named
 from svod.compile.cpu.host import host_target
-from svod.compile.device import device_named
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
@@ -35,7 +35,7 @@ from tests.draws import count
 from tests.hand_kernels import HAND, Ast, number
 
 TARGET = host_target(2)
-DEVICES = [f"CPU:{pair.name}" for pair in device_named("CPU").pairs]
+DEVICES = [f"CPU:{pair.name}" for pair in backend_named("CPU").compilers]
 F32, INDEX = dtypes.float32, dtypes.index
 N = UOp(Ops.DEFINE_VAR, INDEX, (), ("v0", 0, 64))
 M = UOp(Ops.DEFINE_VAR, INDEX, (), ("v1", 1, 9))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from svod import PrepareConfig, Tensor
+from svod.compile.backend import CompilerPair, backend_named, device_named
 from svod.compile.cpu.host import host_target
-from svod.compile.device import CompilerPair, device_named
-from svod.compile.interpreted import InterpretedProgram
+from svod.compile.cpu.interpreted import InterpretedProgram
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import PhaseSpec, Program
 from svod.compile.object_cache import CachedObject, ObjectCache
@@ -22,12 +22,12 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.errors import CompileError, UnsupportedError
 from tests.hand_kernels import HAND
 
-PAIRS = device_named("CPU").pairs
+PAIRS = backend_named("CPU").compilers
 
 
 def test_names_of_devices() -> None:
     """The number of a device is no part of what its code depends on."""
-    assert device_named("cpu") is device_named("CPU:0") is device_named("CPU")
+    assert device_named("cpu") == device_named("CPU:0") == device_named("CPU")
     assert device_named("CPU").pair.name == "llvm" and device_named("cpu:Interpreter").pair.name == "interpreter"
     assert len({p.key for p in PAIRS}) == len(PAIRS) == 2
     for name, said in (("CUDA:1", "the device 'CUDA:1': svod runs on the CPU only; unset SVOD_DEVICE"),
@@ -117,7 +117,7 @@ def test_an_interrupt_in_an_interpreted_kernel_is_raised_by_the_plan_that_ran_it
     arrays = [np.zeros(size, to_numpy(dtype)) for dtype, size in program.spec.params]
     plan = ExecutionPlan.of_kernel(program.spec, loaded, arrays)
     other = plan.replicate()
-    native = plan._run
+    native = plan._queue._run
     overtook: list[bool] = []
 
     def overtaken(words: int) -> None:
@@ -132,7 +132,7 @@ def test_an_interrupt_in_an_interpreted_kernel_is_raised_by_the_plan_that_ran_it
     run_phase = InterpretedProgram._run
     with monkeypatch.context() as patched:
         patched.setattr(InterpretedProgram, "_run", interrupt)
-        patched.setattr(plan, "_run", overtaken)
+        patched.setattr(plan._queue, "_run", overtaken)
         with pytest.raises(KeyboardInterrupt):
             plan.execute()
     assert overtook and (other.outputs[0] == 1).all() and (arrays[0] == 0).all()

@@ -1,4 +1,4 @@
-"""Programs as LINEAR, run instruction by instruction in NumPy: what the second compiler of a device makes (`svod.compile.device`).
+"""Programs as LINEAR, run instruction by instruction in NumPy: what the second compiler of the CPU makes (`svod.compile.cpu.backend`).
 
     source    LINEAR as JSON            "binary"  the same, validated            loaded   a function per phase that interprets it
 
@@ -20,18 +20,17 @@ from svod.compile.lower.linear import validate
 from svod.compile.lower.program import Instr, Program, ProgramSpec
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import BY_NAME, DType, to_numpy
-from svod.core.machine.target import Target
 from svod.errors import CompileError
 
 
-def render_linear(program: Program, target: Target) -> str:
+def render_linear(program: Program) -> str:
     """LINEAR as text. Raises CompileError for code that its grammar does not have."""
     validate(program)
     phases = [[_to_data(instr) for instr in code] for code in program.code]
     return json.dumps(phases, separators=(",", ":"))
 
 
-def encode_linear(source: str, target: Target) -> bytes:
+def encode_linear(source: str) -> bytes:
     """The text as bytes. Raises CompileError for text that is no LINEAR."""
     _read(source)
     return source.encode()

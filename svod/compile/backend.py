@@ -1,0 +1,165 @@
+"""Backends: what svod asks of a family of devices. A backend is a folder of svod/compile and an entry of `BACKENDS`.
+
+    CPU, CPU:0          LINEAR → LLVM IR → an object
+    CPU:interpreter     LINEAR → itself, run instruction by instruction in NumPy: it tells whether lowering or LLVM made a wrong number
+
+    target       which machine it is, and its limits                    opts, the cost model and lowering ask it
+    compilers    LINEAR → source → binary → loaded code                 a plan and the search take the same way
+    heuristic    the chain of a kernel that nothing is known about
+    allocate     memory of a plan's own                                 intermediates and temporaries
+    queue        what runs the launches of a plan                       `plan.execute()`, and every timing of the search
+
+A backend has one or more compilers. The first one is used unless the name of the device says otherwise. The number in a name (CUDA:1) tells
+equal devices apart; they share their code, so keys hold the name without it.
+"""
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from svod.compile.lower.program import Program, ProgramSpec
+from svod.compile.object_cache import ObjectCache
+from svod.compile.plan.plan_parts import Launches, LoadedCode, PreparedKernel, Segment, Variant
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import HOST, Target, threads_of
+from svod.errors import DeviceError, UnsupportedError
+
+MOST_THREADS = 4096     # that a key may ask for
+BACKENDS = {HOST: "svod.compile.cpu.backend"}
+"""Device name → the module whose `BACKEND` it is, imported when the device is first asked for."""
+
+
+class CompilerPair(ABC):
+    """A renderer and a compiler: from a program to its source, its binary, and code that a queue can launch.
+
+    `key` names the pair and its version in the keys of the object cache. `optimize`: False gives code sooner and for buffers that begin
+    at a multiple of 64 bytes only; the search looks at most candidates this way. Each step raises CompileError for input that the step
+    before cannot have made."""
+
+    name: str
+    key: str
+
+    @abstractmethod
+    def render(self, program: Program, target: Target, optimize: bool = True) -> str:
+        """The source of a program."""
+
+    @abstractmethod
+    def compile(self, source: str, target: Target, optimize: bool = True) -> bytes:
+        """The binary of a source."""
+
+    @abstractmethod
+    def load(self, code: bytes, spec: ProgramSpec) -> LoadedCode:
+        """The binary in memory, ready to be launched."""
+
+    def binary_of(self, program: Program, target: Target, optimize: bool = True) -> bytes:
+        """The binary of a program."""
+        return self.compile(self.render(program, target, optimize), target, optimize)
+
+
+class Memory(Protocol):
+    """Memory that a backend has allocated. It is freed with the object."""
+
+    address: int
+
+
+class LaunchQueue(Protocol):
+    """Runs the launches of one plan. Kernels are told by their number in the plan; memory by the index of a buffer, or of a temporary
+    (numbered after the buffers). Arguments and variables keep their value until they are set again. One thread at a time calls it.
+
+    `threads`: host threads that a launch may use. `may_fail`: whether a launch can leave a failure for `take_failure`."""
+
+    threads: int
+    may_fail: bool
+
+    def segments(self, variant: Variant) -> tuple[Segment, ...]:
+        """What one run of a variant's kernels consists of."""
+
+    def kernel_launches(self, kernel: int) -> Launches:
+        """The launches of one kernel, without its phases that run once."""
+
+    def once_launches(self, kernel: int) -> Launches:
+        """The launches of a kernel's phases that run once, when the plan is made."""
+
+    def run(self, launches: Launches, times: int) -> None:
+        """Run launches `times` times, in order, and wait for the last."""
+
+    def take_failure(self) -> BaseException | None:
+        """What went wrong first since this was asked last, in code that cannot raise."""
+
+    def bind(self, index: int, address: int) -> None:
+        """Set the address of a buffer or temporary."""
+
+    def set_variable(self, name: str, value: int) -> None:
+        """Set a variable of the plan in every kernel that has it."""
+
+    def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
+        """Let a phase run iterations begin ≤ i < end only."""
+
+    def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
+        """The addresses and the values of variables that a kernel is given now."""
+
+
+class Backend(ABC):
+    """A family of devices."""
+
+    name: str
+    compilers: tuple[CompilerPair, ...]
+
+    @abstractmethod
+    def target(self, threads: int | None = None) -> Target:
+        """The device of this machine. `threads` caps the host threads that its launches use. Raises DeviceError where there is none."""
+
+    @abstractmethod
+    def heuristic(self, state: Scheduler) -> Scheduler:
+        """The state that a kernel runs in when nothing is known about it."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int, touch: bool = True) -> Memory:
+        """Memory on the device. `touch`: False for memory that is written before any launch is timed."""
+
+    @abstractmethod
+    def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
+              threads: int | None) -> LaunchQueue:
+        """The queue of a plan. `addresses`: of every buffer (0: bound later), then of every temporary in the order of
+        `temporary_numbers`. Raises LaunchError for code that does not fit its kernel."""
+
+    @abstractmethod
+    def start(self, cache: ObjectCache) -> None:
+        """Load what queues need, from the object cache where it is there. Called before a plan is made; queues work without."""
+
+    def target_with(self, key: str) -> Target | None:
+        """The device of this machine, with as many threads as a target's key says; None where that is not its key."""
+        threads = threads_of(key)
+        try:
+            target = self.target(threads if threads is not None and 0 < threads <= MOST_THREADS else None)
+        except DeviceError:
+            return None
+        return target if target.key == key else None
+
+
+class Device(NamedTuple):
+    """A backend and the compiler that a device's name selects."""
+
+    backend: Backend
+    pair: CompilerPair
+
+
+def device_named(name: str) -> Device:
+    """The device that a name means: 'CPU', 'cpu:0', 'CPU:interpreter'. Raises UnsupportedError for a device that svod does not have."""
+    base, _, rest = name.partition(":")
+    if base.upper() not in BACKENDS:
+        raise UnsupportedError(f"the device {name!r}: svod runs on the {', '.join(BACKENDS)} only; unset SVOD_DEVICE")
+    backend = backend_named(base)
+    for pair in backend.compilers:
+        if rest in ("", "0") or rest.lower() == pair.name:
+            return Device(backend, pair)
+    names = ", ".join(f"{backend.name}:{p.name}" for p in backend.compilers)
+    raise UnsupportedError(f"the device {name!r}: there is one {backend.name}; use {backend.name}, {names}")
+
+
+def backend_named(base: str) -> Backend:
+    """The backend of a device name without number and compiler."""
+    backend: Backend = importlib.import_module(BACKENDS[base.upper()]).BACKEND
+    return backend

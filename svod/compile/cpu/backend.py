@@ -1,0 +1,75 @@
+"""The CPU as a backend: LINEAR → LLVM IR → an object, or LINEAR interpreted; launches are run by the native runtime and its threads."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from svod.compile.backend import Backend, CompilerPair
+from svod.compile.cpu.host import host_target
+from svod.compile.cpu.interpreted import InterpretedProgram, encode_linear, render_linear
+from svod.compile.cpu.pool import Arena
+from svod.compile.cpu.queue import CpuQueue
+from svod.compile.cpu.runtime import runtime
+from svod.compile.llvm.codegen import COMPILER, LoadedProgram, compile_object
+from svod.compile.llvm.render import render
+from svod.compile.lower.program import Program, ProgramSpec
+from svod.compile.object_cache import ObjectCache
+from svod.compile.plan.plan_parts import PreparedKernel, Variant
+from svod.core.cost.sketch import heuristic
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import HOST, Target
+
+
+class Llvm(CompilerPair):
+    """LINEAR → LLVM IR → an object."""
+
+    name, key = "llvm", COMPILER
+
+    def render(self, program: Program, target: Target, optimize: bool = True) -> str:
+        return render(program, target, aligned=not optimize)
+
+    def compile(self, source: str, target: Target, optimize: bool = True) -> bytes:
+        return compile_object(source, target, passes=optimize)
+
+    def load(self, code: bytes, spec: ProgramSpec) -> LoadedProgram:
+        return LoadedProgram(code, [p.symbol for p in spec.phases])
+
+
+class Interpreter(CompilerPair):
+    """LINEAR as text, interpreted."""
+
+    name, key = "interpreter", "LINEAR, interpreted"
+
+    def render(self, program: Program, target: Target, optimize: bool = True) -> str:
+        return render_linear(program)
+
+    def compile(self, source: str, target: Target, optimize: bool = True) -> bytes:
+        return encode_linear(source)
+
+    def load(self, code: bytes, spec: ProgramSpec) -> InterpretedProgram:
+        return InterpretedProgram(code, spec)
+
+
+class Cpu(Backend):
+    """The processor that this process runs on."""
+
+    name = HOST
+    compilers = (Llvm(), Interpreter())
+
+    def target(self, threads: int | None = None) -> Target:
+        return host_target(threads)
+
+    def heuristic(self, state: Scheduler) -> Scheduler:
+        return heuristic(state)
+
+    def allocate(self, nbytes: int, touch: bool = True) -> Arena:
+        return Arena(nbytes, 0, touch=touch)
+
+    def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
+              threads: int | None) -> CpuQueue:
+        return CpuQueue(kernels, variants, addresses, threads)
+
+    def start(self, cache: ObjectCache) -> None:
+        runtime(cache)
+
+
+BACKEND = Cpu()

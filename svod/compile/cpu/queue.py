@@ -1,0 +1,244 @@
+"""The launch queue of the CPU: a plan's launches as records in one block of words, run by one native call.
+
+    words    header | records by kernel | launches by variant | arguments by kernel | variables by kernel
+
+    variant    records once more in order of level, a group's record for kernels that run at the same time | records inside groups
+
+The native runtime reads the block (layout: `svod.compile.cpu.runtime`). Binding an address or setting a variable writes into it.
+Single-core kernels of one level run at the same time: they become one launch whose iterations are the kernels.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from svod.compile.cpu import runtime as rt
+from svod.compile.cpu.interpreted import InterpretedProgram
+from svod.compile.cpu.pool import Pool, fit_launch
+from svod.compile.llvm.codegen import LoadedProgram
+from svod.compile.plan.plan_parts import (
+    Launches,
+    PreparedKernel,
+    Segment,
+    Variant,
+    address_of,
+    kernel_name,
+    levels_of,
+    names_of,
+    temporary_numbers,
+)
+from svod.errors import LaunchError
+
+_GROUP_CHUNKS = 8       # pieces per thread that the kernels of a level are taken in: taking one costs more than a small kernel
+_HEADER, _LAUNCH = rt.PLAN_BYTES // 8, rt.LAUNCH_BYTES // 8     # in words
+RECORDS, COUNT, POOL, SCRATCH, REPEATS = (offset // 8 for offset in (
+    rt.PLAN_RECORDS, rt.PLAN_COUNT, rt.PLAN_POOL, rt.PLAN_SCRATCH, rt.PLAN_REPEATS))
+ENTRY, ARGS, VARS, BEGIN, END, THREADS, CHUNKS = (offset // 8 for offset in (
+    rt.LAUNCH_ENTRY, rt.LAUNCH_ARGS, rt.LAUNCH_VARS, rt.LAUNCH_BEGIN, rt.LAUNCH_END, rt.LAUNCH_THREADS, rt.LAUNCH_CHUNKS))
+
+
+class CpuQueue:
+    """`svod.compile.backend.LaunchQueue` of the CPU. Its launches are addresses of records."""
+
+    def __init__(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
+                 threads: int | None) -> None:
+        self._interpreted: dict[InterpretedProgram, InterpretedProgram] = {}
+        self._entries = [self._entries_of(k) for k in kernels]
+        self.may_fail = bool(self._interpreted)
+        self._kernels = tuple(kernels)
+        self._native = rt.runtime()
+        self._run = self._native.run_plan
+        levels = {v: [[v.kernels[i] for i in group] for group in levels_of(v.chosen)] for v in variants}
+        wanted = max((phase.threads for k in kernels for phase in k.spec.phases), default=1)
+        if any(len(group) > 1 for own in levels.values() for group in own):
+            wanted = max(wanted, threads or os.cpu_count() or 1)
+        self.threads = max(1, wanted if threads is None else min(wanted, threads))
+        self._pool = Pool.get(self.threads)
+        self._scratch_bytes = max((phase.scratch_bytes for k in kernels for phase in k.spec.phases), default=0)
+        if self.threads > 1:
+            self._pool.prepare(self._scratch_bytes)
+        launches_at, arguments_at = self._make_block(levels)
+        self._spans: list[Launches] = []                    # per kernel: word of its first record, and their number
+        self._words_of: list[tuple[int, int]] = []          # per kernel: first words of its arguments and of its variables
+        self._arguments: dict[int, list[tuple[int, int]]] = {}      # index of memory → words that hold its address, and offsets into it
+        self._variables: dict[str, list[int]] = {}          # variable → words that hold its value
+        self._copies: dict[int, list[int]] = {}             # word of a record → words of its copies among the launches
+        self._write_kernels(arguments_at, addresses)
+        self._segments: dict[Variant, tuple[Segment, ...]] = {}
+        for variant, own in levels.items():
+            self._segments[variant], launches_at = self._write_launches(variant, own, launches_at)
+
+    def _entries_of(self, kernel: PreparedKernel) -> tuple[int, ...]:
+        """The addresses of a kernel's phases. Interpreted ones are copies: a plan takes the failures of its own runs only."""
+        code = kernel.loaded
+        if kernel.is_callback:
+            return ()
+        if isinstance(code, InterpretedProgram):
+            code = self._interpreted.setdefault(code, code.copy())
+        found = code.addresses if isinstance(code, (LoadedProgram, InterpretedProgram)) else ()
+        if len(found) != len(kernel.spec.phases) or 0 in found:
+            raise LaunchError(f"kernel {kernel_name(kernel)} has {len(kernel.spec.phases)} phases; its code has the addresses {found}")
+        return found
+
+    # -- the block of words -------------------------------------------------------------------------
+
+    def _make_block(self, levels: dict[Variant, list[list[int]]]) -> tuple[int, int]:
+        """Allocate the block: the words at which launches and arguments begin."""
+        kernels = self._kernels
+        launches_at = _HEADER + _LAUNCH * sum(len(k.spec.phases) for k in kernels)
+        arguments_at = launches_at
+        for variant, own in levels.items():
+            records = sum(len(k.spec.phases) for k in variant.chosen) + len(own) + sum(len(self._together(group)) for group in own)
+            arguments_at += _LAUNCH * records
+        words = arguments_at + sum(len(k.spec.params) + len(k.spec.temps) + len(k.spec.variables) for k in kernels)
+        block = np.zeros(words + 8, np.int64)
+        skip = -address_of(block) % 64 // 8
+        self._block = block[skip:]
+        self._base = address_of(self._block)
+        self._words = self._block.data
+        self._words[POOL] = self._pool.address if self.threads > 1 else 0
+        return launches_at, arguments_at
+
+    def _write_kernels(self, arguments_at: int, addresses: Sequence[int]) -> None:
+        """Write the records, arguments and variables of every kernel."""
+        words, position = self._words, _HEADER
+        variables_at = arguments_at + sum(len(k.spec.params) + len(k.spec.temps) for k in self._kernels)
+        temporaries = temporary_numbers(self._kernels, len(addresses))
+        for kernel, entries, temps in zip(self._kernels, self._entries, temporaries, strict=True):
+            self._words_of.append((arguments_at, variables_at))
+            self._spans.append(Launches(position, len(entries)))
+            for phase, entry in zip(kernel.spec.phases, entries, strict=True):
+                words[position + ENTRY] = entry
+                words[position + ARGS] = self._base + 8 * arguments_at
+                words[position + VARS] = self._base + 8 * variables_at
+                self._write_range(position, phase.threads, 0, phase.extent)
+                position += _LAUNCH
+            offsets = (*(kernel.offsets or (0,) * len(kernel.buffers)), *(0,) * len(temps))
+            for index, offset in zip((*kernel.buffers, *temps), offsets, strict=True):
+                words[arguments_at] = addresses[index] + offset
+                self._arguments.setdefault(index, []).append((arguments_at, offset))
+                arguments_at += 1
+            names = names_of(kernel)
+            for name in kernel.spec.variables:
+                self._variables.setdefault(names[name], []).append(variables_at)
+                variables_at += 1
+
+    def _write_range(self, position: int, threads: int, begin: int, end: int) -> None:
+        """Write into the record at `position` which iterations it runs, on how many threads and in how many chunks."""
+        threads, chunks = fit_launch(end - begin, threads, 0, self.threads)
+        self._words[position + BEGIN] = begin
+        self._words[position + END] = end
+        self._words[position + THREADS] = threads
+        self._words[position + CHUNKS] = chunks
+
+    def _write_launches(self, variant: Variant, levels: list[list[int]], position: int) -> tuple[tuple[Segment, ...], int]:
+        """Write the launches of a variant from `position` on: its segments, and the next free position."""
+        segments: list[Segment] = []
+        begin, count, ran = position, 0, []
+        inner_at = position + _LAUNCH * (sum(len(k.spec.phases) for k in variant.chosen) + len(levels))
+        for group in levels:
+            ran += group
+            together = self._together(group)
+            for kernel in group:
+                if kernel not in together:
+                    position = self._copy_phases(kernel, position)
+            if together:
+                position = self._write_group(together, position, inner_at)
+                inner_at += _LAUNCH * len(together)
+            count = (position - begin) // _LAUNCH
+            callbacks = tuple(i for i in group if self._kernels[i].is_callback)
+            if callbacks:
+                segments.append(Segment(self._launches(begin, count), callbacks, tuple(ran)))
+                begin, count, ran = position, 0, []
+        if count or not segments:
+            segments.append(Segment(self._launches(begin, count), (), tuple(ran)))
+        return tuple(segments), inner_at
+
+    def _launches(self, word: int, count: int) -> Launches:
+        """The launches of the records from a word of the block on."""
+        return Launches(self._base + 8 * word, count)
+
+    def _together(self, group: Sequence[int]) -> list[int]:
+        """The kernels of a level that become one launch."""
+        found = [i for i in group if self._kernels[i].single_core] if self.threads > 1 else []
+        return found if len(found) > 1 else []
+
+    def _write_group(self, kernels: Sequence[int], position: int, inner_at: int) -> int:
+        """Write one launch at `position` whose iterations are kernels, each with all its phases. The next free position."""
+        words, base = self._words, self._base
+        for n, i in enumerate(kernels):
+            own = self._repeated(i)
+            record = inner_at + n * _LAUNCH
+            words[record + ENTRY] = self._native.run_group
+            words[record + ARGS] = base + 8 * own.first
+            words[record + END] = own.size
+            words[record + THREADS] = words[record + CHUNKS] = 1
+        words[position + ENTRY] = self._native.run_group
+        words[position + ARGS] = base + 8 * inner_at
+        words[position + END] = len(kernels)
+        threads, chunks = fit_launch(len(kernels), self.threads, _GROUP_CHUNKS * self.threads, self.threads)
+        words[position + THREADS], words[position + CHUNKS] = threads, chunks
+        return position + _LAUNCH
+
+    def _repeated(self, kernel: int) -> Launches:
+        """The words of a kernel's records without those of phases that run once, which come first."""
+        first, count = self._spans[kernel]
+        once = sum(phase.once for phase in self._kernels[kernel].spec.phases)
+        return Launches(first + once * _LAUNCH, count - once)
+
+    def _copy_phases(self, kernel: int, position: int) -> int:
+        """Copy the records of a kernel, without those of phases that run once, to `position`. The next free position."""
+        first, count = self._repeated(kernel)
+        for source in range(first, first + count * _LAUNCH, _LAUNCH):
+            self._block[position:position + _LAUNCH] = self._block[source:source + _LAUNCH]
+            self._copies.setdefault(source, []).append(position)
+            position += _LAUNCH
+        return position
+
+    # -- what a plan asks ---------------------------------------------------------------------------
+
+    def segments(self, variant: Variant) -> tuple[Segment, ...]:
+        return self._segments[variant]
+
+    def kernel_launches(self, kernel: int) -> Launches:
+        return self._launches(*self._repeated(kernel))
+
+    def once_launches(self, kernel: int) -> Launches:
+        first, count = self._spans[kernel]
+        return self._launches(first, count - self._repeated(kernel).size)
+
+    def run(self, launches: Launches, times: int) -> None:
+        """One native call. An exception here is a signal that arrived meanwhile: native code runs to its end."""
+        words = self._words
+        words[RECORDS], words[COUNT] = launches
+        words[REPEATS] = times
+        if self.threads > 1 and not self._pool.ready:
+            self._pool.prepare(self._scratch_bytes)
+        if self._scratch_bytes:
+            words[SCRATCH] = self._pool.caller_scratch(self._scratch_bytes)
+        self._run(self._base)
+
+    def take_failure(self) -> BaseException | None:
+        failures = [failure for code in self._interpreted.values() if (failure := code.take_failure()) is not None]
+        return failures[0] if failures else None
+
+    def bind(self, index: int, address: int) -> None:
+        for position, offset in self._arguments.get(index, ()):
+            self._words[position] = address + offset
+
+    def set_variable(self, name: str, value: int) -> None:
+        for position in self._variables[name]:
+            self._words[position] = value
+
+    def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
+        first, threads = self._spans[kernel].first, self._kernels[kernel].spec.phases[phase].threads
+        for position in (first + phase * _LAUNCH, *self._copies.get(first + phase * _LAUNCH, ())):
+            self._write_range(position, threads, begin, end)
+
+    def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
+        k = self._kernels[kernel]
+        arguments_at, variables_at = self._words_of[kernel]
+        return (self._words[arguments_at:arguments_at + len(k.buffers)].tolist(),
+                self._words[variables_at:variables_at + len(k.variables)].tolist())
