@@ -1,0 +1,161 @@
+"""The toy device as a backend: LINEAR is its machine code, and `GridInterpreter` runs it."""
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from svod.compile.backend import Backend, CompilerPair
+from svod.compile.cpu.interpreted import InterpretedProgram, encode_linear, render_linear
+from svod.compile.lower.program import Program, ProgramSpec
+from svod.compile.object_cache import ObjectCache
+from svod.compile.plan.plan_parts import Launches, PreparedKernel, Segment, Variant, levels_of, names_of, temporary_numbers
+from svod.core.cost.sketch_facts import try_opt
+from svod.core.graph.buffer import Array
+from svod.core.ir.dtype import to_numpy
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import Target
+from tests.toy_backend.interpreter import run_phase
+from tests.toy_backend.target import TOY
+
+LOCAL_THREADS, REDUCERS = 8, 4
+
+
+class Grid(CompilerPair):
+    """LINEAR as text."""
+
+    name, key = "grid", "LINEAR on a grid"
+
+    def render(self, program: Program, target: Target, optimize: bool = True) -> str:
+        return render_linear(program)
+
+    def compile(self, source: str, target: Target, optimize: bool = True) -> bytes:
+        return encode_linear(source)
+
+    def load(self, code: bytes, spec: ProgramSpec) -> InterpretedProgram:
+        return InterpretedProgram(code, spec)
+
+
+class ToyMemory:
+    """Bytes of the toy device. They start as garbage."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.array = np.full(nbytes + 64, 0xA5, np.uint8)
+        self.address = -(-self.array.ctypes.data // 64) * 64
+
+
+class ToyQueue:
+    """Runs launches one after the other, each as a grid. A fault is raised where the plan runs."""
+
+    threads, may_fail = 1, False
+
+    def __init__(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int]) -> None:
+        self.kernels, self.addresses = kernels, list(addresses)
+        self.temps = temporary_numbers(kernels, len(addresses))
+        self.values: dict[str, int] = {}
+        self.ranges = {(k, p): (0, phase.extent) for k, kernel in enumerate(kernels) for p, phase in enumerate(kernel.spec.phases)}
+        self.recorded: list[tuple[tuple[int, int], ...]] = []       # (kernel, phase) of every list of launches
+        self.of_variant = {v: self._segments(v) for v in variants}
+        self.rng = random.Random(0)
+
+    def _record(self, kernels: Sequence[int], once: bool = False) -> Launches:
+        phases = [(k, p) for k in kernels for p, phase in enumerate(self.kernels[k].spec.phases) if phase.once == once]
+        self.recorded.append(tuple(phases))
+        return Launches(len(self.recorded) - 1, len(phases))
+
+    def _segments(self, variant: Variant) -> tuple[Segment, ...]:
+        found, waiting = [], []
+        for group in levels_of(variant.chosen):
+            numbers = [variant.kernels[i] for i in group]
+            waiting += numbers
+            callbacks = tuple(k for k in numbers if self.kernels[k].is_callback)
+            if callbacks:
+                found.append(Segment(self._record([k for k in waiting if k not in callbacks]), callbacks, tuple(waiting)))
+                waiting = []
+        if waiting or not found:
+            found.append(Segment(self._record(waiting), (), tuple(waiting)))
+        return tuple(found)
+
+    def segments(self, variant: Variant) -> tuple[Segment, ...]:
+        return self.of_variant[variant]
+
+    def kernel_launches(self, kernel: int) -> Launches:
+        return self._record([kernel])
+
+    def once_launches(self, kernel: int) -> Launches:
+        return self._record([kernel], once=True)
+
+    def run(self, launches: Launches, times: int) -> None:
+        for _ in range(times):
+            for kernel, phase in self.recorded[launches.first]:
+                self._launch(kernel, phase)
+
+    def _launch(self, number: int, phase: int) -> None:
+        kernel = self.kernels[number]
+        assert isinstance(kernel.loaded, InterpretedProgram)
+        addresses, _ = self.arguments(number)
+        args = [_bytes_at(address, size * dtype.itemsize).view(to_numpy(dtype))
+                for address, (dtype, size) in zip(addresses, kernel.spec.params, strict=True)]
+        temps = [_bytes_at(self.addresses[t], nbytes) for t, nbytes in zip(self.temps[number], kernel.spec.temps, strict=True)]
+        names = names_of(kernel)
+        values = {name: self.values[names[name]] for name in kernel.spec.variables}
+        run_phase(kernel.loaded.program, phase, args, temps, values, *self.ranges[number, phase], self.rng)
+
+    def take_failure(self) -> BaseException | None:
+        return None
+
+    def bind(self, index: int, address: int) -> None:
+        self.addresses[index] = address
+
+    def set_variable(self, name: str, value: int) -> None:
+        self.values[name] = value
+
+    def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
+        self.ranges[kernel, phase] = begin, end
+
+    def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
+        k = self.kernels[kernel]
+        offsets = k.offsets or (0,) * len(k.buffers)
+        return ([self.addresses[i] + offset for i, offset in zip(k.buffers, offsets, strict=True)],
+                [self.values.get(v.name, 0) for v in k.variables])
+
+
+def _bytes_at(address: int, nbytes: int) -> Array:
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+class Toy(Backend):
+    """A device whose launches are grids of groups of threads."""
+
+    name = TOY.device
+    compilers = (Grid(),)
+
+    def target(self, threads: int | None = None) -> Target:
+        return TOY
+
+    def start(self, cache: ObjectCache) -> None:
+        """Queues need nothing."""
+
+    def heuristic(self, state: Scheduler) -> Scheduler:
+        """Threads along the innermost output axis; a few of them share the outermost reduction."""
+        stage = state.kernel.stages[state.kernel.output]
+        axes = state.kernel.axes
+        if stage.outs:
+            state = try_opt(state, "LOCAL", axes[stage.outs[-1]].name, LOCAL_THREADS)
+        if stage.reds:
+            state = try_opt(state, "GROUP", axes[stage.reds[0]].name, REDUCERS)
+        return state
+
+    def allocate(self, nbytes: int, touch: bool = True) -> ToyMemory:
+        return ToyMemory(nbytes)
+
+    def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
+              threads: int | None) -> ToyQueue:
+        return ToyQueue(kernels, variants, addresses)
+
+
+BACKEND = Toy()

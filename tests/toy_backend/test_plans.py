@@ -1,0 +1,85 @@
+"""Plans of the toy device, from tensors to results: its folder and one entry of the registry are all that svod has of it."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from svod import Tensor, Variable
+from svod.compile.backend import BACKENDS
+from svod.config import OptimizerConfig, PrepareConfig
+from svod.core.graph.buffer import Array
+from svod.errors import CompileError, UnsupportedError
+from tests.toy_backend.backend import BACKEND, ToyQueue
+from tests.toy_backend.target import TOY
+
+RNG = np.random.default_rng(0)
+X, W, V = (RNG.standard_normal(shape).astype(np.float32) for shape in ((11, 18), (18, 13), (13, 7)))
+CONFIG = PrepareConfig(device=TOY.device, object_cache=":none:", db=":none:")
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, TOY.device, BACKEND.__module__)
+
+
+def softmax(x: Array) -> Array:
+    e: Array = np.exp(x - x.max(-1, keepdims=True))
+    rows: Array = e / e.sum(-1, keepdims=True)
+    return rows
+
+
+def test_a_network_of_several_kernels() -> None:
+    plan = ((Tensor(X) @ Tensor(W)).relu() @ Tensor(V)).softmax(-1).prepare(CONFIG)
+    assert len(plan.kernels) > 1 and isinstance(plan._queue, ToyQueue)
+    for _ in range(2):
+        plan.execute()
+        np.testing.assert_allclose(plan.outputs[0].reshape(11, 7), softmax(np.maximum(X @ W, 0) @ V), rtol=1e-4, atol=1e-6)
+    phases = [p for k in plan.kernels for p in k.spec.phases]
+    assert any(p.block == 32 and p.shared_bytes for p in phases), "the heuristic binds loops to threads"
+
+
+def test_inputs_are_bound_anew() -> None:
+    x = Tensor(X.copy())
+    plan = (x.sum(1) * 2).prepare(CONFIG)
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0], X.sum(1) * 2, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_are_arranged_once() -> None:
+    w = Tensor(W)
+    key = (Tensor(X) @ w).prepare(CONFIG, constants=[w]).kernels[0].key
+    plan = (Tensor(X) @ w).prepare(replace(CONFIG, opts={key: (("STAGE", "s1", "root"), ("LOCAL", "o1", 4))}), constants=[w])
+    assert [p.once for p in plan.kernels[0].spec.phases] == [True, False]
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0].reshape(11, 13), X @ W, rtol=1e-4, atol=1e-5)
+
+
+def test_variables() -> None:
+    n = Variable("n", 1, 11)
+    plan = Tensor(X)[:n].sum(1).prepare(CONFIG)
+    for rows in (11, 3):
+        plan.set_variables({"n": rows})
+        plan.execute()
+        np.testing.assert_allclose(plan.outputs[0][:rows], X[:rows].sum(1), rtol=1e-4, atol=1e-5)
+
+
+def test_nolocals_keeps_groups_at_one_thread() -> None:
+    plan = (Tensor(X) @ Tensor(W)).prepare(replace(CONFIG, optimizer=OptimizerConfig(nolocals=True)))
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0].reshape(11, 13), X @ W, rtol=1e-4, atol=1e-5)
+    assert all(p.block == 1 for k in plan.kernels for p in k.spec.phases)
+
+
+def test_a_fault_is_raised_where_the_plan_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("svod.compile.lower.emit.groups.GroupThreads._barrier", lambda self: None)
+    plan = (Tensor(X[:7]) @ Tensor(W)).prepare(replace(CONFIG, opt_cache_max=1))     # a compiler of its own
+    with pytest.raises(CompileError, match="shared memory"):
+        plan.execute()
+
+
+def test_without_its_entry_there_is_no_such_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(BACKENDS, TOY.device)
+    with pytest.raises(UnsupportedError, match="TOY"):
+        (Tensor(X) + 1).prepare(CONFIG)
