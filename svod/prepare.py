@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -36,13 +36,11 @@ from svod.core.schedule.schedule_cache import schedule_of
 from svod.core.schedule.schedule_check import check_schedule
 from svod.errors import ConfigError, DeviceError, ScheduleError
 from svod.system.forksafe import remake_after_fork
+from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents, replace_nodes
 from svod.tune.chains import choose
 from svod.tune.db import TuningDB
 from svod.tune.measure.plan_sizes import profile_at_sizes
-
-if TYPE_CHECKING:
-    from svod.tensor.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -57,7 +55,7 @@ remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
 # -- what tensors call ------------------------------------------------------------------------------
 
-def realize_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None = None) -> None:
+def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None = None) -> None:
     """Compute the tensors now: each becomes a reshaped BUFFER, in every live tensor that contains it. The plan's other memory goes with the
     plan, when those tensors hold theirs. Raises SvodError."""
     prepared = prepare_graph([t.uop for t in tensors], complete_config(config))
@@ -65,7 +63,7 @@ def realize_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None = No
     prepared.attach(tensors)
 
 
-def prepare_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None, constants: Sequence[Tensor] = ()) -> ExecutionPlan:
+def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None, constants: Sequence[TensorBase] = ()) -> ExecutionPlan:
     """The plan that computes the tensors; they are its outputs from then on, and every `execute()` writes them anew. Their memory
     cannot be read before the first run. `constants`: tensors that nothing writes any more, such as weights: stages at the root that read
     nothing else run once, here. Those that the plan does not read are passed over.
@@ -85,7 +83,7 @@ def prepare_tensors(tensors: Sequence[Tensor], config: PrepareConfig | None, con
     return prepared.plan
 
 
-def _buffers_of(constants: Sequence[Tensor]) -> frozenset[UOp]:
+def _buffers_of(constants: Sequence[TensorBase]) -> frozenset[UOp]:
     """The memory of tensors that are to be a plan's constants; what has a value without memory needs none. Raises ScheduleError."""
     found = set()
     for t in constants:
@@ -134,7 +132,7 @@ class Prepared:
         """Whether the plan made the buffer, and it was not one of the graph's."""
         return self.nodes[number] not in self.numbers
 
-    def attach(self, tensors: Sequence[Tensor]) -> None:
+    def attach(self, tensors: Sequence[TensorBase]) -> None:
         """Make the tensors the plan's outputs, and every tensor that waits for an assignment of the plan the memory that it writes.
 
         Raises ScheduleError unless there is an output for each."""

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from svod.core.graph import graph
 from svod.core.graph.buffer import buffer_of
@@ -21,10 +21,6 @@ from svod.core.schedule.calls import arguments_of, written_slots
 from svod.errors import ArgumentError, ScheduleError
 from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase, live_tensors
-
-if TYPE_CHECKING:
-    from svod.tensor.tensor import Tensor
-
 
 _replacing = threading.Lock()
 remake_after_fork(sys.modules[__name__], "_replacing", threading.Lock)
@@ -61,7 +57,7 @@ def is_realized(tensor: TensorBase) -> bool:
     return graph.base_of(tensor.uop).op is Ops.BUFFER
 
 
-def realize_tensors(tensors: Iterable[Tensor], config: Any = None) -> None:
+def realize_tensors(tensors: Iterable[TensorBase], config: Any = None) -> None:
     """Compute every tensor that is neither in memory nor a constant. One schedule for all, in the given order."""
     from svod import prepare
     pending = _pending(_tensors("realize_batch", tensors))
@@ -71,7 +67,7 @@ def realize_tensors(tensors: Iterable[Tensor], config: Any = None) -> None:
         prepare.complete_config(config)         # what is none is refused whether it is needed or not
 
 
-def prepare_tensors(tensors: Iterable[Tensor], config: Any, constants: Iterable[Tensor]) -> Any:
+def prepare_tensors(tensors: Iterable[TensorBase], config: Any, constants: Iterable[TensorBase]) -> Any:
     """The ExecutionPlan that computes the tensors, as `svod.prepare` makes it; they are its outputs from then on. Other tensors that read
     what the plan is going to overwrite are computed now."""
     from svod import prepare
@@ -89,19 +85,19 @@ def prepare_tensors(tensors: Iterable[Tensor], config: Any, constants: Iterable[
     return prepare.prepare_tensors(found, config, fixed)
 
 
-def _tensors(name: str, given: Iterable[Tensor]) -> list[Tensor]:
-    """What was given as tensors. Raises ArgumentError for what is none."""
-    found = list(given) if isinstance(given, Iterable) and not isinstance(given, TensorBase) else [given]
-    for t in found:
+def _tensors(name: str, given: Iterable[TensorBase] | TensorBase) -> list[TensorBase]:
+    """The given tensors as a list. Raises ArgumentError for a value that is not a tensor."""
+    tensors: list[TensorBase] = [given] if isinstance(given, TensorBase) or not isinstance(given, Iterable) else list(given)
+    for t in tensors:
         if not isinstance(t, TensorBase):
             raise ArgumentError(f"{name} takes tensors in a list, got {type(t).__name__}")
-    return found  # type: ignore[return-value]
+    return tensors
 
 
-def _pending(tensors: Iterable[Tensor]) -> list[Tensor]:
+def _pending(tensors: Iterable[TensorBase]) -> list[TensorBase]:
     """The tensors to compute, each once, those that are other results of a function of Python that is called for them, and those that
     would read what an ASSIGN among them overwrites."""
-    found: dict[int, Tensor] = {}
+    found: dict[int, TensorBase] = {}
     for t in tensors:
         if not is_realized(t) and constant_value(t.uop) is None:
             found.setdefault(id(t), t)
@@ -122,7 +118,7 @@ def last_contents(nodes: Iterable[UOp]) -> dict[UOp, UOp]:
     return {c: graph.storage_of(c) for c in contents if c not in inner and not graph.is_made_anew(graph.storage_of(c))}
 
 
-def _readers_of_old_content(nodes: list[UOp]) -> list[Tensor]:
+def _readers_of_old_content(nodes: list[UOp]) -> list[TensorBase]:
     """Live lazy tensors that read, other than through the last ASSIGN, a buffer that computing `nodes` assigns to, and those that a CALL
     among `nodes` writes as well.
 
@@ -143,16 +139,16 @@ def _readers_of_old_content(nodes: list[UOp]) -> list[Tensor]:
         reached = t.uop.toposort(gate=lambda n: n not in last)
         if t.uop not in last and any(n in overwritten or n in calls for n in reached):
             readers.append(t)
-    return readers  # type: ignore[return-value]
+    return readers
 
 
-def _results_of_calls(nodes: list[UOp]) -> list[Tensor]:
+def _results_of_calls(nodes: list[UOp]) -> list[TensorBase]:
     """Live tensors that are results of calls of functions of Python that computing `nodes` makes."""
     calls = {call_of(u) for u in graph.sink(*nodes).walk(Ops.CUSTOM_FUNCTION) if is_callback(u)}
     if not calls:
         return []
     found = [t for t in live_tensors() if is_callback(base := graph.base_of(t.uop)) and call_of(base) in calls]
-    return found  # type: ignore[return-value]
+    return found
 
 
 def calls_under(nodes: Iterable[UOp]) -> set[UOp]:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from svod.errors import UnsupportedError
 from svod.tensor.base import is_scalar, scalar_dtype, without_numpy
-
-if TYPE_CHECKING:
-    from svod.tensor.tensor import Tensor
+from svod.tensor.creation import Creation
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv, "true_divide": operator.truediv,
@@ -31,7 +29,7 @@ _METHODS = {
         "minimum", "rad2deg", "reciprocal", "sign", "signbit", "sin", "sinh", "sqrt", "square", "tan", "tanh", "trunc")}}
 
 
-def apply_ufunc(make: type[Tensor], ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def apply_ufunc(make: type[Creation], ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """What a NumPy ufunc comes to on operands among which is a tensor; `make` makes tensors.
 
     Raises UnsupportedError, which says what to do, for one that tensors do not have, for its methods (`np.add.reduce`) and for options."""

@@ -25,9 +25,9 @@ class Ops(Enum):
     """Operations of every level. Values are the names that enter the digest: never rename one."""
 
     # buffers, arguments, constants
-    BUFFER = "BUFFER"; BUFFER_VIEW = "BUFFER_VIEW"; PARAM = "PARAM"; CONST = "CONST"; VCONST = "VCONST"  # noqa: E702
+    BUFFER = "BUFFER"; PARAM = "PARAM"; CONST = "CONST"  # noqa: E702
     UNIQUE = "UNIQUE"; LUNIQUE = "LUNIQUE"; DEVICE = "DEVICE"; DEFINE_VAR = "DEFINE_VAR"; BIND = "BIND"  # noqa: E702
-    DEFINE_LOCAL = "DEFINE_LOCAL"; SPECIAL = "SPECIAL"; IOTA = "IOTA"; THREEFRY = "THREEFRY"  # noqa: E702
+    SPECIAL = "SPECIAL"; IOTA = "IOTA"  # noqa: E702
     # movement (graph level)
     RESHAPE = "RESHAPE"; PERMUTE = "PERMUTE"; EXPAND = "EXPAND"; PAD = "PAD"; SHRINK = "SHRINK"; FLIP = "FLIP"  # noqa: E702
     WINDOW = "WINDOW"; GATHER = "GATHER"; REDUCE_AXIS = "REDUCE_AXIS"; CAT = "CAT"  # noqa: E702
@@ -35,9 +35,9 @@ class Ops(Enum):
     INDEX = "INDEX"; LOAD = "LOAD"; STORE = "STORE"; RANGE = "RANGE"; REDUCE = "REDUCE"; STAGE = "STAGE"; GEP = "GEP"  # noqa: E702
     # order and structure
     CONTIGUOUS = "CONTIGUOUS"; COPY = "COPY"; ASSIGN = "ASSIGN"; DETACH = "DETACH"; CALL = "CALL"; AFTER = "AFTER"  # noqa: E702
-    END = "END"; SINK = "SINK"; BARRIER = "BARRIER"; MSELECT = "MSELECT"; MSTACK = "MSTACK"; MULTI = "MULTI"  # noqa: E702
-    CUSTOM = "CUSTOM"; CUSTOM_FUNCTION = "CUSTOM_FUNCTION"; PROGRAM = "PROGRAM"; LINEAR = "LINEAR"  # noqa: E702
-    SOURCE = "SOURCE"; BINARY = "BINARY"; VECTORIZE = "VECTORIZE"; WMMA = "WMMA"  # noqa: E702
+    END = "END"; SINK = "SINK"; MSELECT = "MSELECT"; MSTACK = "MSTACK"  # noqa: E702
+    CUSTOM_FUNCTION = "CUSTOM_FUNCTION"; PROGRAM = "PROGRAM"; LINEAR = "LINEAR"  # noqa: E702
+    SOURCE = "SOURCE"; BINARY = "BINARY"  # noqa: E702
     # elementwise: conversions
     CAST = "CAST"; BITCAST = "BITCAST"  # noqa: E702
     # elementwise: one operand

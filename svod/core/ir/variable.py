@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:
     _Integer = object
 
-_MANTISSA = 4           # significant bits of a widened bound: at most 1/8 more
+_SIGNIFICANT_BITS = 4   # of a rounded bound: it is at most 1/8 larger or smaller
 _declared_any: set[bool] = set()    # not empty once there is a Variable: graphs of processes without one need not be looked through
 
 
@@ -214,8 +214,18 @@ def layout_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 def widened(n: int) -> int:
     """A non-negative bound rounded up to four significant bits: 500 → 512, 1025 → 1152."""
-    unit = 1 << max(0, n.bit_length() - _MANTISSA)
+    unit = _rounding_unit(n)
     return -(-n // unit) * unit
+
+
+def narrowed(n: int) -> int:
+    """A non-negative bound rounded down to four significant bits: 65 → 64."""
+    unit = _rounding_unit(n)
+    return n // unit * unit
+
+
+def _rounding_unit(n: int) -> int:
+    return 1 << max(0, n.bit_length() - _SIGNIFICANT_BITS)
 
 
 def number_of(n: int, dtype: DType) -> UOp:

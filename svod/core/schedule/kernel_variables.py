@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from svod.core.ir import symbolic as sy
 from svod.core.ir.uop import Ops, UOp
-from svod.core.ir.variable import _MANTISSA, widened
+from svod.core.ir.variable import narrowed, widened
 from svod.core.schedule.axes import replace_leaves
 from svod.core.schedule.regions import reached_sizes
 
@@ -54,15 +54,9 @@ def buckets_of(variable: UOp) -> tuple[tuple[int, int], ...]:
 def in_bucket(ast: UOp, bounds: Mapping[str, tuple[int, int]]) -> UOp:
     """A kernel AST for values of its variables within `bounds`, which are widened as those of variables are; a variable that has one value
     left is replaced by it."""
-    wide = {name: (low if low <= 1 else _narrowed(low), widened(high)) for name, (low, high) in bounds.items()}
+    wide = {name: (low if low <= 1 else narrowed(low), widened(high)) for name, (low, high) in bounds.items()}
     one = {name: low for name, (low, high) in wide.items() if low == high}
     return with_bounds(specialize(ast, one), {name: b for name, b in wide.items() if name not in one})
-
-
-def _narrowed(n: int) -> int:
-    """A bound rounded down to four significant bits: 65 → 64."""
-    unit = 1 << max(0, n.bit_length() - _MANTISSA)
-    return n // unit * unit
 
 
 def _with_variables(ast: UOp, mapping: dict[UOp, UOp]) -> UOp:

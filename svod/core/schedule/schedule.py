@@ -34,10 +34,10 @@ from svod.core.schedule.calls import Invocation, arguments_of, kernel_of_call, p
 from svod.core.schedule.canonical import canonicalize
 from svod.core.schedule.cut import Cut, is_contraction, is_reduction
 from svod.core.schedule.kernel_variables import rename_variables
+from svod.core.schedule.levels import levels_of
 from svod.core.schedule.normalize import Normalized, normalize
 from svod.core.schedule.rangeify import Output, rangeify, reads_memory
 from svod.core.schedule.regions import are_disjoint, begin_at_zero, narrow_params, regions_of
-from svod.core.schedule.schedule_check import levels_of
 from svod.errors import ScheduleError
 from svod.system.forksafe import remake_after_fork
 

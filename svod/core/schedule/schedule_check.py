@@ -11,30 +11,12 @@ level write the same part of a buffer is the plan's question.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from svod.core.ir.uop import Ops, UOp
+from svod.core.schedule.levels import levels_of, named
 from svod.core.schedule.regions import Region, are_disjoint, regions_of
+from svod.core.schedule.schedule import KernelCall, Schedule
 from svod.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from svod.core.schedule.schedule import KernelCall, Schedule
-
-
-def levels_of(calls: Sequence[KernelCall]) -> list[int]:
-    """For each call the length of the longest chain of calls that it waits for.
-
-    Raises ScheduleError, which names the call, for a dependency on a call that is not there or that comes later, and for a cycle."""
-    found: list[int] = []
-    for i, call in enumerate(calls):
-        level = 0
-        for d in call.deps:
-            if not 0 <= d < i:
-                raise _bad_dependency(calls, i, d)
-            if found[d] >= level:
-                level = found[d] + 1
-        found.append(level)
-    return found
 
 
 def check_schedule(schedule: Schedule) -> list[int]:
@@ -51,11 +33,11 @@ def check_schedule(schedule: Schedule) -> list[int]:
     for i, call in enumerate(calls):
         outs, slots = call.ast.cached("slots of a call", _slots)
         if len(call.args) != slots or len(call.offsets) != slots:
-            raise ScheduleError(f"{_named(calls, i)} has {len(call.args)} arguments and {len(call.offsets)} offsets; its kernel takes "
+            raise ScheduleError(f"{named(calls, i)} has {len(call.args)} arguments and {len(call.offsets)} offsets; its kernel takes "
                                 f"{slots}: give one of each per slot")
         for slot, buffer in enumerate(call.args):
             if buffer.op is not Ops.BUFFER:
-                raise ScheduleError(f"slot {slot} of {_named(calls, i)} is {buffer.op.value}; arguments of calls are BUFFERs")
+                raise ScheduleError(f"slot {slot} of {named(calls, i)} is {buffer.op.value}; arguments of calls are BUFFERs")
             writer, reader = written.get(buffer), read.get(buffer)
             if slot in outs:
                 if reader is not None and levels[reader] >= levels[i] and reader != i:
@@ -65,7 +47,7 @@ def check_schedule(schedule: Schedule) -> list[int]:
                         if levels[other] > levels[i] and not are_disjoint(_written(calls[other], buffer), _written(call, buffer)):
                             raise _unordered(calls, i, "writes", other, "writes")
             elif writer is None and buffer.src[0].op is Ops.LUNIQUE:
-                raise ScheduleError(f"a buffer is not found: {_named(calls, i)} reads number {buffer.src[0].arg} of the schedule's own "
+                raise ScheduleError(f"a buffer is not found: {named(calls, i)} reads number {buffer.src[0].arg} of the schedule's own "
                                     "buffers, which no call before it writes")
             elif writer is not None and levels[writer] >= levels[i]:
                 raise _unordered(calls, i, "reads", writer, "writes")
@@ -99,27 +81,6 @@ def _written(call: KernelCall, buffer: UOp) -> Region:
     return region.moved(call.offsets[slot])
 
 
-def _named(calls: Sequence[KernelCall], i: int) -> str:
-    return f"call {i} ({calls[i].name_hint or 'without a name'})"
-
-
-def _bad_dependency(calls: Sequence[KernelCall], i: int, d: int) -> ScheduleError:
-    if not 0 <= d < len(calls):
-        return ScheduleError(f"{_named(calls, i)} depends on call {d}, which is unknown; the schedule has {len(calls)}, numbered from 0")
-    known = range(len(calls))
-    waiting = {k: {e for e in calls[k].deps if e in known} for k in known}
-    while free := [k for k, deps in waiting.items() if deps.isdisjoint(waiting)]:
-        for k in free:
-            del waiting[k]
-    if not waiting:
-        return ScheduleError(f"{_named(calls, i)} depends on {_named(calls, d)}, which comes after it; put calls in an order that can run")
-    k, path = next(iter(waiting)), [next(iter(waiting))]
-    while (k := min(waiting[k] & waiting.keys())) not in path:
-        path.append(k)
-    return ScheduleError("calls depend on each other in a cycle: " + ", which waits for ".join(_named(calls, c)
-                                                                                          for c in (*path[path.index(k):], k)))
-
-
 def _unordered(calls: Sequence[KernelCall], i: int, does: str, other: int, did: str) -> ScheduleError:
-    return ScheduleError(f"{_named(calls, i)} {does} a buffer that {_named(calls, other)}, before it, {did}, and does not wait for it: put "
+    return ScheduleError(f"{named(calls, i)} {does} a buffer that {named(calls, other)}, before it, {did}, and does not wait for it: put "
                          f"{other} among its deps")

@@ -61,7 +61,7 @@ ARGS = [None, True, False, 0, 1, -1, 2**70, 1.0, -0.0, 1e-320, math.inf, -math.i
 
 @pytest.mark.parametrize("arg", ARGS, ids=[repr(a)[:40] for a in ARGS])
 def test_every_kind_of_arg(arg: object) -> None:
-    u = UOp(Ops.CUSTOM, dtypes.void, (), arg)
+    u = UOp(Ops.CUSTOM_FUNCTION, dtypes.void, (), arg)
     back = json_to_ast(ast_to_json(u))
     assert back is u and back.key == u.key
 
@@ -72,7 +72,7 @@ scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.tex
 @settings(max_examples=100)
 @given(st.recursive(scalars, lambda s: st.lists(s, max_size=4).map(tuple), max_leaves=8))
 def test_random_args(arg: object) -> None:
-    u = UOp(Ops.CUSTOM, dtypes.void, (), arg)
+    u = UOp(Ops.CUSTOM_FUNCTION, dtypes.void, (), arg)
     assert json_to_ast(ast_to_json(u)).key == u.key
 
 
@@ -85,7 +85,7 @@ def test_nan_payloads_are_kept() -> None:
 def test_an_arg_without_a_stable_form_is_refused() -> None:
     for arg in (frozenset({1}), (1, frozenset()), object()):
         with pytest.raises(FormatError, match="no stable form"):
-            ast_to_data(UOp(Ops.CUSTOM, dtypes.void, (), arg))
+            ast_to_data(UOp(Ops.CUSTOM_FUNCTION, dtypes.void, (), arg))
 
 
 BAD: list[tuple[object, str]] = [
@@ -97,12 +97,12 @@ BAD: list[tuple[object, str]] = [
     ([["CONST", ["int32"], [], None]], "unknown"), ([["CONST", "int32", []]], r"not \[op"), (["CONST"], r"not \[op"),
     ([["CONST", "int32", [], 1.0]], "constant"), ([["CONST", "int32", [], True]], "constant"), ([["CONST", "float32", [], 1]], "constant"),
     ([["CONST", "bool", [], 1]], "constant"),
-    ([["CUSTOM", "void", [], {}]], "arg"), ([["CUSTOM", "void", [], []]], "arg"), ([["CUSTOM", "void", [], ["z", 1]]], "arg"),
-    ([["CUSTOM", "void", [], ["o", "EVAL"]]], "arg"), ([["CUSTOM", "void", [], ["u", 0]]], "arg"),
-    ([["CUSTOM", "void", [], ["y", "0g"]]], "arg"),
-    ([["CUSTOM", "void", [], ["f", "00"]]], "arg"), ([["CUSTOM", "void", [], ["c", "Popen", {}]]], "arg"),
-    ([["CUSTOM", "void", [], ["f", "zz00000000000000"]]], "hex"), ([["CUSTOM", "void", [], [["t"]]]], "arg"),
-    ([["CUSTOM", "void", [], math.inf]], "arg"),
+    ([["CUSTOM_FUNCTION", "void", [], {}]], "arg"), ([["CUSTOM_FUNCTION", "void", [], []]], "arg"), ([["CUSTOM_FUNCTION", "void", [], ["z", 1]]], "arg"),
+    ([["CUSTOM_FUNCTION", "void", [], ["o", "EVAL"]]], "arg"), ([["CUSTOM_FUNCTION", "void", [], ["u", 0]]], "arg"),
+    ([["CUSTOM_FUNCTION", "void", [], ["y", "0g"]]], "arg"),
+    ([["CUSTOM_FUNCTION", "void", [], ["f", "00"]]], "arg"), ([["CUSTOM_FUNCTION", "void", [], ["c", "Popen", {}]]], "arg"),
+    ([["CUSTOM_FUNCTION", "void", [], ["f", "zz00000000000000"]]], "hex"), ([["CUSTOM_FUNCTION", "void", [], [["t"]]]], "arg"),
+    ([["CUSTOM_FUNCTION", "void", [], math.inf]], "arg"),
     ([["PARAM", "int8", [], ["c", "Param", {"slot": 0}]]], "size"),
     ([["PARAM", "int8", [], ["c", "Param", {"slot": 0, "x": 1}]]], "fields"),
     ([["PARAM", "int8", [], ["c", "Param", {"slot": "0", "size": 1}]]], "integers"),
@@ -117,14 +117,14 @@ def test_damaged_data_is_a_format_error(data: object, message: str) -> None:
 
 
 def test_nesting_without_end_is_a_format_error() -> None:
-    text = '{"format":1,"nodes":[["CUSTOM","void",[],' + '["t",' * 100_000 + "1" + "]" * 100_000 + "]]}"
+    text = '{"format":1,"nodes":[["CUSTOM_FUNCTION","void",[],' + '["t",' * 100_000 + "1" + "]" * 100_000 + "]]}"
     with pytest.raises(FormatError):
         json_to_ast(text)
     deep: list[object] = ["t"]
     for _ in range(100):
         deep = ["t", deep]
     with pytest.raises(FormatError):
-        data_to_ast({"format": 1, "nodes": [["CUSTOM", "void", [], deep]]})
+        data_to_ast({"format": 1, "nodes": [["CUSTOM_FUNCTION", "void", [], deep]]})
 
 
 @settings(max_examples=150)

@@ -55,13 +55,13 @@ PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=9), 
 @settings(max_examples=60)
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=8))
 def test_any_argument_is_read_back(arg: object) -> None:
-    u = UOp(Ops.CUSTOM, dtypes.float32, (UOp.const(dtypes.float32, 1e-5),), arg)
+    u = UOp(Ops.CUSTOM_FUNCTION, dtypes.float32, (UOp.const(dtypes.float32, 1e-5),), arg)
     assert parse_ast(format_ast(u)) is u
 
 
 def test_an_argument_may_hold_a_node() -> None:
     inner = UOp.const(dtypes.int32, 5)
-    u = UOp(Ops.CUSTOM, dtypes.int32, (), (inner, ("x", inner)))
+    u = UOp(Ops.CUSTOM_FUNCTION, dtypes.int32, (), (inner, ("x", inner)))
     assert "(%0, (\"x\", %0))" in format_ast(u) and parse_ast(format_ast(u)) is u
 
 
@@ -82,9 +82,9 @@ def test_an_argument_may_hold_a_node() -> None:
     ("%0 = PARAM float32 [Param(slot=0, slot=1)]", "given twice"),
     ("%0 = PARAM float32 [Param(slot=0, width=1)]", "no fields"),
     ("%0 = PARAM float32 [Param]", "'(' is missing"),
-    ('%0 = CUSTOM float32 ["a\\q"]', "as JSON has them"),
-    ("%0 = CUSTOM float32 [op:NOTHING]", "does not write"),
-    ("%0 = CUSTOM float32 [" + "(" * 40 + "]", "nested too deeply"),
+    ('%0 = CUSTOM_FUNCTION float32 ["a\\q"]', "as JSON has them"),
+    ("%0 = CUSTOM_FUNCTION float32 [op:NOTHING]", "does not write"),
+    ("%0 = CUSTOM_FUNCTION float32 [" + "(" * 40 + "]", "nested too deeply"),
 ])
 def test_what_is_not_such_text_is_refused(text: str, words: str) -> None:
     with pytest.raises(FormatError) as e:

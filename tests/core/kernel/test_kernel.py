@@ -175,9 +175,9 @@ def test_a_range_of_another_stage_is_refused_when_it_is_resolved() -> None:
 
 
 def test_operations_that_are_no_values_are_refused() -> None:
-    barrier = UOp(Ops.BARRIER, dtypes.float32)
-    kernel = Kernel(bad(lambda k, y, x, i, j, t: k.sink(k.store(y, i, barrier, i), k.store(x, j, k.load(x, j), j))))
-    with pytest.raises(CompileError, match="BARRIER cannot stand"):
+    program = UOp(Ops.PROGRAM, dtypes.float32)
+    kernel = Kernel(bad(lambda k, y, x, i, j, t: k.sink(k.store(y, i, program, i), k.store(x, j, k.load(x, j), j))))
+    with pytest.raises(CompileError, match="PROGRAM cannot stand"):
         kernel.resolve(frozenset())
 
 

@@ -225,12 +225,12 @@ def stored_at(shift: int) -> UOp:
     return k.sink(k.store(p, e + shift, number(1).cast(F32), e))
 
 
-def through_local() -> UOp:
+def through_iota() -> UOp:
     k = Ast()
     p = k.param(0, N)
     e, = k.axes(N)
-    local = UOp(Ops.DEFINE_LOCAL, F32, (), N)
-    return k.sink(k.store(p, e, UOp(Ops.LOAD, F32, (UOp(Ops.INDEX, F32, (local, e)),)), e))
+    counted = UOp(Ops.IOTA, F32, (), N)
+    return k.sink(k.store(p, e, UOp(Ops.LOAD, F32, (UOp(Ops.INDEX, F32, (counted, e)),)), e))
 
 
 def reversed_in_place() -> UOp:
@@ -274,7 +274,7 @@ GRAPHS: dict[str, tuple[Callable[[], UOp], str]] = {
     "bound to nothing": (lambda: after(Y, call(accumulate(), Y, X, bind(variable("n", 1, 9)))), "variable i .*: missing runtime value"),
     "BIND of no variable": (lambda: after(Y, call(add(), Y, A, A, UOp(Ops.BIND, INDEX, (number(1), number(1))))),
                             "BIND of a CALL must wrap a DEFINE_VAR, found CONST"),
-    "local memory": (lambda: after(Y, call(through_local(), Y)), "a LOAD of DEFINE_LOCAL: .* memory of its own is a STAGE, sized"),
+    "memory of its own": (lambda: after(Y, call(through_iota(), Y)), "a LOAD of IOTA: .* memory of its own is a STAGE, sized"),
     "no kernel": (lambda: after(Y, call(UOp(Ops.SINK, VOID), Y)), "the body of a CALL is a kernel"),
     "missing argument": (lambda: after(Y, call(add(), Y, A)), r"parameters at the slots \[0, 1, 2\] is called with 2 arguments"),
     "other dtype": (lambda: after(Y, call(add(), Y, A, graph.buffer(dtypes.int32, N))), "given are 4 of int32"),

@@ -1,0 +1,57 @@
+"""The level of each call of a schedule: calls of one level do not wait for each other.
+
+    0: a → x    1: b → y    2: x, y → z, deps (0, 1)        levels 0, 0, 1
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from svod.errors import ScheduleError
+
+
+class DependentCall(Protocol):
+    """A call that waits for the calls at the indices `deps`. `name_hint` names it in error messages."""
+
+    @property
+    def deps(self) -> tuple[int, ...]: ...
+    @property
+    def name_hint(self) -> str: ...
+
+
+def levels_of(calls: Sequence[DependentCall]) -> list[int]:
+    """For each call the length of the longest chain of calls that it waits for.
+
+    Raises ScheduleError, which names the call, for a dependency on a call that is not there or that comes later, and for a cycle."""
+    levels: list[int] = []
+    for i, call in enumerate(calls):
+        level = 0
+        for d in call.deps:
+            if not 0 <= d < i:
+                raise _bad_dependency(calls, i, d)
+            if levels[d] >= level:
+                level = levels[d] + 1
+        levels.append(level)
+    return levels
+
+
+def named(calls: Sequence[DependentCall], i: int) -> str:
+    """How error messages name call `i`."""
+    return f"call {i} ({calls[i].name_hint or 'without a name'})"
+
+
+def _bad_dependency(calls: Sequence[DependentCall], i: int, d: int) -> ScheduleError:
+    if not 0 <= d < len(calls):
+        return ScheduleError(f"{named(calls, i)} depends on call {d}, which is unknown; the schedule has {len(calls)}, numbered from 0")
+    known = range(len(calls))
+    waiting = {k: {e for e in calls[k].deps if e in known} for k in known}
+    while free := [k for k, deps in waiting.items() if deps.isdisjoint(waiting)]:
+        for k in free:
+            del waiting[k]
+    if not waiting:
+        return ScheduleError(f"{named(calls, i)} depends on {named(calls, d)}, which comes after it; put calls in an order that can run")
+    k, path = next(iter(waiting)), [next(iter(waiting))]
+    while (k := min(waiting[k] & waiting.keys())) not in path:
+        path.append(k)
+    return ScheduleError("calls depend on each other in a cycle: " + ", which waits for ".join(named(calls, c)
+                                                                                          for c in (*path[path.index(k):], k)))
