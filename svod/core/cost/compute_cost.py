@@ -12,7 +12,7 @@ from svod.core.cost.memory_traffic import ANYWHERE, PAGE
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel.intrinsics import rate_of
-from svod.core.kernel.kernel import Node, ResolvedStage
+from svod.core.kernel.kernel import Linear, Node, ResolvedStage
 from svod.core.kernel.loop_nest import LoopNest, StageNest
 from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import DOT, LOOP, UPCAST, Scheduler
@@ -146,27 +146,33 @@ class _StageCounter:
     def _lane_loads(self, n: Node, known: bool) -> tuple[float, float]:
         """(loads' worth, shuffles) of one vector of a load or read, by how its lanes lie in memory. `known`: code holds its mask as a
         constant."""
-        lane, lanes = self.vector, min(self.width, self.stage.num_lanes)
+        lanes = min(self.width, self.stage.num_lanes)
+        step, is_aligned = self._staged_step(n, lanes) if n.linear is None else self._memory_step(n, n.linear, lanes)
         assert self.stage.vector_loop is not None
-        across = 1.0
-        if n.linear is None:
-            # scratch is laid out as it is read: along the innermost dim, which another reader may have decided
-            order = self.nest.layouts.orders.get(n.arg)
-            inner = order[-1] if order else -1
-            steps = [lin.coef(lane) if inner in (dim, -1) else ANYWHERE for dim, lin in enumerate(n.dims) if lin.coef(lane)]
-            step, turned, single = max(steps, key=abs, default=ANYWHERE), False, _LANE_READ
-            if any(c % lanes for lin in n.dims if lin.coef(lane) for a, c in lin.coefs if a != lane):
-                across = 2.0
-        else:
-            step = ANYWHERE if any(lane in self.r.nodes[x].deps for x, _ in n.linear.atoms) else n.linear.coef(lane)
-            turned = any(self._lies_beside(a, lanes) for a, c in n.linear.coefs if c == 1 and a != lane)
-            single = _LANE_LOAD if n.gate < 0 else _LANE_MASKED
-            if n.linear.const % lanes or any(c % lanes for a, c in n.linear.coefs if a != lane):
-                across = 2.0        # not all vectors are aligned: a wide one takes two lines
         step = abs(step * self.stage.vector_loop.stride)
         if step <= 1 or (step <= _SHORT_STEP and (n.gate < 0 or self.state.target.has_masked_memory)):
-            return across * step, (step - 1.0) * (1.0 if n.gate < 0 or known else 1.0 + 2.0 * _SPREAD)
-        return (_LANE_TURNED if turned and n.gate < 0 else single) * lanes, 0.0
+            shuffles = (step - 1.0) * (1.0 if n.gate < 0 or known else 1.0 + 2.0 * _SPREAD)
+            return (step if is_aligned else 2.0 * step), shuffles       # a wide vector that is not aligned takes two lines
+        if n.linear is None:
+            return _LANE_READ * lanes, 0.0
+        if n.gate < 0 and any(self._lies_beside(a, lanes) for a, c in n.linear.coefs if c == 1 and a != self.vector):
+            return _LANE_TURNED * lanes, 0.0
+        return (_LANE_LOAD if n.gate < 0 else _LANE_MASKED) * lanes, 0.0
+
+    def _staged_step(self, n: Node, lanes: int) -> tuple[int, bool]:
+        """Elements between lanes of a read of scratch, and whether all its vectors are aligned. Scratch is laid out as it is read: along
+        the innermost dim, which another reader may have decided."""
+        order = self.nest.layouts.orders.get(n.arg)
+        inner = order[-1] if order else -1
+        moved = [(dim, lin) for dim, lin in enumerate(n.dims) if lin.coef(self.vector)]
+        steps = [lin.coef(self.vector) if inner in (dim, -1) else ANYWHERE for dim, lin in moved]
+        return max(steps, key=abs, default=ANYWHERE), not any(c % lanes for _, lin in moved for a, c in lin.coefs if a != self.vector)
+
+    def _memory_step(self, n: Node, linear: Linear, lanes: int) -> tuple[int, bool]:
+        """Elements between lanes of a load, and whether all its vectors are aligned."""
+        gathered = any(self.vector in self.r.nodes[x].deps for x, _ in linear.atoms)
+        is_aligned = not (linear.const % lanes or any(c % lanes for a, c in linear.coefs if a != self.vector))
+        return ANYWHERE if gathered else linear.coef(self.vector), is_aligned
 
     def _lies_beside(self, a: int, lanes: int) -> bool:
         """Whether a vector of positions of an axis stands side by side: with the lanes they are squares, transposed in registers."""

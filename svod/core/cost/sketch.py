@@ -15,10 +15,10 @@ from svod.core.cost.sketch_contractions import contraction_sketches, inner_contr
 from svod.core.cost.sketch_facts import (
     contiguous_axes,
     extent_of,
+    factors_of,
     is_constant,
     lane_amounts,
     name_of,
-    operands_of,
     resolved,
     tile_amounts,
     try_opt,
@@ -84,7 +84,7 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
     kernel = state.kernel
     out = kernel.output
     r = resolved(state, out)
-    operands = operands_of(state, r)
+    operands = factors_of(state, r)
     inner = [s.index for s in kernel.stages if not s.is_output and s.has_reduce]
     if operands is not None:
         for tiled in contraction_sketches(state, r, operands):
@@ -241,7 +241,7 @@ def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
     state = _keep_costly(state)
     for s in inner:
         r = resolved(state, s)
-        operands = operands_of(state, r)
+        operands = factors_of(state, r)
         tiled = inner_contraction(state, r, operands) if operands is not None else None
         state = tiled if tiled is not None else _vectors(state, r, _best_vector_axis(state, r), 4)
     return _past_caches(_parallel(state))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from svod.core.cost.cost_model import cost_of
 from svod.core.cost.sketch_facts import (
-    Operand,
+    Factor,
     bytes_of,
     extent_of,
     is_constant,
@@ -65,8 +65,8 @@ class _RegisterTile:
     n: int
     tile: int
     m: int
-    x: Operand
-    y: Operand
+    x: Factor
+    y: Factor
 
 
 def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
@@ -79,7 +79,7 @@ def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
     return try_opt(state, "UNROLL", axis.name, 2)
 
 
-def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Operand) -> Scheduler:
+def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Factor) -> Scheduler:
     """As `_unroll_last`; where windows overlap along the tile, what neighbours share stays in registers, and where there are too few for
     that, another reduce loop is unrolled."""
     last = len(r.axes) - 1
@@ -90,7 +90,7 @@ def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Ope
     return _unroll_last(state, r)
 
 
-def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, Operand]) -> list[tuple[float, int, Operand, Operand]]:
+def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> list[tuple[float, int, Factor, Factor]]:
     """(score, vector axis, operand read in vectors, operand broadcast), best first."""
     width = width_of(state, r)
     found = []
@@ -108,7 +108,7 @@ def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, O
     return found
 
 
-def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, Operand]) -> Iterator[Scheduler]:
+def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Iterator[Scheduler]:
     """Register tiles of the output stage: vector axis × tile axis, operands staged where that makes them contiguous or near. Variants of
     the tiles that use the multipliers best, and of the others those predicted to be faster."""
     choices = _lane_choices(state, r, operands)
@@ -139,13 +139,7 @@ def _tiled(state: Scheduler, r: ResolvedStage, t: _RegisterTile, shares: list[fl
     lane_in = next((row.name for row in reversed(s.rows) if row.axis == r.axes[t.lane] and row.role == "upcast"), None)
     if lane_in is not None and t.n > 1:
         s = try_opt(s, "LANES", lane_in)
-    others = [a for a in range(len(r.stage.outs)) if a not in (t.lane, t.tile)]
-    shared = [a for a in others if a in t.x.axes and a in t.y.axes]
-    x_only = [a for a in others if a in t.x.axes and a not in t.y.axes]
-    y_only = [a for a in others if a not in t.x.axes]
-    # the vector operand's loops outside, so that its staged part is used by every iteration of the others; and the other way round
-    outside = _ordered(s, r, [*shared, *x_only, t.lane, *y_only, t.tile])
-    inside = _ordered(s, r, [*shared, *y_only, t.tile, *x_only, t.lane])
+    outside, inside = _two_orders(s, r, t)
     for base, inner, at, other in ((outside, t.x, t.lane, t.y), (inside, t.y, t.tile, t.x)):
         staged = _stage_operand(base, r, inner, at)
         yield _unroll_windows(_stage_masked(staged, r, other), r, t, other)
@@ -162,12 +156,22 @@ def _tiled(state: Scheduler, r: ResolvedStage, t: _RegisterTile, shares: list[fl
             return
 
 
+def _two_orders(state: Scheduler, r: ResolvedStage, t: _RegisterTile) -> tuple[Scheduler, Scheduler]:
+    """The vector operand's loops outside, so that its staged part is used by every iteration of the others; and the other way round."""
+    others = [a for a in range(len(r.stage.outs)) if a not in (t.lane, t.tile)]
+    shared = [a for a in others if a in t.x.axes and a in t.y.axes]
+    x_only = [a for a in others if a in t.x.axes and a not in t.y.axes]
+    y_only = [a for a in others if a not in t.x.axes]
+    return (_ordered(state, r, [*shared, *x_only, t.lane, *y_only, t.tile]),
+            _ordered(state, r, [*shared, *y_only, t.tile, *x_only, t.lane]))
+
+
 def _ordered(state: Scheduler, r: ResolvedStage, axes: list[int]) -> Scheduler:
     names = [name_of(state, r, a) for a in axes if extent_of(state, r, a) > 1]
     return try_opt(state, "ORDER", r.stage.name, tuple(names)) if len(names) > 1 else state
 
 
-def _stage_operand(state: Scheduler, r: ResolvedStage, x: Operand, at: int) -> Scheduler:
+def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Scheduler:
     """STAGE an operand: constants once at prepare, others at the loop of the output axis `at`."""
     if x.stage < 0 or not is_derived(state.kernel.stages[x.stage]):
         return state
@@ -187,7 +191,7 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: Operand, at: int) -> S
     return try_opt(state, "STAGE", name, state.rows[wanted[-1]].name)
 
 
-def _stage_masked(state: Scheduler, r: ResolvedStage, y: Operand) -> Scheduler:
+def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
     """STAGE the other operand too when reading it in place needs a mask or a conversion: masks die in the copy."""
     if y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline":
         return state
@@ -207,7 +211,7 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: Operand) -> Scheduler:
     return try_opt(state, "STAGE", name, at)
 
 
-def _stage_share(state: Scheduler, r: ResolvedStage, y: Operand, tile: int) -> Scheduler | None:
+def _stage_share(state: Scheduler, r: ResolvedStage, y: Factor, tile: int) -> Scheduler | None:
     """STAGE what overlapping windows read once for all that a core computes, so that it stays in that core's cache: an output axis that
     windows overlap along is cut into as many parts as there are cores, and shared among them. Inside a part, tiles of windows that are read
     one by one are short and go along memory, where neighbours share lines; what is read in vectors is wide, and neighbours across share
@@ -237,7 +241,7 @@ def _stage_share(state: Scheduler, r: ResolvedStage, y: Operand, tile: int) -> S
     return None
 
 
-def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Operand, Operand]) -> Scheduler | None:
+def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Scheduler | None:
     """A contraction inside another nest (attention's scores): a register tile of the part that is computed at a time, and its vector
     operand staged at the innermost loop that moves it. None where that part has no axis that only one operand depends on."""
     nest = loop_nest(state).stages.get(r.stage.index)
@@ -245,7 +249,7 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Operan
         return state
     region = nest.region
     width, registers = width_of(state, r), state.target.vector_registers
-    best: tuple[float, int, Operand] | None = None
+    best: tuple[float, int, Factor] | None = None
     for a, e in enumerate(region):
         for x, y in (operands, operands[::-1]):
             if e > 1 and a in x.axes and a not in y.axes:
@@ -269,7 +273,7 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Operan
     return state
 
 
-def _stage_around(state: Scheduler, r: ResolvedStage, x: Operand) -> Scheduler:
+def _stage_around(state: Scheduler, r: ResolvedStage, x: Factor) -> Scheduler:
     """STAGE an operand of a stage inside another nest: constants once, others at the innermost loop that moves what is read."""
     name = state.kernel.stages[x.stage].name
     if is_constant(state, x.stage):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from svod.core.kernel.apply import apply_opt
+from svod.core.kernel.contraction import product_of, through_casts
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
@@ -21,7 +22,7 @@ def try_opt(state: Scheduler, op: str, axis: str, arg: Any = None) -> Scheduler:
 
 
 @dataclass(frozen=True)
-class Operand:
+class Factor:
     """A factor of a contraction: the local axes it depends on, and which of them it can be read along in vectors."""
 
     node: int
@@ -67,22 +68,15 @@ def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> tuple[froz
     return frozenset().union(*(p[0] for p in parts)), frozenset().union(*(p[1] for p in parts))
 
 
-def operands_of(state: Scheduler, r: ResolvedStage) -> tuple[Operand, Operand] | None:
+def factors_of(state: Scheduler, r: ResolvedStage) -> tuple[Factor, Factor] | None:
     """The factors of a contraction, or None for a stage that is not one."""
-    if len(r.reductions) != 1 or r.reductions[0].combiner != "ADD":
-        return None
-    node = r.nodes[r.reductions[0].values[0]]
-    while node.kind == "cast":
-        node = r.nodes[node.src[0]]
-    if node.kind != "alu" or node.op != "MUL":
+    product = product_of(r)
+    if product is None:
         return None
     found = []
-    for n in node.src:
-        m = r.nodes[n]
-        while m.kind == "cast":
-            n, m = m.src[0], r.nodes[m.src[0]]
+    for n in through_casts(r, product.src):
         unit, staged = contiguous_axes(state, r, n)
-        found.append(Operand(n, frozenset(r.nodes[n].deps), m.arg if m.kind == "read" else -1, unit, staged))
+        found.append(Factor(n, frozenset(r.nodes[n].deps), r.nodes[n].arg if r.nodes[n].kind == "read" else -1, unit, staged))
     a, b = found
     outs = frozenset(i for i in range(len(r.stage.outs)) if extent_of(state, r, i) > 1)
     if (outs - a.axes) and (outs - b.axes):

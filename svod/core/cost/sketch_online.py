@@ -52,24 +52,29 @@ def _tiled(state: Scheduler, r: ResolvedStage, block: int) -> Iterator[tuple[Sch
     values = _weighted_axes(state, part.arg)
     queries = [a for a in range(outs) if a in peak.deps and extent_of(state, r, a) > 1 and a not in values]
     tile = max(queries, key=lambda a: extent_of(state, r, a), default=-1)
-    blocks = name_of(state, r, outs)
-    others = [name_of(state, r, a) for a in range(outs) if a not in (lane, tile) and extent_of(state, r, a) > 1]
     rows = rows_held(4, state.target.vector_registers)
     for tiles in _TILES:
         n = tiles * rows
         if 2 * n * block * r.stage.dtype.itemsize > state.target.l2 // _L2_SHARE:
             continue
-        done, inside = state, [name_of(state, r, lane)]
-        if tile >= 0:
-            name = name_of(state, r, tile)
-            done = try_opt(state, "TILE", name, n) if extent_of(state, r, tile) > n else state
-            inside = [f"{name}.in", *inside] if done is not state else [name, *inside]
-            others = [x for x in others if x != name] + ([name] if done is not state else [])
-        done = try_opt(done, "UPCAST", inside[-1], lane_amounts(extent_of(state, r, lane), width_of(state, r), 4)[0])
-        loops = [x for x in (*others, blocks, *inside) if done.rows[done.row_id(x)].extent > 1]
-        done = try_opt(done, "ORDER", r.stage.name, tuple(loops))
-        done = _register_tile(_near(done, blocks), part.arg, lane, tile, n)
+        done = _register_tile(_near(_tile_of_queries(state, r, lane, tile, n), name_of(state, r, outs)), part.arg, lane, tile, n)
         yield done, [s.index for s in done.kernel.stages if s.has_reduce and not s.is_output and s.index != part.arg]
+
+
+def _tile_of_queries(state: Scheduler, r: ResolvedStage, lane: int, tile: int, queries: int) -> Scheduler:
+    """Loops over tiles of `queries` positions of axis `tile` (-1: none), inside them over blocks, inside those vectors of `lane`."""
+    others = [name_of(state, r, a) for a in range(len(r.stage.outs)) if a not in (lane, tile) and extent_of(state, r, a) > 1]
+    done, inside = state, [name_of(state, r, lane)]
+    if tile >= 0:
+        name = name_of(state, r, tile)
+        done = try_opt(state, "TILE", name, queries) if extent_of(state, r, tile) > queries else state
+        if done is not state:
+            others.append(name)
+            name = f"{name}.in"
+        inside = [name, *inside]
+    done = try_opt(done, "UPCAST", inside[-1], lane_amounts(extent_of(state, r, lane), width_of(state, r), 4)[0])
+    loops = [x for x in (*others, name_of(state, r, len(r.stage.outs)), *inside) if done.rows[done.row_id(x)].extent > 1]
+    return try_opt(done, "ORDER", r.stage.name, tuple(loops))
 
 
 def _weighted_axes(state: Scheduler, stage: int) -> frozenset[int]:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
+from svod.core.kernel.contraction import product_of
 from svod.core.kernel.kernel import Kernel, ResolvedStage, Stage
 from svod.core.kernel.scheduler import UPCAST, Scheduler
 from svod.core.machine.target import Target
@@ -89,10 +90,8 @@ def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, O
     """The factors of the sum of products in `r`, of which both run along reduce axis `axis` by itself.
 
     Raises KernelOptError with the reason where it is none, or where a factor is not a narrow number made wide."""
-    if len(r.reductions) != 1 or r.reductions[0].combiner != "ADD":
-        raise KernelOptError(f"stage {r.stage.name} is not one sum")
-    product = r.nodes[r.reductions[0].values[0]]
-    if product.kind != "alu" or product.op != "MUL" or any(r.nodes[n].kind != "read" for n in product.src):
+    product = product_of(r)
+    if product is None or product is not r.nodes[r.reductions[0].values[0]] or any(r.nodes[n].kind != "read" for n in product.src):
         raise KernelOptError(f"stage {r.stage.name} does not sum up products of two stages")
     local = r.axes.index(axis)
     found = []

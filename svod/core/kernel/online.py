@@ -19,7 +19,7 @@ After M. Milakov and N. Gimelshein, arXiv:1805.02867, and T. Dao et al., arXiv:2
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
@@ -188,12 +188,15 @@ def _match_weighted(kernel: Kernel, rows: _Rows, sums: Stage | None, stage: Stag
     ranges = stage.node.src[2:] if stage.is_output else stage.node.src[1:]
     if not all(c in ranges or c.op is Ops.CONST for c in coords):
         return None
-    reads = [u for f in inner for u in f.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.INDEX and u.src[0] in found]
-    outside = [u for f in (value.substitute({reduce: UOp.const(reduce.dtype, 0)}), *outer)
-               for u in f.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.INDEX and u.src[0] in found]
-    if reads or any(u.src[1:] != coords for u in outside):
+    rest = value.substitute({reduce: UOp.const(reduce.dtype, 0)})
+    if _reads_of(inner, found) or any(u.src[1:] != coords for u in _reads_of((rest, *outer), found)):
         return None
     return _Weighted(value, coords, tuple(inner), tuple(outer))
+
+
+def _reads_of(values: Iterable[UOp], stages: tuple[UOp, ...]) -> list[UOp]:
+    """Where these values read one of the stages."""
+    return [u for v in values for u in v.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.INDEX and u.src[0] in stages]
 
 
 def _sources(stage: UOp) -> set[UOp]:

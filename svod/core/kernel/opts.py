@@ -9,6 +9,7 @@ from typing import Any
 
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.groups import check_groups, has_block_rows
+from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.online import is_pair
 from svod.core.kernel.online import online as rewrite_online
 from svod.core.kernel.placement import first_reduce, is_derived, place_stages
@@ -399,18 +400,23 @@ def prefetch(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         raise KernelOptError(f"{what}: needs how many iterations ahead, an int of 1 to {MAX_PREFETCH}")
     if any(s == slot for s, _ in state.prefetch):
         raise KernelOptError(f"{what}: {axis} is prefetched already")
-    found = place_stages(state)
-    loads = [(r, n.linear) for r, path in zip(found.resolved, found.paths, strict=True) if r is not None and path is not None
+    placement = place_stages(state)
+    loads = [(r, n.linear) for r, path in zip(placement.resolved, placement.paths, strict=True) if r is not None and path is not None
              for n in r.nodes if n.kind == "load" and n.arg == slot and n.linear is not None]
     if not loads:
         raise KernelOptError(f"{what}: the kernel does not read {axis}")
     if not any(lin.coefs for _, lin in loads):
         raise KernelOptError(f"{what}: {axis} is read at one place or at positions that are looked up: where it is read later is not known")
-    # the loops of copies are derived from where they stand
-    if not any(is_derived(r.stage) or any(state.rows[row].role == LOOP and state.rows[row].extent > 1 for row in state.axis_rows[r.axes[a]])
-               for r, lin in loads for a, _ in lin.coefs):
+    if not any(_is_moved(state, r, a) for r, lin in loads for a, _ in lin.coefs):
         raise KernelOptError(f"{what}: no loop is left that moves what is read of {axis}")
     return state.copy(prefetch=tuple(sorted((*state.prefetch, (slot, arg)))))
+
+
+def _is_moved(state: Scheduler, r: ResolvedStage, a: int) -> bool:
+    """Whether a loop moves local axis `a` of a stage. A copy has loops wherever it stands."""
+    if is_derived(r.stage):
+        return True
+    return any(state.rows[row].role == LOOP and state.rows[row].extent > 1 for row in state.axis_rows[r.axes[a]])
 
 
 def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
@@ -422,35 +428,24 @@ def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
         for r in K: c += wide(a[r])*wide(b[r, n])     p[r, n, i] = b[r*g + i, n];  for r in K/g: c += Σ a[r*g + i]*p[r, n, i], i < g
     """
+    what = f"TC({axis}, {arg if isinstance(arg, (str, tuple)) else repr(arg)})"
     row = _loop_row(state, axis, "TC")
     stage = state.stage_of_row(row)
-    name, *names = arg if isinstance(arg, tuple) and arg else (arg,)
-    dot = dots.DOTS.get(name) if isinstance(name, str) else None
-    if dot is None:
-        raise KernelOptError(f"TC({axis}, {arg!r}): needs the name of an instruction, one of {', '.join(dots.DOTS)}")
+    dot, names = _named_intrinsic(arg, what)
     if not _is_reduce(state, row):
-        raise KernelOptError(f"TC({axis}, {arg}): nothing is summed up along {axis}; name a reduce axis")
-    if len(names) != (2 if dot.is_tile else 0) or not all(isinstance(n, str) for n in names) or len(set(names)) != len(names):
-        raise KernelOptError(f"TC({axis}, {arg}): {name} takes {'the axes of its rows and columns' if dot.is_tile else 'no axes'}")
+        raise KernelOptError(f"{what}: nothing is summed up along {axis}; name a reduce axis")
     if state.dots[stage]:
-        raise KernelOptError(f"TC({axis}, {arg}): the stage has an instruction already")
-    split = [(row, dot.positions)]
-    for n, amount in zip(names, (dot.rows, dot.columns), strict=False):
-        other = _loop_row(state, n, "TC")
-        if state.stage_of_row(other) != stage or _is_reduce(state, other):
-            raise KernelOptError(f"TC({axis}, {arg}): {n} is no output axis of the stage")
-        split.append((other, min(amount, state.rows[other].extent)))
+        raise KernelOptError(f"{what}: the stage has an instruction already")
+    split = [(row, dot.positions), *_tile_rows(state, stage, dot, names, what)]
     for other, _ in split:
         a = state.rows[other].axis
-        if other != row and state.kernel.axes[a].extent < 2:
-            raise KernelOptError(f"TC({axis}, {arg}): {state.rows[other].name} has one position")
         if len(state.axis_rows[a]) > 1 or state.pads[a] or (state.split_reduce and state.split_reduce[0] == a):
-            raise KernelOptError(f"TC({axis}, {arg}): an instruction is chosen before its axes are split or padded")
+            raise KernelOptError(f"{what}: an instruction is chosen before its axes are split or padded")
     axes = [state.rows[other].axis for other, _ in split]
     try:
         operands = dots.check(state.kernel, state.target, stage, axes[0], dot, (axes[1], axes[2]) if dot.is_tile else (-1, -1))
     except KernelOptError as e:
-        raise KernelOptError(f"TC({axis}, {arg}): {e}") from None
+        raise KernelOptError(f"{what}: {e}") from None
     extent = state.kernel.axes[axes[0]].extent
     padded = -(-extent // dot.positions) * dot.positions
     rows, pads, places, chosen = list(state.rows), list(state.pads), list(state.place), list(state.dots)
@@ -464,9 +459,33 @@ def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     new = state.copy(rows=tuple(rows), pads=tuple(pads), place=tuple(places), dots=tuple(chosen))
     for other, n in split:
         new = _split(new, other, n, DOT)
-    _check_registers(new, stage, f"TC({axis}, {arg})")
+    _check_registers(new, stage, what)
     place_stages(new)
     return new
+
+
+def _named_intrinsic(arg: Any, what: str) -> tuple[dots.Dot, list[str]]:
+    """The instruction that the argument of TC names, and the names of the axes of its rows and columns."""
+    name, *names = arg if isinstance(arg, tuple) and arg else (arg,)
+    dot = dots.DOTS.get(name) if isinstance(name, str) else None
+    if dot is None:
+        raise KernelOptError(f"{what}: needs the name of an instruction, one of {', '.join(dots.DOTS)}")
+    if len(names) != (2 if dot.is_tile else 0) or not all(isinstance(n, str) for n in names) or len(set(names)) != len(names):
+        raise KernelOptError(f"{what}: {name} takes {'the axes of its rows and columns' if dot.is_tile else 'no axes'}")
+    return dot, names
+
+
+def _tile_rows(state: Scheduler, stage: int, dot: dots.Dot, names: list[str], what: str) -> list[tuple[int, int]]:
+    """(row, positions of a tile) of the output axes that an instruction with tiles takes."""
+    out = []
+    for name, amount in zip(names, (dot.rows, dot.columns), strict=False):
+        row = _loop_row(state, name, "TC")
+        if state.stage_of_row(row) != stage or _is_reduce(state, row):
+            raise KernelOptError(f"{what}: {name} is no output axis of the stage")
+        if state.kernel.axes[state.rows[row].axis].extent < 2:
+            raise KernelOptError(f"{what}: {name} has one position")
+        out.append((row, min(amount, state.rows[row].extent)))
+    return out
 
 
 def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
