@@ -1,14 +1,16 @@
 """Plans of the toy device, from tensors to results: its folder and one entry of the registry are all that svod has of it."""
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from svod import Tensor, Variable
 from svod.compile.backend import BACKENDS
-from svod.config import OptimizerConfig, PrepareConfig
+from svod.config import BeamConfig, OptimizerConfig, PrepareConfig
 from svod.core.graph.buffer import Array
 from svod.errors import CompileError, UnsupportedError
 from tests.toy_backend.backend import BACKEND, ToyQueue
@@ -83,3 +85,16 @@ def test_without_its_entry_there_is_no_such_device(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(BACKENDS, TOY.device)
     with pytest.raises(UnsupportedError, match="TOY"):
         (Tensor(X) + 1).prepare(CONFIG)
+
+
+def test_a_search_measures_on_the_device(tmp_path: Path) -> None:
+    db = tmp_path / "tune.db"
+    beam = BeamConfig(width=1, executor="inline", budget=4.0, kernel_budget=4.0, patience=1)
+    plan = (Tensor(X[:3]) @ Tensor(W)).prepare(replace(CONFIG, beam=beam, db=str(db)))
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0].reshape(3, 13), X[:3] @ W, rtol=1e-4, atol=1e-5)
+    with sqlite3.connect(db) as found:
+        rows = found.execute("SELECT chain, status FROM measurements").fetchall()
+    ran = [chain for chain, status in rows if status in ("ok", "slow")]
+    assert any(f'"{op}"' in chain for chain in ran for op in ("LOCAL", "GROUP", "GROUPTOP", "SPLITK"))
+    assert {status for _, status in rows} <= {"ok", "slow", "limit"}, "nothing that is proposed is wrong or fails"
