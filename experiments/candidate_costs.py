@@ -21,7 +21,7 @@ from heuristics import kernels_of
 
 # isort: split
 from svod.bench.suites.suites import select_cases
-from svod.compile.cpu.host import host_target
+from svod.compile.backend import backend_named
 from svod.compile.llvm.codegen import compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
@@ -29,7 +29,7 @@ from svod.core.cost.sketch import sketches
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.machine.target import Target
+from svod.core.machine.target import HOST, Target
 from svod.errors import KernelOptError
 from svod.tune.search.actions import default_actions, lanes_of
 
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--kernels", default="*", metavar="PATTERNS", help="cases of the core suite, joined by commas")
     parser.add_argument("--states", type=int, default=8, help="sketches of each kernel")
     args = parser.parse_args()
-    target, rng = host_target(), random.Random(0)
+    target, rng = backend_named(HOST).target(), random.Random(0)
     print("| kernel | a step | features | lowering | rendering | compiling | instructions | lowering of 1,000 |")
     print("| --- |" + " ---: |" * 7)
     rows: list[Costs] = []

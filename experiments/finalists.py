@@ -24,9 +24,10 @@ from paired import PROCESSES, Finalists, arguments, in_a_process, kernels, searc
 # isort: split
 from svod.bench.race import Ratio, paired_ratio
 from svod.bench.roofline import cached_ceilings
-from svod.compile.cpu.host import host_target
+from svod.compile.backend import backend_named
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.ir.serialize import ast_to_data
+from svod.core.machine.target import HOST
 from svod.tune.db.records import canonical
 from svod.tune.db.winners import TIE, Standing, best_of
 from svod.tune.measure.worker_measurer import WorkerMeasurer
@@ -112,7 +113,7 @@ def table(confirmations: Sequence[Confirmation]) -> list[str]:
 
 def confirmations(args: argparse.Namespace) -> Iterator[Confirmation]:
     """Search and time each kernel."""
-    target = host_target()
+    target = backend_named(HOST).target()
     ceilings = cached_ceilings(Path(data_dir()) / "ceilings.json", target, quick=True)
     with make_executor("local") as executor:
         for name, kernel in kernels(args):

@@ -25,7 +25,7 @@ from svod.bench.suites.cases import Case
 from svod.bench.suites.random_kernels import RANDOM_COUNT
 from svod.bench.suites.suites import select_cases
 from svod.bench.timer import Contestant, calibrate, take_sample
-from svod.compile.cpu.host import host_target
+from svod.compile.backend import backend_named
 from svod.compile.llvm.codegen import LoadedProgram, compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
@@ -38,7 +38,7 @@ from svod.core.ir.uop import Ops
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.machine.target import Target
+from svod.core.machine.target import HOST, Target
 from svod.core.schedule.schedule import create_schedule
 from svod.errors import SvodError
 from svod.tensor import Tensor
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=0, metavar="N", help="chains to show per kernel")
     parser.add_argument("--chain", action="append", default=[], help="a chain, as JSON, to time beside the sketches")
     args = parser.parse_args()
-    target = host_target()
+    target = backend_named(HOST).target()
     cases = select_cases(args.suite, args.kernels, seed=args.seed, count=args.count)
     extra = [[Opt.from_json(o) for o in json.loads(c)] for c in args.chain]
     studies = []

@@ -29,13 +29,13 @@ from svod.bench.race import Ratio, confirm
 from svod.bench.roofline import Ceilings, cached_ceilings
 from svod.bench.suites.random_kernels import RANDOM_COUNT
 from svod.bench.suites.suites import select_cases
-from svod.compile.cpu.host import host_target
+from svod.compile.backend import backend_named
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.ir.serialize import ast_to_data, data_to_ast
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.machine.target import Target
+from svod.core.machine.target import HOST, Target
 from svod.errors import SvodError
 from svod.tune.db import TuningDB
 from svod.tune.measure.candidate import Candidate, Origin
@@ -168,7 +168,7 @@ def in_a_process(function: Callable[..., T], *args: Any) -> T:
 
 def time_chains(ast: Any, chains: Sequence[Sequence[Any]], seed: int) -> tuple[tuple[float, ...], tuple[Ratio, ...]]:
     """Seconds of each chain of a kernel, and the first one's time over it. Chains that end in one state share its samples."""
-    kernel, target = Kernel(data_to_ast(ast)), host_target()
+    kernel, target = Kernel(data_to_ast(ast)), backend_named(HOST).target()
     states = [apply_opts(Scheduler(kernel, target), [Opt.from_json(o) for o in chain]) for chain in chains]
     distinct = list({s.digest: s for s in states}.values())
     machine = Machine(kernel, target)
@@ -228,7 +228,7 @@ def arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def study(args: argparse.Namespace, settings: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     """Search every kernel with every setting (fields of BeamConfig), print the table as it grows, and the summary; return its lines."""
-    target, names, lines = host_target(), list(settings), list[Line]()
+    target, names, lines = backend_named(HOST).target(), list(settings), list[Line]()
     ceilings = cached_ceilings(Path(data_dir()) / "ceilings.json", target, quick=True)
     print("\n".join(head(names)), flush=True)
     try:

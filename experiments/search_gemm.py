@@ -19,11 +19,12 @@ from svod import Tensor
 from svod.bench.race import confirm
 from svod.bench.roofline import measure_ceilings
 from svod.bench.timer import Contestant
-from svod.compile.cpu.host import host_target
+from svod.compile.backend import backend_named
 from svod.config import BeamConfig, PrepareConfig
 from svod.core.graph import graph
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import HOST
 from svod.core.schedule.schedule import create_schedule
 from svod.tune.db import TuningDB
 from svod.tune.search.budget import ModelBudget
@@ -34,7 +35,7 @@ from svod.tune.workers.executor import make_executor
 
 def search(kernel: Kernel, args: argparse.Namespace, shrink: bool) -> tuple[Finding, float]:
     """Search a kernel from nothing until it ends by itself or the budget does; what was found, and seconds."""
-    target = host_target()
+    target = backend_named(HOST).target()
     ceilings = measure_ceilings(target, target.threads, quick=True)
     start = time.perf_counter()
     with make_executor(args.workers) as executor, TuningDB.open(":none:") as db:

@@ -25,7 +25,8 @@ from svod.bench.placing import placed
 from svod.bench.runner import PAUSE_SECONDS
 from svod.bench.suites.suites import select_cases
 from svod.bench.timer import Contestant
-from svod.compile.cpu.host import host_target
+from svod.compile.backend import backend_named
+from svod.core.machine.target import HOST
 from svod.errors import ConfigError
 from svod.system.quantities import seconds
 
@@ -36,7 +37,7 @@ UNTIL = 120e-3
 
 def contestants(pattern: str, peers: list[Peer]) -> Iterator[tuple[Prepared, Contestant]]:
     """Each kernel of the core suite that fits, by everyone. What was prepared owns the buffers and has to stay alive."""
-    target = host_target()
+    target = backend_named(HOST).target()
     for case in select_cases("core", pattern):
         for who in (*contestants_of(case, target), *peers):
             name = {"tuned": "hand-written"}.get(who.name, who.name)
@@ -63,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=30, help="pauses of each length before each contestant (default: %(default)s)")
     args = parser.parse_args(arguments)
     try:
-        cases = list(contestants(args.kernels, load_peers(parse_peers(args.peers), host_target().threads)[0]))
+        cases = list(contestants(args.kernels, load_peers(parse_peers(args.peers), backend_named(HOST).target().threads)[0]))
     except ConfigError as e:
         parser.error(str(e))
     everyone = [contestant for _, contestant in cases]

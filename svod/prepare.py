@@ -163,23 +163,15 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     target = allowed_target(backend.target(config.threads), config.optimizer)
     outline, buffers, numbers = make_outline(schedule, constants, functions_of(sink), made_here=True)
     native = outline.native
-    nodes = []
-    arrays: list[Array | None] = []
-    for u, spec in zip(buffers, outline.buffers, strict=True):
-        if spec.kind == "intermediate":
-            nodes.append(u)
-            arrays.append(None)
-            continue
-        real = graph.buffer(spec.dtype, spec.size) if u.src[0].op is Ops.LUNIQUE else u
-        nodes.append(real)
-        arrays.append(None if u in inputs else buffer_of(real).array)
+    nodes, arrays = memory_of(outline, buffers, inputs)
     overwritten = frozenset(c.args[s] for c in native.calls for s in outline.kernels[c.kernel].outs
                             if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
     if overwritten:
         refuse_shared_memory({i: span_of(a) for i, a in enumerate(arrays) if a is not None}, overwritten)
-    if config.capture is not None and native.calls:
+    captures = config.capture is not None and bool(native.calls)
+    if captures:
         from svod.tune import capture
-        capture.announce(config.capture, native, target=target)
+        capture.announce(str(config.capture), native, target=target)
     compiled = compile_outline(native, target, config)
     plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner),
                       device=backend.name)
@@ -189,15 +181,36 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         from svod.compile.plan.dump import dump
         dump(sink, constants, outline, plan, target, config)
     plan.keep = nodes           # its addresses are valid while its buffers live
-    if config.capture is not None and native.calls:
-        seconds: dict[str, float] = {}
-        known = all(a is not None for a, s in zip(arrays, outline.buffers, strict=True) if s.kind != "intermediate")
-        # where the plan assigns to memory of before, or calls what may do so, a run to time it would be a run too many
-        if known and not overwritten and not outline.functions:
-            for call, t in zip(outline.calls, profile_at_sizes(plan, 2), strict=True):
-                seconds[call.kernel] = min(t, seconds.get(call.kernel, t))
-        capture.append(config.capture, native, seconds, target=target, plan=plan)
+    if captures:
+        capture.append(str(config.capture), native, seconds_by_kernel(plan, outline), target=target, plan=plan)
     return Prepared(plan, outline, tuple(nodes), numbers, overwritten)
+
+
+def memory_of(outline: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UOp]) -> tuple[list[UOp], list[Array | None]]:
+    """The BUFFER behind each buffer number, new ones where the plan makes them, and its array: None for intermediates and for `inputs`."""
+    nodes: list[UOp] = []
+    arrays: list[Array | None] = []
+    for u, spec in zip(buffers, outline.buffers, strict=True):
+        if spec.kind == "intermediate":
+            nodes.append(u)
+            arrays.append(None)
+            continue
+        real = graph.buffer(spec.dtype, spec.size) if u.src[0].op is Ops.LUNIQUE else u
+        nodes.append(real)
+        arrays.append(None if u in inputs else buffer_of(real).array)
+    return nodes, arrays
+
+
+def seconds_by_kernel(plan: ExecutionPlan, outline: UnboundPlan) -> dict[str, float]:
+    """How long each kernel of a plan takes, by its key, timed in a few runs. {} where inputs have no memory yet, and where a run would
+    change something: the plan assigns to memory that was there before, or calls a function of Python."""
+    bound = all(b.array is not None for b in plan.buffers if b.kind != "intermediate")
+    if not bound or plan.carried or outline.functions:
+        return {}
+    seconds: dict[str, float] = {}
+    for call, t in zip(outline.calls, profile_at_sizes(plan, 2), strict=True):
+        seconds[call.kernel] = min(t, seconds.get(call.kernel, t))
+    return seconds
 
 
 Span = tuple[int, int]      # addresses of the first byte and of the one after the last

@@ -1,11 +1,11 @@
 """The one place where tensors meet the compiler: which of them have to be computed, and what changes when they have been.
 
-The pipeline itself is `svod.prepare`, above this layer; it is imported when something is first realised. It is to set `uop`
-of each tensor it is given to a RESHAPE of a BUFFER, by `replace_nodes`, so that every tensor that contains a computed node
-reads the buffer from then on.
+The pipeline stands above this layer and is imported when something is first realised (`PIPELINE`). It sets `uop` of each tensor that it is
+given to a RESHAPE of a BUFFER, by `replace_nodes`: every tensor that contains a computed node reads the buffer from then on.
 """
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -21,6 +21,8 @@ from svod.core.schedule.calls import arguments_of, written_slots
 from svod.errors import ArgumentError, ScheduleError
 from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase, live_tensors
+
+PIPELINE = "svod.prepare"       # the module that computes tensors
 
 _replacing = threading.Lock()
 remake_after_fork(sys.modules[__name__], "_replacing", threading.Lock)
@@ -59,7 +61,7 @@ def is_realized(tensor: TensorBase) -> bool:
 
 def realize_tensors(tensors: Iterable[TensorBase], config: Any = None) -> None:
     """Compute every tensor that is neither in memory nor a constant. One schedule for all, in the given order."""
-    from svod import prepare
+    prepare = importlib.import_module(PIPELINE)
     pending = _pending(_tensors("realize_batch", tensors))
     if pending:
         prepare.realize_tensors(pending, config)
@@ -70,7 +72,7 @@ def realize_tensors(tensors: Iterable[TensorBase], config: Any = None) -> None:
 def prepare_tensors(tensors: Iterable[TensorBase], config: Any, constants: Iterable[TensorBase]) -> Any:
     """The ExecutionPlan that computes the tensors, as `svod.prepare` makes it; they are its outputs from then on. Other tensors that read
     what the plan is going to overwrite are computed now."""
-    from svod import prepare
+    prepare = importlib.import_module(PIPELINE)
     found, fixed = _tensors("prepare_batch", tensors), _tensors("constants=", constants)
     mine = {id(t) for t in found}
     nodes = [t.uop for t in found]

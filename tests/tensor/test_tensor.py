@@ -1,6 +1,7 @@
 """The handle itself: memory, conversion to numbers, realisation with an interpreter in the compiler's place, assign, repr."""
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -46,7 +47,7 @@ class Interpreter(types.ModuleType):
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreter]:
     stand_in = Interpreter()
-    monkeypatch.setattr(svod, "prepare", stand_in, raising=False)
+    monkeypatch.setitem(sys.modules, "svod.prepare", stand_in)
     yield stand_in
 
 

@@ -31,10 +31,10 @@ from svod.cli.tune.progress import make_progress
 from svod.cli.tune.report import Outcome, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json, size_lines
 from svod.cli.tune.script import ScriptEnd, run_script
 from svod.cli.tune.survey import Foresight, Row, compile_heuristics, decide, pick_target, rate_of, survey
-from svod.compile.cpu.host import host_target
+from svod.compile.backend import backend_named
 from svod.compile.plan.compiler import Compiler, compile_all, compiler_for
 from svod.compile.plan.unbound_plan import UnboundPlan
-from svod.core.machine.target import Target
+from svod.core.machine.target import HOST, Target
 from svod.errors import SvodError, TuneError
 from svod.system.files import write_text
 from svod.tune import capture
@@ -189,7 +189,7 @@ class _Run:
         options = self.options
         if options.script is None:
             return capture.read_capture(options.source or "")
-        foresight = Foresight(self.db, host_target(self.config.threads))
+        foresight = Foresight(self.db, backend_named(HOST).target(self.config.threads))
 
         def meet(news: capture.News) -> None:
             if self.executor is None and not options.dry_run and foresight.needs_search(news):

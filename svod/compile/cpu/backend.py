@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from svod.compile.backend import Backend, CompilerPair
+from svod.compile.cpu.dot_rates import measured_cost
 from svod.compile.cpu.host import host_target
 from svod.compile.cpu.interpreted import InterpretedProgram, encode_linear, render_linear
 from svod.compile.cpu.pool import Arena
@@ -56,7 +58,7 @@ class Cpu(Backend):
     compilers = (Llvm(), Interpreter())
 
     def target(self, threads: int | None = None) -> Target:
-        return host_target(threads)
+        return replace(host_target(threads), dot_cost=measured_cost)
 
     def heuristic(self, state: Scheduler) -> Scheduler:
         return heuristic(state)

@@ -13,7 +13,6 @@ import ctypes
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -214,18 +213,12 @@ def _processor() -> tuple[str, str, tuple[str, ...]]:
 @lru_cache(maxsize=64)
 def _target(cpus: tuple[int, ...], limit: int | None) -> Target:
     arch, cpu, features = _processor()
-    return replace(make_target(arch, cpu, features, cache_sizes(cpu=cpus[0]), usable_threads(limit, cpus=len(cpus))), dot_cost=_dot_cost)
-
-
-def _dot_cost(name: str) -> float:
-    """`Target.dot_cost` of this machine."""
-    from svod.compile.cpu.dot_rates import measured_cost  # here: it needs the compiler, which needs this module
-
-    return measured_cost(name)
+    return make_target(arch, cpu, features, cache_sizes(cpu=cpus[0]), usable_threads(limit, cpus=len(cpus)))
 
 
 def host_target(threads: int | None = None) -> Target:
-    """This machine as a target. `threads` caps the threads, None: SVOD_THREADS does; affinity and cgroup quota always do.
+    """This machine as a target, without `dot_cost`, which the backend adds. `threads` caps the threads, None: SVOD_THREADS does; affinity
+    and cgroup quota always do.
 
     Cached per affinity mask and cap. Raises DeviceError on an architecture without a code generator."""
     if threads is not None and threads < 1:

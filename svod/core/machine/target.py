@@ -1,4 +1,4 @@
-"""What a target can do: data, and what was measured. `svod.compile.cpu.host` fills it in for the machine at hand."""
+"""What a target can do: data, and what was measured. The backend of a device fills it in for the machine at hand."""
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from svod.compile.cpu import dot_rates
+from svod.compile.cpu.backend import BACKEND
 from svod.compile.cpu.dot_rates import ACCUMULATORS, COSTS, cost_of, kept_cost, turns
 from svod.compile.cpu.host import host_target, make_target
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
@@ -136,7 +137,7 @@ def test_the_analysis_of_states_takes_what_is_kept(name: str, tmp_path: Path, mo
     assert kept_cost(tmp_path / "dot_rates.json", name, lambda _: (1.0, 16.0)) == 16.0
     dot_rates.measured_cost.cache_clear()
     try:
-        assert DOTS[name].cost(host_target()) == 16.0
+        assert DOTS[name].cost(BACKEND.target()) == 16.0
     finally:
         dot_rates.measured_cost.cache_clear()
 
@@ -148,7 +149,7 @@ def test_both_loops_are_timed(name: str) -> None:
 
 
 def test_what_was_measured_is_no_part_of_the_identity() -> None:
-    here, travelled = host_target(), pickle.loads(pickle.dumps(host_target()))
+    here, travelled = BACKEND.target(), pickle.loads(pickle.dumps(BACKEND.target()))
     assert travelled == here and hash(travelled) == hash(here) and travelled.key == here.key
     assert "dot_cost" not in repr(here) and "dot_cost" not in here.key
     assert all(d.cost(here) == d.base_cost for d in DOTS.values() if d.is_tile), "tiles cost what their cycles say"
