@@ -14,7 +14,7 @@ def source_digest(*packages: str) -> str:
     16 hex digits."""
     h = hashlib.blake2b(digest_size=8)
     for directory in [ROOT / p for p in packages] or [ROOT]:
-        for path in sorted(directory.rglob("*.py")):
+        for path in sorted(p for p in directory.rglob("*") if p.suffix in (".py", ".ll")):
             raw = path.read_bytes()
             h.update(f"{path.relative_to(ROOT).as_posix()}\0{len(raw)}\0".encode())
             h.update(raw)
