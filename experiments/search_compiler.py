@@ -32,6 +32,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.cost.sketch import sketches
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.isa import llvm_features
 from svod.core.machine.target import Target
 
 WAYS = ("search", "with reduction", "without fences", "final")
@@ -47,7 +48,7 @@ def compile_as(way: str, ir: str, target: Target) -> bytes:
     """The object of a module: as the search compiles, the same with LLVM's loop strength reduction, or as finalists are compiled."""
     if way != "with reduction":
         return compile_object(ir, target, passes=way == "final")
-    machine = codegen._machine(target.arch, codegen.llvm_features(target.arch, target.features), codegen.SEARCH_OPT)
+    machine = codegen._machine(target.arch, llvm_features(target.arch, target.features), codegen.SEARCH_OPT)
     return bytes(machine.emit_object(llvm.parse_assembly(ir, llvm.create_context())))
 
 

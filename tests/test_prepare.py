@@ -15,7 +15,7 @@ from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
 from svod.config import OptimizerConfig, PrepareConfig
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
-from svod.core.kernel.intrinsics import DOTS
+from svod.core.machine.isa import DOTS
 from svod.core.schedule import schedule
 from svod.errors import ArgumentError, ConfigError, DeviceError, KernelOptError, LaunchError, ScheduleError, SvodError, UnsupportedError
 from svod.prepare import allowed_target

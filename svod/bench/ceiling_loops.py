@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.graph.allocator import HUGE_PAGE, private_memory, want_huge_pages
 from svod.core.ir.dtype import BY_NAME, DType, dtypes, to_numpy
+from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 
 REVISION = 8                    # of the loops below: cached figures of another one are measured anew
@@ -46,7 +47,7 @@ SAMPLE_SECONDS = 2e-3
 SHARED_SECONDS = 1e-2           # of a memory loop of several threads, whose first pass may find its slice in another core's cache
 SAMPLES, QUICK_SAMPLES, CURVE_SAMPLES = 20, 5, 8
 FMA_DTYPES = (dtypes.float32, dtypes.float64)
-DOTS = {"bfloat16": "bf16", "int8": "vnni"}     # dot instructions: dtype of the operands → feature of the target
+INSTRUCTIONS = {"bfloat16": (DOTS["bf16"], DOTS["amxbf16"]), "int8": (DOTS["vnni8"], DOTS["amx8"])}    # of operands: vectors, tiles
 TILES = 4                       # accumulators of 8 registers
 STREAMS = {"read": ("read",), "write": ("write", "write_stream"), "copy": ("copy", "copy_stream")}
 LEVELS = ("l1", "l2", "l3", "memory")
@@ -110,7 +111,7 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
 def measure_flops(loops: Loops, counts: Sequence[int], samples: int, fma: Sequence[DType]) -> dict[str, tuple[float, float]]:
     """Flops per second of one thread and of all, which `counts` has: multiply-adds of the types in `fma`, and what has dot products."""
     flops = {dtype.name: _both([loops.fma_round(dtype, n).rate(samples) for n in counts]) for dtype in fma}
-    for name in DOTS:
+    for name in INSTRUCTIONS:
         if tried := [_both([r.rate(samples) for r in rounds]) for rounds in zip(*(loops.rounds_of(name, n) for n in counts), strict=True)]:
             # what is converted once is as fast as float32, and there are processors on which that is faster than their instruction
             one, many = zip(*tried, flops["float32"] if name == "bfloat16" else (0.0, 0.0), strict=True)
@@ -253,10 +254,10 @@ class Loops:
         return Round(plan.repeat, 2.0 * 16 * 16 * 64 / BY_NAME[name].itemsize * TILES * turns * extent)
 
     def rounds_of(self, name: str, threads: int) -> list[Round]:
-        """The dot and matrix instructions on operands of `name` (of `DOTS`) that the target has; none for other types."""
-        feature = DOTS.get(name)
-        rounds = [self.dot_round(name, threads)] if feature in self.target.features and self.target.vector_bytes == 64 else []
-        return [*rounds, self.tile_round(name, threads)] if feature is not None and "amx" in self.target.features else rounds
+        """The dot and matrix instructions on operands of `name` (of `INSTRUCTIONS`) that the target has; none for other types."""
+        target = replace(self.target, uses_intrinsics=True)
+        have = [dot for dot in INSTRUCTIONS.get(name, ()) if dot.runs_on(target)]
+        return [self.tile_round(name, threads) if dot.is_tile else self.dot_round(name, threads) for dot in have]
 
     def best_round(self, dtype: DType, threads: int) -> Round:
         """The fastest arithmetic on operands of `dtype`: what `Ceilings.flops_per_second` of that type is the rate of."""
@@ -365,10 +366,8 @@ def _fma_ir(dtype: DType, lanes: int, accumulators: int, has_fma: bool) -> str:
 
 def _dot_ir(name: str, accumulators: int) -> str:
     """As `_fma_ir`, with the dot instruction of AVX-512 on operands of `name`: 16 sums of 2 products of bfloat16, or of 4 of bytes."""
-    operand, vector, add, function = {
-        "bfloat16": ("<32 x bfloat>", "<16 x float>", "fadd", "llvm.x86.avx512bf16.dpbf16ps.512"),
-        "int8": ("<64 x i8>", "<16 x i32>", "add", "llvm.x86.avx512.vpdpbusd.512"),
-    }[name]
+    operand, vector, add = {"bfloat16": ("<32 x bfloat>", "<16 x float>", "fadd"), "int8": ("<64 x i8>", "<16 x i32>", "add")}[name]
+    function = f"{INSTRUCTIONS[name][0].llvm}.512"
     names = range(accumulators)
     setup = [f"  %m = load {operand}, ptr %b, align 4", "  %p.c = getelementptr i8, ptr %b, i64 64",
              f"  %c = load {operand}, ptr %p.c, align 4"]
@@ -399,7 +398,7 @@ def tile_shapes() -> bytes:
 def _tile_ir(name: str) -> str:
     """args: (out, [shapes, operand]); vars: turns. out[i] = 16 by 16 sums, those of the first accumulator after `turns` turns: the operand,
     16 rows of 64 bytes, times itself."""
-    function = {"bfloat16": "llvm.x86.tdpbf16ps", "int8": "llvm.x86.tdpbssd"}[name]
+    function = INSTRUCTIONS[name][1].llvm
     operand, other = TILES, TILES + 1
     body = ["  call void @llvm.x86.ldtilecfg(ptr %b)", "  %rows = getelementptr i8, ptr %b, i64 64"]
     body += [f"  call void @llvm.x86.tileloadd64(i8 {r}, ptr %rows, i64 64)" for r in (operand, other)]

@@ -35,7 +35,7 @@ def test_figures():
 
 def test_quick_measurement_of_this_machine():
     c = measure_ceilings(host_target(), quick=True)
-    assert c.quick and set(c.flops) - set(loops.DOTS) == {"float32"} and set(c.bandwidth) == {"memory"}
+    assert c.quick and set(c.flops) - set(loops.INSTRUCTIONS) == {"float32"} and set(c.bandwidth) == {"memory"}
     figures = [*c.flops["float32"], *(f for pair in c.bandwidth["memory"].values() for f in pair)]
     assert all(1e8 < f < 1e15 for f in figures) and all(0 < d < 1e-2 for d in c.dispatch)
 
@@ -172,7 +172,7 @@ def test_dot_instructions_have_rates_of_their_own():
 def test_dot_loops_compute_dots(name, product):
     """Where the machine has the instruction: accumulator n starts at n; each of 2 turns adds 4 products of bytes, or 2 of bfloat16."""
     target = host_target()
-    if target.vector_bytes < 64 or loops.DOTS[name] not in target.features:
+    if not loops.INSTRUCTIONS[name][0].runs_on(target):
         return
     kernels = loops.Loops(target)
     start = np.zeros((2 + kernels.accumulators, 64), np.uint8)

@@ -24,7 +24,7 @@ from svod.compile.lower.builder import Builder
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
 from svod.config import data_dir
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.kernel.intrinsics import DOTS, Dot
+from svod.core.machine.isa import DOTS, Dot
 from svod.core.machine.target import Target
 from svod.system.machine_records import add_record, read_records
 

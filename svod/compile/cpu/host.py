@@ -1,7 +1,7 @@
 """The machine svod runs on, as a `Target`, and the facts about it that are recorded but select nothing.
 
 The key of a target must be equal for machines on which the same code is equally fast, and readable. So it holds
-LLVM's name of the core (which selects the scheduling model), the instruction sets below, cache sizes and threads; model
+LLVM's name of the core (which selects the scheduling model), instruction sets (`svod.core.machine.isa`), cache sizes and threads; model
 names and microcode are facts.
 
 Everything is read from files under `root`, so that a recorded tree stands in for a machine; only the name and the
@@ -12,53 +12,16 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
 from svod.config import default_threads
+from svod.core.machine.isa import MACHINES, isa_features
 from svod.core.machine.target import Target
 from svod.errors import DeviceError
 
-ISA: dict[str, dict[str, tuple[str, ...]]] = {
-    "x86_64": {
-        "sse4": ("cx16", "popcnt", "sahf", "sse3", "ssse3", "sse4.1", "sse4.2"),
-        "avx2": ("avx", "avx2", "bmi", "bmi2", "lzcnt", "movbe"),
-        "f16c": ("f16c",),
-        "fma": ("fma",),
-        "avx512f": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
-        "bf16": ("avx512bf16",),
-        "vbmi": ("avx512vbmi", "avx512vbmi2"),
-        "vnni": ("avx512vnni",),
-        "amx": ("amx-tile", "amx-int8", "amx-bf16"),
-    },
-    "aarch64": {
-        "neon": ("neon",),
-        "bf16": ("bf16",),
-        "dotprod": ("dotprod",),
-        "fp16": ("fullfp16",),
-        "i8mm": ("i8mm",),
-    },
-}
-"""Per architecture: the name a target's key shows → the LLVM features code generation switches on for it, all of them or none.
-
-Code uses nothing else, whatever the core's name implies: a virtual machine may hide what its model has, and equal keys give equal code."""
-
-MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # Linux: arch/x86/include/uapi/asm/prctl.h
 FALLBACK_CACHES = (32 << 10, 512 << 10, 8 << 20)  # l1, l2, l3 where the system does not tell (macOS, some containers)
-
-
-def isa_features(arch: str, available: Iterable[str]) -> tuple[str, ...]:
-    """The names of `ISA` whose LLVM features are all in `available`, sorted."""
-    have = set(available)
-    return tuple(sorted(name for name, needs in ISA[arch].items() if have.issuperset(needs)))
-
-
-def llvm_features(arch: str, features: Iterable[str]) -> tuple[str, ...]:
-    """The LLVM features behind the names of a target, sorted; names LLVM alone knows (from other tools) are passed on."""
-    table = ISA.get(arch, {})
-    return tuple(sorted({f for name in features for f in table.get(name, (name,))}))
 
 
 def _read(path: Path) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from svod.compile.llvm.memory import Handler
 from svod.compile.llvm.text import SCALAR, Writer, constant, overload, refuse, register_type, splat
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.kernel.intrinsics import DOTS
+from svod.core.machine.isa import DOTS
 
 F32 = dtypes.float32
 FENCED_LEVELS = 2                   # of shuffles of shuffles
@@ -447,9 +447,6 @@ def _fenced(w: Writer, vec: str, words: int, operand: str) -> str:
 
 
 # -- dot instructions -------------------------------------------------------------------------------
-_DOTS = {"vnni8": "llvm.x86.avx512.vpdpbusd", "vnni16": "llvm.x86.avx512.vpdpwssd", "bf16": "llvm.x86.avx512bf16.dpbf16ps"}
-
-
 def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     kinds = tuple(w.code[s][1] for s in src[1:])
     dot = next((d for d in DOTS.values() if not d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, arg)), None)
@@ -466,7 +463,7 @@ def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
         scalar = SCALAR[k.name]
         value = _widened(w, w.value[s], scalar, lanes * arg, words * arg)
         operands.append(f"{wide} {w.temp(f'bitcast <{words * arg} x {scalar}> {value} to {wide}')}")
-    name = f"{_DOTS[dot.name]}.{words * 32}"
+    name = f"{dot.llvm}.{words * 32}"
     w.declared.add(f"declare {acc_type} @{name}({acc_type}, {wide}, {wide})")
     w.value[i] = w.temp(_narrowed(w, f"call {acc_type} @{name}({', '.join(operands)})", SCALAR[dtype.name], words, lanes))
 

@@ -21,7 +21,8 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from svod.compile.cpu.host import MACHINES, llvm_features, may_use_tiles
+from svod.compile.cpu.host import may_use_tiles
+from svod.core.machine.isa import MACHINES, llvm_features
 from svod.core.machine.target import Target
 from svod.errors import CompileError, LaunchError
 from svod.system.forksafe import remake_after_fork

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from svod.compile.cpu.host import llvm_features
 from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
 from svod.compile.llvm.memory import HANDLERS as MEMORY_HANDLERS
 from svod.compile.llvm.memory import Handler
@@ -30,6 +29,7 @@ from svod.compile.llvm.tiles import HANDLERS as TILE_HANDLERS
 from svod.compile.llvm.tiles import assign_registers, begin_tiles, end_tiles
 from svod.compile.lower.program import Instr, PhaseSpec, Program
 from svod.core.ir.dtype import DType
+from svod.core.machine.isa import llvm_features
 from svod.core.machine.target import Target
 from svod.errors import CompileError
 

@@ -12,12 +12,11 @@ from typing import Any
 from svod.compile.llvm.memory import Handler, address_of
 from svod.compile.llvm.text import Writer, refuse
 from svod.core.ir.dtype import DType
-from svod.core.kernel.intrinsics import DOTS, TILES
+from svod.core.machine.isa import DOTS, TILES
 from svod.errors import CompileError
 
 Shape = tuple[int, int]         # rows, bytes of a row
 PREFIX = "llvm.x86."
-PRODUCTS = {"amx8": "tdpbssd", "amx8uu": "tdpbuud", "amx8su": "tdpbsud", "amx8us": "tdpbusd", "amxbf16": "tdpbf16ps"}
 
 
 def assign_registers(w: Writer) -> None:
@@ -122,7 +121,7 @@ def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
     found = next((d for d in DOTS.values() if d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, arg[2])), None)
     if found is None or not found.runs_on(w.target):
         raise refuse("TILEDOT", dtype, f"{w.target.arch} with {', '.join(w.target.features)} has no such instruction")
-    _call(w, PRODUCTS[found.name], ("i8", "i8", "i8"), *(w.value[s] for s in src))
+    _call(w, found.llvm.removeprefix(PREFIX), ("i8", "i8", "i8"), *(w.value[s] for s in src))
 
 
 HANDLERS: dict[str, Handler] = {"TILEZERO": _zero, "TILELOAD": _load, "TILESTORE": _store, "TILEDOT": _dot}

@@ -13,7 +13,7 @@ from typing import Any
 from svod.compile.lower.program import Instr, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import BINARY_OPS, COMPARISONS, TERNARY, TRANSCENDENTAL, UNARY
-from svod.core.kernel.intrinsics import DOTS
+from svod.core.machine.isa import DOTS
 from svod.errors import CompileError
 
 INDEX, BOOL = dtypes.index, dtypes.bool

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from svod.core.cost.sketch_facts import try_opt
-from svod.core.kernel.intrinsics import DOTS
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.isa import DOTS
 
 BLOCKS = ((2, 2), (1, 3), (3, 1), (1, 2), (2, 1), (1, 1))
 

@@ -10,7 +10,6 @@ words, the other one as a word in all lanes. Of tiles one has rows along the sum
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,60 +17,9 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.contraction import product_of
 from svod.core.kernel.kernel import Kernel, ResolvedStage, Stage
 from svod.core.kernel.scheduler import UPCAST, Scheduler
+from svod.core.machine.isa import DOTS, TILES, Dot
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
-
-
-@dataclass(frozen=True)
-class Dot:
-    """An instruction. `sources`: the element types of a contraction's operands that it takes, as such or made wider in the copy.
-
-    `operands`: the types it multiplies, in its order. Where they differ, operands of one type are made to fit by flipping the sign bit
-    of the one that is not the vector, which adds or takes off 128; what this does to the sum is summed up beside it and taken off
-    again. Both are exact modulo 2^32, as is the sum."""
-
-    name: str
-    arch: str
-    features: tuple[str, ...]          # names of Target.features
-    accumulator: DType
-    operands: tuple[DType, DType]
-    sources: tuple[DType, ...]
-    group: int
-    rows: int = 1                      # of a tile of results; 1: vectors
-    columns: int = 1
-    depth: int = 1                     # groups that one instruction sums up
-    base_cost: float = 1.0             # vector multiply-adds that take as long as one instruction, where that was not measured
-
-    @property
-    def is_tile(self) -> bool:
-        return self.rows > 1
-
-    @property
-    def positions(self) -> int:
-        """Positions along the sum of one instruction."""
-        return self.group * self.depth
-
-    def cost(self, target: Target) -> float:
-        """Vector multiply-adds that take as long as one instruction."""
-        return self.base_cost if self.is_tile or target.dot_cost is None else target.dot_cost(self.name)
-
-    def runs_on(self, target: Target) -> bool:
-        return target.uses_intrinsics and target.arch == self.arch and set(self.features) <= set(target.features)
-
-
-_I8, _U8, _I16 = dtypes.int8, dtypes.uint8, dtypes.int16
-DOTS: dict[str, Dot] = {d.name: d for d in (
-    Dot("vnni8", "x86_64", ("avx512f", "vnni"), dtypes.int32, (_U8, _I8), (_I8, _U8), 4),
-    Dot("vnni16", "x86_64", ("avx512f", "vnni"), dtypes.int32, (_I16, _I16), (_I8, _U8, _I16), 2),
-    Dot("bf16", "x86_64", ("avx512f", "bf16"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2),
-    # 16 cycles for 16 rows of 16 columns of 64 bytes, whatever they hold
-    *(Dot("amx8" + suffix, "x86_64", ("amx", "avx512f"), dtypes.int32, (a, b), (a, b), 4, rows=16, columns=16, depth=16, base_cost=32.0)
-      for suffix, a, b in (("", _I8, _I8), ("uu", _U8, _U8), ("su", _I8, _U8), ("us", _U8, _I8))),
-    Dot("amxbf16", "x86_64", ("amx", "avx512f"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2,
-        rows=16, columns=16, depth=16, base_cost=32.0),
-)}
-TILES = 8           # registers that hold tiles
-
 
 WORD = dtypes.uint32     # what a dot instruction sums up for one of its results
 

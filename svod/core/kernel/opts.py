@@ -14,6 +14,7 @@ from svod.core.kernel.online import is_pair
 from svod.core.kernel.online import online as rewrite_online
 from svod.core.kernel.placement import first_reduce, is_derived, place_stages
 from svod.core.kernel.scheduler import AUTO, DOT, GROUP, INLINE, LOCAL, LOOP, ROOT, UNROLL, UPCAST, IntrinsicChoice, Loop, Scheduler
+from svod.core.machine.isa import DOTS, Dot
 from svod.errors import KernelOptError
 
 Rule = Callable[[Scheduler, str, Any], Scheduler]
@@ -420,7 +421,7 @@ def _is_moved(state: Scheduler, r: ResolvedStage, a: int) -> bool:
 
 
 def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Sum up narrow products by an instruction of the target (`svod.core.kernel.intrinsics.DOTS`): TC("r0", name), for one with tiles
+    """Sum up narrow products by an instruction of the target (`svod.core.machine.isa.DOTS`): TC("r0", name), for one with tiles
     TC("r0", (name,
     rows, columns)) with two output axes. Both operands are staged in their narrow type with the group innermost, at first at the root;
     what is left of the last instruction is filled with zeros. The axes then count instructions. Before they are split, after or
@@ -464,18 +465,18 @@ def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     return new
 
 
-def _named_intrinsic(arg: Any, what: str) -> tuple[dots.Dot, list[str]]:
+def _named_intrinsic(arg: Any, what: str) -> tuple[Dot, list[str]]:
     """The instruction that the argument of TC names, and the names of the axes of its rows and columns."""
     name, *names = arg if isinstance(arg, tuple) and arg else (arg,)
-    dot = dots.DOTS.get(name) if isinstance(name, str) else None
+    dot = DOTS.get(name) if isinstance(name, str) else None
     if dot is None:
-        raise KernelOptError(f"{what}: needs the name of an instruction, one of {', '.join(dots.DOTS)}")
+        raise KernelOptError(f"{what}: needs the name of an instruction, one of {', '.join(DOTS)}")
     if len(names) != (2 if dot.is_tile else 0) or not all(isinstance(n, str) for n in names) or len(set(names)) != len(names):
         raise KernelOptError(f"{what}: {name} takes {'the axes of its rows and columns' if dot.is_tile else 'no axes'}")
     return dot, names
 
 
-def _tile_rows(state: Scheduler, stage: int, dot: dots.Dot, names: list[str], what: str) -> list[tuple[int, int]]:
+def _tile_rows(state: Scheduler, stage: int, dot: Dot, names: list[str], what: str) -> list[tuple[int, int]]:
     """(row, positions of a tile) of the output axes that an instruction with tiles takes."""
     out = []
     for name, amount in zip(names, (dot.rows, dot.columns), strict=False):

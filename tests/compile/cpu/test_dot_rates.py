@@ -20,7 +20,7 @@ from svod.compile.llvm.render import render
 from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import validate
 from svod.core.ir.dtype import dtypes, to_numpy
-from svod.core.kernel.intrinsics import DOTS
+from svod.core.machine.isa import DOTS
 
 TARGET = make_target("x86_64", "znver5", ("avx2", "avx512f", "bf16", "fma", "sse4", "vnni"), (48 << 10, 1 << 20, 32 << 20), 4)
 VECTORS = [name for name, dot in DOTS.items() if not dot.is_tile]

@@ -10,18 +10,16 @@ import pytest
 from svod.compile.cpu import host
 from svod.compile.cpu.host import (
     FALLBACK_CACHES,
-    ISA,
     cache_sizes,
     cgroup_cpus,
     host_facts,
     host_target,
-    isa_features,
-    llvm_features,
     make_target,
     parse_cpu_list,
     usable_threads,
 )
 from svod.core.ir.dtype import dtypes
+from svod.core.machine.isa import ISA, isa_features, llvm_features
 from svod.errors import DeviceError
 
 CPU = "sys/devices/system/cpu"

@@ -19,9 +19,10 @@ from svod.core.cost.sketch import sketches
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.apply import apply_opt, apply_opts
-from svod.core.kernel.intrinsics import DOTS, applicable
+from svod.core.kernel.intrinsics import applicable
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 from svod.core.spec.evaluate import evaluate
 from svod.core.spec.values import dot, from_float, tile_dot, to_float

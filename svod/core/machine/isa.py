@@ -1,0 +1,107 @@
+"""Instruction sets, and the dot and matrix instructions in them, as data: opts, the cost model, code generation and benchmarks read it.
+
+    acc[lane]   += Σ over i < group of a[lane·group + i] · b[lane·group + i]                                         vectors
+    acc[m, n]   += Σ over k < depth, i < group of a[m, k·group + i] · b[k, n·group + i]                               tiles
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.machine.target import Target
+
+ISA: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "sse4": ("cx16", "popcnt", "sahf", "sse3", "ssse3", "sse4.1", "sse4.2"),
+        "avx2": ("avx", "avx2", "bmi", "bmi2", "lzcnt", "movbe"),
+        "f16c": ("f16c",),
+        "fma": ("fma",),
+        "avx512f": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+        "bf16": ("avx512bf16",),
+        "vbmi": ("avx512vbmi", "avx512vbmi2"),
+        "vnni": ("avx512vnni",),
+        "amx": ("amx-tile", "amx-int8", "amx-bf16"),
+    },
+    "aarch64": {
+        "neon": ("neon",),
+        "bf16": ("bf16",),
+        "dotprod": ("dotprod",),
+        "fp16": ("fullfp16",),
+        "i8mm": ("i8mm",),
+    },
+}
+"""Per architecture: the name a target's key shows → the LLVM features code generation switches on for it, all of them or none.
+
+Code uses nothing else, whatever the core's name implies: a virtual machine may hide what its model has, and equal keys give equal code."""
+
+MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+
+
+def isa_features(arch: str, available: Iterable[str]) -> tuple[str, ...]:
+    """The names of `ISA` whose LLVM features are all in `available`, sorted."""
+    have = set(available)
+    return tuple(sorted(name for name, needs in ISA[arch].items() if have.issuperset(needs)))
+
+
+def llvm_features(arch: str, features: Iterable[str]) -> tuple[str, ...]:
+    """The LLVM features behind the names of a target, sorted; names LLVM alone knows (from other tools) are passed on."""
+    table = ISA.get(arch, {})
+    return tuple(sorted({f for name in features for f in table.get(name, (name,))}))
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A dot or matrix instruction.
+
+    `sources`: the element types of a contraction's operands that it takes, as such or made wider in the copy.
+
+    `operands`: the types it multiplies, in its order. Where they differ, operands of one type are made to fit by flipping the sign bit
+    of the one that is not the vector, which adds or takes off 128; what this does to the sum is summed up beside it and taken off
+    again. Both are exact modulo 2^32, as is the sum."""
+
+    name: str
+    arch: str
+    features: tuple[str, ...]          # names of Target.features
+    accumulator: DType
+    operands: tuple[DType, DType]
+    sources: tuple[DType, ...]
+    group: int
+    llvm: str                          # LLVM's intrinsic; of vectors, its name goes on with the bits of a register
+    rows: int = 1                      # of a tile of results; 1: vectors
+    columns: int = 1
+    depth: int = 1                     # groups that one instruction sums up
+    base_cost: float = 1.0             # vector multiply-adds that take as long as one instruction, where that was not measured
+
+    @property
+    def is_tile(self) -> bool:
+        return self.rows > 1
+
+    @property
+    def positions(self) -> int:
+        """Positions along the sum of one instruction."""
+        return self.group * self.depth
+
+    def cost(self, target: Target) -> float:
+        """Vector multiply-adds that take as long as one instruction."""
+        return self.base_cost if self.is_tile or target.dot_cost is None else target.dot_cost(self.name)
+
+    def runs_on(self, target: Target) -> bool:
+        return target.uses_intrinsics and target.arch == self.arch and set(self.features) <= set(target.features)
+
+
+_I8, _U8, _I16 = dtypes.int8, dtypes.uint8, dtypes.int16
+DOTS: dict[str, Dot] = {d.name: d for d in (
+    Dot("vnni8", "x86_64", ("avx512f", "vnni"), dtypes.int32, (_U8, _I8), (_I8, _U8), 4, "llvm.x86.avx512.vpdpbusd"),
+    Dot("vnni16", "x86_64", ("avx512f", "vnni"), dtypes.int32, (_I16, _I16), (_I8, _U8, _I16), 2,
+        "llvm.x86.avx512.vpdpwssd"),
+    Dot("bf16", "x86_64", ("avx512f", "bf16"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2,
+        "llvm.x86.avx512bf16.dpbf16ps"),
+    # 16 cycles for 16 rows of 16 columns of 64 bytes, whatever they hold
+    *(Dot("amx8" + suffix, "x86_64", ("amx", "avx512f"), dtypes.int32, (a, b), (a, b), 4, f"llvm.x86.tdpb{suffix or 'ss'}d",
+          rows=16, columns=16, depth=16, base_cost=32.0)
+      for suffix, a, b in (("", _I8, _I8), ("uu", _U8, _U8), ("su", _I8, _U8), ("us", _U8, _I8))),
+    Dot("amxbf16", "x86_64", ("amx", "avx512f"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2,
+        "llvm.x86.tdpbf16ps", rows=16, columns=16, depth=16, base_cost=32.0),
+)}
+TILES = 8           # registers that hold tiles
