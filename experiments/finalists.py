@@ -31,7 +31,7 @@ from svod.core.machine.target import HOST
 from svod.tune.db.records import canonical
 from svod.tune.db.winners import TIE, Standing, best_of
 from svod.tune.measure.worker_measurer import WorkerMeasurer
-from svod.tune.workers.executor import make_executor
+from svod.tune.workers.start import make_executor
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import RoundFinished, SearchEvent
 from svod.tune.session import KernelTask, TuneSession
-from svod.tune.workers.executor import Executor, make_executor
+from svod.tune.workers.executor import Executor
+from svod.tune.workers.start import make_executor
 
 T = TypeVar("T")
 PROCESSES = 3               # that time the winners of one kernel

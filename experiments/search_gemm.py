@@ -30,7 +30,7 @@ from svod.tune.db import TuningDB
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.kernel_search import Finding
 from svod.tune.session import KernelTask, TuneSession
-from svod.tune.workers.executor import make_executor
+from svod.tune.workers.start import make_executor
 
 
 def search(kernel: Kernel, args: argparse.Namespace, shrink: bool) -> tuple[Finding, float]:

@@ -26,7 +26,7 @@ from svod.tune.measure.sizes import merged_sizes
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import KernelFinished, Listener, nobody
 from svod.tune.session import KernelTask, TuneSession
-from svod.tune.workers.executor import make_executor
+from svod.tune.workers.start import make_executor
 
 log = logging.getLogger("svod")
 

@@ -24,7 +24,8 @@ from svod.bench.roofline import Ceilings
 from svod.cli.installation import program
 from svod.cli.tune import run as tune_run
 from svod.cli.tune import script as script_module
-from svod.cli.tune.command import TuneOptions, check, cli
+from svod.cli.tune.command import check, cli
+from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.progress import LineProgress, LiveProgress, make_progress
 from svod.cli.tune.report import Outcome, dry_table, kernel_table, text_table
 from svod.cli.tune.script import processes_with, run_script

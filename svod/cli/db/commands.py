@@ -36,7 +36,7 @@ from svod.tune.db import (
 )
 from svod.tune.db.files import open_for_reading
 from svod.tune.db.records import parse_json
-from svod.tune.db.why import describe_searches, no_winner_reason
+from svod.tune.db.why import describe_searches, explain, no_winner_reason
 
 SHOWN_KEY = 12          # characters of a key in a table
 EXIT_SKIPPED = 1        # of import and merge: not all records could be used
@@ -274,7 +274,7 @@ def why(context: click.Context, what: str, target: str | None) -> None:
         wanted = [Captured(key, t, "", "") for t in ([target] if target else [r.target for r in _rows(db, key)])]
     names = {k.kernel: k.name for k, _ in db.select(Kernel)}
     for c in wanted:
-        found = db.why(c.kernel, target or c.target, structure=c.structure)
+        found = explain(db, c.kernel, target or c.target, structure=c.structure)
         click.echo(f"{c.kernel[:SHOWN_KEY]} {c.name or names.get(c.kernel, '')}\n    {target or c.target}\n    {found.text}")
         if found.field and found.stored and found.field != "verdict":
             click.echo(f"    first difference: {found.field}; asked: {found.asked or 'nothing'}; in the record: {found.stored}")

@@ -1,66 +1,19 @@
-"""The options of svod-tune. What happens with them is in `tune_run.py`, imported after the first line of output."""
+"""The options of svod-tune. What happens with them is in `run.py`, imported after the first line of output."""
 from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sys
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from svod import config
-from svod.cli.installation import program
 from svod.cli.outputs import Finite, check_database, check_output
+from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, TuneOptions, say
 
-DEFAULT_BEAM = 8
-DEFAULT_BUDGET = 600.0
 SCRIPT_OPTIONS = "options of the script go after --, as in: svod-tune {script} -- {option}"
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """What the command line asked for. `args`: the script's; `source`: a capture instead of a script."""
-
-    script: str | None
-    args: tuple[str, ...] = ()
-    beam: int = DEFAULT_BEAM
-    budget: float = DEFAULT_BUDGET
-    workers: str = "ray"
-    address: str | None = None
-    db: str | None = None
-    fresh: bool = False
-    top: int | None = None
-    only: tuple[str, ...] = ()
-    capture_for: float | None = None
-    source: str | None = None
-    capture_to: str | None = None
-    actions: str | None = None
-    dry_run: bool = False
-    json_path: str | None = None
-    verbose: bool = False
-
-    @property
-    def subject(self) -> str:
-        """The script or capture, as the user named it."""
-        return self.script or self.source or ""
-
-    def command_line(self, **changes: object) -> str:
-        """A command that differs from this one by the options given, for people to paste. --dry-run, --json, --capture-to and
-        --fresh are not handed on."""
-        values: dict[str, object] = {"beam": self.beam, "budget": f"{self.budget:g}"}
-        for f in fields(self):
-            if f.name in ("db", "workers", "address", "top", "only", "capture_for", "actions") and getattr(self, f.name) != f.default:
-                values[f.name] = getattr(self, f.name)
-        words = [program("svod-tune"), *((self.script,) if self.script else ("--from", self.source or ""))]
-        for name, value in {**values, **changes}.items():
-            for one in value if isinstance(value, tuple) else (value,):
-                words += [f"--{name.replace('_', '-')}", *([] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)])]
-        if self.args:
-            words += ["--", *self.args]
-        return shlex.join(words)
 
 
 class _Command(click.Command):
@@ -164,11 +117,6 @@ def check(options: TuneOptions) -> None:
 
 def _is_script(path: Path) -> bool:
     return path.is_file() or (path / "__main__.py").is_file()
-
-
-def say(text: str) -> None:
-    """A line for people, on stderr: stdout belongs to the script."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _log_handler(verbose: bool) -> logging.Handler:

@@ -26,7 +26,7 @@ from svod import config
 from svod.bench.roofline import Ceilings, cached_ceilings
 from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
 from svod.cli.installation import program
-from svod.cli.tune.command import TuneOptions, say
+from svod.cli.tune.options import TuneOptions, say
 from svod.cli.tune.progress import make_progress
 from svod.cli.tune.report import Outcome, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json, size_lines
 from svod.cli.tune.script import ScriptEnd, run_script
@@ -47,7 +47,7 @@ from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.kernel_search import BUDGET_SPENT, Finding
 from svod.tune.session import KernelTask, SessionResult, TuneSession, score_bound
-from svod.tune.workers.executor import ExecutorStart, start_in_background
+from svod.tune.workers.start import ExecutorStart, start_in_background
 
 # beside EXIT_USAGE and EXIT_INTERRUPTED; each has one meaning, docs/tuning.md
 EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6

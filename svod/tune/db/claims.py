@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import threading
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,8 +19,6 @@ from svod.system.forksafe import remake_after_fork
 
 if TYPE_CHECKING:
     from typing import Self
-
-    from svod.tune.db.store import TuningDB
 
 SILENCE = 30.0   # seconds without a heartbeat that make a claim void
 BEAT = 7.0       # seconds between heartbeats
@@ -80,10 +79,13 @@ class Claim:
     """The right to search (kernel, target). A context manager; `release` is idempotent. It belongs to the process that took it: a forked
     child has no part in it.
 
-    `token` None: the database cannot be written, nobody else knows of the claim, and the search goes on all the same."""
+    `renew` and `release` are the database's. `token` None: the database cannot be written, nobody else knows of the claim, and the search
+    goes on all the same."""
 
-    def __init__(self, db: TuningDB, kernel: str, target: str, token: str | None) -> None:
-        self.db, self.kernel, self.target, self.token = db, kernel, target, token
+    def __init__(self, kernel: str, target: str, token: str | None, renew: Callable[[Claim], bool],
+                 release: Callable[[Claim], None]) -> None:
+        self.kernel, self.target, self.token = kernel, target, token
+        self._renew, self._release = renew, release
         self.pid = os.getpid()
 
     @property
@@ -94,12 +96,12 @@ class Claim:
     def renew(self) -> bool:
         """Say that the search is alive; False where the claim was lost (this process slept too long and another one took over) or is the
         parent's. The database's own heartbeat calls it as well; a long search need not."""
-        return self.is_ours and (self.token is None or self.db.renew_claim(self))
+        return self.is_ours and (self.token is None or self._renew(self))
 
     def release(self) -> None:
         """Give it back; what a forked child inherited stays its parent's."""
         if self.is_ours:
-            self.db.release_claim(self)
+            self._release(self)
 
     def __enter__(self) -> Self:
         return self

@@ -35,7 +35,6 @@ from svod.tune.db import claims, files, layers, transfer
 from svod.tune.db.records import RECORDS, Kernel, Measurement, Origin, Record, RecordError, Search, TargetFacts, Verdict
 from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema
 from svod.tune.db.transfer import Skipped
-from svod.tune.db.why import Explanation, explain
 from svod.tune.db.winners import Winner, rank_winners
 
 if TYPE_CHECKING:
@@ -354,10 +353,6 @@ class TuningDB:
             self.record(verdicts, must=True)
         return len(verdicts)
 
-    def why(self, kernel: str, target: str, linear: str = "", structure: str = "") -> Explanation:
-        """Why (kernel, target) has a winner or none: the nearest record and the first field that differs; see `why.explain`."""
-        return explain(self, kernel, target, linear, structure)
-
     # -- claims -------------------------------------------------------------------------------------------------------------
     def claim(self, kernel: str, target: str) -> claims.Claim | None:
         """The right to search (kernel, target), renewed until `release`; None: a live process holds it (`holder` says which), or this one.
@@ -374,13 +369,13 @@ class TuningDB:
                 else:
                     if token is None:
                         return None
-                    claim = claims.Claim(self, kernel, target, token)
+                    claim = claims.Claim(kernel, target, token, self.renew_claim, self.release_claim)
                     self._heartbeat.add(claim)
                     return claim
             if (kernel, target) in self._held:
                 return None
             self._held.add((kernel, target))
-            return claims.Claim(self, kernel, target, None)
+            return claims.Claim(kernel, target, None, self.renew_claim, self.release_claim)
 
     def renew_claim(self, claim: claims.Claim) -> bool:
         """The heartbeat of a claim; False where it is no longer this process's. One that cannot be written is tried at the next beat."""

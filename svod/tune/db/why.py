@@ -4,15 +4,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from svod.core.machine.target import KEY_FIELDS, parse_key
 from svod.tune.db.records import Kernel, Measurement, Search, Verdict
 from svod.tune.db.schema import LAYER_NAMES
+from svod.tune.db.store import TuningDB
 from svod.tune.db.winners import Winner, barred_revisions, drawback, rejection
-
-if TYPE_CHECKING:
-    from svod.tune.db.store import TuningDB
 
 MAX_REASONS = 3         # of candidates that failed, said one by one
 MAX_REASON = 160        # characters of one

@@ -24,7 +24,6 @@ Guarantees, for every carrier but inline where it says so:
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import logging
 import os
@@ -33,7 +32,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from svod.errors import ConfigError, TuneError
@@ -47,7 +46,6 @@ Kind = Literal["compile", "bench"]
 MOST_WORKERS = 4096
 MAX_ATTEMPTS = 3            # times one item may be lost to the infrastructure
 SHARED_BELOW = 8            # cores below which compilers are kept idle while timing
-RAY_START_DEADLINE = 15.0   # seconds until the local executor takes over
 
 
 class WorkerLost(Exception):
@@ -479,62 +477,3 @@ def check_address(address: str | None) -> None:
                           "--address auto or host:port, because Ray's client protocol cannot kill a worker in time")
     if address is not None and address != "auto" and not address.rpartition(":")[2].isdecimal():
         raise ConfigError(f"asked for the Ray cluster at {address!r}; use auto or host:port")
-
-
-def make_executor(spec: str = "local", address: str | None = None, config: WorkerConfig | None = None, device: str = "CPU",
-                  shared_cores: bool | None = None, start_deadline: float = RAY_START_DEADLINE,
-                  say: Callable[[str], None] = log.warning) -> Executor:
-    """The executor that `spec` names ("ray:N", "local:N", "inline"; without N: one worker per core).
-
-    `address` (Ray only): None starts a Ray of our own on this machine; "auto" or "host:port" connects to a cluster. Where an
-    own Ray is missing or not up within `start_deadline` seconds, the local executor takes over and `say` gets one line; a
-    cluster that was asked for by address and cannot be reached is a TuneError. Raises ConfigError for a spec or an address that
-    cannot be used."""
-    name, count = parse_workers(spec)
-    if address is not None and name != "ray":
-        raise ConfigError(f"asked for workers {spec!r} at address {address!r}; an address needs ray workers: ray:N or ray")
-    if name == "inline":
-        return InlineExecutor(config, device)
-    if name == "ray":
-        from svod.tune.workers.ray_executor import RayUnavailable, start_ray_executor
-        try:
-            return start_ray_executor(count, address, config, device, shared_cores, start_deadline)
-        except RayUnavailable as e:
-            if address is not None:
-                raise TuneError(f"cannot tune on the Ray cluster at {address!r}: {e}") from e
-            say(f"tuning with local workers instead of Ray: {e}")
-    return LocalExecutor(count, config, device, shared_cores)
-
-
-class ExecutorStart:
-    """`make_executor` begun in the background, for Ray's seconds while something else goes on. `result` waits for it; `close` ends it."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._made: Executor | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._make, args=(args, kwargs), name="svod-executor-start", daemon=True)
-        self._thread.start()
-
-    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
-            self._made = make_executor(*args, **kwargs)
-        except BaseException as e:  # raised again in the thread that asks for the result
-            self._error = e
-
-    def result(self) -> Executor:
-        """The executor. Raises what `make_executor` raised."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._made is not None
-        return self._made
-
-    def close(self) -> None:
-        """End the executor, also one that is still starting. Idempotent."""
-        with contextlib.suppress(Exception):    # one that did not start needs no end; the error is `result`'s to tell
-            self.result().close()
-
-
-def start_in_background(spec: str = "local", address: str | None = None, **kwargs: Any) -> ExecutorStart:
-    """Begin `make_executor(spec, address, …)` now, wait for it later."""
-    return ExecutorStart(spec, address, **kwargs)

@@ -12,19 +12,14 @@ is ignored by both: the searching process decides. The server never runs candida
 """
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -38,7 +33,7 @@ REAP_DEADLINE = 5.0       # seconds a killed process may take to go (it may have
 # BLAS must not start threads in a process that forks, so this comes before any import of numpy.
 _BOOT = ("import os, sys, json; os.environ.update(OPENBLAS_NUM_THREADS='1', MKL_NUM_THREADS='1', OMP_NUM_THREADS='1'); "
          "c = json.loads(sys.argv[2]); sys.path[:0] = c['first']; sys.path += c['last']; "
-         "from svod.tune.workers.forkserver import {main}; {main}(int(sys.argv[1]), c['config'])")
+         "from svod.tune.workers.server_main import {main}; {main}(int(sys.argv[1]), c['config'])")
 
 
 class ServerLost(Exception):
@@ -230,127 +225,3 @@ class SpawnServer:
 def start_server(config: WorkerConfig) -> ForkServer | SpawnServer:
     """The server `config.start` names; without fork on this system, the one that spawns."""
     return ForkServer(config) if config.start == "fork" and hasattr(os, "fork") else SpawnServer(config)
-
-
-# -- the server's side -----------------------------------------------------------------------------
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def _preload(config: dict[str, Any]) -> None:
-    for entry in config["preload"]:
-        module, _, function = entry.partition(":")
-        loaded = importlib.import_module(module)
-        if function:
-            getattr(loaded, function)()
-
-
-def serve(fd: int, config: dict[str, Any]) -> None:
-    """Main of the fork server: preload, say hello, then fork, kill and reap on request until the other side closes."""
-    import gc
-    _ignore_interrupts()
-    control = socket.socket(fileno=fd)
-    control.set_inheritable(False)
-
-    def reply(message: dict[str, Any]) -> None:
-        control.sendall(json.dumps(message).encode() + b"\n")
-
-    try:
-        from svod.tune.workers.child import run_child
-        _preload(config)
-    except Exception as e:  # a worker's border: it becomes the message of a TuneError on the other side
-        reply({"error": f"{type(e).__name__}: {e}"})
-        return
-    gc.collect()
-    gc.freeze()     # keep pages shared with the children: no collection touches the headers of preloaded objects
-    children: set[int] = set()
-    reply({"ready": True})
-    with contextlib.suppress(OSError):      # the other side went away in the middle of an answer: the same as its end
-        _answer_requests(control, children, reply, run_child, config)
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
-    for pid in children:
-        _reap(pid, 1.0)
-
-
-def _answer_requests(control: socket.socket, children: set[int], reply: Callable[[dict[str, Any]], None],
-                     run_child: Callable[[int, int, dict[str, Any]], None], config: dict[str, Any]) -> None:
-    server = os.getpid()
-    while True:
-        data, fds, _, _ = socket.recv_fds(control, 65536, 2)
-        if not data:
-            return
-        message = json.loads(data)      # requests are answered one by one and are small: one recv, one message
-        if message["do"] == "fork":
-            try:
-                pid = os.fork()
-            except OSError as e:
-                for f in fds:
-                    os.close(f)
-                reply({"error": str(e)})
-                continue
-            if pid == 0:
-                _become_child(control, server, fds, run_child, {**config, "cpus": message["cpus"]})
-            for f in fds:
-                os.close(f)
-            children.add(pid)
-            reply({"pid": pid})
-        elif message["pid"] not in children:
-            reply({"status": None})
-        elif message["do"] == "kill":
-            os.kill(message["pid"], signal.SIGKILL)
-            reply({"status": None})
-        else:
-            os.kill(message["pid"], signal.SIGKILL)
-            status = _reap(message["pid"], REAP_DEADLINE)
-            if status is not None:
-                children.discard(message["pid"])
-            reply({"status": status})
-
-
-def _reap(pid: int, deadline: float) -> int | None:
-    end = time.monotonic() + deadline
-    wait = 0.0002
-    while True:
-        try:
-            done, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            return None
-        if done:
-            return status
-        if time.monotonic() > end:
-            return None
-        select.select([], [], [], wait)
-        wait = min(0.01, wait * 1.5)
-
-
-def _become_child(control: socket.socket, server: int, fds: list[int], run_child: Callable[[int, int, dict[str, Any]], None],
-                  config: dict[str, Any]) -> None:
-    """In the forked process: never returns."""
-    code = 1
-    try:
-        control.close()
-        _die_with_parent(server)
-        run_child(fds[0], fds[1], config)
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def _die_with_parent(parent: int) -> None:
-    """Linux: SIGKILL this process when its parent dies (prctl PR_SET_PDEATHSIG, 1). Elsewhere the server's own end takes care."""
-    if sys.platform == "linux":
-        import ctypes
-        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:      # it died before the call
-            os._exit(1)
-
-
-def serve_alone(fd: int, config: dict[str, Any]) -> None:
-    """Main of a spawned child (`SpawnServer`)."""
-    _ignore_interrupts()
-    from svod.tune.workers.child import run_child
-    _preload(config)
-    log = os.dup(2)
-    run_child(fd, log, config)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from svod.tune.db import Kernel, Measurement, Record, Search, TuningDB
+from svod.tune.db import Kernel, Measurement, Record, Search, TuningDB, explain
 from svod.tune.db.why import first_difference
 from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
 
@@ -17,7 +17,7 @@ K = "k" * 32
 def why(*records: Record, kernel: str = K, target: str = TARGET, linear: str = "", structure: str = "") -> tuple[str, str]:
     with TuningDB.open(":none:") as db:
         db.record(records)
-        found = db.why(kernel, target, linear, structure)
+        found = explain(db, kernel, target, linear, structure)
         return found.field, found.text
 
 

@@ -15,8 +15,9 @@ import pytest
 
 from svod.errors import ConfigError, FormatError, TuneError
 from svod.tune.workers import executor as executor_module
-from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor, make_executor, parse_workers, start_in_background
+from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor, parse_workers
 from svod.tune.workers.machine_lock import MachineLock
+from svod.tune.workers.start import make_executor, start_in_background
 from tests.tune.workers.test_child import CONFIG, JOBS, is_gone, wait_until
 
 LONG = 60.0     # seconds: a deadline that a healthy item never meets

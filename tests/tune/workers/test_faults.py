@@ -22,7 +22,8 @@ from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.kernel_search import KernelSearch
 from svod.tune.session import KernelTask, TuneSession
-from svod.tune.workers.executor import Executor, LocalExecutor, make_executor
+from svod.tune.workers.executor import Executor, LocalExecutor
+from svod.tune.workers.start import make_executor
 from tests.tune.replay import ReplayedLaboratory, made_up_seconds
 from tests.tune.search_kernels import gemm
 

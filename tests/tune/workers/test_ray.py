@@ -21,9 +21,10 @@ import pytest
 
 from svod.errors import TuneError
 from svod.tune.workers import ray_executor
-from svod.tune.workers.executor import LocalExecutor, make_executor
+from svod.tune.workers.executor import LocalExecutor
 from svod.tune.workers.jobs import identity
 from svod.tune.workers.ray_executor import TOKEN, _remove_dead_sessions, _SessionDirectory
+from svod.tune.workers.start import make_executor
 from tests.tune.workers.test_child import CONFIG, JOBS, ROOT, is_gone, wait_until
 
 pytestmark = pytest.mark.ray
@@ -33,7 +34,7 @@ NICE = os.getpriority(os.PRIO_PROCESS, 0)       # of whoever runs the tests: tho
 
 PRELUDE = f"""import sys, os, signal, json, logging; sys.path.insert(0, sys.argv[1])
 START, NICE = {START}, {NICE}
-from svod.tune.workers.executor import make_executor, start_in_background
+from svod.tune.workers.start import make_executor, start_in_background
 from svod.tune.workers.machine_lock import lock_directory
 from tests.tune.workers.test_child import CONFIG, JOBS
 def facts(e, kind="compile"): return e.run(JOBS + ":facts", [None], kind=kind, deadline=START)[0].value

@@ -1,0 +1,137 @@
+"""What runs in the fork server, and in a child that is spawned instead of forked (`forkserver.py` is the searching process's side)."""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from svod.tune.workers.child import run_child
+from svod.tune.workers.forkserver import REAP_DEADLINE
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _preload(config: dict[str, Any]) -> None:
+    for entry in config["preload"]:
+        module, _, function = entry.partition(":")
+        loaded = importlib.import_module(module)
+        if function:
+            getattr(loaded, function)()
+
+
+def serve(fd: int, config: dict[str, Any]) -> None:
+    """Main of the fork server: preload, say hello, then fork, kill and reap on request until the other side closes."""
+    _ignore_interrupts()
+    control = socket.socket(fileno=fd)
+    control.set_inheritable(False)
+
+    def reply(message: dict[str, Any]) -> None:
+        control.sendall(json.dumps(message).encode() + b"\n")
+
+    try:
+        _preload(config)
+    except Exception as e:  # a worker's border: it becomes the message of a TuneError on the other side
+        reply({"error": f"{type(e).__name__}: {e}"})
+        return
+    gc.collect()
+    gc.freeze()     # keep pages shared with the children: no collection touches the headers of preloaded objects
+    children: set[int] = set()
+    reply({"ready": True})
+    with contextlib.suppress(OSError):      # the other side went away in the middle of an answer: the same as its end
+        _answer_requests(control, children, reply, config)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for pid in children:
+        _reap(pid, 1.0)
+
+
+def _answer_requests(control: socket.socket, children: set[int], reply: Callable[[dict[str, Any]], None],
+                     config: dict[str, Any]) -> None:
+    server = os.getpid()
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 65536, 2)
+        if not data:
+            return
+        message = json.loads(data)      # requests are answered one by one and are small: one recv, one message
+        if message["do"] == "fork":
+            try:
+                pid = os.fork()
+            except OSError as e:
+                for f in fds:
+                    os.close(f)
+                reply({"error": str(e)})
+                continue
+            if pid == 0:
+                _become_child(control, server, fds, {**config, "cpus": message["cpus"]})
+            for f in fds:
+                os.close(f)
+            children.add(pid)
+            reply({"pid": pid})
+        elif message["pid"] not in children:
+            reply({"status": None})
+        elif message["do"] == "kill":
+            os.kill(message["pid"], signal.SIGKILL)
+            reply({"status": None})
+        else:
+            os.kill(message["pid"], signal.SIGKILL)
+            status = _reap(message["pid"], REAP_DEADLINE)
+            if status is not None:
+                children.discard(message["pid"])
+            reply({"status": status})
+
+
+def _reap(pid: int, deadline: float) -> int | None:
+    end = time.monotonic() + deadline
+    wait = 0.0002
+    while True:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if done:
+            return status
+        if time.monotonic() > end:
+            return None
+        select.select([], [], [], wait)
+        wait = min(0.01, wait * 1.5)
+
+
+def _become_child(control: socket.socket, server: int, fds: list[int], config: dict[str, Any]) -> None:
+    """In the forked process: never returns."""
+    code = 1
+    try:
+        control.close()
+        _die_with_parent(server)
+        run_child(fds[0], fds[1], config)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Linux: SIGKILL this process when its parent dies (prctl PR_SET_PDEATHSIG, 1). Elsewhere the server's own end takes care."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:      # it died before the call
+            os._exit(1)
+
+
+def serve_alone(fd: int, config: dict[str, Any]) -> None:
+    """Main of a spawned child (`SpawnServer`)."""
+    _ignore_interrupts()
+    _preload(config)
+    log = os.dup(2)
+    run_child(fd, log, config)
