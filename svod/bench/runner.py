@@ -92,9 +92,8 @@ def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: 
         return calibrate(contestant, None, clock, config.min_sample * 1e-6)
 
     calibrated = [[calibrated_warm(c) for c in members] for members in placements]
-    every = list(range(len(placements[0])))
-    fast, peers = every, [i for i in every if i != lead and i not in beside]
-    seconds: list[list[float]] = [[] for _ in every]
+    fast = list(range(len(placements[0])))      # who is still timed
+    seconds: list[list[float]] = [[] for _ in fast]
     begin, seen = clock(), watch()
     rounds, precise = 0, False
     while rounds < config.rounds or (not precise and clock() - begin < config.case_seconds):
@@ -105,13 +104,18 @@ def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: 
             seconds[i].append(t)
         rounds += 1
         if rounds == SLOW_ROUNDS:
-            limit = max(SLOW_FACTOR * min(min(seconds[i]) for i in every if i not in beside), SLOW_SECONDS)
-            fast = [i for i in every if i == lead or i in beside or min(seconds[i]) <= limit]
-            peers = [i for i in fast if i != lead and i not in beside]
+            fast = _without_the_slow(seconds, lead, beside)
         if rounds >= config.rounds:
-            precise = (_is_known([seconds[i] for i in peers], seconds[lead], config.precision)
+            peers = [seconds[i] for i in fast if i != lead and i not in beside]
+            precise = (_is_known(peers, seconds[lead], config.precision)
                        and all(paired_ratio(seconds[i], seconds[lead]).half_width <= config.precision for i in beside))
     return Timing(tuple(map(tuple, seconds)), precise, seen())
+
+
+def _without_the_slow(seconds: Sequence[Sequence[float]], lead: int, beside: Collection[int]) -> list[int]:
+    """The contestants that are timed on: the lead, what stands beside it, and those that are not far slower than the fastest."""
+    limit = max(SLOW_FACTOR * min(min(t) for i, t in enumerate(seconds) if i not in beside), SLOW_SECONDS)
+    return [i for i, t in enumerate(seconds) if i == lead or i in beside or min(t) <= limit]
 
 
 def _is_known(peers: Sequence[Sequence[float]], lead: Sequence[float], precision: float) -> bool:
@@ -127,55 +131,77 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
              pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS), place: Place = placed) -> CaseResult:
     """Everything about one case. `contestants`: svod's own (named as in `results.SVOD`) and peers. `arithmetic`: the bare arithmetic on a
     type, timed beside the kernels that it limits; without it they are held against `ceilings` alone."""
-    operands = case.draw(seed)
-    wanted = reference(case, operands)
-    ready: dict[str, Prepared] = {}
-    outcomes: list[Outcome] = []
-    for peer in contestants:
-        prepared, outcome = _prepare(peer, case, operands, wanted)
-        identity = None if prepared is None else prepared.identity
-        same = next((n for n, p in ready.items() if identity is not None and p.identity == identity), None)
-        outcomes.append(outcome if same is None else _same(outcome, same))
-        if prepared is not None and same is None:
-            ready[peer.name] = prepared
-    beside: Neighbour | None = None
-    moved = [_prepare_elsewhere(case, contestants, ready, case.draw(seed), wanted) for _ in range(PLACEMENTS - 1)]
-    if case.neighbour is not None:
-        places, beside = _prepare_neighbour(case.neighbour, contestants, outcomes, seed)
-        for there, prepared in zip((ready, *moved), places, strict=False):
-            there[NEIGHBOUR] = prepared
-    flops, read, written = _work(case, outcomes)
+    run = _CaseRun(case, contestants, seed)
+    flops, read, written = _work(case, run.outcomes)
     caches = {"l1": target.l1, "l2": target.l2, "l3": target.l3}
     bound = bound_of(flops, read, written, case.dtype, ceilings, caches) if ceilings is not None else None
     bare = arithmetic(BY_NAME[case.dtype]) if arithmetic is not None and bound is not None and bound.by == COMPUTE else None
-    if bare is not None and ready:
-        for there in (ready, *moved):
-            there[ARITHMETIC] = Prepared(bare.run, lambda: np.empty(0), True)
-    timing: Timing | None = None
-    while set(ready).difference(BESIDE) and timing is None:
-        names = list(ready)
-        lead = next((names.index(n) for n in reversed(SVOD) if n in ready), 0)
-        try:
-            timing = time_interleaved([Contestant(_named(n, ready[n].run), n) for n in names], lead, config,
-                                      beside=[names.index(n) for n in BESIDE if n in ready],
-                                      elsewhere=[[Contestant(_named(n, there[n].run), n) for n in names] for there in moved],
-                                      rng=rng or random.Random(seed), clock=clock, watch=watch, pause=pause, place=place)
-        except _BrokeError as e:        # the others are timed again, from the start
-            del ready[e.name]
-            if e.name == NEIGHBOUR and beside is not None:
-                beside = replace(beside, why=e.why)
-            outcomes = [Outcome(o.name, "failed", e.why, remark=o.remark, kernels=o.kernels, prepare_seconds=o.prepare_seconds,
-                                search_seconds=o.search_seconds) if e.name in (o.name, o.same_as) else o for o in outcomes]
-    samples = dict(zip(ready, timing.seconds, strict=True)) if timing is not None else {}
+    if bare is not None:
+        run.add_beside(ARITHMETIC, Prepared(bare.run, lambda: np.empty(0), True))
+    timing = run.time(config, rng or random.Random(seed), clock=clock, watch=watch, pause=pause, place=place)
+    samples = dict(zip(run.ready, timing.seconds, strict=True)) if timing is not None else {}
     if bound is not None and bare is not None and ARITHMETIC in samples:
         bound = bound_beside(bound, flops, bare.flops / statistics.median(samples[ARITHMETIC]))
-    timed = [Timed(o, samples.get(o.name)) for o in outcomes]
+    timed = [Timed(o, samples.get(o.name)) for o in run.outcomes]
     result = judge_case(name=case.name, title=case.title, suite=case.suite, group=case.group, dtype=case.dtype, shapes=case.shapes,
                         flops=flops, bytes_read=read, bytes_written=written, bound=bound, timed=timed,
                         load=load_of(timing.load) if timing is not None else None)
     if case.neighbour is not None and NEIGHBOUR in samples:
-        beside = neighbour_of(result, case.work, case.neighbour.name, case.neighbour.title, case.neighbour.work, samples[NEIGHBOUR])
-    return replace(result, neighbour=beside)
+        return replace(result, neighbour=neighbour_of(result, case.work, case.neighbour.name, case.neighbour.title, case.neighbour.work,
+                                                      samples[NEIGHBOUR]))
+    return replace(result, neighbour=run.neighbour)
+
+
+class _CaseRun:
+    """The contestants of a case: prepared and checked, in several placements of their operands, then timed in turn.
+
+    `ready`: those that are timed, by name, in the first placement; `moved`: in the others. `outcomes`: what is known about each."""
+
+    def __init__(self, case: Case, contestants: Sequence[Peer], seed: int) -> None:
+        operands = case.draw(seed)
+        wanted = reference(case, operands)
+        self.ready: dict[str, Prepared] = {}
+        self.outcomes: list[Outcome] = []
+        self.neighbour: Neighbour | None = None
+        for peer in contestants:
+            prepared, outcome = _prepare(peer, case, operands, wanted)
+            identity = None if prepared is None else prepared.identity
+            same = next((n for n, p in self.ready.items() if identity is not None and p.identity == identity), None)
+            self.outcomes.append(outcome if same is None else _same(outcome, same))
+            if prepared is not None and same is None:
+                self.ready[peer.name] = prepared
+        self.moved = [_prepare_elsewhere(case, contestants, self.ready, case.draw(seed), wanted) for _ in range(PLACEMENTS - 1)]
+        if case.neighbour is not None:
+            places, self.neighbour = _prepare_neighbour(case.neighbour, contestants, self.outcomes, seed)
+            for there, prepared in zip((self.ready, *self.moved), places, strict=False):
+                there[NEIGHBOUR] = prepared
+
+    def add_beside(self, name: str, prepared: Prepared) -> None:
+        """Time something else in the same rounds, if there are any."""
+        if self.ready:
+            for there in (self.ready, *self.moved):
+                there[name] = prepared
+
+    def time(self, config: BenchConfig, rng: random.Random, *, clock: Clock, watch: Watch, pause: Callable[[], None],
+             place: Place) -> Timing | None:
+        """Samples of all that are ready; None where nobody is left. A contestant that breaks is out, and the others begin anew."""
+        while set(self.ready).difference(BESIDE):
+            names = list(self.ready)
+            lead = next((names.index(n) for n in reversed(SVOD) if n in self.ready), 0)
+            placements = [[Contestant(_named(n, there[n].run), n) for n in names] for there in (self.ready, *self.moved)]
+            try:
+                return time_interleaved(placements[0], lead, config, beside=[names.index(n) for n in BESIDE if n in self.ready],
+                                        elsewhere=placements[1:], rng=rng, clock=clock, watch=watch, pause=pause, place=place)
+            except _BrokeError as e:
+                self._drop(e)
+        return None
+
+    def _drop(self, e: _BrokeError) -> None:
+        del self.ready[e.name]
+        if e.name == NEIGHBOUR and self.neighbour is not None:
+            self.neighbour = replace(self.neighbour, why=e.why)
+        self.outcomes = [Outcome(o.name, "failed", e.why, remark=o.remark, kernels=o.kernels, prepare_seconds=o.prepare_seconds,
+                                 search_seconds=o.search_seconds) if e.name in (o.name, o.same_as) else o for o in self.outcomes]
 
 
 def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequence[PeerInfo], settings: Settings, config: BenchConfig, *,

@@ -9,6 +9,7 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +24,8 @@ from svod.errors import DatabaseError
 from svod.system.files import write_text
 
 if TYPE_CHECKING:
-    from svod.bench.results import Run
+    from svod.bench.results import Run, Settings
+    from svod.bench.suites.cases import Case
 
 INSTALL_PEERS = f"{shlex.quote(sys.executable)} -m pip install 'svod[peers]'"
 NEW_SEEDS = 1_000_000   # a seed that is drawn is below this: short enough to type
@@ -101,14 +103,11 @@ class _Run(click.Command):
 def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bool, fresh: bool, peers: str, db: str | None,
         seed: int | None, count: int | None, dump_after: str | None, only_list: bool, json_path: Path | None) -> None:
     """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
-    from svod.bench.peers import load_peers, parse_peers
-    from svod.bench.results import Settings, write_run
-    from svod.bench.runner import run_suite
+    from svod.bench.peers import parse_peers
+    from svod.bench.results import Settings
     from svod.bench.suites.random_kernels import RANDOM, RANDOM_COUNT
     from svod.bench.suites.suites import parse_suites, select_cases
-    from svod.cli.bench.tables import describe_case, print_run
     from svod.cli.tables import print_table
-    from svod.compile.cpu.host import host_target
     from svod.compile.plan.dump import passes_of
 
     mode, width = _mode(beam, heuristic, db_only, fresh)
@@ -131,47 +130,63 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     prepare = config.PrepareConfig.from_env()
     prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
     passes_of(prepare)
+    settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,
+                        datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0, count if with_random else None)
+    sys.exit(_conclude(_run_cases(cases, names, settings, prepare, db, json_path), len(cases), json_path))
+
+
+def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, prepare: config.PrepareConfig, db: str | None,
+               json_path: Path | None) -> Run:
+    """Measure the ceilings where they are not known, then run the cases against the libraries in `names`, saying what happens."""
+    from svod.bench.ceiling_loops import Loops
+    from svod.bench.peers import load_peers
+    from svod.bench.results import write_run
+    from svod.bench.roofline import cached_ceilings, known_ceilings
+    from svod.bench.runner import run_suite
+    from svod.cli.bench.contestants import svod_contestants
+    from svod.cli.bench.tables import describe_case
+    from svod.compile.cpu.host import host_target
+
     target = host_target()
     _warn_if_busy(target.threads)
-    found, infos = load_peers(names, target.threads)
+    libraries, infos = load_peers(names, target.threads)
     left_out = [f"{i.name} ({i.missing})" for i in infos if i.missing is not None]
     if left_out:
         _say(f"left out: {', '.join(left_out)}. The extra brings them: {INSTALL_PEERS}")
-    from svod.bench.ceiling_loops import Loops
-    from svod.bench.roofline import cached_ceilings, known_ceilings
-    from svod.cli.bench.contestants import svod_contestants
-
     path = _ceilings_path()
     known = known_ceilings(path, target)
     if known is None or known.quick:
         _say(f"measuring what this machine can do at best, some ten seconds; kept in {path}, unless the machine is busy")
-    limits = cached_ceilings(path, target)
-    contestants = [*svod_contestants(mode, width, fresh=fresh, db=db, config=prepare), *found]
+    ceilings = cached_ceilings(path, target)
+    contestants = [*svod_contestants(settings.mode, settings.beam, fresh=settings.fresh, db=db, config=prepare), *libraries]
     together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
     _say(f"{_kernels(len(cases))}, {target.threads} thread{'s' if target.threads > 1 else ''} each: {together}")
-    settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,
-                        datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0, count if with_random else None)
 
     def finished(so_far: Run) -> None:
         click.echo("\n".join(describe_case(so_far.cases[-1])) + "\n")
         if json_path is not None:       # another library that ends the process does not take the results with it
             with contextlib.suppress(OSError):      # said at the end, where it is tried again
                 write_run(json_path, so_far)
-    result = run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=limits,
-                       arithmetic=partial(Loops(target).best_round, threads=limits.threads),
-                       started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"),
-                       finished=finished)
+    return run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=ceilings,
+                     arithmetic=partial(Loops(target).best_round, threads=ceilings.threads),
+                     started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"), finished=finished)
+
+
+def _conclude(result: Run, asked_for: int, json_path: Path | None) -> int:
+    """Print and write a run; its exit status."""
+    from svod.cli.bench.tables import print_run
+
     print_run(result)
     if json_path is not None:
         _write_at_last(json_path, result)
     done = len(result.cases)
-    missing = "" if done == len(cases) else f"; interrupted, {len(cases) - done} are missing"
+    missing = "" if done == asked_for else f"; interrupted, {asked_for - done} are missing"
     _say(f"{_kernels(done)} in {result.settings.seconds:.0f} s{missing}")
     wrong = [f"{c.name} ({o.name})" for c in result.cases for o in c.contestants if o.name in ("heuristic", "tuned")
              and o.status in ("wrong", "failed")]
     if wrong:
         _say(f"svod gives wrong results or fails: {', '.join(wrong)}")
-    sys.exit(130 if done < len(cases) else 1 if wrong else 0)
+    return 130 if done < asked_for else 1 if wrong else 0
 
 
 @cli.command()

@@ -5,6 +5,7 @@ import math
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import click
 
@@ -88,45 +89,74 @@ def _describe_outcome(case: CaseResult, o: Outcome) -> str:
     return text
 
 
-def print_run(run: Run) -> None:
-    """The table of all kernels and the geometric means."""
-    peers = [p.name for p in run.peers if p.version is not None]
-    tuned = any(c.outcome("tuned") for c in run.cases)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDEST
-    wide, medium = width >= WIDE, width >= MEDIUM
-    searched = width >= WIDEST and any(s.searching is not None for s in run.suites)
-    rated = width >= WIDEST and any(s.rates is not None for s in run.suites)
-    contestants = ["heuristic", "tuned"] if tuned and medium else ["svod"] if tuned else ["heuristic"]
-    columns = ["kernel", *contestants, *(peers if wide else ["best peer"] if peers else []), *(["vs best"] if peers else []), "ceiling",
-               *(["search"] if searched else []), *(["of neighbour"] if rated else []), ""]
-    rows: list[list[str]] = []
-    for c in run.cases:
-        best = c.svod
-        row = [c.name, *(_cell(c, name) for name in contestants)]
-        if wide:
-            row += [_cell(c, name) for name in peers]
-        elif peers:
-            row.append("" if c.best_peer is None else f"{_cell(c, c.best_peer)} {c.best_peer}" if medium else c.best_peer)
-        if peers:
-            s = best.speedups.get(c.best_peer or "") if best is not None else None
-            row.append("" if s is None else f"{s.median:.2f}x{doubt(half_width(s))}{'' if not s.is_none else ' ='}")
-        row.append(share(best.ceiling_share) if best is not None else "")
-        if searched:
+@dataclass(frozen=True)
+class _RunColumns:
+    """The columns of the table of kernels: as many as the terminal has room for, and as the run has figures."""
+
+    contestants: tuple[str, ...]
+    peers: tuple[str, ...]          # libraries with a column of their own
+    best: bool                      # whether there is any library to compare with
+    wide: bool                      # whether there is room for a column per library
+    medium: bool                    # whether there is room for the best library's time beside its name
+    searched: bool
+    rated: bool
+
+    @staticmethod
+    def of(run: Run, tuned: bool) -> _RunColumns:
+        peers = tuple(p.name for p in run.peers if p.version is not None)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDEST
+        medium = width >= MEDIUM
+        return _RunColumns(("heuristic", "tuned") if tuned and medium else ("svod",) if tuned else ("heuristic",),
+                           peers if width >= WIDE else (), bool(peers), width >= WIDE, medium,
+                           width >= WIDEST and any(s.searching is not None for s in run.suites),
+                           width >= WIDEST and any(s.rates is not None for s in run.suites))
+
+    @property
+    def names(self) -> list[str]:
+        compared = [*(self.peers or ("best peer",)), "vs best"] if self.best else []
+        return ["kernel", *self.contestants, *compared, "ceiling", *(["search"] if self.searched else []),
+                *(["of neighbour"] if self.rated else []), ""]
+
+    def row(self, c: CaseResult) -> list[str]:
+        row = [c.name, *(_cell(c, name) for name in self.contestants)]
+        if self.best:
+            row += [_cell(c, name) for name in self.peers] or [self._best_peer(c)]
+            row.append(_against_best(c))
+        row.append(share(c.svod.ceiling_share) if c.svod is not None else "")
+        if self.searched:
             row.append(seconds(next((o.search_seconds for o in c.contestants if o.search_seconds is not None), None)))
-        if rated:
+        if self.rated:
             rate = c.neighbour.rate if c.neighbour is not None else None
             row.append("" if c.neighbour is None else "-" if rate is None else share(rate.median) + doubt(half_width(rate)))
-        rows.append([*row, "noisy" if c.noisy is not None else ""])
-    print_table(columns, rows, right=frozenset(columns[1:-1]))
+        return [*row, "noisy" if c.noisy is not None else ""]
+
+    def _best_peer(self, c: CaseResult) -> str:
+        if c.best_peer is None:
+            return ""
+        return f"{_cell(c, c.best_peer)} {c.best_peer}" if self.medium else c.best_peer
+
+
+def _against_best(c: CaseResult) -> str:
+    """How many times faster svod is than the best library."""
+    s = c.svod.speedups.get(c.best_peer or "") if c.svod is not None else None
+    return "" if s is None else f"{s.median:.2f}x{doubt(half_width(s))}{'' if not s.is_none else ' ='}"
+
+
+def print_run(run: Run) -> None:
+    """The table of all kernels and the geometric means."""
+    tuned = any(c.outcome("tuned") for c in run.cases)
+    columns = _RunColumns.of(run, tuned)
+    rows = [columns.row(c) for c in run.cases]
+    print_table(columns.names, rows, right=frozenset(columns.names[1:-1]))
     marks = [f"{mark.strip()} {meaning}" for mark, meaning in MARKS.items() if any(mark in cell for row in rows for cell in row[1:-1])]
     if marks:
         click.echo("; ".join(marks))
     if len(run.cases) > 1:
         click.echo()
-        print_groups(run.groups, peers if wide else [], tuned)
+        print_groups(run.groups, columns.peers, tuned)
     if run.suites and (len(run.cases) > 1 or tuned):
         click.echo()
-        print_suites(run.suites, tuned, names=wide)
+        print_suites(run.suites, tuned, names=columns.wide)
 
 
 def _cell(c: CaseResult, name: str) -> str:
