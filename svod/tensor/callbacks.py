@@ -46,6 +46,17 @@ def custom_function(fn: Callable[..., Any], *tensors: Tensor, shape: Sequence[An
         raise ArgumentError(f"custom_function {name}: the result must be declared, as in shape=(3, 4), dtype='float32'; of several results "
                             "shape=((3, 4), (4,)), dtype=('float32', 'int64')")
     several = isinstance(dtype, (tuple, list))
+    types, shapes = _declared(name, shape, dtype)
+    for d in (*types, *(t.dtype for t in tensors)):
+        _check_dtype(name, d)
+    nodes = graph.callback(host_function(fn), tuple(zip(types, shapes, strict=True)), several, *(t.uop for t in tensors))
+    results = tuple(Tensor.from_uop(u) for u in nodes)
+    return results if several else results[0]
+
+
+def _declared(name: str, shape: Sequence[Any], dtype: DTypeLike | Sequence[DTypeLike]) -> tuple[list[DType], list[tuple[int, ...]]]:
+    """The declared dtype and shape of each result. Raises ArgumentError unless there are as many of both, and ShapeError."""
+    several = isinstance(dtype, (tuple, list))
     types = [as_dtype(d) for d in (dtype if isinstance(dtype, (tuple, list)) else (dtype,))]
     if several and (not isinstance(shape, (tuple, list)) or len(shape) != len(types) or not types
                     or not all(isinstance(s, (tuple, list)) for s in shape)):
@@ -54,11 +65,7 @@ def custom_function(fn: Callable[..., Any], *tensors: Tensor, shape: Sequence[An
     negative = [s for s in shapes if any(lower(n) < 0 for n in s)]
     if negative:
         raise ShapeError(f"custom_function {name}: {negative[0]} is not a shape: extents are not negative")
-    for d in (*types, *(t.dtype for t in tensors)):
-        _check_dtype(name, d)
-    found = graph.callback(host_function(fn), tuple(zip(types, shapes, strict=True)), several, *(t.uop for t in tensors))
-    results = tuple(Tensor.from_uop(u) for u in found)
-    return results if several else results[0]
+    return types, shapes
 
 
 def _check_dtype(name: str, dtype: DType) -> None:

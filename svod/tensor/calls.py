@@ -1,6 +1,8 @@
 """Kernels written by hand, applied to tensors: `call_kernel`."""
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
 
 from svod.core.graph import graph
@@ -32,17 +34,8 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
     sources = [t.uop for t in tensors]
     for slot in (s for s in slots if s < len(tensors)):
         sources[slot] = _memory(tensors[slot], slot)
-    if loop is not None and (not isinstance(loop, tuple) or len(loop) != 2 or not isinstance(loop[0], str)):
-        raise ArgumentError(f'call_kernel: loop={loop!r} must be a name and how often, as in ("i", 10)')
-    for name, number in (*variables.items(), *([loop] if loop is not None else ())):
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
-            raise ArgumentError(f"call_kernel: {name} is an int, got {number!r} of {type(number).__name__}")
     bounds = {u.arg[0]: u for u in over_ranges(ast).walk(Ops.DEFINE_VAR)}
-    unknown = sorted(set(variables) - set(bounds))
-    if unknown:
-        raise ArgumentError(f"call_kernel: the kernel reads no variable {unknown[0]}; it reads {', '.join(sorted(bounds)) or 'none'}")
-    if loop is not None and loop[0] in variables:
-        raise ArgumentError(f"call_kernel: {loop[0]} is counted by the loop and cannot be given as well")
+    _check_numbers(bounds, variables, loop)
     values = {name: UOp.const(dtypes.index, int(value)) for name, value in variables.items()}
     turns = UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, int(loop[1])),), 0) if loop else None
     if loop is not None and turns is not None and loop[0] in bounds:
@@ -59,6 +52,20 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
         tensors[slot]._replace_content(content, UOp(Ops.AFTER, content.dtype, (content, done)))
         written.append(tensors[slot])
     return tuple(written)
+
+
+def _check_numbers(known: Iterable[str], variables: Mapping[str, int], loop: tuple[str, int] | None) -> None:
+    """Raise ArgumentError for a loop that is not a name and a number, and for variables that are not ints or that the kernel lacks."""
+    if loop is not None and (not isinstance(loop, tuple) or len(loop) != 2 or not isinstance(loop[0], str)):
+        raise ArgumentError(f'call_kernel: loop={loop!r} must be a name and how often, as in ("i", 10)')
+    for name, number in (*variables.items(), *([loop] if loop is not None else ())):
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+            raise ArgumentError(f"call_kernel: {name} is an int, got {number!r} of {type(number).__name__}")
+    unknown = sorted(set(variables) - set(known))
+    if unknown:
+        raise ArgumentError(f"call_kernel: the kernel reads no variable {unknown[0]}; it reads {', '.join(sorted(known)) or 'none'}")
+    if loop is not None and loop[0] in variables:
+        raise ArgumentError(f"call_kernel: {loop[0]} is counted by the loop and cannot be given as well")
 
 
 def _memory(tensor: Tensor, slot: int) -> UOp:

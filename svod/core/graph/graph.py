@@ -124,15 +124,7 @@ def _after_shape(u: UOp) -> Shape:
         raise ScheduleError("AFTER names a BUFFER, or what an AFTER leaves of one, and what was done to it")
     written = [d for d in done if d.op is not Ops.AFTER and not is_kernel_store(d)]
     for d in written:
-        if d.op is Ops.END and (not d.src or d.src[0].op is not Ops.CALL):
-            raise ScheduleError(f"AFTER names a BUFFER and an END that must wrap a CALL, found {d.src[0].op.value if d.src else 'nothing'}")
-        if d.op not in (Ops.ASSIGN, Ops.STORE, Ops.CALL, Ops.END):
-            raise ScheduleError(f"AFTER names a BUFFER and, as what was done to it, ASSIGNs or STOREs to it or a CALL, END(CALL) or AFTER; "
-                                f"found {d.op.value}")
-        if d.op is Ops.STORE:
-            if len(d.src) != 2:
-                raise ScheduleError(f"STORE under an AFTER takes a view of the buffer and a value, found {len(d.src)} sources")
-            _assign_shape(d)
+        _check_written_under_after(d)
     parts = [d for d in written if d.op is Ops.ASSIGN or d.op is Ops.STORE]
     ordered = any(d.op is Ops.AFTER for d in done)
     if any(content_under(a.src[0]) is not content for a in parts):
@@ -142,6 +134,19 @@ def _after_shape(u: UOp) -> Shape:
         raise ScheduleError("AFTER names a BUFFER and either ASSIGNs or one CALL or END(CALL), beside AFTERs that come before it; several "
                             "calls are several AFTERs")
     return shape_of(content)
+
+
+def _check_written_under_after(d: UOp) -> None:
+    """Raise ScheduleError for a source of an AFTER that is not an ASSIGN, a whole STORE, a CALL or the END of one."""
+    if d.op is Ops.END and (not d.src or d.src[0].op is not Ops.CALL):
+        raise ScheduleError(f"AFTER names a BUFFER and an END that must wrap a CALL, found {d.src[0].op.value if d.src else 'nothing'}")
+    if d.op not in (Ops.ASSIGN, Ops.STORE, Ops.CALL, Ops.END):
+        raise ScheduleError(f"AFTER names a BUFFER and, as what was done to it, ASSIGNs or STOREs to it or a CALL, END(CALL) or AFTER; "
+                            f"found {d.op.value}")
+    if d.op is Ops.STORE:
+        if len(d.src) != 2:
+            raise ScheduleError(f"STORE under an AFTER takes a view of the buffer and a value, found {len(d.src)} sources")
+        _assign_shape(d)
 
 
 def is_kernel_store(u: UOp) -> bool:

@@ -144,22 +144,29 @@ def _data_to_arg(data: Any, nodes: list[UOp], n: int, depth: int) -> Any:
             return tuple([_data_to_arg(v, nodes, n, depth + 1) for v in rest])
         if tag == "c" and len(rest) == 2 and type(rest[0]) is str and rest[0] in ARG_TYPES and type(rest[1]) is dict:
             return _data_to_dataclass(ARG_TYPES[rest[0]], rest[1], nodes, n, depth)
-        if len(rest) == 1 and type(rest[0]) is str:
-            text = rest[0]
-            if tag == "o" and text in _OPS:
-                return _OPS[text]
-            if tag == "d" and text in BY_NAME:
-                return BY_NAME[text]
-            try:
-                if tag == "y":
-                    return bytes.fromhex(text)
-                if tag == "f" and len(text) == 16:
-                    return float(struct.unpack(">d", bytes.fromhex(text))[0])
-            except (ValueError, struct.error) as e:
-                raise FormatError(f"node {n} of the AST has an arg that is not hexadecimal: {text!r:.80}") from e
         if tag == "u" and len(rest) == 1 and type(rest[0]) is int and 0 <= rest[0] < n:
             return nodes[rest[0]]
+        if len(rest) == 1 and type(rest[0]) is str:
+            value = _text_to_arg(tag, rest[0], n)
+            if value is not None:
+                return value
     raise FormatError(f"node {n} of the AST has an arg svod does not write: {data!r:.200}")
+
+
+def _text_to_arg(tag: Any, text: str, n: int) -> Ops | DType | bytes | float | None:
+    """An operation, a dtype, bytes or a float that a tagged string says; None for another tag or an unknown name."""
+    if tag == "o":
+        return _OPS.get(text)
+    if tag == "d":
+        return BY_NAME.get(text)
+    try:
+        if tag == "y":
+            return bytes.fromhex(text)
+        if tag == "f" and len(text) == 16:
+            return float(struct.unpack(">d", bytes.fromhex(text))[0])
+    except (ValueError, struct.error) as e:
+        raise FormatError(f"node {n} of the AST has an arg that is not hexadecimal: {text!r:.80}") from e
+    return None
 
 
 def _data_to_dataclass(cls: type, data: dict[Any, Any], nodes: list[UOp], n: int, depth: int) -> Any:

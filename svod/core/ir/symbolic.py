@@ -552,6 +552,24 @@ def constrain(valid: Valid, expr: UOp, lo: int | None, hi: int | None) -> Valid 
     hi = None if hi is None else hi - constant
     if not terms:
         return valid if (lo is None or lo <= 0) and (hi is None or hi >= 0) else None
+    terms, lo, hi = _primitive(terms, lo, hi)
+    base = build(terms)
+    known = next((c for c in valid if c.expr is base), None)
+    if known is not None:
+        lo, hi = _tighter(known.lo, lo, max), _tighter(known.hi, hi, min)
+    least, most = interval(terms)
+    lo = None if lo is not None and lo <= least else lo
+    hi = None if hi is not None and hi >= most else hi
+    if (least if lo is None else lo) > (most if hi is None else hi):
+        return None
+    if lo is None and hi is None:
+        return valid
+    constraint = Constraint(base, lo, hi)
+    return (*valid, constraint) if known is None else tuple(constraint if c is known else c for c in valid)
+
+
+def _primitive(terms: dict[UOp, int], lo: int | None, hi: int | None) -> tuple[dict[UOp, int], int | None, int | None]:
+    """The same constraint with coefficients that have no common factor, the first of them positive."""
     common = gcd(*terms.values())
     if common > 1:
         terms = {a: k // common for a, k in terms.items()}
@@ -560,22 +578,14 @@ def constrain(valid: Valid, expr: UOp, lo: int | None, hi: int | None) -> Valid 
     if terms[min(terms, key=_order)] < 0:
         terms = {a: -k for a, k in terms.items()}
         lo, hi = (None if hi is None else -hi), (None if lo is None else -lo)
-    least, most = interval(terms)
-    base = build(terms)
-    for c in valid:
-        if c.expr is base:
-            lo = c.lo if lo is None else lo if c.lo is None else max(lo, c.lo)
-            hi = c.hi if hi is None else hi if c.hi is None else min(hi, c.hi)
-    lo = None if lo is not None and lo <= least else lo
-    hi = None if hi is not None and hi >= most else hi
-    if (lo is not None and lo > most) or (hi is not None and hi < least) or (lo is not None and hi is not None and lo > hi):
-        return None
-    if lo is None and hi is None:
-        return valid
-    found = Constraint(base, lo, hi)
-    if any(c.expr is base for c in valid):
-        return tuple(found if c.expr is base else c for c in valid)
-    return (*valid, found)
+    return terms, lo, hi
+
+
+def _tighter(a: int | None, b: int | None, choose: Callable[[int, int], int]) -> int | None:
+    """The limit that `choose` takes of two; None is no limit."""
+    if a is None or b is None:
+        return b if a is None else a
+    return choose(a, b)
 
 
 def conjoin(a: Valid, b: Valid) -> Valid | None:

@@ -183,26 +183,32 @@ def _mergeable(nodes: Sequence[UOp]) -> set[Pair]:
             if pair in pairs and not _as_one(expr, *pair):
                 pairs.discard(pair)
     reads = [u for u in nodes if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE]
-    changed = True
-    while changed and pairs:
+    before = -1
+    while pairs and len(pairs) != before:
         before = len(pairs)
         for u in reads:
-            ranges, coords = u.src[0].src[1:], u.src[1:]
-            aligned: dict[int, Pair] = {}   # position of the first coordinate of a pair → the reader's pair
-            for i in range(len(ranges) - 1):
-                if (ranges[i], ranges[i + 1]) not in pairs:
-                    continue
-                if (coords[i], coords[i + 1]) in pairs and coords[i + 1].src[0] is ranges[i + 1].src[0]:
-                    aligned[i] = coords[i], coords[i + 1]
-                elif not (coords[i].op is Ops.CONST and coords[i + 1].op is Ops.CONST):
-                    pairs.discard((ranges[i], ranges[i + 1]))
-            for i, e in enumerate(coords):
+            aligned = _aligned_pairs(u, pairs)
+            for i, e in enumerate(u.src[1:]):
                 inside = {aligned[j] for j in (i - 1, i) if j in aligned}
                 for pair in touching(e):
                     if pair in pairs and pair not in inside and not _as_one(e, *pair):
                         pairs.discard(pair)
-        changed = len(pairs) != before
     return pairs
+
+
+def _aligned_pairs(read: UOp, pairs: set[Pair]) -> dict[int, Pair]:
+    """By the number of its first coordinate each pair of the reader that walks a pair of the stage's RANGEs. Pairs of the stage that the
+    read walks otherwise are dropped from `pairs`."""
+    ranges, coords = read.src[0].src[1:], read.src[1:]
+    aligned: dict[int, Pair] = {}
+    for i in range(len(ranges) - 1):
+        if (ranges[i], ranges[i + 1]) not in pairs:
+            continue
+        if (coords[i], coords[i + 1]) in pairs and coords[i + 1].src[0] is ranges[i + 1].src[0]:
+            aligned[i] = coords[i], coords[i + 1]
+        elif not (coords[i].op is Ops.CONST and coords[i + 1].op is Ops.CONST):
+            pairs.discard((ranges[i], ranges[i + 1]))
+    return aligned
 
 
 def _marked(merged: UOp, run: Coords) -> UOp:

@@ -119,15 +119,35 @@ def range_bounds(loop: UOp) -> tuple[int, int]:
 
 def check_call(call: UOp) -> None:
     """Raise ScheduleError for a CALL whose AST and arguments do not fit."""
-    ast, arguments = call.arg, arguments_of(call)
+    _check_body(call.arg)
+    _check_arguments(call.arg, arguments_of(call))
+    _check_written(call)
+    bound = bindings_of(call)
+    ast = over_ranges(call.arg)
+    variables = list(ast.walk(Ops.DEFINE_VAR))
+    unbound = sorted({u.arg[0] for u in variables} - set(bound))
+    if unbound:
+        raise ScheduleError(f"the kernel of a CALL reads the variable {unbound[0]}, which has no BIND among its arguments")
+    for end in (0, 1):      # the values between the first and the last are checked invocation by invocation
+        _check_launch(call.arg, {name: values_of(value)[end] for name, value in bound.items()})
+    narrowed = {var: var.replace(arg=(var.arg[0], *values_of(bound[var.arg[0]]))) for var in variables}
+    check_accesses(ast.substitute(narrowed), ", ".join(sorted(bound)))
+
+
+def _check_body(ast: object) -> None:
+    """Raise ScheduleError for a body that is not a kernel, and for a kernel that accesses anything but its PARAMs."""
     if not isinstance(ast, UOp) or ast.op is not Ops.SINK or not ast.src or any(s.op is not Ops.STORE for s in ast.src):
         raise ScheduleError("the body of a CALL is a kernel: a SINK of STOREs, as in docs/ir.md, section 2")
     for u in ast.walk(Ops.LOAD, Ops.STORE):
         where = u.src[0].src[0] if u.src and u.src[0].op is Ops.INDEX else None
         if where is None or where.op is not Ops.PARAM:
-            found = "no INDEX" if where is None else where.op.value
-            raise ScheduleError(f"a kernel that is called has a {u.op.value} of {found}: it loads from and stores to its PARAMs; memory of "
-                                "its own is a STAGE, sized by its RANGEs and its dtype")
+            accessed = "no INDEX" if where is None else where.op.value
+            raise ScheduleError(f"a kernel that is called has a {u.op.value} of {accessed}: it loads from and stores to its PARAMs; memory "
+                                "of its own is a STAGE, sized by its RANGEs and its dtype")
+
+
+def _check_arguments(ast: UOp, arguments: Sequence[UOp]) -> None:
+    """Raise ScheduleError unless there is one argument per slot, of the slot's dtype and with at least its elements."""
     params = {u.arg.slot: u for u in ast.walk(Ops.PARAM)}
     if sorted(params) != list(range(len(arguments))):
         raise ScheduleError(f"a kernel with parameters at the slots {sorted(params)} is called with {len(arguments)} arguments; slots are "
@@ -137,6 +157,11 @@ def check_call(call: UOp) -> None:
         if param.dtype != given.dtype or param.arg.size > size_of(given):
             raise ScheduleError(f"slot {slot} of a kernel that is called takes {param.arg.size} elements of {param.dtype.name}; given are "
                                 f"{size_of(given)} of {given.dtype.name}")
+
+
+def _check_written(call: UOp) -> None:
+    """Raise ScheduleError for a slot that is written and whose argument is not memory, or is the memory of another slot as well."""
+    arguments = arguments_of(call)
     for slot in written_slots(call):
         if arguments[slot].op not in (Ops.BUFFER, Ops.AFTER):
             raise ScheduleError(f"slot {slot} of a kernel that is called is written and must be memory, found {arguments[slot].op.value}: "
@@ -144,17 +169,6 @@ def check_call(call: UOp) -> None:
         if sum(_storage(a) is _storage(arguments[slot]) for a in arguments) > 1:
             raise ScheduleError(f"slot {slot} of a kernel that is called is written, and another slot is the same memory: use one slot for "
                                 "both, or a copy")
-    bound = bindings_of(call)
-    written, ast = ast, over_ranges(ast)
-    unbound = sorted({u.arg[0] for u in ast.walk(Ops.DEFINE_VAR)} - set(bound))
-    if unbound:
-        raise ScheduleError(f"the kernel of a CALL reads the variable {unbound[0]}, which has no BIND among its arguments")
-    for end in (0, 1):      # in between they are looked at invocation by invocation
-        _check_launch(written, {name: values_of(value)[end] for name, value in bound.items()})
-    narrowed = {}
-    for var in ast.walk(Ops.DEFINE_VAR):
-        narrowed[var] = var.replace(arg=(var.arg[0], *values_of(bound[var.arg[0]])))
-    check_accesses(ast.substitute(narrowed), ", ".join(sorted(bound)))
 
 
 def _storage(content: UOp) -> UOp:
@@ -215,7 +229,7 @@ def programs_of(sink: UOp) -> dict[UOp, tuple[Step, ...]]:
         return {}
     inside: dict[UOp, frozenset[UOp]] = {}      # node → the RANGEs that it depends on and that are not closed below it
     members: dict[UOp, list[UOp]] = {}          # RANGE → calls that depend on it and are in no loop yet
-    found: dict[UOp, tuple[Step, ...]] = {}
+    programs: dict[UOp, tuple[Step, ...]] = {}
     for u in order:
         inside[u] = frozenset[UOp]().union(*(inside[s] for s in u.src)) if u.op is not Ops.BUFFER else frozenset()
         if u.op is Ops.RANGE:
@@ -226,32 +240,38 @@ def programs_of(sink: UOp) -> dict[UOp, tuple[Step, ...]]:
                 raise ScheduleError("a CALL stands in two loops at once; loops of calls are not nested: count through both with one RANGE")
             for r in inside[u]:
                 members.setdefault(r, []).append(u)
-            found[u] = (Step("RUN", u, None),)
+            programs[u] = (Step("RUN", u, None),)
         elif u.op is Ops.END:
             loop = _closed_range(u)
             if loop is None:
-                found[u] = found.pop(u.src[0])
+                programs[u] = programs.pop(u.src[0])
                 continue
             needed = set(u.toposort(gate=lambda n: n.op is not Ops.BUFFER))
             mine = members.setdefault(loop, [])
             body = [c for c in dict.fromkeys((*mine, u.src[0])) if c in needed]
             members[loop] = [c for c in mine if c not in needed]
             for c in body:
-                found.pop(c, None)
+                programs.pop(c, None)
                 _check_turns(c, body, inside)
-            found[u] = (Step("BEGIN", None, loop), *(Step("RUN", c, None) for c in body), Step("END", body[-1], loop))
+            programs[u] = (Step("BEGIN", None, loop), *(Step("RUN", c, None) for c in body), Step("END", body[-1], loop))
             inside[u] -= {loop}
         elif inside[u] and u.op not in _IN_LOOPS:
             raise ScheduleError(f"a value is computed in a loop of calls, by {u.op.value}, of what a call leaves there: compute it in a "
                                 "kernel that is called, or read the AFTER of the END")
-    looped = {step.call for c, steps in found.items() if c.op is Ops.END for step in steps}
+    _check_all_closed(sink, order, inside, programs)
+    return programs
+
+
+def _check_all_closed(sink: UOp, order: Sequence[UOp], inside: Mapping[UOp, frozenset[UOp]],
+                      programs: Mapping[UOp, Sequence[Step]]) -> None:
+    """Raise ScheduleError for a loop without END, and for a value that is left inside a loop and read outside."""
+    looped = {step.call for c, steps in programs.items() if c.op is Ops.END for step in steps}
     for u in order:
-        if (u.op is Ops.CALL and u in found and inside[u]) or (u.op is Ops.AFTER and not inside[u] and not looped.isdisjoint(u.src[1:])):
+        if (u.op is Ops.CALL and u in programs and inside[u]) or (u.op is Ops.AFTER and not inside[u] and not looped.isdisjoint(u.src[1:])):
             raise ScheduleError("a loop of calls is missing its END, or what is left inside the loop is read outside: read the AFTER of "
                                 "the END, which closes the RANGE")
     if inside[sink]:
         raise ScheduleError("a loop of calls is missing its END: an output depends on its RANGE; read the AFTER of the END")
-    return found
 
 
 def _check_turns(call: UOp, body: Sequence[UOp], inside: Mapping[UOp, frozenset[UOp]]) -> None:
@@ -275,24 +295,12 @@ def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
 
     Raises ScheduleError for a step that names no call or no RANGE, a RANGE without END, an END of what is not in the program or not begun,
     a call whose variable is a RANGE that is not begun, and for too many invocations."""
-    for n, (kind, call, loop) in enumerate(program):
-        if kind not in _NAMES or (kind != "BEGIN" and (call is None or call.op is not Ops.CALL)) or (kind != "RUN" and loop is None):
-            unknown = "CALL" if kind == "RUN" else "CALL or RANGE"
-            raise ScheduleError(f"step {n} of a loop of calls, {kind}, references an unknown {unknown}: a BEGIN names a RANGE, a RUN a "
-                                "CALL, an END both")
+    _check_steps(program)
     calls = {s.call: bindings_of(s.call) for s in program if s.kind == "RUN" and s.call is not None}
+    _check_loops(program, calls)
     used = {c: {u.arg[0] for u in c.arg.walk(Ops.DEFINE_VAR)} for c in calls}
-    begun = {s.range for s in program if s.kind == "BEGIN"}
-    ended = {s.range for s in program if s.kind == "END"}
-    for step in program:
-        if step.kind == "BEGIN" and step.range not in ended:
-            raise ScheduleError("the RANGE of a loop of calls is missing END")
-    for bound in calls.values():
-        for name, value in bound.items():
-            if not isinstance(value, int) and value not in begun:
-                raise ScheduleError(f"variable {name} of a CALL is a RANGE that is missing from the loop: no END closes it")
     count: dict[UOp, int] = {}      # RANGE that is begun → its value
-    after: dict[UOp, int] = {}      # the step behind its BEGIN
+    after: dict[UOp, int] = {}      # RANGE that is begun → the index of the step behind its BEGIN
     out: list[Invocation] = []
     at = taken = 0
     while at < len(program):
@@ -315,6 +323,27 @@ def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
             else:
                 del count[loop]
     return tuple(out)
+
+
+def _check_steps(program: Sequence[Step]) -> None:
+    """Raise ScheduleError for a step of an unknown kind, or without the call or the RANGE that its kind has."""
+    for n, (kind, call, loop) in enumerate(program):
+        if kind not in _NAMES or (kind != "BEGIN" and (call is None or call.op is not Ops.CALL)) or (kind != "RUN" and loop is None):
+            unknown = "CALL" if kind == "RUN" else "CALL or RANGE"
+            raise ScheduleError(f"step {n} of a loop of calls, {kind}, references an unknown {unknown}: a BEGIN names a RANGE, a RUN a "
+                                "CALL, an END both")
+
+
+def _check_loops(program: Sequence[Step], calls: Mapping[UOp, Mapping[str, int | UOp]]) -> None:
+    """Raise ScheduleError for a RANGE that begins and has no END, and for a call whose variable is a RANGE that the program lacks."""
+    begun = {s.range for s in program if s.kind == "BEGIN"}
+    ended = {s.range for s in program if s.kind == "END"}
+    if not begun <= ended:
+        raise ScheduleError("the RANGE of a loop of calls is missing END")
+    for bound in calls.values():
+        for name, value in bound.items():
+            if not isinstance(value, int) and value not in begun:
+                raise ScheduleError(f"variable {name} of a CALL is a RANGE that is missing from the loop: no END closes it")
 
 
 def _values(bound: Mapping[str, int | UOp], used: Container[str], count: Mapping[UOp, int]) -> tuple[tuple[str, int], ...]:

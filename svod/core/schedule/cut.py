@@ -136,56 +136,61 @@ def attention_region(u: UOp, stops: Container[UOp], consumers: Mapping[UOp, Sequ
         above.add(n)
         todo += [s for s in n.src if n.op is Ops.CAST]
     for factor in factors:
-        inner: list[UOp] = []
-        rows: list[UOp] = []
-        seen: set[UOp] = set()
-        todo = [factor]
-        while todo:
-            n = todo.pop()
-            if n in seen or n in stops or n.op is Ops.BUFFER or not reads_memory(n):
-                continue
-            seen.add(n)
-            if n.op in (Ops.WINDOW, Ops.PAD, Ops.GATHER) or (n.op is Ops.REDUCE_AXIS and is_contraction(n)):
-                inner.append(n)
-                if len(inner) > 1:
-                    break
-                continue
-            if is_reduction(n):
-                rows.append(n)
-            todo += n.src
-        if (len(inner) == 1 and inner[0].op is Ops.REDUCE_AXIS and rows and all(count_of(reduce_extents(r)) == row for r in rows)
+        below = _walk_below(factor, stops)
+        if below is None:
+            continue
+        inner, rows, seen = below
+        if (inner.op is Ops.REDUCE_AXIS and rows and all(count_of(reduce_extents(r)) == row for r in rows)
                 and any(n.op in (Ops.EXP, Ops.EXP2) for n in seen)
-                and all(c in seen or c in above for n in (*rows, *inner) for c in consumers.get(n, ()))):
-            return frozenset((*inner, *rows))
+                and all(c in seen or c in above for n in (*rows, inner) for c in consumers.get(n, ()))):
+            return frozenset((inner, *rows))
     return frozenset()
+
+
+class Below(NamedTuple):
+    """The nodes below a factor of a contraction. `inner`: the one contraction, WINDOW, PAD or GATHER at which the walk ends. `rows`: the
+    other reductions. `seen`: all nodes of the walk."""
+
+    inner: UOp
+    rows: list[UOp]
+    seen: set[UOp]
+
+
+def _walk_below(factor: UOp, stops: Container[UOp]) -> Below | None:
+    """The nodes below `factor` down to `stops`; None unless the walk ends at exactly one contraction, WINDOW, PAD or GATHER."""
+    inner: list[UOp] = []
+    rows: list[UOp] = []
+    seen: set[UOp] = set()
+    todo = [factor]
+    while todo:
+        n = todo.pop()
+        if n in seen or n in stops or n.op is Ops.BUFFER or not reads_memory(n):
+            continue
+        seen.add(n)
+        if n.op in (Ops.WINDOW, Ops.PAD, Ops.GATHER) or (n.op is Ops.REDUCE_AXIS and is_contraction(n)):
+            inner.append(n)
+            if len(inner) > 1:
+                return None
+            continue
+        if is_reduction(n):
+            rows.append(n)
+        todo += n.src
+    return Below(inner[0], rows, seen) if inner else None
 
 
 # -- places through movement --------------------------------------------------------------------------------------------------
 def move_place(u: UOp, place: Place) -> Place:
     """`svod.core.schedule.rangeify.move_coords` for places."""
     source, arg = shape_of(u.src[0]), u.arg
-    nothing: tuple[Ids, Hashable] = (NONE, 0)
     if u.op is Ops.RESHAPE:
-        shape = shape_of(u)
-        outer = [a for a, n in enumerate(shape) if n != 1]
-        inner = [a for a, n in enumerate(source) if n != 1]
-        moved = [nothing] * len(source)
-        for i0, i1, j0, j1 in axis_groups(tuple(shape[a] for a in outer), tuple(source[a] for a in inner)):
-            if i1 - i0 == j1 - j0 == 1:
-                moved[inner[j0]] = place[outer[i0]]
-                continue
-            ids = ids_of([place[a] for a in outer[i0:i1]])
-            tags = tuple(place[a][1] for a in outer[i0:i1])
-            for j in range(j0, j1):
-                moved[inner[j]] = (ids, (tags, j - j0) if any(tag != 0 for tag in tags) else 0)
-        return tuple(moved)
+        return _reshape_place(place, shape_of(u), source)
     if u.op is Ops.PERMUTE:
-        moved = [nothing] * len(arg)
+        moved = [_NOTHING] * len(arg)
         for i, axis in enumerate(arg):
             moved[axis] = place[i]
         return tuple(moved)
     if u.op is Ops.EXPAND:
-        return tuple(nothing if n == 1 else p for p, n in zip(place, source, strict=True))
+        return tuple(_NOTHING if n == 1 else p for p, n in zip(place, source, strict=True))
     if u.op is Ops.PAD or u.op is Ops.SHRINK:
         steps = [-lo for lo, _ in arg[0]] if u.op is Ops.PAD else [b for b, _ in arg]
         return tuple((ids, tag + k if isinstance(tag, int) else (tag, k)) if k != 0 else (ids, tag)
@@ -196,6 +201,25 @@ def move_place(u: UOp, place: Place) -> Place:
     for k, (axis, *step) in enumerate(arg):
         (ids, tag), (window_ids, window_tag) = moved[axis], place[len(source) + k]
         moved[axis] = (ids | window_ids, ("window", tag, window_tag, *step))
+    return tuple(moved)
+
+
+_NOTHING: tuple[Ids, Hashable] = (NONE, 0)      # the place of an axis of extent 1
+
+
+def _reshape_place(place: Place, shape: Sequence[int], source: Sequence[int]) -> Place:
+    """The place in `source` of `place` in its reinterpretation as `shape`: an axis that is merged or split depends on its whole group."""
+    outer = [a for a, n in enumerate(shape) if n != 1]
+    inner = [a for a, n in enumerate(source) if n != 1]
+    moved = [_NOTHING] * len(source)
+    for i0, i1, j0, j1 in axis_groups(tuple(shape[a] for a in outer), tuple(source[a] for a in inner)):
+        if i1 - i0 == j1 - j0 == 1:
+            moved[inner[j0]] = place[outer[i0]]
+            continue
+        ids = ids_of([place[a] for a in outer[i0:i1]])
+        tags = tuple(place[a][1] for a in outer[i0:i1])
+        for j in range(j0, j1):
+            moved[inner[j]] = (ids, (tags, j - j0) if any(tag != 0 for tag in tags) else 0)
     return tuple(moved)
 
 

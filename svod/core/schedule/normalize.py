@@ -11,6 +11,8 @@ It stands first so that later passes meet neither markers nor chains that rewrit
 """
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from svod.core.graph.callback import is_callback
@@ -103,6 +105,46 @@ MERGE_REDUCTIONS = PatternMatcher([
 ])
 
 
+_MEMORY = (Ops.BUFFER, Ops.AFTER)
+
+
+def _roots_at(node: UOp) -> Iterator[tuple[UOp, str]]:
+    """The nodes that must have a buffer because of `node`, each with the reason."""
+    if node.op is Ops.CUSTOM_FUNCTION:
+        kind = "host callback" if is_callback(node) else "routine"
+        for s in node.src:
+            if base_of(s).op not in _MEMORY:
+                yield base_of(s), f"operand of a {kind}"
+        yield node, kind
+    elif node.op is Ops.COPY:
+        yield node, "copy"
+    elif node.op is Ops.CALL:
+        for s in arguments_of(node):
+            if s.op not in _MEMORY:
+                yield s, "argument of a call"
+        yield node, "called"
+
+
+def _roots_of_after(after: UOp) -> dict[UOp, str]:
+    """An AFTER and the ASSIGNs and calls that it names, each with the reason why it must have a buffer."""
+    parts = sum(s.op is Ops.ASSIGN for s in after.src)
+    why = f"put together from {parts} parts" if parts > 1 else "assigned"
+    roots = {after: why if parts else "called"}
+    roots.update({s: why if s.op is Ops.ASSIGN else "called" for s in after.src[1:] if s.op is not Ops.AFTER})
+    return roots
+
+
+def _outputs(sink: UOp, roots: dict[UOp, str]) -> list[UOp]:
+    """What holds the value of each source of the SINK under RESHAPEs; values without a buffer become `roots`."""
+    outputs = []
+    for s in sink.src:
+        base = base_of(s)
+        if base.op not in (Ops.BUFFER, Ops.AFTER) and 0 not in shape_of(base):
+            roots.setdefault(base, "output")
+        outputs.append(base)
+    return outputs
+
+
 def normalize(sink: UOp) -> Normalized:
     """See the module. Raises ScheduleError for an output that is no graph node."""
     roots: dict[UOp, str] = {}
@@ -111,10 +153,7 @@ def normalize(sink: UOp) -> Normalized:
         sink = graph_rewrite(sink, STORES)
     expanded = expand_joins(sink)
     simplified = graph_rewrite(expanded, RULES)
-    readers: dict[UOp, int] = {}
-    for u in simplified.toposort():
-        for s in set(u.src):
-            readers[s] = readers.get(s, 0) + 1
+    readers = Counter(s for u in simplified.toposort() for s in set(u.src))
     for u in simplified.toposort():
         src = tuple([done[s] for s in u.src])
         node = u if src == u.src else u.replace(src=src)
@@ -124,34 +163,16 @@ def normalize(sink: UOp) -> Normalized:
             node = MERGE_REDUCTIONS.rewrite(node) or node
         if node.op is Ops.CONTIGUOUS:
             node = node.src[0]
-            base = base_of(node)
-            if base.op not in (Ops.BUFFER, Ops.AFTER, Ops.CONST):
-                roots.setdefault(base, "contiguous")
-        elif node.op is Ops.CUSTOM_FUNCTION:
-            for s in node.src:
-                if base_of(s).op not in (Ops.BUFFER, Ops.AFTER):
-                    roots.setdefault(base_of(s), "operand of a host callback" if is_callback(node) else "operand of a routine")
-            roots.setdefault(node, "host callback" if is_callback(node) else "routine")
-        elif node.op is Ops.COPY:
-            roots.setdefault(node, "copy")
-        elif node.op is Ops.CALL:
-            for s in arguments_of(node):
-                if s.op not in (Ops.BUFFER, Ops.AFTER):
-                    roots.setdefault(s, "argument of a call")
-            roots.setdefault(node, "called")
+            if base_of(node).op not in (*_MEMORY, Ops.CONST):
+                roots.setdefault(base_of(node), "contiguous")
         elif node.op is Ops.AFTER:
-            parts = sum(s.op is Ops.ASSIGN for s in node.src)
-            why = f"put together from {parts} parts" if parts > 1 else "assigned"
-            roots[node] = why if parts else "called"
-            roots.update({s: why if s.op is Ops.ASSIGN else "called" for s in node.src[1:] if s.op is not Ops.AFTER})
+            roots.update(_roots_of_after(node))
+        else:
+            for root, why in _roots_at(node):
+                roots.setdefault(root, why)
         if node is not u:
             inherit_origin(node, u)
         done[u] = node
-    outputs = []
-    for s in done[sink if sink in done else simplified].src:
-        base = base_of(s)
-        if base.op not in (Ops.BUFFER, Ops.AFTER) and 0 not in shape_of(base):
-            roots.setdefault(base, "output")
-        outputs.append(base)
+    outputs = _outputs(done[sink if sink in done else simplified], roots)
     live = tuple(o for o in outputs if 0 not in shape_of(o))
     return Normalized(UOp(Ops.SINK, dtypes.void, live), tuple(outputs), roots)

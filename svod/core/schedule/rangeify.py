@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from svod.core.graph.graph import Shape, shape_of
+from svod.core.graph.graph import Shape, axis_groups, shape_of
 from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.param import Param
@@ -78,33 +78,17 @@ class Context:
 # -- coordinates through movement ---------------------------------------------------------------------------------------
 def reshape_coords(coords: Coords, shape: Shape, source: Shape) -> Coords:
     """Coordinates in `source` of the element at `coords` in its reinterpretation as `shape`. No axis has extent 0."""
-    result: list[UOp] = []
-    i = j = 0
-    while i < len(shape) or j < len(source):
-        # the smallest groups of axes on both sides with the same number of elements
-        first_i, first_j = i, j
-        a = b = 1
-        while True:
-            if a == b and (i > first_i or j > first_j):
-                break
-            if (upper(a) <= upper(b) and i < len(shape)) or j >= len(source):
-                a, i = a * shape[i], i + 1
-            else:
-                b, j = b * source[j], j + 1
-        while i < len(shape) and shape[i] == 1 and (a != 1 or j >= len(source)):
-            i += 1
-        outer = [(c, n) for c, n in zip(coords[first_i:i], shape[first_i:i], strict=True) if n != 1]
-        inner = source[first_j:j]
-        wide = [n for n in inner if n != 1]
-        if len(outer) == len(wide) == 1:
-            found = [outer[0][0]]
-        elif [n for _, n in outer] == wide:
-            found = [c for c, _ in outer]
+    outer = [(c, n) for c, n in zip(coords, shape, strict=True) if n != 1]
+    wide = [a for a, n in enumerate(source) if n != 1]
+    result = [sy.ZERO] * len(source)
+    for i0, i1, j0, j1 in axis_groups([n for _, n in outer], [source[a] for a in wide]):
+        group, extents = outer[i0:i1], [source[a] for a in wide[j0:j1]]
+        if len(group) == len(extents) == 1 or [n for _, n in group] == extents:
+            moved = [c for c, _ in group]
         else:
-            flat = flatten([c for c, _ in outer], [n for _, n in outer])
-            found = unflatten(flat, wide)
-        it = iter(found)
-        result += [sy.ZERO if n == 1 else next(it) for n in inner]
+            moved = unflatten(flatten([c for c, _ in group], [n for _, n in group]), extents)
+        for axis, c in zip(wide[j0:j1], moved, strict=True):
+            result[axis] = c
     return tuple(result)
 
 

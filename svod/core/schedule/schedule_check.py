@@ -10,7 +10,7 @@ level write the same part of a buffer is the plan's question.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.levels import levels_of, named
@@ -57,13 +57,18 @@ def check_schedule(schedule: Schedule) -> list[int]:
                 writers.setdefault(buffer, []).append(i)
             if buffer not in last or levels[last[buffer]] <= levels[i]:
                 last[buffer] = i
+    _check_outputs(schedule, written)
+    return levels
+
+
+def _check_outputs(schedule: Schedule, written: Container[UOp]) -> None:
+    """Raise ScheduleError for an output that is not a BUFFER, or that no call writes although it is the schedule's own."""
     for place, buffer in enumerate(schedule.outputs):
         if buffer.op is not Ops.BUFFER:
             raise ScheduleError(f"output {place} of a schedule is {buffer.op.value}; outputs are BUFFERs")
         if buffer.src[0].op is Ops.LUNIQUE and buffer.arg and buffer not in written:
             raise ScheduleError(f"a buffer is not found: output {place} of a schedule is number {buffer.src[0].arg} of its own buffers, "
                                 "which no call writes")
-    return levels
 
 
 def _slots(ast: UOp) -> tuple[frozenset[int], int]:

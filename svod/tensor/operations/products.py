@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
 
 from svod.core.graph import graph
@@ -221,14 +221,7 @@ def _parse(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str],
         raise wrong("a term needs a letter for each axis, or '...'")
     dots = "".join(chr(0x391 + i) for i in range(max(hidden, default=0)))
     full = [t.replace("...", dots[len(dots) - h:]) for t, h in zip(terms, hidden, strict=True)]
-    extents: dict[str, int] = {}
-    for term, shape in zip(full, shapes, strict=True):
-        own: dict[str, int] = {}
-        for letter, n in zip(term, shape, strict=True):
-            known = extents.setdefault(letter, n)
-            if own.setdefault(letter, n) != n or (known != n and 1 not in (known, n)):
-                raise wrong(f"axis {letter!r} has extents {own[letter] if own[letter] != n else known} and {n}")
-            extents[letter] = n if known == 1 else known
+    extents = _extents(full, shapes, wrong)
     if arrow:
         result = right.replace("...", dots)
     else:
@@ -239,6 +232,19 @@ def _parse(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str],
     if not set(dots) <= set(result) and any(extents[d] != 1 for d in dots):
         raise wrong("the result lacks '...'")
     return full, result
+
+
+def _extents(terms: Sequence[str], shapes: Sequence[tuple[int, ...]], wrong: Callable[[str], ShapeError]) -> dict[str, int]:
+    """The extent of each letter; an extent of 1 is broadcast between operands, not within one."""
+    extents: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        own: dict[str, int] = {}
+        for letter, n in zip(term, shape, strict=True):
+            known = extents.setdefault(letter, n)
+            if own.setdefault(letter, n) != n or (known != n and 1 not in (known, n)):
+                raise wrong(f"axis {letter!r} has extents {own[letter] if own[letter] != n else known} and {n}")
+            extents[letter] = n if known == 1 else known
+    return extents
 
 
 def _summed(tensor: ProductsT, term: str, later: set[str]) -> tuple[ProductsT, str]:

@@ -50,14 +50,31 @@ class Resample(NeuralNetwork):
                              f"{spatial} more axes, the weight (C, O/groups, …), and groups divides C")
         steps, dilations = per_axis(name, "stride", stride, spatial), per_axis(name, "dilation", dilation, spatial)
         pads, extra = per_axis(name, "padding", padding, spatial), per_axis(name, "output_padding", output_padding, spatial)
-        if min(steps) < 1 or min(dilations) < 1 or min(pads) < 0 or any(not 0 <= e < max(s, d) for e, s, d in
-                                                                        zip(extra, steps, dilations, strict=True)):
-            raise ShapeError(f"{name} with stride {steps}, dilation {dilations}, padding {pads} and output_padding {extra}: strides and "
-                             "dilations are positive, padding is not negative, output padding is less than the stride or the dilation")
+        _check_transposed(name, steps, dilations, pads, extra)
         if any(s > 1 and d > 1 for s, d in zip(steps, dilations, strict=True)):
             w, dilations = _spread_out(w, dilations, steps)
         kernel = w.shape[2:]
-        # positions of the result by what they are modulo the stride; taps j·stride + r reach those with remainder r
+        full = self._all_positions(name, w, steps, dilations, groups)
+        sizes = [(n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, s, p, d, k, e in
+                 zip(self.shape[2:], steps, pads, dilations, kernel, extra, strict=True)]
+        if min(sizes) < 1:
+            raise ShapeError(f"{name} of {self.shape} with a weight of {given.shape} and padding {pads}: nothing is left")
+        behind = [max(0, p + n - m) for p, n, m in zip(pads, sizes, full.shape[2:], strict=True)]
+        result = full.pad([(0, 0), (0, 0), *((0, b) for b in behind)]).shrink([None, None, *((p, p + n) for p, n in
+                                                                                           zip(pads, sizes, strict=True))])
+        channels = groups * w.shape[1]
+        if bias is None:
+            return result
+        b = self._as_tensor(bias)
+        if b.shape != (channels,):
+            raise ShapeError(f"{name} of {self.shape} with a bias of {b.shape}: the bias must be ({channels},)")
+        return result.add(b.reshape(-1, *(1,) * spatial))
+
+    def _all_positions(self, name: str, weight: Self, steps: Sequence[int], dilations: Sequence[int], groups: int) -> Self:
+        """The transposed convolution before padding cuts it: one convolution whose channels are the remainders of positions modulo the
+        stride. Taps j·stride + r reach the positions with remainder r."""
+        spatial, kernel = len(steps), weight.shape[2:]
+        w = weight
         taps = [-(-k // s) for k, s in zip(kernel, steps, strict=True)]
         w = w.pad([(0, 0), (0, 0), *((0, t * s - k) for t, s, k in zip(taps, steps, kernel, strict=True))])
         c, o = w.shape[0] // groups, w.shape[1]
@@ -66,25 +83,12 @@ class Resample(NeuralNetwork):
         w = w.permute(0, 2, *step_axes, 1, *tap_axes).reshape(groups * o * math.prod(steps), c, *taps).flip(*range(2, 2 + spatial))
         reach = [d * (t - 1) for d, t in zip(dilations, taps, strict=True)]
         wide = self.pad([(0, 0), (0, 0), *((r, r) for r in reach)]).cast(promote(self.dtype, w.dtype))
-        found = wide._convolve(name, spatial, w, None, 1, 0, dilations, groups)
+        blocked = wide._convolve(name, spatial, w, None, 1, 0, dilations, groups)
         # (N, O, steps…, positions…) → (N, O, positions × steps)
-        blocks = found.shape[2:]
-        found = found.reshape(found.shape[0], groups * o, *steps, *blocks)
+        blocks = blocked.shape[2:]
+        blocked = blocked.reshape(blocked.shape[0], groups * o, *steps, *blocks)
         order = [x for i in range(spatial) for x in (2 + spatial + i, 2 + i)]
-        full = found.permute(0, 1, *order).reshape(found.shape[0], groups * o, *(b * s for b, s in zip(blocks, steps, strict=True)))
-        sizes = [(n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, s, p, d, k, e in
-                 zip(self.shape[2:], steps, pads, dilations, kernel, extra, strict=True)]
-        if min(sizes) < 1:
-            raise ShapeError(f"{name} of {self.shape} with a weight of {given.shape} and padding {pads}: nothing is left")
-        behind = [max(0, p + n - m) for p, n, m in zip(pads, sizes, full.shape[2:], strict=True)]
-        result = full.pad([(0, 0), (0, 0), *((0, b) for b in behind)]).shrink([None, None, *((p, p + n) for p, n in
-                                                                                           zip(pads, sizes, strict=True))])
-        if bias is None:
-            return result
-        b = self._as_tensor(bias)
-        if b.shape != (groups * o,):
-            raise ShapeError(f"{name} of {self.shape} with a bias of {b.shape}: the bias must be ({groups * o},)")
-        return result.add(b.reshape(-1, *(1,) * spatial))
+        return blocked.permute(0, 1, *order).reshape(blocked.shape[0], groups * o, *(b * s for b, s in zip(blocks, steps, strict=True)))
 
     # -- interpolation -----------------------------------------------------------------------------
     def interpolate(self, size: IntOrInts | None = None, scale_factor: float | Sequence[float] | None = None, mode: str = "nearest",
@@ -209,3 +213,9 @@ def _cubic_taps(positions: Numbers, old: int) -> tuple[Numbers, Numbers]:
     return np.clip(np.stack([low - 1, low, low + 1, low + 2]), 0, old - 1), weights
 
 
+def _check_transposed(name: str, steps: Sequence[int], dilations: Sequence[int], pads: Sequence[int], extra: Sequence[int]) -> None:
+    """Raise ShapeError for a stride, dilation, padding or output padding that no transposed convolution has."""
+    if min(steps) < 1 or min(dilations) < 1 or min(pads) < 0 or any(not 0 <= e < max(s, d) for e, s, d in
+                                                                    zip(extra, steps, dilations, strict=True)):
+        raise ShapeError(f"{name} with stride {steps}, dilation {dilations}, padding {pads} and output_padding {extra}: strides and "
+                         "dilations are positive, padding is not negative, output padding is less than the stride or the dilation")
