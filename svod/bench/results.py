@@ -321,28 +321,37 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
             raise _wrong(where, f"one of {', '.join(map(str, args))}", value)
         return value
     if origin is tuple:
-        if not isinstance(value, list):
-            raise _wrong(where, "a list", value)
-        if args[-1] is not Ellipsis:
-            if len(value) != len(args):
-                raise _wrong(where, f"a list of {len(args)}", value)
-            return tuple(_decode(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, value, strict=True)))
-        return tuple(_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+        return _decode_tuple(args, value, where)
     if origin in (dict, Mapping):
         if not isinstance(value, dict):
             raise _wrong(where, "an object", value)
         return {k: _decode(args[1], v, f"{where}.{k}") for k, v in value.items()}
     if is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise _wrong(where, "an object", value)
-        hints = _hints(kind)  # type: ignore[arg-type]
-        unknown = sorted(set(value) - set(hints))
-        missing = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name not in value]
-        if unknown or missing:
-            found = f"unknown: {', '.join(unknown)}" if unknown else f"missing: {', '.join(missing)}"
-            raise FormatError(f"{where}: {found}; the file was changed, or another svod wrote it")
-        return kind(**{k: _decode(hints[k], v, f"{where}.{k}") for k, v in value.items()})  # type: ignore[operator]
+        return _decode_record(kind, value, where)
     return _decode_scalar(kind, value, where)
+
+
+def _decode_tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise _wrong(where, "a list", value)
+    if kinds[-1] is Ellipsis:
+        return tuple(_decode(kinds[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    if len(value) != len(kinds):
+        raise _wrong(where, f"a list of {len(kinds)}", value)
+    return tuple(_decode(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(kinds, value, strict=True)))
+
+
+def _decode_record(kind: Any, value: Any, where: str) -> Any:
+    """A dataclass from an object with its fields and no others; a field with a default may be missing."""
+    if not isinstance(value, dict):
+        raise _wrong(where, "an object", value)
+    hints = _hints(kind)
+    unknown = sorted(set(value) - set(hints))
+    missing = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name not in value]
+    if unknown or missing:
+        found = f"unknown: {', '.join(unknown)}" if unknown else f"missing: {', '.join(missing)}"
+        raise FormatError(f"{where}: {found}; the file was changed, or another svod wrote it")
+    return kind(**{k: _decode(hints[k], v, f"{where}.{k}") for k, v in value.items()})
 
 
 def _decode_scalar(kind: Any, value: Any, where: str) -> Any:

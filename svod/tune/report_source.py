@@ -39,13 +39,32 @@ def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | No
     last: dict[str, float] = {}
     for key, at in [(m.target, m.taken_at) for m in measurements] + [(s.target, s.started_at) for s in searches]:
         last[key] = max(at, last.get(key, 0.0))
-    if not last:
-        return None
-    chosen = target if target in last else max(last, key=lambda k: last[k]) if target is None else None
-    if chosen is None:
+    chosen = target if target is not None else max(last, key=lambda k: last[k], default=None)
+    if chosen is None or chosen not in last:
         return None
     machine = _machine_of(chosen)
     mine = [m for m in measurements if m.target == chosen]
+    kernels = _kernels(db, chosen, machine, mine, [s for s in searches if s.target == chosen])
+    newest = max(mine, key=lambda m: m.taken_at, default=None)
+    remarks = tuple(f"{s.where}: {s.reason}" for s in db.skipped[:5]) + ((db.problem,) if db.problem else ())
+    if ceilings is None and machine is not None:
+        ceilings = known_ceilings(data_dir() / "ceilings.json", machine)
+    return Tuning(str(db.plan.write or ":none:"), chosen, newest.compiler if newest else "", _facts_of(db, chosen), tuple(kernels),
+                  tuple(k for k in last if k != chosen), remarks, ceilings)
+
+
+def _facts_of(db: TuningDB, target: str) -> dict[str, str]:
+    """What machines said of themselves that had this key."""
+    facts: dict[str, str] = {}
+    for t, _ in db.select(TargetFacts):
+        if t.target == target:
+            facts |= {str(k): str(v) for k, v in t.facts.items()}
+    return facts
+
+
+def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Sequence[Measurement],
+             searches: Sequence[Search]) -> list[TunedKernel]:
+    """The kernels that were measured or searched on a target, those first that gained most."""
     records: dict[str, KernelRecord] = {}
     for k, _ in db.select(KernelRecord):
         if k.kernel not in records or k.ast_version > records[k.kernel].ast_version:
@@ -53,29 +72,17 @@ def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | No
     origins: dict[str, list[str]] = {}
     for o, _ in db.select(Origin):
         origins.setdefault(o.kernel, []).append(o.origin)
-    verified = {(v.kernel, v.linear): v.method for v, _ in db.select(Verdict) if v.target == chosen and v.verdict == "verified"}
+    verified = {(v.kernel, v.linear): v.method for v, _ in db.select(Verdict) if v.target == target and v.verdict == "verified"}
     by_kernel: dict[str, list[Measurement]] = {}
-    for m in mine:
+    for m in measurements:
         by_kernel.setdefault(m.kernel, []).append(m)
-    keys = dict.fromkeys([*by_kernel, *(s.kernel for s in searches if s.target == chosen)])
     kernels = []
-    for key in keys:
-        winner = db.winner(key, chosen)
-        record = records.get(key) or KernelRecord(key)
-        found = by_kernel.get(key, [])
-        courses = _courses([s for s in searches if s.kernel == key and s.target == chosen], found)
-        kernels.append(_kernel(record, sorted(origins.get(key, ())), winner, machine, courses,
+    for key in dict.fromkeys([*by_kernel, *(s.kernel for s in searches)]):
+        winner = db.winner(key, target)
+        courses = _courses([s for s in searches if s.kernel == key], by_kernel.get(key, []))
+        kernels.append(_kernel(records.get(key) or KernelRecord(key), sorted(origins.get(key, ())), winner, machine, courses,
                                verified.get((key, winner.linear), "") if winner else ""))
-    facts: dict[str, str] = {}
-    for t, _ in db.select(TargetFacts):
-        if t.target == chosen:
-            facts |= {str(k): str(v) for k, v in t.facts.items()}
-    newest = max(mine, key=lambda m: m.taken_at, default=None)
-    kernels.sort(key=lambda k: (-k.saved, -(k.heuristic or 0.0), k.key))
-    remarks = tuple(f"{s.where}: {s.reason}" for s in db.skipped[:5]) + ((db.problem,) if db.problem else ())
-    return Tuning(str(db.plan.write or ":none:"), chosen, newest.compiler if newest else "", facts, tuple(kernels),
-                  tuple(k for k in last if k != chosen), remarks, ceilings if ceilings is not None or machine is None else
-                  known_ceilings(data_dir() / "ceilings.json", machine))
+    return sorted(kernels, key=lambda k: (-k.saved, -(k.heuristic or 0.0), k.key))
 
 
 def _machine_of(key: str) -> Target | None:

@@ -115,12 +115,11 @@ def _resolve_kernel(db: TuningDB, text: str) -> str:
     origins: dict[str, set[str]] = {key: set() for key in names}
     for o, _ in db.select(Origin):
         origins.setdefault(o.kernel, set()).add(o.origin)
-    for matches in ([k for k in names if k == text], [k for k in names if k.startswith(text)],
-                    [k for k, n in names.items() if text in n], [k for k, n in origins.items() if text in n],
-                    [k for k, n in names.items() if any(text in x for x in n)],
-                    [k for k, n in origins.items() if any(text in x for x in n)]):
+    kinds = ({k for k in names if k == text}, {k for k in names if k.startswith(text)}, _with(names, text, whole=True),
+             _with(origins, text, whole=True), _with(names, text, whole=False), _with(origins, text, whole=False))
+    for matches in kinds:
         if len(matches) == 1:
-            return matches[0]
+            return matches.pop()
         if matches:
             shown = ", ".join(sorted(f"{k[:SHOWN_KEY]} ({', '.join(sorted(names[k])) or 'no name'})" for k in matches)[:8])
             raise DatabaseError(f"{text!r} means {len(matches)} kernels: {shown}{' …' if len(matches) > 8 else ''}; give more of the key")
@@ -128,6 +127,11 @@ def _resolve_kernel(db: TuningDB, text: str) -> str:
         check_is_there(db.plan)
     raise DatabaseError(f"no kernel in the database has a key that starts with {text!r}, or a name or origin that contains it; "
                         f"`svod-db list` shows the {len(names)} there are")
+
+
+def _with(texts: dict[str, set[str]], text: str, *, whole: bool) -> set[str]:
+    """The keys that have `text` among their texts, or within one of them."""
+    return {key for key, own in texts.items() if (text in own if whole else any(text in x for x in own))}
 
 
 def _report(skipped: list[Skipped]) -> None:

@@ -19,57 +19,70 @@ Shape = tuple[int, int]         # rows, bytes of a row
 PREFIX = "llvm.x86."
 
 
+class _Lifetimes:
+    """Which tile each value of a function is, and for how long: a tile is the TILEZERO or TILELOAD that makes it."""
+
+    def __init__(self, w: Writer) -> None:
+        self.tile_of: dict[int, int] = {}       # value → its tile
+        self.shapes: dict[int, Shape] = {}      # tile → its shape
+        self.last: dict[int, int] = {}          # tile → the last instruction that needs it
+        self.changes: dict[int, int] = {}       # value → how many instructions add to it
+        self.around: list[list[int]] = []       # per instruction: the loops it is in, outermost first
+        self.ends: dict[int, int] = {}          # loop → its end
+        open_loops: list[int] = []
+        for i, (op, dtype, lanes, src, arg) in enumerate(w.code):
+            self.around.append(list(open_loops))
+            if op == "LOOP":
+                open_loops.append(i)
+            elif op == "ENDLOOP":
+                self.ends[src[0]] = i
+                open_loops.pop()
+            elif op == "TILEZERO":
+                self.tile_of[i], self.shapes[i] = i, (arg[0], arg[1] * dtype.itemsize)
+            elif op == "TILELOAD":
+                self.tile_of[i], self.shapes[i] = i, (arg[1], lanes // arg[1] * dtype.itemsize)
+            elif op == "TILEDOT":
+                self.tile_of[i] = self.tile_of[src[0]]
+            elif op in ("CARRY", "RESULT") and (init := w.code[src[0]][3][2 + arg]) in self.tile_of:
+                self.tile_of[i] = self.tile_of[init]
+            self._use(i, op, src)
+        self._extend_over_loops(w)
+
+    def _use(self, i: int, op: str, src: tuple[int, ...]) -> None:
+        for s in src:
+            if s in self.tile_of:
+                self.last[self.tile_of[s]] = i
+                if op in ("LOOP", "ENDLOOP") or (op == "TILEDOT" and s == src[0]):
+                    self.changes[s] = self.changes.get(s, 0) + 1
+
+    def _extend_over_loops(self, w: Writer) -> None:
+        """A tile that is made outside of a loop and used inside is needed again in its next iteration."""
+        for i, (_, _, _, src, _) in enumerate(w.code):
+            for s in src:
+                if s in self.tile_of:
+                    tile = self.tile_of[s]
+                    outside = [loop for loop in self.around[i] if loop not in self.around[tile]]
+                    if outside:
+                        self.last[tile] = max(self.last[tile], self.ends[outside[0]])
+
+
 def assign_registers(w: Writer) -> None:
     """Give every tile of a function a register. Raises CompileError where there are too few."""
-    root: dict[int, int] = {}
-    shapes: dict[int, Shape] = {}
-    last: dict[int, int] = {}
-    used: dict[int, int] = {}
-    ends: dict[int, int] = {}
-    around: list[list[int]] = []         # per instruction: the loops it is in, outermost first
-    open_loops: list[int] = []
-    for i, (op, dtype, lanes, src, arg) in enumerate(w.code):
-        if op == "ENDLOOP":
-            ends[src[0]] = i
-        around.append(list(open_loops))
-        if op == "LOOP":
-            open_loops.append(i)
-        elif op == "ENDLOOP":
-            open_loops.pop()
-        if op == "TILEZERO":
-            root[i], shapes[i] = i, (arg[0], arg[1] * dtype.itemsize)
-        elif op == "TILELOAD":
-            root[i], shapes[i] = i, (arg[1], lanes // arg[1] * dtype.itemsize)
-        elif op == "TILEDOT":
-            root[i] = root[src[0]]
-        elif op in ("CARRY", "RESULT") and (init := w.code[src[0]][3][2 + arg]) in root:
-            root[i] = root[init]
-        for s in src:
-            if s in root:
-                last[root[s]] = i
-                if op in ("LOOP", "ENDLOOP") or (op == "TILEDOT" and s == src[0]):
-                    used[s] = used.get(s, 0) + 1
-    if any(n > 1 for n in used.values()):
+    tiles = _Lifetimes(w)
+    if any(n > 1 for n in tiles.changes.values()):
         raise CompileError("LINEAR adds to one tile twice, and tiles change in place; lowering must not emit it")
-    for i, (_, _, _, src, _) in enumerate(w.code):
-        for s in src:
-            if s in root:
-                # needed again in the next iteration of a loop that it was made outside of
-                outside = [loop for loop in around[i] if loop not in around[root[s]]]
-                if outside:
-                    last[root[s]] = max(last[root[s]], ends[outside[0]])
     busy: dict[int, int] = {}           # register → the last instruction that needs what it holds
     given: dict[int, int] = {}
-    for i, shape in shapes.items():
+    for i, shape in tiles.shapes.items():
         free = [r for r in range(TILES) if busy.get(r, -1) < i and w.tiles.get(r, shape) == shape]
         if not free:
             raise CompileError(f"a phase needs more than {TILES} tiles at once; fewer of them side by side (UPCAST) would do")
         register = next((r for r in free if r in w.tiles), free[0])
         w.tiles[register] = shape
-        busy[register] = last.get(i, i)
+        busy[register] = tiles.last.get(i, i)
         given[i] = register
-    w.in_tiles.update(root)
-    for i, r in root.items():
+    w.in_tiles.update(tiles.tile_of)
+    for i, r in tiles.tile_of.items():
         w.value[i] = str(given[r])
 
 

@@ -14,7 +14,7 @@ the other direction are left alone.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from svod.compile.lower.program import Instr
 from svod.core.ir.dtype import DType, dtypes
@@ -35,37 +35,62 @@ def transpose_squares(code: list[Instr], ragged: bool = False) -> list[Instr]:
     return _rebuild(code, loads, stores)
 
 
+class _Group(NamedTuple):
+    """What accesses have in common that differ in their lane offset only."""
+
+    block: int
+    op: str
+    pointer: int
+    place: int
+    dtype: str
+    lanes: int
+    stride: int
+    mask: tuple[int, ...]       # gate and alternative, of masked loads
+
+
 def _squares(code: list[Instr], ragged: bool) -> tuple[list[list[int]], list[list[int]]]:
     """Groups of positions, by lane offset, that make a square; loads and stores."""
     block = 0
-    groups: dict[tuple[Any, ...], dict[int, int]] = {}
+    groups: dict[_Group, dict[int, int]] = {}
     loaded: set[tuple[int, int]] = set()     # (block, pointer); blocks of one phase: pointers loaded from anywhere
     stored: set[tuple[int, int]] = set()
-    twice: set[int] = set()                  # groups that store to one place twice: their order counts
-    for at, (op, dtype, lanes, src, arg) in enumerate(code):
+    twice: set[_Group] = set()               # groups that store to one place twice: their order counts
+    for at, (op, _, _, src, arg) in enumerate(code):
         if op in ("LOOP", "ENDLOOP"):
             block += 1
         elif op in _LOADS:
             loaded.add((block, src[0]))
         elif op in _STORES:
             stored.add((block, src[0]))
-        masked = ragged and op == "LOADS" and len(src) == 4 and code[src[2]][2] == lanes and code[src[3]][0] == "CONST"
-        if (op == "LOADS" and len(src) == 2) or (op == "STORES" and len(src) == 3) or masked:
-            offset, stride = arg
-            if lanes >= MIN_LANES and abs(stride) > 1:
-                members = groups.setdefault((block, op, src[0], src[1], dtype.name, lanes, stride, *(src[2:] if masked else ())), {})
-                if offset in members and op == "STORES":
-                    twice.add(id(members))
-                members.setdefault(offset, at)
+        group = _group_of(code, at, block, ragged)
+        if group is not None:
+            members = groups.setdefault(group, {})
+            if arg[0] in members and op == "STORES":
+                twice.add(group)
+            members.setdefault(arg[0], at)
     anywhere_stored = {p for _, p in stored}
     found: dict[str, list[list[int]]] = {"LOADS": [], "STORES": []}
-    for (here, op, pointer, _, _, lanes, stride, *mask), members in groups.items():
-        if op == "LOADS" and (pointer in anywhere_stored if code[pointer][0] != "SCRATCH" else (here, pointer) in stored):
+    for group, members in groups.items():
+        here = group.block, group.pointer
+        if group.op == "LOADS" and (group.pointer in anywhere_stored if code[group.pointer][0] != "SCRATCH" else here in stored):
             continue
-        if op == "STORES" and ((here, pointer) in loaded or id(members) in twice):
+        if group.op == "STORES" and (here in loaded or group in twice):
             continue
-        found[op] += _runs(members, lanes, stride, lanes // MIN_SHARE + 1 if ragged and not mask else lanes)
+        least = group.lanes // MIN_SHARE + 1 if ragged and not group.mask else group.lanes
+        found[group.op] += _runs(members, group.lanes, group.stride, least)
     return found["LOADS"], found["STORES"]
+
+
+def _group_of(code: list[Instr], at: int, block: int, ragged: bool) -> _Group | None:
+    """The group of a strided access that may be part of a square, or None. `ragged`: masked loads may be."""
+    op, dtype, lanes, src, arg = code[at]
+    masked = ragged and op == "LOADS" and len(src) == 4 and code[src[2]][2] == lanes and code[src[3]][0] == "CONST"
+    if not masked and (op, len(src)) not in (("LOADS", 2), ("STORES", 3)):
+        return None
+    _, stride = arg
+    if lanes < MIN_LANES or abs(stride) <= 1:
+        return None
+    return _Group(block, op, src[0], src[1], dtype.name, lanes, stride, tuple(src[2:]) if masked else ())
 
 
 def _runs(members: dict[int, int], lanes: int, stride: int, least: int) -> Iterable[list[int]]:

@@ -164,10 +164,7 @@ Pair = tuple[UOp, UOp]
 
 def _mergeable(nodes: Sequence[UOp]) -> set[Pair]:
     """The largest set of adjacent pairs that can all merge: start with every pair, drop what an access forbids until nothing changes."""
-    pairs: set[Pair] = set()
-    for u in nodes:
-        named = range_lists(u)
-        pairs.update(pair for pair in pairwise(named) if not any(map(sy.is_symbolic, pair)))
+    pairs = {pair for u in nodes for pair in pairwise(range_lists(u)) if not any(map(sy.is_symbolic, pair))}
     if not pairs:
         return pairs
     by_range: dict[UOp, list[Pair]] = {}
@@ -190,9 +187,7 @@ def _mergeable(nodes: Sequence[UOp]) -> set[Pair]:
             aligned = _aligned_pairs(u, pairs)
             for i, e in enumerate(u.src[1:]):
                 inside = {aligned[j] for j in (i - 1, i) if j in aligned}
-                for pair in touching(e):
-                    if pair in pairs and pair not in inside and not _as_one(e, *pair):
-                        pairs.discard(pair)
+                pairs -= {pair for pair in touching(e) if pair in pairs and pair not in inside and not _as_one(e, *pair)}
     return pairs
 
 

@@ -382,14 +382,7 @@ class _Run:
         reads_a, reads_b, orders = _reads(a), _reads(b), {a: _order(a), b: _order(b)}
         axes = (*stage.ranges, *stage.reduce_ranges)
         extents = (*stage.extents, *stage.reduce_extents)
-        sizes = list(extents)
-
-        def elements(which: frozenset[UOp]) -> int:
-            return math.prod(n for r, n in zip(axes, sizes, strict=True) if r in which)
-
-        while max(elements(reads_a), elements(reads_b), elements(frozenset(stage.ranges))) > MATMUL_BLOCK:
-            i = max(range(len(sizes)), key=sizes.__getitem__)
-            sizes[i] = -(-sizes[i] // 2)
+        sizes = _contraction_blocks(axes, extents, (reads_a, reads_b, frozenset(stage.ranges)))
         total = np.zeros(stage.extents, wide)
         outs = frozenset(stage.ranges)
         batch = [r for r in stage.ranges if r in reads_a and r in reads_b]
@@ -414,6 +407,15 @@ class _Run:
             part = np.matmul(left, right).reshape([size[r] if r in reads_a | reads_b else 1 for r in order])
             total[slices[:len(outs)]] += part.transpose([order.index(r) for r in stage.ranges])
         return round_to(total, u.dtype) if u.dtype.is_float else total
+
+
+def _contraction_blocks(axes: Sequence[UOp], extents: Sequence[int], arrays: Sequence[frozenset[UOp]]) -> list[int]:
+    """Extents of blocks of which no array, each given by its axes, has more than MATMUL_BLOCK elements: the longest are halved."""
+    sizes = list(extents)
+    while max(math.prod(n for r, n in zip(axes, sizes, strict=True) if r in which) for which in arrays) > MATMUL_BLOCK:
+        i = max(range(len(sizes)), key=sizes.__getitem__)
+        sizes[i] = -(-sizes[i] // 2)
+    return sizes
 
 
 def _alu(op: Ops, *args: Array) -> Array:

@@ -22,7 +22,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -429,21 +429,31 @@ class TuningDB:
         never exported."""
         asked = None if kernels is None else set(kernels)
         measurements = [m for m, _ in self.select(Measurement) if asked is None or m.kernel in asked]
-        if winners_only:
-            pairs = sorted({(m.kernel, m.target) for m in measurements})
-            keep = {w.measurement for k, t in pairs if (w := self.winner(k, t)) is not None}
-            measurements = [m for m in measurements if m.id in keep]
-        kept = {(m.kernel, m.target, m.linear) for m in measurements}
-        targets = {m.target for m in measurements}
-        chosen: list[Record] = [*measurements, *(t for t, _ in self.select(TargetFacts) if t.target in targets)]
-        described: list[Kernel | Origin] = [*(k for k, _ in self.select(Kernel)), *(o for o, _ in self.select(Origin))]
-        names = {m.kernel for m in measurements} if winners_only else asked
-        chosen += [r for r in described if names is None or r.kernel in names]
-        chosen += [v for v, _ in self.select(Verdict) if (asked is None or v.kernel in asked) and
-                   (not winners_only or v.verdict != "verified" or (v.kernel, v.target, v.linear) in kept)]
-        if not winners_only:
-            chosen += [s for s, _ in self.select(Search) if asked is None or s.kernel in asked]
+        chosen = self._records_of_winners(measurements, asked) if winners_only else self._records_of(measurements, asked)
         return transfer.write_records(path, chosen)
+
+    def _records_of(self, measurements: Sequence[Measurement], asked: set[str] | None) -> list[Record]:
+        """These measurements and everything beside them, of the kernels `asked` for (None: of all)."""
+        return [*measurements, *self._described(measurements, asked),
+                *(v for v, _ in self.select(Verdict) if asked is None or v.kernel in asked),
+                *(s for s, _ in self.select(Search) if asked is None or s.kernel in asked)]
+
+    def _records_of_winners(self, measurements: Sequence[Measurement], asked: set[str] | None) -> list[Record]:
+        """What decides about the winners among these measurements."""
+        pairs = sorted({(m.kernel, m.target) for m in measurements})
+        winners = {w.measurement for k, t in pairs if (w := self.winner(k, t)) is not None}
+        kept = [m for m in measurements if m.id in winners]
+        code = {(m.kernel, m.target, m.linear) for m in kept}
+        verdicts = [v for v, _ in self.select(Verdict) if asked is None or v.kernel in asked]
+        return [*kept, *self._described(kept, {m.kernel for m in kept}),
+                *(v for v in verdicts if v.verdict != "verified" or (v.kernel, v.target, v.linear) in code)]
+
+    def _described(self, measurements: Sequence[Measurement], kernels: set[str] | None) -> list[Record]:
+        """The facts about the targets of these measurements, and what is known about `kernels` (None: about all) themselves."""
+        targets = {m.target for m in measurements}
+        described: list[Kernel | Origin] = [*(k for k, _ in self.select(Kernel)), *(o for o, _ in self.select(Origin))]
+        return [*(t for t, _ in self.select(TargetFacts) if t.target in targets),
+                *(r for r in described if kernels is None or r.kernel in kernels)]
 
     def import_file(self, path: Path) -> Merged:
         """Add the records of a .jsonl file, as the team's. Raises DatabaseError for a file that is none of ours, or cannot be read, or

@@ -158,7 +158,12 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
         for b, _, other in loops[i + 1:]:
             if stage == other:
                 yield Opt("SWAP", a.name, b.name)
-    for s in kernel.stages:
+    yield from _placements(state, loops)
+
+
+def _placements(state: Any, loops: list[tuple[Loop, str, int]]) -> Iterator[Opt]:
+    """Where each stage may live, and outputs too large for the caches stored past them."""
+    for s in state.kernel.stages:
         if s.is_output:
             if bytes_of(state, s.index) > state.target.l2:
                 yield Opt("STREAM", s.name)
