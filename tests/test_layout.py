@@ -191,6 +191,25 @@ def test_layout_page_is_true() -> None:
     assert not present - described, f"docs/layout.md does not describe: {sorted(map(str, present - described))}"
 
 
+def functions_of(path: Path) -> set[str]:
+    return {n.name for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.FunctionDef)}
+
+
+def test_places_that_the_page_names_are_there() -> None:
+    page = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8").split("## Where is…")[1].split("\n## ")[0]
+    named = re.findall(r"^\| [^|`]+ \| `([^`]+)`, `(\w+)` \|$", page, re.M)
+    assert len(named) == len(re.findall(r"^\| ", page, re.M)) - 2 >= 15, "a row of the table is not a question, a file and a function"
+    assert not [(file, name) for file, name in named if name not in functions_of(ROOT / file)]
+
+
+def test_functions_on_the_way_to_the_machine_are_there() -> None:
+    """Each line of the diagram names a function and the file that defines it."""
+    page = (ROOT / "docs" / "from_tensor_to_machine.md").read_text(encoding="utf-8").split("```")[1]
+    named = re.findall(r"^ +(\w+) +(svod/[\w/]+\.py)", page, re.M)
+    assert len(named) >= 10
+    assert not [(file, name) for name, file in named if name not in functions_of(ROOT / file)]
+
+
 def test_folders_beside_the_package_are_there() -> None:
     page = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8").split("## Beside the package")[1]
     folders = re.findall(r"^\| `([^`]+)/` \|", page, re.M)
