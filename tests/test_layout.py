@@ -35,7 +35,7 @@ UPWARD = {
     ("svod/tensor/realize.py", "svod.prepare"): "the pipeline that computes tensors is made of everything that stands above them",
     ("svod/compile/plan/execution_plan.py", "svod.bench.analyze"): "plan.analyze() is a method; the analysis reads plans and ceilings",
 }
-HEAVY = ("ray", "optuna", "rich", "click", "sqlite_utils", "sqlite3", "llvmlite", "multiprocessing", "platformdirs", "pycuda")
+HEAVY = ("ray", "rich", "click", "sqlite_utils", "sqlite3", "llvmlite", "multiprocessing", "platformdirs", "pycuda")
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -163,7 +163,7 @@ def test_tensors_load_no_compiler() -> None:
 def test_prepare_loads_no_search() -> None:
     """A process that only runs models imports neither Ray nor what the command lines need."""
     loaded = loaded_by("from svod import Tensor; (Tensor([1.0, 2.0]) + 1).numpy()")
-    assert not loaded & {"ray", "optuna", "rich", "click", "svod.tune.session", "svod.tune.workers.executor"}
+    assert not loaded & {"ray", "rich", "click", "svod.tune.session", "svod.tune.workers.executor"}
 
 
 # -- docs/layout.md ---------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ class Measurer(Protocol):
         """Compile each candidate within `deadline` seconds of its own."""
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
-        """Time each built candidate as DESIGN 5.5 says; `incumbent` in seconds."""
+        """Time each built candidate by itself: one run under a deadline, one sample, more of the better half. `incumbent`: seconds."""
 
     def race(self, candidates: Sequence[Candidate]) -> Race:
         """Time built candidates interleaved; the first one is the incumbent and the anchor."""

@@ -203,7 +203,7 @@ def apply_tied(state: Any, opt: Opt, after: Any) -> Any | None:
     return tied if tied is not after else None
 
 
-# -- the reference grid (REFERENCE 1.12), amount-major as the reference systems list it ---------------------------------------
+# -- the reference grid, amount by amount as the reference systems list it -----------------------------------------------------
 REFERENCE_GRID: tuple[tuple[str, int, int], ...] = (
     *(("UPCAST", axis, n) for n in (0, 2, 3, 4, 5, 7) for axis in range(8)),
     *(("UNROLL", axis, n) for n in (0, 4, 7) for axis in range(5)),
