@@ -42,8 +42,7 @@ def seconds_searched() -> float:
 
 
 def searches_interrupted() -> int:
-    """How many searches at prepare time Ctrl-C has ended in this process. They give what they found, and nothing is raised: who has more to
-    do after them than to use that asks here."""
+    """Number of prepare-time searches that Ctrl-C has ended in this process. Such a search returns what it found and raises nothing."""
     return _interrupted
 
 

@@ -171,10 +171,10 @@ def _factors(n: int) -> Iterator[int]:
 
 
 def evaluate_extent(extent: UOp, values: Mapping[str, int]) -> int:
-    """The value of a launch-size expression, of any sign. IDIV and MOD are floor division and its remainder, as everywhere in svod.
+    """The value of a launch-size expression; it may be negative. IDIV and MOD are floor division and its remainder, as everywhere in svod.
 
-    Raises LaunchError for an operation that has no place in one, a constant or a CAST that is of no integers, a variable without a value or
-    out of its bounds, a division by zero, and what does not fit 64 bits or what it is CAST to."""
+    Raises LaunchError for an operation that launch sizes do not have, a constant that is not an integer, a CAST between types that are not
+    integers, a variable without a value or outside its bounds, a division by zero, and a value that does not fit 64 bits or its type."""
     done: dict[UOp, int] = {}
     todo = [extent]
     while todo:

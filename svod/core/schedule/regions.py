@@ -75,24 +75,24 @@ class Region(NamedTuple):
         return self.run * math.prod(times for _, times in self.steps)
 
     def span(self, period: int | None = None) -> int:
-        """From the first position to the end, of what repeats with `period` if one is given."""
+        """Positions from the first to the end. With `period`: of the part that repeats with it, the steps of smaller strides."""
         return self.run + sum(stride * (times - 1) for stride, times in self.steps if period is None or stride < period)
 
     def has_period(self, period: int) -> bool:
-        """Whether all that repeats less often than with `period` does so with a multiple of it."""
+        """Whether the region looks the same in each interval of `period` positions: `period` divides every larger stride."""
         return all(stride < period or stride % period == 0 for stride, _ in self.steps)
 
     def covers(self, other: Region) -> bool:
-        """Whether every element of the other is surely one of this."""
+        """Whether this region is known to contain every element of the other."""
         return self == other or (not self.steps and self.start <= other.start and other.end <= self.end)
 
     def moved(self, offset: int, scale: int = 1) -> Region:
-        """In units `scale` times smaller, `offset` (old units) further on."""
+        """The region shifted by `offset`, then counted in units that are `scale` times smaller."""
         return Region((self.start + offset) * scale, self.run * scale, tuple((stride * scale, times) for stride, times in self.steps))
 
 
 def are_disjoint(a: Region, b: Region) -> bool:
-    """Whether two regions surely have no element in common: by where they begin and end, or by where in a common period they do."""
+    """Whether two regions are known to share no element: their intervals do not meet, or within a common period they do not."""
     if a.end <= b.start or b.end <= a.start:
         return True
     for period in {stride for stride, _ in (*a.steps, *b.steps)}:
@@ -104,8 +104,10 @@ def are_disjoint(a: Region, b: Region) -> bool:
 
 
 def find_overlap(regions: Sequence[Region]) -> tuple[int, int] | None:
-    """The positions of two regions that may have an element in common; None if there are none. Regions are put into groups by where they
-    lie, and in the periods that they have, until groups do not fall apart any more: two of different groups are disjoint."""
+    """The positions of two regions that may share an element; None if no two do.
+
+    Groups of regions are split by intervals, and by intervals within each period, until no group splits further. Regions of different
+    groups are disjoint, so only pairs within a group are compared."""
     periods: list[int | None] = [None, *sorted({stride for r in regions for stride, _ in r.steps}, reverse=True)]
     groups = [list(range(len(regions)))]
     while True:
@@ -118,7 +120,7 @@ def find_overlap(regions: Sequence[Region]) -> tuple[int, int] | None:
 
 
 def _apart(regions: Sequence[Region], group: list[int], period: int | None) -> list[list[int]]:
-    """The regions of a group in groups that lie behind each other: on the line, or on a circle of `period` positions."""
+    """A group split into groups whose intervals do not meet: on the line, or on a circle of `period` positions."""
     if len(group) < 2 or (period is not None and not all(regions[i].has_period(period) for i in group)):
         return [group]
     begin = {i: regions[i].start if period is None else regions[i].start % period for i in group}

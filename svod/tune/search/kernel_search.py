@@ -52,22 +52,24 @@ from svod.tune.search.strategy import make_strategy
 
 log = logging.getLogger("svod.tune")
 
-BUDGET_SPENT, INTERRUPTED = "budget spent", "interrupted"     # why a search ended that had more to try
+BUDGET_SPENT, INTERRUPTED = "budget spent", "interrupted"     # the reasons why a search ends that has more to try
 
-MAX_WORK_RATIO = 1000          # over the round's leanest candidate; exactly this much may stay
-RELATIVE_PROGRESS = 0.005
-BOUND_REACHED = 1.05           # times the roofline bound
-BOUND_RACES = 2                # in a row: the bound was measured at another time, and the machine may just have a good moment
-BOUND_REFUTED = 0.95           # a time below this many bounds says that the bound is wrong
-HOPELESS = 30.0                # times the heuristic's predicted cycles: an untouched kernel behind that is not run
-CHUNK = 24                     # candidates built and screened before the incumbent and the budget are looked at again
-FIRST_CHUNK = 6                # of a search whose pace is not known and whose time is limited
-MOSTLY, SLOWER_NOW = 0.75, 1.1  # of a chunk too slow, and the incumbent slower by this factor: it is the machine
-YARDSTICK_REACH = 4.0          # times the incumbent: a slower baseline is not raced along
-FINALISTS = 3                  # at least; else as many as the beam is wide, as code that is level without passes may differ with them
-PASSES_BRING = 1.25            # what the passes may bring one family and not another: of each within that factor the best is a finalist
-SEMIFINAL = 4                  # times as many are raced side by side, to say who is confirmed
-SEMIFINAL_SHARE, RACE_RUNS = 0.25, 10     # of the seconds of a confirmation; how often a race runs each, about
+MAX_WORK_RATIO = 1000          # A candidate with more operations than this many times the leanest one's of its round is dropped.
+RELATIVE_PROGRESS = 0.005      # A round that gains less than this share counts as flat.
+BOUND_REACHED = 1.05           # A search ends when its incumbent takes less than this many roofline bounds,
+BOUND_RACES = 2                # in this many races in a row: the bound is of another minute, and the machine may have a good moment.
+BOUND_REFUTED = 0.95           # A time below this many bounds says that the bound is wrong.
+HOPELESS = 30.0                # An untouched kernel that is predicted to take this many times the heuristic's cycles is not run.
+CHUNK = 24                     # Candidates are built and screened in chunks; between them the search looks at incumbent and budget.
+FIRST_CHUNK = 6                # The first chunk of a search whose pace is not known and whose time is limited is smaller.
+MOST_OF_A_CHUNK = 0.75         # If more than this share of a chunk is too slow, the incumbent is timed again.
+SLOWER_MACHINE = 1.1           # If the incumbent then takes this many times its old time, the machine has become slower.
+YARDSTICK_REACH = 4.0          # A baseline that takes more than this many times the incumbent is not raced along.
+FINALISTS = 3                  # At least so many finalists, else as many as the beam is wide: the passes may part code that is level.
+PASSES_BRING = 1.25            # The passes may bring one family this factor: the best of each family within it is a finalist.
+SEMIFINAL = 4                  # So many times the finalists are raced side by side, to choose them.
+SEMIFINAL_SHARE = 0.25         # The semifinal takes this share of the seconds of a confirmation.
+RACE_RUNS = 10                 # A race runs each candidate about so many times.
 SEED_ROUND = 8
 CONFIRM_SECONDS = 3.0          # of a confirmation, at most
 CONFIRM_SHARE, CONFIRM_LEAST = 0.2, 1.0   # a confirmation takes at most that share of what the search took, or so many seconds: the larger
@@ -421,16 +423,18 @@ class KernelSearch:
                 self.pool.append(c)
 
     def _screen(self, built: Sequence[Candidate]) -> tuple[list[Screened | Failure], float]:
-        """Their timings, and by how much the machine is slower now than it was for the incumbent. A neighbour on the memory bus takes half
-        of the bandwidth for seconds: where nearly all are too slow the incumbent is timed anew, and the others by what it takes now."""
+        """The timings of these candidates, and the factor by which the machine is slower now than it was for the incumbent.
+
+        A neighbour on the memory bus can take half of the bandwidth for seconds. If nearly all candidates are too slow, the incumbent is
+        timed again, and the candidates are held against its new time."""
         if self.incumbent is None:
             return self.lab.screen(built, None), 1.0
         timings = self.lab.screen(built, self.incumbent.seconds)
         slow = [t.status is Status.TIMEOUT if isinstance(t, Failure) else t.cut for t in timings]
-        if sum(slow) <= MOSTLY * len(built):
+        if sum(slow) <= MOST_OF_A_CHUNK * len(built):
             return timings, 1.0
         now = self.lab.screen([self.incumbent], None)[0]        # without a limit: it might be cut by its own
-        if isinstance(now, Failure) or now.seconds <= SLOWER_NOW * self.incumbent.seconds:
+        if isinstance(now, Failure) or now.seconds <= SLOWER_MACHINE * self.incumbent.seconds:
             return timings, 1.0
         again = [i for i, t in enumerate(timings) if slow[i] or isinstance(t, Screened)]
         for i, timing in zip(again, self.lab.screen([built[i] for i in again], now.seconds), strict=True):
