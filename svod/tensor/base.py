@@ -1,8 +1,8 @@
-"""What every tensor is: a handle on a graph node, and the rules by which operands meet.
+"""The base of every tensor: a handle on a graph node, and the rules that give operands a common dtype and shape.
 
-The operations are layered in data-flow order, each file one class on top of the one before, so that an operation uses only
-what lies below it: base → creation → movement → elementwise → functions → indexing → reduction → ordered → scatter → linalg → products →
-activations → nn → resample → losses → random → Tensor.
+The operations are layers. Each file holds one class, which inherits from the class of the file before, so an operation uses only
+operations of the layers below: base → creation → movement → elementwise → functions → indexing → reduction → ordered → scatter →
+linalg → products → activations → nn → resample → losses → random → Tensor.
 """
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Shape = tuple[int, ...]
 Array = np.ndarray[Any, np.dtype[Any]]
 DTypeLike = DType | str | type | np.dtype[Any]  # a svod dtype, its name, or what numpy.dtype() takes
 
-# every tensor that is alive, by id: realisation swaps computed nodes for buffers in all of them
+# All live tensors by id. Realisation replaces computed nodes by buffers in each of them.
 _live: weakref.WeakValueDictionary[int, TensorBase] = weakref.WeakValueDictionary()
 
 
 def live_tensors() -> list[TensorBase]:
-    """All tensors that are alive. Other threads may make some meanwhile."""
+    """All live tensors. Other threads may create tensors during the call."""
     return [t for ref in _live.valuerefs() if (t := ref()) is not None]
 
 
@@ -47,18 +47,18 @@ def as_dtype(value: DTypeLike) -> DType:
 
 
 def is_scalar(value: object) -> TypeGuard[Scalar]:
-    """A Python scalar: one whose type does not widen a tensor's."""
+    """Whether `value` is a Python scalar. Its type does not widen the type of a tensor."""
     return isinstance(value, (bool, int, float))
 
 
 def without_numpy(value: object) -> object:
-    """A NumPy scalar as Python's, anything else as it is: `x / np.sqrt(64)` keeps the dtype of x, as in PyTorch (NumPy would make it
-    float64, which nobody means who computes a number with NumPy). An array without axes is an array, and keeps its dtype."""
+    """A NumPy scalar becomes a Python scalar; any other value is returned unchanged. `x / np.sqrt(64)` thus keeps the dtype of x, as in
+    PyTorch. A NumPy array without axes is an array and keeps its dtype."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def scalar_dtype(dtype: DType, value: Scalar) -> DType:
-    """The dtype in which a tensor of `dtype` meets a Python scalar: its own, unless the scalar is of a higher kind."""
+    """The dtype of an operation on a tensor of `dtype` and a Python scalar: `dtype`, unless the scalar is of a higher kind."""
     if isinstance(value, bool) or dtype.is_float:
         return dtype
     if isinstance(value, float):
@@ -67,14 +67,14 @@ def scalar_dtype(dtype: DType, value: Scalar) -> DType:
 
 
 def check_scalar(value: Scalar, dtype: DType, name: str) -> Scalar:
-    """`value`, if integers of `dtype` can hold it; DTypeError naming the operation `name` if not."""
+    """Return `value`. Raises DTypeError, which names the operation `name`, if `dtype` is an integer type that cannot hold it."""
     if dtype.is_int and not dtype.min <= value <= dtype.max:
         raise DTypeError(f"{name}: {value} does not fit {dtype.name} ({dtype.min} … {dtype.max}); cast the tensor to a wider type first")
     return value
 
 
 def check_integers(values: int | list[Any] | tuple[Any, ...] | Array, dtype: DType, name: str) -> None:
-    """Raise DTypeError for an int, or one in nested lists, that `dtype`, if of integers, cannot hold."""
+    """Raise DTypeError if `dtype` is an integer type and an int of `values` (a number, nested lists, an array) does not fit."""
     array = np.asarray(values)
     if dtype.is_int and array.dtype.kind in "iu" and array.size:
         check_scalar(int(array.min()), dtype, name)
@@ -91,20 +91,20 @@ def shape_argument(shape: Sequence[Any]) -> Shape:
 
 
 class TensorBase:
-    """A lazy array: `shape`, `dtype`, and the node that computes it. Nothing runs before it is realised."""
+    """A lazy array: a graph node with a `shape` and a `dtype`. Nothing runs before the tensor is realised."""
 
     __slots__ = ("__weakref__", "uop")
     uop: UOp
 
     @classmethod
     def from_uop(cls, uop: UOp) -> Self:
-        """The tensor of a graph node. Records where it was made."""
+        """Make the tensor of a graph node and record the origin of the node."""
         tensor = object.__new__(cls)
         tensor._hold(uop)
         return tensor
 
     def _hold(self, uop: UOp) -> None:
-        """Become the tensor of `uop`, registered among the live ones."""
+        """Hold `uop` and register this tensor among the live tensors."""
         self.uop = uop
         _live[id(self)] = self
         record_origin(uop)
@@ -168,7 +168,7 @@ class TensorBase:
         return self.from_uop(graph.bitcast(self.uop, as_dtype(dtype)))
 
     def _float(self) -> Self:
-        """self as floats: integers become the default float."""
+        """This tensor with a float dtype: integers become the default float."""
         return self if self.dtype.is_float else self.cast(dtypes.default_float)
 
     def _wide_float(self) -> Self:
@@ -180,12 +180,12 @@ class TensorBase:
         return self.dtype if self.dtype.is_float else dtypes.default_float
 
     def _number(self, n: int) -> Self | float:
-        """An extent, or a product of some, as an operand of `self`: a float, or where it depends on variables a tensor without axes, of
-        the dtype of `self` if that is one of floats, else of the default one."""
+        """An extent, or a product of extents, as an operand of `self`: a float, or a tensor without axes where the extent depends on
+        variables. The tensor has the dtype of `self` if that is a float dtype, and the default float otherwise."""
         return self.from_uop(number_of(n, self._float_dtype())) if isinstance(n, Dim) else float(n)
 
     def _value(self, n: Dim) -> Self:
-        """What a Dim is when the plan runs, as an operand of `self`: as a Python int it does not widen, and must fit."""
+        """The run-time value of a Dim, as an operand of `self`. Like a Python int, it does not widen the dtype and must fit it."""
         dtype = scalar_dtype(self.dtype, 1)
         for bound in n.bounds:
             check_scalar(bound, dtype, f"{n} as an operand")
@@ -196,8 +196,8 @@ class TensorBase:
 
 
 def common_dtype(name: str, *operands: TensorBase | Scalar) -> DType:
-    """The dtype in which tensors and Python scalars meet: tensors by `svod.core.ir.dtype.promote`, then the scalars, which do
-    not widen. Scalars alone have their default types. Raises DTypeError for a scalar that does not fit."""
+    """The common dtype of tensors and Python scalars. `svod.core.ir.dtype.promote` combines the tensors; scalars do not widen their
+    dtype. Scalars without a tensor have their default dtypes. Raises DTypeError for a scalar that does not fit."""
     tensors = [o.dtype for o in operands if isinstance(o, TensorBase)]
     result = tensors[0] if tensors else dtypes.bool
     for found in tensors[1:]:

@@ -1,4 +1,4 @@
-"""The public lazy Tensor: all operations, and the ways from a graph to numbers."""
+"""The public lazy Tensor: all operations, and the methods that compute their values."""
 from __future__ import annotations
 
 import builtins
@@ -21,7 +21,7 @@ from svod.tensor.operations.random import Random
 from svod.tensor.realize import constant_value, is_realized, is_writable, latest_content, note_assignment, prepare_tensors, realize_tensors
 from svod.tensor.ufuncs import apply_ufunc
 
-SHOWN_VALUES = 40   # of a tensor that is printed; of more the first and last
+SHOWN_VALUES = 40   # A printed tensor shows all of at most so many values, and the first and last of more.
 
 
 class Tensor(Random):
@@ -31,8 +31,7 @@ class Tensor(Random):
         y = (a @ b).relu().softmax(-1)          # nothing runs yet
         y.numpy()                               # compute
 
-    A tensor is a value: operations never change it, except `assign` and `t[…] = x`. Its memory, once computed, is kept for as
-    long as the tensor lives."""
+    A tensor is a value: only `assign` and `t[…] = x` change it. Its memory, once computed, lives as long as the tensor."""
 
     __slots__ = ()
 
@@ -43,20 +42,21 @@ class Tensor(Random):
         return is_realized(self)
 
     def realize(self, config: Any = None) -> Tensor:
-        """Compute the values now, if they are not in memory; returns self. `config`: a PrepareConfig; what it leaves open, and None, is as
-        the environment says."""
+        """Compute the values now, unless they are in memory, and return self. `config`: a PrepareConfig; environment variables set the
+        fields that it leaves open."""
         realize_tensors([self], config)
         return self
 
     @staticmethod
     def realize_batch(tensors: Iterable[Tensor], config: Any = None) -> None:
-        """Compute several tensors in one schedule: what they share is computed once."""
+        """Compute several tensors in one schedule. Nodes that they share are computed once."""
         realize_tensors(tensors, config)
 
     def prepare(self, config: Any = None, *, constants: Iterable[Tensor] = ()) -> Any:
-        """An ExecutionPlan that computes this tensor, again with each `execute()`; it is the plan's output from then on. `constants`:
-        tensors that keep their values while the plan lives, as weights do: kernels may arrange them once, and what is written to them later
-        may not be seen. Raises ScheduleError, and ArgumentError for what is no tensor."""
+        """Make an ExecutionPlan whose `execute()` computes this tensor anew. The tensor becomes the plan's output.
+
+        `constants`: tensors whose values do not change while the plan lives, such as weights. The plan may arrange their values once; it
+        may not see later writes to them. Raises ScheduleError, and ArgumentError for a value that is not a tensor."""
         return prepare_tensors([self], config, constants)
 
     @staticmethod
@@ -80,27 +80,27 @@ class Tensor(Random):
         return array.reshape(layout_shape(self.shape))[used]
 
     def numpy(self) -> Array:
-        """The values as an array of its own. bfloat16 comes as float32, which holds it exactly."""
+        """A new array with the values. bfloat16 values are returned as float32, which represents them exactly."""
         values = self._values()
         return bfloat16_bits_to_float32(values) if self.dtype == dtypes.bfloat16 else values.copy()
 
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: builtins.bool | None = None) -> Array:
-        """For numpy.asarray: a copy, or with copy=False the tensor's memory."""
+        """Support numpy.asarray: return a copy, or with copy=False the tensor's memory."""
         if copy is False and self.dtype != dtypes.bfloat16 and dtype in (None, to_numpy(self.dtype)):
             return self._values()
         values = self.numpy()
         return values if dtype is None else values.astype(dtype, copy=False)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """NumPy's functions of arrays take a tensor as its values, computed now, and give arrays: `np.mean(t)`, `np.concatenate([t, a])`.
-        Its functions of elements, `np.exp(t)`, give tensors: see `__array_ufunc__`."""
-        if function in (np.shape, np.ndim) and not kwargs:      # nothing has to be computed for them
+        """Support NumPy's array functions, such as `np.mean(t)` and `np.concatenate([t, a])`: compute the tensor now and return arrays.
+        NumPy's ufuncs, such as `np.exp(t)`, return tensors: see `__array_ufunc__`."""
+        if function in (np.shape, np.ndim) and not kwargs:      # these need no values
             return self.shape if function is np.shape else self.ndim
         return function(*_as_arrays(args), **_as_arrays(kwargs))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """NumPy's functions of elements, and its operators with a tensor on the right, are the tensor's: `np.exp(t)` is `t.exp()`, lazy,
-        and `array + t` a tensor. Raises UnsupportedError for those that tensors do not have, and for `out=`: `array += t.numpy()`."""
+        """Map NumPy's ufuncs to tensor operations: `np.exp(t)` is the lazy `t.exp()`, and `array + t` is a tensor. Raises UnsupportedError
+        for a ufunc without a tensor operation, and for `out=`; write `array += t.numpy()` instead of `array += t`."""
         return apply_ufunc(Tensor, ufunc, method, inputs, options)
 
     # -- memory shared with other libraries -------------------------------------------------------
@@ -108,20 +108,20 @@ class Tensor(Random):
         return dlpack.CPU
 
     def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: builtins.bool | None = None) -> Any:
-        """A DLPack capsule over the tensor's memory, computed now: what `torch.from_dlpack(t)` and `numpy.from_dlpack(t)` call. Raises
-        DeviceError for another device than the CPU and BufferError for read-only memory that the caller could not tell."""
+        """Compute the tensor now and return a DLPack capsule over its memory. `torch.from_dlpack(t)` and `numpy.from_dlpack(t)` call it.
+        Raises DeviceError for a device other than the CPU, and BufferError for read-only memory that the protocol cannot mark."""
         if dl_device is not None and (builtins.int(dl_device[0]), builtins.int(dl_device[1])) != dlpack.CPU:
             raise DeviceError(f"__dlpack__ for DLPack device {tuple(dl_device)}: tensors live on the CPU, {dlpack.CPU}")
         values = self._values().copy() if copy else self._values()
         if self.dtype == dtypes.bfloat16:
             return dlpack.bfloat16_capsule(values)
-        # NumPy 1 has no max_version; who asks for one is told by its TypeError, and asks again without
+        # NumPy 1 does not accept max_version: it raises TypeError, and the caller asks again without max_version
         return values.__dlpack__() if max_version is None else values.__dlpack__(max_version=max_version)
 
     @classmethod
     def from_dlpack(cls, source: Any) -> Tensor:
-        """The tensor of an object with `__dlpack__` on the CPU (a PyTorch tensor, a NumPy or JAX array), sharing its memory where that is
-        C-contiguous. Raises DeviceError and DTypeError."""
+        """Make a tensor of a CPU object with `__dlpack__` (a PyTorch tensor, a NumPy or JAX array). The tensor shares C-contiguous memory
+        and copies any other. Raises DeviceError and DTypeError."""
         array, is_bfloat16 = dlpack.array_of(source)
         if not is_bfloat16:
             return cls(array)
@@ -161,7 +161,7 @@ class Tensor(Random):
 
     def __index__(self) -> builtins.int:
         if not self.dtype.is_int:
-            raise DTypeError(f"a tensor of {self.dtype.name} is no index, nor a number of times: use int(t)")
+            raise DTypeError(f"a tensor of {self.dtype.name} is neither an index nor a count: use int(t)")
         return builtins.int(self.item())
 
     def __round__(self, digits: builtins.int | None = None) -> Scalar: return builtins.round(self.item(), digits)
@@ -170,7 +170,7 @@ class Tensor(Random):
 
     # -- storage ---------------------------------------------------------------------------------
     def contiguous(self) -> Tensor:
-        """The same values in a buffer of their own, in row-major order; self if that is what it is."""
+        """The same values in a separate row-major buffer; self if it already holds such a buffer."""
         return self if is_realized(self) else self.from_uop(graph.contiguous(self.uop))
 
     def clone(self) -> Tensor:
@@ -178,21 +178,21 @@ class Tensor(Random):
         return self.from_uop(graph.copy(self.uop, self.device) if self.numel() else self.uop)
 
     def detach(self) -> Tensor:
-        """A tensor of the same value, sharing memory: there are no gradients to cut off."""
+        """A tensor with the same values and the same memory. svod computes no gradients, so nothing else changes."""
         return self.from_uop(self.uop)
 
     def __copy__(self) -> Tensor:
-        """As `detach`: `copy.copy` shares memory."""
+        """Support `copy.copy`, which shares memory like `detach`."""
         return self.detach()
 
     def __deepcopy__(self, memo: Any) -> Tensor:
-        """The same values, computed now, in other memory."""
+        """Compute the values now and copy them to new memory."""
         make, arguments = self.__reduce__()
         made: Tensor = make(*(a.copy() if isinstance(a, np.ndarray) else a for a in arguments))
         return made
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Pickled are the values, computed now: what is read elsewhere is a tensor in memory, or the constant that it was."""
+        """Pickle the values, which are computed now. Unpickling returns a tensor in memory, or the constant that was pickled."""
         const = constant_value(self.uop)
         if const is not None:
             return Tensor.full, (self.shape, const.arg, self.dtype)
@@ -201,9 +201,9 @@ class Tensor(Random):
     def assign(self, value: Operand) -> Tensor:
         """Write `value` (broadcast, cast to this dtype) into this tensor's memory when it is realised; returns self.
 
-        A part of a tensor, `t[1:3].assign(x)`, is written in the memory of `t`. Tensors that share the memory as a reshape see the new
-        content; lazy tensors written down before, and parts among them, keep the old. A tensor without memory of its own, or over a
-        read-only array, gets new memory. Raises UnsupportedError for a part of a read-only array."""
+        `t[1:3].assign(x)` writes a part of the memory of `t`. Tensors that reshape the same memory see the new content. Lazy tensors made
+        before the assignment, including parts, keep the old content. A tensor without its own memory, or over a read-only array, gets
+        new memory. Raises UnsupportedError for a part of a read-only array."""
         node = graph.broadcast(self._given(value).uop, self.shape, "assign")
         if 0 in self.shape or not self._is_in_memory():
             self._hold(graph.copy(node, self.device) if 0 not in self.shape else node)
@@ -247,14 +247,14 @@ class Tensor(Random):
         self._write(part.uop, node)
 
     def _as_mask(self, index: Any) -> Tensor | None:
-        """An index that is a mask, as a tensor; None for any other."""
+        """The tensor of an index that is a mask; None for any other index."""
         if not isinstance(index, (Tensor, np.ndarray, list)):
             return None
         mask = Tensor(index)
         return mask if mask.dtype == dtypes.bool and mask.ndim else None
 
     def _given(self, value: Operand) -> Tensor:
-        """What is assigned, in the dtype of self. A Python float is rounded once; Python ints must fit."""
+        """The assigned value in the dtype of self. A Python float is rounded once; a Python int must fit."""
         if isinstance(value, builtins.float) and not isinstance(value, np.generic):
             return Tensor(value, dtype=self.dtype if self.dtype.is_float else dtypes.float64).cast(self.dtype)
         if isinstance(value, (builtins.int, list, tuple)) and not isinstance(value, builtins.bool):
@@ -262,8 +262,8 @@ class Tensor(Random):
         return self._as_tensor(value).cast(self.dtype)
 
     def _is_in_memory(self) -> builtins.bool:
-        """Whether an assignment goes to memory that is there; if not, the tensor gets its own. Raises UnsupportedError for a part of a
-        read-only array: who holds the array would not see it."""
+        """Whether an assignment writes existing memory; if not, the tensor gets new memory. Raises UnsupportedError for a part of a
+        read-only array, because the tensor that holds the whole array would not see the write."""
         content = graph.content_under(self.uop)
         if content is None:
             return False
@@ -275,16 +275,16 @@ class Tensor(Random):
                                "array, t[…] = value, and it gets memory of its own; or make the part a tensor of its own with clone()")
 
     def _take_memory(self) -> None:
-        """Hold the content in memory of its own."""
+        """Move the content to memory that this tensor owns."""
         memory = _as_held(graph.new_memory(self.dtype, graph.storage_size(self.uop), self.device), self.shape)
         base = graph.base_of(self.uop)
-        # a copy of its own is what it gets now
+        # the tensor gets its own copy here
         value = graph.reshape(base.src[0], self.shape) if base.op in (Ops.COPY, Ops.CONTIGUOUS) else self.uop
         self._become(_as_held(graph.assign(memory, value), self.shape))
 
     def _write(self, view: UOp, value: UOp) -> None:
-        """Write `value` through `view`, self or a part of it, into the memory under both: self, and every tensor that holds the memory as a
-        reshape, become its content after that."""
+        """Write `value` through `view`, which is self or a part of self, into the memory below. Then self and all tensors that reshape
+        this memory hold the new content."""
         older = graph.content_under(view)
         assert older is not None
         content = latest_content(older) if graph.base_of(self.uop) is not older else older
@@ -295,13 +295,13 @@ class Tensor(Random):
 
     @staticmethod
     def _replace_content(content: UOp, new: UOp) -> None:
-        """Every tensor that holds the memory of `content` as a reshape becomes what is in it now."""
+        """Give the new content to every tensor that reshapes the memory of `content`."""
         for t in live_tensors():
             if isinstance(t, Tensor) and graph.base_of(t.uop) is content:
                 t._become(_as_held(new, t.shape))
 
     def _become(self, node: UOp) -> None:
-        """What an assignment makes of self."""
+        """Hold `node`, the result of an assignment."""
         note_assignment(self)
         self._hold(node)
 
@@ -311,7 +311,7 @@ class Tensor(Random):
         return self
 
     def to(self, target: DTypeLike) -> Tensor:
-        """Cast to a dtype; or `to("cpu")`, which is where tensors are."""
+        """Cast to a dtype. `to("cpu")` returns self, because all tensors live on the CPU."""
         if isinstance(target, str) and target.lower() == "cpu":
             return self
         if isinstance(target, str) and target.split(":")[0].lower() in ("cuda", "gpu"):
@@ -343,7 +343,7 @@ class Tensor(Random):
         return format(self.item(), spec)
 
     def __getattr__(self, name: str) -> Any:
-        """Called for what there is not: says what there is instead."""
+        """Raise AttributeError for a missing attribute, with a hint that names the equivalent."""
         own = type(self)
         if name.endswith("_") and not name.startswith("_") and hasattr(own, name[:-1]):
             hint = f"; operations change no tensor: x = x.{name[:-1]}(…), or x.assign(x.{name[:-1]}(…)) to keep it in x's memory"
@@ -356,7 +356,7 @@ class Tensor(Random):
         raise AttributeError(f"{own.__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __repr__(self) -> str:
-        """What it is, and the values where they are in memory: nothing is computed to be shown."""
+        """The shape and dtype, and the values if they are in memory. Nothing is computed for display."""
         const = constant_value(self.uop)
         if const is not None:
             state = f"constant {const.arg}"
@@ -368,7 +368,7 @@ class Tensor(Random):
         return f"<Tensor {self.dtype.name}{list(self.shape)} {state}>"
 
     def _shown(self) -> str:
-        """Values in memory as text, of many the first and last; empty where there are none yet, or their number depends on a variable."""
+        """The values in memory as text, shortened if they are many. Empty if nothing is computed yet or an extent depends on a variable."""
         memory = buffer_of(graph.base_of(self.uop))
         if not memory.is_allocated or is_symbolic(self.shape):
             return ""
@@ -381,19 +381,19 @@ class Tensor(Random):
 
 
 def _as_held(content: UOp, shape: tuple[int, ...]) -> UOp:
-    """The content of a memory as the value of `shape` that lies in it."""
+    """View the content of a buffer as a value of `shape`."""
     return graph.storage_view(content, shape) if is_symbolic(shape) else graph.reshape(content, shape)
 
 
 def _without_leading_ones(value: Tensor, ndim: int) -> Tensor:
-    """`value` without those of its first axes that NumPy lets an assignment to `ndim` axes have."""
+    """`value` without the leading axes of extent 1 that NumPy ignores in an assignment to `ndim` axes."""
     while value.ndim > ndim and value.shape[0] == 1:
         value = value.reshape(value.shape[1:])
     return value
 
 
 def _as_arrays(given: Any) -> Any:
-    """What a NumPy function was given, with arrays for tensors in it."""
+    """The arguments of a NumPy function, with tensors replaced by arrays."""
     if isinstance(given, Tensor):
         return given.numpy()
     if isinstance(given, dict):
@@ -402,7 +402,7 @@ def _as_arrays(given: Any) -> Any:
 
 
 def _in_memory(values: Array, dtype: DType) -> Tensor:
-    """The tensor over an array, which of bfloat16 holds the bits."""
+    """The tensor over an array. For bfloat16 the array holds the bits."""
     if 0 in values.shape or dtype != dtypes.bfloat16:
         return Tensor(values, dtype)
     return Tensor.from_uop(graph.reshape(buffer_from_numpy(values, dtype), values.shape))

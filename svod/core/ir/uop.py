@@ -2,7 +2,7 @@
 
     UOp(op, dtype, src, arg)
 
-The same (op, dtype, src, arg) is the same Python object, so `is` is structural equality and a graph is a DAG.
+Equal (op, dtype, src, arg) give the same Python object, so `is` is structural equality and a graph is a DAG.
 `uop.key` is a 128-bit digest of the content, equal in every process, machine and Python version: blake2b over a
 frozen, versioned canonical form. The grammar of each level is in docs/ir.md.
 """
@@ -109,7 +109,7 @@ def _intern_arg(value: Any) -> Any:
 
 
 class UOp:
-    """One node. Fields never change after construction; construct equal content and you get the same object."""
+    """One node. Its fields never change after construction, and constructing equal content returns the same object."""
 
     __slots__ = ("__weakref__", "_cache", "_key", "arg", "dtype", "op", "src")
     op: Ops

@@ -1,16 +1,16 @@
 """The kernel cut: which nodes of a graph get a buffer, and why.
 
-A kernel is what is computed between buffers. The cut starts with one kernel per forced node (outputs, CONTIGUOUS, COPY, ASSIGN) and
+A kernel computes buffers from buffers. The cut starts with one kernel per forced node (outputs, CONTIGUOUS, COPY, ASSIGN) and
 fuses everything below it greedily, by fixed rules that know no target:
 
-* elementwise work goes into the kernel that reads it; read by several kernels it is recomputed if it is cheap (`CHEAP_COST`
-  operations, `CHEAP_BUFFERS` buffers, no reduction), else realised;
+* an elementwise value is computed in the kernel that reads it. A value that several kernels read is recomputed in each if it is cheap
+  (`CHEAP_COST` operations, `CHEAP_BUFFERS` buffers, no reduction), and gets a buffer otherwise;
 * a reduction stays in the kernel of its only reader where nothing repeats it: read once per element of the output (epilogue),
   or again along its own row (softmax, layer norm: at most `ROW_LIMIT` elements);
 * a contraction (sum of products with reuse) stays only as an epilogue, one per kernel; two are fused only with a row reduction between
   them: attention;
-* an expression deeper than `MAX_DEPTH` operations is cut, where that stores no broadcast: what walks a kernel is recursive, and its
-  registers and its time to compile are finite;
+* an expression deeper than `MAX_DEPTH` operations is cut at a value that is not broadcast, because walks over a kernel are recursive and
+  its registers and compile time are limited;
 * a reduction that would be repeated by a broadcast, a WINDOW, a PAD or a GATHER is cut where that happens, so that the
   elementwise work behind a GEMM stays with the GEMM, and a layer norm is one kernel and the GEMM that reads it another.
 
@@ -28,12 +28,12 @@ from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
 from svod.core.ir.variable import count_of, upper
 from svod.core.schedule.rangeify import is_tuple_reduce, reads_memory, reduce_extents, repeats
 
-ROW_LIMIT = 1 << 16       # elements of a row that a kernel may read again
-CHEAP_COST = 4            # operations of a value that several kernels compute again
-CHEAP_BUFFERS = 3         # buffers such a value may read
-MAX_WALKS = 3             # walks to find shared values that have become cheap
-MAX_DEPTH = 128           # operations behind each other in one kernel, between reductions
-MAX_READS = 8             # places of one kernel that compute the same elementwise value in place
+ROW_LIMIT = 1 << 16       # largest row, in elements, that a kernel may read twice
+CHEAP_COST = 4            # largest number of operations of a value that is recomputed in each kernel
+CHEAP_BUFFERS = 3         # largest number of buffers that such a value reads
+MAX_WALKS = 3             # number of walks that look for shared values that have become cheap
+MAX_DEPTH = 128           # longest chain of operations in one kernel, between reductions
+MAX_READS = 8             # largest number of readers in one kernel that each recompute an elementwise value
 
 _SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
 Ids = frozenset[int]
