@@ -1,13 +1,13 @@
 """Every option of svod, declared once; the only module that reads the environment.
 
-An option is a field of one of four frozen dataclasses. Its declaration (`_option`) holds the environment variable, the default,
-what is accepted, and the help text. The table in docs/configuration.md is made from these declarations by `write_docs`.
+An option is a field of one of four frozen dataclasses. Its declaration (`_option`) holds the environment variable, the default, the
+accepted values and the help text. `write_docs` makes the table in docs/configuration.md from these declarations.
 
-A variable of svod's that no option has, `SVOD_TUNEDB`, is warned of once, with the option that was probably meant.
+svod warns once of an unknown variable with its prefix, such as `SVOD_TUNEDB`, and names the most similar option.
 
-A variable that is unset or empty means the default. A value that cannot be used raises `ConfigError` naming the variable, the
-value and what is accepted; the same checks hold for values given in Python, there the field is named. A variable is read where its
-option was left open, and not otherwise: `BEAM=abc` is no error of those who do not search, or say how.
+An unset or empty variable means the default. An unusable value raises `ConfigError`, which names the variable, the value and the
+accepted values. The same checks apply to values given in Python; the error then names the field. A variable is read only where its
+option is left open: `BEAM=abc` is no error in a program that does not search, or that sets the option itself.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("svod.config")
 
-NONE = ":none:"  # as a database or a cache directory: there is none
+NONE = ":none:"  # the value of an option that turns a database or a cache directory off
 
 T = TypeVar("T")
 Chain = tuple[tuple[Any, ...], ...]
@@ -108,7 +108,7 @@ def _is_chain(v: Any) -> bool:
 # -- declaring and reading options --------------------------------------------------------------------------------------
 
 class Option(NamedTuple):
-    """The declaration of one option, as the docs table shows it."""
+    """The declaration of one option. The table in the docs shows it."""
 
     variable: str | None
     accept: Accept
@@ -141,7 +141,7 @@ def _show(value: Any) -> str:
 
 
 class _Config:
-    """What the four configurations share: checks, and reading the environment."""
+    """The base of the four configurations: checks the values and reads the environment."""
 
     __slots__ = ()
 
@@ -161,7 +161,7 @@ class _Config:
 
     @classmethod
     def env_value(cls, name: str) -> Any:
-        """What the environment says about one option. Raises ConfigError for an unusable value."""
+        """The value of one option from the environment. Raises ConfigError for an unusable value."""
         f = cls.__dataclass_fields__[name]  # type: ignore[attr-defined]
         option: Option = f.metadata["option"]
         assert option.variable is not None, f"{name} has no variable"
@@ -169,7 +169,7 @@ class _Config:
 
     @classmethod
     def _env_values(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """`given`, and what the environment says about all other options that have a variable."""
+        """`given`, and the environment's values of all other options that have a variable."""
         options = {f.name: f.metadata.get("option") for f in fields(cls)}  # type: ignore[arg-type]
         return {**given, **{name: cls.env_value(name) for name, o in options.items() if name not in given and o is not None and o.variable}}
 
@@ -331,7 +331,7 @@ def unknown_variables() -> list[str]:
 
 
 def unknown_variables_once() -> list[str]:
-    """`unknown_variables` for the first who asks in this process, nothing for all others."""
+    """`unknown_variables` at the first call in this process, an empty list afterwards."""
     global _environment_looked_at
     found = [] if _environment_looked_at else unknown_variables()
     _environment_looked_at = True
@@ -347,7 +347,7 @@ _environment_looked_at = False
 
 
 def default_threads() -> int | None:
-    """SVOD_THREADS, where nobody has a PrepareConfig at hand. None: not limited."""
+    """SVOD_THREADS, for callers without a PrepareConfig. None: no limit."""
     value: int | None = PrepareConfig.env_value("threads")
     return value
 
@@ -380,13 +380,13 @@ def changed_environment(**values: str) -> Iterator[None]:
 
 @contextmanager
 def default_environment(**defaults: str) -> Iterator[None]:
-    """As `changed_environment`, for the variables that the user has not set."""
+    """Like `changed_environment`, but only for variables that the user has not set."""
     with changed_environment(**{name: value for name, value in defaults.items() if name not in os.environ}):
         yield
 
 
 def set_default_environment(**defaults: str) -> None:
-    """As `default_environment`, for the rest of the process."""
+    """Like `default_environment`, but for the rest of the process."""
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
@@ -398,7 +398,7 @@ _said: set[str] = set()
 
 
 def log_once(logger: logging.Logger, level: int, message: str) -> None:
-    """Log `message` the first time it comes up in this process."""
+    """Log `message` once per process."""
     if message not in _said:
         _said.add(message)
         logger.log(level, "%s", message)
@@ -422,7 +422,7 @@ def _resolve_dir(wanted: Path, what: str, below: str = "") -> Path:
 
 
 def user_data_dir() -> Path:
-    """Where the platform wants the user's data of svod. It may be missing or read-only."""
+    """The platform's directory for the user's data of svod. It may be missing or read-only."""
     import platformdirs  # 5 ms that a process with SVOD_TUNE_DB set does not need
 
     return Path(platformdirs.user_data_dir("svod", appauthor=False))

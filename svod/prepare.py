@@ -44,8 +44,8 @@ from svod.tune.measure.plan_sizes import profile_at_sizes
 
 Array = np.ndarray[Any, Any]
 
-MOST_VARIANTS = 64     # kernels that the buckets of variables may make of one
-MOST_LISTS = 256       # lists of launches of a plan, one for each combination of the buckets of all its variables
+MOST_VARIANTS = 64     # largest number of kernels into which the buckets of variables may split one kernel
+MOST_LISTS = 256       # largest number of launch lists of a plan: one for each combination of buckets of all its variables
 
 _kernels: dict[UOp, Kernel] = {}
 _databases: dict[str | None, TuningDB] = {}
@@ -56,8 +56,8 @@ remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 # -- what tensors call ------------------------------------------------------------------------------
 
 def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None = None) -> None:
-    """Compute the tensors now: each becomes a reshaped BUFFER, in every live tensor that contains it. The plan's other memory goes with the
-    plan, when those tensors hold theirs. Raises SvodError."""
+    """Compute the tensors now. A reshaped BUFFER replaces each computed node in every live tensor that contains it. All other memory of
+    the plan is freed with the plan. Raises SvodError."""
     prepared = prepare_graph([t.uop for t in tensors], complete_config(config))
     prepared.plan.execute()
     prepared.attach(tensors)
@@ -84,7 +84,7 @@ def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None,
 
 
 def _buffers_of(constants: Sequence[TensorBase]) -> frozenset[UOp]:
-    """The memory of tensors that are to be a plan's constants; what has a value without memory needs none. Raises ScheduleError."""
+    """The BUFFERs of the tensors in `constants`. A tensor whose value needs no memory has none. Raises ScheduleError."""
     found = set()
     for t in constants:
         base = graph.base_of(t.uop)
@@ -101,7 +101,7 @@ def _buffers_of(constants: Sequence[TensorBase]) -> frozenset[UOp]:
 
 
 def complete_config(config: PrepareConfig | None) -> PrepareConfig:
-    """A configuration with what it leaves open as the environment says. Raises ConfigError for what is none."""
+    """A configuration whose open fields are set from the environment. Raises ConfigError unless `config` is a PrepareConfig or None."""
     if config is not None and not isinstance(config, PrepareConfig):
         raise ConfigError(f"a PrepareConfig is needed, got {type(config).__name__}; for a search: PrepareConfig(beam=BeamConfig(width=4))")
     try:
@@ -119,17 +119,17 @@ def allowed_target(target: Target, optimizer: OptimizerConfig) -> Target:
 # -- the pipeline -----------------------------------------------------------------------------------
 
 class Prepared:
-    """A plan and what its buffers are."""
+    """A plan, with the BUFFER behind each of its buffer numbers."""
 
     def __init__(self, plan: ExecutionPlan, outline: UnboundPlan, nodes: tuple[UOp, ...], numbers: Mapping[UOp, int],
                  overwritten: frozenset[int]):
         self.plan, self.outline = plan, outline
-        self.nodes = nodes               # the BUFFER of each buffer number; those the plan made are real ones, kept alive here
+        self.nodes = nodes               # the BUFFER of each buffer number; keeps the BUFFERs that the plan made alive
         self.numbers = numbers           # BUFFER of the graph → buffer number
         self.overwritten = overwritten   # numbers of the BUFFERs of the graph that the plan writes
 
     def is_new(self, number: int) -> bool:
-        """Whether the plan made the buffer, and it was not one of the graph's."""
+        """Whether the plan made the buffer. A buffer of the graph is not new."""
         return self.nodes[number] not in self.numbers
 
     def attach(self, tensors: Sequence[TensorBase]) -> None:
@@ -180,7 +180,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     if config.debug or config.dump_after is not None:
         from svod.compile.plan.dump import dump
         dump(sink, constants, outline, plan, target, config)
-    plan.keep = nodes           # its addresses are valid while its buffers live
+    plan.keep = nodes           # the plan's addresses are valid while its buffers live
     if captures:
         capture.append(str(config.capture), native, seconds_by_kernel(plan, outline), target=target, plan=plan)
     return Prepared(plan, outline, tuple(nodes), numbers, overwritten)
@@ -202,7 +202,7 @@ def memory_of(outline: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UO
 
 
 def seconds_by_kernel(plan: ExecutionPlan, outline: UnboundPlan) -> dict[str, float]:
-    """How long each kernel of a plan takes, by its key, timed in a few runs. {} where inputs have no memory yet, and where a run would
+    """Seconds per kernel of a plan, by kernel key, measured in a few runs. {} where inputs have no memory yet, and where a run would
     change something: the plan assigns to memory that was there before, or calls a function of Python."""
     bound = all(b.array is not None for b in plan.buffers if b.kind != "intermediate")
     if not bound or plan.carried or outline.functions:
@@ -213,11 +213,11 @@ def seconds_by_kernel(plan: ExecutionPlan, outline: UnboundPlan) -> dict[str, fl
     return seconds
 
 
-Span = tuple[int, int]      # addresses of the first byte and of the one after the last
+Span = tuple[int, int]      # address of the first byte, and the address after the last byte
 
 
 def span_of(array: Array) -> Span:
-    """The addresses that a C-contiguous array covers."""
+    """The address range of a C-contiguous array."""
     start: int = array.__array_interface__["data"][0]
     return start, start + array.nbytes
 
@@ -304,7 +304,7 @@ def bucket_kernels(ast: UOp, variables: Sequence[UOp]) -> list[tuple[UOp, tuple[
 
 
 def kernel_of(ast: UOp) -> Kernel:
-    """The analysed kernel of a canonical AST, remembered."""
+    """The analysed kernel of a canonical AST. Cached."""
     with _lock:
         found = _kernels.get(ast)
     if found is None:

@@ -1,17 +1,17 @@
-"""`svod.jit`: a function of tensors, captured once per input signature, then one native call per run.
+"""`svod.jit` captures a function of tensors once per input signature. Each later run is one native call.
 
     f = svod.jit(model)
     y = f(x)            # first call with this shape and dtype: the graph is captured and prepared
-    y = f(x2)           # from then on: addresses are patched, the plan runs
+    y = f(x2)           # later calls patch the addresses and run the plan
 
-Tensors that the function closes over are constants of the plan: what depends on nothing but them is computed once, at capture, and layouts
-are packed once. Change a weight by making a new jit. Random numbers are drawn at capture; a `svod.custom_function` is called by every run.
-Outputs are new tensors at every call. A bound variable among the arguments, `f(x, n.bind(5))`, or in the shape of one, `f(x[:n.bind(5)])`,
-may have another value in each call.
+Tensors that the function closes over are constants of the plan. Values that depend only on constants are computed once, at capture, and
+their layouts are packed once. To change a weight, make a new jit. Random numbers are drawn at capture. Every run calls each
+`svod.custom_function`. Every call returns new tensors. A bound variable may be an argument, `f(x, n.bind(5))`, or stand in the shape of
+an argument, `f(x[:n.bind(5)])`; its value may differ in each call.
 
-What the function assigns to (`state.assign(…)`) is state: every call reads and writes its memory, an argument's as well. A value of an
-argument cannot be read while the function is captured (`x.item()`, `if x.sum() > 0`): that is an error. A jitted function called by one
-that is being captured becomes a part of it. A method can be decorated: each object has captures of its own, and is kept with them.
+A tensor that the function assigns to (`state.assign(…)`) is state: every call reads and writes its memory, also if it is an argument.
+Reading the value of an argument during capture (`x.item()`, `if x.sum() > 0`) is an error. A jitted function that is called during the
+capture of another becomes a part of the other. A decorated method has separate captures for each object, and they keep the object alive.
 """
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ from svod.tensor.realize import assignments, realize_tensors
 
 _FOLDED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.GEP, Ops.GATHER, Ops.CAT, Ops.CONTIGUOUS, Ops.COPY}
 _DEAR = TRANSCENDENTAL | {Ops.BUFFER, Ops.REDUCE_AXIS, Ops.CONTIGUOUS, Ops.COPY}
-_CHEAP = 16      # elementwise operations on positions that cost no more than reading their result
+_CHEAP = 16      # largest number of elementwise operations on positions that are recomputed instead of stored
 _here = threading.local()       # `capturing`: this thread is inside a function that is being captured
 
 
 class _Captured:
-    """One signature: its plan, where inputs are bound and results come from."""
+    """The capture of one signature: the plan, the buffers of its inputs and the sources of its results."""
 
     def __init__(self, prepared: Prepared, inputs: list[UOp], structure: Any, results: list[UOp]):
         self.prepared, self.plan = prepared, prepared.plan
         self.inputs = [prepared.numbers.get(u) for u in inputs]      # None: the function does not read that input
         self.structure = structure
         self.shapes = [graph.shape_of(u) for u in results]
-        # per result: the BUFFER that holds it, or the number of the input it is
+        # per result: the BUFFER that holds it, or the number of the input that is returned
         numbers = iter(prepared.outline.outputs)
         nodes = [base if (base := graph.base_of(u)).op is Ops.BUFFER else prepared.nodes[next(numbers)] for u in results]
         self.sources: list[UOp | int] = [inputs.index(u) if u in inputs else u for u in nodes]
@@ -88,12 +88,12 @@ class _Captured:
 
     @functools.cached_property
     def written(self) -> frozenset[int]:
-        """Outputs that are the plan's own: each run gets new memory for them."""
+        """Outputs that the plan made. Each run gets new memory for them."""
         return frozenset(i for i in self.prepared.outline.outputs if self.prepared.is_new(i))
 
 
 class Jit:
-    """What `svod.jit` returns: call it like the function."""
+    """The result of `svod.jit`. Call it like the function."""
 
     def __init__(self, fn: Callable[..., Any], config: PrepareConfig | None = None):
         if not callable(fn):
@@ -124,7 +124,7 @@ class Jit:
         return found.run(tensors, values)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """A method: the object is its first argument, a part of the signature like any other value, and lives as long as the captures."""
+        """Bind a method: the object is the first argument, a part of the signature, and lives as long as the captures."""
         return self if instance is None else types.MethodType(self, instance)
 
     @property
@@ -140,7 +140,7 @@ class Jit:
         for u in filter(_has_memory, inputs):
             buffer_of(u).closed = (f"svod.jit: {name} reads the values of an argument while it is captured; compute with tensors only, and "
                                    "pass what decides on the computation as a Python value")
-        # what was assigned before is not the function's to repeat
+        # the function must not repeat assignments that were made before
         realize_tensors([t for t in live_tensors() if isinstance(t, Tensor) and graph.base_of(t.uop).op is Ops.AFTER])
         assigned: dict[int, tuple[TensorBase, UOp]] = {}
         _here.capturing = True
@@ -166,7 +166,7 @@ class Jit:
 
     def _prepare(self, tensors: list[Tensor], inputs: list[UOp], structure: Any, outputs: list[Tensor],
                  effects: list[Tensor]) -> _Captured:
-        """The plan for what the function returned and for what it assigned."""
+        """The plan that computes the returned tensors and the assignments of the function."""
         config = complete_config(self.config)
         roots = [*outputs, *effects]
         assigned = frozenset(graph.storage_of(a) for t in roots for a in t.uop.walk(Ops.AFTER))
@@ -189,7 +189,7 @@ def jit(fn: Callable[..., Any] | None = None, *, config: PrepareConfig | None = 
     """Capture a function of tensors: `f = svod.jit(model)`, or as a decorator, `@svod.jit` or `@svod.jit(config=…)`.
 
     Arguments may be tensors, NumPy arrays, and tuples, lists and dicts of them; everything else must be hashable and is part of the
-    signature. Raises ArgumentError for what is no function, and when called SvodError where the function returns no tensor."""
+    signature. Raises ArgumentError unless `fn` is a function. A call raises SvodError if the function returns no tensor."""
     if fn is None:
         return lambda f: Jit(f, config)
     return Jit(fn, config)
@@ -216,33 +216,33 @@ def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: Pre
                 found[node] = None
     if found:
         tensors = [Tensor.from_uop(u) for u in found]
-        # run once: not worth a search, and not a part of the model that a capture should show
+        # this runs once, so it is not worth a search, and a capture should not show it as a part of the model
         prepared = prepare_graph([t.uop for t in tensors], replace(config, beam=None, capture=None))
         prepared.plan.execute()
         prepared.attach(tensors)
 
 
 def _depends_on_variables(u: UOp) -> bool:
-    """Whether the value of a node, or how many elements it has, is another with another value of a variable."""
+    """Whether the value of a node, or its number of elements, depends on a variable."""
     if u.op in (Ops.DEFINE_VAR, Ops.BIND):
         return True
     return (u.op in _FOLDED or u.op in MOVEMENT or u.op is Ops.IOTA) and is_symbolic(graph.shape_of(u))
 
 
 def _is_effect(tensor: TensorBase, before: UOp) -> bool:
-    """Whether an assignment to a tensor with the node `before` is one to memory that was there, and still to be done."""
+    """Whether the tensor, whose node was `before`, has a pending assignment to existing memory."""
     return graph.base_of(before).op is Ops.BUFFER and graph.base_of(tensor.uop).op is Ops.AFTER
 
 
 def _has_memory(u: UOp) -> bool:
-    """Whether a node is storage: what lies under a tensor without elements is a constant."""
+    """Whether a node is storage. A tensor without elements is a constant and has no storage."""
     return u.op is Ops.BUFFER
 
 
 # -- nested arguments -------------------------------------------------------------------------------
 
 def _signature(value: Any, tensors: list[Tensor], values: dict[str, int]) -> Hashable:
-    """What decides whether a captured plan fits a call; tensors are collected in order, and the values of bound variables, which do not."""
+    """The key of the captured plan for a call. Collects tensors in order, and the values of bound variables, which are no part of it."""
     if isinstance(value, np.ndarray):
         value = Tensor(value)
     if isinstance(value, Dim):
@@ -266,7 +266,7 @@ def _signature(value: Any, tensors: list[Tensor], values: dict[str, int]) -> Has
 
 
 def _unbound(n: Dim, values: dict[str, int]) -> UOp:
-    """A number without the values of its variables, which are collected."""
+    """A Dim without the values of its variables. Collects the values."""
     for name, bound in bound_values(n).items():
         if values.setdefault(name, bound) != bound:
             raise ScheduleError(f"bind mismatch on {name}, {values[name]} != {bound} (arguments of one call)")
@@ -274,7 +274,7 @@ def _unbound(n: Dim, values: dict[str, int]) -> UOp:
 
 
 def _in_memory(t: Tensor) -> Tensor:
-    """A tensor's values in a buffer as one of its shape lies there; constants have no memory: they get some."""
+    """The tensor with its values in a buffer, in the layout of its shape. A constant gets memory here."""
     if not t.realize().is_realized:
         return t.contiguous().realize()
     own = graph.is_padding_view(t.uop) or not is_symbolic(t.shape)

@@ -57,17 +57,17 @@ class Use(NamedTuple):
 
 
 def ids_of(place: Iterable[tuple[Ids, Hashable]]) -> Ids:
-    """All ranges that some coordinates depend on."""
+    """All ranges on which the coordinates depend."""
     return NONE.union(*(ids for ids, _ in place))
 
 
 def is_reduction(u: UOp) -> bool:
-    """A REDUCE_AXIS (or the GEP of one) that reduces more than one element."""
+    """Whether u is a REDUCE_AXIS (or its GEP) that reduces more than one element."""
     return (u.op is Ops.REDUCE_AXIS or is_tuple_reduce(u)) and bool(reduce_extents(u))
 
 
 def compute_node(u: UOp) -> UOp:
-    """What a chain of movement reads."""
+    """The node below a chain of movement nodes."""
     while u.op in MOVEMENT:
         u = u.src[0]
     return u
@@ -247,24 +247,24 @@ class Cut:
         return {u: self.why[u] for u in self.order if u in self.why}
 
     def find_deep(self) -> dict[UOp, str]:
-        """What ends an expression of `MAX_DEPTH` operations in one kernel: the next value no larger than what it is computed from."""
+        """The values that end an expression of `MAX_DEPTH` operations: the next value that is no larger than its sources."""
         depth: dict[UOp, int] = {}
         found: dict[UOp, str] = {}
         for u in self.order:
             if u in self.why or is_reduction(u):
                 depth[u] = 0
                 continue
-            depth[u] = 1 + max((depth.get(s, 0) for s in u.src), default=-1)     # what a BUFFER is of has none
+            depth[u] = 1 + max((depth.get(s, 0) for s in u.src), default=-1)     # the sources of a BUFFER have no depth
             if depth[u] >= MAX_DEPTH and u.op in ELEMENTWISE and any(size_of(compute_node(s)) >= size_of(u) for s in u.src):
                 found[u] = f"an expression of {MAX_DEPTH} operations"
                 depth[u] = 0
         return found
 
     def settle(self) -> None:
-        """Walk until the shared values are judged with what lies below them known."""
+        """Repeat the walk until every shared value is judged with the cut below it known."""
         for _ in range(MAX_WALKS):
             self.walk()
-            # shared values were judged before what lies below them was: once more from the sources up
+            # shared values were judged before the nodes below them: judge them again, from the sources up
             settled = {u: why for u, why in self.why.items() if u not in self.shared}
             for u in sorted(self.shared, key=self.position.__getitem__):
                 if self.expensive(u, settled):
@@ -294,7 +294,7 @@ class Cut:
         also in `shared`. Where a rule asks for a node above to be realised, the walk goes back to that node."""
         self.why: dict[UOp, str] = dict(self.hard)
         self.shared: set[UOp] = set()
-        self.uses: dict[UOp, dict[Use, int]] = {}     # how many readers hand down the same use
+        self.uses: dict[UOp, dict[Use, int]] = {}     # number of readers with the same use
         self.given: dict[UOp, list[tuple[UOp, Use]]] = {}
         self.extents: list[int] = []
         self.contraction_of: dict[UOp, UOp] = {}      # kernel → its contraction
@@ -316,7 +316,7 @@ class Cut:
             i -= 1
 
     def undo(self, u: UOp) -> None:
-        """Take back what a visit of u did."""
+        """Undo the effects of the visit of u."""
         for s, use in self.given.pop(u, ()):
             count = self.uses[s]
             count[use] -= 1
@@ -340,7 +340,7 @@ class Cut:
             self.descend(u, use)
 
     def claim(self, kernel: UOp, contraction: UOp) -> None:
-        """The kernel has its contraction, and with it the reductions of an attention that ends in it."""
+        """Give the kernel its contraction, together with the reductions of an attention that ends in the contraction."""
         self.contraction_of[kernel] = contraction
         for r in attention_region(contraction, self.why, self.consumers):
             self.exempt[r] = kernel, contraction
@@ -356,7 +356,7 @@ class Cut:
             self.given.setdefault(reader, []).append((u, use))
 
     def visit(self, u: UOp, uses: list[Use]) -> tuple[UOp, str] | None:
-        """Hand the uses of u to its sources; or the node to realise first (u or one above), and why."""
+        """Give the uses of u to its sources. Or return the node to realise first (u or a node above), with the reason."""
         problem: tuple[UOp, str] | None = None
         if is_reduction(u):
             problem = self.check_reduction(u, uses)
@@ -372,17 +372,17 @@ class Cut:
                     self.open_kernel(u)
                     return None
         if problem is None:
-            # a reduction is computed once, whoever reads it
+            # a reduction is computed once for all its readers
             for use in [self.common_use(uses)] if is_reduction(u) else uses:
                 self.descend(u, use)
         return problem
 
     def common_use(self, uses: list[Use]) -> Use:
-        """One use for all of a reduction's, as far as what lies below it is concerned."""
+        """One use that combines all uses of a reduction, for the nodes below it."""
         return uses[0]._replace(rows=NONE.union(*(use.rows for use in uses)))
 
     def descend(self, u: UOp, use: Use) -> None:
-        """Hand one use of u to its sources."""
+        """Give one use of u to its sources."""
         if u.op in MOVEMENT:
             below = compute_node(u)
             entries = use.entries
@@ -418,7 +418,7 @@ class Cut:
 
     # -- rules --------------------------------------------------------------------------------
     def check_reduction(self, u: UOp, uses: list[Use]) -> tuple[UOp, str] | None:
-        """The node to realise, and why, if the reduction u cannot stay in the kernel that reads it."""
+        """The node to realise, with the reason, if the reduction u cannot stay in the kernel that reads it."""
         kernel = uses[0].kernel
         if any(use.kernel is not kernel for use in uses):
             return self.lift(u), "a reduction read by several kernels"
@@ -474,7 +474,7 @@ class Cut:
         return min(nodes, key=self.position.__getitem__)
 
     def lift(self, u: UOp) -> UOp:
-        """The last node of the elementwise chain behind a reduction: what the kernel of u should store."""
+        """The last node of the elementwise chain after the reduction u. The kernel of u stores this node."""
         best = node = u
         while True:
             after = self.consumers.get(node, [])
@@ -499,7 +499,7 @@ class Cut:
         return u.toposort(gate=lambda n: not (n.op is Ops.BUFFER or (n in realised and n is not u) or is_reduction(n)))
 
     def expensive(self, u: UOp, realised: dict[UOp, str]) -> str:
-        """Why several kernels should not each compute u; empty if they should."""
+        """The reason why several kernels should not each recompute u; empty if they should."""
         cost, buffers = 0, 0
         for n in self.cone(u, realised):
             if n.op is Ops.BUFFER or (n is not u and n in realised):

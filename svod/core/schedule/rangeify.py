@@ -1,4 +1,4 @@
-"""From the graph of one kernel to its AST of stages: movement operations become index arithmetic over RANGEs.
+"""Lower the graph of one kernel to an AST of stages. Movement operations become index arithmetic over RANGEs.
 
     y = REDUCE_AXIS ADD, axis 2 of (EXPAND(RESHAPE(a)) * EXPAND(PERMUTE(RESHAPE(b))))          # a (M,K), b (K,N)
 
@@ -8,18 +8,18 @@ becomes
     B = STAGE(LOAD(b, k''*N + n''), n'', k'')
     STORE(y, m*N + n, REDUCE(INDEX(A, m, k) * INDEX(B, n, k), k; ADD), m, n)
 
-Two walks over the kernel's nodes, neither recursive. The first goes from the outputs to the leaves and hands every node its
-*reads*: the coordinates (index expressions) at which it is wanted, where that is valid (PAD, GATHER), and for which
-stage. A node that is wanted at one place is computed in place. These become stages, over ranges of their own:
+The pass walks the kernel's nodes twice, without recursion. The first walk goes from the outputs to the leaves and gives every node
+its *reads*. A read holds the coordinates (index expressions) of the access, the condition under which it is valid (PAD, GATHER), and
+the stage that reads. A node with one read is computed in place. The following nodes become stages with their own ranges:
 
 * a REDUCE_AXIS that is not read under exactly its stage's ranges, or whose stage already reduces over other extents;
 * below a REDUCE: the node at which broadcasting starts (the source of the lowest EXPAND or WINDOW on the way down, PADs
   included), or a load that is not broadcast at all;
 * an elementwise value read at two coordinates.
 
-The second walk goes from the leaves to the outputs and builds the expressions. A read of a stage may fall outside its ranges only
-where a WHERE hides it; its coordinates are clamped there. The index of a GATHER is built in the second walk but stands in
-coordinates of the first: until then a DEFINE_VAR stands for it.
+The second walk goes from the leaves to the outputs and builds the expressions. A read of a stage may leave the stage's ranges only
+where a WHERE discards the value; its coordinates are clamped there. The second walk builds the index of a GATHER, but coordinates of
+the first walk contain it; a DEFINE_VAR is its placeholder until then.
 """
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Output(NamedTuple):
 
 
 class Read(NamedTuple):
-    """One place at which a node's value is wanted.
+    """One read of a node's value.
 
-    coords: an index expression per axis. valid: where the value is wanted at all. alt: the CONST to give elsewhere, None if
-    nobody looks. context: number of the stage that wants it. below: inside a REDUCE of that stage. broadcast: the way from the
-    stage's value leads through EXPAND, WINDOW or GATHER. anchor: the node further down that must become a stage."""
+    coords: an index expression per axis. valid: the condition under which the value is used. alt: the CONST to return elsewhere; None
+    if the value is unused there. context: number of the reading stage. below: the read is inside a REDUCE of that stage. broadcast:
+    the path from the stage's value contains EXPAND, WINDOW or GATHER. anchor: the node further down that must become a stage."""
 
     coords: Coords
     valid: Valid
@@ -96,7 +96,7 @@ def flatten(coords: Sequence[UOp], shape: Sequence[int]) -> UOp:
     """The row-major flat index of `coords`."""
     flat, stride = sy.ZERO, 1
     for c, n in zip(reversed(coords), reversed(shape), strict=True):
-        # an extent that depends on variables is the outermost: no stride does
+        # only the outermost extent may depend on variables, so every stride is constant
         flat, stride = sy.add(flat, sy.scale(c, stride)), stride * upper(n)
     return flat
 
@@ -112,7 +112,7 @@ def unflatten(flat: UOp, shape: Sequence[int]) -> list[UOp]:
 
 
 def moved_by(c: UOp, n: int, sign: int) -> UOp:
-    """c + sign·n, an int or Dim."""
+    """c + sign·n, where n is an int or a Dim."""
     return sy.add(c, sy.scale(n.expr, sign)) if isinstance(n, Dim) else sy.shift(c, sign * n)
 
 
@@ -147,7 +147,7 @@ def repeats(u: UOp) -> bool:
 
 
 def is_tuple_reduce(u: UOp) -> bool:
-    """GEP of a REDUCE_AXIS: the two stand for one reduction."""
+    """Whether u is the GEP of a REDUCE_AXIS. The two nodes form one reduction."""
     return u.op is Ops.GEP and u.src[0].op is Ops.REDUCE_AXIS
 
 
@@ -161,8 +161,8 @@ def reads_memory(u: UOp) -> bool:
 
 
 def find_anchor(u: UOp) -> UOp | None:
-    """Where the stage of an operand `u` of a REDUCE (or of elementwise work below it) has to be; None where nothing needs one
-    here: elementwise work in the full space goes on to its own operands, a REDUCE decides for itself, constants are free."""
+    """The node that must become a stage for an operand `u` of a REDUCE, or of elementwise work below the REDUCE. None if no stage is
+    needed here: elementwise work in the full space asks for its own operands, a REDUCE decides for itself, constants are free."""
     found: UOp | None = None
     node = u
     while node.op in MOVEMENT:
@@ -177,7 +177,7 @@ def find_anchor(u: UOp) -> UOp | None:
         if node.op in ELEMENTWISE:
             return None
         found = u
-    # axes of extent 1 do not count, so the same stage is found under any number of them
+    # axes of extent 1 are ignored, so the same stage is found under any number of them
     while found.op is Ops.RESHAPE and [n for n in shape_of(found) if n != 1] == [n for n in shape_of(found.src[0]) if n != 1]:
         found = found.src[0]
     return found
@@ -190,18 +190,18 @@ class Rangeifier:
         self.outputs, self.params = outputs, params
         self.reads: dict[UOp, dict[Read, None]] = {}
         self.children: dict[tuple[UOp, Read], tuple[tuple[UOp, Read], ...]] = {}
-        self.bodies: dict[UOp, Read] = {}          # stages: the read their own value is
+        self.bodies: dict[UOp, Read] = {}          # stage → the read of its own value
         self.inline: dict[UOp, list[Read]] = {}    # reads computed in place
         self.contexts: list[Context] = []
         self.next_range = 0
-        self.gathered: dict[tuple[UOp, Read], UOp] = {}   # index of a GATHER, where it is read → what stands for it
+        self.gathered: dict[tuple[UOp, Read], UOp] = {}   # index of a GATHER and its read → the placeholder
         self.values: dict[tuple[UOp, Read], UOp] = {}
         root = UOp(Ops.SINK, dtypes.void, tuple(o.value for o in outputs))
         self.order = root.toposort(gate=lambda n: n.op is not Ops.BUFFER)[:-1]
 
     # -- outputs to leaves ------------------------------------------------------------------
     def fresh(self, shape: Shape) -> Coords:
-        """A RANGE per axis; 0 for extent 1."""
+        """A new RANGE per axis; 0 for an axis of extent 1."""
         coords = []
         for n in shape:
             if n == 1:
@@ -237,7 +237,7 @@ class Rangeifier:
             stores.append(UOp(Ops.STORE, dtypes.void, (where, self.values[value, read], *self.contexts[read.context].ranges)))
         ast = UOp(Ops.SINK, dtypes.void, tuple(stores))
         while self.gathered:
-            # the value of one index may hold another
+            # the value of one index may contain another
             stand_ins = {v: self.values[k] for k, v in self.gathered.items()}
             replaced = ast.substitute(stand_ins)
             if replaced is ast:
@@ -246,7 +246,7 @@ class Rangeifier:
         return bound_indices(ast)
 
     def place(self, u: UOp) -> None:
-        """Decide where u is computed, all its reads known, and hand reads to its sources."""
+        """Decide where u is computed, once all its reads are known, and give reads to its sources."""
         reads = list(self.reads[u])
         if u.op is Ops.CONST or u.op is Ops.IOTA or u.dtype == dtypes.index:
             staged: list[Read] = []
@@ -353,7 +353,7 @@ class Rangeifier:
             self.values[u, r] = outside(r, UOp(Ops.INDEX, u.dtype, (stage, *coords)))
 
     def value(self, u: UOp, r: Read) -> UOp:
-        """The expression of u at one read, its sources built."""
+        """The expression of u at one read. The sources of u are already built."""
         made = [self.values[child] for child in self.children[u, r]]
         if u.op is Ops.CONST:
             return outside(r, u)
@@ -435,7 +435,7 @@ def elementwise(u: UOp, made: list[UOp]) -> UOp:
 
 
 def as_index(value: UOp) -> UOp | None:
-    """The index expression that an integer value is; None if it is none."""
+    """The index expression of an integer value; None if the value is not an index expression."""
     if value.op is Ops.CONST:
         return sy.const(int(value.arg))
     if value.op is not Ops.CAST or value.src[0].dtype != dtypes.index:
@@ -445,7 +445,7 @@ def as_index(value: UOp) -> UOp | None:
 
 
 def reduce_extents(u: UOp) -> Shape:
-    """Extents of the reduced axes of a REDUCE_AXIS (or of the GEP of one), those of 1 left out."""
+    """Extents of the reduced axes of a REDUCE_AXIS (or of its GEP), without extents of 1."""
     reduce = u.src[0] if u.op is Ops.GEP else u
     shape = shape_of(reduce.src[0])
     return tuple(shape[a] for a in reduce.arg[1] if shape[a] != 1)
@@ -466,7 +466,7 @@ def bound_indices(ast: UOp) -> UOp:
 
 
 def pad_valid(u: UOp, coords: Coords) -> Valid | None:
-    """Where the source of a PAD has an element, at `coords` in the source; None: nowhere."""
+    """The condition under which a PAD reads its source, at `coords` in the source; None if it never does."""
     valid: Valid | None = ()
     for c, n, (lo, hi) in zip(coords, shape_of(u.src[0]), u.arg[0], strict=True):
         if valid is not None and (lo != 0 or hi != 0):
@@ -475,7 +475,7 @@ def pad_valid(u: UOp, coords: Coords) -> Valid | None:
 
 
 def within(valid: Valid, c: UOp, n: int, above: bool, below: bool) -> Valid | None:
-    """`valid` and, as asked for, 0 ≤ c and c < n, an int or Dim."""
+    """`valid`, joined with 0 ≤ c if `above` and with c < n if `below`. n is an int or a Dim."""
     if not isinstance(n, Dim):
         return sy.constrain(valid, c, 0 if above else None, n - 1 if below else None)
     found = sy.constrain(valid, c, 0, None) if above else valid

@@ -1,13 +1,13 @@
-"""A graph as kernels in the order they can run: `create_schedule`.
+"""`create_schedule` turns a graph into kernels, in an order in which they can run.
 
     SINK(outputs)  →  normalise  →  cut (which nodes get a buffer)  →  per kernel: rangeify, split and merge ranges,
                       narrow PARAMs, canonical form
                    →  order: reads after the writes they need, ASSIGNs after the reads of what they overwrite
 
-Every buffer has *versions*: version 0 is what it holds when the schedule starts, each AFTER makes the next. Its ASSIGNs write disjoint
-parts of the buffer, in any order or at once; what they do not write stays. Each invocation of a CALL makes one version of what it writes
-(`svod.core.schedule.calls`). A kernel reads one version and must run before the ASSIGNs that
-end it. Where that is impossible (a swap of two buffers) the old content is copied first.
+Every buffer has *versions*. Version 0 is its content when the schedule starts; each AFTER makes the next version. The ASSIGNs of an
+AFTER write disjoint parts of the buffer, in any order or in parallel; the rest of the buffer is unchanged. Each invocation of a CALL
+makes one version of every buffer that it writes (`svod.core.schedule.calls`). A kernel reads one version and must run before the
+ASSIGNs that overwrite it. If no order satisfies this (a swap of two buffers), the old content is copied first.
 """
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from svod.system.forksafe import remake_after_fork
 @dataclass(frozen=True)
 class KernelCall:
     """One kernel of a schedule. `ast`: canonical SINK. `args`: a BUFFER per slot, outputs first. `offsets`: per slot the element of the
-    buffer with which the PARAM begins. `deps`: positions in `Schedule.calls` that must have run. `origin`: module path or file:line, ""
-    if unknown. `why`: the rule that made it a kernel. `variables`: the DEFINE_VAR of the graph that each of the kernel's, v0, v1, …, is."""
+    buffer at which the PARAM begins. `deps`: positions in `Schedule.calls` of the calls that must run before. `origin`: module path or
+    file:line, "" if unknown. `why`: the rule that made it a kernel. `variables`: the DEFINE_VAR of the graph for each of v0, v1, …."""
 
     ast: UOp
     args: tuple[UOp, ...]
@@ -60,8 +60,8 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`calls` in an order that can be executed; `outputs`: for each source of the SINK the BUFFER that holds its value, flat and
-    in row-major order, when all calls have run."""
+    """`calls`: the kernels in an executable order. `outputs`: for each source of the SINK, the BUFFER that holds its value after all calls
+    have run, flat and in row-major order."""
 
     calls: tuple[KernelCall, ...]
     outputs: tuple[UOp, ...]
@@ -69,7 +69,7 @@ class Schedule:
     def levels(self) -> list[int]:
         """For each call the length of the longest chain of calls that it waits for: calls of a level are independent.
 
-        Raises ScheduleError for dependencies that are not in order."""
+        Raises ScheduleError if a call depends on a later call."""
         return levels_of(self.calls)
 
 
@@ -78,8 +78,8 @@ Version = tuple[UOp, int]
 
 @dataclass
 class _Pending:
-    """A kernel before it is ordered. `reads` and `writes` are (buffer, version); `args` has the same pairs by slot, `offsets` where in
-    the buffer the PARAM begins."""
+    """A kernel before it is ordered. `reads` and `writes` are (buffer, version); `args` has the same pairs by slot, `offsets` the
+    element of the buffer at which the PARAM begins."""
 
     ast: UOp
     args: list[Version]
@@ -89,9 +89,9 @@ class _Pending:
     origin: str
     why: str
     variables: tuple[UOp, ...] = ()
-    root: UOp | None = None     # the node that it stores; None for a call, and for a copy that the order needs
+    root: UOp | None = None     # the stored node; None for a call, and for a copy that the order requires
     snapshots: dict[Version, UOp] = field(default_factory=dict)
-    after: tuple[Version, ...] = ()     # what else must have been written
+    after: tuple[Version, ...] = ()     # other versions that must be written before
 
     @property
     def writes(self) -> list[Version]:
@@ -106,12 +106,12 @@ class _Pending:
 
 
 class KernelAst(NamedTuple):
-    """A canonical AST, and by slot the BUFFER and the element of it with which the PARAM begins."""
+    """A canonical AST, and for each slot the BUFFER and the element at which the PARAM begins."""
 
     ast: UOp
     buffers: tuple[UOp, ...]
     offsets: tuple[int, ...]
-    variables: tuple[UOp, ...] = ()     # of the graph, in the order of the kernel's
+    variables: tuple[UOp, ...] = ()     # variables of the graph, in the order of the kernel's variables
 
 
 _ASTS: OrderedDict[tuple[UOp, UOp, frozenset[UOp]], KernelAst] = OrderedDict()
@@ -127,8 +127,8 @@ _observer: ContextVar[Callable[[UOp, dict[str, UOp]], None] | None] = ContextVar
 def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> KernelAst:
     """The kernel that stores the graph node `value` into `target`, a view of a BUFFER.
 
-    All passes from rangeify to the canonical form. With `remember`, equal arguments give a remembered result: the layers of a
-    model repeat."""
+    Runs all passes from rangeify to the canonical form. With `remember`, results are cached by their arguments, because the layers of
+    a model repeat."""
     ident = (value, target, constants)
     if remember:
         with _ASTS_LOCK:
@@ -153,7 +153,7 @@ def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(),
 
 
 def part_ast(value: UOp, target: UOp, constants: frozenset[UOp], *, remember: bool) -> KernelAst:
-    """`kernel_ast`, found again for parts of buffers that begin elsewhere."""
+    """`kernel_ast`, with one cached result for parts of a buffer that differ only in where they begin."""
     (moved_value, moved_target), first = begin_at_zero((value, target))
     if not first:
         return kernel_ast(value, target, constants, remember=remember)
@@ -169,7 +169,7 @@ def part_ast(value: UOp, target: UOp, constants: frozenset[UOp], *, remember: bo
 
 def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> Schedule:
     """The kernels that compute the sources of `sink`, a SINK of graph nodes. BUFFERs in `constants` are weights of the plan.
-    `remember`: kernels that were cut before in this process are taken from there, and new ones are kept.
+    `remember`: reuse kernels that this process has already cut, and cache new ones.
 
     New BUFFERs are numbered from 0 (LUNIQUE), so equal graphs give equal schedules. Raises ScheduleError."""
     if sink.op is not Ops.SINK:
@@ -189,7 +189,7 @@ class Explained:
 
 
 def explain_schedule(sink: UOp, constants: frozenset[UOp] = frozenset()) -> Explained:
-    """`create_schedule`, with what it was made of. Remembers nothing. Raises ScheduleError."""
+    """`create_schedule`, with the intermediate results of its passes. Caches nothing. Raises ScheduleError."""
     builder = _Builder(normalize(sink), constants, False)
     passes: dict[UOp, dict[str, UOp]] = {}
     token = _observer.set(passes.__setitem__)
@@ -256,7 +256,7 @@ class _Builder:
         return Schedule(tuple(self.order()), outputs)
 
     def add_version(self, u: UOp) -> None:
-        """Number what an AFTER leaves of a buffer."""
+        """Number the version of a buffer that an AFTER makes."""
         storage, before = self.version(u.src[0])
         called = next((d for d in u.src[1:] if d.op in (Ops.CALL, Ops.END)), None)
         if called is None:
@@ -276,7 +276,7 @@ class _Builder:
         self.versions.add((storage, version))
 
     def add_versions(self, head: UOp) -> None:
-        """Number what each invocation of a call or loop leaves of the buffers that it writes."""
+        """Number the versions that each invocation of a call or loop makes of the buffers that it writes."""
         latest: dict[UOp, int] = {}
         calls: list[tuple[Invocation, list[Version | UOp]]] = []
         for invocation in unroll(self.programs[head]):
@@ -298,7 +298,7 @@ class _Builder:
         self.invocations[head], self.left[head] = calls, latest
 
     def version(self, content: UOp) -> Version:
-        """What a BUFFER or AFTER is."""
+        """The version of a buffer that a BUFFER or AFTER denotes."""
         return (content, 0) if content.op is Ops.BUFFER else self.version_of[content]
 
     def output(self, u: UOp) -> UOp:
@@ -312,7 +312,7 @@ class _Builder:
         return n.op is Ops.BUFFER or n.op is Ops.AFTER or (n is not root and n in self.buffer_of and not is_constant(n))
 
     def origin(self, root: UOp, value: UOp) -> str:
-        """Where a kernel comes from: its contraction, which takes the time, else what it stores."""
+        """The origin of a kernel: that of its contraction, which takes most of the time, else that of the stored value."""
         nodes = value.toposort(gate=lambda n: not self.ends(n, root))
         heavy = next((n for n in nodes if n.op is Ops.REDUCE_AXIS and not self.ends(n, root) and is_contraction(n)), None)
         return (origin_of(heavy) if heavy is not None else None) or origin_of(root) or origin_of(value) or ""
@@ -340,7 +340,7 @@ class _Builder:
         return done[value], {b: v for v, b in stand_ins.items()}
 
     def add_kernel(self, root: UOp, value: UOp, out: Version, why: str, view: Callable[[UOp], UOp] | None = None) -> None:
-        """The kernel that stores `value` into the buffer of `out`, through the view of it that `view` makes, if given."""
+        """Add the kernel that stores `value` into the buffer of `out`, through the view that `view` makes of it, if given."""
         graph, versions = self.kernel_graph(value, root)
         unique = UOp(Ops.LUNIQUE, dtypes.void, (), "out")
         stand_in = UOp(Ops.BUFFER, out[0].dtype, (unique, self.device), out[0].arg)
@@ -352,12 +352,12 @@ class _Builder:
                                      made.variables, root))
 
     def operands(self, u: UOp) -> list[Version]:
-        """What a CUSTOM_FUNCTION reads."""
+        """The versions that a CUSTOM_FUNCTION reads."""
         bases = [base_of(s) for s in u.src]
         return [self.version(b) if b.op in (Ops.BUFFER, Ops.AFTER) else (self.buffer_of[b], 0) for b in bases]
 
     def add_callback(self, results: list[UOp], why: str) -> None:
-        """The call of a function of Python, once for all its results."""
+        """Add one call of a Python function, for all its results."""
         if not results:
             return
         first = results[0]
@@ -369,7 +369,7 @@ class _Builder:
                                      origin_of(first) or "", why, variables, first))
 
     def add_routine(self, u: UOp, why: str) -> None:
-        """The kernel of a routine over the buffers of its operands."""
+        """Add the kernel of a routine over the buffers of its operands."""
         operands = self.operands(u)
         out = self.buffer_of[u], 0
         params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate((out, *operands))]
@@ -380,7 +380,7 @@ class _Builder:
         self.pending.append(_Pending(ast, [out, *operands], [0] * (1 + len(operands)), 1, name.lower(), origin_of(u) or "", why, (), u))
 
     def add_calls(self, head: UOp, why: str) -> None:
-        """The kernels of a call, or of all turns of a loop."""
+        """Add the kernels of a call, or of all iterations of a loop."""
         earlier = {d: None for u in self.graph.roots if u.op is Ops.AFTER and head in u.src for d in u.src[1:] if d.op is Ops.AFTER}
         after = tuple(self.version(d) for d in earlier)
         known: dict[UOp, tuple[UOp, tuple[int, ...]]] = {}
@@ -409,7 +409,7 @@ class _Builder:
                 kernel.args, kernel.offsets = [kernel.args[rest[s]] for s in slots], [kernel.offsets[rest[s]] for s in slots]
                 return
         self.pending.pop()
-        # the value reads the buffer it is written to: compute it first, then copy
+        # the value reads the buffer that it overwrites: compute it first, then copy it
         temporary = self.new_buffer(u.dtype, storage_size(u))
         self.add_kernel(u, u.src[1], (temporary, 0), "the value of an ASSIGN that reads the buffer it writes")
         self.add_kernel(u, storage_view(temporary, shape_of(u)), (storage, version), why, partial(view_of, u))
@@ -424,7 +424,7 @@ class _Builder:
             for i, d in enumerate(deps):
                 for before in d:
                     readers[before].append(i)
-            # the first that is ready, one at a time, keeps the graph's order wherever it is possible
+            # taking the first ready kernel, one at a time, keeps the graph's order where possible
             ready = [i for i, n in enumerate(missing) if not n]
             heapify(ready)
             while ready:
@@ -449,7 +449,7 @@ class _Builder:
         return calls
 
     def dependencies(self) -> list[set[int]]:
-        """For each pending kernel those that have to run before it."""
+        """For each pending kernel, the kernels that must run before it."""
         writers: dict[Version, list[int]] = {}
         for i, p in enumerate(self.pending):
             for v in p.writes:
@@ -505,7 +505,7 @@ def merge_slots(ast: UOp, slot: int) -> UOp | None:
 
 
 def is_constant(u: UOp) -> bool:
-    """Whether a realised node is better computed again by every kernel that reads it: a constant under movement."""
+    """Whether every reader should recompute a realised node: a constant under movement."""
     while u.op in MOVEMENT:
         u = u.src[0]
     return u.op is Ops.CONST
@@ -537,7 +537,7 @@ def unmoved(layout: UOp, u: UOp, buffer: UOp) -> UOp:
 
 
 def reshaped(u: UOp, shape: tuple[int, ...]) -> UOp:
-    """u in another shape."""
+    """u reshaped to `shape`."""
     return u if shape_of(u) == shape else UOp(Ops.RESHAPE, u.dtype, (u,), shape)
 
 
