@@ -94,6 +94,8 @@ def test_imports_point_one_way(path: Path) -> None:
 
 TOP = {"__init__", "config", "errors", "prepare", "tracing", "explaining"}  # jit.py and explain.py would hide svod.jit and svod.explain
 MOST_FILES = 16             # of a folder
+MOST_LINES = 80             # of a function
+MOST_BRANCHES = 25          # its cyclomatic complexity
 
 
 def test_six_modules_stand_at_the_top() -> None:
@@ -134,6 +136,42 @@ def test_no_modules_import_each_other() -> None:
         for m in outer:
             del below[m]
     assert not below, {m: sorted(needs & below.keys()) for m, needs in below.items()}
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def own_nodes(function: Function) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions inside it."""
+    todo: list[ast.AST] = list(ast.iter_child_nodes(function))
+    while todo:
+        node = todo.pop()
+        yield node
+        if not isinstance(node, Function):
+            todo += ast.iter_child_nodes(node)
+
+
+def complexity(function: Function) -> int:
+    """McCabe's: one, and one for every branch, loop, handler, comprehension, condition in one, and operand of a Boolean after the first."""
+    total = 1
+    for node in own_nodes(function):
+        if isinstance(node, (ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.match_case)):
+            total += 1
+        elif isinstance(node, ast.BoolOp):
+            total += len(node.values) - 1
+        elif isinstance(node, ast.comprehension):
+            total += 1 + len(node.ifs)
+    return total
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_functions_can_be_read(path: Path) -> None:
+    for f in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if not isinstance(f, Function):
+            continue
+        lines = (f.end_lineno or f.lineno) - f.lineno + 1
+        assert lines <= MOST_LINES, f"{path}:{f.lineno}: {f.name} has {lines} lines"
+        assert complexity(f) <= MOST_BRANCHES, f"{path}:{f.lineno}: {f.name} has a complexity of {complexity(f)}"
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.as_posix() != "svod/config.py"], ids=str)

@@ -224,6 +224,22 @@ def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Markup:
         "operations per byte from and to memory",
         "FLOP/s",
     )
+    lines, texts = _draw_roofs(f, roofs, (low_x, high_x), low_y, high_y, flat)
+    marks = _draw_points(f, points)
+    labels = [*_place(points, roofs, f, WIDE, "wide"), *_place(points, roofs, f, NARROW, "narrow")]
+    leaders = [x for x in labels if "leader" in x]
+    labels = [x for x in labels if "leader" not in x]
+    return f.draw(
+        *leaders, *lines, *marks, *texts, *labels, x_ticks=7,
+        label=f"Roofline with {len(points)} kernels; the same figures stand in the table below",
+    )
+
+
+def _draw_roofs(f: Frame, roofs: Sequence[Roof], x_range: tuple[float, float], low_y: float, high_y: float,
+                flat: float) -> tuple[list[object], list[object]]:
+    """The ceilings as lines, and their names. `flat`: the highest arithmetic, or 0."""
+    low_x, high_x = x_range
+    slants = [r for r in roofs if not r.flat]
     lines: list[object] = []
     texts: list[object] = []
     for roof in roofs:
@@ -232,36 +248,34 @@ def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Markup:
             y = f.up(roof.rate)
             lines.append(_line(max(0.0, f.x.at(max(start, low_x))), y, 1, y, f"roof {roof.cls}", f"{roof.name}: {q.flops_rate(roof.rate)}"))
             texts.append(_text(1, y - 6, f"{roof.name} {q.flops_rate(roof.rate)}", "rooftext halo", "end", -2))
-        else:
-            x0 = max(low_x, low_y / roof.rate)
-            x1 = min(high_x, flat / roof.rate if flat else high_y / roof.rate)
-            if x1 > x0:
-                y0 = f.up(roof.rate * x0)
-                lines.append(
-                    _line(f.x.at(x0), y0, f.x.at(x1), f.up(roof.rate * x1), f"roof {roof.cls}", f"{roof.name}: {q.bytes_rate(roof.rate)}")
-                )
-                texts.append(_text(f.x.at(x0), y0 - 7 if f.x.at(x0) < 0.01 else y0 - 14, roof.name, "rooftext halo", "start", 5))
+            continue
+        x0 = max(low_x, low_y / roof.rate)
+        x1 = min(high_x, flat / roof.rate if flat else high_y / roof.rate)
+        if x1 > x0:
+            y0, left = f.up(roof.rate * x0), f.x.at(x0)
+            lines.append(_line(left, y0, f.x.at(x1), f.up(roof.rate * x1), f"roof {roof.cls}", f"{roof.name}: {q.bytes_rate(roof.rate)}"))
+            texts.append(_text(left, y0 - 7 if left < 0.01 else y0 - 14, roof.name, "rooftext halo", "start", 5))
+    return lines, texts
+
+
+def _draw_points(f: Frame, points: Sequence[Point]) -> list[object]:
+    """The kernels, over what they were before and what the best library reaches."""
     marks: list[object] = []
-    for p in sorted(points, key=lambda p: p.name):
+    ordered = sorted(points, key=lambda p: p.name)
+    for p in ordered:
         x, y = f.x.at(p.intensity), f.up(p.rate)
         if p.before:
             marks.append(_line(x, f.up(p.before), x, y, "stem"))
             marks.append(Markup(f'<circle cx="{_pc(x)}" cy="{f.up(p.before):.1f}" r="3" class="heuristic hollow"/>'))
         if p.peer:
             marks.append(_mark("diamond", x, f.up(p.peer), "peer hollow", ""))
-    for p in sorted(points, key=lambda p: p.name):
+    for p in ordered:
         x, y = f.x.at(p.intensity), f.up(p.rate)
         dot = Markup(
             f'<circle cx="{_pc(x)}" cy="{y:.1f}" r="11" class="target"/><circle cx="{_pc(x)}" cy="{y:.1f}" r="5" class="{p.cls}"/>'
         )
         marks.append(tag("a", tag("title", p.title), dot, href=p.href, aria_label=p.title))
-    labels = [*_place(points, roofs, f, WIDE, "wide"), *_place(points, roofs, f, NARROW, "narrow")]
-    leaders = [x for x in labels if "leader" in x]
-    labels = [x for x in labels if "leader" not in x]
-    return f.draw(
-        *leaders, *lines, *marks, *texts, *labels, x_ticks=7,
-        label=f"Roofline with {len(points)} kernels; the same figures stand in the table below",
-    )
+    return marks
 
 
 def _short_rate(value: float) -> str:

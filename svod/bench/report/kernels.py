@@ -99,6 +99,14 @@ def _kernel(k: TunedKernel, open_: bool, draw: bool) -> Markup:
         ),
         tag("b", gain, class_=cls),
     )
+    parts = [
+        tag("dl", *(tag("div", tag("dt", n), tag("dd", v)) for n, v in _facts(k)), class_="facts"),
+        tag("div", tag("div", *_winner(k)), tag("div", *_searches(k, draw)), class_="two"),
+    ]
+    return tag("details", head, tag("div", *parts, class_="inside", id=k.id), open=open_, class_="kernel")
+
+
+def _facts(k: TunedKernel) -> list[tuple[str, str]]:
     facts = [
         ("from", ", ".join(k.origins) or "unknown"),
         ("key", k.key[:16]),
@@ -110,38 +118,38 @@ def _kernel(k: TunedKernel, open_: bool, draw: bool) -> Markup:
         facts.append(("confirmed", f"{q.digits(k.speedup[0])}–{q.digits(k.speedup[2])}× the heuristic, 95 % interval"))
     if k.verified:
         facts.append(("verified", k.verified))
-    left: list[object] = [
+    return facts
+
+
+def _winner(k: TunedKernel) -> list[object]:
+    """The winning chain and the loops that it makes."""
+    parts: list[object] = [
         tag("h4", "Winning chain"),
         chain_of(k.chain) if k.chain else tag("p", "the kernel as it is, without opts" if k.speedup else "none yet", class_="muted"),
     ]
     if k.nest:
-        left += [tag("h4", "Loop nest"), tag("pre", highlight(k.nest), tabindex="0", aria_label=f"Loop nest of {kernel_title(k)}")]
+        parts += [tag("h4", "Loop nest"), tag("pre", highlight(k.nest), tabindex="0", aria_label=f"Loop nest of {kernel_title(k)}")]
     elif k.problem:
-        left.append(note(f"No loop nest: {k.problem}"))
-    right: list[object] = []
-    told = [(n, c) for n, c in enumerate(k.courses, 1) if len(c.trials) > 1] or list(enumerate(k.courses, 1))[-1:]
-    for n, course in told:      # one in which nothing was tried is told where it is the only one
+        parts.append(note(f"No loop nest: {k.problem}"))
+    return parts
+
+
+def _searches(k: TunedKernel, draw: bool) -> list[object]:
+    """The course of each search. One in which nothing was tried is told where it is the only one."""
+    parts: list[object] = []
+    for n, course in [(n, c) for n, c in enumerate(k.courses, 1) if len(c.trials) > 1] or list(enumerate(k.courses, 1))[-1:]:
         title = f"Search {n} of {len(k.courses)}" if len(k.courses) > 1 else "Search"
-        right.append(tag("h4", title, tag("small", f"{course.settings} · {q.seconds(course.spent)} · ended: {course.ended_by}")))
+        parts.append(tag("h4", title, tag("small", f"{course.settings} · {q.seconds(course.spent)} · ended: {course.ended_by}")))
         if not draw:
-            right.append(note(f"Not drawn here: only the {DRAWN_KERNELS} kernels that gained most are."))
+            parts.append(note(f"Not drawn here: only the {DRAWN_KERNELS} kernels that gained most are."))
             continue
         drawn = charts.course_charts(course) if len(course.trials) > 1 else None
         if drawn is None:
-            right.append(note("Only the heuristic was timed: the budget went to other kernels, or nothing was left to try."))
-        else:
-            right += [
-                drawn,
-                charts.stacked(
-                    [(name, course.fates[name], f"f-{name.replace(' ', '-')}") for name, _ in FATES],
-                    "Candidates: " + ", ".join(f"{m} {name}" for name, m in course.fates.items() if m),
-                ),
-            ]
-    parts = [
-        tag("dl", *(tag("div", tag("dt", n), tag("dd", v)) for n, v in facts), class_="facts"),
-        tag("div", tag("div", *left), tag("div", *right), class_="two"),
-    ]
-    return tag("details", head, tag("div", *parts, class_="inside", id=k.id), open=open_, class_="kernel")
+            parts.append(note("Only the heuristic was timed: the budget went to other kernels, or nothing was left to try."))
+            continue
+        fates = [(name, course.fates[name], f"f-{name.replace(' ', '-')}") for name, _ in FATES]
+        parts += [drawn, charts.stacked(fates, "Candidates: " + ", ".join(f"{m} {name}" for name, m in course.fates.items() if m))]
+    return parts
 
 
 _KEYWORDS = re.compile(r"^(\s*)(phase \d+|parallel|for all|for|reduce|tile|unroll|copy|stage)\b")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from svod.bench.report import charts
-from svod.bench.report.charts import Bar, Point, Roof
-from svod.bench.report.data import Overview, Tuning
+from svod.bench.report.charts import Bar, Point, Roof, Scale
+from svod.bench.report.data import Overview, TunedKernel, Tuning
 from svod.bench.report.markup import Markup, tag
 from svod.bench.report.parts import (
     CUT_SHORT,
@@ -24,7 +24,7 @@ from svod.bench.report.parts import (
     section,
     short_name,
 )
-from svod.bench.results import SVOD, Speedup
+from svod.bench.results import SVOD, CaseResult, Speedup
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import BEST_PEER, geometric_mean, group_results
 from svod.system import quantities as q
@@ -41,69 +41,64 @@ def _tile(figure: str, what: str, detail: str, cls: str = "") -> Markup:
 
 def headline(view: Overview, tuning: Tuning | None) -> Markup:
     """The figures that say most, in at most five tiles."""
-    tiles: list[Markup] = []
+    tiles = (_gain_tile(view, tuning), _peer_tile(view), _ceiling_tile(view), _kernels_tile(view, tuning), _time_tile(view, tuning))
+    return tag("dl", *(t for t in tiles if t is not None), class_="tiles")
+
+
+def _gain_tile(view: Overview, tuning: Tuning | None) -> Markup | None:
     means = group_results(view.cases)[-1].speedups if view.cases else {}
     gains = [s.median for c in view.cases if (s := over_heuristic(c)) is not None]
     if not gains and tuning is not None:
         gains = [k.gain for k in tuning.kernels if k.gain is not None]
-    if gains:
-        faster = sum(g >= FASTER for g in gains)
-        tiles.append(
-            _tile(
-                q.times(means.get("tuned/heuristic", geometric_mean(gains))),
-                "tuned over heuristic",
-                f"geometric mean; {faster} of {count(len(gains), 'kernel')} gained, the most {q.times(max(gains))}",
-                "first",
-            )
-        )
-    peers = [s.median for c in view.cases if (s := over_best_peer(c)) is not None]
-    if peers:
-        won = sum(s is not None and s.median > 1 and not s.is_none for s in map(over_best_peer, view.cases))
-        lost = sum(s is not None and s.median < 1 and not s.is_none for s in map(over_best_peer, view.cases))
-        tiles.append(
-            _tile(
-                q.times(geometric_mean(peers)),
-                "over the best peer",
-                f"the fastest of {listed(peer_names(view))} for each kernel: {won} won, {lost} lost, {len(peers) - won - lost} level",
-            )
-        )
+    if not gains:
+        return None
+    faster = sum(g >= FASTER for g in gains)
+    detail = f"geometric mean; {faster} of {count(len(gains), 'kernel')} gained, the most {q.times(max(gains))}"
+    return _tile(q.times(means.get("tuned/heuristic", geometric_mean(gains))), "tuned over heuristic", detail, "first")
+
+
+def _peer_tile(view: Overview) -> Markup | None:
+    peers = [s for c in view.cases if (s := over_best_peer(c)) is not None]
+    if not peers:
+        return None
+    won = sum(s.median > 1 and not s.is_none for s in peers)
+    lost = sum(s.median < 1 and not s.is_none for s in peers)
+    detail = f"the fastest of {listed(peer_names(view))} for each kernel: {won} won, {lost} lost, {len(peers) - won - lost} level"
+    return _tile(q.times(geometric_mean([s.median for s in peers])), "over the best peer", detail)
+
+
+def _ceiling_tile(view: Overview) -> Markup | None:
     shares = [c.svod.ceiling_share for c in view.cases if c.svod is not None and c.svod.ceiling_share]
-    if shares:
-        near = sum(s >= NEAR_CEILING for s in shares)
-        tiles.append(
-            _tile(
-                q.percent(geometric_mean(shares)),
-                "of the ceiling",
-                f"geometric mean; {near} of {len(shares)} above {q.percent(NEAR_CEILING)}",
-            )
-        )
+    if not shares:
+        return None
+    near = sum(s >= NEAR_CEILING for s in shares)
+    detail = f"geometric mean; {near} of {len(shares)} above {q.percent(NEAR_CEILING)}"
+    return _tile(q.percent(geometric_mean(shares)), "of the ceiling", detail)
+
+
+def _kernels_tile(view: Overview, tuning: Tuning | None) -> Markup | None:
     if view.cases:
         noisy = sum(c.noisy is not None for c in view.cases)
         wrong = sum(o.status == "wrong" for c in view.cases for o in c.contestants if o.name in SVOD)
-        tiles.append(
-            _tile(
-                str(len(view.cases)),
-                "kernels measured" if any(c.suite != "models" for c in view.cases) else "models measured",
-                f"each checked against NumPy{f'; {wrong} WRONG' if wrong else ''}; {noisy or 'none'} noisy",
-            )
-        )
-    elif tuning is not None and tuning.kernels:
-        won = sum(bool(k.verified) for k in tuning.kernels)
-        tiles.append(_tile(str(len(tuning.kernels)), "kernels known", f"{won} with a winner whose numbers were verified"))
+        what = "kernels measured" if any(c.suite != "models" for c in view.cases) else "models measured"
+        detail = f"each checked against NumPy{f'; {wrong} WRONG' if wrong else ''}; {noisy or 'none'} noisy"
+        return _tile(str(len(view.cases)), what, detail)
+    if tuning is None or not tuning.kernels:
+        return None
+    verified = sum(bool(k.verified) for k in tuning.kernels)
+    return _tile(str(len(tuning.kernels)), "kernels known", f"{verified} with a winner whose numbers were verified")
+
+
+def _time_tile(view: Overview, tuning: Tuning | None) -> Markup | None:
     if tuning is not None and tuning.courses:
         tried = sum(c.candidates for c in tuning.courses)
         timed = sum(sum(n for f, n in c.fates.items() if f in ("slow", "screened", "raced", "confirmed", "wrong")) for c in tuning.courses)
-        tiles.append(
-            _tile(
-                q.seconds(sum(c.spent for c in tuning.courses)),
-                "spent searching",
-                f"{count(len(tuning.kernels), 'kernel')}, {q.digits(tried) if tried < 1000 else f'{tried:,}'.replace(',', q.NBSP)} "
-                f"candidates, {timed} of them timed",
-            )
-        )
-    elif view.runs:
-        tiles.append(_tile(q.seconds(sum(r.settings.seconds for r in view.runs)), "spent measuring", f"in {count(len(view.runs), 'run')}"))
-    return tag("dl", *tiles, class_="tiles")
+        candidates = q.digits(tried) if tried < 1000 else f"{tried:,}".replace(",", q.NBSP)
+        detail = f"{count(len(tuning.kernels), 'kernel')}, {candidates} candidates, {timed} of them timed"
+        return _tile(q.seconds(sum(c.spent for c in tuning.courses)), "spent searching", detail)
+    if not view.runs:
+        return None
+    return _tile(q.seconds(sum(r.settings.seconds for r in view.runs)), "spent measuring", f"in {count(len(view.runs), 'run')}")
 
 
 def verdict(view: Overview, tuning: Tuning | None) -> str:
@@ -152,91 +147,90 @@ def roofs_of(ceilings: Ceilings, dtypes: Sequence[str]) -> list[Roof]:
 
 def roofline_section(view: Overview, tuning: Tuning | None) -> Markup | None:
     """Every kernel with arithmetic under the machine's ceilings."""
-    points, without = [], []
-    for case in view.cases:
-        best = case.svod
-        moved = case.bytes_read + case.bytes_written
-        if best is None or not best.median:
-            continue
-        if not case.flops or not moved:
-            without.append(case.title)
-            continue
-        heuristic, peer = case.outcome("heuristic"), case.outcome(case.best_peer or "")
-        rate = case.flops / best.median
-        share = f", {q.percent(best.ceiling_share)} of its ceiling" if best.ceiling_share else ""
-        points.append(
-            Point(
-                case.title,
-                f"#{case_id(case)}",
-                case.flops / moved,
-                rate,
-                f"{case.title}: {q.flops_rate(rate)}, {q.seconds(best.median)}{share}",
-                case.flops / heuristic.median if heuristic is not None and heuristic.median and best.name != "heuristic" else None,
-                case.flops / peer.median if peer is not None and peer.median else None,
-            )
-        )
+    timed = [c for c in view.cases if c.svod is not None and c.svod.median]
+    without = [c.title for c in timed if not _has_intensity(c)]
+    points = [_case_point(c) for c in timed if _has_intensity(c)]
     whole = all(c.suite == "models" for c in view.cases)        # none, or models: their kernels say more
     if whole and tuning is not None:
-        for k in tuning.kernels:
-            if k.seconds and k.flops and k.bytes:
-                points.append(
-                    Point(
-                        short_name(k),
-                        f"#{k.id}",
-                        k.flops / k.bytes,
-                        k.flops / k.seconds,
-                        f"{kernel_title(k)}: {q.flops_rate(k.flops / k.seconds)}, {q.seconds(k.seconds)}",
-                        k.flops / k.heuristic if k.heuristic and (k.gain or 1) > FASTER else None,
-                    )
-                )
+        points += [_kernel_point(k, k.seconds) for k in tuning.kernels if k.seconds and k.flops and k.bytes]
     if not points:
         return None
     ceilings = view.ceilings or (tuning.ceilings if tuning is not None else None)
     roofs = roofs_of(ceilings, [c.dtype for c in view.cases]) if ceilings is not None else []
-    legend = [_key("tuned", "svod"), _key("heuristic hollow", "with the heuristic")]
-    if any(p.peer for p in points):
-        legend.append(
-            tag(
-                "span",
-                Markup(
-                    '<svg class="swatch peer hollow" width="12" height="12" viewBox="-6 -6 12 12" aria-hidden="true">'
-                    '<use href="#m-diamond"/></svg>'
-                ),
-                "best peer",
-                class_="key",
-            )
-        )
-    legend += [
-        tag(
-            "span",
-            Markup(
-                f'<svg class="swatch" width="22" height="8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" '
-                f'class="roof {r.cls}"/></svg>'
-            ),
-            f"{r.name} {q.flops_rate(r.rate) if r.flat else q.bytes_rate(r.rate)}",
-            class_="key",
-        )
-        for r in roofs
-    ]
-    notes = []
-    if not roofs:
-        notes.append("The machine's ceilings are not known here, so no roofs are drawn: `svod-bench ceilings` measures them.")
-    if whole and view.cases and tuning is not None and len(points) > len(view.cases):
-        notes.append("Beside the models stand the kernels that the tuning database knows, as they were confirmed.")
-    if without:
-        notes.append(f"Without arithmetic, and so not on this plot: {listed(without)}.")
-    notes.append(
-        "A point on a roof cannot get faster. Traffic is what a kernel has to read and write at least; operands that stay in a cache "
-        "between two runs may go above the memory roof."
-    )
+    notes = _roofline_notes(bool(roofs), whole and bool(view.cases) and len(points) > len(view.cases), without)
     return section(
         "roofline",
         "Roofline",
         lead("How near each kernel is to what the machine can do."),
-        tag("div", *legend, class_="legend"),
+        tag("div", *_roofline_legend(points, roofs), class_="legend"),
         charts.roofline(points, roofs),
         *(note(n) for n in notes),
     )
+
+
+def _roofline_notes(has_roofs: bool, has_kernels: bool, without: Sequence[str]) -> list[str]:
+    """What is to be known of the plot. `has_kernels`: kernels of the database stand beside models; `without`: cases that are not on it."""
+    notes = []
+    if not has_roofs:
+        notes.append("The machine's ceilings are not known here, so no roofs are drawn: `svod-bench ceilings` measures them.")
+    if has_kernels:
+        notes.append("Beside the models stand the kernels that the tuning database knows, as they were confirmed.")
+    if without:
+        notes.append(f"Without arithmetic, and so not on this plot: {listed(without)}.")
+    return [
+        *notes,
+        "A point on a roof cannot get faster. Traffic is what a kernel has to read and write at least; operands that stay in a cache "
+        "between two runs may go above the memory roof.",
+    ]
+
+
+def _has_intensity(case: CaseResult) -> bool:
+    return bool(case.flops and case.bytes_read + case.bytes_written)
+
+
+def _case_point(case: CaseResult) -> Point:
+    best = case.svod
+    assert best is not None and best.median, "cases without a time of svod were left out"
+    heuristic, peer = case.outcome("heuristic"), case.outcome(case.best_peer or "")
+    rate = case.flops / best.median
+    share = f", {q.percent(best.ceiling_share)} of its ceiling" if best.ceiling_share else ""
+    return Point(
+        case.title,
+        f"#{case_id(case)}",
+        case.flops / (case.bytes_read + case.bytes_written),
+        rate,
+        f"{case.title}: {q.flops_rate(rate)}, {q.seconds(best.median)}{share}",
+        case.flops / heuristic.median if heuristic is not None and heuristic.median and best.name != "heuristic" else None,
+        case.flops / peer.median if peer is not None and peer.median else None,
+    )
+
+
+def _kernel_point(k: TunedKernel, seconds: float) -> Point:
+    return Point(
+        short_name(k),
+        f"#{k.id}",
+        k.flops / k.bytes,
+        k.flops / seconds,
+        f"{kernel_title(k)}: {q.flops_rate(k.flops / seconds)}, {q.seconds(seconds)}",
+        k.flops / k.heuristic if k.heuristic and (k.gain or 1) > FASTER else None,
+    )
+
+
+def _roofline_legend(points: Sequence[Point], roofs: Sequence[Roof]) -> list[Markup]:
+    legend = [_key("tuned", "svod"), _key("heuristic hollow", "with the heuristic")]
+    if any(p.peer for p in points):
+        swatch = Markup(
+            '<svg class="swatch peer hollow" width="12" height="12" viewBox="-6 -6 12 12" aria-hidden="true">'
+            '<use href="#m-diamond"/></svg>'
+        )
+        legend.append(tag("span", swatch, "best peer", class_="key"))
+    for r in roofs:
+        line = Markup(
+            f'<svg class="swatch" width="22" height="8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" '
+            f'class="roof {r.cls}"/></svg>'
+        )
+        legend.append(tag("span", line, f"{r.name} {q.flops_rate(r.rate) if r.flat else q.bytes_rate(r.rate)}", class_="key"))
+    return legend
 
 
 def _key(cls: str, text: str) -> Markup:
@@ -265,29 +259,7 @@ def speedup_section(view: Overview, tuning: Tuning | None) -> Markup | None:
     scale = charts.speedup_scale(values)
     groups: dict[str, list[Markup]] = {}
     for case, peer, heuristic in rows:
-        svod = case.svod
-        assert svod is not None, "cases without a time of svod were left out"
-        bars, dots, texts = [], [], []
-        if peer is not None:
-            cls = "level" if peer.is_none else "ahead" if peer.median > 1 else "behind"
-            bars.append(Bar(peer.median, peer.low, peer.high, cls, f"{q.times(peer.median)} {case.best_peer}{_interval(peer)}"))
-            texts.append(tag("span", tag("b", q.times(peer.median), class_=cls), " ", case.best_peer or ""))
-        for o in case.peers:
-            s = svod.speedups.get(o.name)
-            if s is not None and o.name != case.best_peer:
-                dots.append(Bar(s.median, None, None, classes.get(o.name, PEER_CLASSES[0]), f"{q.times(s.median)} {o.name}{_interval(s)}"))
-        if heuristic is not None:
-            bars.append(
-                Bar(heuristic.median, heuristic.low, heuristic.high, "gain", f"{q.times(heuristic.median)} heuristic{_interval(heuristic)}")
-            )
-            same = case.outcome("tuned") is not None and case.outcome("tuned").same_as == "heuristic"  # type: ignore[union-attr]
-            texts.append(tag("span", tag("b", q.times(heuristic.median)), " same code" if same else " heuristic"))
-        noisy = tag("abbr", "noisy", title=case.noisy, class_="flag") if case.noisy else None
-        name = tag("div", tag("a", case.title, href=f"#{case_id(case)}"), noisy, class_="rowname")
-        label = f"{case.title}: " + ", ".join(b.title for b in bars)
-        groups.setdefault(case.group, []).append(
-            tag("div", name, charts.speedup_row(bars, dots, scale, label), tag("div", *texts, class_="rowvalue"), class_="uprow")
-        )
+        groups.setdefault(case.group, []).append(_speedup_row(case, peer, heuristic, classes, scale))
     legend = [
         tag("span", tag("i", class_="box ahead"), "faster than the best peer", class_="key"),
         tag("span", tag("i", class_="box behind"), "slower", class_="key"),
@@ -309,6 +281,29 @@ def speedup_section(view: Overview, tuning: Tuning | None) -> Markup | None:
         tag("div", *legend, class_="legend"),
         tag("div", axis, *body, axis, class_="ups"),
     )
+
+
+def _speedup_row(case: CaseResult, peer: Speedup | None, heuristic: Speedup | None, classes: Mapping[str, str], scale: Scale) -> Markup:
+    """The bars of one case, and its figures. `classes`: of the dots of libraries."""
+    svod = case.svod
+    assert svod is not None, "cases without a time of svod were left out"
+    bars, texts = [], []
+    if peer is not None:
+        cls = "level" if peer.is_none else "ahead" if peer.median > 1 else "behind"
+        bars.append(Bar(peer.median, peer.low, peer.high, cls, f"{q.times(peer.median)} {case.best_peer}{_interval(peer)}"))
+        texts.append(tag("span", tag("b", q.times(peer.median), class_=cls), " ", case.best_peer or ""))
+    others = [(o.name, s) for o in case.peers if (s := svod.speedups.get(o.name)) is not None and o.name != case.best_peer]
+    dots = [Bar(s.median, None, None, classes.get(n, PEER_CLASSES[0]), f"{q.times(s.median)} {n}{_interval(s)}") for n, s in others]
+    if heuristic is not None:
+        title = f"{q.times(heuristic.median)} heuristic{_interval(heuristic)}"
+        bars.append(Bar(heuristic.median, heuristic.low, heuristic.high, "gain", title))
+        tuned = case.outcome("tuned")
+        same = tuned is not None and tuned.same_as == "heuristic"
+        texts.append(tag("span", tag("b", q.times(heuristic.median)), " same code" if same else " heuristic"))
+    noisy = tag("abbr", "noisy", title=case.noisy, class_="flag") if case.noisy else None
+    name = tag("div", tag("a", case.title, href=f"#{case_id(case)}"), noisy, class_="rowname")
+    label = f"{case.title}: " + ", ".join(b.title for b in bars)
+    return tag("div", name, charts.speedup_row(bars, dots, scale, label), tag("div", *texts, class_="rowvalue"), class_="uprow")
 
 
 def _interval(s: Speedup) -> str:

@@ -261,89 +261,79 @@ def next_section(view: Overview, tuning: Tuning | None) -> Markup | None:
 
 def machine_section(view: Overview, tuning: Tuning | None) -> Markup:
     """What was measured where, with what."""
-    parts: list[object] = []
-    run = view.latest
-    facts: list[tuple[str, str]] = []
-    if run is not None:
-        m = run.machine
-        facts += [
-            ("processor", m.cpu),
-            ("cores", f"{m.cores}, {m.threads} used by every contestant"),
-            ("caches", f"L1 {q.size(m.l1)}, L2 {q.size(m.l2)} per core, L3 {q.size(m.l3)}"),
-            ("memory", q.size(m.memory)),
-            ("system", m.system),
-            ("host", m.host),
-            ("target", m.target),
-        ]
-        facts += [(name, value) for name, value in run.versions.items()]
-        facts += [
-            (
-                "load",
-                f"average {q.digits(run.load.load_average, 2)}, {q.percent(run.load.foreign)} used by other processes, "
-                f"{q.percent(run.load.steal)} stolen" + (f"; {run.load.busy}" if run.load.busy else ""),
-            )
-        ]
+    facts = _facts_of_run(view.latest) if view.latest is not None else []
     if tuning is not None:
-        if run is None:
+        if view.latest is None:
             facts += [("target", tuning.target), ("compiler", tuning.compiler or "unknown")]
-        facts += [("database", tuning.database)]
-        facts += [(n, v) for n, v in tuning.facts.items()]
-    parts.append(tag("dl", *(tag("div", tag("dt", n), tag("dd", v)) for n, v in facts), class_="facts"))
+        facts += [("database", tuning.database), *tuning.facts.items()]
+    parts: list[object] = [tag("dl", *(tag("div", tag("dt", n), tag("dd", v)) for n, v in facts), class_="facts")]
     ceilings = view.ceilings or (tuning.ceilings if tuning is not None else None)
     if ceilings is not None:
         parts.append(_ceiling_tables(ceilings))
-    if run is not None and run.peers:
-        lines = [
-            Line(
-                [
-                    Cell(p.name),
-                    Cell(p.version or tag("span", p.missing or "missing", class_="muted")),
-                    Cell(q.NOTHING if p.threads is None else str(p.threads), p.threads),
-                    Cell(p.outputs),
-                ]
-            )
-            for p in run.peers
-        ]
-        parts += [
-            tag("h3", "Peers"),
-            table(
-                [Column("library"), Column("version"), Column("threads", True), Column("outputs", minor=True)],
-                lines,
-                caption="Libraries measured in the same rounds",
-            ),
-        ]
+    if view.latest is not None and view.latest.peers:
+        parts += [tag("h3", "Peers"), _peers_table(view.latest)]
     if view.runs:
-        lines = [
-            Line(
-                [
-                    Cell(tag("code", r.settings.command)),
-                    Cell(r.settings.started.replace("T", " ").rstrip("Z")),
-                    Cell(q.seconds(r.settings.seconds), r.settings.seconds),
-                    Cell(str(len(r.cases)), len(r.cases)),
-                    Cell(*_mean_of(r, "tuned/heuristic")),
-                    Cell(*_mean_of(r, f"tuned/{BEST_PEER}")),
-                    Cell(r.machine.host),
-                ]
-            )
-            for r in view.runs
-        ]
-        parts += [
-            tag("h3", "Runs in this report"),
-            table(
-                [
-                    Column("command"),
-                    Column("started (UTC)", minor=True),
-                    Column("took", True, minor=True),
-                    Column("cases", True),
-                    Column("vs heuristic", True),
-                    Column("vs best peer", True),
-                    Column("host", minor=True),
-                ],
-                lines,
-                caption="Runs; of a case measured twice the later counts",
-            ),
-        ]
+        parts += [tag("h3", "Runs in this report"), _runs_table(view.runs)]
     return section("machine", "Machine and versions", *parts)
+
+
+def _facts_of_run(run: Run) -> list[tuple[str, str]]:
+    m, load = run.machine, run.load
+    return [
+        ("processor", m.cpu),
+        ("cores", f"{m.cores}, {m.threads} used by every contestant"),
+        ("caches", f"L1 {q.size(m.l1)}, L2 {q.size(m.l2)} per core, L3 {q.size(m.l3)}"),
+        ("memory", q.size(m.memory)),
+        ("system", m.system),
+        ("host", m.host),
+        ("target", m.target),
+        *run.versions.items(),
+        ("load", f"average {q.digits(load.load_average, 2)}, {q.percent(load.foreign)} used by other processes, "
+                 f"{q.percent(load.steal)} stolen" + (f"; {load.busy}" if load.busy else "")),
+    ]
+
+
+def _peers_table(run: Run) -> Markup:
+    lines = [
+        Line(
+            [
+                Cell(p.name),
+                Cell(p.version or tag("span", p.missing or "missing", class_="muted")),
+                Cell(q.NOTHING if p.threads is None else str(p.threads), p.threads),
+                Cell(p.outputs),
+            ]
+        )
+        for p in run.peers
+    ]
+    columns = [Column("library"), Column("version"), Column("threads", True), Column("outputs", minor=True)]
+    return table(columns, lines, caption="Libraries measured in the same rounds")
+
+
+def _runs_table(runs: Sequence[Run]) -> Markup:
+    lines = [
+        Line(
+            [
+                Cell(tag("code", r.settings.command)),
+                Cell(r.settings.started.replace("T", " ").rstrip("Z")),
+                Cell(q.seconds(r.settings.seconds), r.settings.seconds),
+                Cell(str(len(r.cases)), len(r.cases)),
+                Cell(*_mean_of(r, "tuned/heuristic")),
+                Cell(*_mean_of(r, f"tuned/{BEST_PEER}")),
+                Cell(r.machine.host),
+            ]
+        )
+        for r in runs
+    ]
+    columns = [
+        Column("command"),
+        Column("started (UTC)", minor=True),
+        Column("took", True, minor=True),
+        Column("cases", True),
+        Column("vs heuristic", True),
+        Column("vs best peer", True),
+        Column("host", minor=True),
+    ]
+    return table(columns, lines, caption="Runs; of a case measured twice the later counts")
 
 
 def _mean_of(run: Run, key: str) -> tuple[str, float | None]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -239,27 +239,32 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
     for origin in origins_of(db, key):
         click.echo(f"from      {origin}")
     for row in _rows(db, key):
-        target, mine = row.target, [m for m in measurements if m.target == row.target]
-        told = {(v.linear, v.codegen): v.verdict for v in sorted(verdicts, key=lambda v: v.verdict != "verified") if v.target == target}
-        counts = ", ".join(f"{n} {s}" for s, n in sorted(Counter(m.status for m in mine).items()))
-        click.echo(f"\ntarget    {target}\nrecords   {counts or 'none'}")
-        click.echo("used      " + (f"the heuristic's chain: {row.why}" if row.chain is None else
-                                   f"{chain_words(row.chain)}  ({row.speedup:.2f}x the heuristic)"))
-        holder = db.holder(key, target)
-        if holder is not None:
-            click.echo(f"searched  right now by process {holder.pid} on {holder.host}")
-        used = next((m for m in mine if m.id == row.measurement), None)
-        for s in used.sizes if used is not None else ():
-            click.echo(f"at        {s}: {seconds(s.seconds)}, {1 / s.ratio:.2f}x the heuristic")
-        best = sorted((m for m in mine if m.status == "ok"), key=lambda m: (m.step != "confirm", m.ratio or 9.0, m.time or 9.0, m.id))[:20]
-        if best:
-            print_table(("step", "time", "of heuristic", "verdict", "code generator", "noisy", "opts"),
-                        [(m.step, seconds(m.time), "" if m.ratio is None else f"{m.ratio:.3f}", told.get((m.linear, m.codegen), ""),
-                          str(m.codegen), "yes" if m.noisy else "", chain_words(m.chain)) for m in best],
-                        right=frozenset({"time", "of heuristic", "code generator"}), fold=frozenset({"opts"}))
+        _show_target(db, row, [m for m in measurements if m.target == row.target], [v for v in verdicts if v.target == row.target])
     for line in describe_searches(searches):
         click.echo(line.replace("searched", "searched ", 1))
     _report(db.skipped)
+
+
+def _show_target(db: TuningDB, row: Row, measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> None:
+    """What is known about a kernel on one target: the chain that is used, and the twenty fastest."""
+    told = {(v.linear, v.codegen): v.verdict for v in sorted(verdicts, key=lambda v: v.verdict != "verified")}
+    counts = ", ".join(f"{n} {s}" for s, n in sorted(Counter(m.status for m in measurements).items()))
+    click.echo(f"\ntarget    {row.target}\nrecords   {counts or 'none'}")
+    click.echo("used      " + (f"the heuristic's chain: {row.why}" if row.chain is None else
+                               f"{chain_words(row.chain)}  ({row.speedup:.2f}x the heuristic)"))
+    holder = db.holder(row.kernel, row.target)
+    if holder is not None:
+        click.echo(f"searched  right now by process {holder.pid} on {holder.host}")
+    used = next((m for m in measurements if m.id == row.measurement), None)
+    for s in used.sizes if used is not None else ():
+        click.echo(f"at        {s}: {seconds(s.seconds)}, {1 / s.ratio:.2f}x the heuristic")
+    timed = [m for m in measurements if m.status == "ok"]
+    best = sorted(timed, key=lambda m: (m.step != "confirm", m.ratio or 9.0, m.time or 9.0, m.id))[:20]
+    if best:
+        print_table(("step", "time", "of heuristic", "verdict", "code generator", "noisy", "opts"),
+                    [(m.step, seconds(m.time), "" if m.ratio is None else f"{m.ratio:.3f}", told.get((m.linear, m.codegen), ""),
+                      str(m.codegen), "yes" if m.noisy else "", chain_words(m.chain)) for m in best],
+                    right=frozenset({"time", "of heuristic", "code generator"}), fold=frozenset({"opts"}))
 
 
 @cli.command()
