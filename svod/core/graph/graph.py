@@ -1,8 +1,8 @@
-"""The graph level: shapes of nodes and the constructors Tensor operations build with (docs/ir.md, section 1).
+"""The graph level: shapes of nodes, and the constructors that Tensor operations use (docs/ir.md, section 1).
 
-`shape_of(u)` is the shape of a graph node, a tuple of ints (Dims, where it depends on variables: `svod.core.ir.variable`), worked out from
-its sources and remembered on the node. All
-validation lives there, so that a node built by hand is checked by the same rules as one built by a constructor. A
+`shape_of(u)` infers the shape of a graph node from its sources and caches it on the node. A shape is a tuple of ints, or of Dims where
+extents depend on variables (`svod.core.ir.variable`). `shape_of` does all validation, so the same rules check a node built by hand
+and a node built by a constructor. A
 constructor normalises its argument (negative axes, a -1 in a shape), drops what changes nothing (a reshape to the same
 shape, a permutation of a permutation) and returns a valid node or raises ShapeError with the operation and the shapes.
 
@@ -162,7 +162,7 @@ def _cat_shape(u: UOp) -> Shape:
 
 
 def _beside(shape: Shape, axis: int) -> tuple[int, ...]:
-    """The extents but that of `axis`, and how many there are."""
+    """The extents of all axes except `axis`, and the number of axes."""
     return (len(shape), *shape[:axis], *shape[axis + 1:])
 
 
@@ -302,7 +302,7 @@ def _shapes(nodes: Sequence[UOp]) -> str:
 
 
 def _made(u: UOp) -> UOp:
-    """`u`, checked; in its place a constant of the same shape if it has no elements."""
+    """Check `u` and return it, or a constant of the same shape if it has no elements."""
     shape = shape_of(u)
     return u if 0 not in shape else full(shape, 0, u.dtype)
 
@@ -336,7 +336,7 @@ def buffer(dtype: DType, size: int, device: str = HOST) -> UOp:
 
 
 def new_memory(dtype: DType, size: int, device: str = HOST) -> UOp:
-    """A BUFFER for `assign`, different from every other, whose memory whoever computes what is assigned to it makes anew each time."""
+    """A BUFFER for `assign`, different from every other. Each computation of the assigned value gets new memory for it."""
     unique = UOp(Ops.LUNIQUE, dtypes.void, (), f"memory{next(_unique_ids)}")
     return UOp(Ops.BUFFER, dtype, (unique, UOp(Ops.DEVICE, dtypes.void, (), device)), size)
 
@@ -491,7 +491,7 @@ def gather(x: UOp, index: UOp, axis: int) -> UOp:
 
 
 def cat(nodes: Sequence[UOp], axis: int) -> UOp:
-    """Nodes of one dtype one after the other along `axis`; those without elements are left out."""
+    """Concatenate nodes of one dtype along `axis`. Nodes without elements are left out."""
     axis = _axis("CAT", axis, len(shape_of(nodes[0])))
     result = UOp(Ops.CAT, nodes[0].dtype, tuple(nodes), axis)
     if 0 in shape_of(result):
@@ -621,12 +621,12 @@ def _unassignable(view: UOp) -> str:
 
 
 def storage_of(content: UOp) -> UOp:
-    """The BUFFER whose content, at some time, a BUFFER or AFTER is."""
+    """The BUFFER of which a BUFFER or AFTER denotes a version of the content."""
     return history_of(content)[0]
 
 
 def is_made_anew(storage: UOp) -> bool:
-    """Whether the memory of a BUFFER is made by whoever computes what it holds."""
+    """Whether each computation of the content of a BUFFER gets new memory for it."""
     return storage.src[0].op is Ops.LUNIQUE
 
 
