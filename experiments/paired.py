@@ -70,17 +70,17 @@ class CandidateBudget(ModelBudget):
 
 
 class Finalists:
-    """A laboratory that remembers the finalists that it confirmed: what the search itself found, whatever the heuristic is worth."""
+    """A measurer that remembers the finalists that it confirmed: what the search itself found, whatever the heuristic is worth."""
 
-    def __init__(self, laboratory: Measurer) -> None:
-        self._laboratory = laboratory
+    def __init__(self, measurer: Measurer) -> None:
+        self._worker_measurer = measurer
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._laboratory, name)
+        return getattr(self._worker_measurer, name)
 
     def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
-        answers = self._laboratory.confirm(candidates, seconds)
+        answers = self._worker_measurer.confirm(candidates, seconds)
         self.confirmed = [(c, a) for c, a in zip(candidates, answers, strict=True) if isinstance(a, Confirmed)]
         return answers
 
@@ -133,17 +133,17 @@ def judge(ratio: Ratio) -> str:
 
 
 def search(kernel: Kernel, name: str, setting: str, config: BeamConfig, *, candidates: int, target: Target, executor: Executor,
-           ceilings: Ceilings | None, laboratory: Measurer) -> Found:
+           ceilings: Ceilings | None, measurer: Measurer) -> Found:
     """Search a kernel from nothing, for `config.kernel_budget` seconds or `candidates` (0: as many as there is time for).
 
     A search that starts from sketches may end with the heuristic's chain, which is one of them; without sketches the best that it found by
     itself counts, the heuristic where it found nothing. Raises TuneError when no worker can be started."""
     seconds = config.kernel_budget
-    budget, watched = CandidateBudget(seconds, seconds, candidates=candidates), Finalists(laboratory)
+    budget, watched = CandidateBudget(seconds, seconds, candidates=candidates), Finalists(measurer)
     with TuningDB.open(":none:") as db:
         started = time.perf_counter()
         result = TuneSession([KernelTask(kernel, name=name)], target, executor=executor, db=db, config=config, ceilings=ceilings,
-                             budget=budget, listener=budget.hear, laboratory=lambda _: watched).run()
+                             budget=budget, listener=budget.hear, measurer_of=lambda _: watched).run()
     if result.interrupted:
         raise KeyboardInterrupt
     finding = result.findings[kernel.key]
@@ -240,9 +240,9 @@ def study(args: argparse.Namespace, settings: Mapping[str, Mapping[str, Any]]) -
                         found = []
                         for setting in names:
                             config = BeamConfig(**{"seed": seed, "kernel_budget": args.seconds, **settings[setting]})
-                            laboratory = WorkerMeasurer(kernel, target, executor, config, BenchConfig())
+                            measurer = WorkerMeasurer(kernel, target, executor, config, BenchConfig())
                             found.append(search(kernel, name, setting, config, candidates=args.candidates, target=target, executor=executor,
-                                                ceilings=ceilings, laboratory=laboratory))
+                                                ceilings=ceilings, measurer_of=measurer))
                         line = Line(name, seed, tuple(found), *time_winners(kernel, found, seed))
                     except SvodError as e:
                         print(f"{name} (seed {seed}) is left out: {e}", flush=True)

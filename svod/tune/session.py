@@ -150,13 +150,13 @@ class TuneSession:
     """One budget, many kernels. `strategy` names an entry of `svod.tune.search.strategy.STRATEGIES`. `ceilings`: what the machine can do,
     or what tells it, which is called at most once, after the warm-up rounds of the first kernel, while the workers have nothing to do.
 
-    `laboratory` makes what measures a kernel; the default uses the executor's workers."""
+    `measurer_of` makes what measures a kernel; the default uses the executor's workers."""
 
     def __init__(self, tasks: Sequence[KernelTask], target: Target, *, executor: Executor, db: TuningDB, config: BeamConfig,
                  bench: BenchConfig | None = None, budget: ModelBudget | None = None,
                  ceilings: Ceilings | Callable[[], Ceilings | None] | None = None,
                  listener: Listener = nobody, strategy: str = "beam", shrink: bool = True,
-                 laboratory: Callable[[Kernel], Measurer] | None = None) -> None:
+                 measurer_of: Callable[[Kernel], Measurer] | None = None) -> None:
         self.tasks = sorted({t.key: t for t in tasks}.values(), key=lambda t: (-t.share, t.key))
         self.target, self.executor, self.db, self.config = target, executor, db, config
         self.bench = bench or BenchConfig()
@@ -164,13 +164,13 @@ class TuneSession:
         self.ceilings: Ceilings | None = None if callable(ceilings) else ceilings
         self._tell_ceilings = ceilings if callable(ceilings) else None
         self.listener, self.strategy = listener, strategy
-        self.laboratory = laboratory or (lambda kernel: self._laboratory(kernel, shrink))
+        self.measurer_of = measurer_of or (lambda kernel: self._worker_measurer(kernel, shrink))
         self.result = SessionResult()
         self._claims: dict[str, Any] = {}
         self._searches: dict[str, str] = {}     # kernel key → id in the database
         self._tasks_by_key = {t.key: t for t in self.tasks}
 
-    def _laboratory(self, kernel: Kernel, shrink: bool) -> Measurer:
+    def _worker_measurer(self, kernel: Kernel, shrink: bool) -> Measurer:
         if kernel.variables:
             return SizedMeasurer(kernel, self._tasks_by_key[kernel.key].timed_at, self.target, self.executor, self.config, self.bench)
         return WorkerMeasurer(kernel, self.target, self.executor, self.config, self.bench, shrink=shrink)
@@ -286,7 +286,7 @@ class TuneSession:
                                      bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
         self._searches[task.key] = self.db.begin_search(task.key, self.target.key, strategy=self.strategy,
                                                         executor=self.executor.description, config=dataclasses.asdict(self.config))
-        search = KernelSearch(task.key, task.name or task.key[:12], base, heuristic(base), self.config, self.laboratory(kernel),
+        search = KernelSearch(task.key, task.name or task.key[:12], base, heuristic(base), self.config, self.measurer_of(kernel),
                               seeds=seeds, known=frozenset(known), bound=self._bound(task),
                               calls=task.calls, strategy_name=self.strategy, listener=self.listener, clock=self.budget.clock)
         search.record = lambda candidates: self._record_round(search, candidates)

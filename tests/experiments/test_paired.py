@@ -17,7 +17,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.measure.candidate import Status
 from svod.tune.measure.measurer import Failure
 from svod.tune.workers.executor import InlineExecutor
-from tests.tune.replay import ReplayedLaboratory
+from tests.tune.replay import ReplayedMeasurer
 from tests.tune.search_kernels import TARGET, gemm
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
@@ -84,15 +84,15 @@ def test_the_table(paired: Any) -> None:
     assert data["verdicts"] == ["=", "worse"] and data["found"][1]["chain"] == [["UPCAST", "o0", 8]]
 
 
-def search(paired: Any, lab: ReplayedLaboratory, candidates: int = 0, **options: Any) -> Any:
+def search(paired: Any, measurer: ReplayedMeasurer, candidates: int = 0, **options: Any) -> Any:
     config = BeamConfig(**{"width": 2, "round_size": 6, **options})
     with InlineExecutor() as executor:
         return paired.search(gemm(48, 64, 40), "gemm", "a setting", config, candidates=candidates, target=TARGET, executor=executor,
-                             ceilings=None, laboratory=lab)
+                             ceilings=None, measurer_of=measurer)
 
 
 def test_a_search_ends_with_the_round_that_has_the_candidates(paired: Any) -> None:
-    whole, part = search(paired, ReplayedLaboratory()), search(paired, ReplayedLaboratory(), 15)
+    whole, part = search(paired, ReplayedMeasurer()), search(paired, ReplayedMeasurer(), 15)
     assert 15 <= part.candidates < whole.candidates and part.setting == "a setting"
 
 
@@ -101,7 +101,7 @@ def test_without_sketches_the_search_answers_for_itself(paired: Any) -> None:
     def seconds(c: Any) -> float:
         return 1e-4 if c.origin == "heuristic" else 1e-3
 
-    class Forgetful(ReplayedLaboratory):
+    class Forgetful(ReplayedMeasurer):
         def build(self, *args: Any, **more: Any) -> Any:
             self.built.clear()      # the heuristic's code may be found again
             return super().build(*args, **more)
@@ -113,11 +113,11 @@ def test_without_sketches_the_search_answers_for_itself(paired: Any) -> None:
 def test_where_nothing_else_runs_the_heuristic_stands_in(paired: Any) -> None:
     def crash(c: Any) -> Any:
         return None if c.origin == "heuristic" else Failure(Status.CRASH, "the table says so")
-    found = search(paired, ReplayedLaboratory(running=crash), sketches=False)
+    found = search(paired, ReplayedMeasurer(running=crash), sketches=False)
     assert found.nothing and found.chain == heuristic(Scheduler(gemm(48, 64, 40), TARGET)).applied_opts
-    assert not search(paired, ReplayedLaboratory(running=crash)).nothing, "a search from sketches answers with the heuristic"
+    assert not search(paired, ReplayedMeasurer(running=crash)).nothing, "a search from sketches answers with the heuristic"
 
-    class Unconfirmed(ReplayedLaboratory):
+    class Unconfirmed(ReplayedMeasurer):
         def confirm(self, candidates: Any, seconds: float) -> Any:
             return [Failure(Status.CRASH, "the table says so")] * len(candidates)
     assert not search(paired, Unconfirmed(), sketches=False).nothing, "the fastest that it verified is its own"

@@ -1,4 +1,4 @@
-"""A laboratory without hardware: times, failures and wrong outputs come from a table over the states' digests. And the search that the
+"""A measurer without hardware: times, failures and wrong outputs come from a table over the states' digests. And the search that the
 tests run in it.
 
 A state that the table does not hold gets a time made from its digest, so that a whole search can be replayed: the same seed gives
@@ -30,7 +30,7 @@ def made_up_seconds(c: Candidate) -> float:
 
 
 @dataclass
-class ReplayedLaboratory:
+class ReplayedMeasurer:
     """`seconds(c)` is the true time. The other tables are asked by candidate and give None for "nothing special"."""
 
     seconds: Callable[[Candidate], float] = made_up_seconds
@@ -100,11 +100,11 @@ def is_failure(status: Status) -> Callable[[Any], Failure]:
     return lambda c: Failure(status, f"the table says {status}")
 
 
-def make_search(lab: Any, *, width: int = 2, seeds: Sequence[tuple[Scheduler, Origin]] = (), known: Sequence[str] = (), bound: float = 0.0,
-                heuristic: Scheduler = HEURISTIC, events: list[SearchEvent] | None = None, **options: Any) -> KernelSearch:
+def make_search(measurer: Any, *, width: int = 2, seeds: Sequence[tuple[Scheduler, Origin]] = (), known: Sequence[str] = (),
+                bound: float = 0.0, heuristic: Scheduler = HEURISTIC, events: list[SearchEvent] | None = None, **options: Any) -> KernelSearch:
     config = BeamConfig(width=width, **{"round_size": 8, **options})
     heard: list[SearchEvent] = [] if events is None else events
-    return KernelSearch("key", "gemm", BASE, heuristic, config, lab, seeds=seeds, known=frozenset(known), bound=bound,
+    return KernelSearch("key", "gemm", BASE, heuristic, config, measurer, seeds=seeds, known=frozenset(known), bound=bound,
                         listener=heard.append)
 
 

@@ -1,4 +1,4 @@
-"""Sessions of one test: replayed laboratories, or budgets that count rounds and not seconds."""
+"""Sessions of one test: replayed measurers, or budgets that count rounds and not seconds."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import SearchEvent
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.executor import Executor
-from tests.tune.replay import ReplayedLaboratory
+from tests.tune.replay import ReplayedMeasurer
 from tests.tune.search_kernels import TARGET
 
 
@@ -27,14 +27,14 @@ class Rounds(ModelBudget):
         return super().next([k for k in kernels if len(k.history) < self.rounds])
 
 
-def replayed_session(db: TuningDB, executor: Executor, *kernels: Kernel, labs: dict[str, ReplayedLaboratory] | None = None,
+def replayed_session(db: TuningDB, executor: Executor, *kernels: Kernel, measurers: dict[str, ReplayedMeasurer] | None = None,
                      events: list[SearchEvent] | None = None, target: Target = TARGET, budget: ModelBudget | None = None,
                      ceilings: Any = None, **options: Any) -> TuneSession:
-    """A session of beam 2 in which nothing is run: each kernel's laboratory is the one of `labs`, else one of its own, which is put there.
+    """A session of beam 2 in which nothing is run: each kernel's measurer is the one of `measurers`, else a new one, put there.
     `options`: of the BeamConfig."""
-    made: dict[str, ReplayedLaboratory] = {} if labs is None else labs
+    made: dict[str, ReplayedMeasurer] = {} if measurers is None else measurers
     heard: list[SearchEvent] = [] if events is None else events
     config = BeamConfig(width=2, **{"round_size": 6, **options})
     return TuneSession([KernelTask(k, name=f"kernel {i}") for i, k in enumerate(kernels)], target, executor=executor, db=db, config=config,
                        budget=budget, listener=heard.append, ceilings=ceilings,
-                       laboratory=lambda k: made.setdefault(k.key, ReplayedLaboratory()))
+                       measurer_of=lambda k: made.setdefault(k.key, ReplayedMeasurer()))

@@ -1,4 +1,4 @@
-"""Sessions: kernels, budget, database, interruption. Replayed laboratories, except for the last test, which searches for real."""
+"""Sessions: kernels, budget, database, interruption. Replayed measurers, except for the last test, which searches for real."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from svod.tune.search.kernel_search import BUDGET_SPENT
 from svod.tune.session import KernelTask, SessionResult, TuneSession, roofline_bound
 from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor
 from tests.core.corpus import data, kernel_of
-from tests.tune.replay import ReplayedLaboratory, is_failure, made_up_seconds
+from tests.tune.replay import ReplayedMeasurer, is_failure, made_up_seconds
 from tests.tune.search_kernels import TARGET, elementwise, gemm, row_reduce
 from tests.tune.sessions import Rounds, replayed_session
 
@@ -59,11 +59,11 @@ def test_every_kernel_is_searched_confirmed_and_remembered(db: TuningDB, executo
 
 
 def test_evidence_is_stored_for_every_candidate_that_was_built(db: TuningDB, executor: Executor) -> None:
-    labs: dict[str, ReplayedLaboratory] = {}
-    result = replayed_session(db, executor, GEMM, labs=labs).run()
+    measurers: dict[str, ReplayedMeasurer] = {}
+    result = replayed_session(db, executor, GEMM, measurers=measurers).run()
     rows = [m for m, _ in db.select(Measurement, GEMM.key)]
     assert result.rows >= len(rows)
-    assert {m.linear for m in rows} == set(labs[GEMM.key].built)
+    assert {m.linear for m in rows} == set(measurers[GEMM.key].built)
     assert {m.step for m in rows} == {"screen", "race", "confirm"}
     assert all(m.ratio is not None for m in rows if m.step != "screen" and m.status == "ok")
     verified = {v.linear for v, _ in db.select(Verdict, GEMM.key) if v.verdict == "verified"}
@@ -71,7 +71,7 @@ def test_evidence_is_stored_for_every_candidate_that_was_built(db: TuningDB, exe
 
 
 def test_a_heuristic_that_nothing_beats_is_a_result_too(db: TuningDB, executor: Executor) -> None:
-    result = replayed_session(db, executor, RELU, labs={RELU.key: ReplayedLaboratory(seconds=lambda c: 1e-3)}).run()
+    result = replayed_session(db, executor, RELU, measurers={RELU.key: ReplayedMeasurer(seconds=lambda c: 1e-3)}).run()
     found = result.findings[RELU.key]
     winner = db.winner(RELU.key, TARGET.key)
     assert winner is not None
@@ -83,8 +83,8 @@ def test_a_wrong_candidate_is_recorded_as_wrong(db: TuningDB, executor: Executor
     def wrong(c: Candidate) -> bool:
         return c.digest[0] % 2 == 1 and c.origin is not Origin.HEURISTIC
 
-    lab = ReplayedLaboratory(seconds=lambda c: made_up_seconds(c) * (1e-3 if wrong(c) else 1.0), wrong=wrong)   # the fastest ones are wrong
-    replayed_session(db, executor, GEMM, labs={GEMM.key: lab}).run()
+    measurer = ReplayedMeasurer(seconds=lambda c: made_up_seconds(c) * (1e-3 if wrong(c) else 1.0), wrong=wrong)  # the fast are wrong
+    replayed_session(db, executor, GEMM, measurers={GEMM.key: measurer}).run()
     verdicts = [v for v, _ in db.select(Verdict, GEMM.key) if v.verdict == "wrong"]
     assert verdicts
     assert all(v.reason for v in verdicts)
@@ -97,27 +97,27 @@ def test_failures_are_recorded_with_their_reason(db: TuningDB, executor: Executo
 
     def some(c: Candidate) -> Failure | None:
         return failing(c) if c.digest[0] % 3 == 1 else None
-    replayed_session(db, executor, GEMM, labs={GEMM.key: ReplayedLaboratory(**{step: some})}).run()
+    replayed_session(db, executor, GEMM, measurers={GEMM.key: ReplayedMeasurer(**{step: some})}).run()
     rows = [m for m, _ in db.select(Measurement, GEMM.key) if m.status == str(status)]
     assert rows
     assert all("the table says" in m.reason for m in rows)
 
 
 def test_a_second_session_compiles_nothing_that_was_measured(db: TuningDB, executor: Executor) -> None:
-    first: dict[str, ReplayedLaboratory] = {}
-    found = replayed_session(db, executor, GEMM, labs=first).run().findings[GEMM.key]
-    second: dict[str, ReplayedLaboratory] = {}
-    again = replayed_session(db, executor, GEMM, labs=second, seed=9).run().findings[GEMM.key]
+    first: dict[str, ReplayedMeasurer] = {}
+    found = replayed_session(db, executor, GEMM, measurers=first).run().findings[GEMM.key]
+    second: dict[str, ReplayedMeasurer] = {}
+    again = replayed_session(db, executor, GEMM, measurers=second, seed=9).run().findings[GEMM.key]
     common = set(first[GEMM.key].built) & set(second[GEMM.key].built)
     assert len(common) < 0.2 * len(first[GEMM.key].built), "seeds are timed anew, nothing else"
     assert again.seconds <= found.seconds
 
 
 def test_ignore_cache_searches_as_if_nothing_were_known(db: TuningDB, executor: Executor) -> None:
-    first: dict[str, ReplayedLaboratory] = {}
-    replayed_session(db, executor, GEMM, labs=first).run()
-    second: dict[str, ReplayedLaboratory] = {}
-    replayed_session(db, executor, GEMM, labs=second, ignore_cache=True).run()
+    first: dict[str, ReplayedMeasurer] = {}
+    replayed_session(db, executor, GEMM, measurers=first).run()
+    second: dict[str, ReplayedMeasurer] = {}
+    replayed_session(db, executor, GEMM, measurers=second, ignore_cache=True).run()
     assert first[GEMM.key].trace == second[GEMM.key].trace
 
 
@@ -142,7 +142,7 @@ def test_a_kernel_that_another_process_searches_is_left_to_it(tmp_path: Any, exe
 
 
 def test_an_interrupt_keeps_what_was_found_and_confirms_it(db: TuningDB, executor: Executor) -> None:
-    lab = ReplayedLaboratory()
+    measurer = ReplayedMeasurer()
     calls = 0
 
     def interrupt_later(c: Candidate) -> Failure | None:
@@ -151,8 +151,8 @@ def test_an_interrupt_keeps_what_was_found_and_confirms_it(db: TuningDB, executo
         if calls == 30:
             raise KeyboardInterrupt
         return None
-    lab.running = interrupt_later
-    result = replayed_session(db, executor, GEMM, SUM, labs={GEMM.key: lab}).run()
+    measurer.running = interrupt_later
+    result = replayed_session(db, executor, GEMM, SUM, measurers={GEMM.key: measurer}).run()
     assert result.interrupted
     assert set(result.findings) == {GEMM.key, SUM.key}
     assert result.findings[GEMM.key].verified
@@ -187,20 +187,20 @@ def test_an_interrupt_keeps_what_was_found_for_a_kernel_that_another_process_gav
             if calls == 30:
                 raise KeyboardInterrupt
             return None
-        labs = {SUM.key: ReplayedLaboratory(), GEMM.key: ReplayedLaboratory()}
-        labs[SUM.key].running, labs[GEMM.key].running = give_back, interrupt_later
-        result = replayed_session(mine, executor, GEMM, SUM, labs=labs).run()
+        measurers = {SUM.key: ReplayedMeasurer(), GEMM.key: ReplayedMeasurer()}
+        measurers[SUM.key].running, measurers[GEMM.key].running = give_back, interrupt_later
+        result = replayed_session(mine, executor, GEMM, SUM, measurers=measurers).run()
         assert result.interrupted and not result.pending
         assert result.findings[GEMM.key].verified
 
 
 def test_the_budget_is_kept_and_every_kernel_has_an_answer(db: TuningDB, executor: Executor) -> None:
     now = [0.0]
-    labs: dict[str, ReplayedLaboratory] = {}
+    measurers: dict[str, ReplayedMeasurer] = {}
     for k in (GEMM, SUM, RELU):
-        labs[k.key] = ReplayedLaboratory(clock=lambda seconds: now.__setitem__(0, now[0] + seconds))
+        measurers[k.key] = ReplayedMeasurer(clock=lambda seconds: now.__setitem__(0, now[0] + seconds))
     budget = ModelBudget(8.0, 40.0, lambda: now[0])
-    result = replayed_session(db, executor, GEMM, SUM, RELU, labs=labs, budget=budget).run()
+    result = replayed_session(db, executor, GEMM, SUM, RELU, measurers=measurers, budget=budget).run()
     assert set(result.findings) == {GEMM.key, SUM.key, RELU.key}
     assert all(f.verified for f in result.findings.values())
     assert now[0] <= 8.0 + 3 * 4 * 0.05 + 0.1
@@ -210,9 +210,9 @@ def test_a_kernel_whose_rounds_end_slowly_keeps_within_the_budget(db: TuningDB, 
     """The race and the verification that end a round, and the verification of the finalists, are begun in time."""
     now = [0.0]
     times: dict[bytes, float] = {}      # each candidate is faster than those before, so nothing but the budget ends the search
-    lab = ReplayedLaboratory(seconds=lambda c: times.setdefault(c.digest, 2e-3 * 0.97 ** len(times)),
+    measurer = ReplayedMeasurer(seconds=lambda c: times.setdefault(c.digest, 2e-3 * 0.97 ** len(times)),
                              clock=lambda seconds: now.__setitem__(0, now[0] + seconds))
-    race, verify = lab.race, lab.verify
+    race, verify = measurer.race, measurer.verify
 
     def slow_race(candidates: Sequence[Candidate]) -> Any:
         now[0] += 6.0
@@ -221,8 +221,8 @@ def test_a_kernel_whose_rounds_end_slowly_keeps_within_the_budget(db: TuningDB, 
     def slow_verify(candidates: Sequence[Candidate]) -> Any:
         now[0] += 1.0 * len(candidates)
         return verify(candidates)
-    lab.race, lab.verify = slow_race, slow_verify   # type: ignore[method-assign]
-    result = replayed_session(db, executor, GEMM, labs={GEMM.key: lab}, budget=ModelBudget(40.0, 40.0, lambda: now[0])).run()
+    measurer.race, measurer.verify = slow_race, slow_verify   # type: ignore[method-assign]
+    result = replayed_session(db, executor, GEMM, measurers={GEMM.key: measurer}, budget=ModelBudget(40.0, 40.0, lambda: now[0])).run()
     assert result.findings[GEMM.key].confirmed
     assert result.findings[GEMM.key].why == BUDGET_SPENT and now[0] <= 40.0
 

@@ -1,7 +1,7 @@
 """What a search asks to have done, and the answers: the border between deciding and doing.
 
-The search (`search.py`, `beam.py`) decides; a `Laboratory` does: it lowers, builds, times and verifies, in worker processes
-(`svod.tune.measure.worker_measurer.WorkerLaboratory`) or from a table of recorded measurements (the tests). Every answer is a record;
+The search (`search.py`, `beam.py`) decides; a `Measurer` does: it lowers, builds, times and verifies, in worker processes
+(`svod.tune.measure.worker_measurer.WorkerMeasurer`) or from a table of recorded measurements (the tests). Every answer is a record;
 a candidate that fails gives a `Failure`, never an exception. Answers stand in the order of the candidates asked about.
 """
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The laboratory of a kernel with variables: the jobs of `svod.tune.measure.sized_work` on an executor's workers.
+"""The measurer of a kernel with variables: the jobs of `svod.tune.measure.sized_work` on an executor's workers.
 
 Every candidate is held against the heuristic at each size: one that takes clearly more than `WORST_RATIO` of its time at any of them is
 dropped from a race as too slow, whatever it gains at the others. The confirmation decides (`svod.tune.db.winners`).

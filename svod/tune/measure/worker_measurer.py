@@ -1,4 +1,4 @@
-"""The laboratory of a real search: the jobs of `svod.tune.measure.work` on an executor's workers."""
+"""The measurer of a real search: the jobs of `svod.tune.measure.work` on an executor's workers."""
 from __future__ import annotations
 
 import math
@@ -40,7 +40,7 @@ def _chain(candidate: Candidate) -> list[Any]:
 
 
 class WorkerMeasurer:
-    """Does what a search of one kernel decides (`svod.tune.measure.measurer.Laboratory`), on an executor that others may share.
+    """Does what a search of one kernel decides (`svod.tune.measure.measurer.Measurer`), on an executor that others may share.
 
     `shrink`: time slices of long kernels while screening and racing."""
 

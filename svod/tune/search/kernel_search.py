@@ -134,7 +134,7 @@ class KernelSearch:
     base: Any
     heuristic: Any
     config: BeamConfig
-    lab: Measurer
+    measurer: Measurer
     seeds: Sequence[tuple[Any, Origin]] = ()
     known: Collection[str] = ()
     bound: float = 0.0
@@ -204,7 +204,7 @@ class KernelSearch:
 
     # -- steps ------------------------------------------------------------------------------------------------------------
     def step(self, deadline: float = float("inf")) -> None:
-        """One round; `deadline` on `clock` is when it has to wind up, for about `round_end`. Raises what the laboratory may raise."""
+        """One round; `deadline` on `clock` is when it has to wind up, for about `round_end`. Raises what the measurer may raise."""
         if self.finished:
             return
         started = self.clock()
@@ -338,7 +338,7 @@ class KernelSearch:
             else:
                 within.append(c)
         lowered = []
-        for c, answer in zip(within, self.lab.lower(within), strict=True):
+        for c, answer in zip(within, self.measurer.lower(within), strict=True):
             if isinstance(answer, Failure):
                 c.fail(answer.status, answer.reason)
                 continue
@@ -401,7 +401,7 @@ class KernelSearch:
 
     def _build_and_screen(self, candidates: Sequence[Candidate]) -> None:
         built = []
-        for c, answer in zip(candidates, self.lab.build(candidates, passes=False, deadline=self.compile_deadline), strict=True):
+        for c, answer in zip(candidates, self.measurer.build(candidates, passes=False, deadline=self.compile_deadline), strict=True):
             if isinstance(answer, Failure):
                 self._drop(c, answer)
             else:
@@ -428,16 +428,16 @@ class KernelSearch:
         A neighbour on the memory bus can take half of the bandwidth for seconds. If nearly all candidates are too slow, the incumbent is
         timed again, and the candidates are held against its new time."""
         if self.incumbent is None:
-            return self.lab.screen(built, None), 1.0
-        timings = self.lab.screen(built, self.incumbent.seconds)
+            return self.measurer.screen(built, None), 1.0
+        timings = self.measurer.screen(built, self.incumbent.seconds)
         slow = [t.status is Status.TIMEOUT if isinstance(t, Failure) else t.cut for t in timings]
         if sum(slow) <= MOST_OF_A_CHUNK * len(built):
             return timings, 1.0
-        now = self.lab.screen([self.incumbent], None)[0]        # without a limit: it might be cut by its own
+        now = self.measurer.screen([self.incumbent], None)[0]        # without a limit: it might be cut by its own
         if isinstance(now, Failure) or now.seconds <= SLOWER_MACHINE * self.incumbent.seconds:
             return timings, 1.0
         again = [i for i, t in enumerate(timings) if slow[i] or isinstance(t, Screened)]
-        for i, timing in zip(again, self.lab.screen([built[i] for i in again], now.seconds), strict=True):
+        for i, timing in zip(again, self.measurer.screen([built[i] for i in again], now.seconds), strict=True):
             timings[i] = timing
         return timings, now.seconds / self.incumbent.seconds
 
@@ -457,7 +457,7 @@ class KernelSearch:
             self._choose_incumbent()
         if self.incumbent is not None and racers:
             along = self._is_measured_again(self.incumbent)
-            race = self.lab.race([self.incumbent, *racers, *([self.baseline] if along else [])])
+            race = self.measurer.race([self.incumbent, *racers, *([self.baseline] if along else [])])
             noisy, self.noise = race.noisy, race.noise
             near = BOUND_REFUTED * self.bound <= race.anchor <= BOUND_REACHED * self.bound and not noisy
             self.at_bound = self.at_bound + 1 if near else 0
@@ -498,7 +498,7 @@ class KernelSearch:
 
     def _verify(self, candidates: Sequence[Candidate]) -> None:
         started = self.clock()
-        verdicts = self.lab.verify(candidates)
+        verdicts = self.measurer.verify(candidates)
         self.verify_pace = (self.clock() - started) / len(candidates)
         for c, verdict in zip(candidates, verdicts, strict=True):
             c.known["how"] = verdict.how
@@ -534,7 +534,7 @@ class KernelSearch:
         baseline = self.baseline if self.baseline.status is Status.VERIFIED else None
         field_ = [*([baseline] if baseline else []), *finalists]
         built = []
-        for c, answer in zip(field_, self.lab.build(field_, passes=True, deadline=self.config.timeout_sec), strict=True):
+        for c, answer in zip(field_, self.measurer.build(field_, passes=True, deadline=self.config.timeout_sec), strict=True):
             if isinstance(answer, Failure):
                 log.info("%s: %s does not compile with passes: %s", self.name, chain_text(c.chain), answer.reason)
             else:
@@ -542,7 +542,7 @@ class KernelSearch:
                 built.append(c)
         # what the passes made is another binary: it is judged again before it can win
         right = []
-        for c, v in zip(built, self.lab.verify(built), strict=True):
+        for c, v in zip(built, self.measurer.verify(built), strict=True):
             if v.right:
                 right.append(c)
             elif v.right is False:
@@ -550,7 +550,7 @@ class KernelSearch:
                 self.refuted.append(c)
                 self._forget(c)
         left = max(CONFIRM_FLOOR, deadline - self.clock() - WIND_UP)      # compiling and verifying the finalists took of it
-        answers = self.lab.confirm(right, min(seconds, left)) if right else []
+        answers = self.measurer.confirm(right, min(seconds, left)) if right else []
         self.confirmed = [(c, t) for c, t in zip(right, answers, strict=True) if isinstance(t, Confirmed)]
         if not self.confirmed:
             return self.result()
@@ -567,7 +567,7 @@ class KernelSearch:
         count = min(SEMIFINAL * self.places, int(seconds / (RACE_RUNS * max(self.best, 1e-9))))
         if min(count, len(verified)) <= self.places:
             return verified
-        ratios = self.lab.race(verified[:count]).ratios
+        ratios = self.measurer.race(verified[:count]).ratios
         raced = []
         for c, r in zip(verified[:count], ratios, strict=True):
             if isinstance(r, Failure):

@@ -33,7 +33,7 @@ from svod.tune.session import KernelTask, TuneSession, score_bound
 from svod.tune.workers.executor import InlineExecutor
 from svod.tune.workers.jobs import Outcome
 from tests.tune.db.samples import confirmed
-from tests.tune.replay import ReplayedLaboratory
+from tests.tune.replay import ReplayedMeasurer
 from tests.tune.sessions import Rounds, replayed_session
 
 TARGET = host_target(2)
@@ -110,7 +110,7 @@ def slow_at(ratio: float) -> list[dict[str, Any]]:
     return [{"at": {"v0": 1}, "seconds": 1e-6, "ratio": ratio}, {"at": {"v0": 40}, "seconds": 1e-5, "ratio": 0.3}]
 
 
-class Sized(ReplayedLaboratory):
+class Sized(ReplayedMeasurer):
     """Confirms as if everything but the heuristic were slow at one size."""
 
     worst = 1.5
@@ -127,10 +127,10 @@ def test_a_chain_that_is_slow_at_one_size_is_refused(worst: float) -> None:
     if worst > 1.2:
         reason = rejection(confirmed(0.5, host={"sizes": slow_at(worst)}))
         assert reason == "at v0=1 it takes 1.25 times the heuristic's time; 1.2 is allowed"
-    lab = Sized(seconds=lambda c: 1e-3 if c.origin is Origin.HEURISTIC else 0.5e-3)
-    lab.worst = worst
+    measurer = Sized(seconds=lambda c: 1e-3 if c.origin is Origin.HEURISTIC else 0.5e-3)
+    measurer.worst = worst
     with InlineExecutor() as executor, TuningDB.open(":none:") as db:
-        result = replayed_session(db, executor, KERNEL, labs={KERNEL.key: lab}, target=TARGET, round_size=4).run()
+        result = replayed_session(db, executor, KERNEL, measurers={KERNEL.key: measurer}, target=TARGET, round_size=4).run()
         winner = db.winner(KERNEL.key, TARGET.key)
         assert winner is not None and (winner.ratio == 1.0) == (worst > 1.2), "the heuristic stays"
         assert (result.findings[KERNEL.key].source == "heuristic") == (worst > 1.2)
@@ -146,18 +146,18 @@ def test_a_race_drops_what_is_slow_at_one_size(relative: float) -> None:
             return [Outcome("ok", (Race((1.0, 0.5), 1e-5, 0.0, noisy=True), [[1.0, 1.0], [relative / 0.9, 0.2]]))]
     asked: list[int] = []
     with InlineExecutor() as executor:
-        lab = Answering(KERNEL, ((1,), (40,)), TARGET, executor, BeamConfig())
-    lab.heuristic_linear, lab.relative = "h", {"a": (0.9, 0.9)}
+        measurer = Answering(KERNEL, ((1,), (40,)), TARGET, executor, BeamConfig())
+    measurer.heuristic_linear, measurer.relative = "h", {"a": (0.9, 0.9)}
     state = Scheduler(KERNEL, TARGET)
     racers = [Candidate(state, (), Origin.SKETCH, linear=linear, seconds=1e-5) for linear in ("a", "b")]
-    first, second = lab.race(racers).ratios
+    first, second = measurer.race(racers).ratios
     assert first == 1.0
     if relative > 1.32:
         assert isinstance(second, Failure) and second.status is Status.SLOW
         assert second.reason == "at v0=1 it takes 1.40 times the heuristic's time; 1.2 is allowed"
     else:
         assert second == 0.5
-    lab.race(racers)
+    measurer.race(racers)
     assert asked == [VOID_REPEATS, RESTLESS_REPEATS], "a machine that did not come to rest is not waited for again"
 
 
@@ -170,10 +170,10 @@ def test_what_takes_long_at_one_size_is_repeated_less_and_confirmed_in_fewer_rou
     racers = [Candidate(Scheduler(KERNEL, TARGET), (), Origin.SKETCH, linear=linear, seconds=1e-2) for linear in ("h", "a")]
     for heuristic, repeats, rounds in (((1e-2, 1e-2), VOID_REPEATS, 15), ((1e-3, 0.1), 1, 14)):
         with InlineExecutor() as executor:
-            lab = Listening(KERNEL, ((1,), (40,)), TARGET, executor, BeamConfig())
-        lab.heuristic_linear, lab.heuristic = "h", heuristic
-        lab.race(racers)
-        lab.confirm(racers, 3.0)
+            measurer = Listening(KERNEL, ((1,), (40,)), TARGET, executor, BeamConfig())
+        measurer.heuristic_linear, measurer.heuristic = "h", heuristic
+        measurer.race(racers)
+        measurer.confirm(racers, 3.0)
         assert asked["race_sizes"][4] == repeats and asked["confirm_sizes"][1] == rounds
 
 

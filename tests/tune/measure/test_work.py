@@ -72,9 +72,9 @@ def test_the_error_of_a_median_is_that_of_repeated_races(rounds: int) -> None:
 def test_a_confirmation_of_what_takes_long_has_fewer_rounds(seconds: float, factor: float, rounds: int) -> None:
     kernel = gemm(4, 4, 4)
     base = Scheduler(kernel, TARGET)
-    lab = WorkerMeasurer(kernel, TARGET, InlineExecutor(), BeamConfig())
+    measurer = WorkerMeasurer(kernel, TARGET, InlineExecutor(), BeamConfig())
     field = [Candidate(base, (), Origin.HEURISTIC, seconds=seconds), Candidate(base, (), Origin.UNTOUCHED, seconds=seconds)]
-    assert lab.confirm_rounds(field, 3.0, factor) == rounds
+    assert measurer.confirm_rounds(field, 3.0, factor) == rounds
     short = WorkerMeasurer(kernel, TARGET, InlineExecutor(), BeamConfig(), BenchConfig(rounds=3))
     assert short.confirm_rounds(field, 3.0, factor) == 3, "fewer are what was asked for"
 
@@ -83,29 +83,29 @@ def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
     asked: list[int] = []
     restless = [False, True, True, False, False]
 
-    class Laboratory(WorkerMeasurer):
+    class Measurer(WorkerMeasurer):
         def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, module: str = "") -> list[Outcome]:
             asked.append(items[0][3])
             return [Outcome("ok", Race((1.0, 1.0), 1e-3, 0.01, restless[len(asked) - 1]))]
     kernel = gemm(4, 4, 4)
     base = Scheduler(kernel, TARGET)
-    lab = Laboratory(kernel, TARGET, InlineExecutor(), BeamConfig())
+    measurer = Measurer(kernel, TARGET, InlineExecutor(), BeamConfig())
     field = [Candidate(base, (), Origin.UNTOUCHED, seconds=1e-3), Candidate(base, (), Origin.HEURISTIC, seconds=1e-3)]
     for noisy in restless:
-        assert lab.race(field).noisy is noisy
+        assert measurer.race(field).noisy is noisy
     assert asked == [VOID_REPEATS, VOID_REPEATS, RESTLESS_REPEATS, RESTLESS_REPEATS, VOID_REPEATS]
     restless += [True, False, False]
     for seconds, part, repeats in ((0.2, 1.0, 0), (0.2, 0.2, 2), (1e-3, 1.0, VOID_REPEATS)):
         for c in field:             # a batch takes (2 · 4 + 6) · 0.2 s, or that of a part of the kernel
             c.seconds, c.linear = seconds, "known"
-        lab.parts["known"] = part
-        lab.race(field)
+        measurer.parts["known"] = part
+        measurer.race(field)
         assert asked[-1] == repeats
     restless += [True, True, False]
     for seconds, repeats in ((1e-3, VOID_REPEATS), (0.2, 0), (1e-3, RESTLESS_REPEATS)):     # a race that is not repeated tells nothing
         for c in field:
             c.seconds, c.linear = seconds, ""
-        lab.race(field)
+        measurer.race(field)
         assert asked[-1] == repeats
-    assert lab.race_rounds([1e-3] * 2) == (8, VOID_REPEATS)
-    assert lab.race_rounds([1e-3] * 2, 40.0) == (8, 1), "at sizes that take 40 times as long together"
+    assert measurer.race_rounds([1e-3] * 2) == (8, VOID_REPEATS)
+    assert measurer.race_rounds([1e-3] * 2, 40.0) == (8, 1), "at sizes that take 40 times as long together"

@@ -16,7 +16,7 @@ from svod.tune.measure.measurer import Confirmed, Failure
 from svod.tune.search.actions import default_actions
 from svod.tune.search.beam import Beam
 from svod.tune.search.kernel_search import HOPELESS, KernelSearch
-from tests.tune.replay import BASE, HEURISTIC, ReplayedLaboratory, made_up_seconds, make_search, raced, run
+from tests.tune.replay import BASE, HEURISTIC, ReplayedMeasurer, made_up_seconds, make_search, raced, run
 from tests.tune.search_kernels import TARGET, elementwise, gemm
 
 
@@ -153,17 +153,17 @@ def test_an_untouched_kernel_that_is_hopeless_is_not_run_where_there_are_other_s
     good = apply_opts(base, [Opt("UPCAST", "o1", 32), Opt("UPCAST", "o0", 6)])
     assert cost_of(base).cycles > HOPELESS * cost_of(good).cycles
     for seeds, run_ in (([(apply_opt(base, Opt("UPCAST", "o1", 16)), Origin.SKETCH)], False), ([], True)):
-        lab = ReplayedLaboratory()
-        search = KernelSearch("key", "gemm", base, good, BeamConfig(width=2, round_size=8), lab, seeds=seeds)
+        measurer = ReplayedMeasurer()
+        search = KernelSearch("key", "gemm", base, good, BeamConfig(width=2, round_size=8), measurer, seeds=seeds)
         search.step()
         search.step()
-        assert (base.digest.hex() in lab.done("lower")) is run_
+        assert (base.digest.hex() in measurer.done("lower")) is run_
 
 
 def test_a_round_of_seeds_alone_is_no_round_without_a_gain() -> None:
     seeds = [(apply_opt(BASE, Opt("TILE", "o1", n)), Origin.SKETCH) for n in (2, 4, 8, 16, 32)]
     seeds += [(apply_opt(BASE, Opt("TILE", "o0", n)), Origin.SKETCH) for n in (2, 4, 8)]
-    search = run(make_search(ReplayedLaboratory(seconds=lambda c: 1e-3), seeds=seeds))
+    search = run(make_search(ReplayedMeasurer(seconds=lambda c: 1e-3), seeds=seeds))
     assert search.why == "2 rounds without a gain"
     assert len(search.history) == 4
 
@@ -176,10 +176,10 @@ def test_a_wide_beam_does_what_a_narrow_one_does_and_then_more(seed: int) -> Non
     traces: dict[int, list[Any]] = {}
     best, ends = {}, {}
     for width in (1, 4, 6, 8):
-        lab = ReplayedLaboratory(lambda c: made_up_seconds(c) * len(c.chain) ** -0.2 if c.chain else 2e-3)
-        search = run(make_search(lab, width=width, round_size=6, seed=seed, seeds=seeds), 60)
+        measurer = ReplayedMeasurer(lambda c: made_up_seconds(c) * len(c.chain) ** -0.2 if c.chain else 2e-3)
+        search = run(make_search(measurer, width=width, round_size=6, seed=seed, seeds=seeds), 60)
         assert search.finished and search.widened == max(0, (width - 1).bit_length() - 2)
-        traces[width], best[width] = list(lab.trace), search.best
+        traces[width], best[width] = list(measurer.trace), search.best
         ends[width] = search.finish().seconds
     for narrow, wide in ((4, 6), (4, 8)):
         assert traces[wide][:len(traces[narrow])] == traces[narrow] and len(traces[wide]) > len(traces[narrow])
@@ -188,7 +188,7 @@ def test_a_wide_beam_does_what_a_narrow_one_does_and_then_more(seed: int) -> Non
 
 
 def test_what_a_wider_beam_takes_in_was_raced_before_and_is_verified() -> None:
-    search = make_search(ReplayedLaboratory(), width=8, round_size=6)
+    search = make_search(ReplayedMeasurer(), width=8, round_size=6)
     while not search.widened:
         search.step()
     beam = search.strategy
@@ -202,7 +202,7 @@ def test_what_a_wider_beam_takes_in_was_raced_before_and_is_verified() -> None:
 
 
 def test_a_beam_that_has_nothing_left_to_propose_widens() -> None:
-    search = make_search(ReplayedLaboratory(), width=16, round_size=6)
+    search = make_search(ReplayedMeasurer(), width=16, round_size=6)
     run(search, 3)
     beam = search.strategy
     assert isinstance(beam, Beam) and not search.widened
@@ -215,9 +215,9 @@ def test_a_beam_that_has_nothing_left_to_propose_widens() -> None:
 
 def test_widening_and_the_bound_and_the_budget() -> None:
     """At the bound a beam does not widen, and a spent budget ends a wide beam as it ends a narrow one."""
-    search = run(make_search(ReplayedLaboratory(seconds=lambda c: 1e-3), width=8, bound=0.96e-3))
+    search = run(make_search(ReplayedMeasurer(seconds=lambda c: 1e-3), width=8, bound=0.96e-3))
     assert search.why == "at the roofline bound" and not search.widened
-    search = make_search(ReplayedLaboratory(), width=8)
+    search = make_search(ReplayedMeasurer(), width=8)
     run(search, 3)
     assert search.finish().confirmed and search.why == "budget spent"
 
@@ -228,21 +228,21 @@ def test_a_confirmation_has_what_building_its_finalists_leaves(spent: float, lef
     now = [0.0]
     times: list[float] = []
 
-    class Timed(ReplayedLaboratory):
+    class Timed(ReplayedMeasurer):
         def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
             times.append(seconds)
             return super().confirm(candidates, seconds)
-    lab = Timed()
-    search = run(make_search(lab), 3)
+    measurer = Timed()
+    search = run(make_search(measurer), 3)
     search.spent, search.clock = spent, lambda: now[0]
-    lab.clock = lambda seconds: now.__setitem__(0, 0.25)      # all finalists together
+    measurer.clock = lambda seconds: now.__setitem__(0, 0.25)      # all finalists together
     search.finish(3.0, deadline=left)
     assert times == [asked]
 
 
 # -- the reference systems' rules ---------------------------------------------------------------------------------------------
 def test_strict_reference_stops_after_one_flat_round_and_forgets_older_states() -> None:
-    search = run(make_search(ReplayedLaboratory(seconds=lambda c: 1e-3), strict="reference"))
+    search = run(make_search(ReplayedMeasurer(seconds=lambda c: 1e-3), strict="reference"))
     assert len(search.history) == 2
     beam = Beam(BASE, BeamConfig(width=2, strict="reference"))
     old, new = raced(some_states()[0], 1.0, 1), raced(some_states()[1], 2.0, 5)
@@ -251,7 +251,7 @@ def test_strict_reference_stops_after_one_flat_round_and_forgets_older_states() 
 
 
 def test_strict_reference_is_as_wide_as_asked_for_at_once() -> None:
-    search = run(make_search(ReplayedLaboratory(), width=8, strict="reference"))
+    search = run(make_search(ReplayedMeasurer(), width=8, strict="reference"))
     assert isinstance(search.strategy, Beam) and search.strategy.width == 8 and search.widened == 0
 
 
@@ -286,7 +286,7 @@ def test_the_beam_climbs_where_opts_pay_one_by_one() -> None:
         for size in upcast.values():
             t *= 1.0 / min(size, 8) ** 0.5
         return t
-    search = run(make_search(ReplayedLaboratory(seconds=seconds), width=4, round_size=24), rounds=10)
+    search = run(make_search(ReplayedMeasurer(seconds=seconds), width=4, round_size=24), rounds=10)
     assert search.incumbent is not None
     ops = [o.op for o in search.incumbent.chain]
     assert "THREAD" in ops
@@ -296,6 +296,6 @@ def test_the_beam_climbs_where_opts_pay_one_by_one() -> None:
 def test_an_elementwise_kernel_has_enough_to_try() -> None:
     base = Scheduler(elementwise(1000), TARGET)
     heuristic = apply_opt(base, Opt("UPCAST", "o0", 16))
-    search = KernelSearch("key", "relu", base, heuristic, BeamConfig(width=2), ReplayedLaboratory())
+    search = KernelSearch("key", "relu", base, heuristic, BeamConfig(width=2), ReplayedMeasurer())
     run(search)
     assert search.counts.timed > 10

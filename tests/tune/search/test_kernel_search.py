@@ -1,4 +1,4 @@
-"""The search without hardware: a replayed laboratory, the real kernel states."""
+"""The search without hardware: a replayed measurer, the real kernel states."""
 from __future__ import annotations
 
 import math
@@ -21,14 +21,14 @@ from svod.tune.search.kernel_search import FIRST_CHUNK, KernelSearch
 from svod.tune.search.strategy import STRATEGIES
 from tests.toy_backend.target import TOY
 from tests.tune.db.samples import confirmed, verdict
-from tests.tune.replay import BASE, HEURISTIC, ReplayedLaboratory, is_failure, made_up_seconds, make_search, raced, run
+from tests.tune.replay import BASE, HEURISTIC, ReplayedMeasurer, is_failure, made_up_seconds, make_search, raced, run
 
 
 # -- the loop -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_ends_with_something_no_slower_than_the_heuristic(strategy: str) -> None:
-    lab = ReplayedLaboratory()
-    search = KernelSearch("key", "gemm", BASE, HEURISTIC, BeamConfig(width=2, round_size=8), lab, strategy_name=strategy)
+    measurer = ReplayedMeasurer()
+    search = KernelSearch("key", "gemm", BASE, HEURISTIC, BeamConfig(width=2, round_size=8), measurer, strategy_name=strategy)
     found = run(search).finish()
     assert search.finished
     assert found.verified and found.confirmed
@@ -40,67 +40,67 @@ def test_every_strategy_ends_with_something_no_slower_than_the_heuristic(strateg
 def test_the_same_seed_gives_the_same_trace() -> None:
     traces = []
     for seed in (3, 3, 4):
-        lab = ReplayedLaboratory()
-        run(make_search(lab, seed=seed)).finish()
-        traces.append(lab.trace)
+        measurer = ReplayedMeasurer()
+        run(make_search(measurer, seed=seed)).finish()
+        traces.append(measurer.trace)
     assert traces[0] == traces[1]
     assert traces[0] != traces[2]
 
 
 def test_the_heuristic_is_timed_and_verified_before_anything_else() -> None:
-    lab = ReplayedLaboratory()
-    make_search(lab).step()
+    measurer = ReplayedMeasurer()
+    make_search(measurer).step()
     digest = HEURISTIC.digest.hex()
-    assert lab.trace == [(step, (digest,)) for step in ("lower", "build", "screen", "verify")]
+    assert measurer.trace == [(step, (digest,)) for step in ("lower", "build", "screen", "verify")]
 
 
 def test_the_first_round_holds_the_untouched_kernel_and_all_seeds() -> None:
     stored = apply_opt(BASE, Opt("UPCAST", "o0", 4))
     sketch = apply_opt(BASE, Opt("TILE", "o1", 32))
-    lab = ReplayedLaboratory()
-    search = make_search(lab, seeds=[(stored, Origin.DATABASE), (sketch, Origin.SKETCH)])
+    measurer = ReplayedMeasurer()
+    search = make_search(measurer, seeds=[(stored, Origin.DATABASE), (sketch, Origin.SKETCH)])
     search.step()
     search.step()
-    assert {BASE.digest.hex(), stored.digest.hex(), sketch.digest.hex()} <= set(lab.done("screen"))
+    assert {BASE.digest.hex(), stored.digest.hex(), sketch.digest.hex()} <= set(measurer.done("screen"))
 
 
 def test_a_round_measures_at_most_its_size_and_queues_the_rest() -> None:
-    lab = ReplayedLaboratory()
+    measurer = ReplayedMeasurer()
     events: list[SearchEvent] = []
-    search = make_search(lab, width=2, round_size=8, events=events)
+    search = make_search(measurer, width=2, round_size=8, events=events)
     search.step()
     search.step()
     rounds = [e for e in events if isinstance(e, RoundFinished)]
     assert rounds[0].proposed <= 2 * 8 + 1          # and the untouched kernel
     assert rounds[0].queued > 0
     search.step()
-    assert len(lab.done("lower")) == len(set(lab.done("lower")))
+    assert len(measurer.done("lower")) == len(set(measurer.done("lower")))
 
 
 def test_nothing_is_compiled_twice_even_where_states_differ() -> None:
     """Several states may end in the same LINEAR."""
-    lab = ReplayedLaboratory(lowering=lambda c: Lowered(f"{c.digest[0] % 16:x}", 100, 1e6))
-    search = run(make_search(lab))
+    measurer = ReplayedMeasurer(lowering=lambda c: Lowered(f"{c.digest[0] % 16:x}", 100, 1e6))
+    search = run(make_search(measurer))
     search.finish()
-    assert len(lab.built) == len(set(lab.built)) <= 16
+    assert len(measurer.built) == len(set(measurer.built)) <= 16
     assert search.counts.duplicate > 0
 
 
 def test_what_the_database_knows_is_not_compiled_but_seeds_are() -> None:
     member = apply_opt(HEURISTIC, Opt("UPCAST", "o0", 4)).digest.hex()
     stored = apply_opt(BASE, Opt("UPCAST", "o0", 8))
-    lab = ReplayedLaboratory()
-    run(make_search(lab, known=[member, stored.digest.hex()], seeds=[(stored, Origin.DATABASE)]))
-    assert member in lab.done("lower")
-    assert member not in lab.done("build")
-    assert stored.digest.hex() in lab.done("build")
+    measurer = ReplayedMeasurer()
+    run(make_search(measurer, known=[member, stored.digest.hex()], seeds=[(stored, Origin.DATABASE)]))
+    assert member in measurer.done("lower")
+    assert member not in measurer.done("build")
+    assert stored.digest.hex() in measurer.done("build")
 
 
 # -- filters ------------------------------------------------------------------------------------------------------------------
-def statuses(lab: ReplayedLaboratory, **options: Any) -> dict[str, Candidate]:
+def statuses(measurer: ReplayedMeasurer, **options: Any) -> dict[str, Candidate]:
     """All candidates of the first two steps by digest."""
     seen: dict[str, Candidate] = {}
-    search = make_search(lab, **options)
+    search = make_search(measurer, **options)
     search.record = lambda candidates: seen.update({c.digest.hex(): c for c in candidates})
     search.step()
     search.step()
@@ -109,16 +109,16 @@ def statuses(lab: ReplayedLaboratory, **options: Any) -> dict[str, Candidate]:
 
 @pytest.mark.parametrize(("size", "kept"), [(2999, True), (3000, False), (3001, False)])
 def test_uops_max_rejects_from_the_limit_on(size: int, kept: bool) -> None:
-    lab = ReplayedLaboratory(lowering=lambda c: Lowered(c.digest.hex(), size, 1e6))
-    seen = statuses(lab)
+    measurer = ReplayedMeasurer(lowering=lambda c: Lowered(c.digest.hex(), size, 1e6))
+    seen = statuses(measurer)
     assert seen.pop(HEURISTIC.digest.hex()).status is Status.VERIFIED      # it runs when all else fails
     assert all((c.status is not Status.LIMIT) is kept for c in seen.values())
     assert all(kept or "BEAM_UOPS_MAX" in c.reason for c in seen.values())
 
 
 def test_uops_max_zero_is_no_limit() -> None:
-    lab = ReplayedLaboratory(lowering=lambda c: Lowered(c.digest.hex(), 10**6, 1e6))
-    assert all(c.status is not Status.LIMIT for c in statuses(lab, uops_max=0).values())
+    measurer = ReplayedMeasurer(lowering=lambda c: Lowered(c.digest.hex(), 10**6, 1e6))
+    assert all(c.status is not Status.LIMIT for c in statuses(measurer, uops_max=0).values())
 
 
 def test_bloat_is_judged_by_the_whole_round_and_exactly_1000_times_may_stay() -> None:
@@ -131,27 +131,27 @@ def test_bloat_is_judged_by_the_whole_round_and_exactly_1000_times_may_stay() ->
         order.append(c.digest.hex())
         work = {0: 1000.0, 1: 1000.5, 2: None}.get(len(order) % 4, 1.0)
         return Lowered(c.digest.hex(), 100, work)
-    seen = statuses(ReplayedLaboratory(lowering=lower))
+    seen = statuses(ReplayedMeasurer(lowering=lower))
     for n, digest in enumerate(order, start=1):
         limited = seen[digest].status is Status.LIMIT
         assert limited == (n % 4 == 1), seen[digest].reason
 
 
 def test_accumulators_are_counted_in_vector_registers() -> None:
-    lab = ReplayedLaboratory()
-    seen = statuses(lab, upcast_max=1)
+    measurer = ReplayedMeasurer()
+    seen = statuses(measurer, upcast_max=1)
     over = [c for c in seen.values() if c.status is Status.LIMIT]
     assert over
     assert all("BEAM_UPCAST_MAX is 1" in c.reason for c in over)
-    assert not {c.digest.hex() for c in over} & set(lab.done("lower"))
+    assert not {c.digest.hex() for c in over} & set(measurer.done("lower"))
 
 
 def test_larger_groups_than_beam_local_max_are_dropped() -> None:
-    lab = ReplayedLaboratory()
+    measurer = ReplayedMeasurer()
     base = Scheduler(BASE.kernel, TOY)
     small, large = apply_opt(base, Opt("LOCAL", "o0", 2)), apply_opt(base, Opt("LOCAL", "o0", 8))
     seen: dict[str, Candidate] = {}
-    search = make_search(lab, heuristic=base, seeds=[(small, Origin.SKETCH), (large, Origin.SKETCH)], local_max=4)
+    search = make_search(measurer, heuristic=base, seeds=[(small, Origin.SKETCH), (large, Origin.SKETCH)], local_max=4)
     search.record = lambda candidates: seen.update({c.digest.hex(): c for c in candidates})
     search.step()
     search.step()
@@ -160,8 +160,8 @@ def test_larger_groups_than_beam_local_max_are_dropped() -> None:
 
 
 def test_the_compile_deadline_follows_the_median() -> None:
-    lab = ReplayedLaboratory()
-    search = make_search(lab, timeout_sec=10.0)
+    measurer = ReplayedMeasurer()
+    search = make_search(measurer, timeout_sec=10.0)
     assert search.compile_deadline == 10.0          # nothing is known yet
     for seconds, deadline in [(0.001, 1.0), (0.2, 4.0), (3.0, 10.0)]:
         search.compile_seconds = [seconds] * 3
@@ -173,8 +173,8 @@ def test_the_compile_deadline_follows_the_median() -> None:
 @pytest.mark.parametrize("status", [Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.LOST])
 def test_a_candidate_that_fails_costs_itself_only(step: str, status: Status) -> None:
     failing = is_failure(status)
-    lab = ReplayedLaboratory(**{step: lambda c: failing(c) if c.digest[0] % 2 and c.digest != HEURISTIC.digest else None})
-    seen = statuses(lab)
+    measurer = ReplayedMeasurer(**{step: lambda c: failing(c) if c.digest[0] % 2 and c.digest != HEURISTIC.digest else None})
+    seen = statuses(measurer)
     failed = [c for c in seen.values() if c.status is status]
     assert failed
     assert all(c.reason for c in failed)
@@ -182,7 +182,7 @@ def test_a_candidate_that_fails_costs_itself_only(step: str, status: Status) -> 
 
 
 def test_a_kernel_whose_every_candidate_fails_gets_the_heuristic_and_says_so() -> None:
-    search = run(make_search(ReplayedLaboratory(building=is_failure(Status.ERROR))))
+    search = run(make_search(ReplayedMeasurer(building=is_failure(Status.ERROR))))
     found = search.finish()
     assert found.chain == HEURISTIC.applied_opts
     assert found.source == "heuristic"
@@ -191,7 +191,7 @@ def test_a_kernel_whose_every_candidate_fails_gets_the_heuristic_and_says_so() -
 
 
 def test_an_end_before_anything_was_measured_is_no_failure_of_candidates() -> None:
-    search = make_search(ReplayedLaboratory())
+    search = make_search(ReplayedMeasurer())
     search.stop("interrupted")
     found = search.result()
     assert not found.verified and found.why == "interrupted before anything was measured, the heuristic is used unverified"
@@ -199,7 +199,7 @@ def test_an_end_before_anything_was_measured_is_no_failure_of_candidates() -> No
 
 def test_the_heuristic_may_fail_and_the_search_goes_on() -> None:
     failing = is_failure(Status.CRASH)
-    search = run(make_search(ReplayedLaboratory(building=lambda c: failing(c) if c.digest == HEURISTIC.digest else None)))
+    search = run(make_search(ReplayedMeasurer(building=lambda c: failing(c) if c.digest == HEURISTIC.digest else None)))
     found = search.finish()
     assert found.verified
     assert found.source == "beam"
@@ -207,12 +207,12 @@ def test_the_heuristic_may_fail_and_the_search_goes_on() -> None:
 
 def test_without_sketches_the_heuristic_is_the_baseline_alone() -> None:
     """Nothing starts from it, it may be found again, and it is the answer where nothing faster is found."""
-    lab = ReplayedLaboratory(seconds=lambda c: 1e-3 if c.digest == HEURISTIC.digest else 2e-3)
-    search = make_search(lab, sketches=False)
+    measurer = ReplayedMeasurer(seconds=lambda c: 1e-3 if c.digest == HEURISTIC.digest else 2e-3)
+    search = make_search(measurer, sketches=False)
     search.step()
     assert search.baseline.status is Status.VERIFIED and search.incumbent is None and not search.strategy.members
     assert search.result().source == "heuristic" and search.result().verified
-    lab.built.clear()       # only here the same code may be compiled again
+    measurer.built.clear()       # only here the same code may be compiled again
     search.step()
     first = [c for c in search.strategy.seen.values() if c.round <= 1]
     assert BASE.digest in {c.digest for c in first} and search.baseline not in search.pool
@@ -225,9 +225,9 @@ def test_a_wrong_candidate_never_enters_the_beam_however_fast() -> None:
     def wrong(c: Candidate) -> bool:
         return c.digest[0] % 3 == 0 and c.digest != HEURISTIC.digest
 
-    lab = ReplayedLaboratory(seconds=lambda c: made_up_seconds(c) * (1e-3 if wrong(c) else 1.0), wrong=wrong)
+    measurer = ReplayedMeasurer(seconds=lambda c: made_up_seconds(c) * (1e-3 if wrong(c) else 1.0), wrong=wrong)
     events: list[SearchEvent] = []
-    search = make_search(lab, events=events)
+    search = make_search(measurer, events=events)
     wrongs = 0
     while not search.finished:
         search.step()
@@ -241,11 +241,11 @@ def test_a_wrong_candidate_never_enters_the_beam_however_fast() -> None:
 
 
 def test_what_the_passes_make_is_verified_again() -> None:
-    lab = ReplayedLaboratory()
-    search = run(make_search(lab))
+    measurer = ReplayedMeasurer()
+    search = run(make_search(measurer))
     best = search.incumbent
     assert best is not None and best is not search.baseline
-    lab.wrong = lambda c: c is best
+    measurer.wrong = lambda c: c is best
     found = search.finish()
     assert found.winner is not best
     assert search.refuted == [best]
@@ -253,7 +253,7 @@ def test_what_the_passes_make_is_verified_again() -> None:
 
 
 # -- what races tell ----------------------------------------------------------------------------------------------------------
-class NoisyLaboratory(ReplayedLaboratory):
+class NoisyMeasurer(ReplayedMeasurer):
     """Each race sees each candidate about 1 % too fast or too slow."""
 
     def race(self, candidates: Sequence[Candidate]) -> Race:
@@ -266,32 +266,32 @@ class NoisyLaboratory(ReplayedLaboratory):
 @pytest.mark.parametrize("seed", range(6))
 def test_luck_is_no_gain(seed: int) -> None:
     """All candidates are equal, and races are noisy: nothing that a search believes to have found keeps it going for long."""
-    lab = NoisyLaboratory(lambda c: 1e-3)
-    search = run(make_search(lab, width=4, round_size=6, seed=seed), 30)
+    measurer = NoisyMeasurer(lambda c: 1e-3)
+    search = run(make_search(measurer, width=4, round_size=6, seed=seed), 30)
     assert search.finished and len(search.history) <= 10
 
 
 def test_a_gain_that_lasts_starts_patience_anew() -> None:
     """Every second round's proposals are 4 % faster than what was known before."""
     rounds: dict[str, int] = {}
-    lab = NoisyLaboratory(lambda c: 1e-3 * 0.96 ** (rounds.setdefault(c.digest.hex(), c.round) // 2))
-    assert len(run(make_search(lab, width=4, round_size=6), 14).history) == 14
+    measurer = NoisyMeasurer(lambda c: 1e-3 * 0.96 ** (rounds.setdefault(c.digest.hex(), c.round) // 2))
+    assert len(run(make_search(measurer, width=4, round_size=6), 14).history) == 14
 
 
 def test_the_luck_of_races_does_not_add_up() -> None:
     """Sixteen rounds, each won by the luckiest of its race: the score stays within the luck of one."""
     errors = []
     for seed in range(2):
-        lab = NoisyLaboratory(lambda c: 1e-3 * random.Random(c.digest).uniform(1.0, 1.1))
-        search = run(make_search(lab, width=4, round_size=6, seed=seed, patience=100), 16)
+        measurer = NoisyMeasurer(lambda c: 1e-3 * random.Random(c.digest).uniform(1.0, 1.1))
+        search = run(make_search(measurer, width=4, round_size=6, seed=seed, patience=100), 16)
         assert search.incumbent is not None
-        errors.append(math.log(search.best / lab.seconds(search.incumbent)))
+        errors.append(math.log(search.best / measurer.seconds(search.incumbent)))
     assert min(errors) > -0.05 and -0.04 < statistics.fmean(errors) < 0.01
 
 
 # -- ends ---------------------------------------------------------------------------------------------------------------------
 def test_two_rounds_without_a_gain_end_the_search() -> None:
-    search = run(make_search(ReplayedLaboratory(seconds=lambda c: 1e-3)))
+    search = run(make_search(ReplayedMeasurer(seconds=lambda c: 1e-3)))
     assert search.why == "2 rounds without a gain"
     assert len(search.history) == 3
 
@@ -302,13 +302,13 @@ def test_gains_below_the_noise_are_none() -> None:
 
     def seconds(c: Candidate) -> float:
         return 1e-3 * 0.995 ** rounds.setdefault(c.digest.hex(), c.round)
-    assert len(run(make_search(ReplayedLaboratory(seconds=seconds, noise=0.02))).history) == 3
+    assert len(run(make_search(ReplayedMeasurer(seconds=seconds, noise=0.02))).history) == 3
     rounds.clear()
-    assert len(run(make_search(ReplayedLaboratory(seconds=seconds, noise=0.007)), rounds=6).history) == 6
+    assert len(run(make_search(ReplayedMeasurer(seconds=seconds, noise=0.007)), rounds=6).history) == 6
 
 
 def test_the_roofline_ends_the_search() -> None:
-    search = run(make_search(ReplayedLaboratory(seconds=lambda c: 1e-3), bound=0.96e-3, patience=9))
+    search = run(make_search(ReplayedMeasurer(seconds=lambda c: 1e-3), bound=0.96e-3, patience=9))
     assert search.why == "at the roofline bound"
     assert len(search.history) == 3
 
@@ -316,13 +316,13 @@ def test_the_roofline_ends_the_search() -> None:
 def test_at_the_roofline_a_search_that_gains_goes_on() -> None:
     """Each round's proposals are 1.5 % faster than those before, and all are at the bound."""
     rounds: dict[str, int] = {}
-    lab = ReplayedLaboratory(lambda c: 1e-3 * 0.985 ** min(rounds.setdefault(c.digest.hex(), c.round), 5))
-    search = run(make_search(lab, bound=0.96e-3, patience=9))
+    measurer = ReplayedMeasurer(lambda c: 1e-3 * 0.985 ** min(rounds.setdefault(c.digest.hex(), c.round), 5))
+    search = run(make_search(measurer, bound=0.96e-3, patience=9))
     assert search.why == "at the roofline bound" and search.best == pytest.approx(1e-3 * 0.985 ** 5)
 
 
 def test_the_end_of_a_round_is_expected_to_take_as_long_as_the_longest_of_the_latest() -> None:
-    search = make_search(ReplayedLaboratory())
+    search = make_search(ReplayedMeasurer())
     assert search.round_end == 0.0
     for seconds, expected in ((4.0, 4.0), (1.0, 4.0), (2.0, 4.0), (1.0, 2.0), (1.0, 2.0), (1.0, 1.0)):
         search.round_ends.append(seconds)
@@ -332,8 +332,8 @@ def test_the_end_of_a_round_is_expected_to_take_as_long_as_the_longest_of_the_la
 def test_at_the_roofline_a_gain_in_sight_gets_the_round_that_tells() -> None:
     """Only the second round's proposals are faster: its race says so, and the next one that they keep it."""
     rounds: dict[str, int] = {}
-    lab = ReplayedLaboratory(lambda c: 1e-3 if rounds.setdefault(c.digest.hex(), c.round) < 2 else 0.97e-3)
-    search = run(make_search(lab, bound=0.96e-3, patience=9))
+    measurer = ReplayedMeasurer(lambda c: 1e-3 if rounds.setdefault(c.digest.hex(), c.round) < 2 else 0.97e-3)
+    search = run(make_search(measurer, bound=0.96e-3, patience=9))
     assert search.why == "at the roofline bound" and len(search.history) == 5
 
 
@@ -343,7 +343,7 @@ def test_at_the_roofline_a_gain_in_sight_gets_the_round_that_tells() -> None:
     (0.9e-3, 1e-3, "", "4 rounds without a gain")])
 def test_races_that_say_little_do_not_end_a_search_at_the_roofline(seconds: float, anchor: float, noisy: str, why: str) -> None:
     """Those of a busy machine, and those that refute the bound; a score below it refutes it for good."""
-    class Doubtful(ReplayedLaboratory):
+    class Doubtful(ReplayedMeasurer):
         def race(self, candidates: Sequence[Candidate]) -> Race:
             found = super().race(candidates)
             races = sum(what == "race" for what, _ in self.trace)
@@ -353,7 +353,7 @@ def test_races_that_say_little_do_not_end_a_search_at_the_roofline(seconds: floa
 
 def test_one_good_moment_is_not_the_roofline() -> None:
     """Every second race the machine is 7 % faster, all alike; what a race says of its contestants does not show it."""
-    class Restless(ReplayedLaboratory):
+    class Restless(ReplayedMeasurer):
         def race(self, candidates: Sequence[Candidate]) -> Race:
             found = super().race(candidates)
             races = sum(what == "race" for what, _ in self.trace)
@@ -365,18 +365,18 @@ def test_one_good_moment_is_not_the_roofline() -> None:
 
 def test_a_spent_budget_returns_what_was_not_built_to_the_queue() -> None:
     now = [0.0]
-    lab = ReplayedLaboratory()
-    lab.clock = lambda seconds: now.__setitem__(0, now[0] + seconds)
-    search = make_search(lab, width=4, round_size=24)
+    measurer = ReplayedMeasurer()
+    measurer.clock = lambda seconds: now.__setitem__(0, now[0] + seconds)
+    search = make_search(measurer, width=4, round_size=24)
     search.clock = lambda: now[0]
     search.step()
-    before = len(lab.built)
+    before = len(measurer.built)
     search.step(deadline=now[0] + 0.5)
-    assert FIRST_CHUNK < len(lab.built) - before <= 11, "0.05 s each: about ten fit"
+    assert FIRST_CHUNK < len(measurer.built) - before <= 11, "0.05 s each: about ten fit"
     left = search.strategy.queued
     assert left > 0
     search.step()
-    assert len(lab.built) == len(set(lab.built)) > before + 11
+    assert len(measurer.built) == len(set(measurer.built)) > before + 11
 
 
 def test_a_machine_that_becomes_slower_costs_no_candidates() -> None:
@@ -388,9 +388,9 @@ def test_a_machine_that_becomes_slower_costs_no_candidates() -> None:
                 for c in candidates]
     found = []
     for later in (1.0, 40.0):
-        lab = ReplayedLaboratory()
-        lab.screen = screen_now     # type: ignore[method-assign]
-        search = make_search(lab, width=4)
+        measurer = ReplayedMeasurer()
+        measurer.screen = screen_now     # type: ignore[method-assign]
+        search = make_search(measurer, width=4)
         pace[0] = 1.0
         search.step()
         pace[0] = later
@@ -402,8 +402,8 @@ def test_a_machine_that_becomes_slower_costs_no_candidates() -> None:
 
 def test_by_how_much_a_machine_is_slower_is_measured_without_limits() -> None:
     """What a limit cuts has no proper sample, and what was killed has none: 3 × slower, all are timed again, those that failed aside."""
-    lab = ReplayedLaboratory()
-    search = make_search(lab)
+    measurer = ReplayedMeasurer()
+    search = make_search(measurer)
     search.step()
     assert search.incumbent is not None
     usual, killed, broken = search.incumbent.seconds, Failure(Status.TIMEOUT, "killed"), Failure(Status.ERROR, "broken")
@@ -415,7 +415,7 @@ def test_by_how_much_a_machine_is_slower_is_measured_without_limits() -> None:
         if limit == usual:
             return [killed, broken, *[Screened((100 * usual,), True)] * 6]
         return [Screened((3 * usual,), False)] * len(candidates)
-    lab.screen = screen_now     # type: ignore[method-assign]
+    measurer.screen = screen_now     # type: ignore[method-assign]
     timings, slower = search._screen(others)
     assert slower == pytest.approx(3.0)
     assert asked == [(8, usual), (1, None), (7, 3 * usual)]
@@ -423,15 +423,15 @@ def test_by_how_much_a_machine_is_slower_is_measured_without_limits() -> None:
 
 
 def test_an_interrupt_loses_the_round_in_flight_and_nothing_else() -> None:
-    lab = ReplayedLaboratory()
-    search = make_search(lab)
+    measurer = ReplayedMeasurer()
+    search = make_search(measurer)
     search.step()
     search.step()
     best = search.best
 
     def interrupted(c: Candidate) -> Failure | None:
         raise KeyboardInterrupt
-    lab.running = interrupted
+    measurer.running = interrupted
     with pytest.raises(KeyboardInterrupt):
         search.step()
     found = search.result()
@@ -441,9 +441,9 @@ def test_an_interrupt_loses_the_round_in_flight_and_nothing_else() -> None:
 
 def test_level_finalists_are_decided_by_the_shorter_chain() -> None:
     """Longer chains are faster by 0.01 % an opt: that is within 0.3 %."""
-    lab = ReplayedLaboratory()
-    search = run(make_search(lab))
-    lab.seconds = lambda c: 1e-3 * (1.0 if c is search.baseline else 0.5 - 0.00005 * len(c.chain))
+    measurer = ReplayedMeasurer()
+    search = run(make_search(measurer))
+    measurer.seconds = lambda c: 1e-3 * (1.0 if c is search.baseline else 0.5 - 0.00005 * len(c.chain))
     found = search.finish()
     lengths = [len(c.chain) for c, _ in search.confirmed if c is not search.baseline]
     assert found.winner is not None
@@ -453,9 +453,9 @@ def test_level_finalists_are_decided_by_the_shorter_chain() -> None:
 @pytest.mark.parametrize("gain, kept", [(0.0, True), (0.0035, True), (0.0045, False)])
 def test_the_heuristic_is_kept_where_no_gain_is_sure(gain: float, kept: bool) -> None:
     """Intervals are ± 0.1 %: of a gain of 0.35 % 0.25 % are sure, which is level. The others have shorter chains."""
-    lab = ReplayedLaboratory(lambda c: 1e-3 * (1 + 0.1 * len(c.chain)))
-    search = run(make_search(lab, heuristic=apply_opts(BASE, [Opt("TILE", "o1", 16), Opt("UPCAST", "o0", 4), Opt("UPCAST", "o1", 2)])))
-    lab.seconds = lambda c: 1e-3 if c is search.baseline else (1 - gain) * 1e-3
+    measurer = ReplayedMeasurer(lambda c: 1e-3 * (1 + 0.1 * len(c.chain)))
+    search = run(make_search(measurer, heuristic=apply_opts(BASE, [Opt("TILE", "o1", 16), Opt("UPCAST", "o0", 4), Opt("UPCAST", "o1", 2)])))
+    measurer.seconds = lambda c: 1e-3 if c is search.baseline else (1 - gain) * 1e-3
     found = search.finish()
     assert min(len(c.chain) for c, _ in search.confirmed) < len(search.baseline.chain)
     assert (found.winner is search.baseline) is (found.source == "heuristic") is kept
@@ -463,9 +463,9 @@ def test_the_heuristic_is_kept_where_no_gain_is_sure(gain: float, kept: bool) ->
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_a_search_finds_is_what_the_database_says(seed: int) -> None:
-    lab = ReplayedLaboratory(width=0.002)
-    search = run(make_search(lab, width=6))
-    lab.seconds = lambda c: 1e-3 if c is search.baseline else 1e-3 * random.Random(f"{seed} {c.linear}").gauss(1 - 0.001 * seed, 0.002)
+    measurer = ReplayedMeasurer(width=0.002)
+    search = run(make_search(measurer, width=6))
+    measurer.seconds = lambda c: 1e-3 if c is search.baseline else 1e-3 * random.Random(f"{seed} {c.linear}").gauss(1 - 0.001 * seed, 0.002)
     found = search.finish()
     records = [confirmed(t.ratio, c.linear, chain=[o.to_json() for o in c.chain], ratio_low=t.low,
                          ratio_high=t.high, baseline_linear=search.baseline.linear) for c, t in search.confirmed]
@@ -476,20 +476,20 @@ def test_what_a_search_finds_is_what_the_database_says(seed: int) -> None:
 
 def test_the_best_are_raced_side_by_side_before_the_finalists_are_chosen() -> None:
     """The best of thirteen had no luck in its races, and all others did; another one dies when it is run again."""
-    lab = ReplayedLaboratory()
-    search = run(make_search(lab, width=8))
+    measurer = ReplayedMeasurer()
+    search = run(make_search(measurer, width=8))
     verified = sorted((c for c in search.pool if c.status is Status.VERIFIED and c is not search.baseline), key=lambda c: c.order)
     assert len(verified) >= 12
     best, dies = verified[9], verified[1]
     for i, c in enumerate(verified):
         c.score = 1e-3 * (1 + 1e-4 * i)
-    lab.seconds = lambda c: 0.98e-3 if c is best else 1.05e-3
-    race = lab.race
+    measurer.seconds = lambda c: 0.98e-3 if c is best else 1.05e-3
+    race = measurer.race
 
     def with_a_death(candidates: Sequence[Candidate]) -> Race:
         ratios = zip(candidates, race(candidates).ratios, strict=True)
         return Race(tuple(Failure(Status.CRASH, "died") if c is dies else r for c, r in ratios), 1e-3, 0.0)
-    lab.race = with_a_death  # type: ignore[method-assign]
+    measurer.race = with_a_death  # type: ignore[method-assign]
     found = search.finish()
     assert found.winner is best and dies.status is Status.CRASH
     assert dies not in search.pool and dies not in [c for c, _ in search.confirmed]
@@ -500,16 +500,16 @@ def test_other_families_have_finalists_as_passes_bring_some_code_more() -> None:
     states = [apply_opt(BASE, Opt("UPCAST", "o1", n)) for n in (2, 4, 8, 16)]
     others = [apply_opts(BASE, [Opt("TILE", "o1", 16), Opt("UPCAST", "o0", n)]) for n in (2, 4)]
     far = apply_opts(BASE, [Opt("TILE", "o0", 8), Opt("UPCAST", "o1", 8)])
-    lab = ReplayedLaboratory()
-    search = make_search(lab)
+    measurer = ReplayedMeasurer()
+    search = make_search(measurer)
     search.step()
     search.pool = [c for s, score in [*((s, 1e-3) for s in states), *((s, 1.2e-3) for s in others), (far, 1.3e-3)]
                    for c in [raced(s, score, 1)]]
     search.incumbent = search.pool[0]
     ahead = others[1].digest
-    lab.race = lambda candidates: Race(tuple(c.score / candidates[0].score for c in candidates), 1e-3, 0.0)  # type: ignore[method-assign]
+    measurer.race = lambda candidates: Race(tuple(c.score / candidates[0].score for c in candidates), 1e-3, 0.0)  # type: ignore[method-assign]
     search.pool[5].score = 1.19e-3
-    lab.seconds = lambda c: 0.9e-3 if c.digest == ahead else 1e-3
+    measurer.seconds = lambda c: 0.9e-3 if c.digest == ahead else 1e-3
     found = search.finish()
     assert found.winner is not None and found.winner.digest == ahead
     confirmed = [c.digest for c, _ in search.confirmed if c is not search.baseline]
@@ -517,18 +517,18 @@ def test_other_families_have_finalists_as_passes_bring_some_code_more() -> None:
 
 
 def test_a_long_kernel_has_no_time_for_another_race_of_the_best() -> None:
-    lab = ReplayedLaboratory(seconds=lambda c: 10 * made_up_seconds(c))
-    search = run(make_search(lab, width=8))
-    races = len([what for what, _ in lab.trace if what == "race"])
+    measurer = ReplayedMeasurer(seconds=lambda c: 10 * made_up_seconds(c))
+    search = run(make_search(measurer, width=8))
+    races = len([what for what, _ in measurer.trace if what == "race"])
     search.finish(0.1)
-    assert len([what for what, _ in lab.trace if what == "race"]) == races
+    assert len([what for what, _ in measurer.trace if what == "race"]) == races
 
 
 def test_the_result_is_the_heuristic_where_nothing_beats_it_in_confirmation() -> None:
-    lab = ReplayedLaboratory()
-    search = run(make_search(lab))
+    measurer = ReplayedMeasurer()
+    search = run(make_search(measurer))
     assert search.improved
-    lab.seconds = lambda c: 1e-3 if c is search.baseline else 1.1e-3
+    measurer.seconds = lambda c: 1e-3 if c is search.baseline else 1.1e-3
     found = search.finish()
     assert found.source == "heuristic"
     assert found.chain == HEURISTIC.applied_opts
@@ -537,7 +537,7 @@ def test_the_result_is_the_heuristic_where_nothing_beats_it_in_confirmation() ->
 
 def test_events_tell_the_story() -> None:
     events: list[SearchEvent] = []
-    search = run(make_search(ReplayedLaboratory(), events=events))
+    search = run(make_search(ReplayedMeasurer(), events=events))
     found = search.finish()
     assert [type(e).__name__ for e in events[:2]] == ["KernelStarted", "BaselineTimed"]
     gains = [e for e in events if isinstance(e, Improved)]

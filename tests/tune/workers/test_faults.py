@@ -24,7 +24,7 @@ from svod.tune.search.kernel_search import KernelSearch
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.executor import Executor, LocalExecutor
 from svod.tune.workers.start import make_executor
-from tests.tune.replay import ReplayedLaboratory, made_up_seconds
+from tests.tune.replay import ReplayedMeasurer, made_up_seconds
 from tests.tune.search_kernels import gemm
 
 KERNEL = gemm(61, 67, 33)
@@ -56,7 +56,7 @@ def planted(body: str, built: Built) -> Built:
     return replace(built, object=compile_object("\n".join(functions), TARGET))
 
 
-class FaultyLaboratory(WorkerMeasurer):
+class FaultyMeasurer(WorkerMeasurer):
     """Replaces the code of some candidates; "error" gives bytes that the worker cannot load, which raises there."""
 
     def __init__(self, kernel: Kernel, executor: Executor, config: BeamConfig, faults: Callable[[Candidate], str]) -> None:
@@ -98,7 +98,7 @@ def children() -> set[int]:
 @pytest.mark.parametrize("fault", ["timeout", "crash", "wrong", "overrun", "error"])
 def test_a_faulty_candidate_costs_itself_only(fault: str) -> None:
     before = children()
-    planted_in: list[FaultyLaboratory] = []
+    planted_in: list[FaultyMeasurer] = []
 
     def faults(c: Candidate) -> str:
         return fault if c.digest[0] % 5 == 3 and c.origin is not Origin.HEURISTIC else ""
@@ -106,11 +106,11 @@ def test_a_faulty_candidate_costs_itself_only(fault: str) -> None:
     with LocalExecutor(1) as executor, TuningDB.open(":none:") as db:
         config = BeamConfig(width=2, round_size=10)
 
-        def laboratory(kernel: Kernel) -> FaultyLaboratory:
-            planted_in.append(FaultyLaboratory(kernel, executor, config, faults))
+        def measurer(kernel: Kernel) -> FaultyMeasurer:
+            planted_in.append(FaultyMeasurer(kernel, executor, config, faults))
             return planted_in[-1]
         session = TuneSession([KernelTask(KERNEL)], TARGET, executor=executor, db=db, config=config, budget=ModelBudget(15.0),
-                              laboratory=laboratory)
+                              measurer_of=measurer)
         found = session.run().findings[KERNEL.key]
         rows = {m.linear: m for m, _ in db.select(Measurement, KERNEL.key) if m.linear in planted_in[0].planted.get(fault, set())}
         wrong = {v.linear for v, _ in db.select(Verdict, KERNEL.key) if v.verdict == "wrong"}
@@ -148,19 +148,19 @@ def often(c: Candidate) -> str:
 def test_candidates_that_hang_crash_and_raise_in_one_search(workers: str) -> None:
     """Whichever workers run them: each is recorded with its reason, a healthy and verified candidate wins, no process is left."""
     before = children()
-    labs: list[FaultyLaboratory] = []
+    measurers: list[FaultyMeasurer] = []
     said: list[str] = []
     config = BeamConfig(width=2, round_size=10)
     with make_executor(workers, start_deadline=60.0, say=said.append) as executor, TuningDB.open(":none:") as db:
-        def laboratory(kernel: Kernel) -> FaultyLaboratory:
-            labs.append(FaultyLaboratory(kernel, executor, config, often))
-            return labs[-1]
+        def measurer(kernel: Kernel) -> FaultyMeasurer:
+            measurers.append(FaultyMeasurer(kernel, executor, config, often))
+            return measurers[-1]
         session = TuneSession([KernelTask(KERNEL)], TARGET, executor=executor, db=db, config=config, budget=ModelBudget(15.0),
-                              laboratory=laboratory)
+                              measurer_of=measurer)
         found = session.run().findings[KERNEL.key]
         rows = {m.linear: m for m, _ in db.select(Measurement, KERNEL.key)}
     assert said == [], "the workers that were asked for did the work"
-    planted_in = labs[0].planted
+    planted_in = measurers[0].planted
     faulty = set().union(*planted_in.values())
     assert found.verified and found.linear not in faulty
     for fault in ("timeout", "crash", "error"):
@@ -190,10 +190,10 @@ def test_the_winner_is_that_of_a_search_without_the_faulty_candidates(seed: int)
             dropped.append(what)
         return Failure(statuses[what], "planted") if what else None
 
-    clean = ReplayedLaboratory(seconds=lambda c: 1.0 if mixed(c) else made_up_seconds(c))
+    clean = ReplayedMeasurer(seconds=lambda c: 1.0 if mixed(c) else made_up_seconds(c))
     winners = []
-    for lab in (clean, ReplayedLaboratory(running=fault)):
-        search = KernelSearch("key", "gemm", base, heuristic, BeamConfig(width=2, round_size=12, seed=seed), lab)
+    for measurer in (clean, ReplayedMeasurer(running=fault)):
+        search = KernelSearch("key", "gemm", base, heuristic, BeamConfig(width=2, round_size=12, seed=seed), measurer)
         while not search.finished:
             search.step()
         winners.append(search.finish())
