@@ -73,14 +73,14 @@ class Finalists:
     """A measurer that remembers the finalists that it confirmed: what the search itself found, whatever the heuristic is worth."""
 
     def __init__(self, measurer: Measurer) -> None:
-        self._worker_measurer = measurer
+        self._measurer = measurer
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._worker_measurer, name)
+        return getattr(self._measurer, name)
 
     def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
-        answers = self._worker_measurer.confirm(candidates, seconds)
+        answers = self._measurer.confirm(candidates, seconds)
         self.confirmed = [(c, a) for c, a in zip(candidates, answers, strict=True) if isinstance(a, Confirmed)]
         return answers
 
@@ -242,7 +242,7 @@ def study(args: argparse.Namespace, settings: Mapping[str, Mapping[str, Any]]) -
                             config = BeamConfig(**{"seed": seed, "kernel_budget": args.seconds, **settings[setting]})
                             measurer = WorkerMeasurer(kernel, target, executor, config, BenchConfig())
                             found.append(search(kernel, name, setting, config, candidates=args.candidates, target=target, executor=executor,
-                                                ceilings=ceilings, measurer_of=measurer))
+                                                ceilings=ceilings, measurer=measurer))
                         line = Line(name, seed, tuple(found), *time_winners(kernel, found, seed))
                     except SvodError as e:
                         print(f"{name} (seed {seed}) is left out: {e}", flush=True)

@@ -88,7 +88,7 @@ def search(paired: Any, measurer: ReplayedMeasurer, candidates: int = 0, **optio
     config = BeamConfig(**{"width": 2, "round_size": 6, **options})
     with InlineExecutor() as executor:
         return paired.search(gemm(48, 64, 40), "gemm", "a setting", config, candidates=candidates, target=TARGET, executor=executor,
-                             ceilings=None, measurer_of=measurer)
+                             ceilings=None, measurer=measurer)
 
 
 def test_a_search_ends_with_the_round_that_has_the_candidates(paired: Any) -> None:

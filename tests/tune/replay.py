@@ -101,7 +101,8 @@ def is_failure(status: Status) -> Callable[[Any], Failure]:
 
 
 def make_search(measurer: Any, *, width: int = 2, seeds: Sequence[tuple[Scheduler, Origin]] = (), known: Sequence[str] = (),
-                bound: float = 0.0, heuristic: Scheduler = HEURISTIC, events: list[SearchEvent] | None = None, **options: Any) -> KernelSearch:
+                bound: float = 0.0, heuristic: Scheduler = HEURISTIC, events: list[SearchEvent] | None = None,
+                **options: Any) -> KernelSearch:
     config = BeamConfig(width=width, **{"round_size": 8, **options})
     heard: list[SearchEvent] = [] if events is None else events
     return KernelSearch("key", "gemm", BASE, heuristic, config, measurer, seeds=seeds, known=frozenset(known), bound=bound,
