@@ -121,7 +121,7 @@ def confirmations(args: argparse.Namespace) -> Iterator[Confirmation]:
                 config = BeamConfig(seed=seed, kernel_budget=args.seconds, width=args.width)
                 watched = Finalists(WorkerMeasurer(kernel, target, executor, config, BenchConfig()))
                 search(kernel, name, "", config, candidates=args.candidates, target=target, executor=executor, ceilings=ceilings,
-                       measurer_of=watched)
+                       measurer=watched)
                 if not watched.confirmed:
                     print(f"{name} (seed {seed}) is left out: nothing was confirmed", flush=True)
                     continue
