@@ -1,6 +1,6 @@
 """From tensors to an execution plan: the pipeline of docs/layout.md, composed.
 
-    graph → create_schedule → outline (kernels, buffers, order) → a chain and code per distinct kernel → ExecutionPlan
+    graph → create_schedule → unbound (kernels, buffers, order) → a chain and code per distinct kernel → ExecutionPlan
 """
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None,
     fixed = _buffers_of(constants) & buffers_under(roots)
     prepared = prepare_graph(roots, config, fixed if config.constants == "auto" else frozenset())
     prepared.attach(tensors)
-    made = [buffer_of(prepared.nodes[i]) for i in dict.fromkeys(prepared.outline.outputs) if prepared.is_new(i)]
+    made = [buffer_of(prepared.nodes[i]) for i in dict.fromkeys(prepared.unbound.outputs) if prepared.is_new(i)]
     prepared.plan.open_after_run([(buffer, buffer.array) for buffer in made])
     for buffer in made:
         buffer.close("the values of a prepared tensor were asked for before its plan ran; call plan.execute() first")
@@ -121,9 +121,9 @@ def allowed_target(target: Target, optimizer: OptimizerConfig) -> Target:
 class Prepared:
     """A plan, with the BUFFER behind each of its buffer numbers."""
 
-    def __init__(self, plan: ExecutionPlan, outline: UnboundPlan, nodes: tuple[UOp, ...], numbers: Mapping[UOp, int],
+    def __init__(self, plan: ExecutionPlan, unbound: UnboundPlan, nodes: tuple[UOp, ...], numbers: Mapping[UOp, int],
                  overwritten: frozenset[int]):
-        self.plan, self.outline = plan, outline
+        self.plan, self.unbound = plan, unbound
         self.nodes = nodes               # the BUFFER of each buffer number; keeps the BUFFERs that the plan made alive
         self.numbers = numbers           # BUFFER of the graph → buffer number
         self.overwritten = overwritten   # numbers of the BUFFERs of the graph that the plan writes
@@ -136,11 +136,11 @@ class Prepared:
         """Make the tensors the plan's outputs, and every tensor that waits for an assignment of the plan the memory that it writes.
 
         Raises ScheduleError unless there is an output for each."""
-        if len(tensors) != len(self.outline.outputs):
-            raise ScheduleError(f"a batch of {len(tensors)} tensors is attached to a plan with {len(self.outline.outputs)} outputs; a plan "
+        if len(tensors) != len(self.unbound.outputs):
+            raise ScheduleError(f"a batch of {len(tensors)} tensors is attached to a plan with {len(self.unbound.outputs)} outputs; a plan "
                                 "has one for each tensor that it was prepared for")
         done = last_contents([t.uop for t in tensors])
-        for t, i in zip(tensors, self.outline.outputs, strict=True):
+        for t, i in zip(tensors, self.unbound.outputs, strict=True):
             base = graph.base_of(t.uop)
             # a constant stays one: every tensor that contains it holds the same node
             if base.op is not Ops.BUFFER and constant_value(base) is None:
@@ -161,10 +161,10 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     backend = device_named(config.device or HOST).backend
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
     target = allowed_target(backend.target(config.threads), config.optimizer)
-    outline, buffers, numbers = make_outline(schedule, constants, functions_of(sink), made_here=True)
-    native = outline.native
-    nodes, arrays = memory_of(outline, buffers, inputs)
-    overwritten = frozenset(c.args[s] for c in native.calls for s in outline.kernels[c.kernel].outs
+    unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True)
+    native = unbound.native
+    nodes, arrays = memory_of(unbound, buffers, inputs)
+    overwritten = frozenset(c.args[s] for c in native.calls for s in unbound.kernels[c.kernel].outs
                             if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
     if overwritten:
         refuse_shared_memory({i: span_of(a) for i, a in enumerate(arrays) if a is not None}, overwritten)
@@ -172,25 +172,25 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     if captures:
         from svod.tune import capture
         capture.announce(str(config.capture), native, target=target)
-    compiled = compile_outline(native, target, config)
-    plan = build_plan(outline, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner),
+    compiled = compile_unbound_plan(native, target, config)
+    plan = build_plan(unbound, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner),
                       device=backend.name)
     plan.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if config.debug or config.dump_after is not None:
         from svod.compile.plan.dump import dump
-        dump(sink, constants, outline, plan, target, config)
+        dump(sink, constants, unbound, plan, target, config)
     plan.keep = nodes           # the plan's addresses are valid while its buffers live
     if captures:
-        capture.append(str(config.capture), native, seconds_by_kernel(plan, outline), target=target, plan=plan)
-    return Prepared(plan, outline, tuple(nodes), numbers, overwritten)
+        capture.append(str(config.capture), native, seconds_by_kernel(plan, unbound), target=target, plan=plan)
+    return Prepared(plan, unbound, tuple(nodes), numbers, overwritten)
 
 
-def memory_of(outline: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UOp]) -> tuple[list[UOp], list[Array | None]]:
+def memory_of(unbound: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UOp]) -> tuple[list[UOp], list[Array | None]]:
     """The BUFFER behind each buffer number, new ones where the plan makes them, and its array: None for intermediates and for `inputs`."""
     nodes: list[UOp] = []
     arrays: list[Array | None] = []
-    for u, spec in zip(buffers, outline.buffers, strict=True):
+    for u, spec in zip(buffers, unbound.buffers, strict=True):
         if spec.kind == "intermediate":
             nodes.append(u)
             arrays.append(None)
@@ -201,14 +201,14 @@ def memory_of(outline: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UO
     return nodes, arrays
 
 
-def seconds_by_kernel(plan: ExecutionPlan, outline: UnboundPlan) -> dict[str, float]:
+def seconds_by_kernel(plan: ExecutionPlan, unbound: UnboundPlan) -> dict[str, float]:
     """Seconds per kernel of a plan, by kernel key, measured in a few runs. {} where inputs have no memory yet, and where a run would
     change something: the plan assigns to memory that was there before, or calls a function of Python."""
     bound = all(b.array is not None for b in plan.buffers if b.kind != "intermediate")
-    if not bound or plan.carried or outline.functions:
+    if not bound or plan.carried or unbound.functions:
         return {}
     seconds: dict[str, float] = {}
-    for call, t in zip(outline.calls, profile_at_sizes(plan, 2), strict=True):
+    for call, t in zip(unbound.calls, profile_at_sizes(plan, 2), strict=True):
         seconds[call.kernel] = min(t, seconds.get(call.kernel, t))
     return seconds
 
@@ -238,10 +238,10 @@ def refuse_shared_memory(spans: Mapping[int, Span], written: Iterable[int], agai
                                     "Tensor(array.copy()), or use one tensor for both")
 
 
-def make_outline(schedule: Schedule, constants: frozenset[UOp], functions: Mapping[int, HostFunction] | None = None, *,
+def make_unbound_plan(schedule: Schedule, constants: frozenset[UOp], functions: Mapping[int, HostFunction] | None = None, *,
                  made_here: bool = False) -> tuple[UnboundPlan, list[UOp], dict[UOp, int]]:
-    """The outline of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER. `functions`: those of Python that
-    it calls, by token. `made_here`: it is what `create_schedule` made, and not looked at again.
+    """The unbound plan of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER. `functions`: those of
+    Python that it calls, by token. `made_here`: `create_schedule` made the schedule, so it is not checked again.
 
     Raises ScheduleError for a schedule that cannot be run (`check_schedule`) and for more than `MOST_LISTS` combinations of buckets."""
     buckets = {v.arg[0]: len(buckets_of(v)) or 1 for call in schedule.calls for v in call.variables}
@@ -325,27 +325,27 @@ def database(config: PrepareConfig) -> TuningDB:
         return found
 
 
-def compile_outline(outline: UnboundPlan, target: Target, config: PrepareConfig) -> dict[str, Compiled]:
+def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareConfig) -> dict[str, Compiled]:
     """A chain and code for every kernel; unknown ones are searched first when the configuration says so."""
     compiler = compiler_for(target, config)
-    if not outline.calls:
+    if not unbound.calls:
         return {}
     compiler.backend.start(compiler.cache)
     db = None if config.noopt or config.capture is not None else database(config)
-    choices = choose_all(outline, compiler, config, db)
+    choices = choose_all(unbound, compiler, config, db)
     if config.beam is not None and db is not None:
-        unknown = {k: v for k, v in outline.kernels.items()
+        unknown = {k: v for k, v in unbound.kernels.items()
                    if choices[k].source == "heuristic" or (config.beam.ignore_cache and choices[k].source == "database")}
         if unknown:
             from svod.tune.at_prepare import search_at_prepare
-            choices.update(search_at_prepare(outline, unknown, compiler, config, db))
-    compiled = compile_all(outline.kernels, choices, compiler)
-    return {k: replace(c, estimate=count_operations(outline.kernels[k].ast)) for k, c in compiled.items()}
+            choices.update(search_at_prepare(unbound, unknown, compiler, config, db))
+    compiled = compile_all(unbound.kernels, choices, compiler)
+    return {k: replace(c, estimate=count_operations(unbound.kernels[k].ast)) for k, c in compiled.items()}
 
 
-def choose_all(outline: UnboundPlan, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> dict[str, Choice]:
+def choose_all(unbound: UnboundPlan, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> dict[str, Choice]:
     """A chain for every kernel, without a search."""
-    return {key: choose(kernel, compiler, config, db) for key, kernel in outline.kernels.items()}
+    return {key: choose(kernel, compiler, config, db) for key, kernel in unbound.kernels.items()}
 
 
 def sources_of(plan: ExecutionPlan) -> dict[str, int]:

@@ -54,7 +54,7 @@ class _Captured:
         self.structure = structure
         self.shapes = [graph.shape_of(u) for u in results]
         # per result: the BUFFER that holds it, or the number of the input that is returned
-        numbers = iter(prepared.outline.outputs)
+        numbers = iter(prepared.unbound.outputs)
         nodes = [base if (base := graph.base_of(u)).op is Ops.BUFFER else prepared.nodes[next(numbers)] for u in results]
         self.sources: list[UOp | int] = [inputs.index(u) if u in inputs else u for u in nodes]
         # memory that stays from run to run, for a plan that writes any that was there before: what arguments must not share
@@ -75,7 +75,7 @@ class _Captured:
             for number, array in given.items():
                 plan.bind_array(number, array)
             for number in self.written:
-                spec = self.prepared.outline.buffers[number]
+                spec = self.prepared.unbound.buffers[number]
                 fresh[self.prepared.nodes[number]] = node = graph.buffer(spec.dtype, spec.size)
                 array = aligned_empty(spec.size, spec.dtype)
                 buffer_of(node).bind(array)
@@ -89,7 +89,7 @@ class _Captured:
     @functools.cached_property
     def written(self) -> frozenset[int]:
         """Outputs that the plan made. Each run gets new memory for them."""
-        return frozenset(i for i in self.prepared.outline.outputs if self.prepared.is_new(i))
+        return frozenset(i for i in self.prepared.unbound.outputs if self.prepared.is_new(i))
 
 
 class Jit:

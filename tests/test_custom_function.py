@@ -28,7 +28,7 @@ from svod.core.schedule.schedule_cache import normal_form
 from svod.core.spec.evaluate import evaluate
 from svod.errors import ArgumentError, DTypeError, FormatError, LaunchError, ScheduleError, ShapeError, UnsupportedError
 from svod.explaining import explanation
-from svod.prepare import make_outline, prepare_graph
+from svod.prepare import make_unbound_plan, prepare_graph
 from svod.tune import capture
 from svod.tune.capture import read_capture
 
@@ -368,16 +368,16 @@ def test_a_capture_has_the_other_kernels(tmp_path: Path, monkeypatch: pytest.Mon
     for r in recorders.values():
         r.flush()
     [kept] = read_capture(tmp_path).plans
-    assert [c.name for c in kept.outline.calls] == ["elementwise", "reduce"]
-    assert kept.outline.kernels.keys() == {c.kernel for c in kept.outline.calls}
+    assert [c.name for c in kept.unbound.calls] == ["elementwise", "reduce"]
+    assert kept.unbound.kernels.keys() == {c.kernel for c in kept.unbound.calls}
     compiler = compiler_for(host_target(), PrepareConfig(object_cache=":none:"))
-    compiled = compile_all(kept.outline.kernels, {k: Choice((), "none", "") for k in kept.outline.kernels}, compiler)
-    build_plan(kept.outline, compiled, synthetic_arrays(kept.outline), threads=1).execute()
+    compiled = compile_all(kept.unbound.kernels, {k: Choice((), "none", "") for k in kept.unbound.kernels}, compiler)
+    build_plan(kept.unbound, compiled, synthetic_arrays(kept.unbound), threads=1).execute()
     with pytest.raises(FormatError, match="cannot be stored"):
         ast_to_data(y.uop)
     schedule = create_schedule(sink(y.uop))
     with pytest.raises(ScheduleError, match="calls Calls, a function of Python that is not given with it"):
-        make_outline(schedule, frozenset())
+        make_unbound_plan(schedule, frozenset())
     with pytest.raises(UnsupportedError, match=r"Calls, a function of Python, is called by the plan"):
         evaluate(schedule.calls[1].ast, [np.zeros(24), np.zeros(24)])
     with pytest.raises(ScheduleError, match=r"is a function of Python; svod\.custom_function calls one"):

@@ -75,10 +75,10 @@ def test_a_copy_to_another_device_is_refused() -> None:
     assert len(plan.kernels) == 2 and (plan.output_buffer() == 4).all()     # the copy has memory of its own
 
 
-def test_an_outline_without_code_for_one_of_its_kernels_is_refused() -> None:
-    outline = gemm_then_softmax()
-    with pytest.raises(LaunchError, match=f"call gemm is of kernel {outline.calls[0].kernel[:12]}, which has no code"):
-        build_plan(outline, {}, synthetic_arrays(outline))
+def test_an_unbound_plan_without_code_for_one_of_its_kernels_is_refused() -> None:
+    unbound = gemm_then_softmax()
+    with pytest.raises(LaunchError, match=f"call gemm is of kernel {unbound.calls[0].kernel[:12]}, which has no code"):
+        build_plan(unbound, {}, synthetic_arrays(unbound))
 
 
 def arranged(plan: Any) -> int:

@@ -46,7 +46,7 @@ def searches_interrupted() -> int:
     return _interrupted
 
 
-def search_at_prepare(outline: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
+def search_at_prepare(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
                       db: TuningDB) -> dict[str, Choice]:
     """Search kernels and return the chains to use. Never raises for a search that fails: the heuristic stays, and the log says why."""
     global _spent, _interrupted
@@ -63,7 +63,7 @@ def search_at_prepare(outline: UnboundPlan, unknown: Mapping[str, Kernel], compi
                     "was found", beam.width, count, left)
         started = time.monotonic()
         try:
-            chosen, said, interrupted = _run(outline, unknown, compiler, config, db, left, workers)
+            chosen, said, interrupted = _run(unbound, unknown, compiler, config, db, left, workers)
         except (TuneError, KeyboardInterrupt) as e:
             # a Ctrl-C during the search itself is the session's; this one came before, while the workers started
             why = "Ctrl-C" if isinstance(e, KeyboardInterrupt) else str(e)
@@ -77,19 +77,19 @@ def search_at_prepare(outline: UnboundPlan, unknown: Mapping[str, Kernel], compi
         return chosen
 
 
-def _run(outline: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig, db: TuningDB, seconds: float,
+def _run(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig, db: TuningDB, seconds: float,
          workers: str) -> tuple[dict[str, Choice], str, bool]:
     """The chains, what is to be said about the search, and whether Ctrl-C ended it."""
     beam, started = config.beam, time.monotonic()
     assert beam is not None
-    counts = outline.counts
-    names = {c.kernel: c.name for c in reversed(outline.calls)}
+    counts = unbound.counts
+    names = {c.kernel: c.name for c in reversed(unbound.calls)}
     origins: dict[str, list[str]] = {}
-    for c in outline.calls:
+    for c in unbound.calls:
         if c.origin:
             origins.setdefault(c.kernel, []).append(c.origin)
     tasks = [KernelTask(k, calls=counts[key], name=names[key], origins=tuple(dict.fromkeys(origins.get(key, ()))),
-                        sizes=merged_sizes(k, outline.variables_of(key))) for key, k in unknown.items()]
+                        sizes=merged_sizes(k, unbound.variables_of(key))) for key, k in unknown.items()]
     try:
         ceilings = cached_ceilings(Path(data_dir()) / "ceilings.json", compiler.target, compiler.target.threads, quick=True)
     except (SvodError, OSError, MemoryError) as e:

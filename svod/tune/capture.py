@@ -72,20 +72,20 @@ class Counted(Protocol):
 
 # -- writing ------------------------------------------------------------------------------------------------------------
 
-def append(directory: str | os.PathLike[str], outline: UnboundPlan, seconds: Mapping[str, float], *, target: Target | None = None,
+def append(directory: str | os.PathLike[str], unbound: UnboundPlan, seconds: Mapping[str, float], *, target: Target | None = None,
            plan: Counted | None = None) -> None:
     """Add a prepared plan to this process's file in `directory`, which is made if need be.
 
     `seconds`: of one call, by kernel key, for the kernels that were timed. `target`: what it was prepared for; default: this machine.
     `plan`: where its `runs` are counted; a plan counts as run once at least. Raises TuneError when nothing can be written, StopCapture
     when the capture was ended."""
-    _recorder_for(Path(directory)).append(outline, seconds, target or host_target(), plan)
+    _recorder_for(Path(directory)).append(unbound, seconds, target or host_target(), plan)
     check_stop(directory)
 
 
-def announce(directory: str | os.PathLike[str], outline: UnboundPlan, *, target: Target | None = None) -> None:
+def announce(directory: str | os.PathLike[str], unbound: UnboundPlan, *, target: Target | None = None) -> None:
     """Add the kernels of a plan that is about to be compiled: whoever watches the capture gets ready meanwhile. Raises as `append` does."""
-    _recorder_for(Path(directory)).announce(outline, target or host_target())
+    _recorder_for(Path(directory)).announce(unbound, target or host_target())
     check_stop(directory)
 
 
@@ -147,28 +147,28 @@ class _Recorder:
         atexit.register(self.flush)
         threading.Thread(target=self._flush_now_and_then, name="svod-capture", daemon=True).start()
 
-    def announce(self, outline: UnboundPlan, target: Target) -> None:
+    def announce(self, unbound: UnboundPlan, target: Target) -> None:
         with self._lock:
-            self._write(self._new_kernels(outline, target))
+            self._write(self._new_kernels(unbound, target))
 
-    def _new_kernels(self, outline: UnboundPlan, target: Target) -> list[dict[str, Any]]:
+    def _new_kernels(self, unbound: UnboundPlan, target: Target) -> list[dict[str, Any]]:
         lines = []
-        if any((key, target.key) not in self._kernels for key in outline.kernels):
-            for line in kernel_lines(outline, target.key):
+        if any((key, target.key) not in self._kernels for key in unbound.kernels):
+            for line in kernel_lines(unbound, target.key):
                 if (line["kernel"], target.key) not in self._kernels:
                     self._kernels.add((line["kernel"], target.key))
                     lines.append(line)
         return lines
 
-    def append(self, outline: UnboundPlan, seconds: Mapping[str, float], target: Target, plan: Counted | None) -> None:
+    def append(self, unbound: UnboundPlan, seconds: Mapping[str, float], target: Target, plan: Counted | None) -> None:
         with self._lock:
             lines = []
-            digest = plan_digest(outline, target.key)
+            digest = plan_digest(unbound, target.key)
             known = self._runs.get(digest)
             if known is None:
                 known = self._runs[digest] = _Runs()
-                lines = self._new_kernels(outline, target)
-                lines.append(plan_line(outline, seconds, target.key))
+                lines = self._new_kernels(unbound, target)
+                lines.append(plan_line(unbound, seconds, target.key))
             known.add(plan)
             self._write(lines)
 
@@ -239,21 +239,21 @@ def header() -> dict[str, Any]:
     return {"format": FORMAT, "version": VERSION, "svod": version, "python": sys.version.split()[0], "command": sys.argv}
 
 
-def kernel_lines(outline: UnboundPlan, target: str) -> Iterator[dict[str, Any]]:
+def kernel_lines(unbound: UnboundPlan, target: str) -> Iterator[dict[str, Any]]:
     """The lines of a plan's kernels, each named as it is where it is first called."""
     names: dict[str, str] = {}
-    for call in outline.calls:
+    for call in unbound.calls:
         names.setdefault(call.kernel, call.name)
-    for key, kernel in outline.kernels.items():
+    for key, kernel in unbound.kernels.items():
         yield {"kernel": key, "target": target, "name": names.get(key, ""), "structure": family_key(kernel.ast),
                "ast": ast_to_data(kernel.ast)}
 
 
-def plan_line(outline: UnboundPlan, seconds: Mapping[str, float], target: str) -> dict[str, Any]:
-    return {"plan": plan_digest(outline, target), "target": target,
-            "calls": [[c.kernel, list(c.args), c.name, c.origin, c.why, c.level, list(c.offsets), _variables(c)] for c in outline.calls],
-            "buffers": [[b.dtype.name, b.size, b.kind] for b in outline.buffers],
-            "outputs": list(outline.outputs),
+def plan_line(unbound: UnboundPlan, seconds: Mapping[str, float], target: str) -> dict[str, Any]:
+    return {"plan": plan_digest(unbound, target), "target": target,
+            "calls": [[c.kernel, list(c.args), c.name, c.origin, c.why, c.level, list(c.offsets), _variables(c)] for c in unbound.calls],
+            "buffers": [[b.dtype.name, b.size, b.kind] for b in unbound.buffers],
+            "outputs": list(unbound.outputs),
             "seconds": {k: v for k, v in seconds.items() if math.isfinite(v) and v > 0}}
 
 
@@ -261,10 +261,10 @@ def _variables(call: Call) -> list[Any]:
     return [[v.name, v.min, v.max, list(v.hints), v.bucket and list(v.bucket)] for v in call.variables]
 
 
-def plan_digest(outline: UnboundPlan, target: str) -> str:
+def plan_digest(unbound: UnboundPlan, target: str) -> str:
     """The identity of a plan: what it computes, on what; not what things are called."""
-    content = [target, [[c.kernel, list(c.args), c.level, list(c.offsets), _variables(c)] for c in outline.calls],
-               [[b.dtype.name, b.size, b.kind] for b in outline.buffers], list(outline.outputs)]
+    content = [target, [[c.kernel, list(c.args), c.level, list(c.offsets), _variables(c)] for c in unbound.calls],
+               [[b.dtype.name, b.size, b.kind] for b in unbound.buffers], list(unbound.outputs)]
     return hashlib.blake2b(json.dumps(content, separators=(",", ":")).encode(), digest_size=16).hexdigest()
 
 
@@ -276,7 +276,7 @@ class CapturedPlan:
 
     digest: str
     target: str
-    outline: UnboundPlan
+    unbound: UnboundPlan
     seconds: dict[str, float]
     runs: int = 0
 
@@ -292,7 +292,7 @@ class Capture:
     @property
     def kernels(self) -> dict[str, Kernel]:
         """Every kernel by its key, in the order of the plans."""
-        return {key: kernel for plan in self.plans for key, kernel in plan.outline.kernels.items()}
+        return {key: kernel for plan in self.plans for key, kernel in plan.unbound.kernels.items()}
 
 
 def read_capture(path: str | os.PathLike[str]) -> Capture:
@@ -321,11 +321,11 @@ def write_capture(path: str | os.PathLike[str], capture: Capture) -> None:
         lines[0]["command"] = capture.commands[0]
     known: set[tuple[str, str]] = set()
     for plan in capture.plans:
-        for line in kernel_lines(plan.outline, plan.target):
+        for line in kernel_lines(plan.unbound, plan.target):
             if (line["kernel"], plan.target) not in known:
                 known.add((line["kernel"], plan.target))
                 lines.append(line)
-        lines += [plan_line(plan.outline, plan.seconds, plan.target), {"runs": plan.digest, "count": plan.runs}]
+        lines += [plan_line(plan.unbound, plan.seconds, plan.target), {"runs": plan.digest, "count": plan.runs}]
     write_text(Path(path), "".join(json.dumps(x, separators=(",", ":"), allow_nan=False) + "\n" for x in lines))
 
 
@@ -407,15 +407,15 @@ class _Reader:
         for o in outputs:
             if buffers[o].kind == "intermediate":
                 raise FormatError(f"output {o} of a plan is an intermediate buffer")
-        outline = UnboundPlan(calls, buffers, outputs, {c.kernel: self.kernels[c.kernel] for c in calls})
+        unbound = UnboundPlan(calls, buffers, outputs, {c.kernel: self.kernels[c.kernel] for c in calls})
         seconds = line.get("seconds")
         if not isinstance(seconds, dict):
             raise FormatError("a plan lacks its seconds")
         target = _text(line.get("target"), "a target")
-        digest = plan_digest(outline, target)
+        digest = plan_digest(unbound, target)
         if line["plan"] != digest:
             raise FormatError(f"plan {line['plan']!r:.40} was altered: its content has the digest {digest}")
-        return CapturedPlan(digest, target, outline, {k: _seconds(v) for k, v in seconds.items() if k in outline.kernels})
+        return CapturedPlan(digest, target, unbound, {k: _seconds(v) for k, v in seconds.items() if k in unbound.kernels})
 
     def _buffer(self, value: Any) -> BufferSpec:
         dtype, size, kind = _row(value, 3, "a buffer")

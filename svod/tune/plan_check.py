@@ -137,18 +137,18 @@ def differs(heuristic: float, ratio: Ratio, promised: float) -> bool:
     return max(least - promised, promised - most) > max(TOLERANCE * abs(promised), WORTH_EXPLAINING * heuristic)
 
 
-def promised_gain(outline: UnboundPlan, gains: Mapping[str, Gain]) -> float:
+def promised_gain(unbound: UnboundPlan, gains: Mapping[str, Gain]) -> float:
     """Seconds of one run of the plan that the kernels promise."""
-    return sum(n * gains[k].seconds for k, n in outline.counts.items() if k in gains)
+    return sum(n * gains[k].seconds for k, n in unbound.counts.items() if k in gains)
 
 
-def check_values(outline: UnboundPlan) -> dict[str, int]:
+def check_values(unbound: UnboundPlan) -> dict[str, int]:
     """The values of variables that a plan is timed with: those in the middle of the sizes that its kernels are timed at."""
-    sizes = plan_sizes(c.variables for c in outline.calls)
+    sizes = plan_sizes(c.variables for c in unbound.calls)
     return sizes[len(sizes) // 2]
 
 
-def check_plan(outline: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: Mapping[str, Compiled], gains: Mapping[str, Gain],
+def check_plan(unbound: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: Mapping[str, Compiled], gains: Mapping[str, Gain],
                target: Target, *, seconds: float = 3.0, bench: BenchConfig | None = None, rng: random.Random | None = None) -> PlanCheck:
     """Time the plan both ways within about `seconds`, over made-up inputs, and look into a gain that is not what was promised.
 
@@ -157,13 +157,13 @@ def check_plan(outline: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: M
     bench = bench or BenchConfig()
     rng = rng or random.Random(0)
     started = time.monotonic()
-    arrays = synthetic_arrays(outline)
+    arrays = synthetic_arrays(unbound)
 
     def left() -> float:
         return seconds - (time.monotonic() - started)
 
-    base, best = (build_plan(outline, chosen, arrays, threads=target.threads) for chosen in (heuristic, tuned))
-    values = check_values(outline)
+    base, best = (build_plan(unbound, chosen, arrays, threads=target.threads) for chosen in (heuristic, tuned))
+    values = check_values(unbound)
     for plan in (base, best):
         plan.set_variables(values)
     contestants = [Contestant(base.repeat, "heuristic"), Contestant(best.repeat, "tuned")]
@@ -171,50 +171,50 @@ def check_plan(outline: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: M
     min_rounds = max(1, min(MIN_ROUNDS, int(0.25 * left() / run)))
     found = confirm(contestants, min_rounds=min_rounds, precision=bench.precision, budget_seconds=max(0.1, 0.5 * left()), rng=rng,
                     min_sample=bench.min_sample * 1e-6)
-    changed = [k for k in outline.kernels if heuristic[k].chain != tuned[k].chain]
-    check = PlanCheck(found.seconds(0), found.seconds(1), found.ratios[1], promised_gain(outline, gains), len(found.rounds), found.noisy,
-                      bytes_touched(outline), len(changed), at=values)
-    wanted = [k for k in outline.kernels if k in changed or k in gains]
+    changed = [k for k in unbound.kernels if heuristic[k].chain != tuned[k].chain]
+    check = PlanCheck(found.seconds(0), found.seconds(1), found.ratios[1], promised_gain(unbound, gains), len(found.rounds), found.noisy,
+                      bytes_touched(unbound), len(changed), at=values)
+    wanted = [k for k in unbound.kernels if k in changed or k in gains]
     if not check.differs or left() < 4 * MIN_ROUNDS * check.heuristic:
         return check
-    inside = time_inside(base, best, outline, left, rng)
-    kernels = [in_plan(outline, key, gains.get(key), inside[key], check.bytes_touched, target) for key in wanted]
+    inside = time_inside(base, best, unbound, left, rng)
+    kernels = [in_plan(unbound, key, gains.get(key), inside[key], check.bytes_touched, target) for key in wanted]
     return replace(check, kernels=tuple(sorted(kernels, key=lambda k: -abs(k.measured - k.promised))))
 
 
-def time_inside(base: ExecutionPlan, best: ExecutionPlan, outline: UnboundPlan, left: Callable[[], float],
+def time_inside(base: ExecutionPlan, best: ExecutionPlan, unbound: UnboundPlan, left: Callable[[], float],
                 rng: random.Random) -> dict[str, list[Gain]]:
     """By kernel key, per pass, the mean seconds of its calls with either plan's code, each plan run kernel by kernel in its order after a
     run that leaves the caches as it does; less what an empty call takes (median). Ends when `left` says that no time is."""
-    passes: dict[str, list[Gain]] = {k: [] for k in outline.kernels}
+    passes: dict[str, list[Gain]] = {k: [] for k in unbound.kernels}
     plans = [base, best]
     first = [Contestant(partial(plan.repeat_kernel, 0), "the first kernel") for plan in plans]
     empty: list[float] = []
-    while len(passes[outline.calls[0].kernel]) < MOST_PASSES and (left() > 0 or len(passes[outline.calls[0].kernel]) < MIN_ROUNDS):
+    while len(passes[unbound.calls[0].kernel]) < MOST_PASSES and (left() > 0 or len(passes[unbound.calls[0].kernel]) < MIN_ROUNDS):
         spent: list[dict[str, float]] = [{}, {}]
         for i in rng.sample((0, 1), 2):
             plans[i].execute()
             for number, seconds in zip(plans[i].running, plans[i].profile(1), strict=True):
-                call = outline.calls[number]
+                call = unbound.calls[number]
                 spent[i][call.kernel] = spent[i].get(call.kernel, 0.0) + seconds
             empty.append(time_calls(first[i], 0))
-        for key, calls in outline.counts.items():
+        for key, calls in unbound.counts.items():
             passes[key].append(Gain(spent[0][key] / calls, spent[1][key] / calls))
     call_seconds = statistics.median(empty)
     return {k: [Gain(max(0.0, g.heuristic - call_seconds), max(0.0, g.tuned - call_seconds)) for g in found] for k, found in passes.items()}
 
 
-def in_plan(outline: UnboundPlan, key: str, alone: Gain | None, passes: Sequence[Gain], touched: int, target: Target) -> InPlan:
+def in_plan(unbound: UnboundPlan, key: str, alone: Gain | None, passes: Sequence[Gain], touched: int, target: Target) -> InPlan:
     """What the passes say about one kernel, and how it differs from what was promised."""
-    calls = outline.counts[key]
+    calls = unbound.counts[key]
     low, high = median_interval([g.seconds for g in passes]) or (float("-inf"), float("inf"))
     inside = Gain(statistics.median(g.heuristic for g in passes), statistics.median(g.tuned for g in passes))
     found = InPlan(key, calls, alone, inside, calls * low, calls * high)
-    return replace(found, reason=_reason(outline, found, touched, target))
+    return replace(found, reason=_reason(unbound, found, touched, target))
 
 
-def _reason(outline: UnboundPlan, k: InPlan, touched: int, target: Target) -> str:
-    what = f"{name_of(outline, k.kernel)} {'gains' if k.measured >= 0 else 'loses'} {duration(abs(k.measured))} a run"
+def _reason(unbound: UnboundPlan, k: InPlan, touched: int, target: Target) -> str:
+    what = f"{name_of(unbound, k.kernel)} {'gains' if k.measured >= 0 else 'loses'} {duration(abs(k.measured))} a run"
     if k.alone is None:
         return f"{what}, and nothing was promised: its heuristic is another one since it was tuned"
     heuristic, tuned = k.inside.heuristic / k.alone.heuristic, k.inside.tuned / k.alone.tuned
@@ -223,7 +223,7 @@ def _reason(outline: UnboundPlan, k: InPlan, touched: int, target: Target) -> st
             f"tuned one {tuned:.2f}×")
     if not any(_has_moved(now, then) for now, then in ((k.inside.heuristic, k.alone.heuristic), (k.inside.tuned, k.alone.tuned))):
         return text
-    own = sum(p.arg.size * p.dtype.itemsize for p in outline.kernels[k.kernel].params)
+    own = sum(p.arg.size * p.dtype.itemsize for p in unbound.kernels[k.kernel].params)
     for name, size in (("second-level caches", target.l2 * target.threads), ("last-level cache", target.l3)):
         if own <= size < touched:
             return f"{text}; alone its operands ({_mega(own)}) stay in the {name}, in the plan {_mega(touched)} pass through in between"
@@ -236,16 +236,16 @@ def _has_moved(inside: float, alone: float) -> bool:
     return inside - alone > max((MOVED - 1.0) * alone, MOVED_SECONDS)
 
 
-def name_of(outline: UnboundPlan, key: str) -> str:
+def name_of(unbound: UnboundPlan, key: str) -> str:
     """A kernel's name and where it is from, for a sentence."""
-    call = next(c for c in outline.calls if c.kernel == key)
+    call = next(c for c in unbound.calls if c.kernel == key)
     return f"{call.name or key[:12]} ({call.origin})" if call.origin else call.name or key[:12]
 
 
-def bytes_touched(outline: UnboundPlan) -> int:
+def bytes_touched(unbound: UnboundPlan) -> int:
     """Bytes of all buffers that one run of the plan reads or writes, intermediates counted once."""
-    used = {n for c in outline.calls for n in c.args}
-    return sum(outline.buffers[n].nbytes for n in used)
+    used = {n for c in unbound.calls for n in c.args}
+    return sum(unbound.buffers[n].nbytes for n in used)
 
 
 def _mega(size: float) -> str:

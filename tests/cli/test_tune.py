@@ -79,9 +79,9 @@ def script(tmp_path: Path, text: str) -> str:
 def captured(tmp_path: Path, runs: int = 10) -> str:
     """A capture file of two plans."""
     plans = []
-    for outline, times in ((gemm_then_softmax(), runs), (scaled(64), 1)):
-        seconds = dict(zip(outline.kernels, (8e-6, 2e-6), strict=False))
-        plans.append(capture.CapturedPlan(capture.plan_digest(outline, TARGET.key), TARGET.key, outline, seconds, times))
+    for unbound, times in ((gemm_then_softmax(), runs), (scaled(64), 1)):
+        seconds = dict(zip(unbound.kernels, (8e-6, 2e-6), strict=False))
+        plans.append(capture.CapturedPlan(capture.plan_digest(unbound, TARGET.key), TARGET.key, unbound, seconds, times))
     capture.write_capture(tmp_path / "c.jsonl", capture.Capture(plans))
     return str(tmp_path / "c.jsonl")
 
@@ -567,18 +567,18 @@ def test_a_report_that_cannot_be_written_is_status_4(tmp_path: Path, fake: type[
 
 
 def test_what_a_kernel_promises_is_the_mean_over_its_calls() -> None:
-    outline = gemm_then_softmax()
+    unbound = gemm_then_softmax()
     n, m = VariableSpec("n", 1, 40), VariableSpec("m", 1, 24)
-    key = outline.calls[0].kernel
-    calls = tuple(replace(outline.calls[0], variables=v) for v in ((n,), (m,), (m,)))
-    outline = replace(outline, calls=calls)
-    assert check_values(outline) == {"n": 20, "m": 12}
+    key = unbound.calls[0].kernel
+    calls = tuple(replace(unbound.calls[0], variables=v) for v in ((n,), (m,), (m,)))
+    unbound = replace(unbound, calls=calls)
+    assert check_values(unbound) == {"n": 20, "m": 12}
     sizes = (SizeTime({"v0": 20}, 4.0, 0.5), SizeTime({"v0": 12}, 1.0, 0.25), SizeTime({"v0": 1}, 9.0, 1.0))
-    row = Row(outline.kernels[key], "gemm", (), 3.0, 1.0, 1.0, "f", 1.0, 1.0)
+    row = Row(unbound.kernels[key], "gemm", (), 3.0, 1.0, 1.0, "f", 1.0, 1.0)
     outcome = Outcome(row, (), "database", 1.0, 1.0, True, True, None, "", "", sizes=sizes)
-    gain = tune_run.gain_in(outline, outcome)
+    gain = tune_run.gain_in(unbound, outcome)
     assert gain == Gain(pytest.approx((8.0 + 4.0 + 4.0) / 3), pytest.approx((4.0 + 1.0 + 1.0) / 3))
-    assert tune_run.gain_in(outline, replace(outcome, sizes=sizes[:1])) is None, "not timed at 12"
+    assert tune_run.gain_in(unbound, replace(outcome, sizes=sizes[:1])) is None, "not timed at 12"
 
 
 def test_an_interrupted_search_is_reported(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,35 +54,35 @@ def file_of(directory: Path) -> Path:
     return file
 
 
-def run(outline: UnboundPlan) -> list[Any]:
+def run(unbound: UnboundPlan) -> list[Any]:
     """Outputs of a plan over made-up inputs, with the heuristic's chains."""
     compiler = compiler_for(TARGET, PrepareConfig(object_cache=":none:"))
-    choices = {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in outline.kernels.items()}
-    compiled = compile_all(outline.kernels, choices, compiler)
-    plan = build_plan(outline, compiled, synthetic_arrays(outline), threads=TARGET.threads)
+    choices = {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in unbound.kernels.items()}
+    compiled = compile_all(unbound.kernels, choices, compiler)
+    plan = build_plan(unbound, compiled, synthetic_arrays(unbound), threads=TARGET.threads)
     plan.execute()
     return [np.array(o) for o in plan.outputs]
 
 
 def test_what_is_written_is_read_and_can_be_run(tmp_path: Path) -> None:
-    outline = gemm_then_softmax()
-    key = outline.calls[0].kernel
-    capture.append(tmp_path, outline, {key: 2e-6}, target=TARGET)
+    unbound = gemm_then_softmax()
+    key = unbound.calls[0].kernel
+    capture.append(tmp_path, unbound, {key: 2e-6}, target=TARGET)
     found = read_capture(tmp_path)
     [plan] = found.plans
     assert not found.problems and plan.target == TARGET.key and plan.seconds == {key: 2e-6} and plan.runs == 1
-    assert plan.outline.calls == outline.calls
-    assert plan.outline.buffers == outline.buffers and plan.outline.outputs == outline.outputs
-    assert {k: v.ast for k, v in plan.outline.kernels.items()} == {k: v.ast for k, v in outline.kernels.items()}
-    [before], [after] = run(outline), run(plan.outline)
+    assert plan.unbound.calls == unbound.calls
+    assert plan.unbound.buffers == unbound.buffers and plan.unbound.outputs == unbound.outputs
+    assert {k: v.ast for k, v in plan.unbound.kernels.items()} == {k: v.ast for k, v in unbound.kernels.items()}
+    [before], [after] = run(unbound), run(plan.unbound)
     assert np.array_equal(before, after) and np.allclose(after.reshape(24, 40).sum(1), 1, atol=1e-5)
 
 
 def test_duplicates_count_up_and_kernels_are_written_once(tmp_path: Path, recorders: dict[Path, Any]) -> None:
-    outline, live, dead = gemm_then_softmax(), Runs(), Runs(5)
-    capture.append(tmp_path, outline, {}, target=TARGET, plan=live)
-    capture.append(tmp_path, outline, {}, target=TARGET, plan=dead)
-    capture.append(tmp_path, outline, {}, target=TARGET)
+    unbound, live, dead = gemm_then_softmax(), Runs(), Runs(5)
+    capture.append(tmp_path, unbound, {}, target=TARGET, plan=live)
+    capture.append(tmp_path, unbound, {}, target=TARGET, plan=dead)
+    capture.append(tmp_path, unbound, {}, target=TARGET)
     live.runs = 10
     flush(recorders)
     assert read_capture(tmp_path).plans[0].runs == 16
@@ -98,17 +98,17 @@ def test_duplicates_count_up_and_kernels_are_written_once(tmp_path: Path, record
 
 
 def test_files_of_several_processes_are_merged(tmp_path: Path, recorders: dict[Path, Any]) -> None:
-    outline = scaled(times=3)
-    key = outline.calls[0].kernel
+    unbound = scaled(times=3)
+    key = unbound.calls[0].kernel
     for seconds in (3e-6, 1e-6, 2e-6):
-        capture.append(tmp_path / "all", outline, {key: seconds}, target=TARGET)
+        capture.append(tmp_path / "all", unbound, {key: seconds}, target=TARGET)
         recorders.clear()               # as if another process wrote
     found = read_capture(tmp_path / "all")
     [plan] = found.plans
-    assert plan.runs == 3 and plan.seconds == {key: 1e-6} and plan.outline.counts == {key: 3} and len(found.commands) == 3
+    assert plan.runs == 3 and plan.seconds == {key: 1e-6} and plan.unbound.counts == {key: 3} and len(found.commands) == 3
     write_capture(tmp_path / "one.jsonl", found)
     again = read_capture(tmp_path / "one.jsonl")
-    assert [(p.digest, p.runs, p.seconds, p.outline.calls) for p in again.plans] == [(p.digest, p.runs, p.seconds, p.outline.calls)
+    assert [(p.digest, p.runs, p.seconds, p.unbound.calls) for p in again.plans] == [(p.digest, p.runs, p.seconds, p.unbound.calls)
                                                                                     for p in found.plans]
     write_capture(tmp_path / "two.jsonl", again)
     assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
@@ -127,11 +127,11 @@ def test_a_plan_with_variables_is_captured_with_its_bounds_and_hints(tmp_path: P
     found = read_capture(tmp_path)
     assert not found.problems
     plan = found.plans[0]
-    [call] = plan.outline.calls
+    [call] = plan.unbound.calls
     assert call.variables == (VariableSpec("rows", 1, 7, (2, 6)),)
-    assert plan.seconds.keys() == plan.outline.kernels.keys(), "timed, whether bound or not"
+    assert plan.seconds.keys() == plan.unbound.kernels.keys(), "timed, whether bound or not"
     write_capture(tmp_path / "one", found)
-    assert [p.outline.calls for p in read_capture(tmp_path / "one").plans] == [p.outline.calls for p in found.plans]
+    assert [p.unbound.calls for p in read_capture(tmp_path / "one").plans] == [p.unbound.calls for p in found.plans]
     data = [json.loads(line) for line in file_of(tmp_path).read_text().splitlines()]
     wrong: Any
     for wrong, told in (([["rows", 1, 99, [], None]], "the variables"), ([], "the variables"), ([["rows", 1]], "a variable should"),
@@ -152,8 +152,8 @@ def test_a_half_line_is_left_out(tmp_path: Path) -> None:
 
 def test_a_file_that_is_cut_off_says_where(tmp_path: Path) -> None:
     """The half line of a killed process is no news in a directory; in a file that somebody brings it is."""
-    outline = scaled()
-    plan = CapturedPlan(plan_digest(outline, TARGET.key), TARGET.key, outline, {}, 3)
+    unbound = scaled()
+    plan = CapturedPlan(plan_digest(unbound, TARGET.key), TARGET.key, unbound, {}, 3)
     path = tmp_path / "c.jsonl"
     write_capture(path, Capture([plan]))
     data = path.read_bytes()
@@ -239,15 +239,15 @@ def test_stop(tmp_path: Path) -> None:
 def test_the_watch_sees_each_kernel_once(tmp_path: Path) -> None:
     watch = CaptureWatch(tmp_path)
     assert not watch.poll()
-    outline = gemm_then_softmax()
-    capture.announce(tmp_path, outline, target=TARGET)
+    unbound = gemm_then_softmax()
+    capture.announce(tmp_path, unbound, target=TARGET)
     news = watch.poll()
-    assert sorted(news.kernels) == sorted(outline.kernels) and not news.plans and not watch.poll()
-    first = outline.calls[0].kernel
-    capture.append(tmp_path, outline, {first: 0.5}, target=TARGET)
+    assert sorted(news.kernels) == sorted(unbound.kernels) and not news.plans and not watch.poll()
+    first = unbound.calls[0].kernel
+    capture.append(tmp_path, unbound, {first: 0.5}, target=TARGET)
     news = watch.poll()
     assert not news.kernels, "announced before"
-    assert news.plans == [{first: 0.5 * outline.counts[first]}] and not watch.poll()
+    assert news.plans == [{first: 0.5 * unbound.counts[first]}] and not watch.poll()
     file = file_of(tmp_path)
     with file.open("a") as f:
         f.write('{"kernel":"abcd')
@@ -295,4 +295,4 @@ def test_prepare_captures(tmp_path: Path, forks: bool) -> None:
     found = read_capture(tmp_path / "c")
     assert not found.problems and len(found.plans) == 1 + forks
     plan = max(found.plans, key=lambda p: p.runs)
-    assert plan.runs == 41 and plan.seconds.keys() == plan.outline.kernels.keys()
+    assert plan.runs == 41 and plan.seconds.keys() == plan.unbound.kernels.keys()

@@ -20,43 +20,43 @@ from tests.plans import gemm_then_softmax, scaled
 TARGET = host_target()
 
 
-def compiled(outline: UnboundPlan, *, tuned: bool) -> dict[str, Compiled]:
+def compiled(unbound: UnboundPlan, *, tuned: bool) -> dict[str, Compiled]:
     compiler = compiler_for(TARGET, PrepareConfig(object_cache=":none:"))
-    choices = {k: Choice(compiler.heuristic(v) if tuned else (), "x", "") for k, v in outline.kernels.items()}
-    return compile_all(outline.kernels, choices, compiler)
+    choices = {k: Choice(compiler.heuristic(v) if tuned else (), "x", "") for k, v in unbound.kernels.items()}
+    return compile_all(unbound.kernels, choices, compiler)
 
 
 def test_a_plan_is_timed_both_ways() -> None:
-    outline = gemm_then_softmax(64, 96, 64)
-    gains = {k: Gain(2e-6, 1e-6) for k in outline.kernels}
-    found = check_plan(outline, compiled(outline, tuned=False), compiled(outline, tuned=True), gains, TARGET, seconds=0.4,
+    unbound = gemm_then_softmax(64, 96, 64)
+    gains = {k: Gain(2e-6, 1e-6) for k in unbound.kernels}
+    found = check_plan(unbound, compiled(unbound, tuned=False), compiled(unbound, tuned=True), gains, TARGET, seconds=0.4,
                        rng=random.Random(1))
     assert found.promised == pytest.approx(2e-6) and found.predicted == pytest.approx(found.heuristic - 2e-6)
     assert found.changed == 2 and found.heuristic > 0 and found.tuned > 0 and found.rounds >= 1
     assert found.gained == pytest.approx(found.heuristic * (1 - found.ratio.median))
-    assert found.bytes_touched == 4 * (64 * 96 * 2 + 64 * 64 + 64 * 96) == bytes_touched(outline)
+    assert found.bytes_touched == 4 * (64 * 96 * 2 + 64 * 64 + 64 * 96) == bytes_touched(unbound)
 
 
 def test_a_broken_promise_is_looked_into() -> None:
     """Both plans run the same code, so nothing that was promised arrives, and every kernel is short of its promise."""
-    outline = gemm_then_softmax(64, 96, 64)
-    same = compiled(outline, tuned=True)
-    gains = {c.kernel: Gain(g, 1e-3) for c, g in zip(outline.calls, (3e-3, 2e-3), strict=True)}
-    found = check_plan(outline, same, same, gains, TARGET, seconds=2.0, bench=BenchConfig(precision=0.05), rng=random.Random(1))
+    unbound = gemm_then_softmax(64, 96, 64)
+    same = compiled(unbound, tuned=True)
+    gains = {c.kernel: Gain(g, 1e-3) for c, g in zip(unbound.calls, (3e-3, 2e-3), strict=True)}
+    found = check_plan(unbound, same, same, gains, TARGET, seconds=2.0, bench=BenchConfig(precision=0.05), rng=random.Random(1))
     assert found.changed == 0 and found.differs and found.fell_short
-    assert [k.kernel for k in found.kernels] == [c.kernel for c in outline.calls] and all(k.differs for k in found.kernels)
+    assert [k.kernel for k in found.kernels] == [c.kernel for c in unbound.calls] and all(k.differs for k in found.kernels)
     first, second = found.explanation
     assert "gemm (block.linear)" in first and "instead of 2 ms" in first and "softmax (block.softmax)" in second
 
 
 def test_kernels_inside_a_plan() -> None:
-    outline = gemm_then_softmax(64, 96, 64)
-    gemm = outline.calls[0].kernel
+    unbound = gemm_then_softmax(64, 96, 64)
+    gemm = unbound.calls[0].kernel
     own = 4 * (64 * 96 + 64 * 64 + 64 * 96)
     small = replace(TARGET, l2=128 << 10, l3=0, threads=1)
 
     def inside(alone: Gain | None, *passes: Gain, touched: int = 1 << 20, target: Any = small) -> InPlan:
-        return in_plan(outline, gemm, alone, passes, touched, target)
+        return in_plan(unbound, gemm, alone, passes, touched, target)
     steady = [Gain(1.7e-3, 1.1e-3)] * 7
     cold = inside(Gain(1e-3, 1e-3), *steady)
     assert cold.differs and cold.promised == 0 and cold.measured == pytest.approx(6e-4) and cold.low == cold.high == pytest.approx(6e-4)
@@ -74,8 +74,8 @@ def test_kernels_inside_a_plan() -> None:
 
 
 def test_a_call_is_no_part_of_a_kernel_inside_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    outline = gemm_then_softmax(64, 96, 64)
-    gemm, softmax = (c.kernel for c in outline.calls)
+    unbound = gemm_then_softmax(64, 96, 64)
+    gemm, softmax = (c.kernel for c in unbound.calls)
 
     class Timed:
         running = (0, 1)
@@ -97,7 +97,7 @@ def test_a_call_is_no_part_of_a_kernel_inside_a_plan(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(plan_check, "time_calls", empty_call)
     base: Any = Timed(2e-6, 8e-6)
     best: Any = Timed(1e-6, 8e-6)
-    found = plan_check.time_inside(base, best, outline, lambda: 0.0, random.Random(0))
+    found = plan_check.time_inside(base, best, unbound, lambda: 0.0, random.Random(0))
     assert set(asked) == {0}, "empty calls"
     assert all((g.heuristic, g.tuned) == pytest.approx((2e-6, 1e-6)) for g in found[gemm])
     assert all((g.heuristic, g.tuned) == pytest.approx((8e-6, 8e-6)) for g in found[softmax])
@@ -106,16 +106,16 @@ def test_a_call_is_no_part_of_a_kernel_inside_a_plan(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("alone", "inside", "blamed"), [(2e-6, 2.5e-6, False), (2e-6, 3.5e-6, True), (1e-3, 1.05e-3, False),
                                                          (1e-3, 1.2e-3, True)])
 def test_what_a_single_call_cannot_tell_is_not_blamed_on_caches(alone: float, inside: float, blamed: bool) -> None:
-    outline = gemm_then_softmax(64, 96, 64)
-    found = in_plan(outline, outline.calls[0].kernel, Gain(alone, alone), [Gain(inside, alone)] * 7, 1 << 26, TARGET)
-    fits = in_plan(outline, outline.calls[0].kernel, Gain(alone, alone), [Gain(inside, alone)] * 7, TARGET.l2, TARGET)
+    unbound = gemm_then_softmax(64, 96, 64)
+    found = in_plan(unbound, unbound.calls[0].kernel, Gain(alone, alone), [Gain(inside, alone)] * 7, 1 << 26, TARGET)
+    fits = in_plan(unbound, unbound.calls[0].kernel, Gain(alone, alone), [Gain(inside, alone)] * 7, TARGET.l2, TARGET)
     assert "MB" not in fits.reason and ("the whole plan fits" in fits.reason) is blamed
     assert ("MB" in found.reason) is blamed and f"takes {inside / alone:.2f}× its time alone" in found.reason
 
 
 def test_slow_plans_get_few_rounds_and_no_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    outline = scaled(64, 3)
-    code = compiled(outline, tuned=True)
+    unbound = scaled(64, 3)
+    code = compiled(unbound, tuned=True)
     monkeypatch.setattr(plan_check, "time_calls", lambda contestant, repeats: 1.0)      # seconds of one run of the plan
 
     def confirm(contestants: Any, *, min_rounds: int, **others: Any) -> Confirmation:
@@ -123,15 +123,15 @@ def test_slow_plans_get_few_rounds_and_no_judgement(monkeypatch: pytest.MonkeyPa
         load = watch_machine()()
         return Confirmation(rounds, (Ratio(1.0, 1.0, 1.0), paired_ratio([1.0] * min_rounds, [1.0] * min_rounds)), False, None, load)
     monkeypatch.setattr(plan_check, "confirm", confirm)
-    gains = {k: Gain(1.0, 0.5) for k in outline.kernels}
-    found = check_plan(outline, code, code, gains, TARGET, seconds=9.0)
+    gains = {k: Gain(1.0, 0.5) for k in unbound.kernels}
+    found = check_plan(unbound, code, code, gains, TARGET, seconds=9.0)
     assert found.rounds == 2 and not found.differs and found.kernels == () and found.explanation == ()
 
 
 def test_promises() -> None:
-    outline = scaled(100, 3)
-    [key] = outline.kernels
-    assert promised_gain(outline, {key: Gain(3e-6, 1e-6)}) == pytest.approx(6e-6) and promised_gain(outline, {}) == 0
+    unbound = scaled(100, 3)
+    [key] = unbound.kernels
+    assert promised_gain(unbound, {key: Gain(3e-6, 1e-6)}) == pytest.approx(6e-6) and promised_gain(unbound, {}) == 0
 
 
 @pytest.mark.parametrize(("promised", "ratio", "expected"), [

@@ -163,13 +163,13 @@ def row_json(row: Row) -> dict[str, Any]:
                 "linear": row.winner.linear, "codegen": row.winner.codegen, "layer": row.winner.layer}}
 
 
-def plan_json(check: PlanCheck, plan: str, outline: Any) -> dict[str, Any]:
+def plan_json(check: PlanCheck, plan: str, unbound: Any) -> dict[str, Any]:
     r = check.ratio
     finite = r.high < float("inf")
     return {"plan": plan, "heuristic_seconds": check.heuristic, "tuned_seconds": check.tuned, "predicted_seconds": check.predicted,
             "promised_gain": check.promised, "measured_gain": check.gained, "ratio": r.median, "ratio_low": r.low if finite else None,
             "ratio_high": r.high if finite else None, "rounds": check.rounds, "changed": check.changed, "noisy": check.noisy,
             "bytes_touched": check.bytes_touched, "at": dict(check.at), "differs": check.differs, "explanation": list(check.explanation),
-            "kernels": [{"kernel": k.kernel, "name": name_of(outline, k.kernel), "calls": k.calls, "promised_gain": k.promised,
+            "kernels": [{"kernel": k.kernel, "name": name_of(unbound, k.kernel), "calls": k.calls, "promised_gain": k.promised,
                          "measured_gain": k.measured, "low": k.low, "high": k.high, "reason": k.reason, "inside": asdict(k.inside),
                          "alone": None if k.alone is None else asdict(k.alone)} for k in check.kernels]}

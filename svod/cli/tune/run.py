@@ -301,14 +301,14 @@ class _Run:
             within = min(self._check_seconds(CHECK_SECONDS if searched else KNOWN_CHECK_SECONDS), left)
             if checks and (within < CHECK_LEAST or plan.runs * _plan_seconds(plan, seconds) < CHECK_SHARE * total):
                 break
-            kernels = plan.outline.kernels
+            kernels = plan.unbound.kernels
             try:
                 heuristics = compile_heuristics(kernels, compiler)
                 choices = {k: choose(v, compiler, self.config, self.db) for k, v in kernels.items() if k in tuned_keys}
                 gains = {k: gain for k in choices if by_key[k].against in ("", heuristics[k].linear)
-                         and (gain := gain_in(plan.outline, by_key[k])) is not None}
+                         and (gain := gain_in(plan.unbound, by_key[k])) is not None}
                 tuned = {**heuristics, **compile_all({k: kernels[k] for k in choices}, choices, compiler)}
-                checks.append((plan, check_plan(plan.outline, heuristics, tuned, gains, target, seconds=max(CHECK_LEAST, within))))
+                checks.append((plan, check_plan(plan.unbound, heuristics, tuned, gains, target, seconds=max(CHECK_LEAST, within))))
             except KeyboardInterrupt:
                 say("svod-tune: Ctrl-C: the whole plan is not timed any further")
                 break
@@ -424,7 +424,7 @@ class _Run:
             lines.append(f"… and {_count(len(unverified) - MAX_PROBLEMS, 'kernel')} more, for such reasons")
         for number, (plan, check) in enumerate(checks, 1):
             name = f" {number} of {len(checks)}" if len(checks) > 1 else ""
-            lines += plan_lines(check, name, len(plan.outline.calls))
+            lines += plan_lines(check, name, len(plan.unbound.calls))
         lines += ["", self._summary(), *self._stored(status), *self._next(outcomes, checks, status)]
         self._print(lines)
 
@@ -487,7 +487,7 @@ class _Run:
             "phases_end_seconds": self.seconds,
             "script": None if self.script is None else asdict(self.script),
             "kernels": [outcome_json(o, target, ceilings) for o in outcomes] + [row_json(x) for x in rows if x.key not in done],
-            "plans": [plan_json(check, plan.digest, plan.outline) for plan, check in checks],
+            "plans": [plan_json(check, plan.digest, plan.unbound) for plan, check in checks],
             "search": None if r is None else {"executor": self.executor_name, "candidates": r.candidates, "seconds": r.seconds,
                                               "rows": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},
             "database": {"path": None if self.db.path is None else str(self.db.path), "problem": self.db.problem,
@@ -513,13 +513,13 @@ class _Run:
         return status
 
 
-def gain_in(outline: UnboundPlan, o: Outcome) -> Gain | None:
+def gain_in(unbound: UnboundPlan, o: Outcome) -> Gain | None:
     """What one call of a kernel promises in a plan, the mean over its calls, each at the values that the plan is checked at; None where it
     was not timed at those of all its calls."""
-    calls = outline.variables_of(o.row.key)
+    calls = unbound.variables_of(o.row.key)
     if not calls:
         return None if o.gain is None or not o.heuristic else Gain(o.heuristic, o.heuristic / o.gain)
-    values, timed = check_values(outline), [s for s in o.sizes if s.ratio > 0.0]
+    values, timed = check_values(unbound), [s for s in o.sizes if s.ratio > 0.0]
     found = []
     for variables in calls:
         at = {f"v{i}": values[v.name] for i, v in enumerate(variables)}
@@ -530,7 +530,7 @@ def gain_in(outline: UnboundPlan, o: Outcome) -> Gain | None:
 
 
 def _plan_seconds(plan: CapturedPlan, seconds: Mapping[str, float]) -> float:
-    return sum(n * seconds.get(k, plan.seconds.get(k, 0.0)) for k, n in plan.outline.counts.items())
+    return sum(n * seconds.get(k, plan.seconds.get(k, 0.0)) for k, n in plan.unbound.counts.items())
 
 
 def _finite(seconds: float) -> float | None:

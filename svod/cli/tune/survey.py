@@ -79,12 +79,12 @@ def compile_heuristics(kernels: Mapping[str, Kernel], compiler: Compiler) -> dic
 
 def kernel_seconds(plan: CapturedPlan, target: Target, compiler: Compiler) -> dict[str, float]:
     """Seconds of one call per kernel of a plan: as captured on this machine, else timed now."""
-    if plan.target == target.key and plan.outline.kernels.keys() <= plan.seconds.keys():
+    if plan.target == target.key and plan.unbound.kernels.keys() <= plan.seconds.keys():
         return plan.seconds
     timed: dict[str, float] = {}
-    compiled = compile_heuristics(plan.outline.kernels, compiler)
-    built = build_plan(plan.outline, compiled, synthetic_arrays(plan.outline), threads=target.threads)
-    for call, seconds in zip(plan.outline.calls, profile_at_sizes(built, PROFILE_RUNS), strict=True):
+    compiled = compile_heuristics(plan.unbound.kernels, compiler)
+    built = build_plan(plan.unbound, compiled, synthetic_arrays(plan.unbound), threads=target.threads)
+    for call, seconds in zip(plan.unbound.calls, profile_at_sizes(built, PROFILE_RUNS), strict=True):
         timed[call.kernel] = min(seconds, timed.get(call.kernel, seconds))
     return timed
 
@@ -98,22 +98,22 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[Row]:
     weights: list[float] = []
     for plan in capture.plans:
         times = kernel_seconds(plan, target, compiler)
-        for key, n in plan.outline.counts.items():
+        for key, n in plan.unbound.counts.items():
             calls[key] = calls.get(key, 0.0) + n * plan.runs
             seconds[key] = min(times[key], seconds.get(key, times[key]))
-        for c in plan.outline.calls:
+        for c in plan.unbound.calls:
             if c.name:
                 names.setdefault(c.kernel, c.name)
             if c.origin:
                 origins.setdefault(c.kernel, {})[c.origin] = None
-        weights.append(plan.runs * sum(times[k] * n for k, n in plan.outline.counts.items()))
+        weights.append(plan.runs * sum(times[k] * n for k, n in plan.unbound.counts.items()))
     main = max(range(len(weights)), key=weights.__getitem__, default=None)
     runs = capture.plans[main].runs if main is not None else 1
     total = sum(calls[k] * seconds[k] for k in calls) or 1.0
     kernels = capture.kernels
     rows = []
     for k in calls:
-        sizes = merged_sizes(kernels[k], [v for plan in capture.plans for v in plan.outline.variables_of(k)])
+        sizes = merged_sizes(kernels[k], [v for plan in capture.plans for v in plan.unbound.variables_of(k)])
         rows.append(Row(kernels[k], names.get(k, "kernel"), tuple(origins.get(k, ())), calls[k] / runs, seconds[k],
                         calls[k] * seconds[k] / total, family_key(kernels[k].ast), *work_of(kernels[k], sizes), sizes=sizes))
     return sorted(rows, key=lambda r: (-r.share, r.key))

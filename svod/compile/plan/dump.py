@@ -42,7 +42,7 @@ class Subject:
     """What is printed. `first`: by kernel key the first place in the plan that uses it."""
 
     explained: Explained
-    outline: UnboundPlan
+    unbound: UnboundPlan
     plan: ExecutionPlan
     target: Target
 
@@ -65,13 +65,13 @@ class Pass:
     show: Callable[[Subject], Iterator[Section]]
 
 
-def dump(sink: UOp, constants: frozenset[UOp], outline: UnboundPlan, plan: ExecutionPlan, target: Target, config: PrepareConfig,
+def dump(sink: UOp, constants: frozenset[UOp], unbound: UnboundPlan, plan: ExecutionPlan, target: Target, config: PrepareConfig,
          file: TextIO | None = None) -> None:
     """Print what the passes that `config` names made of the graph under `sink`, to `file` (default: standard error).
 
     Raises ConfigError for a pass that does not exist."""
     chosen = passes_of(config)
-    subject = Subject(explain_schedule(sink, constants), outline, plan, target)
+    subject = Subject(explain_schedule(sink, constants), unbound, plan, target)
     out = sys.stderr if file is None else file
     for p in chosen:
         for title, text in p.show(subject):
@@ -103,14 +103,14 @@ def _cut(s: Subject) -> Iterator[Section]:
 def _kernel_pass(name: str) -> Callable[[Subject], Iterator[Section]]:
     def show(s: Subject) -> Iterator[Section]:
         for key, k in s.first.items():
-            made = s.explained.passes.get(s.outline.kernels[key].ast, {})
+            made = s.explained.passes.get(s.unbound.kernels[key].ast, {})
             yield _title(k), format_ast(made[name]) if name in made else "; not a pass of this kernel: it was put together later"
     return show
 
 
 def _canonical(s: Subject) -> Iterator[Section]:
     for key, k in s.first.items():
-        yield _title(k), format_ast(s.outline.kernels[key].ast)
+        yield _title(k), format_ast(s.unbound.kernels[key].ast)
 
 
 def _schedule(s: Subject) -> Iterator[Section]:
@@ -126,7 +126,7 @@ def _schedule(s: Subject) -> Iterator[Section]:
 def _opts(s: Subject) -> Iterator[Section]:
     for key, k in s.first.items():
         chain = _chain(k)
-        kernel = s.outline.kernels[key]
+        kernel = s.unbound.kernels[key]
         text = "a routine, which has one form" if kernel.routine is not None else \
             print_nest(apply_opts(Scheduler(kernel, s.target), chain))
         yield _title(k), f"{k.opts_source}: {' '.join(map(str, chain)) or 'no opts'}\n{text}"
@@ -134,12 +134,12 @@ def _opts(s: Subject) -> Iterator[Section]:
 
 def _linear(s: Subject) -> Iterator[Section]:
     for key, k in s.first.items():
-        yield _title(k), format_linear(lower_kernel(s.outline.kernels[key], s.target, _chain(k)))
+        yield _title(k), format_linear(lower_kernel(s.unbound.kernels[key], s.target, _chain(k)))
 
 
 def _llvm(s: Subject) -> Iterator[Section]:
     for key, k in s.first.items():
-        yield _title(k), render(lower_kernel(s.outline.kernels[key], s.target, _chain(k)), s.target)
+        yield _title(k), render(lower_kernel(s.unbound.kernels[key], s.target, _chain(k)), s.target)
 
 
 def _memory(s: Subject) -> Iterator[Section]:

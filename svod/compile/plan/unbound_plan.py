@@ -102,21 +102,21 @@ def _bounded(kernel: Kernel, variables: Sequence[VariableSpec]) -> UOp:
     return with_bounds(kernel.ast, {f"v{i}": v.bounds for i, v in enumerate(variables)})
 
 
-def build_plan(outline: UnboundPlan, compiled: Mapping[str, Compiled], arrays: Sequence[np.ndarray[Any, Any] | None], *,
+def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: Sequence[np.ndarray[Any, Any] | None], *,
                threads: int | None = None, planner: PlannerMode = "arena", device: str = HOST) -> ExecutionPlan:
-    """The plan that runs `outline` with the given code per kernel key. `arrays`: memory per buffer; None for intermediates and for
-    inputs that are bound later. Raises LaunchError for an outline that cannot be run with that code and memory."""
-    buffers = [PlanBuffer(b.nbytes, b.kind, a) for b, a in zip(outline.buffers, arrays, strict=True)]
+    """The plan that runs `unbound` with the given code per kernel key. `arrays`: memory per buffer; None for intermediates and for
+    inputs that are bound later. Raises LaunchError for an unbound plan that cannot be run with that code and memory."""
+    buffers = [PlanBuffer(b.nbytes, b.kind, a) for b, a in zip(unbound.buffers, arrays, strict=True)]
     kernels = []
-    for i, c in enumerate(outline.calls):
-        if c.kernel in outline.functions:
-            program = HostProgram(outline.functions[c.kernel])
+    for i, c in enumerate(unbound.calls):
+        if c.kernel in unbound.functions:
+            program = HostProgram(unbound.functions[c.kernel])
             kernels.append(PreparedKernel(program.spec(len(c.variables)), program, c.args, f"{c.name}_{i}", c.kernel, (), "host callback",
                                           "a function of Python", c.origin, None, c.level, c.why, variables=c.variables))
             continue
         if c.kernel not in compiled:
             raise LaunchError(f"call {c.name or '?'} is of kernel {c.kernel[:12]}, which has no code; compiled are {len(compiled)} kernels")
-        code, kernel = compiled[c.kernel], outline.kernels[c.kernel]
+        code, kernel = compiled[c.kernel], unbound.kernels[c.kernel]
         sizes = [p.dtype.itemsize for p in kernel.params]
         reached = regions_of(_bounded(kernel, c.variables))
         regions = tuple(r.moved(k, size) for r, k, size in zip(reached, c.offsets, sizes, strict=True))
@@ -124,22 +124,22 @@ def build_plan(outline: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
         kernels.append(PreparedKernel(code.spec, code.loaded, c.args, f"{c.name}_{i}", c.kernel, chain, code.source,
                                       code.why, c.origin, code.estimate, c.level, c.why,
                                       tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions, c.variables))
-    return ExecutionPlan(kernels, buffers, outline.outputs, threads=threads, planner=planner, device=device)
+    return ExecutionPlan(kernels, buffers, unbound.outputs, threads=threads, planner=planner, device=device)
 
 
-def synthetic_arrays(outline: UnboundPlan, seed: int = 0) -> list[np.ndarray[Any, Any] | None]:
+def synthetic_arrays(unbound: UnboundPlan, seed: int = 0) -> list[np.ndarray[Any, Any] | None]:
     """Memory for every buffer that the planner does not place, filled with small values that keep models finite: to time captured plans.
 
     Integers that kernels gather with stay inside their bounds."""
     rng = np.random.default_rng(seed)
     bounds: dict[int, tuple[int, int]] = {}
-    for c in outline.calls:
-        for p, arg in zip(outline.kernels[c.kernel].params, c.args, strict=True):
+    for c in unbound.calls:
+        for p, arg in zip(unbound.kernels[c.kernel].params, c.args, strict=True):
             if p.arg.vmax is not None:
                 low, high = bounds.get(arg, (p.arg.vmin or 0, p.arg.vmax))
                 bounds[arg] = max(low, p.arg.vmin or 0), min(high, p.arg.vmax)
     arrays: list[np.ndarray[Any, Any] | None] = []
-    for i, b in enumerate(outline.buffers):
+    for i, b in enumerate(unbound.buffers):
         if b.kind == "intermediate":
             arrays.append(None)
             continue

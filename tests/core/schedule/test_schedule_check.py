@@ -13,7 +13,7 @@ from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.schedule import KernelCall, Schedule, create_schedule
 from svod.core.schedule.schedule_check import check_schedule
 from svod.errors import ScheduleError
-from svod.prepare import complete_config, make_outline, prepare_graph
+from svod.prepare import complete_config, make_unbound_plan, prepare_graph
 from svod.tensor import Tensor
 
 N = 6
@@ -94,7 +94,7 @@ def test_schedules_that_are_refused(name: str) -> None:
     with pytest.raises(ScheduleError, match=said):
         check_schedule(made := make())
     with pytest.raises(ScheduleError, match=said):
-        make_outline(made, frozenset())
+        make_unbound_plan(made, frozenset())
 
 
 def test_a_schedule_by_hand_is_read_as_one_that_was_made() -> None:
@@ -104,7 +104,7 @@ def test_a_schedule_by_hand_is_read_as_one_that_was_made() -> None:
     twin = KernelCall(first.ast, (own(5), A), (0, 0), "twin", "", (), "by hand")
     by_hand = Schedule((twin, first, replace(second, deps=(1,)), replace(third, deps=(2,))), (own(5), *made.outputs))
     assert check_schedule(by_hand) == [0, 0, 1, 2]
-    assert len(make_outline(by_hand, frozenset())[0].calls) == 4
+    assert len(make_unbound_plan(by_hand, frozenset())[0].calls) == 4
 
 
 def test_parts_beside_each_other_are_written_in_any_order() -> None:
