@@ -79,7 +79,7 @@ def record() -> dict[str, Any]:
     for name, kernel in all_kernels():
         entry: dict[str, Any] = {"key": kernel.key, "targets": {}}
         out[name] = entry
-        if kernel.routine is not None:
+        if kernel.library_kernel is not None:
             continue
         for target_name, target in TARGETS.items():
             base = Scheduler(kernel, target)

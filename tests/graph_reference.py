@@ -83,7 +83,7 @@ def _value(u: UOp, src: list[Any], buffers: Mapping[UOp, Array]) -> Any:
             returned = function.call(*src)
             return np.asarray(returned[i] if several else returned)
         case Ops.CUSTOM_FUNCTION:
-            return _routine(*u.arg, src, kind).astype(kind)
+            return _library_kernel(*u.arg, src, kind).astype(kind)
         case Ops.CONTIGUOUS | Ops.DETACH | Ops.COPY:
             return src[0]
         case Ops.CAT:
@@ -158,8 +158,8 @@ def _bitcast(x: Array, old: DType, new: DType) -> Array:
     return bfloat16_bits_to_float32(bits.view(np.uint16)) if new == dtypes.bfloat16 else bits.view(to_numpy(new))
 
 
-def _routine(name: str, options: tuple[Any, ...], src: list[Array], kind: np.dtype[Any]) -> Array:
-    """Position by position, as the table in svod/core/graph/routine.py says."""
+def _library_kernel(name: str, options: tuple[Any, ...], src: list[Array], kind: np.dtype[Any]) -> Array:
+    """Position by position, as the table in svod/core/graph/library_kernel.py says."""
     x = src[0]
     if name == "SCAN":
         combiner, columns = options[0], []

@@ -26,8 +26,8 @@ def choose(kernel: Kernel, compiler: Compiler, config: PrepareConfig, db: Tuning
     chain = explicit_chain(kernel, config)
     if chain is not None:
         return Choice(chain, "explicit", "given by PrepareConfig.opts")
-    if kernel.routine is not None:
-        return Choice((), "routine", "a routine has one form")
+    if kernel.library_kernel is not None:
+        return Choice((), "library", "a library kernel has one form")
     if config.noopt:
         return Choice((), "none", "SVOD_NOOPT: no opts")
     if db is not None:

@@ -105,7 +105,7 @@ WORK: dict[str, Work] = {
     **{name: Work(lambda n, name=name: getattr(f(n, n), name)(), each=30) for name in ("sinh", "asinh", "atanh")},  # type: ignore[misc]
     **{name: Work(lambda n, name=name: getattr(f(n, n), name)(), each=64) for name in ("asin", "acos", "atan")},  # type: ignore[misc]
     "atan2": Work(lambda n: f(n, n).atan2(f(n, n)), each=60),
-    # -- routines: one combination per element, whatever the axis
+    # -- library kernels: one combination per element, whatever the axis
     **{f"{name} {along}": Work(lambda n, name=name, dim=dim: getattr(f(n, n, 3), name)(dim), lambda n: 3 * n * n, each=4)  # type: ignore[misc]
        for name in SCANS for along, dim in (("of rows", 1), ("of columns", 0))},
     "argsort": Work(lambda n: f(n, n).argsort(), lambda n: n * n * passes(n), each=1),

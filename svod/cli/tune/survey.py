@@ -136,7 +136,7 @@ def decide(rows: Sequence[Row], target: Target, compiler: Compiler, db: TuningDB
         choice = choose(row.kernel, compiler, config, db)
         if choice.source == "database":
             row.winner = db.winner(row.key, target.key)
-        if row.kernel.routine is not None:
+        if row.kernel.library_kernel is not None:
             row.decision, row.why = "left out", choice.why
         elif only and not named:
             row.decision, row.why = "left out", "not among --only"

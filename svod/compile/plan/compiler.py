@@ -38,7 +38,7 @@ FLIGHTS = 64   # locks that compilations share by their keys: few threads ever w
 
 @dataclass(frozen=True)
 class Choice:
-    """The chain a kernel runs with, where it is from (database, beam, heuristic, explicit, none, pending, routine), and why that one."""
+    """The chain a kernel runs with, where it is from (database, beam, heuristic, explicit, none, pending, library), and why that one."""
 
     chain: Chain
     source: str
@@ -108,7 +108,7 @@ class Compiler:
 
     def heuristic(self, kernel: Kernel) -> Chain:
         """The heuristic's chain, remembered in memory and beside the objects: finding it costs more than loading one."""
-        if kernel.routine is not None:
+        if kernel.library_kernel is not None:
             return ()
         key = self._key(kernel, "heuristic")
         with self._lock:

@@ -127,7 +127,7 @@ def _opts(s: Subject) -> Iterator[Section]:
     for key, k in s.first.items():
         chain = _chain(k)
         kernel = s.unbound.kernels[key]
-        text = "a routine, which has one form" if kernel.routine is not None else \
+        text = "a library kernel, which has one form" if kernel.library_kernel is not None else \
             print_nest(apply_opts(Scheduler(kernel, s.target), chain))
         yield _title(k), f"{k.opts_source}: {' '.join(map(str, chain)) or 'no opts'}\n{text}"
 

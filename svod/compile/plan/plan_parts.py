@@ -74,7 +74,7 @@ class PreparedKernel:
     name: str = ""
     key: str = ""                       # kernel key of the tuning database
     opts: tuple[Any, ...] = ()          # the chain, as plain data
-    opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending; routine, host callback
+    opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending; library, host callback
     why: str = ""
     origin: str = ""                    # module path or file:line
     estimate: Any = None                # flops and bytes of one run

@@ -16,10 +16,10 @@ from __future__ import annotations
 import dataclasses
 
 from svod.compile.backend import CompilerPair, device_named
+from svod.compile.lower.library import lower_library_kernel
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program, ProgramSpec, derive_spec
-from svod.compile.lower.routines import lower_routine
 from svod.compile.plan.plan_parts import LoadedCode
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.launch import ONCE
@@ -92,11 +92,11 @@ def _override(derived: ProgramSpec, explicit: ProgramSpec | None) -> ProgramSpec
 
 def lower_kernel(kernel: Kernel, target: Target, chain: tuple[Opt, ...] = ()) -> Program:
     """The Program of a kernel under a chain. Raises KernelOptError for a chain that does not apply."""
-    if kernel.routine is None:
+    if kernel.library_kernel is None:
         return lower(apply_opts(Scheduler(kernel, target), chain))
     if chain:
-        raise KernelOptError(f"{chain[0].op} on a {kernel.routine.arg[0].lower()}: a routine has one form and takes no opts")
-    return lower_routine(kernel, target)
+        raise KernelOptError(f"{chain[0].op} on a {kernel.library_kernel.arg[0].lower()}: a library kernel has one form and takes no opts")
+    return lower_library_kernel(kernel, target)
 
 
 def build(program: UOp, target: Target, chain: tuple[Opt, ...] = ()) -> UOp:

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from svod.core.graph.routine import operations, routine_of
+from svod.core.graph.library_kernel import library_kernel_of, operations
 from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import ALU, TRANSCENDENTAL, Ops, UOp
@@ -51,11 +51,11 @@ def _points(ranges: tuple[UOp, ...]) -> int:
 
 
 def _estimate(ast: UOp) -> Work:
-    routine = routine_of(ast)
-    if routine is not None:
-        params = {p: p.arg.size * p.dtype.itemsize for p in routine.src}
+    node = library_kernel_of(ast)
+    if node is not None:
+        params = {p: p.arg.size * p.dtype.itemsize for p in node.src}
         out = ast.src[0].src[0].src[0]
-        flops, transcendental = operations(routine)
+        flops, transcendental = operations(node)
         return Work(((out.dtype, flops),), transcendental, sum(params.values()), out.arg.size * out.dtype.itemsize, 0)
     transcendental = elements = 0
     done: Counter[DType] = Counter()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import SupportsIndex
 
 from svod.core.graph.callback import CALLBACK, HostFunction
-from svod.core.graph.routine import shape_of_routine
+from svod.core.graph.library_kernel import shape_of_library_kernel
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import ALU, COMPARISONS, MOVEMENT, Ops, UOp
@@ -281,8 +281,8 @@ def _reduce_shape(u: UOp) -> Shape:
     return tuple(1 if a in axes else n for a, n in enumerate(shape))
 
 
-def _routine_shape(u: UOp) -> Shape:
-    return shape_of_routine(u, [shape_of(s) for s in u.src])
+def _library_kernel_shape(u: UOp) -> Shape:
+    return shape_of_library_kernel(u, [shape_of(s) for s in u.src])
 
 
 _INFER: dict[Ops, Callable[[UOp], Shape]] = {
@@ -290,7 +290,7 @@ _INFER: dict[Ops, Callable[[UOp], Shape]] = {
     Ops.RESHAPE: _reshape_shape, Ops.PERMUTE: _permute_shape, Ops.EXPAND: _expand_shape, Ops.PAD: _pad_shape,
     Ops.SHRINK: _shrink_shape, Ops.FLIP: _flip_shape, Ops.WINDOW: _window_shape, Ops.GATHER: _gather_shape,
     Ops.REDUCE_AXIS: _reduce_shape, Ops.GEP: _first_shape, Ops.ASSIGN: _assign_shape, Ops.AFTER: _after_shape, Ops.CAT: _cat_shape,
-    Ops.CUSTOM_FUNCTION: _routine_shape,
+    Ops.CUSTOM_FUNCTION: _library_kernel_shape,
     **dict.fromkeys(_SCALAR_OPS, _scalar_shape),
     **dict.fromkeys(_SAME_SHAPE_OPS, _first_shape),
     **dict.fromkeys(ALU, _alu_shape),
@@ -553,14 +553,14 @@ def arg_reduce(value: UOp, index: UOp, combiner: str, axes: Sequence[int]) -> UO
     return UOp(Ops.GEP, index.dtype, (result,), 1)
 
 
-def routine(name: str, options: tuple[bool | int | str, ...], dtype: DType, *operands: UOp) -> UOp:
-    """A routine (`svod.core.graph.routine`), a kernel of its own, over operands that get buffers of their own. The result has `dtype`.
+def library_kernel(name: str, options: tuple[bool | int | str, ...], dtype: DType, *operands: UOp) -> UOp:
+    """A library kernel (`svod.core.graph.library_kernel`) over operands that get buffers of their own. The result has `dtype`.
 
     Raises ShapeError for operands whose extents depend on variables."""
     for x in operands:
         if is_symbolic(shape_of(x)):
-            raise ShapeError(f"{name.lower()} of shape {shape_of(x)}: a routine takes constant extents only; pad its operands to the "
-                             "largest shape and take the part of the result, as the operations of Tensor do")
+            raise ShapeError(f"{name.lower()} of shape {shape_of(x)}: a library kernel takes constant extents only; pad its operands to "
+                             "the largest shape and take the part of the result, as the operations of Tensor do")
     return _made(UOp(Ops.CUSTOM_FUNCTION, dtype, tuple([contiguous(x) for x in operands]), (name, options)))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from svod.core.graph.routine import routine_of
+from svod.core.graph.library_kernel import library_kernel_of
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.symbolic import extent_of, is_symbolic
 from svod.core.ir.uop import ALU, Ops, UOp
@@ -88,7 +88,7 @@ class Kernel:
         self.stage_of: dict[UOp, int] = {s.node: s.index for s in self.stages}
         self.output: int = len(stages)
         self._resolved: dict[frozenset[int], tuple[ResolvedStage | None, ...]] = {}
-        self.routine: UOp | None = routine_of(ast)   # a kernel with one form, without opts
+        self.library_kernel: UOp | None = library_kernel_of(ast)   # a kernel with one form, without opts
         self.rewritten: dict[tuple[str, int], Kernel] = {}   # by the arguments of ONLINE: every state of a chain asks for the same
 
     def _add_stage(self, name: str, node: UOp) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import prod
 
 from svod.core.graph.callback import calls_back
-from svod.core.graph.routine import result_shape, routine_of
+from svod.core.graph.library_kernel import library_kernel_of, result_shape
 from svod.core.ir import symbolic as sy
 from svod.core.ir.symbolic import Valid
 from svod.core.ir.uop import Ops, UOp
@@ -37,14 +37,14 @@ def check_accesses(ast: UOp, variables: str) -> None:
                 raise ScheduleError(f"a kernel that is called reads slot {param.arg.slot}, which it writes, at other elements than it "
                                     "writes; read a copy of it")
             _check_access(u, variables)
-            if u.op is Ops.STORE and routine_of(ast) is None and not writes_once(_canonical(index), u.src[2:]):
+            if u.op is Ops.STORE and library_kernel_of(ast) is None and not writes_once(_canonical(index), u.src[2:]):
                 raise ScheduleError(f"a kernel that is called may write an element of slot {param.arg.slot} for several values of its "
                                     "RANGEs, which run in parallel: every RANGE of a STORE must count in its index, as in i*4 + j with j "
                                     "below 4; sum with a REDUCE")
         _check_stages(ast)
     except (ValueError, OverflowError) as error:
         raise ScheduleError(f"an index of a kernel that is called has no bounds: {error}") from error
-    _check_routine(ast)
+    _check_library_kernel(ast)
 
 
 def _check_access(u: UOp, variables: str) -> None:
@@ -74,18 +74,18 @@ def _check_stages(ast: UOp) -> None:
                                         "the STAGE larger, with a gate on what it loads")
 
 
-def _check_routine(ast: UOp) -> None:
-    """A routine touches all of its operands and of its result, which begins where its STORE says."""
+def _check_library_kernel(ast: UOp) -> None:
+    """A library kernel touches all of its operands and of its result, which begins where its STORE says."""
     if calls_back(ast):
         raise ScheduleError("a kernel that is called is a function of Python; svod.custom_function calls one")
-    routine = routine_of(ast)
-    if routine is None:
+    node = library_kernel_of(ast)
+    if node is None:
         return
-    name, options, shapes = routine.arg
+    name, options, shapes = node.arg
     param, index = ast.src[0].src[0].src
     first = sy.bounds(_canonical(index))[1]
-    result = result_shape(name, options, shapes, [p.dtype for p in routine.src])
-    for p, needed in ((param, first + prod(result)), *((p, prod(shape)) for p, shape in zip(routine.src, shapes, strict=True))):
+    result = result_shape(name, options, shapes, [p.dtype for p in node.src])
+    for p, needed in ((param, first + prod(result)), *((p, prod(shape)) for p, shape in zip(node.src, shapes, strict=True))):
         if needed > p.arg.size:
             raise ScheduleError(f"a kernel that is called, {name} of {', '.join(map(str, shapes))}, reaches {needed} elements of slot "
                                 f"{p.arg.slot}, which has {p.arg.size}")

@@ -334,7 +334,7 @@ class Cut:
         use = Use(u, place, ids_of(place), NONE, (), None, None)
         if u.op is Ops.ASSIGN or u.op is Ops.COPY:
             self.want(u, u.src[-1] if u.op is Ops.ASSIGN else u.src[0], use)
-        elif u.op is not Ops.CUSTOM_FUNCTION:   # the operands of a routine are roots
+        elif u.op is not Ops.CUSTOM_FUNCTION:   # the operands of a library kernel are roots
             if u.op is Ops.REDUCE_AXIS and is_contraction(u):
                 self.claim(u, u)
             self.descend(u, use)

@@ -111,7 +111,7 @@ _MEMORY = (Ops.BUFFER, Ops.AFTER)
 def _roots_at(node: UOp) -> Iterator[tuple[UOp, str]]:
     """The nodes that must have a buffer because of `node`, each with the reason."""
     if node.op is Ops.CUSTOM_FUNCTION:
-        kind = "host callback" if is_callback(node) else "routine"
+        kind = "host callback" if is_callback(node) else "library kernel"
         for s in node.src:
             if base_of(s).op not in _MEMORY:
                 yield base_of(s), f"operand of a {kind}"

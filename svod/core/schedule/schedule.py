@@ -206,7 +206,7 @@ class _Builder:
         self.device = next((u.src[1] for u in graph.sink.walk(Ops.BUFFER)), UOp(Ops.DEVICE, dtypes.void, (), HOST))
         self.lunique = 0
         self.buffer_of: dict[UOp, UOp] = {}        # realised node → its new buffer
-        # constants that a routine or a call reads from memory
+        # constants that a library kernel or a call reads from memory
         self.stored = {base_of(s) for u in graph.roots if u.op is Ops.CUSTOM_FUNCTION for s in u.src}
         self.stored.update(a for u in graph.roots if u.op is Ops.CALL for a in arguments_of(u))
         self.version_of: dict[UOp, Version] = {}   # AFTER → what it is, ASSIGN → what it is a part of
@@ -245,7 +245,7 @@ class _Builder:
             elif is_callback(u):
                 self.add_callback(self.callbacks.pop(call_of(u), []), why)
             elif u.op is Ops.CUSTOM_FUNCTION:
-                self.add_routine(u, why)
+                self.add_library_kernel(u, why)
             elif u in self.programs:
                 self.add_calls(u, why)
             elif u in layouts:
@@ -368,8 +368,8 @@ class _Builder:
         self.pending.append(_Pending(callback_ast(results, params), args, [0] * len(args), len(results), first.arg[1][0].name,
                                      origin_of(first) or "", why, variables, first))
 
-    def add_routine(self, u: UOp, why: str) -> None:
-        """Add the kernel of a routine over the buffers of its operands."""
+    def add_library_kernel(self, u: UOp, why: str) -> None:
+        """Add the kernel of a library kernel over the buffers of its operands."""
         operands = self.operands(u)
         out = self.buffer_of[u], 0
         params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate((out, *operands))]

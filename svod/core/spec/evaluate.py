@@ -21,11 +21,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from svod.core.graph.routine import routine_of
+from svod.core.graph.library_kernel import library_kernel_of
 from svod.core.ir.combiner import Combiner, get_combiner
 from svod.core.ir.dtype import DType, to_numpy
 from svod.core.ir.uop import ALU, Ops, UOp
-from svod.core.spec.routines import reference
+from svod.core.spec.library_kernels import reference
 from svod.core.spec.values import (
     FUNCTIONS,
     Array,
@@ -56,12 +56,12 @@ def evaluate(ast: UOp, args: Sequence[Array], variables: Mapping[str, int] | Non
     Outputs start as copies of their `args`; all loads see the contents before the kernel. Raises LaunchError for arguments that do not
     fit the PARAMs, CompileError for an AST that reads or writes out of bounds."""
     run = _Run(args, variables or {}, exact, lazy=False)
-    routine = routine_of(ast)
-    if routine is not None:
+    custom = library_kernel_of(ast)
+    if custom is not None:
         param = ast.src[0].src[0].src[0]
         run.buffer(param)
         with np.errstate(all="ignore"):
-            held = reference(routine, [hold(run.buffer(p), p.dtype) for p in routine.src], exact)
+            held = reference(custom, [hold(run.buffer(p), p.dtype) for p in custom.src], exact)
             result = np.array(args[param.arg.slot], copy=True)
             result[:param.arg.size] = unhold(held, param.dtype)
         return [result]

@@ -1,10 +1,12 @@
-"""Operations that go along an axis in order: scans, sorting, the k largest. Each is a routine (`svod.core.graph.routine`), one direct loop.
+"""Operations that go along an axis in order: scans, sorting, the k largest.
+
+Each is a library kernel (`svod.core.graph.library_kernel`).
 
 A scan costs one combination per element, a sort n · log2(n) comparisons per row, the k largest n · log2(k). 16-bit floats are summed in
 float32 and rounded where they are stored; integers are summed in 64 bits. NaN is the largest element, as in NumPy and PyTorch.
 
-A routine takes constant extents. Where one depends on a variable, it runs over the largest shape, with what comes last in its order behind
-the elements there are, and those are taken of its result: as much work for every value.
+A library kernel takes constant extents. Where an extent depends on a variable, it runs over the largest shape: the elements are padded with
+values that come last in its order, and the result is cut to the elements that exist. The work is the same for every value.
 """
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ class Ordered(Reduction):
         if 0 in shape:
             return self.full(shape, 0, dtype)
         box = (math.prod(shape[:at]), shape[at], math.prod(shape[at + 1:]))
-        return self.from_uop(graph.reshape(graph.routine("SCAN", (combiner,), dtype, graph.reshape(self.uop, box)), shape))
+        return self.from_uop(graph.reshape(graph.library_kernel("SCAN", (combiner,), dtype, graph.reshape(self.uop, box)), shape))
 
     def diff(self, n: int = 1, dim: int = -1, *, axis: int | None = None) -> Self:
         """Differences of neighbours along an axis, n times."""
@@ -127,7 +129,7 @@ class Ordered(Reduction):
             return self._largest(self._last_in_order(descending)).argsort(at, descending)._cut_to(self.shape)
         if 0 in self.shape or self.ndim == 0:
             return self.full(self.shape, 0, dtypes.int64)
-        return self._by_rows(at, lambda rows: graph.routine("ARGSORT", (bool(descending),), dtypes.int64, rows.uop))
+        return self._by_rows(at, lambda rows: graph.library_kernel("ARGSORT", (bool(descending),), dtypes.int64, rows.uop))
 
     def sort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Found[Self]:
         """(values, indices) of an axis in order; as `argsort`."""
@@ -161,7 +163,7 @@ class Ordered(Reduction):
         if k * SORT_SHARE > n:
             positions = self.argsort(at, largest).narrow(at, 0, k)
         else:
-            positions = self._by_rows(at, lambda rows: graph.routine("TOPK", (k, bool(largest)), dtypes.int64, rows.uop))
+            positions = self._by_rows(at, lambda rows: graph.library_kernel("TOPK", (k, bool(largest)), dtypes.int64, rows.uop))
         return Found(self.gather(at, positions), positions)
 
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Found[Self]:
@@ -195,11 +197,11 @@ class Ordered(Reduction):
             return self.take(self.from_uop(number_of(position, dtypes.int64)).reshape(1), at)
         return self.narrow(at, position, 1)
 
-    def _by_rows(self, at: int, routine: Callable[[Self], UOp]) -> Self:
-        """A routine over rows, applied along an axis."""
+    def _by_rows(self, at: int, library_kernel: Callable[[Self], UOp]) -> Self:
+        """A library kernel over rows, applied along an axis."""
         order = [a for a in range(self.ndim) if a != at] + [at]
         moved = self.permute(order)
         rows = moved.reshape(-1, self.shape[at])
-        found = self.from_uop(routine(rows))
+        found = self.from_uop(library_kernel(rows))
         back = sorted(range(self.ndim), key=order.__getitem__)
         return found.reshape(*moved.shape[:-1], found.shape[-1]).permute(back)

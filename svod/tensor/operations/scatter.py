@@ -1,8 +1,8 @@
 """Values put to positions that tensors hold: scatter and what is made of it. Names, signatures and rules are PyTorch's.
 
-Each is a routine, a loop over the values in order, so positions may repeat: the last value wins, or all are combined. 16-bit floats are
-combined in float32 and rounded once. Positions count from the end where they are negative; those outside are an error in a list or an
-array, and left out in a tensor, whose values are not known when the graph is built.
+Each is a library kernel, a loop over the values in order. So positions may repeat: the last value wins, or all are combined. 16-bit
+floats are combined in float32 and rounded once. Negative positions count from the end. A position outside the axis is an error in a list
+or an array. In a tensor, whose values are not known when the graph is built, it is left out.
 """
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ class Scatter(Ordered):
         return placed.pad(pads).where(self.full(region, True).pad(pads), self)
 
     def _placed(self, at: int, index: Self, values: Self, reduction: str) -> Self:
-        """The routine on (outer, n, inner)."""
+        """The library kernel on (outer, n, inner)."""
         kind = accumulator(self.dtype) if self.dtype.is_float else dtypes.uint8 if self.dtype.kind == "b" else self.dtype
         if reduction not in ("ADD", "MUL") and self.dtype.is_float:
             kind = self.dtype
         outer, inner = math.prod(self.shape[:at]), math.prod(self.shape[at + 1:])
         operands = [graph.reshape(t.uop, (outer, t.shape[at], inner)) for t in (self.cast(kind), index, values.cast(kind))]
-        return self.from_uop(graph.reshape(graph.routine("SCATTER", (reduction,), kind, *operands), self.shape)).cast(self.dtype)
+        return self.from_uop(graph.reshape(graph.library_kernel("SCATTER", (reduction,), kind, *operands), self.shape)).cast(self.dtype)
 
     # -- chosen by a mask --------------------------------------------------------------------------
     def nonzero(self, *, size: int | None = None, fill_value: int = 0) -> Self:

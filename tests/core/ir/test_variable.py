@@ -67,8 +67,8 @@ def test_shapes_go_through_views() -> None:
         Tensor.zeros(500)[:N.bind(5)] + Tensor.zeros(500)[:N.bind(6)]
     with pytest.raises(ShapeError, match="at least 1"):
         Tensor.zeros(9)[:Variable("m", 0, 9)]
-    with pytest.raises(ShapeError, match="a routine takes constant extents only"):
-        graph.routine("SCAN", ("ADD",), x.dtype, x.uop)
+    with pytest.raises(ShapeError, match="a library kernel takes constant extents only"):
+        graph.library_kernel("SCAN", ("ADD",), x.dtype, x.uop)
 
 
 def test_two_values_of_a_variable_in_one_schedule_are_refused() -> None:

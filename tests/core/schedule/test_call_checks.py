@@ -103,7 +103,7 @@ def test_accesses_that_are_refused(name: str) -> None:
         check_accesses(ast, "")
 
 
-def test_a_routine_has_room_for_what_it_reads_and_writes() -> None:
+def test_a_library_kernel_has_room_for_what_it_reads_and_writes() -> None:
     def sorting(out: int, given: int) -> UOp:
         k = Ast()
         y, x = k.param(0, out, dtypes.int64), k.param(1, given)

@@ -112,7 +112,7 @@ class RandomGraph:
         index = graph.alu(Ops.SUB, index, graph.full(graph.shape_of(index), 2, dtypes.int32))  # some are out of range
         return graph.gather(x, index, axis)
 
-    def routine(self, x: UOp) -> UOp:
+    def library_kernel(self, x: UOp) -> UOp:
         """A scan, the order of an axis, its best, or values put into it: kernels that nothing is fused into."""
         shape = graph.shape_of(x)
         if not shape:
@@ -125,21 +125,21 @@ class RandomGraph:
             order = [a for a in range(len(shape)) if a != axis] + [axis]
             moved = graph.permute(x, order)
             rows = graph.reshape(moved, (-1, n))
-            found = graph.routine(kind, options, dtypes.int64, rows)
+            found = graph.library_kernel(kind, options, dtypes.int64, rows)
             return graph.cast(graph.reshape(found, (*graph.shape_of(moved)[:-1], -1)), dtypes.int32)
         box = (int(np.prod(shape[:axis])), n, int(np.prod(shape[axis + 1:])))
         boxed = graph.reshape(x, box)
         if kind == "SCAN":
-            return graph.reshape(graph.routine(kind, (self.rng.choice(["ADD", "MUL", "MAX", "MIN"]),), dtypes.int32, boxed), shape)
+            return graph.reshape(graph.library_kernel(kind, (self.rng.choice(["ADD", "MUL", "MAX", "MIN"]),), dtypes.int32, boxed), shape)
         places = (box[0], 3, box[2])
         reduction = self.rng.choice(["SET", "ADD", "MAX"])
-        return graph.reshape(graph.routine(kind, (reduction,), dtypes.int32, boxed, self.leaf(places), self.leaf(places)), shape)
+        return graph.reshape(graph.library_kernel(kind, (reduction,), dtypes.int32, boxed, self.leaf(places), self.leaf(places)), shape)
 
     def grow(self, steps: int) -> None:
         for _ in range(steps):
             x = self.pick()
             make = self.rng.choices([self.elementwise, self.movement, self.product, self.gather, self.reduce, graph.contiguous, self.count,
-                                     self.routine], [6, 6, 2, 1, 3, 0.5, 1, 0.5])[0]
+                                     self.library_kernel], [6, 6, 2, 1, 3, 0.5, 1, 0.5])[0]
             y = make(x)
             if graph.size_of(y) <= 400:
                 self.nodes.append(y)

@@ -22,7 +22,7 @@ few = draws(12)
 
 @pytest.fixture(scope="module", autouse=True)
 def evaluator() -> Iterator[None]:
-    """Kernel by kernel in NumPy: tests/compile/lower/test_routines.py has the code of routines, `test_they_compile` how they meet the
+    """Kernel by kernel in NumPy: tests/compile/lower/test_library.py has the code of library kernels, `test_they_compile` how they meet the
     rest."""
     checking.active = "scheduled"
     yield
@@ -179,7 +179,7 @@ def test_masks_in_an_index_beside_others() -> None:
 
 
 def test_they_compile() -> None:
-    """Routines between kernels, through the compiler, twice from one plan."""
+    """LibraryKernels between kernels, through the compiler, twice from one plan."""
     a = make((3, 40, 5), "float32", 2)
     t = Tensor(a)
     y = t.mul(2).cumsum(1).sort(1, descending=True).values.add(1)
@@ -188,10 +188,10 @@ def test_they_compile() -> None:
     plan = z.prepare()
     plan.execute()
     plan.execute()
-    routines = [k for k in plan.kernels if k.opts_source == "routine"]
-    assert [k.name.partition("_")[0] for k in routines] == ["scan", "argsort", "scatter"] and not any(k.opts for k in routines)
-    with pytest.raises(KernelOptError, match="UPCAST on a scan: a routine has one form"):
-        t.cumsum(1).prepare(PrepareConfig(opts={routines[0].key: [["UPCAST", "o0", 4]]}))
+    in_order = [k for k in plan.kernels if k.opts_source == "library"]
+    assert [k.name.partition("_")[0] for k in in_order] == ["scan", "argsort", "scatter"] and not any(k.opts for k in in_order)
+    with pytest.raises(KernelOptError, match="UPCAST on a scan: a library kernel has one form"):
+        t.cumsum(1).prepare(PrepareConfig(opts={in_order[0].key: [["UPCAST", "o0", 4]]}))
     expected = scattered(np.zeros((3, 2, 5), np.float32), 1, (a > 0).astype(np.int64), expected, "sum")
     np.testing.assert_allclose(z.numpy(), expected, rtol=1e-4)
     np.testing.assert_array_equal(Tensor(np.arange(50) % 3 == 0).nonzero(size=20).numpy()[:, 0][:17], np.arange(0, 50, 3))

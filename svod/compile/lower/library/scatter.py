@@ -6,22 +6,22 @@ Columns do not meet, so rows and blocks of columns are shared among the cores.
 """
 from __future__ import annotations
 
+from svod.compile.lower.library.loops import INDEX, Loops, cores, program
 from svod.compile.lower.program import Program
-from svod.compile.lower.routines.loops import INDEX, Loops, cores, program
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
 BLOCK_BYTES = 256        # of one row that a core works on while it goes through the positions
 
 
-def lower_scatter(routine: UOp, target: Target) -> Program:
+def lower_scatter(node: UOp, target: Target) -> Program:
     """The Program of a SCATTER."""
-    (reduction,), ((outer, n, inner), (_, m, _), _) = routine.arg[1:]
-    lanes = target.lanes(routine.dtype)
-    width = min(inner, max(1, BLOCK_BYTES // routine.dtype.itemsize))
+    (reduction,), ((outer, n, inner), (_, m, _), _) = node.arg[1:]
+    lanes = target.lanes(node.dtype)
+    width = min(inner, max(1, BLOCK_BYTES // node.dtype.itemsize))
     blocks = -(-inner // width)
     b = Loops()
-    y, base, index, value = b.args(routine)
+    y, base, index, value = b.args(node)
 
     def copy(begin: int, end: int) -> None:
         def move(i: int, width: int) -> None:
@@ -46,16 +46,16 @@ def lower_scatter(routine: UOp, target: Target) -> Program:
             def column(k: int) -> None:
                 source = b.calc("ADD", at, k)
                 position = b.cast(INDEX, b.get(index, source))
-                if routine.src[1].dtype.is_signed:
+                if node.src[1].dtype.is_signed:
                     position = b.choose(b.below(position, b.index(0)), b.plus(position, n), position)
                 # as an unsigned number, one that is below 0 or wrapped is large
                 inside = b.both(b.below(b.index(-1), position), b.below(position, b.index(n)))
                 where = b.calc("ADD", b.calc("ADD", begin, b.mul(b.choose(inside, position, b.index(0)), inner)), k)
                 new = b.get(value, source)
                 if reduction != "SET":
-                    new = b.alu(reduction, routine.dtype, 1, b.get(y, where, ordered=True), new)
+                    new = b.alu(reduction, node.dtype, 1, b.get(y, where, ordered=True), new)
                 b.put(y, where, new, mask=inside)
             b.loop(first, last, column)
         b.loop(b.index(0), b.index(m), place)
     b.loop(*b.bounds(), block)
-    return program(routine, (), (b, outer * blocks, cores(target, outer * (n + m) * inner, outer * blocks), 0))
+    return program(node, (), (b, outer * blocks, cores(target, outer * (n + m) * inner, outer * blocks), 0))

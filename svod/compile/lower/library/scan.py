@@ -20,10 +20,10 @@ from __future__ import annotations
 import math
 from itertools import accumulate
 
+from svod.compile.lower.library.loops import Loops, cores, program
 from svod.compile.lower.math import expand
 from svod.compile.lower.program import Program
-from svod.compile.lower.routines.loops import Loops, cores, program
-from svod.core.graph.routine import scan_accumulator
+from svod.core.graph.library_kernel import scan_accumulator
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
@@ -105,15 +105,15 @@ class Operator:
         return b.cast(self.dtype, value)
 
 
-def lower_scan(routine: UOp, target: Target) -> Program:
+def lower_scan(node: UOp, target: Target) -> Program:
     """The Program of a SCAN."""
-    options, (shape,) = routine.arg[1:]
-    operator = Operator(options[0], routine.src[0].dtype, routine.dtype, target.has_scaleb)
+    options, (shape,) = node.arg[1:]
+    operator = Operator(options[0], node.src[0].dtype, node.dtype, target.has_scaleb)
     lanes = min(target.lanes(t) for t in operator.types)
-    return _columns(routine, operator, shape, lanes, target) if shape[2] > 1 else _rows(routine, operator, shape, lanes, target)
+    return _columns(node, operator, shape, lanes, target) if shape[2] > 1 else _rows(node, operator, shape, lanes, target)
 
 
-def _columns(routine: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
+def _columns(node: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
     outer, n, inner = shape
     while lanes > inner:
         lanes //= 2
@@ -123,7 +123,7 @@ def _columns(routine: UOp, operator: Operator, shape: tuple[int, ...], lanes: in
     strip = share if share >= LEAST_STRIP * width else width
     blocks = -(-inner // strip)
     b = Loops()
-    y, x = b.args(routine)
+    y, x = b.args(node)
     size = len(operator.types)
     offsets = list(accumulate((-(-strip * t.itemsize // 64) * 64 for t in operator.types), initial=0))
 
@@ -171,10 +171,10 @@ def _columns(routine: UOp, operator: Operator, shape: tuple[int, ...], lanes: in
         b.loop(b.index(0), b.index(n), position)
     b.loop(*b.bounds(), block)
     scratch = offsets[-1] if strip > width else 0
-    return program(routine, (), (b, outer * blocks, cores(target, outer * n * inner, outer * blocks), scratch))
+    return program(node, (), (b, outer * blocks, cores(target, outer * n * inner, outer * blocks), scratch))
 
 
-def _rows(routine: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
+def _rows(node: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
     rows, n, _ = shape
     parts = 1
     if rows < target.threads and n >= 2 * PART_ELEMENTS and not operator.is_position:
@@ -183,9 +183,9 @@ def _rows(routine: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, 
     parts = -(-n // chunk)
     threads = cores(target, rows * n, rows * parts)
     totals = tuple(rows * parts * t.itemsize for t in operator.types) if parts > 1 else ()
-    phases = [] if parts == 1 else [(_totals(routine, operator, n, parts, chunk, lanes), rows * parts, threads, 0)]
+    phases = [] if parts == 1 else [(_totals(node, operator, n, parts, chunk, lanes), rows * parts, threads, 0)]
     b = Loops()
-    y, x = b.args(routine)
+    y, x = b.args(node)
 
     def part(it: int) -> None:
         row, first, last = _span(b, it, n, parts, chunk)
@@ -211,7 +211,7 @@ def _rows(routine: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, 
             return operator.combine(b, carried, tuple([b.pure("EXTRACT", b.dtype[s], 1, (s,), width - 1) for s in state]))
         b.span(first, last, lanes, element, *carry)
     b.loop(*b.bounds(), part)
-    return program(routine, totals, *phases, (b, rows * parts, threads, 0))
+    return program(node, totals, *phases, (b, rows * parts, threads, 0))
 
 
 def _span(b: Loops, it: int, n: int, parts: int, chunk: int) -> tuple[int, int, int]:
@@ -221,10 +221,10 @@ def _span(b: Loops, it: int, n: int, parts: int, chunk: int) -> tuple[int, int, 
     return row, b.calc("ADD", row, begin), b.calc("ADD", row, b.least(b.plus(begin, chunk), b.index(n)))
 
 
-def _totals(routine: UOp, operator: Operator, n: int, parts: int, chunk: int, lanes: int) -> Loops:
+def _totals(node: UOp, operator: Operator, n: int, parts: int, chunk: int, lanes: int) -> Loops:
     """What each part combines to, in any order."""
     b = Loops()
-    _, x = b.args(routine)
+    _, x = b.args(node)
     temps = [b.pure("TEMP", t, 1, (), k) for k, t in enumerate(operator.types)]
 
     def part(it: int) -> None:

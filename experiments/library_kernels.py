@@ -1,6 +1,6 @@
-"""Routines against NumPy and PyTorch: scans, sorts, the k best, scatter. Milliseconds, least of many runs, interleaved.
+"""LibraryKernels against NumPy and PyTorch: scans, sorts, the k best, scatter. Milliseconds, least of many runs, interleaved.
 
-    python experiments/routines.py [--seconds 1.0]
+    python experiments/library_kernels.py [--seconds 1.0]
 
 PyTorch is left out where it is not installed; it runs with as many threads as svod.
 """

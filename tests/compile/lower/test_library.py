@@ -1,4 +1,4 @@
-"""Routines as programs, against their meaning in NumPy: interpreted, part by part over poisoned scratch, and native."""
+"""LibraryKernels as programs, against their meaning in NumPy: interpreted, part by part over poisoned scratch, and native."""
 from __future__ import annotations
 
 import math
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from svod.compile.lower.library import lower_library_kernel, scan
 from svod.compile.lower.linear import validate
-from svod.compile.lower.routines import lower_routine, scan
 from svod.core.graph import graph
 from svod.core.ir.dtype import to_dtype
 from svod.core.kernel.kernel import Kernel
@@ -28,7 +28,7 @@ COLUMNS, STRIPS, ROWS, CUT = (2, 7, 19), (2, 5, 211), (3, 37, 1), (1, 71, 1)
 
 def kernel_of(name: str, options: tuple[Any, ...], dtype: str, shapes: list[tuple[int, ...]], types: list[str]) -> Kernel:
     operands = [graph.reshape(graph.buffer(to_dtype(t), math.prod(s)), s) for s, t in zip(shapes, types, strict=True)]
-    call, = create_schedule(graph.sink(graph.routine(name, options, to_dtype(dtype), *operands))).calls
+    call, = create_schedule(graph.sink(graph.library_kernel(name, options, to_dtype(dtype), *operands))).calls
     return Kernel(call.ast)
 
 
@@ -37,17 +37,17 @@ def compare(kernel: Kernel, operands: list[Array], native: bool) -> None:
     case.args[1:] = [a.reshape(-1) for a in operands]
     case.want = evaluate(kernel.ast, case.args)
     if native:
-        run_native(case, lower_routine(kernel, NATIVE), NATIVE, slices=2)
+        run_native(case, lower_library_kernel(kernel, NATIVE), NATIVE, slices=2)
         return
     for target in (NATIVE, BASELINE):
-        program = lower_routine(kernel, target)
+        program = lower_library_kernel(kernel, target)
         validate(program)
         run_interpreted(case, program, slices=2)
 
 
 @pytest.mark.parametrize("target", [AVX2, AVX512], ids=["avx2", "avx512"])
 def test_scans_of_exponentials_use_what_the_target_scales_with(target: Target) -> None:
-    program = lower_routine(kernel_of("SCAN", ("LOGADDEXP",), "float32", [COLUMNS], ["float32"]), target)
+    program = lower_library_kernel(kernel_of("SCAN", ("LOGADDEXP",), "float32", [COLUMNS], ["float32"]), target)
     assert any(i[0] == "SCALEB" for code in program.code for i in code) is target.has_scaleb
 
 

@@ -1,4 +1,4 @@
-"""What the routines share: a builder with the few phrases that hand-written loops are made of."""
+"""What the library kernels share: a builder with the few phrases that hand-written loops are made of."""
 from __future__ import annotations
 
 import math
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from svod.compile.lower.builder import Builder
 from svod.compile.lower.program import DEFAULT_NAME, Instr, PhaseSpec, Program, ProgramSpec
-from svod.core.graph.routine import result_shape
+from svod.core.graph.library_kernel import result_shape
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import COMPARISONS, Ops, UOp
 from svod.core.machine.target import Target
@@ -18,9 +18,9 @@ PARALLEL_ELEMENTS = 1 << 14     # below, one core is done before another one sta
 class Loops(Builder):
     """A LINEAR builder for scalar and vector loops. Methods on indices take and give scalar indices."""
 
-    def args(self, routine: UOp) -> tuple[int, ...]:
+    def args(self, node: UOp) -> tuple[int, ...]:
         """Pointers to the result and to the operands."""
-        types = (routine.dtype, *(p.dtype for p in routine.src))
+        types = (node.dtype, *(p.dtype for p in node.src))
         return tuple([self.pure("ARG", d, 1, (), slot) for slot, d in enumerate(types)])
 
     def scratch(self, dtype: DType, offset: int) -> int:
@@ -95,14 +95,14 @@ class Loops(Builder):
         return alu
 
 
-def program(routine: UOp, temps: tuple[int, ...], *phases: tuple[Loops, int, int, int]) -> Program:
+def program(node: UOp, temps: tuple[int, ...], *phases: tuple[Loops, int, int, int]) -> Program:
     """The Program of `phases`: (loops, iterations, threads, bytes of scratch)."""
-    name, options, shapes = routine.arg
-    size = math.prod(result_shape(name, options, shapes, [p.dtype for p in routine.src]))
-    params = ((routine.dtype, size), *((p.dtype, p.arg.size) for p in routine.src))
+    name, options, shapes = node.arg
+    size = math.prod(result_shape(name, options, shapes, [p.dtype for p in node.src]))
+    params = ((node.dtype, size), *((p.dtype, p.arg.size) for p in node.src))
     specs = tuple(PhaseSpec(f"svod_p{i}", extent, threads, scratch) for i, (_, extent, threads, scratch) in enumerate(phases))
     code: tuple[tuple[Instr, ...], ...] = tuple(loops.finish() for loops, _, _, _ in phases)
-    read = tuple(sorted({p.arg.slot for p in routine.src}))
+    read = tuple(sorted({p.arg.slot for p in node.src}))
     return Program(ProgramSpec(DEFAULT_NAME, params, (0,), temps, specs, ins=read), code)
 
 

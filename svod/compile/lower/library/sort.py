@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from svod.compile.lower.library.loops import BOOL, Loops, aligned, cores, program
 from svod.compile.lower.program import Program
-from svod.compile.lower.routines.loops import BOOL, Loops, aligned, cores, program
-from svod.core.graph.routine import merge_passes
+from svod.core.graph.library_kernel import merge_passes
 from svod.core.ir.dtype import BY_NAME, DType, dtypes
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
@@ -129,12 +129,12 @@ class _Rows:
         return n if passes % 2 else 0
 
 
-def lower_argsort(routine: UOp, target: Target) -> Program:
+def lower_argsort(node: UOp, target: Target) -> Program:
     """The Program of an ARGSORT."""
-    (descending,), ((rows, n),) = routine.arg[1:]
+    (descending,), ((rows, n),) = node.arg[1:]
     b = Loops()
-    y, x = b.args(routine)
-    kind = _key_type(routine.src[0].dtype)
+    y, x = b.args(node)
+    kind = _key_type(node.src[0].dtype)
     area = _Rows(b, kind, rows, n, target)
     lanes = target.lanes(kind)
 
@@ -146,18 +146,18 @@ def lower_argsort(routine: UOp, target: Target) -> Program:
 
         def write(i: int, width: int) -> None:
             found = area.position(b.plus(i, half), width)
-            b.put(y, b.calc("ADD", begin, i), b.cast(routine.dtype, found))
+            b.put(y, b.calc("ADD", begin, i), b.cast(node.dtype, found))
         b.span(b.index(0), b.index(n), lanes, write)
     b.loop(*b.bounds(), row)
-    return program(routine, area.temps, (b, rows, cores(target, rows * n, rows), area.nbytes))
+    return program(node, area.temps, (b, rows, cores(target, rows * n, rows), area.nbytes))
 
 
-def lower_topk(routine: UOp, target: Target) -> Program:
+def lower_topk(node: UOp, target: Target) -> Program:
     """The Program of a TOPK."""
-    (k, largest), ((rows, n),) = routine.arg[1:]
+    (k, largest), ((rows, n),) = node.arg[1:]
     b = Loops()
-    y, x = b.args(routine)
-    kind = _key_type(routine.src[0].dtype)
+    y, x = b.args(node)
+    kind = _key_type(node.src[0].dtype)
     heap = _Rows(b, kind, rows, k, target)
     depth = int(math.log2(k))
 
@@ -195,7 +195,7 @@ def lower_topk(routine: UOp, target: Target) -> Program:
 
         def write(i: int) -> None:
             found = heap.position(b.minus(b.index(k - 1 + half), i))
-            b.put(y, b.calc("ADD", b.mul(it, k), i), b.cast(routine.dtype, found))
+            b.put(y, b.calc("ADD", b.mul(it, k), i), b.cast(node.dtype, found))
         b.loop(b.index(0), b.index(k), write)
     b.loop(*b.bounds(), row)
-    return program(routine, heap.temps, (b, rows, cores(target, rows * n, rows), heap.nbytes))
+    return program(node, heap.temps, (b, rows, cores(target, rows * n, rows), heap.nbytes))

@@ -1,4 +1,4 @@
-"""What routines mean, in NumPy: scans, sorting, scatter (`svod.core.graph.routine`)."""
+"""What library kernels mean, in NumPy: scans, sorting, scatter (`svod.core.graph.library_kernel`)."""
 from __future__ import annotations
 
 import math
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from svod.core.graph.callback import is_callback
-from svod.core.graph.routine import scan_accumulator
+from svod.core.graph.library_kernel import scan_accumulator
 from svod.core.ir.dtype import DType
 from svod.core.ir.uop import UOp
 from svod.core.spec.values import Array, cast, held_dtype, round_to
@@ -16,7 +16,7 @@ from svod.errors import UnsupportedError
 
 
 def reference(u: UOp, operands: Sequence[Array], exact: bool) -> Array:
-    """The flat result of a routine of the kernel level over flat operands, all in held form (`svod.core.spec.values`). `exact`: sums and
+    """The flat result of a kernel-level library kernel over flat operands, all in held form (`svod.core.spec.values`). `exact`: sums and
     products of floats are accumulated in float64. Raises UnsupportedError for a function of Python."""
     if is_callback(u):
         raise UnsupportedError(f"{u.arg[1][1]}, a function of Python, is called by the plan that it is in; it has no value outside of one")

@@ -1,4 +1,4 @@
-"""Routines: loops that carry something from one position to the next, which no nest of independent iterations is. Scans, sorting, scatter.
+"""Library kernels (scans, sorting, scatter): loops that carry a value from one position to the next, so no nest of independent iterations.
 
     CUSTOM_FUNCTION(x, …)   arg = (name, options)                          graph: operands and result have the shapes below
     CUSTOM_FUNCTION(PARAM, …)   arg = (name, options, operand shapes)      kernel: the value of its only STORE, which has no ranges
@@ -12,9 +12,10 @@
 
 A CUSTOM_FUNCTION may also be a function of Python (`svod.core.graph.callback`).
 
-A routine is a kernel of its own with one form: operands are buffers, nothing is fused into it, there are no opts and nothing to search
-(`svod.compile.lower.routines` writes its loops down). SCAN costs one combination per element, ARGSORT n·log2(n) comparisons per row (merge
-sort), TOPK n·log2(k), SCATTER one combination per value. This file says what they cost; `svod.core.spec.routines` what they mean, in NumPy.
+A library kernel has one form: its operands are buffers, nothing is fused into it, it takes no opts and there is nothing to search.
+`svod.compile.lower.library` writes its loops. SCAN costs one combination per element, ARGSORT n·log2(n) comparisons per row (merge sort),
+TOPK n·log2(k), SCATTER one combination per value. This module says what they cost; `svod.core.spec.library_kernels` what they mean, in
+NumPy.
 
 Combiners of SCAN: ADD, MUL, MAX, MIN, LOGADDEXP; ARGMAX and ARGMIN give the position of the running extremum, the last of equals; a
 NaN is one. Reductions of SCATTER: SET (the last wins), ADD, MUL, MAX, MIN. A negative index counts from the end; what is still outside
@@ -42,7 +43,7 @@ _RANKS: dict[str, tuple[int, ...]] = {"SCAN": (3,), "ARGSORT": (2,), "TOPK": (2,
 
 
 def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Sequence[DType]) -> Shape:
-    """The shape of a routine's result. Raises ShapeError, DTypeError and UnsupportedError for what there is no such routine for."""
+    """The shape of a library kernel's result. Raises ShapeError, DTypeError, and UnsupportedError for a name or option that svod does not know."""
     if name not in _RANKS:
         raise UnsupportedError(f"CUSTOM_FUNCTION {name!r}: svod knows {', '.join(_RANKS)}")
     if tuple(len(s) for s in shapes) != _RANKS[name] or any(0 in s for s in shapes):
@@ -74,7 +75,7 @@ def _known(name: str, option: str, options: Sequence[str]) -> None:
         raise UnsupportedError(f"{name} with {option!r}: svod knows {', '.join(options)}")
 
 
-def shape_of_routine(u: UOp, shapes: Sequence[Shape]) -> Shape:
+def shape_of_library_kernel(u: UOp, shapes: Sequence[Shape]) -> Shape:
     """The shape of a CUSTOM_FUNCTION of the graph level, whose operands have `shapes`."""
     if is_callback(u):
         return callback_shape(u, shapes)
@@ -82,7 +83,7 @@ def shape_of_routine(u: UOp, shapes: Sequence[Shape]) -> Shape:
     return result_shape(name, options, shapes, [s.dtype for s in u.src])
 
 
-def routine_of(ast: UOp) -> UOp | None:
+def library_kernel_of(ast: UOp) -> UOp | None:
     """The CUSTOM_FUNCTION that a kernel is; None for a kernel that is a nest of loops."""
     value = ast.src[0].src[1] if ast.op is Ops.SINK and len(ast.src) == 1 and ast.src[0].op is Ops.STORE else None
     return value if value is not None and value.op is Ops.CUSTOM_FUNCTION else None
@@ -95,7 +96,7 @@ def scan_accumulator(combiner: str, dtype: DType) -> DType:
 
 # -- what they cost -----------------------------------------------------------------------------------
 def operations(u: UOp) -> tuple[int, int]:
-    """(operations, those of them that are transcendental functions) of a routine of the kernel level."""
+    """(operations, those of them that are transcendental functions) of a library kernel of the kernel level."""
     name, options, shapes = u.arg
     elements = math.prod(shapes[0])
     if name == "SCAN":
