@@ -44,7 +44,6 @@ from svod.tune.db import Origin as OriginRecord
 from svod.tune.db.store import whoami
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Measurer
-from svod.tune.measure.sized_measurer import SizedMeasurer
 from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
 from svod.tune.measure.slices import kernel_bytes
 from svod.tune.measure.worker_measurer import WorkerMeasurer
@@ -81,7 +80,7 @@ class KernelTask:
 
     @property
     def timed_at(self) -> tuple[Size, ...]:
-        """The sizes of a kernel with variables; () for another."""
+        """The sizes of a kernel with variables; of another kernel the one size that has no values."""
         return self.sizes or merged_sizes(self.kernel, ())
 
 
@@ -117,7 +116,7 @@ def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None, to
 
 def score_bound(kernel: Kernel, sizes: Sequence[Size], target: Target, ceilings: Ceilings | None) -> float:
     """The roofline bound of what a kernel is scored by: of one with variables the geometric mean over its sizes."""
-    if not sizes:
+    if not kernel.variables:
         return roofline_bound(kernel, target, ceilings)
     kernels = [at_size(kernel, size) for size in sizes]
     bounds = [roofline_bound(k, target, ceilings, count_operations(k.ast).bytes_moved) for k in kernels]
@@ -171,9 +170,8 @@ class TuneSession:
         self._tasks_by_key = {t.key: t for t in self.tasks}
 
     def _worker_measurer(self, kernel: Kernel, shrink: bool) -> Measurer:
-        if kernel.variables:
-            return SizedMeasurer(kernel, self._tasks_by_key[kernel.key].timed_at, self.target, self.executor, self.config, self.bench)
-        return WorkerMeasurer(kernel, self.target, self.executor, self.config, self.bench, shrink=shrink)
+        return WorkerMeasurer(kernel, self.target, self.executor, self.config, self.bench,
+                              sizes=self._tasks_by_key[kernel.key].timed_at, shrink=shrink)
 
     def _bound(self, task: KernelTask) -> float:
         return score_bound(task.kernel, task.timed_at, self.target, self.ceilings)

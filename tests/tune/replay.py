@@ -14,7 +14,7 @@ from svod.config import BeamConfig
 from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.measure.candidate import Candidate, Origin, Status
-from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, Race, Screened, Verdict
+from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, RaceResult, Screened, Verification
 from svod.tune.search.events import SearchEvent
 from svod.tune.search.kernel_search import KernelSearch
 from tests.tune.search_kernels import TARGET, gemm
@@ -73,14 +73,14 @@ class ReplayedMeasurer:
             found.append(self.running(c) or Screened((t,), cut))
         return found
 
-    def race(self, candidates: Sequence[Candidate]) -> Race:
+    def race(self, candidates: Sequence[Candidate]) -> RaceResult:
         self.note("race", candidates)
         first = self.seconds(candidates[0])
-        return Race(tuple(self.seconds(c) / first for c in candidates), first, self.noise)
+        return RaceResult(tuple(self.seconds(c) / first for c in candidates), first, self.noise)
 
-    def verify(self, candidates: Sequence[Candidate]) -> list[Verdict]:
+    def verify(self, candidates: Sequence[Candidate]) -> list[Verification]:
         self.note("verify", candidates)
-        return [Verdict(not self.wrong(c), "the table", "the table says so" if self.wrong(c) else "") for c in candidates]
+        return [Verification(not self.wrong(c), "the table", "the table says so" if self.wrong(c) else "") for c in candidates]
 
     def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
         self.note("confirm", candidates)

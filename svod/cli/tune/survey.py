@@ -121,7 +121,7 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[Row]:
 
 def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
     """Operations and bytes of one call; geometric means over the sizes of a kernel with variables."""
-    if not sizes:
+    if not kernel.variables:
         work = count_operations(kernel.ast)
         return float(work.flops), float(work.bytes_moved)
     found = [count_operations(at_size(kernel, size).ast) for size in sizes]

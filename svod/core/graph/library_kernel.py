@@ -43,7 +43,7 @@ _RANKS: dict[str, tuple[int, ...]] = {"SCAN": (3,), "ARGSORT": (2,), "TOPK": (2,
 
 
 def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Sequence[DType]) -> Shape:
-    """The shape of a library kernel's result. Raises ShapeError, DTypeError, and UnsupportedError for a name or option that svod does not know."""
+    """The shape of a library kernel's result. Raises ShapeError, DTypeError, and UnsupportedError for an unknown name or option."""
     if name not in _RANKS:
         raise UnsupportedError(f"CUSTOM_FUNCTION {name!r}: svod knows {', '.join(_RANKS)}")
     if tuple(len(s) for s in shapes) != _RANKS[name] or any(0 in s for s in shapes):

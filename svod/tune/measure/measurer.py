@@ -56,7 +56,7 @@ class Screened:
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
+class RaceResult:
     """Interleaved rounds. `ratios[i]`: time of candidate i over that of candidate 0, median over rounds; None: it failed."""
 
     ratios: tuple[float | Failure, ...]
@@ -66,7 +66,7 @@ class Race:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verification:
     """Whether an output is right: True, False, or None where verification itself failed; `how` says what was compared."""
 
     right: bool | None
@@ -106,10 +106,10 @@ class Measurer(Protocol):
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
         """Time each built candidate by itself: one run under a deadline, one sample, more of the better half. `incumbent`: seconds."""
 
-    def race(self, candidates: Sequence[Candidate]) -> Race:
+    def race(self, candidates: Sequence[Candidate]) -> RaceResult:
         """Time built candidates interleaved; the first one is the incumbent and the anchor."""
 
-    def verify(self, candidates: Sequence[Candidate]) -> list[Verdict]:
+    def verify(self, candidates: Sequence[Candidate]) -> list[Verification]:
         """Compare the outputs of built candidates with the reference's."""
 
     def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:

@@ -23,8 +23,6 @@ def plan_sizes(calls: Iterable[tuple[VariableSpec, ...]]) -> list[Values]:
     for variables in distinct:
         for v in variables:
             points.setdefault(v.name, set()).update(v.points)
-    if not points:
-        return [{}]
     found = [dict(zip(points, size, strict=True)) for size in side_by_side([sorted(p) for p in points.values()])]
     for variables in distinct:
         if not any(all(v.bounds[0] <= size[v.name] <= v.bounds[1] for v in variables) for size in found):

@@ -29,8 +29,10 @@ MOST_VERIFIED = 16
 
 
 def side_by_side(points: Sequence[Sequence[int]]) -> tuple[Size, ...]:
-    """Sizes out of the values of each variable: as many as the variable with the most of them has, each once."""
-    count = max((len(p) for p in points), default=0)
+    """Sizes out of the values of each variable: as many as the variable with the most values has, each once; () for no variables."""
+    if not points:
+        return ((),)
+    count = max(map(len, points))
     return tuple(dict.fromkeys(tuple(p[i % len(p)] for p in points) for i in range(count)))
 
 
@@ -57,9 +59,7 @@ def sizes_of_variables(variables: Sequence[VariableSpec]) -> tuple[Size, ...]:
 
 def merged_sizes(kernel: Kernel, calls: Iterable[Sequence[VariableSpec]]) -> tuple[Size, ...]:
     """What a kernel is timed at that is called with these variables: at most `MOST_TIMED` of the sizes of its calls, from the least to the
-    largest; of the kernel's own bounds where nobody says. () for a kernel without variables."""
-    if not kernel.variables:
-        return ()
+    largest; by default what the kernel's own bounds say. A kernel without variables has one size, which has no values."""
     own = [int(name[1:]) for name in kernel.variables]      # a bucket of one value leaves its variable out
     found = sorted({s for given in calls for s in sizes_of_variables([given[i] for i in own])}, key=lambda s: (math.prod(s), s))
     if not found:

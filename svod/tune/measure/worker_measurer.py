@@ -1,4 +1,8 @@
-"""The measurer of a real search: the jobs of `svod.tune.measure.work` on an executor's workers."""
+"""The measurer of a real search: the jobs of `svod.tune.measure.work` on an executor's workers.
+
+A candidate of a kernel with variables is held against the heuristic at each size: one that takes clearly more than `WORST_RATIO` of its
+time at any of them is dropped from a race as too slow, whatever it gains at the others. The confirmation decides (`svod.tune.db.winners`).
+"""
 from __future__ import annotations
 
 import math
@@ -11,14 +15,14 @@ from svod.config import BeamConfig, BenchConfig
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
-from svod.tune.db.winners import TIE
+from svod.tune.db.winners import TIE, WORST_RATIO
 from svod.tune.measure.candidate import Candidate, Status
-from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, Race, Screened, Verdict
-from svod.tune.measure.work import Setup
+from svod.tune.measure.context import Setup
+from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, RaceResult, Screened, Verification
+from svod.tune.measure.sizes import Size, describe_size, geometric_mean, merged_sizes, sizes_to_verify
 from svod.tune.workers.executor import Executor, Kind
-from svod.tune.workers.jobs import Outcome
+from svod.tune.workers.jobs import WORK_MODULE, Outcome
 
-JOB = "svod.tune.measure.work:"
 LOWER_SECONDS = 5.0           # one lowering
 LOAD_SECONDS = 5.0            # allowed on top of a timed run: linking, inputs, samples; the run itself has its own limit inside
 VERIFY_SECONDS = 60.0
@@ -26,7 +30,8 @@ RACE_SECONDS = 60.0
 CONFIRM_EXTRA = 30.0
 RESTLESS_REPEATS = 1          # of void rounds, after a race in which repeating them did not help
 LEAST_ROUNDS = 6              # of a confirmation: with fewer there is no interval of 95 %
-REPEAT_SECONDS = 1.5          # and for so long at most: the end of a budget counts on a race as long as those before it
+REPEAT_SECONDS = 1.5          # most seconds spent on repeating void rounds: the end of a budget counts on races of about equal length
+RACE_SLACK = 1.1              # a race has few rounds, so it drops only what is this much beyond the worst ratio that is allowed
 _STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEOUT, "lost": Status.LOST}
 
 
@@ -42,30 +47,35 @@ def _chain(candidate: Candidate) -> list[Any]:
 class WorkerMeasurer:
     """Does what a search of one kernel decides (`svod.tune.measure.measurer.Measurer`), on an executor that others may share.
 
-    `shrink`: time slices of long kernels while screening and racing."""
+    `sizes`: what a kernel with variables is timed at; by default what its bounds say. `shrink`: time slices of long kernels while screening
+    and racing. The first candidate that is screened is the heuristic's."""
 
     def __init__(self, kernel: Kernel, target: Target, executor: Executor, config: BeamConfig, bench: BenchConfig | None = None, *,
-                 shrink: bool = True) -> None:
-        self.executor, self.config, self.bench, self.shrink = executor, config, bench or BenchConfig(), shrink
-        self.setup = Setup(ast_to_data(kernel.ast), target)
+                 sizes: Sequence[Size] = (), shrink: bool = True) -> None:
+        self.kernel, self.executor, self.config, self.bench = kernel, executor, config, bench or BenchConfig()
+        self.sizes = tuple(sizes) or merged_sizes(kernel, ())
+        self.shrink = shrink and not kernel.variables
+        self.setup = Setup(ast_to_data(kernel.ast), target, self.sizes)
         self.parts: dict[str, float] = {}       # LINEAR digest → the part of the kernel it is timed on
         self.lowered_by: dict[bytes, str] = {}  # digest of a candidate → the worker that lowered it
         self.baseline: Built | None = None
         self.races = 0
         self.restless = False       # the machine did not come to rest in the latest race that could be repeated
+        self.heuristic: tuple[float, ...] | None = None         # the heuristic's seconds per size
+        self.heuristic_linear = ""
+        self.relative: dict[str, tuple[float, ...]] = {}        # LINEAR digest → its times over the heuristic's, per size, by its last race
 
-    def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, module: str = JOB,
-             homes: Sequence[str] = ()) -> list[Outcome]:
+    def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, homes: Sequence[str] = ()) -> list[Outcome]:
         """The outcomes in the order of the items. An interrupt leaves nothing queued behind."""
-        batch = self.executor.submit(module + job, items, kind=kind, deadline=deadline, setup=self.setup, homes=homes)
-        found: dict[int, Outcome] = {}
+        batch = self.executor.submit(f"{WORK_MODULE}:{job}", items, kind=kind, deadline=deadline, setup=self.setup, homes=homes)
+        outcomes: dict[int, Outcome] = {}
         try:
             for index, outcome in batch:
-                found[index] = outcome
+                outcomes[index] = outcome
         except BaseException:
             batch.cancel()
             raise
-        return [found[i] for i in range(len(items))]
+        return [outcomes[i] for i in range(len(items))]
 
     def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
         items = [_chain(c) for c in candidates]
@@ -76,82 +86,120 @@ class WorkerMeasurer:
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         items = [(_chain(c), passes) for c in candidates]
         homes = [self.lowered_by.get(c.digest, "") for c in candidates]     # that child has the program
-        outcomes = self._run("compile_candidate", items, "compile", deadline, homes=homes)
+        outcomes = self._run("compile_candidate", items, "compile", deadline, homes)
         return [o.value if o.ok else failure_of(o) for o in outcomes]
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
-        items = [(c.built, incumbent, self.shrink) for c in candidates]
-        limit = run_deadline(incumbent) + LOAD_SECONDS
-        outcomes = self._run("screen_candidate", items, "bench", limit)
-        found: list[Screened | Failure] = [o.value[0] if o.ok else failure_of(o) for o in outcomes]
-        repeats = [o.value[1] if o.ok else 0 for o in outcomes]
-        for c, f in zip(candidates, found, strict=True):
-            if isinstance(f, Screened):
-                self.parts[c.linear] = f.part
-        alive = sorted((f.seconds, i) for i, f in enumerate(found) if isinstance(f, Screened) and not f.cut)
+        limits = self._limits(incumbent)
+        limit = sum(run_deadline(t) for t in limits or [None] * len(self.sizes)) + LOAD_SECONDS
+        outcomes = self._run("screen_candidate", [(c.built, limits, self.shrink) for c in candidates], "bench", limit)
+        screened: list[Screened | Failure] = [o.value[0] if o.ok else failure_of(o) for o in outcomes]
+        seconds = {i: o.value[1] for i, o in enumerate(outcomes) if o.ok and o.value[1]}        # per size
+        for c, s in zip(candidates, screened, strict=True):
+            if isinstance(s, Screened):
+                self.parts[c.linear] = s.part
+        alive = sorted((s.seconds, i) for i, s in enumerate(screened) if isinstance(s, Screened) and not s.cut)
         half = [i for _, i in alive[:(len(alive) + 1) // 2]]
         if self.config.runs > 1 and half:
-            items_ = [(candidates[i].built, found[i], repeats[i], self.config.runs) for i in half]
-            more = self._run("sample_candidate", items_, "bench", limit)
-            for i, o in zip(half, more, strict=True):
-                found[i] = o.value if o.ok else failure_of(o)
-        return found
+            items = [(candidates[i].built, self.parts[candidates[i].linear], *outcomes[i].value[1:], self.config.runs) for i in half]
+            for i, o in zip(half, self._run("sample_candidate", items, "bench", limit), strict=True):
+                screened[i] = o.value[0] if o.ok else failure_of(o)
+                if o.ok:
+                    seconds[i] = o.value[1]
+        if self.heuristic is None and seconds:
+            first = min(seconds)
+            self.heuristic, self.heuristic_linear = tuple(seconds[first]), candidates[first].linear
+        return screened
 
-    def race_rounds(self, seconds: Sequence[float], size_factor: float = 1.0) -> tuple[int, int]:
-        """Rounds of the next race, and how often they are repeated where they are void. `seconds`: of one run of each that takes part, the
-        anchor first; `size_factor`: how many times as long a run at every size takes."""
+    def _limits(self, incumbent: float | None) -> tuple[float, ...] | None:
+        """The incumbent's seconds per size, as if it gained the same at all of them."""
+        if incumbent is not None and len(self.sizes) == 1:
+            return (incumbent,)
+        if incumbent is None or self.heuristic is None:
+            return None
+        share = incumbent / geometric_mean(self.heuristic)
+        return tuple(share * t for t in self.heuristic)
+
+    @property
+    def size_factor(self) -> float:
+        """The time of one run at every size, over a candidate's seconds, which are the mean over the sizes; about."""
+        return len(self.sizes) if self.heuristic is None else sum(self.heuristic) / geometric_mean(self.heuristic)
+
+    def race_rounds(self, seconds: Sequence[float]) -> tuple[int, int]:
+        """Rounds of the next race, and how often they are repeated where they are void. `seconds`: of one run of each candidate, the anchor
+        first."""
         longest = max(seconds)
         rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
-        batch = size_factor * (rounds * math.fsum(seconds) + 2 * ANCHOR_SAMPLES * seconds[0])
+        batch = self.size_factor * (rounds * math.fsum(seconds) + 2 * ANCHOR_SAMPLES * seconds[0])
         return rounds, min(RESTLESS_REPEATS if self.restless else VOID_REPEATS, int(REPEAT_SECONDS / batch))
 
-    def _judge_rest(self, race: Race, repeats: int) -> None:
-        if repeats:
-            self.restless = race.noisy
-
-    def race(self, candidates: Sequence[Candidate]) -> Race:
+    def race(self, candidates: Sequence[Candidate]) -> RaceResult:
         self.races += 1
         parts = [self.parts.get(c.linear, 1.0) for c in candidates]
         taken = [c.seconds * part for c, part in zip(candidates, parts, strict=True)]
         rounds, repeats = self.race_rounds(taken)
         item = ([(c.built, part) for c, part in zip(candidates, parts, strict=True)], rounds, self.config.seed + self.races, repeats)
-        limit = RACE_SECONDS + 100 * max(taken) * len(candidates)
+        limit = len(self.sizes) * (RACE_SECONDS + 100 * max(taken) * len(candidates))
         outcome = self._run("race_candidates", [item], "bench", limit)[0]
-        if outcome.ok:
-            race: Race = outcome.value
-            self._judge_rest(race, repeats)
-            return race
-        # one of them died although it ran before: their screening times decide, with the noise of single minima
-        anchor = candidates[0].seconds
-        return Race(tuple(c.seconds / anchor for c in candidates), anchor, 0.05, True)
+        if not outcome.ok:
+            # one of them died although it ran before: their screening times decide, with the noise of single minima
+            anchor = candidates[0].seconds
+            return RaceResult(tuple(c.seconds / anchor for c in candidates), anchor, 0.05, True)
+        result, ratios = outcome.value
+        if repeats:
+            self.restless = result.noisy
+        return self._drop_slow_at_a_size(candidates, result, ratios) if len(self.sizes) > 1 else result
 
-    def verify(self, candidates: Sequence[Candidate]) -> list[Verdict]:
-        found = []
+    def _drop_slow_at_a_size(self, candidates: Sequence[Candidate], result: RaceResult, ratios: Sequence[Sequence[float]]) -> RaceResult:
+        """The result of a race, with a failure for each candidate that is too slow beside the heuristic at one of the sizes."""
+        yardstick = self._heuristic_in(candidates, ratios)
+        judged: list[float | Failure] = list(result.ratios)
+        for i, (c, column) in enumerate(zip(candidates, ratios, strict=True)):
+            if yardstick is None or c.linear == self.heuristic_linear:
+                continue
+            relative = tuple(a / b for a, b in zip(column, yardstick, strict=True))
+            self.relative[c.linear] = relative
+            worst, size = max(zip(relative, self.sizes, strict=True))
+            if i and worst > RACE_SLACK * WORST_RATIO:
+                judged[i] = Failure(Status.SLOW, f"at {describe_size(self.kernel, size)} it takes {worst:.2f} times the heuristic's time; "
+                                                 f"{WORST_RATIO} is allowed")
+        return RaceResult(tuple(judged), result.anchor, result.noise, result.noisy)
+
+    def _heuristic_in(self, candidates: Sequence[Candidate], ratios: Sequence[Sequence[float]]) -> tuple[float, ...] | None:
+        """Per size the heuristic's time over that of the first of a race: as timed in it, else by what is known of the first."""
+        for c, column in zip(candidates, ratios, strict=True):
+            if c.linear == self.heuristic_linear:
+                return tuple(column)
+        relative = self.relative.get(candidates[0].linear)
+        return None if relative is None else tuple(1.0 / r for r in relative)
+
+    def verify(self, candidates: Sequence[Candidate]) -> list[Verification]:
+        verifications = []
         for c in candidates:
-            item = (c.built, self.baseline, self.baseline is None)
-            found.append(self._verdict(c, self._run("verify_candidate", [item], "bench", VERIFY_SECONDS)[0]))
-        return found
+            item = (c.built, self.baseline, sizes_to_verify(c.state))
+            verifications.append(self._verification(c, self._run("verify_candidate", [item], "bench", VERIFY_SECONDS)[0]))
+        return verifications
 
-    def _verdict(self, c: Candidate, outcome: Outcome) -> Verdict:
-        """What the outcome of a verification says about `c`; the first that is right is the baseline of others."""
+    def _verification(self, c: Candidate, outcome: Outcome) -> Verification:
+        """What the outcome of a verification says about `c`. The first candidate that is right becomes the baseline of others."""
         if not outcome.ok:
             # it ran while screening, so a crash or an endless run on other inputs is its own doing
             wrong = outcome.status in ("crash", "timeout")
-            return Verdict(False if wrong else None, "run on the inputs of verification", outcome.describe())
-        verdict: Verdict = outcome.value
-        if verdict.right and self.baseline is None:
+            return Verification(False if wrong else None, "run on the inputs of verification", outcome.describe())
+        verification: Verification = outcome.value
+        if verification.right and self.baseline is None:
             self.baseline = c.built
-        return verdict
+        return verification
 
-    def confirm_rounds(self, candidates: Sequence[Candidate], seconds: float, size_factor: float = 1.0) -> int:
-        """The least rounds of a confirmation: fewer than usual of what takes long, yet enough for an interval."""
-        fit = seconds / (size_factor * math.fsum(c.seconds for c in candidates))
+    def confirm_rounds(self, candidates: Sequence[Candidate], seconds: float) -> int:
+        """The least rounds of a confirmation: fewer than usual for long kernels, yet enough for an interval."""
+        fit = seconds / (self.size_factor * math.fsum(c.seconds for c in candidates))
         return max(min(self.bench.rounds, LEAST_ROUNDS), min(self.bench.rounds, int(fit)))
 
     def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
         rounds = self.confirm_rounds(candidates, seconds)
         item = ([c.built for c in candidates], rounds, self.bench.precision, seconds, self.config.seed, TIE)
         slowest = max(c.seconds for c in candidates)
-        limit = seconds + CONFIRM_EXTRA + 10 * rounds * slowest * len(candidates)
+        limit = seconds + CONFIRM_EXTRA + 10 * len(self.sizes) * rounds * slowest * len(candidates)
         outcome = self._run("confirm_candidates", [item], "bench", limit)[0]
         return list(outcome.value) if outcome.ok else [failure_of(outcome)] * len(candidates)

@@ -1,8 +1,7 @@
 """What travels between the search and its workers: jobs by name, plain data, outcomes, and who each end is.
 
 A *job* is a function named by import path, `"svod.tune.measure.work:compile_candidate"`, from `svod.tune.measure.work` or
-`svod.tune.measure.sized_work` (or a
-module that `WorkerConfig.job_modules` adds). It is called as `function(item, state)`. A job that keeps something between items (inputs,
+a module that `WorkerConfig.job_modules` adds. It is called as `function(item, state)`. A job that keeps something between items (inputs,
 a reference result) has a companion `function_setup(payload)`, here `compile_candidate_setup`, whose result is `state`; a worker calls it
 once per distinct payload, and again after it was replaced. Without a setup `state` is None.
 
@@ -34,7 +33,6 @@ __all__ = ["Outcome", "Status", "WorkerConfig", "ast_to_data", "data_to_ast", "d
 
 MAX_MESSAGE = 256 << 20    # bytes of one encoded item or result
 WORK_MODULE = "svod.tune.measure.work"
-WORK_MODULES = (WORK_MODULE, "svod.tune.measure.sized_work")
 
 Status = Literal["ok", "error", "crash", "timeout", "lost"]
 
@@ -91,8 +89,8 @@ class WorkerConfig:
 def resolve_job(name: str, job_modules: tuple[str, ...] = ()) -> tuple[Callable[[Any, Any], Any], Callable[[Any], Any] | None]:
     """The function of a job and its setup, or None. Raises TuneError for a name outside the registry."""
     module_name, _, function = name.partition(":")
-    if module_name not in (*WORK_MODULES, *job_modules):
-        raise TuneError(f"asked for the job {name!r}; jobs are functions of {', '.join((*WORK_MODULES, *job_modules))}")
+    if module_name not in (WORK_MODULE, *job_modules):
+        raise TuneError(f"asked for the job {name!r}; jobs are functions of {', '.join((WORK_MODULE, *job_modules))}")
     module = importlib.import_module(module_name)
     run = getattr(module, function, None)
     if not callable(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,12 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.prepare import prepare_graph
 from svod.tune.db import Measurement, TuningDB
 from svod.tune.db.winners import rejection
-from svod.tune.measure import sized_work, work
+from svod.tune.measure import work
 from svod.tune.measure.candidate import Candidate, Origin, Status
-from svod.tune.measure.measurer import Confirmed, Failure, Race
-from svod.tune.measure.sized_measurer import SizedMeasurer
+from svod.tune.measure.measurer import Confirmed, Failure, RaceResult
 from svod.tune.measure.sizes import at_size, geometric_mean, merged_sizes, sizes_of_variables, sizes_to_verify
-from svod.tune.measure.work import Setup
-from svod.tune.measure.worker_measurer import RESTLESS_REPEATS
+from svod.tune.measure.context import KernelContext, Setup
+from svod.tune.measure.worker_measurer import RESTLESS_REPEATS, WorkerMeasurer
 from svod.tune.session import KernelTask, TuneSession, score_bound
 from svod.tune.workers.executor import InlineExecutor
 from svod.tune.workers.jobs import Outcome
@@ -61,7 +61,7 @@ def test_sizes_are_hints_or_the_ends_and_the_middle() -> None:
     assert merged_sizes(KERNEL, []) == ((1,), (20,), (40,)), "of its own bounds where nobody says"
     calls = [[VariableSpec("a", 1, 40, (5,))], [VariableSpec("b", 1, 37, (9, 5))], [VariableSpec("c", 1, 40)]]
     assert merged_sizes(KERNEL, calls) == ((1,), (5,), (20,), (40,)), "at most four, the least and the largest among them"
-    assert merged_sizes(at_size(KERNEL, (7,)), calls) == ()
+    assert merged_sizes(at_size(KERNEL, (7,)), calls) == ((),)
 
 
 def test_what_is_verified_stands_beside_the_amounts() -> None:
@@ -77,33 +77,50 @@ def test_what_is_verified_stands_beside_the_amounts() -> None:
 
 
 def test_a_program_that_is_right_at_one_size_only_is_wrong() -> None:
-    context = sized_work.verify_sizes_setup(Setup(ast_to_data(KERNEL.ast), TARGET))
+    context = work.verify_candidate_setup(Setup(ast_to_data(KERNEL.ast), TARGET))
     built = work.compile_candidate(([["UPCAST", "o0", 4]], False), context)
     sizes = sizes_to_verify(apply_opt(Scheduler(KERNEL, TARGET), Opt("UPCAST", "o0", 4)))
-    verdict = sized_work.verify_sizes((built, None, sizes), context)
+    verdict = work.verify_candidate((built, None, sizes), context)
     assert verdict.right and verdict.how.endswith("at v0 = 1 40 2 4 3 5")
     # a program of the largest size writes more than it should at any other
-    whole = work.compile_candidate(([], False), work.Context(Setup(ast_to_data(at_size(KERNEL, (40,)).ast), TARGET)))
+    whole = work.compile_candidate(([], False), KernelContext(Setup(ast_to_data(at_size(KERNEL, (40,)).ast), TARGET)))
     whole = replace(whole, spec=replace(whole.spec, variables=("v0",)), digest="whole")
-    assert sized_work.verify_sizes((whole, built, [(40,)]), context).right
-    verdict = sized_work.verify_sizes((whole, built, [(40,), (39,)]), context)
+    assert work.verify_candidate((whole, built, [(40,)]), context).right
+    verdict = work.verify_candidate((whole, built, [(40,), (39,)]), context)
     assert verdict.right is False
     assert verdict.reason == "at v0=39: output 0 was changed between the parts that the kernel writes (integers)"
 
 
 def test_times_are_geometric_means_over_the_sizes() -> None:
-    context = sized_work.race_sizes_setup(Setup(ast_to_data(KERNEL.ast), TARGET))
+    context = work.race_candidates_setup(Setup(ast_to_data(KERNEL.ast), TARGET, ((1,), (40,))))
     built = [work.compile_candidate((chain, False), context) for chain in ([], [["UPCAST", "o1", 8]])]
-    sizes = ((1,), (40,))
-    screened, seconds, repeats = sized_work.screen_sizes((built[0], None, sizes), context)
+    screened, seconds, repeats = work.screen_candidate((built[0], None, False), context)
     assert screened.samples == (pytest.approx(geometric_mean(seconds)),) and len(repeats) == 2
-    more, least = sized_work.sample_sizes((built[0], seconds, repeats, 3, sizes), context)
+    more, least = work.sample_candidate((built[0], 1.0, seconds, repeats, 3), context)
     assert len(more.samples) == 3 and all(a <= b for a, b in zip(least, seconds, strict=True))
-    race, ratios = sized_work.race_sizes((built, 4, 0, sizes, 0), context)
+    race, ratios = work.race_candidates(([(b, 1.0) for b in built], 4, 0, 0), context)
     assert ratios[0] == [1.0, 1.0] and race.ratios == pytest.approx([1.0, geometric_mean(ratios[1])])
-    first, second = sized_work.confirm_sizes((built, 6, 1.0, 0.0, 0, sizes), context)
+    first, second = work.confirm_candidates((built, 6, 1.0, 0.0, 0, 1.0), context)
     assert [s[0] for s in second.sizes] == [(1,), (40,)] and first.worst == 1.0 and second.worst == max(r for _, _, r in second.sizes)
     assert len(second.samples) >= 6 and first.ratio == 1.0
+
+
+def test_a_finalist_that_cannot_win_leaves_a_race_at_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = work.confirm_candidates_setup(Setup(ast_to_data(KERNEL.ast), TARGET, ((1,), (40,))))
+    built = [work.compile_candidate((chain, False), context) for chain in ([], [["UPCAST", "o1", 8]], [["UPCAST", "o1", 4]])]
+    raced: list[int] = []
+
+    def confirm(contestants: Sequence[Any], *, min_rounds: int, **_: Any) -> Any:
+        """The second finalist takes 1 % more or less than the first by turns, the third 2 and 8 times as long, at the two sizes."""
+        raced.append(len(contestants))
+        slow = 2.0 if len(raced) % 2 else 8.0
+        extra = 0 if min_rounds > 1 else 2 + len(raced) % 2         # the sizes get different numbers of rounds
+        return SimpleNamespace(rounds=[(1.0, 0.99 + 0.02 * (r % 2), slow)[:len(contestants)] for r in range(min_rounds + extra)])
+    monkeypatch.setattr(work, "confirm", confirm)
+    first, second, third = work.confirm_candidates((built, 6, 1e-9, 0.05, 0, 1.05), context)
+    assert raced[:4] == [3, 3, 2, 2] and set(raced[2:]) == {2}
+    assert len(third.samples) == 6 < len(first.samples) == len(second.samples) == 6 + 3 * (len(raced) // 2 - 1)
+    assert third.ratio == pytest.approx(4.0, rel=0.02) and [r for _, _, r in third.sizes] == pytest.approx([2.0, 8.0], rel=0.02)
 
 
 def slow_at(ratio: float) -> list[dict[str, Any]]:
@@ -139,14 +156,14 @@ def test_a_chain_that_is_slow_at_one_size_is_refused(worst: float) -> None:
 
 @pytest.mark.parametrize("relative", [1.3, 1.4])
 def test_a_race_drops_what_is_slow_at_one_size(relative: float) -> None:
-    class Answering(SizedMeasurer):
+    class Answering(WorkerMeasurer):
         def _run(self, job: str, items: Any, *args: Any) -> list[Outcome]:
             # the first takes 0.9 of the heuristic at both sizes, so at the first one the last takes `relative` of it
-            asked.append(items[0][4])
-            return [Outcome("ok", (Race((1.0, 0.5), 1e-5, 0.0, noisy=True), [[1.0, 1.0], [relative / 0.9, 0.2]]))]
+            asked.append(items[0][3])
+            return [Outcome("ok", (RaceResult((1.0, 0.5), 1e-5, 0.0, noisy=True), [[1.0, 1.0], [relative / 0.9, 0.2]]))]
     asked: list[int] = []
     with InlineExecutor() as executor:
-        measurer = Answering(KERNEL, ((1,), (40,)), TARGET, executor, BeamConfig())
+        measurer = Answering(KERNEL, TARGET, executor, BeamConfig(), sizes=((1,), (40,)))
     measurer.heuristic_linear, measurer.relative = "h", {"a": (0.9, 0.9)}
     state = Scheduler(KERNEL, TARGET)
     racers = [Candidate(state, (), Origin.SKETCH, linear=linear, seconds=1e-5) for linear in ("a", "b")]
@@ -162,19 +179,19 @@ def test_a_race_drops_what_is_slow_at_one_size(relative: float) -> None:
 
 
 def test_what_takes_long_at_one_size_is_repeated_less_and_confirmed_in_fewer_rounds() -> None:
-    class Listening(SizedMeasurer):
+    class Listening(WorkerMeasurer):
         def _run(self, job: str, items: Any, *args: Any) -> list[Outcome]:
             asked[job] = items[0]
-            return [Outcome("ok", (Race((1.0, 1.0), 1e-2, 0.0), [[1.0, 1.0], [1.0, 1.0]]) if job == "race_sizes" else ())]
+            return [Outcome("ok", (RaceResult((1.0, 1.0), 1e-2, 0.0), [[1.0, 1.0], [1.0, 1.0]]) if job == "race_candidates" else ())]
     asked: dict[str, Any] = {}
     racers = [Candidate(Scheduler(KERNEL, TARGET), (), Origin.SKETCH, linear=linear, seconds=1e-2) for linear in ("h", "a")]
     for heuristic, repeats, rounds in (((1e-2, 1e-2), VOID_REPEATS, 15), ((1e-3, 0.1), 1, 14)):
         with InlineExecutor() as executor:
-            measurer = Listening(KERNEL, ((1,), (40,)), TARGET, executor, BeamConfig())
+            measurer = Listening(KERNEL, TARGET, executor, BeamConfig(), sizes=((1,), (40,)))
         measurer.heuristic_linear, measurer.heuristic = "h", heuristic
         measurer.race(racers)
         measurer.confirm(racers, 3.0)
-        assert asked["race_sizes"][4] == repeats and asked["confirm_sizes"][1] == rounds
+        assert asked["race_candidates"][3] == repeats and asked["confirm_candidates"][1] == rounds
 
 
 def test_the_bound_is_that_of_the_sizes() -> None:

@@ -13,7 +13,7 @@ from svod.bench.race import VOID_REPEATS, paired_ratio
 from svod.config import BeamConfig, BenchConfig
 from svod.core.kernel.scheduler import Scheduler
 from svod.tune.measure.candidate import Candidate, Origin
-from svod.tune.measure.measurer import Race
+from svod.tune.measure.measurer import RaceResult
 from svod.tune.measure.work import against_first, error_of_median, may_win
 from svod.tune.measure.worker_measurer import RESTLESS_REPEATS, WorkerMeasurer
 from svod.tune.workers.executor import InlineExecutor, Kind
@@ -67,16 +67,15 @@ def test_the_error_of_a_median_is_that_of_repeated_races(rounds: int) -> None:
     assert told == pytest.approx(float(medians.std()), rel=0.3)
 
 
-@pytest.mark.parametrize(("seconds", "factor", "rounds"), [
-    (1e-3, 1.0, 15), (0.1, 1.0, 15), (0.15, 1.0, 10), (0.15, 2.0, 6), (5.0, 1.0, 6)])
-def test_a_confirmation_of_what_takes_long_has_fewer_rounds(seconds: float, factor: float, rounds: int) -> None:
+@pytest.mark.parametrize(("seconds", "sizes", "rounds"), [(1e-3, 1, 15), (0.1, 1, 15), (0.15, 1, 10), (0.15, 2, 6), (5.0, 1, 6)])
+def test_a_confirmation_of_what_takes_long_has_fewer_rounds(seconds: float, sizes: int, rounds: int) -> None:
     kernel = gemm(4, 4, 4)
     base = Scheduler(kernel, TARGET)
-    measurer = WorkerMeasurer(kernel, TARGET, InlineExecutor(), BeamConfig())
+    measurer = WorkerMeasurer(kernel, TARGET, InlineExecutor(), BeamConfig(), sizes=[()] * sizes)
     field = [Candidate(base, (), Origin.HEURISTIC, seconds=seconds), Candidate(base, (), Origin.UNTOUCHED, seconds=seconds)]
-    assert measurer.confirm_rounds(field, 3.0, factor) == rounds
+    assert measurer.confirm_rounds(field, 3.0) == rounds
     short = WorkerMeasurer(kernel, TARGET, InlineExecutor(), BeamConfig(), BenchConfig(rounds=3))
-    assert short.confirm_rounds(field, 3.0, factor) == 3, "fewer are what was asked for"
+    assert short.confirm_rounds(field, 3.0) == 3, "fewer are what was asked for"
 
 
 def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
@@ -84,9 +83,9 @@ def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
     restless = [False, True, True, False, False]
 
     class Measurer(WorkerMeasurer):
-        def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, module: str = "") -> list[Outcome]:
+        def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, homes: Sequence[str] = ()) -> list[Outcome]:
             asked.append(items[0][3])
-            return [Outcome("ok", Race((1.0, 1.0), 1e-3, 0.01, restless[len(asked) - 1]))]
+            return [Outcome("ok", (RaceResult((1.0, 1.0), 1e-3, 0.01, restless[len(asked) - 1]), [[1.0], [1.0]]))]
     kernel = gemm(4, 4, 4)
     base = Scheduler(kernel, TARGET)
     measurer = Measurer(kernel, TARGET, InlineExecutor(), BeamConfig())
@@ -108,4 +107,5 @@ def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
         measurer.race(field)
         assert asked[-1] == repeats
     assert measurer.race_rounds([1e-3] * 2) == (8, VOID_REPEATS)
-    assert measurer.race_rounds([1e-3] * 2, 40.0) == (8, 1), "at sizes that take 40 times as long together"
+    measurer.sizes = ((),) * 40
+    assert measurer.race_rounds([1e-3] * 2) == (8, 1), "at sizes that take 40 times as long together"

@@ -15,7 +15,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.db import Verdict, derive_winner
 from svod.tune.db.winners import TIE
 from svod.tune.measure.candidate import Candidate, Origin, Status, chain_text
-from svod.tune.measure.measurer import Failure, Lowered, Race, Screened
+from svod.tune.measure.measurer import Failure, Lowered, RaceResult, Screened
 from svod.tune.search.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
 from svod.tune.search.kernel_search import FIRST_CHUNK, KernelSearch
 from svod.tune.search.strategy import STRATEGIES
@@ -256,11 +256,11 @@ def test_what_the_passes_make_is_verified_again() -> None:
 class NoisyMeasurer(ReplayedMeasurer):
     """Each race sees each candidate about 1 % too fast or too slow."""
 
-    def race(self, candidates: Sequence[Candidate]) -> Race:
+    def race(self, candidates: Sequence[Candidate]) -> RaceResult:
         true = super().race(candidates)
         rng = random.Random(len(self.trace))
         seen = [self.seconds(c) * math.exp(rng.gauss(0.0, 0.01)) for c in candidates]
-        return Race(tuple(t / seen[0] for t in seen), true.anchor, 0.01)
+        return RaceResult(tuple(t / seen[0] for t in seen), true.anchor, 0.01)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -344,20 +344,20 @@ def test_at_the_roofline_a_gain_in_sight_gets_the_round_that_tells() -> None:
 def test_races_that_say_little_do_not_end_a_search_at_the_roofline(seconds: float, anchor: float, noisy: str, why: str) -> None:
     """Those of a busy machine, and those that refute the bound; a score below it refutes it for good."""
     class Doubtful(ReplayedMeasurer):
-        def race(self, candidates: Sequence[Candidate]) -> Race:
+        def race(self, candidates: Sequence[Candidate]) -> RaceResult:
             found = super().race(candidates)
             races = sum(what == "race" for what, _ in self.trace)
-            return Race(found.ratios, anchor, 0.0, noisy == "always" or (noisy == "every second" and races % 2 == 0))
+            return RaceResult(found.ratios, anchor, 0.0, noisy == "always" or (noisy == "every second" and races % 2 == 0))
     assert run(make_search(Doubtful(lambda c: seconds), bound=0.96e-3, patience=4)).why == why
 
 
 def test_one_good_moment_is_not_the_roofline() -> None:
     """Every second race the machine is 7 % faster, all alike; what a race says of its contestants does not show it."""
     class Restless(ReplayedMeasurer):
-        def race(self, candidates: Sequence[Candidate]) -> Race:
+        def race(self, candidates: Sequence[Candidate]) -> RaceResult:
             found = super().race(candidates)
             races = sum(what == "race" for what, _ in self.trace)
-            return Race(found.ratios, found.anchor * (0.93 if races % 2 else 1.0), 0.0)
+            return RaceResult(found.ratios, found.anchor * (0.93 if races % 2 else 1.0), 0.0)
     for bound, why in ((0.9e-3, "4 rounds without a gain"), (0.96e-3, "at the roofline bound")):
         search = run(make_search(Restless(lambda c: 1e-3), bound=bound, patience=4))
         assert search.why == why
@@ -486,9 +486,9 @@ def test_the_best_are_raced_side_by_side_before_the_finalists_are_chosen() -> No
     measurer.seconds = lambda c: 0.98e-3 if c is best else 1.05e-3
     race = measurer.race
 
-    def with_a_death(candidates: Sequence[Candidate]) -> Race:
+    def with_a_death(candidates: Sequence[Candidate]) -> RaceResult:
         ratios = zip(candidates, race(candidates).ratios, strict=True)
-        return Race(tuple(Failure(Status.CRASH, "died") if c is dies else r for c, r in ratios), 1e-3, 0.0)
+        return RaceResult(tuple(Failure(Status.CRASH, "died") if c is dies else r for c, r in ratios), 1e-3, 0.0)
     measurer.race = with_a_death  # type: ignore[method-assign]
     found = search.finish()
     assert found.winner is best and dies.status is Status.CRASH
@@ -507,7 +507,7 @@ def test_other_families_have_finalists_as_passes_bring_some_code_more() -> None:
                    for c in [raced(s, score, 1)]]
     search.incumbent = search.pool[0]
     ahead = others[1].digest
-    measurer.race = lambda candidates: Race(tuple(c.score / candidates[0].score for c in candidates), 1e-3, 0.0)  # type: ignore[method-assign]
+    measurer.race = lambda candidates: RaceResult(tuple(c.score / candidates[0].score for c in candidates), 1e-3, 0.0)  # type: ignore[method-assign]
     search.pool[5].score = 1.19e-3
     measurer.seconds = lambda c: 0.9e-3 if c.digest == ahead else 1e-3
     found = search.finish()

@@ -1,0 +1,192 @@
+"""What a worker remembers about one kernel from job to job: its programs, its buffers, and what it must compute at each size."""
+from __future__ import annotations
+
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from svod.bench.timer import Contestant
+from svod.compile.backend import device_named
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.ir.serialize import data_to_ast
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
+from svod.tune.measure.measurer import Built
+from svod.tune.measure.sizes import MOST_VERIFIED, Size, at_size, values_of
+from svod.tune.measure.slices import full_run, part_of_run
+from svod.tune.measure.verify import KEPT_BYTES, Baseline, GuardedBuffers, InputSet, Reference, make_inputs
+
+CONTEXTS = 6                        # kernels a worker remembers
+PROGRAMS = 256                      # lowered programs a compile child keeps between lowering and compiling
+LOADED = 64                         # programs a bench child keeps in executable memory
+KEPT_SIZES = 2 * MOST_VERIFIED      # sizes of a kernel with variables whose references a worker remembers
+EXIT_OVERRUN = 86                   # exit status of a worker whose memory a kernel has overwritten
+# what is timed reads values that no operation turns into NaN, infinity or denormals
+TIMING_INPUTS = InputSet("timing", "reals", 0.5, 1.5, 17)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The payload of every job's setup: a kernel as data, the target it is built for, and the sizes it is timed at. A kernel without
+    variables has one size, which has no values."""
+
+    ast: Any
+    target: Target
+    sizes: tuple[Size, ...] = ((),)
+
+
+class KernelContext:
+    """One kernel in a worker."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.kernel = Kernel(data_to_ast(setup.ast))
+        self.target, self.sizes = setup.target, setup.sizes
+        self.device = device_named(self.target.device)
+        self.base = Scheduler(self.kernel, self.target)
+        self.programs: OrderedDict[str, Program] = OrderedDict()
+        self.loaded: OrderedDict[tuple[str, bool], Runner] = OrderedDict()
+        self._at: OrderedDict[Size, KernelAtSize] = OrderedDict()
+        self._timing_inputs_written = False
+
+    # -- compiling --------------------------------------------------------------------------------------------------------
+    def program(self, chain: Sequence[Any]) -> Program:
+        """The program of a chain, lowered now or kept."""
+        key = repr(chain)
+        program = self.programs.get(key)
+        if program is None:
+            program = lower(apply_opts(self.base, (Opt.from_json(o) for o in chain)))
+            self.programs[key] = program
+            if len(self.programs) > PROGRAMS:
+                self.programs.popitem(last=False)
+        return program
+
+    # -- running ----------------------------------------------------------------------------------------------------------
+    @cached_property
+    def buffers(self) -> GuardedBuffers:
+        return GuardedBuffers(self.kernel)
+
+    def at(self, size: Size) -> KernelAtSize:
+        """What the kernel is and must compute at a size."""
+        at = self._at.get(size)
+        if at is None:
+            at = self._at[size] = KernelAtSize(self, size)
+            if len(self._at) > KEPT_SIZES:
+                self._at.popitem(last=False)
+        else:
+            self._at.move_to_end(size)
+        return at
+
+    def write_timing_inputs(self) -> None:
+        """Let the buffers hold the timing inputs: they are written again where a verification or an in-place kernel has changed them."""
+        if not self._timing_inputs_written or self.kernel.written:
+            self.buffers.fill(make_inputs(self.kernel, TIMING_INPUTS))
+            self._timing_inputs_written = True
+
+    def check_guards(self) -> None:
+        """End this process if a kernel wrote outside of its buffers: later results of this process could not be trusted."""
+        damage = self.buffers.overrun()
+        if damage:
+            print(damage, file=sys.stderr, flush=True)
+            os._exit(EXIT_OVERRUN)
+
+    def inputs_change(self) -> None:
+        """Note that the buffers no longer hold the timing inputs."""
+        self._timing_inputs_written = False
+
+    def load(self, built: Built) -> Runner:
+        """A program in executable memory, loaded now or kept."""
+        key = (built.digest, built.passes)
+        runner = self.loaded.get(key)
+        if runner is None:
+            self.write_timing_inputs()      # phases that run once read the constants now
+            runner = self.loaded[key] = Runner(self, built)
+            if len(self.loaded) > LOADED:
+                self.loaded.popitem(last=False)     # not closed: the race that loads this program may still run that one
+        else:
+            self.loaded.move_to_end(key)
+        return runner
+
+    def ready_for_timing(self, programs: Sequence[Built]) -> list[Runner]:
+        """The runners of programs, with the timing inputs in the buffers."""
+        runners = [self.load(built) for built in programs]
+        self.write_timing_inputs()
+        return runners
+
+    def close(self) -> None:
+        for runner in self.loaded.values():
+            runner.close()
+        self.loaded.clear()
+
+
+class KernelAtSize:
+    """A kernel with values for its variables: a kernel of its own over the same memory, so that a write beyond the values shows as well."""
+
+    def __init__(self, context: KernelContext, size: Size) -> None:
+        self._kernel = at_size(context.kernel, size) if size else context.kernel
+        self._kept_bytes = KEPT_BYTES // (KEPT_SIZES if size else 1)
+        self.buffers = context.buffers.for_size(self._kernel)
+        self.baseline: tuple[tuple[str, bool], Baseline] | None = None      # (digest, passes) of a verified program and its outputs
+
+    @cached_property
+    def reference(self) -> Reference:
+        return Reference(self._kernel, keep=self._kept_bytes)
+
+
+class Runner:
+    """A program in executable memory over the context's buffers."""
+
+    def __init__(self, context: KernelContext, built: Built) -> None:
+        self.context, self.spec = context, built.spec
+        self.code = context.device.pair.load(built.object, built.spec)
+        self.plan = self._make_plan()
+
+    def _make_plan(self) -> ExecutionPlan:
+        constants = [p.arg.slot for p in self.context.kernel.params if p.arg.constant]
+        return ExecutionPlan.of_kernel(self.spec, self.code, self.context.buffers.arrays, threads=self.context.target.threads,
+                                       constants=constants, device=self.context.target.device)
+
+    def run_whole(self, size: Size) -> None:
+        """Run the kernel once at a size. A plan keeps what its constants gave it, so one with phases that run once is made anew."""
+        self._set_whole(size)
+        plan = self._make_plan() if any(p.once for p in self.spec.phases) else self.plan
+        plan.execute(**values_of(self.context.kernel, size))
+
+    def contestant(self, size: Size = (), part: float = 1.0) -> Contestant:
+        """The kernel at a size, ready to run, or a slice of about `part` of it (kernels without variables only)."""
+        if part < 1.0:
+            return Contestant(self.plan.repeat, unit=part_of_run(self.plan, self.spec, part))
+        self._set_whole(size)
+        return Contestant(self.plan.repeat)
+
+    def _set_whole(self, size: Size) -> None:
+        if size:
+            self.plan.set_variables(values_of(self.context.kernel, size))
+        else:
+            full_run(self.plan, self.spec)
+
+    def close(self) -> None:
+        self.code.close()
+
+
+_kept: OrderedDict[str, KernelContext] = OrderedDict()
+
+
+def kernel_context(setup: Setup) -> KernelContext:
+    """The context of a setup. The latest `CONTEXTS` ones are kept; older ones are closed."""
+    key = repr((setup.ast, setup.target, setup.sizes))
+    context = _kept.get(key)
+    if context is None:
+        context = _kept[key] = KernelContext(setup)
+        if len(_kept) > CONTEXTS:
+            _kept.popitem(last=False)[1].close()
+    else:
+        _kept.move_to_end(key)
+    return context
