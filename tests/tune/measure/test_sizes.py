@@ -25,9 +25,9 @@ from svod.tune.db import Measurement, TuningDB
 from svod.tune.db.winners import rejection
 from svod.tune.measure import work
 from svod.tune.measure.candidate import Candidate, Origin, Status
+from svod.tune.measure.context import KernelContext, Setup
 from svod.tune.measure.measurer import Confirmed, Failure, RaceResult
 from svod.tune.measure.sizes import at_size, geometric_mean, merged_sizes, sizes_of_variables, sizes_to_verify
-from svod.tune.measure.context import KernelContext, Setup
 from svod.tune.measure.worker_measurer import RESTLESS_REPEATS, WorkerMeasurer
 from svod.tune.session import KernelTask, TuneSession, score_bound
 from svod.tune.workers.executor import InlineExecutor
