@@ -1,7 +1,7 @@
 """How far a right answer may be from the reference: rounding-error bounds of a kernel AST, as another kernel AST.
 
-For each value v of the kernel the bound is E(v) = rel·|v| + abs: `rel` a number known from the AST, `abs` an expression over the
-same inputs, or nothing. With u the unit roundoff of a value's dtype (2^-24 for float32, 2^-11 for float16, 2^-8 for bfloat16):
+For each value v of the kernel the bound is E(v) = rel·|v| + abs. `rel` is a number known from the AST; `abs` is an expression over the
+same inputs, or 0. With u the unit roundoff of a value's dtype (2^-24 for float32, 2^-11 for float16, 2^-8 for bfloat16):
 
     input, constant         E = 0
     a ± b                   rel = u, abs = E(a) + E(b)
@@ -11,16 +11,16 @@ same inputs, or nothing. With u the unit roundoff of a value's dtype (2^-24 for 
     Σ over n terms          rel = u, abs = g·Σ|x| + ΣE(x),  g = min(n, 6·√n + 8)·u
     cast                    rel = rel + u of the narrower type
     a < b, floor(a), …      a step that E(a) may cross counts with its full height
-    ±∞                      rel counts for nothing: what a constant made infinite (a mask) does not round
+    ±∞                      rel does not count: a value that a constant made infinite (a mask) does not round
 
 g covers any order of summation, vectors, partial sums and fused multiply-adds: the deterministic bound is (n-1)·u·Σ|x|, the
 probabilistic one λ·√n·u·Σ|x| with λ = 6 fails with probability below 1e-7 (Higham and Mary, "A new approach to probabilistic
-rounding error analysis", 2019). The accumulator's u counts, not that of the output. Dot and matrix instructions of bfloat16 round as often,
-in another order; that they take numbers below 2^-126 for zero is not in the bound: inputs are never drawn so small.
+rounding error analysis", 2019). The accumulator's u counts, not the output's. Dot and matrix instructions of bfloat16 round as often, in another
+order. They take numbers below 2^-126 for zero; the bound leaves this out, because inputs are never drawn so small.
 
 The reference computes with its own rounding, so a result is right when |got - want| ≤ 2·E. Where all inputs are small integers
-and every intermediate is an integer that its dtype holds, E is 0: the comparison is exact. That is decided from the AST, by the
-largest magnitude each value can have.
+and every intermediate is an integer that its dtype holds, E is 0 and the comparison is exact. The largest magnitude that each value of
+the AST can have decides this.
 
 The bound is a kernel AST again, evaluated by the same evaluator as the reference (`svod.core.spec.evaluate`); nothing is compiled.
 """
@@ -44,7 +44,7 @@ FINITE_OF_INFINITE = frozenset({Ops.EXP, Ops.EXP2, Ops.TANH, Ops.ERF})      # fu
 F64 = dtypes.float64
 
 
-class Bound(NamedTuple):
+class ErrorBound(NamedTuple):
     """E(v) = rel·|v| + abs. `abs` is a float64 expression, None where it is 0."""
 
     rel: float = 0.0
@@ -55,8 +55,8 @@ class Bound(NamedTuple):
         return self.rel == 0.0 and self.abs is None
 
 
-ZERO = Bound()
-# the largest magnitude of a value that is an integer for sure; None: not known to be one
+ZERO = ErrorBound()
+# the largest magnitude of a value that is certainly an integer; None: it may not be one
 Magnitude = float | None
 
 
@@ -100,7 +100,7 @@ class _Analysis:
     integers: int | None
 
     def __post_init__(self) -> None:
-        self.bounds: dict[UOp, Bound] = {}
+        self.bounds: dict[UOp, ErrorBound] = {}
         self.sizes: dict[UOp, Magnitude] = {}
         self.stages: dict[UOp, UOp] = {}
         self.infinite: set[UOp] = set()         # values that a constant may have made infinite
@@ -176,7 +176,7 @@ class _Analysis:
         return max(known) if len(known) == count else None
 
     # -- bounds -----------------------------------------------------------------------------------------------------------
-    def bound(self, u: UOp) -> Bound:
+    def bound(self, u: UOp) -> ErrorBound:
         op = u.op
         if op is Ops.REDUCE:
             return self._reduce(u)
@@ -184,14 +184,14 @@ class _Analysis:
             return self._stage(u)
         if op is Ops.INDEX and u.src[0].op is Ops.STAGE:
             b = self.bounds[u.src[0]]
-            return b if b.abs is None else Bound(b.rel, UOp(Ops.INDEX, F64, (self.stages[u.src[0]], *u.src[1:])))
+            return b if b.abs is None else ErrorBound(b.rel, UOp(Ops.INDEX, F64, (self.stages[u.src[0]], *u.src[1:])))
         if op is Ops.GEP:
             # component i > 0 is the place of an extremum: certain where the values are, else not judged
             return self.bounds[u.src[0]] if u.arg == 0 else self._unsure(u, [u.src[0]])
         if op is Ops.LOAD:
             return self._unsure(u, [u.src[0]])
         if op in (Ops.INDEX, Ops.SINK, Ops.STORE):
-            return ZERO if all(self.bounds[s].is_zero for s in u.src[:2]) else Bound(0.0, self._largest(u.src[:2]))
+            return ZERO if all(self.bounds[s].is_zero for s in u.src[:2]) else ErrorBound(0.0, self._largest(u.src[:2]))
         if op is Ops.CAST:
             return self._cast(u)
         if op is Ops.WHERE:
@@ -212,71 +212,71 @@ class _Analysis:
                 worst = e if worst is None else _max(worst, e)
         return worst
 
-    def _unsure(self, u: UOp, nodes: list[UOp]) -> Bound:
+    def _unsure(self, u: UOp, nodes: list[UOp]) -> ErrorBound:
         """Nothing can be said about u where one of `nodes` is uncertain."""
         worst = self._largest(nodes)
         if worst is None:
             return ZERO
-        return Bound(0.0, (_const(0.0) < worst).alu(Ops.WHERE, _const(math.inf), _const(0.0)))
+        return ErrorBound(0.0, (_const(0.0) < worst).alu(Ops.WHERE, _const(math.inf), _const(0.0)))
 
-    def _stage(self, u: UOp) -> Bound:
+    def _stage(self, u: UOp) -> ErrorBound:
         b = self.bounds[u.src[0]]
         if b.abs is not None:
             self.stages[u] = UOp(Ops.STAGE, F64, (b.abs, *u.src[1:]))
         return b
 
-    def _reduce(self, u: UOp) -> Bound:
+    def _reduce(self, u: UOp) -> ErrorBound:
         combiner, count = u.arg
         values, ranges = u.src[:count], u.src[count:]
         x = values[0]
         if not u.dtype.is_float:
             e = self._largest(values)
-            return ZERO if e is None else Bound(0.0, UOp(Ops.REDUCE, F64, (e, *ranges), ("ADD", 1)))
+            return ZERO if e is None else ErrorBound(0.0, UOp(Ops.REDUCE, F64, (e, *ranges), ("ADD", 1)))
         unit = UNIT[u.dtype]
         if combiner == "ADD":
             b = self.bounds[x]
             factor = summation_factor(terms(u), unit) + b.rel
             magnitude = UOp(Ops.REDUCE, x.dtype, (_magnitude(x), *ranges), ("ADD", 1))
             own = None if b.abs is None else UOp(Ops.REDUCE, F64, (b.abs, *ranges), ("ADD", 1))
-            return Bound(unit, _add(_wide(magnitude) * _const(factor), own))
+            return ErrorBound(unit, _add(_wide(magnitude) * _const(factor), own))
         if combiner == "MUL":
             e = self.total(x)
             grown = _abs64(x) if e is None else _abs64(x) + e
             product = UOp(Ops.REDUCE, F64, (grown * _const(1.0 + unit), *ranges), ("MUL", 1))
-            return Bound(unit, product - UOp(Ops.REDUCE, F64, (_abs64(x), *ranges), ("MUL", 1)))
+            return ErrorBound(unit, product - UOp(Ops.REDUCE, F64, (_abs64(x), *ranges), ("MUL", 1)))
         e = self.total(x)
-        return ZERO if e is None else Bound(0.0, UOp(Ops.REDUCE, F64, (e, *ranges), ("MAX", 1)))
+        return ZERO if e is None else ErrorBound(0.0, UOp(Ops.REDUCE, F64, (e, *ranges), ("MAX", 1)))
 
-    def _cast(self, u: UOp) -> Bound:
+    def _cast(self, u: UOp) -> ErrorBound:
         x = u.src[0]
         b = self.bounds[x]
         if u.dtype.is_float:
             if x.dtype.is_float:
                 narrower = UNIT[u.dtype] > UNIT[x.dtype]
-                return Bound(b.rel + (UNIT[u.dtype] if narrower else 0.0), b.abs)
+                return ErrorBound(b.rel + (UNIT[u.dtype] if narrower else 0.0), b.abs)
             rounds = x.dtype.bits > -math.log2(UNIT[u.dtype])
-            return Bound(UNIT[u.dtype] if rounds else 0.0, self.total(x))
+            return ErrorBound(UNIT[u.dtype] if rounds else 0.0, self.total(x))
         e = self.total(x)
         if e is None:
             return ZERO
         if u.dtype.kind == "b":
             return self._unsure_bool(_abs64(x), e)
         if x.dtype.is_float:
-            return Bound(0.0, (_wide(x) + e).alu(Ops.TRUNC) - (_wide(x) - e).alu(Ops.TRUNC))
-        return Bound(0.0, e)
+            return ErrorBound(0.0, (_wide(x) + e).alu(Ops.TRUNC) - (_wide(x) - e).alu(Ops.TRUNC))
+        return ErrorBound(0.0, e)
 
-    def _unsure_bool(self, distance: UOp, e: UOp) -> Bound:
+    def _unsure_bool(self, distance: UOp, e: UOp) -> ErrorBound:
         """A truth value that flips within `distance`: off by 1 where e reaches that far."""
-        return Bound(0.0, (distance <= e).alu(Ops.WHERE, _const(1.0), _const(0.0)))
+        return ErrorBound(0.0, (distance <= e).alu(Ops.WHERE, _const(1.0), _const(0.0)))
 
-    def _compare(self, u: UOp) -> Bound:
+    def _compare(self, u: UOp) -> ErrorBound:
         a, b = u.src
         e = _add(self.total(a), self.total(b))
         if e is None:
             return ZERO
         return self._unsure_bool((_wide(a) - _wide(b)).alu(Ops.ABS), e)
 
-    def _where(self, u: UOp) -> Bound:
+    def _where(self, u: UOp) -> ErrorBound:
         c, a, b = u.src
         ea, eb, ec = self.total(a), self.total(b), self.total(c)
         if ec is None and ea is None and eb is None:
@@ -284,20 +284,20 @@ class _Analysis:
         zero = _const(0.0)
         inner = None if ea is None and eb is None else c.alu(Ops.WHERE, ea or zero, eb or zero)
         if ec is None:
-            return Bound(0.0, inner)
+            return ErrorBound(0.0, inner)
         apart = (_wide(a) - _wide(b)).alu(Ops.ABS) if a.dtype.kind != "b" else _const(1.0)
         crossed = (zero < ec).alu(Ops.WHERE, _add(apart, ea, eb) or zero, zero)
-        return Bound(0.0, _add(inner, crossed))
+        return ErrorBound(0.0, _add(inner, crossed))
 
-    def _integer(self, u: UOp) -> Bound:
+    def _integer(self, u: UOp) -> ErrorBound:
         """Integers and truth values with an uncertain operand."""
         if u.op in (Ops.ADD, Ops.SUB):
-            return Bound(0.0, _add(*(self.total(s) for s in u.src)))
+            return ErrorBound(0.0, _add(*(self.total(s) for s in u.src)))
         if u.op in (Ops.NEG, Ops.ABS, Ops.MAX, Ops.MIN) or (u.dtype.kind == "b" and u.op in (Ops.AND, Ops.OR, Ops.XOR, Ops.NOT)):
-            return Bound(0.0, self._largest(u.src))
+            return ErrorBound(0.0, self._largest(u.src))
         return self._unsure(u, list(u.src))
 
-    def _float(self, u: UOp) -> Bound:
+    def _float(self, u: UOp) -> ErrorBound:
         unit = UNIT[u.dtype]
         src = u.src
         b = [self.bounds[s] for s in src]
@@ -305,46 +305,46 @@ class _Analysis:
         if op is Ops.NEG or op is Ops.ABS:
             return b[0]
         if op in (Ops.MAX, Ops.MIN):
-            return Bound(0.0, self._largest(src))
+            return ErrorBound(0.0, self._largest(src))
         if op in (Ops.ADD, Ops.SUB):
-            return Bound(unit, _add(self.total(src[0]), self.total(src[1])))
+            return ErrorBound(unit, _add(self.total(src[0]), self.total(src[1])))
         if op is Ops.MUL:
             return self._product(src[0], src[1], unit)
         if op is Ops.MULACC:
             p = self._product(src[0], src[1], unit)
             product = _abs64(src[0]) * _abs64(src[1]) * _const(p.rel)
-            return Bound(unit, _add(product, p.abs, self.total(src[2])))
+            return ErrorBound(unit, _add(product, p.abs, self.total(src[2])))
         if op in (Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.ROUND):
             e = self.total(src[0])
-            return ZERO if e is None else Bound(0.0, (_wide(src[0]) + e).alu(op) - (_wide(src[0]) - e).alu(op))
+            return ZERO if e is None else ErrorBound(0.0, (_wide(src[0]) + e).alu(op) - (_wide(src[0]) - e).alu(op))
         if op in (Ops.BITCAST, Ops.IDIV, Ops.MOD):
             exact = self._unsure(u, list(src))
-            return exact if op is Ops.BITCAST else Bound(unit, exact.abs)
+            return exact if op is Ops.BITCAST else ErrorBound(unit, exact.abs)
         if op in (Ops.RECIPROCAL, Ops.FDIV):
             return self._quotient(u, 2 * unit)
         if op is Ops.POW:
             return self._power(u, 2 * FUNCTION_ULPS * unit)
         return self._function(u, FUNCTION_ULPS * unit)
 
-    def _product(self, x: UOp, y: UOp, unit: float) -> Bound:
+    def _product(self, x: UOp, y: UOp, unit: float) -> ErrorBound:
         bx, by = self.bounds[x], self.bounds[y]
         if bx.abs is None and by.abs is None:
-            return Bound(bx.rel + by.rel + unit, None)
+            return ErrorBound(bx.rel + by.rel + unit, None)
         ex, ey = self.total(x), self.total(y)
         cross = None if ex is None or ey is None else ex * ey
-        return Bound(unit, _add(None if ex is None else ex * _abs64(y), None if ey is None else ey * _abs64(x), cross))
+        return ErrorBound(unit, _add(None if ex is None else ex * _abs64(y), None if ey is None else ey * _abs64(x), cross))
 
-    def _quotient(self, u: UOp, unit: float) -> Bound:
+    def _quotient(self, u: UOp, unit: float) -> ErrorBound:
         a, d = (None, u.src[0]) if u.op is Ops.RECIPROCAL else (u.src[0], u.src[1])
         ba, bd = self.bounds[a] if a is not None else ZERO, self.bounds[d]
         if ba.abs is None and bd.abs is None:
-            return Bound(ba.rel + bd.rel + unit, None)
+            return ErrorBound(ba.rel + bd.rel + unit, None)
         ea, ed = self.total(a) if a is not None else None, self.total(d)
         least = _max(_abs64(d) if ed is None else _abs64(d) - ed, _const(TINY))
         above = _add(ea, None if ed is None else ed * _abs64(u))
-        return Bound(unit, above / least if above is not None else None)
+        return ErrorBound(unit, above / least if above is not None else None)
 
-    def _power(self, u: UOp, unit: float) -> Bound:
+    def _power(self, u: UOp, unit: float) -> ErrorBound:
         a, b = u.src
         ea, eb = self.total(a), self.total(b)
         # the result is exp(b·log a): its relative error is the absolute error of the exponent
@@ -354,26 +354,26 @@ class _Analysis:
             least = _max(_abs64(a) - ea, _const(TINY))
             exponent = _add(exponent, (_abs64(b) if eb is None else _abs64(b) + eb) * ea / least)
         assert exponent is not None
-        return Bound(unit, _abs64(u) * (exponent.alu(Ops.EXP) - _const(1.0)))
+        return ErrorBound(unit, _abs64(u) * (exponent.alu(Ops.EXP) - _const(1.0)))
 
-    def _function(self, u: UOp, unit: float) -> Bound:
+    def _function(self, u: UOp, unit: float) -> ErrorBound:
         x, e, op = u.src[0], self.total(u.src[0]), u.op
         # a function that crosses zero has an absolute error of the size of its argument's rounding there
         floor = _const(unit) if op in (Ops.LOG, Ops.LOG2, Ops.SIN, Ops.COS) else None
         if e is None:
-            return Bound(unit, floor)
+            return ErrorBound(unit, floor)
         if op in (Ops.EXP, Ops.EXP2):
-            return Bound(unit, _abs64(u) * (e.alu(op) - _const(1.0)))
+            return ErrorBound(unit, _abs64(u) * (e.alu(op) - _const(1.0)))
         if op in (Ops.LOG, Ops.LOG2):
             slope = e / _max(_abs64(x) - e, _const(TINY))
-            return Bound(unit, _add(slope if op is Ops.LOG else slope * _const(1.4426950408889634), floor))
+            return ErrorBound(unit, _add(slope if op is Ops.LOG else slope * _const(1.4426950408889634), floor))
         if op is Ops.SQRT:
             low = _max(_wide(x) - e, _const(0.0))
-            return Bound(unit, (_wide(x) + e).alu(Ops.SQRT) - low.alu(Ops.SQRT))
+            return ErrorBound(unit, (_wide(x) + e).alu(Ops.SQRT) - low.alu(Ops.SQRT))
         steepest = {Ops.SIN: 1.0, Ops.COS: 1.0, Ops.TANH: 1.0, Ops.ERF: 1.1283791670955126}.get(op)
         if steepest is None:
             return self._unsure(u, [x])
-        return Bound(unit, _add(e * _const(steepest), floor))
+        return ErrorBound(unit, _add(e * _const(steepest), floor))
 
 
 def _magnitude(x: UOp) -> UOp:
@@ -399,15 +399,15 @@ def error_bounds(ast: UOp, integers: int | None = None) -> list[UOp | None]:
     analysis = _Analysis(integers)
     analysis.run(ast)
     slots = 1 + max(u.arg.slot for u in ast.walk(Ops.PARAM))
-    found: list[UOp | None] = []
+    stores: list[UOp | None] = []
     for i, store in enumerate(ast.src):
         index, value, ranges = store.src[0], store.src[1], store.src[2:]
         e = analysis.total(value)
         if e is None:
-            found.append(None)
+            stores.append(None)
             continue
         if value.dtype.is_float:
             e = e + _const(SMALLEST[value.dtype])
         param = UOp(Ops.PARAM, F64, index.src[0].src, Param(slots + i, index.src[0].arg.size))
-        found.append(UOp(Ops.STORE, dtypes.void, (UOp(Ops.INDEX, F64, (param, *index.src[1:])), e * _const(SAFETY), *ranges)))
-    return found
+        stores.append(UOp(Ops.STORE, dtypes.void, (UOp(Ops.INDEX, F64, (param, *index.src[1:])), e * _const(SAFETY), *ranges)))
+    return stores

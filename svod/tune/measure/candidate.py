@@ -4,8 +4,8 @@ A candidate passes through the steps of a round in this order, and stops at the 
 
     queued → lowered → built → screened → raced → verified
 
-`status` is where it stands or why it stopped, `reason` says so in words. What a candidate *is* never changes after it was
-proposed; only a shorter chain that ends in the same state may replace `chain`.
+`status` is the step it has reached, or why it was dropped; `reason` says so in words. A candidate's state never changes after it was
+proposed. Only a shorter chain that ends in the same state may replace `chain`.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Status(StrEnum):
     """Where a candidate stands or why it was dropped. The values are stored: never rename one."""
 
     QUEUED = "queued"          # proposed, not looked at yet
-    LIMIT = "limit"            # over BEAM_UPCAST_MAX, BEAM_UOPS_MAX or the work of the round's leanest
+    LIMIT = "limit"            # over BEAM_UPCAST_MAX, BEAM_UOPS_MAX, or too much work beside the leanest of its round
     DUPLICATE = "duplicate"    # its LINEAR was seen before
     ERROR = "error"            # lowering, compiling or running raised; the reason holds the message
     CRASH = "crash"            # the worker died; the reason names the signal
@@ -33,7 +33,7 @@ class Status(StrEnum):
     SCREENED = "screened"      # has samples
     RACED = "raced"
     VERIFIED = "verified"      # raced, and its output is right
-    WRONG = "wrong"            # its output is not
+    WRONG = "wrong"            # its output is wrong
 
 
 FAILED = frozenset({Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.LOST, Status.WRONG})

@@ -1,8 +1,8 @@
-"""What a search asks to have done, and the answers: the border between deciding and doing.
+"""What a search asks a measurer to do, and the answers: the border between deciding and doing.
 
-The search (`search.py`, `beam.py`) decides; a `Measurer` does: it lowers, builds, times and verifies, in worker processes
-(`svod.tune.measure.worker_measurer.WorkerMeasurer`) or from a table of recorded measurements (the tests). Every answer is a record;
-a candidate that fails gives a `Failure`, never an exception. Answers stand in the order of the candidates asked about.
+The search (`svod.tune.search`) decides. A `Measurer` does: it lowers, builds, times and verifies, in worker processes
+(`svod.tune.measure.worker_measurer.WorkerMeasurer`) or from a table of recorded measurements (the tests). Every answer is a record.
+A candidate that fails gives a `Failure`, never an exception. Answers stand in the order of the candidates.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """What lowering tells before anything is compiled."""
+    """What is known of a candidate once it is lowered."""
 
     digest: str            # of normalised LINEAR, hex
     size: int              # len(LINEAR)
@@ -78,8 +78,8 @@ class Verification:
 class Confirmed:
     """One finalist at full size: seconds, and the 95 % interval of its time over that of the first finalist.
 
-    Of a kernel with variables these are geometric means over `sizes`: per size its values, in the order of the kernel's variables, the
-    seconds, and the ratio to the first finalist."""
+    For a kernel with variables these are geometric means over `sizes`. Each entry of `sizes` has the values, in the order of the kernel's
+    variables, the seconds, and the ratio to the first finalist."""
 
     seconds: float
     low: float

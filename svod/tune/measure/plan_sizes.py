@@ -1,8 +1,6 @@
-"""At which values of its variables a plan is timed: at all that its kernels are, side by side.
+"""At which values of its variables a plan is timed: at those of its kernels, side by side.
 
     kernels over n (1, 256, 512) and over n, m (1, 256, 512; 1, 8)        n=1 m=1, n=256 m=8, n=512 m=1
-
-A kernel's seconds are the geometric mean over the values that it runs with.
 """
 from __future__ import annotations
 
@@ -16,25 +14,25 @@ Values = dict[str, int]
 
 
 def plan_sizes(calls: Iterable[tuple[VariableSpec, ...]]) -> list[Values]:
-    """The values to time a plan of these calls at, from the least to the largest, such that each call takes place with some of them; one
-    empty set of values for a plan without variables."""
+    """The values to time a plan of these calls at, from the least to the largest. Each call takes place with some of them. A plan without
+    variables has one empty set of values."""
     distinct = list(dict.fromkeys(calls))
     points: dict[str, set[int]] = {}
     for variables in distinct:
         for v in variables:
             points.setdefault(v.name, set()).update(v.points)
-    found = [dict(zip(points, size, strict=True)) for size in side_by_side([sorted(p) for p in points.values()])]
+    sizes = [dict(zip(points, size, strict=True)) for size in side_by_side([sorted(p) for p in points.values()])]
     for variables in distinct:
-        if not any(all(v.bounds[0] <= size[v.name] <= v.bounds[1] for v in variables) for size in found):
-            found.append({**found[0], **{v.name: v.points[-1] for v in variables}})
-    return found
+        if not any(all(v.bounds[0] <= size[v.name] <= v.bounds[1] for v in variables) for size in sizes):
+            sizes.append({**sizes[0], **{v.name: v.points[-1] for v in variables}})
+    return sizes
 
 
 def profile_at_sizes(plan: ExecutionPlan, runs: int) -> list[float]:
-    """Seconds of each of `plan.every`, whatever its variables are set to."""
-    found: list[list[float]] = [[] for _ in plan.every]
+    """Seconds of each kernel of `plan.every`: geometric means over the values that it runs with. The plan's variables keep their values."""
+    columns: list[list[float]] = [[] for _ in plan.every]
     for values in plan_sizes(k.variables for k in plan.every):
         with plan.at(values):
             for number, seconds in zip(plan.running, plan.profile(runs), strict=True):
-                found[number].append(seconds)
-    return [geometric_mean(column) for column in found]
+                columns[number].append(seconds)
+    return [geometric_mean(column) for column in columns]

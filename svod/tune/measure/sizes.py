@@ -3,11 +3,12 @@
     v0 in 1 … 512, hints ()          timed at 1, 256, 512;    with hints (64, 100): at those
     o0 = v0, split by 8 and by 64    verified at 1, 512 and beside the amounts: 7, 8, 9 and 63, 64, 65
 
-A *size* is one value per variable, in the order of `Kernel.variables`: plain data. Of several variables the sizes take the values side by
-side, the first ones together, then the second ones: what is wrong with one variable shows whatever the others are.
+A *size* is one value per variable, in the order of `Kernel.variables`: plain data. A kernel without variables has one size: (). The sizes
+of several variables take the values side by side, the first values together, then the second ones: a fault in one variable shows whatever
+the others are.
 
-The heuristic's time at the same size is what a candidate is held against: its score is the geometric mean over the sizes, and none of them
-may take longer than 1.2 times the heuristic (`svod.tune.db.winners.WORST_RATIO`).
+A candidate is held against the heuristic's time at the same size. Its score is the geometric mean over the sizes. At no size may it take
+longer than 1.2 times the heuristic's time (`svod.tune.db.winners.WORST_RATIO`).
 """
 from __future__ import annotations
 
@@ -61,12 +62,12 @@ def merged_sizes(kernel: Kernel, calls: Iterable[Sequence[VariableSpec]]) -> tup
     """What a kernel is timed at that is called with these variables: at most `MOST_TIMED` of the sizes of its calls, from the least to the
     largest; by default what the kernel's own bounds say. A kernel without variables has one size, which has no values."""
     own = [int(name[1:]) for name in kernel.variables]      # a bucket of one value leaves its variable out
-    found = sorted({s for given in calls for s in sizes_of_variables([given[i] for i in own])}, key=lambda s: (math.prod(s), s))
-    if not found:
+    sizes = sorted({s for given in calls for s in sizes_of_variables([given[i] for i in own])}, key=lambda s: (math.prod(s), s))
+    if not sizes:
         return sizes_of_variables([VariableSpec(name, low, high) for name, (low, high) in kernel.variables.items()])
-    if len(found) <= MOST_TIMED:
-        return tuple(found)
-    return tuple(found[round(i * (len(found) - 1) / (MOST_TIMED - 1))] for i in range(MOST_TIMED))
+    if len(sizes) <= MOST_TIMED:
+        return tuple(sizes)
+    return tuple(sizes[round(i * (len(sizes) - 1) / (MOST_TIMED - 1))] for i in range(MOST_TIMED))
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -76,8 +77,8 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 # -- verifying ----------------------------------------------------------------------------------------------------------------
 def sizes_to_verify(state: Scheduler) -> tuple[Size, ...]:
-    """The least and the largest size, and sizes beside each amount that the chain of a state splits a symbolic axis by: where it just
-    divides the axis and where it just does not. Where that is more than `MOST_VERIFIED`, amounts take turns."""
+    """The least and the largest size, and the sizes beside each amount that the chain of a state splits a symbolic axis by: those at which
+    the amount just divides the axis, and those at which it just does not. Beyond `MOST_VERIFIED` sizes, amounts take turns."""
     kernel = state.kernel
     bounds = kernel.variables
     beside: dict[str, list[list[int]]] = {name: [] for name in bounds}
@@ -93,29 +94,29 @@ def sizes_to_verify(state: Scheduler) -> tuple[Size, ...]:
 
 
 def _amounts(state: Scheduler, axis: int) -> set[int]:
-    """By what an axis is divided: the steps of its rows, the cores that share it; and half of each, as the rest of a tile is done in
-    halves."""
+    """The numbers that an axis is divided by: the strides of its loops, the cores that share it, and half of each, because the rest of a
+    tile is done in halves."""
     rows = [state.rows[r] for r in state.axis_rows[axis]]
-    found = {r.stride for r in rows}
+    amounts = {r.stride for r in rows}
     if state.thread is not None and state.rows[state.thread[0]].axis == axis:
-        found.add(state.thread[1])
+        amounts.add(state.thread[1])
     if state.split_reduce is not None and state.split_reduce[0] == axis:
-        found.add(state.split_reduce[1])
-    return {a for amount in found for a in (amount, amount // 2) if a > 1}
+        amounts.add(state.split_reduce[1])
+    return {a for amount in amounts for a in (amount, amount // 2) if a > 1}
 
 
 def _values_beside(bound: UOp, amount: int, name: str, bounds: Mapping[str, tuple[int, int]]) -> list[int]:
-    """Values of a variable for which an extent is the amount, one less and one more, or as near as it gets; where the extent is never so
-    small, the same about its least multiple. Exact for extents that grow by one with the variable."""
+    """Values of a variable for which an extent is the amount, one less and one more, or as near as possible. Where the extent is never so
+    small, they stand about its least multiple instead. Exact for extents that grow by one with the variable."""
     low, high = bounds[name]
     others = {n: h for n, (_, h) in bounds.items()}
     first, last = (evaluate_extent(bound, {**others, name: v}) for v in (low, high))
     if first == last:
         return []
     goal = amount * max(1, -(-(min(first, last) + 1) // amount))
-    found = []
+    values = []
     for wanted in (goal, goal - 1, goal + 1):
         value = low + round((wanted - first) * (high - low) / (last - first))
         if low <= value <= high:
-            found.append(value)
-    return found
+            values.append(value)
+    return values

@@ -1,12 +1,12 @@
 """Timing a part of a kernel: the CPU's form of grid shrinking.
 
-A phase computes iterations begin ≤ i < end of its outermost parallel loops. While screening and racing, a kernel that takes long
-is timed on a slice of them, of at least 1 ms, and the time is scaled back. A slice is used where it says the same as the whole:
+A phase computes iterations begin ≤ i < end of its outermost parallel loops. While screening and racing, a long kernel is timed on a slice
+of them, of at least 1 ms, and the time is scaled back. A slice is timed only where its time stands for the whole:
 
-* one phase runs (phases that run once aside): partial results and their combination cannot be cut alike;
-* it holds at least four iterations per core;
-* it does not fall into a smaller cache than the whole. Of a memory-bound kernel every buffer may shrink with the slice, so the bytes
-  of the slice must stay in the cache level of the whole. A compute-bound kernel (above 16 operations a byte) reuses what it loads;
+* One phase runs, apart from phases that run once: partial results and their combination cannot be cut alike.
+* The slice holds at least four iterations per core.
+* The slice does not fall into a smaller cache than the whole. Every buffer of a memory-bound kernel may shrink with the slice, so the
+  bytes of the slice must stay in the cache level of the whole. A compute-bound kernel (above 16 operations a byte) reuses what it loads;
   for it only a fall below the second level counts.
 """
 from __future__ import annotations
@@ -27,10 +27,10 @@ COMPUTE_BOUND = 16.0             # operations per byte of the buffers
 LEVEL_MARGIN = 1.25              # a slice counts as above a cache when it is this much larger
 
 
-def _phase(spec: ProgramSpec) -> int:
-    """The one phase that can be cut, or -1."""
+def _only_phase(spec: ProgramSpec) -> int | None:
+    """The number of the one phase that runs, which can be cut; None if there are several."""
     running = [i for i, p in enumerate(spec.phases) if not p.once]
-    return running[0] if len(running) == 1 else -1
+    return running[0] if len(running) == 1 else None
 
 
 def kernel_bytes(kernel: Kernel) -> int:
@@ -51,10 +51,10 @@ def least_fraction(kernel: Kernel, target: Target) -> float:
 def least_part(kernel: Kernel, spec: ProgramSpec, target: Target, incumbent: float | None, plan: ExecutionPlan) -> float:
     """The part of the kernel to time: 1 for all of it. `incumbent`: seconds of the best so far, or None.
 
-    With an incumbent the part is what takes about 1 ms at the incumbent's speed. Without one, slices are run, doubling, until one
-    takes 1 ms: an untouched kernel may need minutes for the whole."""
-    phase = _phase(spec)
-    if phase < 0 or (incumbent is not None and incumbent < WORTH_SLICING):
+    With an incumbent the part takes about 1 ms at the incumbent's speed. Without one, slices are run, doubling, until one takes 1 ms: an
+    untouched kernel may need minutes for the whole."""
+    phase = _only_phase(spec)
+    if phase is None or (incumbent is not None and incumbent < WORTH_SLICING):
         return 1.0
     extent, threads = spec.phases[phase].extent, spec.phases[phase].threads
     least = max(least_fraction(kernel, target), TILES_PER_CORE * threads / extent)
@@ -75,8 +75,9 @@ def least_part(kernel: Kernel, spec: ProgramSpec, target: Target, incumbent: flo
 
 
 def part_of_run(plan: ExecutionPlan, spec: ProgramSpec, part: float) -> float:
-    """Let `plan` run about `part` of its kernel; the exact share it then runs."""
-    phase = _phase(spec)
+    """Let `plan` run about `part` of its kernel, which has one phase that can be cut. Returns the exact share it then runs."""
+    phase = _only_phase(spec)
+    assert phase is not None
     extent = spec.phases[phase].extent
     count = max(1, min(extent, math.ceil(extent * part)))
     # from the middle: the first and the last iterations hold the borders

@@ -1,6 +1,6 @@
-"""Whether a kernel computes what its AST says.
+"""Verification: whether a kernel computes what its AST says.
 
-The reference is the NumPy evaluator (`svod.core.spec.evaluate`), which shares nothing with the lowering. Every candidate that a search
+The reference is the NumPy evaluator (`svod.core.spec.evaluate`), which shares no code with the lowering. Every candidate that a search
 wants to keep runs on two or more sets of inputs, and every output element is compared:
 
     small integers      bit for bit, wherever every intermediate is representable
@@ -11,14 +11,13 @@ wants to keep runs on two or more sets of inputs, and every output element is co
 The intervals of the inputs are chosen so that the reference stays finite and does not collapse to zeros; integers are drawn inside
 `Param.vmin`/`vmax`, so that gathers stay inside their tables.
 
-Where evaluating every element would cost more than `FULL_COST`, 1,024 points are evaluated (corners, the borders of tiles, random
-ones), and the whole output is compared with that of a *baseline* kernel (the heuristic's, else the untouched one) which went
-through the same points itself.
+Where evaluating every element would cost more than `FULL_COST`, the reference is *sampled*: 1,024 points are evaluated (corners, borders
+of tiles, random points), and the whole output is compared with that of a *baseline*. The baseline is the heuristic's kernel, else the
+untouched one, and has itself passed at the same points.
 
-Outputs are poisoned before each run (NaN; 0xA5 bytes for integers), every buffer stands between guard bytes of the same pattern, and
-inputs, and what lies between the parts of an output that a kernel writes, must be unchanged afterwards.
-All sets use the same buffers and the same program, so scratch and temporaries that a wrong kernel forgets to write hold the previous
-set's values.
+Outputs are poisoned before each run (NaN; 0xA5 bytes for integers). Every buffer stands between guard bytes of the same pattern. Inputs,
+and the gaps between the parts of an output that a kernel writes, must be unchanged afterwards. All sets use the same buffers and the same
+program, so scratch and temporaries that a wrong kernel forgets to write hold the previous set's values.
 """
 from __future__ import annotations
 
@@ -33,10 +32,11 @@ import numpy as np
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import ALU, Ops, UOp
 from svod.core.kernel.kernel import Kernel, own_reduces, reduce_parts
-from svod.core.schedule.regions import Region, regions_of
+from svod.core.schedule.regions import regions_of
 from svod.core.spec.evaluate import MATMUL_GAIN, evaluate, evaluate_points, store_addresses, store_extents
 from svod.core.spec.values import Array, from_float, to_float
 from svod.tune.measure.bounds import error_bounds
+from svod.tune.measure.measurer import Verification
 
 GUARD = 4096                     # bytes before and after each buffer: more than any vector store reaches
 POISON = 0xA5
@@ -49,7 +49,7 @@ INTEGER_SIZES = (8, 4, 3, 2, 1)  # largest magnitude of the integers, the first 
 REAL_RANGES = ((-1.0, 1.0), (0.1, 1.0), (0.9, 1.1), (1.1, 2.0))
 PROBE_POINTS = 64
 DRAWN = 1_000_003                # elements drawn for one array
-KEPT_BYTES = 256 << 20           # what was drawn for all sets is kept up to here
+KEPT_BYTES = 256 << 20           # inputs of all sets are kept up to this size
 BLOCK = 1 << 15                  # elements compared at a time
 
 Run = Callable[[Sequence[Array]], None]
@@ -67,8 +67,8 @@ class InputSet(NamedTuple):
 
 @dataclass(frozen=True)
 class Repeated:
-    """`size` elements that repeat a part: what large buffers are filled with and compared with, and nobody holds. The length of a drawn
-    part is prime, so no tile and no row starts at the same value again."""
+    """`size` elements that repeat a part. Large buffers are filled and compared with it without holding all elements. The length of a drawn
+    part is prime, so no two tiles or rows start at the same value."""
 
     part: Array
     size: int
@@ -143,7 +143,7 @@ def make_inputs(kernel: Kernel, inputs: InputSet) -> list[Repeated]:
     """What each slot holds, in memory form: drawn from the set's seed, poison in outputs that the kernel does not read."""
     divides = any(u.op in (Ops.IDIV, Ops.MOD, Ops.SHL, Ops.SHR) and u.dtype != dtypes.index for u in kernel.ast.toposort())
     read = {u.src[0].src[0].arg.slot for u in kernel.ast.walk(Ops.LOAD)}
-    found = []
+    contents = []
     for p in kernel.params:
         rng = np.random.default_rng((inputs.seed, p.arg.slot))
         drawn = min(p.arg.size, DRAWN)
@@ -151,8 +151,8 @@ def make_inputs(kernel: Kernel, inputs: InputSet) -> list[Repeated]:
             part = np.full(min(drawn, BLOCK) * p.dtype.itemsize, _poison_bytes(p.dtype), np.uint8).view(to_numpy(p.dtype))
         else:
             part = draw(p.dtype, drawn, inputs, rng, p.arg.vmin, p.arg.vmax, divides)
-        found.append(Repeated(part, p.arg.size))
-    return found
+        contents.append(Repeated(part, p.arg.size))
+    return contents
 
 
 def whole(values: Sequence[Repeated]) -> list[Array]:
@@ -169,9 +169,9 @@ def _finite_share(values: Array, dtype: DType) -> float:
 
 
 class Reference:
-    """What a kernel must compute, per set of inputs; made once per kernel and kept by the process that verifies.
+    """What a kernel must compute, per set of inputs. The process that verifies makes it once per kernel and keeps it.
 
-    Raises CompileError and UnsupportedError where the evaluator does: a kernel it cannot evaluate is not verified."""
+    Raises CompileError and UnsupportedError where the evaluator does: a kernel that it cannot evaluate is not verified."""
 
     def __init__(self, kernel: Kernel, seed: int = 0, keep: int = KEPT_BYTES) -> None:
         self.kernel, self.seed = kernel, seed
@@ -255,12 +255,12 @@ class Reference:
             if bound is not None:
                 slot = store.src[0].src[0].arg.slot
                 room = _with_room(args, bound)
-                found = evaluate(UOp(Ops.SINK, dtypes.void, (bound,)), room)[0]
-                tolerances[slot] = np.maximum(tolerances[slot], found) if slot in tolerances else found
+                tolerance = evaluate(UOp(Ops.SINK, dtypes.void, (bound,)), room)[0]
+                tolerances[slot] = np.maximum(tolerances[slot], tolerance) if slot in tolerances else tolerance
         return [Expected(slot, outputs[slot], tolerances.get(slot), None) for slot in slots]
 
     def _sampled(self, args: list[Array], bounds: Sequence[UOp | None]) -> list[Expected]:
-        found = []
+        expected = []
         ast = self.kernel.ast
         for i, (store, bound) in enumerate(zip(ast.src, bounds, strict=True)):
             points = self._points[i]
@@ -269,8 +269,8 @@ class Reference:
                 tolerance = evaluate_points(UOp(Ops.SINK, dtypes.void, (bound,)), _with_room(args, bound), points)
             want = evaluate_points(ast, args, points, store=i)
             flat = store_addresses(ast, points, store=i, args=args)
-            found.append(Expected(store.src[0].src[0].arg.slot, want, tolerance, flat))
-        return found
+            expected.append(Expected(store.src[0].src[0].arg.slot, want, tolerance, flat))
+        return expected
 
 
 def _with_room(args: list[Array], bound: UOp) -> list[Array]:
@@ -309,9 +309,9 @@ def _same_bytes(a: Array, b: Array) -> bool:
 
 
 def _is_near(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> bool:
-    """Whether values are the same bit for bit, or floats within `tolerance`, beyond doubt, in a tenth of the time that the judgement takes:
-    block by block, in float32 or their own precision, whose rounding of a difference is far below the part of the tolerance that is not
-    used. False decides nothing."""
+    """A quick test in a tenth of the time of `compare`: True if values are equal bit for bit, or floats certainly within `tolerance`. False
+    decides nothing. It works block by block, in float32 or the values' own precision; the rounding of a difference is far below the part
+    of the tolerance that is not used."""
     exact = True
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, got.size, BLOCK):
@@ -357,9 +357,7 @@ class GuardedBuffers:
     """A kernel's buffers, each between guards. `arrays`: one per slot, in memory form, 64-byte aligned."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        regions = regions_of(kernel.ast)
-        self._beside = {slot: _positions_beside(regions[slot], kernel.params[slot].arg.size) for slot in sorted(set(kernel.outs))}
+        self.kernel, self._beside = kernel, _positions_beside(kernel)
         self.arrays: list[Array] = []
         self._guards: list[tuple[Array, Array, int]] = []
         for p in kernel.params:
@@ -374,15 +372,13 @@ class GuardedBuffers:
             value.write(array)
 
     def for_size(self, kernel: Kernel) -> GuardedBuffers:
-        """The same memory, as buffers of `kernel`: this one with values for its variables."""
-        found = copy.copy(self)
-        regions = regions_of(kernel.ast)
-        found.kernel = kernel
-        found._beside = {slot: _positions_beside(regions[slot], kernel.params[slot].arg.size) for slot in sorted(set(kernel.outs))}
-        return found
+        """The same memory, as buffers of `kernel`: this kernel with values for its variables."""
+        buffers = copy.copy(self)
+        buffers.kernel, buffers._beside = kernel, _positions_beside(kernel)
+        return buffers
 
     def overrun(self) -> str:
-        """Which guard was written: "" or a sentence. After that nothing in this process's memory can be relied on."""
+        """Which guard was written: "" or a sentence. After an overrun nothing in this process's memory can be relied on."""
         for slot, (low, high, filled) in enumerate(self._guards):
             if (low != filled).any():
                 return f"bytes before buffer {slot} were written"
@@ -391,7 +387,7 @@ class GuardedBuffers:
         return ""
 
     def damage(self, before: Sequence[Repeated]) -> str:
-        """What the kernel wrote that it should not have: "" or a sentence. `before`: the contents it was given."""
+        """What the kernel wrote although it should not: "" or a sentence. `before`: the contents it was given."""
         written = self.overrun()
         if written:
             return written
@@ -405,27 +401,31 @@ class GuardedBuffers:
         return ""
 
 
-def _positions_beside(region: Region, size: int) -> Array | None:
-    """For each of `size` positions whether a region does not reach it; None if it reaches all."""
-    beside = np.ones(size, np.bool_)
-    times = tuple(times for _, times in reversed(region.steps))
-    strides = tuple(stride for stride, _ in reversed(region.steps))
-    np.lib.stride_tricks.as_strided(beside[region.start:], (*times, region.run), (*strides, 1))[...] = False
-    return beside if beside.any() else None
+def _positions_beside(kernel: Kernel) -> dict[int, Array | None]:
+    """Per output slot a mask of the positions that the kernel does not write; None if it writes all."""
+    masks: dict[int, Array | None] = {}
+    regions = regions_of(kernel.ast)
+    for slot in sorted(set(kernel.outs)):
+        beside, region = np.ones(kernel.params[slot].arg.size, np.bool_), regions[slot]
+        times = tuple(times for _, times in reversed(region.steps))
+        strides = tuple(stride for stride, _ in reversed(region.steps))
+        np.lib.stride_tricks.as_strided(beside[region.start:], (*times, region.run), (*strides, 1))[...] = False
+        masks[slot] = beside if beside.any() else None
+    return masks
 
 
 @dataclass
 class Baseline:
-    """The outputs of a kernel that went through the reference's points itself: per set, per slot."""
+    """The outputs of a kernel that passed at the reference's points: per set, per slot."""
 
     outputs: list[dict[int, Array]]
 
 
 def verify(reference: Reference, run: Run, buffers: GuardedBuffers, baseline: Baseline | None = None,
-           keep: Baseline | None = None) -> tuple[bool, str, str]:
-    """(right, how, reason): run the program on every set of inputs and compare.
+           keep: Baseline | None = None) -> Verification:
+    """Run the program on every set of inputs and compare.
 
-    `run` is given the guarded arrays, one per slot. `baseline` is compared with in full where the reference is sampled;
+    `run` is given the guarded arrays, one per slot. Where the reference is sampled, the whole output is compared with `baseline`.
     `keep` receives this program's outputs, so that it can be the baseline of others."""
     kernel = reference.kernel
     sampled = not reference.full
@@ -439,26 +439,26 @@ def verify(reference: Reference, run: Run, buffers: GuardedBuffers, baseline: Ba
         run(buffers.arrays)
         damage = buffers.damage(given)
         if damage:
-            return False, how, f"{damage} ({inputs.name})"
+            return Verification(False, how, f"{damage} ({inputs.name})")
         worst = 0.0
         for e in reference.expected(number):
             dtype = kernel.params[e.slot].dtype
             got = buffers.arrays[e.slot]
-            found = compare(got if e.flat is None else got[e.flat], e.want, e.tolerance, dtype)
-            if found is not None:
-                flat = found.flat if e.flat is None else int(e.flat[found.flat])
-                return False, how, describe(found, e.slot, flat, inputs)
+            mismatch = compare(got if e.flat is None else got[e.flat], e.want, e.tolerance, dtype)
+            if mismatch is not None:
+                flat = mismatch.flat if e.flat is None else int(e.flat[mismatch.flat])
+                return Verification(False, how, describe(mismatch, e.slot, flat, inputs))
             if e.tolerance is not None and e.tolerance.size:
                 worst = max(worst, float(np.max(e.tolerance)))
         if sampled and baseline is not None:
-            # each of the two is within the bound of the true value, so they are within the largest sum of two bounds of each other
+            # each output is within its bound of the true value, so the two differ by at most the largest sum of two bounds
             for slot, theirs in baseline.outputs[number].items():
-                found = compare(buffers.arrays[slot], theirs, 2 * worst if worst else None, kernel.params[slot].dtype)
-                if found is not None:
-                    return False, how, describe(found, slot, found.flat, inputs) + " (against the baseline)"
+                mismatch = compare(buffers.arrays[slot], theirs, 2 * worst if worst else None, kernel.params[slot].dtype)
+                if mismatch is not None:
+                    return Verification(False, how, describe(mismatch, slot, mismatch.flat, inputs) + " (against the baseline)")
         if keep is not None:
             keep.outputs.append({slot: buffers.arrays[slot].copy() for slot in sorted(set(kernel.outs))})
-    return True, how, ""
+    return Verification(True, how)
 
 
 def describe(m: Mismatch, slot: int, flat: int, inputs: InputSet) -> str:

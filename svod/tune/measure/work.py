@@ -172,10 +172,11 @@ def verify_candidate(item: tuple[Built, Built | None, Sequence[Size]], context: 
     built, baseline, sizes = item
     how = ""
     for size in sizes:
-        right, how, reason = _verify_at(context, built, baseline, size)
-        if right is not True:
+        verification = _verify_at(context, built, baseline, size)
+        how = verification.how
+        if not verification.right:
             where = f"at {describe_size(context.kernel, size)}" if size else ""
-            return Verification(right, f"{how}, {where}", f"{where}: {reason}") if where else Verification(right, how, reason)
+            return Verification(verification.right, f"{how}, {where}", f"{where}: {verification.reason}") if where else verification
     variables = context.kernel.variables
     if variables:
         values = "; ".join(" ".join(str(size[i]) for size in sizes) for i in range(len(variables)))
@@ -183,8 +184,8 @@ def verify_candidate(item: tuple[Built, Built | None, Sequence[Size]], context: 
     return Verification(True, how)
 
 
-def _verify_at(context: KernelContext, built: Built, baseline: Built | None, size: Size) -> tuple[bool | None, str, str]:
-    """(right, how, reason). Where the reference is sampled, the whole output is compared with the baseline's."""
+def _verify_at(context: KernelContext, built: Built, baseline: Built | None, size: Size) -> Verification:
+    """A verification at one size. Where the reference is sampled, the whole output is compared with the baseline's."""
     at = context.at(size)
     if at.reference.full:
         return _run_and_compare(context, built, size, None, None)
@@ -192,19 +193,18 @@ def _verify_at(context: KernelContext, built: Built, baseline: Built | None, siz
     key = first.digest, first.passes
     if at.baseline is None or at.baseline[0] != key or baseline is None:
         outputs = Baseline([])
-        right, how, reason = _run_and_compare(context, first, size, None, outputs)
-        if right:
+        verification = _run_and_compare(context, first, size, None, outputs)
+        if verification.right:
             at.baseline = key, outputs
         if baseline is None:
-            return right, how, reason
-        if not right:
-            return None, how, f"the baseline is wrong: {reason}"
+            return verification
+        if not verification.right:
+            return Verification(None, verification.how, f"the baseline is wrong: {verification.reason}")
     assert at.baseline is not None
     return _run_and_compare(context, built, size, at.baseline[1], None)
 
 
-def _run_and_compare(context: KernelContext, built: Built, size: Size, baseline: Baseline | None, keep: Baseline | None) -> tuple[
-        bool, str, str]:
+def _run_and_compare(context: KernelContext, built: Built, size: Size, baseline: Baseline | None, keep: Baseline | None) -> Verification:
     runner, at = context.load(built), context.at(size)
     context.inputs_change()
 
@@ -212,9 +212,9 @@ def _run_and_compare(context: KernelContext, built: Built, size: Size, baseline:
         with step_limit(VERIFY_RUN_SECONDS):
             runner.run_whole(size)
 
-    judgement = verify(at.reference, run, at.buffers, baseline, keep)
+    verification = verify(at.reference, run, at.buffers, baseline, keep)
     context.check_guards()
-    return judgement
+    return verification
 
 
 def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int, float], context: KernelContext) -> list[Confirmed]:

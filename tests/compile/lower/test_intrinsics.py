@@ -305,10 +305,10 @@ def mutants(left: DType) -> dict[str, tuple[Program, Program]]:
 def rejected(reference: Reference, program: Program) -> str:
     try:
         validate(program)
-        ok, _, reason = verify(reference, lambda arrays: interpret(program, arrays), GuardedBuffers(reference.kernel))
+        result = verify(reference, lambda arrays: interpret(program, arrays), GuardedBuffers(reference.kernel))
     except CompileError as e:
         return str(e)
-    return "" if ok else reason
+    return "" if result.right else result.reason
 
 
 @pytest.mark.parametrize("left", [I8, BF16], ids=lambda d: d.name)

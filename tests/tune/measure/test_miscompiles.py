@@ -234,10 +234,10 @@ def run_interpreted(program: Program) -> Callable[[Sequence[Any]], None]:
 def rejected(reference: Reference, program: Program) -> str:
     """Why verification rejects the program; "" when it does not."""
     try:
-        ok, _, reason = verify(reference, run_interpreted(program), GuardedBuffers(reference.kernel))
+        result = verify(reference, run_interpreted(program), GuardedBuffers(reference.kernel))
     except CompileError as e:
         return f"it cannot run: {e}"       # an access outside of its buffer: in native code a guard or a crash
-    return "" if ok else reason
+    return "" if result.right else result.reason
 
 
 def lowered(case: Case) -> Program:
@@ -271,5 +271,5 @@ def test_a_planted_miscompile_is_rejected_in_machine_code(case: Case) -> None:
         buffers = GuardedBuffers(case.kernel)
         with LoadedProgram(compile_object(render(program, target), target), [p.symbol for p in program.spec.phases]) as code:
             plan = ExecutionPlan.of_kernel(program.spec, code, buffers.arrays)
-            ok, _, _ = verify(reference, lambda arrays, plan=plan: plan.execute(), buffers)  # type: ignore[misc]
-        assert ok is right
+            result = verify(reference, lambda arrays, plan=plan: plan.execute(), buffers)  # type: ignore[misc]
+        assert result.right is right

@@ -40,8 +40,9 @@ def right(k: Kernel) -> Callable[[Arrays], None]:
     return run
 
 
-def check(k: Kernel, run: Callable[[Arrays], None], **more: Any) -> tuple[bool, str, str]:
-    return verify(Reference(k), run, GuardedBuffers(k), **more)
+def check(k: Kernel, run: Callable[[Arrays], None], **more: Any) -> tuple[bool | None, str, str]:
+    result = verify(Reference(k), run, GuardedBuffers(k), **more)
+    return result.right, result.how, result.reason
 
 
 KERNELS = {
@@ -251,16 +252,16 @@ def test_large_kernels_are_sampled_and_compared_with_a_baseline() -> None:
     k = gemm(61, 67, 40)
     reference, buffers = Reference(k), GuardedBuffers(k)
     baseline = Baseline([])
-    ok, how, reason = verify(reference, right(k), buffers, keep=baseline)
-    assert ok, reason
-    assert "1024 points" in how
+    result = verify(reference, right(k), buffers, keep=baseline)
+    assert result.right, result.reason
+    assert "1024 points" in result.how
     assert len(baseline.outputs) == len(reference.sets)
-    assert verify(reference, sequential(k), buffers, baseline)[0]
+    assert verify(reference, sequential(k), buffers, baseline).right
     flat = set(reference.expected(0)[0].flat.tolist())     # type: ignore[union-attr]
     unseen = next(i for i in range(61 * 67) if i not in flat)
-    ok, _, reason = verify(reference, after(k, lambda a: a[0].__setitem__(unseen, a[0][unseen] + 1)), buffers, baseline)
-    assert not ok
-    assert "against the baseline" in reason
+    result = verify(reference, after(k, lambda a: a[0].__setitem__(unseen, a[0][unseen] + 1)), buffers, baseline)
+    assert not result.right
+    assert "against the baseline" in result.reason
 
 
 @pytest.mark.usefixtures("sampled")
