@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from svod.bench.roofline import Ceilings, cached_ceilings
-from svod.compile.cpu.host import host_target
+from svod.compile.backend import backend_named
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.memory_planner import lower_bound
 from svod.compile.plan.plan_parts import PreparedKernel, levels_of, lifetimes_of, region_in, written_by
 from svod.config import data_dir
 from svod.core.cost.op_count import Work
+from svod.core.machine.target import Target
 from svod.core.schedule.regions import Region, are_disjoint
 from svod.system.columns import amount, columns, duration
 
@@ -177,15 +178,16 @@ class PlanAnalysis:
 
 def analyze(plan: ExecutionPlan, ceilings: Ceilings | None = None) -> PlanAnalysis:
     """`ExecutionPlan.analyze`. `ceilings` None: of this machine, as they are cached, else measured quickly."""
-    limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", host_target(), quick=True)
+    target = backend_named(plan.device).target()
+    limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", target, quick=True)
     with plan.lock:     # a value that is given meanwhile may choose other kernels
-        return _analyze(plan, limits)
+        return _analyze(plan, limits, target)
 
 
-def _analyze(plan: ExecutionPlan, limits: Ceilings) -> PlanAnalysis:
+def _analyze(plan: ExecutionPlan, limits: Ceilings, target: Target) -> PlanAnalysis:
     groups = levels_of(plan.kernels)
     level_of = {i: level for level, group in enumerate(groups) for i in group}
-    kernels = tuple(_analyze_kernel(i, k, level_of[i], plan.threads, limits) for i, k in enumerate(plan.kernels))
+    kernels = tuple(_analyze_kernel(i, k, level_of[i], plan.threads, limits, target) for i, k in enumerate(plan.kernels))
     dependencies = dependencies_of(plan)
     path, critical = critical_path([k.seconds for k in kernels], dependencies)
     known = [k.seconds for k in kernels if k.seconds is not None]
@@ -200,7 +202,7 @@ def _analyze(plan: ExecutionPlan, limits: Ceilings) -> PlanAnalysis:
                         sum(s.launches.size > 0 for s in plan.segments), tuple(i for i, k in enumerate(plan.kernels) if k.is_callback))
 
 
-def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits: Ceilings) -> KernelAnalysis:
+def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits: Ceilings, target: Target) -> KernelAnalysis:
     phases = [p for p in k.spec.phases if not p.once]
     threads = min(most, max((p.threads for p in phases), default=1))
     once = len(phases) < len(k.spec.phases)
@@ -209,11 +211,10 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits
     by = ""
     if isinstance(k.estimate, Work):
         flops, read, written = k.estimate.flops, k.estimate.bytes_read, k.estimate.bytes_written
-        seconds = limits.estimate_seconds(k.estimate.arithmetic, read, written, threads, len(phases))
-        parts = {"compute": limits.compute_seconds(k.estimate.arithmetic, threads),
-                 "memory": limits.estimate_seconds((), read, written, threads, 0),
-                 "launch": limits.estimate_seconds((), 0, 0, threads, len(phases))}
-        by = max(parts, key=lambda name: parts[name])
+        bound, launches = limits.bound(k.estimate.arithmetic, read, written, target, threads), len(phases) * limits.dispatch[threads > 1]
+        # an estimate holds traffic from a level that was not measured against memory
+        roof = bound.seconds if bound.is_measured else (read + written) / limits.bytes_per_second("read", threads=threads)
+        seconds, by = roof + launches, "launch" if launches > roof else bound.by
     elif k.is_callback:
         moved = [size * dtype.itemsize for dtype, size in k.spec.params]
         written, by = sum(moved[s] for s in k.spec.outs), k.opts_source

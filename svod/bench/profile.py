@@ -23,11 +23,12 @@ from typing import Any
 
 from svod.bench.roofline import Ceilings, cached_ceilings
 from svod.bench.timer import Clock
-from svod.compile.cpu.host import host_target
+from svod.compile.backend import backend_named
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PreparedKernel
 from svod.config import data_dir
 from svod.core.cost.op_count import Work
+from svod.core.machine.target import Target
 from svod.errors import ArgumentError, LaunchError
 from svod.system.columns import columns, duration, percent
 
@@ -39,7 +40,7 @@ _FILE_AND_LINE = re.compile(r"(.+):(\d+)")
 @dataclass(frozen=True)
 class KernelTime:
     """One kernel of the plan, in its order. `seconds`: of one run, median; `share`: of the sum of all kernels. `bound`: the least seconds
-    that the machine's ceilings allow, operands in memory; None where the work is not known."""
+    that the machine's ceilings allow (`Ceilings.bound`); None where the work or the ceiling is not known."""
 
     index: int
     name: str
@@ -128,14 +129,15 @@ def profile(plan: ExecutionPlan, *, seconds: float = 1.0, ceilings: Ceilings | N
                             "function under svod.jit that was called has them in f.plans")
     if not plan.kernels:
         raise LaunchError("this plan has no kernels: its outputs are inputs or constants, there is nothing to profile")
-    limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", host_target(), quick=True)
+    target = backend_named(plan.device).target()
+    limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", target, quick=True)
     with plan.lock:
         plan.execute()
         running = plan.kernels
         passes, times, whole, empty = _time_passes(plan, seconds, clock)
     own = [max(0.0, statistics.median(t) - empty) for t in times]
     total = sum(own)
-    kernels = tuple(_kernel_time(i, k, t, t / total if total else 0.0, limits, plan.threads) for i, (k, t) in
+    kernels = tuple(_kernel_time(i, k, t, t / total if total else 0.0, limits, target, plan.threads) for i, (k, t) in
                     enumerate(zip(running, own, strict=True)))
     return Profile(kernels, roll_up(kernels), statistics.median(whole), total, passes, plan.threads)
 
@@ -160,11 +162,12 @@ def _time_passes(plan: ExecutionPlan, seconds: float, clock: Clock) -> tuple[int
     return len(whole), times, whole, statistics.median(empty)
 
 
-def _kernel_time(index: int, k: PreparedKernel, seconds: float, share: float, limits: Ceilings, threads: int) -> KernelTime:
+def _kernel_time(index: int, k: PreparedKernel, seconds: float, share: float, limits: Ceilings, target: Target, threads: int) -> KernelTime:
     flops = moved = bound = None
     if isinstance(k.estimate, Work):
         flops, moved = k.estimate.flops, k.estimate.bytes_moved
-        bound = limits.bound_seconds(k.estimate.arithmetic, k.estimate.bytes_read, k.estimate.bytes_written, threads)
+        roof = limits.bound(k.estimate.arithmetic, k.estimate.bytes_read, k.estimate.bytes_written, target, threads)
+        bound = roof.seconds if roof.is_measured else None
     elif k.is_callback:
         moved = sum(size * dtype.itemsize for dtype, size in k.spec.params)
     return KernelTime(index, k.name or k.spec.name, k.key, k.origin, k.opts_source, tuple(k.opts), seconds, share, flops, moved, bound)

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from svod.bench.roofline import Ceilings
+from svod.bench.roofline import Bound, Ceilings
 from svod.errors import FormatError
 from svod.system.files import write_text
 
@@ -151,18 +151,6 @@ class Neighbour:
     seconds: float | None
     rate: Speedup | None
     why: str = ""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The least time that the ceilings allow. `by`: compute, or the level that the operands live in: l2, l3, memory. `flops_per_second`:
-    of the machine, for kernels by compute in the same rounds. `intensity`: flops per byte."""
-
-    seconds: float
-    by: str
-    flops_per_second: float
-    bytes_per_second: float
-    intensity: float
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""What this machine can do at best, and what follows for a kernel. The figures come from `ceiling_loops.py` and are kept per machine.
+"""The ceilings of this machine, and the roofline bound that follows for a kernel. `ceiling_loops.py` measures them; a file keeps them.
 
     flops        multiply-adds per second, by type
     bandwidth    bytes per second, by the cache level that a working set is chosen for
     curve        bytes per second over the size of the working set, of all threads: what repeated passes over that many bytes reach
 
-The curve is what kernels are held against: it knows nothing of the sizes that caches are said to have. That matters where a processor
-reports a last-level cache that a virtual machine has only a part of.
+Kernels are held against the curve, which does not depend on the cache sizes that a processor reports. A virtual machine may have only a
+part of the last-level cache that it sees.
 """
 from __future__ import annotations
 
@@ -20,11 +20,33 @@ from typing import Any
 
 from svod.bench.ceiling_loops import REVISION, STREAMS, CurvePoint, Figures, measure_figures
 from svod.bench.load import Watch, watch_machine
-from svod.core.ir.dtype import DType
+from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.target import Target
 from svod.system.machine_records import add_record, read_records
 
 log = logging.getLogger("svod.bench")
+
+COMPUTE = "compute"         # what limits a kernel whose arithmetic takes longer than its traffic
+WRITES_SHARE = 0.01         # of the traffic that is written: traffic with more than this is held against the better of read and copy
+AS_MEMORY = 1.1             # a working set that is read at up to this many times memory's rate lies in memory
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time that the ceilings allow, in seconds. `by`: compute, or the level that the operands live in: l2, l3, memory.
+    `flops_per_second`: of the machine; for kernels by compute as measured in the same rounds. `bytes_per_second`: None if the level was not
+    measured, and the bound is that of the arithmetic alone. `intensity`: flops per byte."""
+
+    seconds: float
+    by: str
+    flops_per_second: float
+    bytes_per_second: float | None
+    intensity: float
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the ceiling that limits the kernel was measured."""
+        return self.by == COMPUTE or self.bytes_per_second is not None
 
 
 @dataclass(frozen=True)
@@ -62,12 +84,11 @@ class Ceilings:
             raise KeyError(f"{kind} from {level} was not measured")
         return max(self._scaled(one, many, threads) for one, many in best)
 
-    def rate_at(self, size: float, level: str, writes: bool) -> float:
-        """Bytes per second of all threads over operands of `size` bytes that were touched shortly before: read, or with `writes` the better
-        of read and copy. From the curve, between its points by powers; without a curve the figure of `level`."""
+    def rate_at(self, size: float, writes: bool) -> float:
+        """Bytes per second of all threads over a working set of `size` bytes that was touched shortly before: read, or with `writes` the
+        better of read and copy. It is interpolated on the curve, on the scale of logarithms. ValueError without a curve."""
         if not self.curve:
-            rate = self.bytes_per_second("read", level)
-            return max(rate, self.bytes_per_second("copy", level)) if writes else rate
+            raise ValueError("the rate of a working set was asked for; these ceilings have no curve")
         points = [(p.bytes, max(p.read, p.copy) if writes else p.read) for p in self.curve]
         if size <= points[0][0]:
             return points[0][1]
@@ -78,26 +99,39 @@ class Ceilings:
         return points[-1][1]
 
     def compute_seconds(self, arithmetic: Iterable[tuple[DType, float]], threads: int | None = None) -> float:
-        """The least time of operations by type, as `Estimate` has them."""
+        """The least time of operations by type (`Work.arithmetic`)."""
         return sum(flops / self.flops_per_second(dtype, threads) for dtype, flops in arithmetic)
 
-    def estimate_seconds(self, arithmetic: Iterable[tuple[DType, float]], bytes_read: float, bytes_written: float, threads: int,
-                         launches: int) -> float:
-        """What a kernel takes that reaches its roof: the larger of arithmetic and traffic, its operands as warm as a working set of their
-        size is, and the price of its launches. `threads`: of the kernel; its share of the bandwidth is theirs."""
-        compute = self.compute_seconds(arithmetic, threads)
-        total = bytes_read + bytes_written
-        rate = self.rate_at(total, "memory", bytes_written > 0.01 * total) * min(1.0, threads / self.threads)
-        return max(compute, total / rate) + launches * self.dispatch[threads > 1]
+    def bound(self, arithmetic: Iterable[tuple[DType, float]], bytes_read: float, bytes_written: float, target: Target,
+              threads: int | None = None) -> Bound:
+        """The roofline: the least time of a kernel with these operations, by type, over these operands. Every tool states this bound.
 
-    def bound_seconds(self, arithmetic: Iterable[tuple[DType, float]], bytes_read: float, bytes_written: float,
-                      threads: int | None = None) -> float:
-        """The roofline: no kernel with these operations and this traffic to and from memory can be faster. The traffic of a kernel that
-        both reads and writes is held against the better of the copy and the read ceiling."""
-        rate = self.bytes_per_second("read", threads=threads)
-        if bytes_written:
-            rate = max(rate, self.bytes_per_second("copy", threads=threads))
-        return max(self.compute_seconds(arithmetic, threads), (bytes_read + bytes_written) / rate)
+        The operands are warm: a run before touched them. Their rate is that of a working set of their size, and at least of half the cores'
+        second-level caches, with `threads` of the machine's threads. `target`: the machine, whose caches name the level; a level that is
+        no faster than memory is called memory."""
+        operations = tuple(arithmetic)
+        flops, compute = sum(count for _, count in operations), self.compute_seconds(operations, threads)
+        total = bytes_read + bytes_written
+        level, rate = self._traffic(total, bytes_written > WRITES_SHARE * total, target, threads)
+        traffic = total / (self.bytes_per_second("read", threads=threads) if rate is None else rate)
+        return Bound(compute if rate is None else max(compute, traffic), COMPUTE if compute >= traffic else level,
+                     flops / compute if flops else self.flops_per_second(operations[0][0] if operations else dtypes.float32, threads),
+                     rate, flops / total if total else 0.0)
+
+    def _traffic(self, total: float, writes: bool, target: Target, threads: int | None) -> tuple[str, float | None]:
+        """The level that `total` bytes live in, and its rate; None if it was not measured."""
+        room = {"l2": target.l2 * self.threads / 2, "l3": target.l3 / 2}
+        level = next((name for name, size in room.items() if total <= size), "memory")
+        if self.curve:
+            rate = self.rate_at(max(total, min(room.values())), writes)
+            if rate <= AS_MEMORY * self.rate_at(math.inf, writes):
+                level = "memory"
+        elif total > target.l3:
+            rate = max(self.bytes_per_second(kind) for kind in (("read", "copy") if writes else ("read",)))
+        else:
+            return level, None
+        named = level if level in self.bandwidth else "memory"
+        return level, rate * self.bytes_per_second("read", named, threads) / self.bytes_per_second("read", named)
 
     def _scaled(self, one: float, many: float, threads: int | None) -> float:
         if threads is None or threads >= self.threads:

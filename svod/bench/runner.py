@@ -31,10 +31,10 @@ from svod.bench.peers import Array, Peer, Prepare, Prepared
 from svod.bench.placing import Place, placed
 from svod.bench.race import interleave, paired_ratio
 from svod.bench.results import SVOD, CaseResult, Load, Neighbour, Outcome, PeerInfo, Run, Settings
-from svod.bench.roofline import Ceilings
+from svod.bench.roofline import COMPUTE, Ceilings
 from svod.bench.suites.cases import Case
 from svod.bench.suites.reference import largest_error, reference, widen
-from svod.bench.summary import COMPUTE, PLACEMENTS, Timed, bound_beside, bound_of, group_results, judge_case, neighbour_of, suite_results
+from svod.bench.summary import PLACEMENTS, Timed, bound_beside, group_results, judge_case, neighbour_of, suite_results
 from svod.bench.timer import Clock, Contestant, calibrate, warm_up
 from svod.config import BenchConfig
 from svod.core.ir.dtype import BY_NAME, DType
@@ -133,8 +133,7 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
     type, timed beside the kernels that it limits; without it they are held against `ceilings` alone."""
     run = _CaseRun(case, contestants, seed)
     flops, read, written = _work(case, run.outcomes)
-    caches = {"l1": target.l1, "l2": target.l2, "l3": target.l3}
-    bound = bound_of(flops, read, written, case.dtype, ceilings, caches) if ceilings is not None else None
+    bound = ceilings.bound(((BY_NAME[case.dtype], flops),), read, written, target) if ceilings is not None else None
     bare = arithmetic(BY_NAME[case.dtype]) if arithmetic is not None and bound is not None and bound.by == COMPUTE else None
     if bare is not None:
         run.add_beside(ARITHMETIC, Prepared(bare.run, lambda: np.empty(0), True))

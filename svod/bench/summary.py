@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from svod.bench.race import Ratio, median_interval, paired_ratio
 from svod.bench.results import (
     SVOD,
-    Bound,
     CaseResult,
     GroupResult,
     Load,
@@ -25,16 +24,13 @@ from svod.bench.results import (
     Speedup,
     SuiteResult,
 )
-from svod.bench.roofline import Ceilings
-from svod.core.ir.dtype import BY_NAME
+from svod.bench.roofline import Bound
 
 PRECISION = 0.01            # half the width of an interval of a speed-up that counts as known
 NOISY = 0.05                # half the width of the interval of the speed-up over the best peer: more is said
 BUSY = 0.10                 # share of the machine that others may use: less slows all contestants of a round alike
-AS_MEMORY = 1.1             # a working set that is read at up to this many times memory's rate lies in memory
 PLACEMENTS = 3              # round r is of operands in memory r mod PLACEMENTS
 ALL = "all"
-COMPUTE = "compute"         # what limits a kernel whose arithmetic takes longer than its traffic
 BEST_PEER = "best peer"
 
 
@@ -44,24 +40,6 @@ class Timed:
 
     outcome: Outcome
     seconds: Sequence[float] | None
-
-
-def bound_of(flops: float, bytes_read: float, bytes_written: float, dtype: str, ceilings: Ceilings, caches: Mapping[str, int]) -> Bound:
-    """The roofline for operands of `bytes_read + bytes_written`, all of which the run before has touched too.
-
-    Their rate is that of a working set of this size (`Ceilings.rate_at`). `caches`: bytes of l2 (of one core) and l3 (shared), as
-    the processor says; they name the level: the first that is filled by half at most, l2 once per thread; one whose rate is that of
-    memory is called memory. Where the curve was not measured, the level's own rate counts."""
-    total = bytes_read + bytes_written
-    writes = bytes_written > 0.01 * total
-    room = {"l2": caches.get("l2", 0) * ceilings.threads / 2, "l3": caches.get("l3", 0) / 2, "memory": math.inf}
-    level = next(name for name, size in room.items() if name in ceilings.bandwidth and total <= size)
-    rate = ceilings.rate_at(max(total, min(room["l2"], room["l3"])), level, writes) if total else ceilings.bytes_per_second("read", level)
-    if rate <= AS_MEMORY * ceilings.rate_at(math.inf, "memory", writes):
-        level = "memory"
-    compute = ceilings.flops_per_second(BY_NAME[dtype])
-    seconds = max(flops / compute, total / rate)
-    return Bound(seconds, COMPUTE if flops / compute >= total / rate else level, compute, rate, flops / total if total else 0.0)
 
 
 def bound_beside(bound: Bound, flops: float, rate: float) -> Bound:

@@ -20,11 +20,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from svod.bench.roofline import Ceilings
+from svod.bench.roofline import Bound, Ceilings
 from svod.bench.timer import PROTOCOL_REVISION
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
 from svod.config import BeamConfig, BenchConfig
@@ -98,29 +98,14 @@ class SessionResult:
     expected_gain: float = 0.0    # seconds of model time that more search may still save
 
 
-def roofline_bound(kernel: Kernel, target: Target, ceilings: Ceilings | None, touched: int | None = None) -> float:
-    """Seconds no schedule of this kernel can be faster than, here; 0 where nothing is known. `touched`: bytes, where it uses a part of its
-    buffers only.
-
-    Arithmetic counts against the multiply-add ceilings of the types it is done in. Buffers count against the bandwidth of a working set of
-    their size, as kernels are timed warm; where the level that holds them all was not measured they do not count."""
+def bound_at(kernel: Kernel, sizes: Sequence[Size], target: Target, ceilings: Ceilings | None) -> Bound | None:
+    """The roofline bound of a kernel. For a kernel with variables it is that of the largest size, with the geometric mean over the sizes as
+    its seconds. None without ceilings."""
     if ceilings is None:
-        return 0.0
-    size = kernel_bytes(kernel) if touched is None else touched
-    seconds = ceilings.compute_seconds(count_operations(kernel.ast).arithmetic)
-    level = "l1" if size <= target.l1 else "l2" if size <= target.l2 else "l3" if size <= target.l3 else "memory"
-    if level in ceilings.bandwidth:
-        seconds = max(seconds, size / ceilings.rate_at(size, level, writes=True))
-    return seconds
-
-
-def score_bound(kernel: Kernel, sizes: Sequence[Size], target: Target, ceilings: Ceilings | None) -> float:
-    """The roofline bound of what a kernel is scored by: of one with variables the geometric mean over its sizes."""
-    if not kernel.variables:
-        return roofline_bound(kernel, target, ceilings)
-    kernels = [at_size(kernel, size) for size in sizes]
-    bounds = [roofline_bound(k, target, ceilings, count_operations(k.ast).bytes_moved) for k in kernels]
-    return geometric_mean(bounds) if all(bounds) else 0.0
+        return None
+    works = [count_operations(at_size(kernel, size).ast if size else kernel.ast) for size in sizes]
+    bounds = [ceilings.bound(w.arithmetic, w.bytes_read, w.bytes_written, target) for w in works]
+    return replace(bounds[-1], seconds=geometric_mean([b.seconds for b in bounds]) if all(b.seconds for b in bounds) else 0.0)
 
 
 @dataclass
@@ -174,7 +159,8 @@ class TuneSession:
                               sizes=self._tasks_by_key[kernel.key].timed_at, shrink=shrink)
 
     def _bound(self, task: KernelTask) -> float:
-        return score_bound(task.kernel, task.timed_at, self.target, self.ceilings)
+        bound = bound_at(task.kernel, task.timed_at, self.target, self.ceilings)
+        return 0.0 if bound is None else bound.seconds
 
     # -- running ----------------------------------------------------------------------------------------------------------
     def run(self) -> SessionResult:

@@ -9,22 +9,27 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+from svod.bench.ceiling_loops import CurvePoint
 from svod.bench.results import CaseResult, KernelInfo, Load, Machine, Outcome, PeerInfo, Run, Settings, write_run
 from svod.bench.roofline import Ceilings
-from svod.bench.summary import Timed, bound_of, group_results, judge_case, neighbour_of, suite_results
+from svod.bench.summary import Timed, group_results, judge_case, neighbour_of, suite_results
+from svod.compile.cpu.host import make_target
+from svod.core.ir.dtype import BY_NAME, dtypes
 
 DATA = Path(__file__).parent / "data"
-TARGET = "x86_64/znver5/avx2,avx512f,bf16,f16c,fma,sse4,vbmi,vnni/l1 48k/l2 1m/l3 32m/t2"
-CACHES = {"l1": 48 << 10, "l2": 1 << 20, "l3": 32 << 20}
+MACHINE = make_target("x86_64", "znver5", ("avx2", "avx512f", "bf16", "f16c", "fma", "sse4", "vbmi", "vnni"),
+                      (48 << 10, 1 << 20, 32 << 20), 2)
 CEILINGS = Ceilings(
-    TARGET, 2, False, {"float32": (258e9, 512e9), "float64": (129e9, 256e9)},
+    MACHINE.key, 2, False, {"float32": (258e9, 512e9), "float64": (129e9, 256e9)},
     {"l1": {"read": (480e9, 960e9), "write": (250e9, 500e9), "copy": (400e9, 800e9)},
      "l2": {"read": (210e9, 420e9), "write": (120e9, 240e9), "copy": (150e9, 300e9)},
      "l3": {"read": (90e9, 170e9), "write": (60e9, 110e9), "write_stream": (30e9, 45e9), "copy": (75e9, 140e9),
             "copy_stream": (35e9, 50e9)},
      "memory": {"read": (39e9, 52e9), "write": (18e9, 25e9), "write_stream": (28e9, 38e9), "copy": (26e9, 36e9),
                 "copy_stream": (33e9, 44e9)}},
-    (2e-8, 2.1e-7))
+    (2e-8, 2.1e-7),
+    tuple(CurvePoint(size << 10, read, copy) for size, read, copy in (
+        (64, 960e9, 800e9), (1 << 10, 420e9, 300e9), (16 << 10, 170e9, 140e9), (48 << 10, 52e9, 44e9))))
 GEMM_CHAIN = (("UPCAST", "o0", 8), ("UPCAST", "o1", 32), ("LANES", "o1"), ("STAGE", "s0.b", "o1"), ("THREAD", "o0", 2))
 ROW_CHAIN = (("UPCAST", "r0", 64), ("LANES", "r0"), ("THREAD", "o0", 2))
 
@@ -61,7 +66,7 @@ def example_run(slower: dict[str, float] | None = None, seed: int = 0) -> Run:
     cases = tuple(_case(row, (slower or {}).get(row[0], 1.0), rng) for row in CASES)
     return Run(Settings("svod-bench run --suite core,odd --fresh --beam 4 --peers numpy,torch,onnxruntime,jax", "core,odd", "*", "beam", 4,
                         True, 0, "2026-01-15T10:20:30Z", 212.4),
-               Machine("bench-1", "AMD EPYC 9B45", "Linux 6.12", TARGET, 2, 2, CACHES["l1"], CACHES["l2"], CACHES["l3"], 16 << 30),
+               Machine("bench-1", "AMD EPYC 9B45", "Linux 6.12", MACHINE.key, 2, 2, MACHINE.l1, MACHINE.l2, MACHINE.l3, 16 << 30),
                {"svod": "0.1.0", "codegen": "1", "compiler": "llvmlite 0.50.0, LLVM 22.1", "protocol": "1", "python": "3.12.3",
                 "numpy": "2.4.0"},
                Load(0.31, 0.0, 0.004, 12, None), CEILINGS,
@@ -95,7 +100,7 @@ def _case(row: tuple[object, ...], factor: float, rng: random.Random) -> CaseRes
             seconds = [1e-6 * value * (factor if svod else 1.0) * d * max(0.5, rng.gauss(1.0, spread)) for d in drift]
             timed.append(Timed(Outcome(contestant, "ok", preallocated=contestant != "jax", error=2e-7, kernels=kernels,
                                        prepare_seconds=0.2 + (searched or 0.0) if svod else None, search_seconds=searched), seconds))
-    bound = bound_of(flops, read, written, dtype, CEILINGS, CACHES)
+    bound = CEILINGS.bound(((BY_NAME[dtype], flops),), read, written, MACHINE)
     load = Load(0.3, 0.0, 0.0, 1, None)
     found = judge_case(name=str(name), title=str(title), suite=str(suite), group=str(group), dtype=dtype, shapes=str(shapes), flops=flops,
                        bytes_read=read, bytes_written=written, bound=bound, timed=timed, load=load)
@@ -118,7 +123,7 @@ def example_model_run() -> Run:
         seconds = [1e-6 * micros * rng.gauss(1.0, 0.01) for _ in range(15)]
         own = tuple(replace(k, chain=chains) for k in kernels)
         timed.append(Timed(Outcome(name, "ok", preallocated=True, error=3e-6, kernels=own), seconds))
-    bound = bound_of(3.6e9, 46e6, 10e6, "float32", CEILINGS, CACHES)
+    bound = CEILINGS.bound(((dtypes.float32, 3.6e9),), 46e6, 10e6, MACHINE)
     busy = "other processes used 12 % of the machine"
     case = judge_case(name="resnet18", title="ResNet-18 1×3×224×224", suite="models", group="models", dtype="float32", shapes="1×3×224×224",
                       flops=3.6e9, bytes_read=46e6, bytes_written=10e6, bound=bound, timed=timed,

@@ -21,10 +21,10 @@ from svod.core.schedule.regions import Region
 from tests.compile import loop_kernels
 
 N = 97                          # int64s of a buffer: 776 bytes, 832 as the planner rounds them
-# 1 GFLOP/s of 64 bits a core; a working set of 1 kB comes at 4 GB/s, of 100 kB at 1 GB/s; a launch takes 1 µs, with two threads 2 µs
+# 1 GFLOP/s of 64 bits a core; any working set comes at 4 GB/s, half of it to one core; a launch takes 1 µs, with two threads 2 µs
 LIMITS = Ceilings("t", 2, False, {"float32": (2e9, 4e9), "float64": (1e9, 2e9)},
                   {"memory": {"read": (0.5e9, 1e9), "copy": (0.5e9, 1e9)}}, (1e-6, 2e-6),
-                  (CurvePoint(1000, 4e9, 4e9), CurvePoint(100_000, 1e9, 1e9)))
+                  (CurvePoint(1000, 4e9, 4e9),))
 
 
 def kernel(name: str, buffers: tuple[int, ...], flops: int, moved: tuple[int, int], threads: int = 1, **more: object) -> PreparedKernel:
@@ -52,10 +52,7 @@ def test_dependencies() -> None:
 
 def test_estimates_and_the_critical_path() -> None:
     a = branches().analyze(LIMITS)
-    # traffic: 1552 bytes lie between the points of the curve; one core of two has half of the rate
-    rate = 4e9 * 0.25 ** (np.log(1.552) / np.log(100))
-    moved = 1552 / (rate / 2)
-    assert moved < 1e-6
+    moved = 1552 / 2e9
     seconds = [k.seconds for k in a.kernels]
     assert seconds[0] == pytest.approx(1e-6 + 1e-6) and a.kernels[0].bound_by in ("compute", "launch")
     assert seconds[1] == pytest.approx(10e-6 + 1e-6) and a.kernels[1].bound_by == "compute"

@@ -36,6 +36,7 @@ class FakePlan(ExecutionPlan):
     kernels: tuple[PreparedKernel, ...]
     seconds: tuple[float, ...]
     threads: int = 2
+    device: str = "CPU"
     lock: Any = field(default_factory=threading.RLock)
     now: float = 0.0
     hiccup: int = -1                # this call takes a second longer

@@ -1,17 +1,24 @@
 """Ceilings: the loops do what they claim to, the arithmetic on the figures is right, the cache survives what files suffer."""
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
+import svod
+from svod import PrepareConfig, Tensor
 from svod.bench import ceiling_loops as loops
 from svod.bench import roofline as module
 from svod.bench.ceiling_loops import CurvePoint
 from svod.bench.load import MachineLoad
 from svod.bench.roofline import Ceilings, cached_ceilings, known_ceilings, measure_ceilings
+from svod.cli.tune.survey import Row, rate_of
 from svod.compile.cpu.host import host_target
+from svod.core.cost.op_count import count_operations
 from svod.core.ir.dtype import dtypes
+from svod.prepare import prepare_graph
+from svod.tune.session import bound_at
+from tests.bench.example_run import CEILINGS, MACHINE
 
 
 def sample(**changes):
@@ -28,9 +35,6 @@ def test_figures():
     assert c.bytes_per_second() == 20.0 and c.bytes_per_second("copy") == 25.0 and c.bytes_per_second("copy", threads=1) == 9.0
     with pytest.raises(KeyError, match="write from memory"):
         c.bytes_per_second("write")
-    assert c.bound_seconds([(dtypes.float32, 3600)], 100, 0) == 10.0
-    assert c.bound_seconds([], 100, 100) == 8.0
-    assert c.bound_seconds([], 100, 0) == 5.0
 
 
 def test_quick_measurement_of_this_machine():
@@ -98,10 +102,76 @@ def test_working_sets_fit_their_level():
 def test_the_curve_gives_the_rate_of_any_size():
     """Between two points by powers: halfway from 1 MB to 4 MB, on the scale of logarithms, lie 2 MB, and from 100 to 25 lie 50."""
     c = sample(curve=(CurvePoint(1 << 20, 100.0, 80.0), CurvePoint(4 << 20, 25.0, 45.0)))
-    assert c.rate_at(1, "memory", False) == c.rate_at(1 << 20, "memory", True) == 100.0
-    assert c.rate_at(2 << 20, "memory", False) == pytest.approx(50.0)
-    assert c.rate_at(4 << 20, "l3", False) == pytest.approx(25.0) and c.rate_at(1 << 30, "l3", True) == 45.0
-    assert sample().rate_at(1 << 20, "memory", False) == 20.0 and sample().rate_at(1 << 20, "memory", True) == 25.0
+    assert c.rate_at(1, False) == c.rate_at(1 << 20, True) == 100.0
+    assert c.rate_at(2 << 20, False) == pytest.approx(50.0)
+    assert c.rate_at(4 << 20, False) == pytest.approx(25.0) and c.rate_at(1 << 30, True) == 45.0
+    with pytest.raises(ValueError, match="no curve"):
+        sample().rate_at(1 << 20, False)
+
+
+def test_the_bound_is_the_roofline_at_the_level_of_the_operands():
+    """Two cores with 1 MB of second-level cache each, half of which is 1 MB; the last-level cache of 32 MB is filled by half by 16 MB."""
+    compute = CEILINGS.bound([(dtypes.float32, 512e9)], 1e6, 0, MACHINE)
+    assert compute.by == "compute" and compute.seconds == pytest.approx(1.0) and compute.intensity == pytest.approx(512e3)
+    assert CEILINGS.bound([(dtypes.float32, 256e9), (dtypes.float64, 128e9)], 1e3, 0, MACHINE).seconds == pytest.approx(1.0)
+    inside = CEILINGS.bound([], 0.5e6, 0, MACHINE)
+    assert inside.by == "l2" and inside.bytes_per_second == pytest.approx(420e9), "what fits the cores' second-level caches has their rate"
+    assert CEILINGS.bound([], 4e6, 0, MACHINE).by == "l3"
+    memory = CEILINGS.bound([], 104e6, 0, MACHINE)
+    assert memory.by == "memory" and memory.seconds == pytest.approx(2e-3) and memory.is_measured
+    assert CEILINGS.bound([], 52e6, 52e6, MACHINE).bytes_per_second == 52e9, "the better of read and copy"
+    assert CEILINGS.bound([], 104e6, 0, MACHINE, threads=1).bytes_per_second == 39e9, "what one thread reaches of memory"
+    assert CEILINGS.bound([(dtypes.float32, 258e9)], 1e6, 0, MACHINE, threads=1).seconds == pytest.approx(1.0)
+    nothing = CEILINGS.bound([], 0, 0, MACHINE)
+    assert nothing.intensity == nothing.seconds == 0.0 and nothing.flops_per_second == 512e9
+
+
+def test_traffic_of_a_level_that_was_not_measured_has_no_bound():
+    quick = replace(CEILINGS, quick=True, curve=(), bandwidth={"memory": CEILINGS.bandwidth["memory"]})
+    copy = quick.bound([(dtypes.float32, 1e6)], 4e6, 4e6, MACHINE)
+    assert copy.by == "l3" and copy.bytes_per_second is None and not copy.is_measured and copy.seconds == pytest.approx(1e6 / 512e9)
+    gemm = quick.bound([(dtypes.float32, 1e9)], 4e6, 4e6, MACHINE)
+    assert gemm.by == "compute" and gemm.is_measured and gemm.seconds == pytest.approx(1e9 / 512e9)
+    assert quick.bound([], 52e6, 0, MACHINE).seconds == pytest.approx(1e-3), "memory is"
+
+
+def test_operands_are_held_against_the_rate_of_their_size():
+    """A last-level cache of 480 MB, of which this machine has a part: 64 MB come at 50 GB/s, 256 MB at memory's 20."""
+    measured = ((1, 400.0), (4, 200.0), (64, 50.0), (256, 20.0), (1024, 20.0))
+    ceilings = replace(CEILINGS, curve=tuple(CurvePoint(size << 20, rate * 1e9, rate * 1e9) for size, rate in measured))
+    machine = replace(MACHINE, l2=2 << 20, l3=480 << 20)
+    here = ceilings.bound([], 64 << 20, 0, machine)
+    assert here.by == "l3" and here.bytes_per_second == pytest.approx(50e9)
+    assert ceilings.bound([], 32 << 20, 32 << 20, machine).seconds == pytest.approx((64 << 20) / 50e9)
+    beyond = ceilings.bound([], 230 << 20, 0, machine)
+    assert beyond.by == "memory" and beyond.bytes_per_second is not None and 20e9 < beyond.bytes_per_second < 22e9
+    small = ceilings.bound([], 1 << 10, 0, machine)
+    assert small.bytes_per_second == pytest.approx(283e9, rel=0.01), "half the cores' second-level caches"
+
+
+def test_all_tools_state_one_bound():
+    """svod-tune, the search, svod-bench, svod.profile and analyze, for kernels that arithmetic and memory limit."""
+    machine = host_target()
+    rows, inner = 700, 600
+    x, y = np.ones((rows, inner), np.float32), np.ones((inner, 300), np.float32)
+    graphs = {"product": lambda: Tensor(x) @ Tensor(y), "sum": lambda: Tensor(x).sum(0), "copy": lambda: Tensor(x).cast("float64") * 2}
+    for name, graph in graphs.items():
+        plan = graph().prepare(PrepareConfig(db=":none:", object_cache=":none:"))
+        [key] = {k.key for k in plan.kernels}
+        kernel = prepare_graph([graph().uop], PrepareConfig(db=":none:", object_cache=":none:")).unbound.kernels[key]
+        work = count_operations(kernel.ast)
+        stated = CEILINGS.bound(work.arithmetic, work.bytes_read, work.bytes_written, machine)
+        searched = bound_at(kernel, ((),), machine, CEILINGS)
+        assert searched is not None and searched.by == stated.by and searched.seconds == pytest.approx(stated.seconds), name
+        row = Row(kernel, name, (), 1, 1e-3, 1.0, "", float(work.flops), float(work.bytes_moved))
+        assert rate_of(row, 1e-3, machine, CEILINGS).share == pytest.approx(stated.seconds / 1e-3), name
+        [profiled] = svod.profile(plan, seconds=0.0, ceilings=CEILINGS).kernels
+        here = CEILINGS.bound(work.arithmetic, work.bytes_read, work.bytes_written, machine, plan.threads)
+        assert profiled.bound == pytest.approx(here.seconds), name
+        [analysed] = plan.analyze(CEILINGS).kernels
+        own = CEILINGS.bound(work.arithmetic, work.bytes_read, work.bytes_written, machine, analysed.threads)
+        launches = analysed.launches * CEILINGS.dispatch[analysed.threads > 1]
+        assert analysed.seconds == pytest.approx(own.seconds + launches), name
 
 
 def test_no_working_set_is_slower_than_a_larger_one():

@@ -6,42 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from svod.bench.ceiling_loops import CurvePoint
 from svod.bench.results import CaseResult, Load, Outcome, Rates, Searching
-from svod.bench.summary import Timed, bound_of, geometric_mean, group_results, judge_case, neighbour_of, spread_of, suite_results
-from tests.bench.example_run import CACHES, CEILINGS
+from svod.bench.summary import Timed, geometric_mean, group_results, judge_case, neighbour_of, spread_of, suite_results
 
 
 def judge(foreign: float = 0.0, group: str = "g", name: str = "c", **times: list[float]) -> CaseResult:
     timed = [Timed(Outcome(n, "ok"), t) for n, t in times.items()]
     return judge_case(name=name, title="", suite="core", group=group, dtype="float32", shapes="", flops=0.0, bytes_read=0.0,
                       bytes_written=0.0, bound=None, timed=timed, load=Load(0.0, 0.0, foreign, 0, None))
-
-
-def test_bound_is_the_roofline_at_the_level_of_the_operands() -> None:
-    compute = bound_of(512e9, 1e6, 0, "float32", CEILINGS, CACHES)
-    assert compute.by == "compute" and compute.seconds == pytest.approx(1.0) and compute.intensity == pytest.approx(512e3)
-    assert bound_of(0, 0.5e6, 0, "float32", CEILINGS, CACHES).by == "l2"              # two cores, half of each
-    assert bound_of(0, 4e6, 0, "float32", CEILINGS, CACHES).by == "l3"
-    memory = bound_of(0, 52e6, 0, "float32", CEILINGS, CACHES)
-    assert memory.by == "memory" and memory.seconds == pytest.approx(1e-3)
-    copy = bound_of(0, 26e6, 26e6, "float32", CEILINGS, CACHES)                        # the better of the read and the copy ceiling
-    assert copy.bytes_per_second == 52e9
-    assert bound_of(256e9, 1e3, 0, "float64", CEILINGS, CACHES).seconds == pytest.approx(1.0)
-    assert bound_of(0, 0, 0, "float32", CEILINGS, CACHES).intensity == 0.0
-
-
-def test_operands_are_held_against_the_rate_of_their_size() -> None:
-    """A last-level cache of 480 MB, of which this machine has a part: 64 MB come at 50 GB/s, 256 MB at memory's 20."""
-    measured = ((1, 400.0), (4, 200.0), (64, 50.0), (256, 20.0), (1024, 20.0))
-    curve = tuple(CurvePoint(size << 20, rate * 1e9, rate * 1e9) for size, rate in measured)
-    ceilings, caches = replace(CEILINGS, curve=curve), {"l2": 2 << 20, "l3": 480 << 20}
-    here = bound_of(0, 64 << 20, 0, "float32", ceilings, caches)
-    assert here.by == "l3" and here.bytes_per_second == pytest.approx(50e9)
-    assert bound_of(0, 32 << 20, 32 << 20, "float32", ceilings, caches).seconds == pytest.approx((64 << 20) / 50e9)
-    beyond = bound_of(0, 230 << 20, 0, "float32", ceilings, caches)
-    assert beyond.by == "memory" and 20e9 < beyond.bytes_per_second < 22e9
-    assert bound_of(0, 1 << 10, 0, "float32", ceilings, caches).bytes_per_second == pytest.approx(283e9, rel=0.01)      # half the cores' l2
 
 
 def test_spread_is_half_the_interval_of_the_median() -> None:

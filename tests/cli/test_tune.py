@@ -347,10 +347,12 @@ def test_flops_and_rates() -> None:
     rate = rate_of(gemm, 2e-3, TARGET, CEILINGS)
     assert rate.unit == "GFLOP/s" and rate.value == pytest.approx(2 * 512**3 / 2e-3)
     assert rate.share == pytest.approx(rate.value / 2e11)
-    large = row(canonical(search_kernels.elementwise(10)), 1e9)
-    rate = rate_of(large, 0.1, TARGET, CEILINGS)
+    size = 1 + max(1 << 20, TARGET.l3)
+    large = row(canonical(search_kernels.elementwise(size)), 12.0 * size)
+    rate = rate_of(large, 12 * size / 1e10, TARGET, CEILINGS)
     assert rate.unit == "GB/s" and rate.share == pytest.approx(0.5)
-    assert rate_of(replace(large, bytes=1e4), 1e-6, TARGET, CEILINGS).share is None, "its cache level was not measured"
+    small = row(canonical(search_kernels.elementwise(1000)), 8e3)
+    assert rate_of(small, 1e-6, TARGET, CEILINGS).share is None, "its cache level was not measured"
     assert rate_of(large, 0.1, TARGET, None).share is None
 
 

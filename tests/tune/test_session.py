@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from svod.bench.roofline import Bound
 from svod.compile.cpu.host import host_target
 from svod.config import BeamConfig, BenchConfig
-from svod.core.ir.dtype import dtypes
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -18,9 +18,8 @@ from svod.tune.measure.measurer import Failure
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget
 from svod.tune.search.events import Improved, KernelFinished, KernelStarted, RoundFinished, SearchEvent, SessionFinished, SessionStarted
 from svod.tune.search.kernel_search import BUDGET_SPENT
-from svod.tune.session import KernelTask, SessionResult, TuneSession, roofline_bound
+from svod.tune.session import KernelTask, SessionResult, TuneSession
 from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor
-from tests.core.corpus import data, kernel_of
 from tests.tune.replay import ReplayedMeasurer, is_failure, made_up_seconds
 from tests.tune.search_kernels import TARGET, elementwise, gemm, row_reduce
 from tests.tune.sessions import Rounds, replayed_session
@@ -164,7 +163,7 @@ def test_an_interrupt_while_searches_are_made_leaves_no_claim_and_no_open_search
     def interrupted(*_: Any) -> float:
         raise KeyboardInterrupt
     with TuningDB.open(tmp_path / "tune.db") as db:
-        monkeypatch.setattr("svod.tune.session.roofline_bound", interrupted)
+        monkeypatch.setattr("svod.tune.session.bound_at", interrupted)
         result = replayed_session(db, executor, GEMM, SUM).run()
         assert result.interrupted and not result.findings and not result.pending
         assert not [k for k in (GEMM, SUM) if db.holder(k.key, TARGET.key)]
@@ -235,7 +234,7 @@ def test_the_first_kernel_is_searched_before_the_ceilings_are_asked_for(db: Tuni
     def tell() -> Any:
         asked.append(len(events))
         return object()
-    monkeypatch.setattr("svod.tune.session.roofline_bound", lambda kernel, target, ceilings: 0.0 if ceilings is None else 1e-9)
+    monkeypatch.setattr("svod.tune.session.bound_at", lambda *given: None if given[-1] is None else Bound(1e-9, "compute", 1.0, 1.0, 1.0))
     session = replayed_session(db, executor, GEMM, SUM, events=events, ceilings=tell)
     session.run()
     first = session.tasks[0].key
@@ -244,23 +243,6 @@ def test_the_first_kernel_is_searched_before_the_ceilings_are_asked_for(db: Tuni
     assert [e.bound for e in began] == [0.0, 1e-9] and len(asked) == 1
     assert rounds[0] < asked[0] <= rounds[1], "after its first proposals"
 
-
-def test_the_roofline_bound_of_a_contraction() -> None:
-    class Ceilings:
-        bandwidth = {"l2": {}}       # noqa: RUF012
-
-        def compute_seconds(self, arithmetic: Any) -> float:
-            return sum(flops / (4e9 if dtype == dtypes.int8 else 1e9) for dtype, flops in arithmetic)
-
-        def rate_at(self, size: float, level: str, writes: bool) -> float:
-            return 2e6 if writes else 1e6
-    small = roofline_bound(GEMM, TARGET, Ceilings())  # type: ignore[arg-type]
-    assert small == pytest.approx(2 * 48 * 64 * 40 / 1e9)       # it lies in the first level, whose bandwidth is not known
-    large = gemm(128, 128, 16)
-    assert roofline_bound(large, TARGET, Ceilings()) == pytest.approx(4 * (128 * 128 + 2 * 128 * 16) / 2e6)  # type: ignore[arg-type]
-    assert roofline_bound(GEMM, TARGET, None) == 0.0
-    narrow = Kernel(kernel_of(data(48, 64, dtype="int8").cast("int32") @ data(64, 40, dtype="int8").cast("int32")))
-    assert roofline_bound(narrow, TARGET, Ceilings()) == pytest.approx(2 * 48 * 64 * 40 / 4e9)  # type: ignore[arg-type]
 
 
 # -- for real -----------------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ from svod.tune.db.winners import Winner
 from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.kernel_search import BUDGET_SPENT, Finding
-from svod.tune.session import KernelTask, SessionResult, TuneSession, score_bound
+from svod.tune.session import KernelTask, SessionResult, TuneSession, bound_at
 from svod.tune.workers.start import ExecutorStart, start_in_background
 
 # beside EXIT_USAGE and EXIT_INTERRUPTED; each has one meaning, docs/tuning.md
@@ -400,7 +400,8 @@ class _Run:
 
     def _dry_run(self, rows: Sequence[Row], target: Target) -> int:
         ceilings = self._ceilings(target)
-        bounds = {r.key: b for r in rows if (b := score_bound(r.kernel, r.sizes, target, ceilings)) > 0}
+        roofs = {r.key: bound_at(r.kernel, r.sizes, target, ceilings) for r in rows}
+        bounds = {key: b.seconds for key, b in roofs.items() if b is not None and b.is_measured and b.seconds}
         self._print(["", *dry_table(rows, bounds, self._width()), "", self._after_dry_run(rows)])
         return self._dump(self.incomplete, {"target": target.key,
                                             "kernels": [{**row_json(r), "bound_seconds": bounds.get(r.key)} for r in rows]})

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from svod.bench.roofline import Ceilings
+from svod.bench.roofline import COMPUTE, Ceilings
 from svod.compile.backend import backend_named
 from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
@@ -25,6 +25,7 @@ from svod.tune.db import Search, TuningDB
 from svod.tune.db.winners import Winner
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
+from svod.tune.session import bound_at
 
 log = logging.getLogger("svod.cli")
 
@@ -52,7 +53,7 @@ class Row:
     decision: Decision = "search"
     why: str = ""
     winner: Winner | None = field(default=None)
-    sizes: tuple[Size, ...] = ()
+    sizes: tuple[Size, ...] = ((),)
 
     @property
     def key(self) -> str:
@@ -196,16 +197,8 @@ class Rate:
 
 def rate_of(row: Row, seconds: float, target: Target, ceilings: Ceilings | None) -> Rate:
     """The rate of a kernel that takes `seconds`."""
-    if ceilings is None:
-        return Rate(row.bytes / seconds, "GB/s", None)
-    work = count_operations(row.kernel.ast)        # of one with variables at their largest, the row's at its sizes
-    compute = ceilings.compute_seconds(work.arithmetic) * row.flops / work.flops if work.flops else 0.0
-    level = "l1" if row.bytes <= target.l1 else "l2" if row.bytes <= target.l2 else "l3" if row.bytes <= target.l3 else "memory"
-    move = None
-    if level in ceilings.bandwidth:
-        move = row.bytes / ceilings.rate_at(row.bytes, level, writes=True)
-    # without a figure for its level a kernel is held against the slowest one to tell what bounds it
-    slowest = move if move is not None else row.bytes / ceilings.bytes_per_second("read")
-    if compute >= slowest:
-        return Rate(row.flops / seconds, "GFLOP/s", compute / seconds)
-    return Rate(row.bytes / seconds, "GB/s", None if move is None else move / seconds)
+    bound = bound_at(row.kernel, row.sizes, target, ceilings)
+    share = bound.seconds / seconds if bound is not None and bound.is_measured else None
+    if bound is not None and bound.by == COMPUTE:
+        return Rate(row.flops / seconds, "GFLOP/s", share)
+    return Rate(row.bytes / seconds, "GB/s", share)

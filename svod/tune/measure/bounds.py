@@ -15,8 +15,8 @@ same inputs, or 0. With u the unit roundoff of a value's dtype (2^-24 for float3
 
 g covers any order of summation, vectors, partial sums and fused multiply-adds: the deterministic bound is (n-1)·u·Σ|x|, the
 probabilistic one λ·√n·u·Σ|x| with λ = 6 fails with probability below 1e-7 (Higham and Mary, "A new approach to probabilistic
-rounding error analysis", 2019). The accumulator's u counts, not the output's. Dot and matrix instructions of bfloat16 round as often, in another
-order. They take numbers below 2^-126 for zero; the bound leaves this out, because inputs are never drawn so small.
+rounding error analysis", 2019). The accumulator's u counts, not the output's. Dot and matrix instructions of bfloat16 round as often,
+in another order. They take numbers below 2^-126 for zero; the bound leaves this out, because inputs are never drawn so small.
 
 The reference computes with its own rounding, so a result is right when |got - want| ≤ 2·E. Where all inputs are small integers
 and every intermediate is an integer that its dtype holds, E is 0 and the comparison is exact. The largest magnitude that each value of

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from svod import BeamConfig, BenchConfig, PrepareConfig, Tensor, Variable
 from svod.bench.race import VOID_REPEATS
+from svod.bench.roofline import Ceilings
 from svod.cli.db.commands import cli
 from svod.compile.cpu.host import host_target
 from svod.compile.plan.plan_parts import VariableSpec
@@ -29,7 +30,7 @@ from svod.tune.measure.context import KernelContext, Setup
 from svod.tune.measure.measurer import Confirmed, Failure, RaceResult
 from svod.tune.measure.sizes import at_size, geometric_mean, merged_sizes, sizes_of_variables, sizes_to_verify
 from svod.tune.measure.worker_measurer import RESTLESS_REPEATS, WorkerMeasurer
-from svod.tune.session import KernelTask, TuneSession, score_bound
+from svod.tune.session import KernelTask, TuneSession, bound_at
 from svod.tune.workers.executor import InlineExecutor
 from svod.tune.workers.jobs import Outcome
 from tests.tune.db.samples import confirmed
@@ -195,16 +196,12 @@ def test_what_takes_long_at_one_size_is_repeated_less_and_confirmed_in_fewer_rou
 
 
 def test_the_bound_is_that_of_the_sizes() -> None:
-    class Ceilings:
-        bandwidth = {"l1": {}}       # noqa: RUF012
-
-        def compute_seconds(self, arithmetic: Any) -> float:
-            return sum(flops for _, flops in arithmetic) / 1e9
-
-        def rate_at(self, size: float, level: str, writes: bool) -> float:
-            return 1e9
-    bound = score_bound(KERNEL, ((1,), (4,)), TARGET, Ceilings())  # type: ignore[arg-type]
-    assert bound == pytest.approx(2 * 2 * 24 * 4 / 1e9), "bytes of two rows, the geometric mean of one and four"
+    machine = replace(TARGET, l1=1, l2=1, l3=1)
+    ceilings = Ceilings("t", 1, True, {"float32": (1e12, 1e12)}, {"memory": {"read": (1e9, 1e9), "copy": (1e9, 1e9)}}, (0.0, 0.0))
+    bound = bound_at(KERNEL, ((1,), (4,)), machine, ceilings)
+    assert bound is not None and bound.by == "memory"
+    assert bound.seconds == pytest.approx(2 * 2 * 24 * 4 / 1e9), "bytes of two rows, the geometric mean of one and four"
+    assert bound_at(KERNEL, ((1,), (4,)), machine, None) is None
 
 
 def test_one_search_serves_every_length(tmp_path: Path) -> None:
