@@ -31,7 +31,9 @@ from svod.config import data_dir
 from svod.core.cost.op_count import Work
 from svod.core.machine.target import Target
 from svod.core.schedule.regions import Region, are_disjoint
-from svod.system.columns import amount, columns, duration
+from svod.system.quantities import amount
+from svod.system.quantities import seconds as duration
+from svod.system.tables import text_table
 
 
 @dataclass(frozen=True)
@@ -142,16 +144,16 @@ class PlanAnalysis:
 
     def table(self, width: int = 110, fusions: int = 10) -> str:
         """As text of at most `width` columns (60 at least), with the `fusions` that would save most."""
-        rows = [(f"{k.index} {k.name}".rstrip(), str(k.level), _amount(k.flops, "FLOP"), _amount(k.bytes_read, "B"),
-                 _amount(k.bytes_written, "B"), _amount(k.scratch_bytes + k.temporary_bytes, "B"), str(k.threads), _duration(k.seconds),
+        rows = [(f"{k.index} {k.name}".rstrip(), str(k.level), amount(k.flops, "FLOP"), amount(k.bytes_read, "B"),
+                 amount(k.bytes_written, "B"), amount(k.scratch_bytes + k.temporary_bytes, "B"), str(k.threads), duration(k.seconds),
                  k.bound_by, k.origin) for k in self.kernels]
         header = ("kernel", "level", "flops", "read", "written", "scratch", "threads", "estimate", "by", "origin")
-        out = columns(header, rows, {1, 2, 3, 4, 5, 6, 7}, width)
+        out = text_table(header, rows, right=header[1:8], shrink={"kernel", "origin"}, width=width)
         data = sum(d.kind == "data" for d in self.dependencies)
         m = self.memory
         called = ", ".join(f"{i} {self.kernels[i].name}" for i in self.callbacks)
         at_once = f"; {self.parallelism:.2g} kernels at once" if self.parallelism else ""
-        out += ["", f"estimate      {_duration(self.seconds)} one by one; critical path {_duration(self.critical_seconds)}: "
+        out += ["", f"estimate      {duration(self.seconds)} one by one; critical path {duration(self.critical_seconds)}: "
                 f"{_positions(self.critical_path)}{at_once}",
                 f"dependencies  {data} of data, {len(self.dependencies) - data} of control",
                 f"launches      {self.launches} a run, {self.synchronisations} of them shared between {self.threads} threads",
@@ -165,9 +167,10 @@ class PlanAnalysis:
                 out.append(f"transfers     {amount(sum(t.bytes for t in moved), 'B')} {what}, by {_positions([t.kernel for t in moved])}")
         if self.fusions:
             most = sorted(self.fusions, key=lambda f: -f.traffic)[:fusions]
+            names = ("not fused", "memory", "traffic", "of the peak", "because")
             lost = [(f"{f.producer} → {_positions(f.consumers)}", amount(f.bytes, "B"), amount(f.traffic, "B"), amount(f.peak_saved, "B"),
                      f.why) for f in most]
-            out += ["", *columns(("not fused", "memory", "traffic", "of the peak", "because"), lost, {1, 2, 3}, width)]
+            out += ["", *text_table(names, lost, right=names[1:4], shrink={"not fused", "because"}, width=width)]
             if len(self.fusions) > fusions:
                 out.append(f"and {len(self.fusions) - fusions} more")
         return "\n".join(out)
@@ -324,14 +327,6 @@ def _launches(plan: ExecutionPlan, groups: Sequence[Sequence[int]]) -> tuple[int
             launches += 1
             shared += min(plan.threads, phase.threads, phase.extent) > 1
     return launches, shared
-
-
-def _amount(value: int | None, unit: str) -> str:
-    return "" if value is None else amount(value, unit)
-
-
-def _duration(value: float | None) -> str:
-    return "unknown" if value is None else duration(value)
 
 
 def _positions(numbers: Sequence[int], most: int = 12) -> str:

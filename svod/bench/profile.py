@@ -30,7 +30,9 @@ from svod.config import data_dir
 from svod.core.cost.op_count import Work
 from svod.core.machine.target import Target
 from svod.errors import ArgumentError, LaunchError
-from svod.system.columns import columns, duration, percent
+from svod.system.quantities import percent
+from svod.system.quantities import seconds as duration
+from svod.system.tables import text_table
 
 LEAST_PASSES, MOST_PASSES = 5, 1000
 UNKNOWN = "(no origin)"
@@ -107,13 +109,15 @@ class Profile:
                 for k in shown]
         out = [f"plan {duration(self.plan_seconds)}, {len(self.kernels)} kernels {duration(self.kernel_seconds)} one by one, "
                f"{self.threads} thread{'s' if self.threads > 1 else ''}", ""]
-        out += columns(("kernel", "time", "share", "ceiling", "opts", "origin"), rows, {1, 2, 3}, width)
+        out += text_table(("kernel", "time", "share", "ceiling", "opts", "origin"), rows, right={"time", "share", "ceiling"},
+                          shrink={"kernel", "origin"}, width=width)
         if len(shown) < len(ranked):
             rest = sum(k.seconds for k in ranked[len(shown):])
             out.append(f"and {len(ranked) - len(shown)} more kernels, {duration(rest)}")
+        names = ("layer", "inclusive", "share", "exclusive", "ceiling", "kernels")
         layers = [("  " * x.depth + (x.path if not x.depth else _last(x.path)), duration(x.inclusive), percent(x.share),
                    duration(x.exclusive), percent(x.ceiling_share), str(x.kernels)) for x in self.layers]
-        out += ["", *columns(("layer", "inclusive", "share", "exclusive", "ceiling", "kernels"), layers, {1, 2, 3, 4, 5}, width)]
+        out += ["", *text_table(names, layers, right=names[1:], shrink={"layer"}, width=width)]
         return "\n".join(out)
 
     def __str__(self) -> str:

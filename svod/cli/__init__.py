@@ -24,7 +24,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def run_command(program: str, module: str, needs: tuple[str, ...] = ("click", "rich"),
+def run_command(program: str, module: str, needs: tuple[str, ...] = ("click",),
                 defaults: Mapping[str, str] | None = None) -> NoReturn:
     """Import `module`, call its click command `cli` and exit the process.
 

@@ -1,10 +1,9 @@
-"""Quantities as people read them: three significant digits, a unit that keeps them short, a no-break space between."""
+"""Quantities as people read them: three significant digits and a unit that keeps them short. What is not known is a dash."""
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-NBSP = "\u00a0"
 NOTHING = "–"
 
 
@@ -16,16 +15,16 @@ def digits(value: float, significant: int = 3) -> str:
     rounded = round(value, places)
     if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
         places -= 1     # 9.996 became 10.00
-    return f"{rounded:,.{max(0, places)}f}".replace(",", NBSP)
+    return f"{rounded:,.{max(0, places)}f}".replace(",", " ")
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
     """In the largest unit that leaves at least 1, after rounding."""
     for size, unit in units[:-1]:
         if round(abs(value) / size, 2 - math.floor(math.log10(abs(value) / size))) >= 1:
-            return f"{digits(value / size)}{NBSP}{unit}"
+            return f"{digits(value / size)} {unit}"
     size, unit = units[-1]
-    return f"{digits(value / size)}{NBSP}{unit}"
+    return f"{digits(value / size)} {unit}"
 
 
 def seconds(value: float | None) -> str:
@@ -33,16 +32,16 @@ def seconds(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return NOTHING
     if value == 0:
-        return f"0{NBSP}s"
+        return "0 s"
     if value >= 120:
         whole = round(value)
         hours, minutes = whole // 3600, whole % 3600 // 60
-        return f"{hours}{NBSP}h {minutes}{NBSP}min" if hours else f"{minutes}{NBSP}min {whole % 60}{NBSP}s"
+        return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
     return _scaled(value, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")))
 
 
 def flops_rate(value: float | None) -> str:
-    """Floating-point operations per second."""
+    """Floating-point operations per second: 258 GFLOP/s."""
     return NOTHING if not value else _scaled(value, ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")))
 
 
@@ -56,14 +55,16 @@ def size(value: float | None) -> str:
     if not value:
         return NOTHING
     unit, name = next((u, n) for u, n in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")) if value >= u or u == 1)
-    return f"{value / unit:.3g}{NBSP}{name}" if value / unit < 999.5 else f"{value / unit:.0f}{NBSP}{name}"
+    return f"{value / unit:.3g} {name}" if value / unit < 999.5 else f"{value / unit:.0f} {name}"
 
 
-def amount(value: float | None) -> str:
-    """A number of operations or bytes: 3.60 G."""
+def amount(value: float | None, unit: str = "") -> str:
+    """A number of operations or bytes, with a prefix of 1000: 3.60 G, 33.6 MFLOP, 0 B."""
     if value is None:
         return NOTHING
-    return "0" if value == 0 else _scaled(value, ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))).rstrip(NBSP)
+    if value < 999.5:
+        return f"{value:.0f} {unit}".rstrip()
+    return _scaled(value, [(s, f"{prefix}{unit}") for s, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))])
 
 
 def times(value: float | None) -> str:
@@ -72,7 +73,12 @@ def times(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share: 85 %."""
+    """A part of 1: 85 %, 9.5 %."""
     if value is None:
         return NOTHING
-    return f"{100 * value:.0f}{NBSP}%" if value >= 0.0995 or value == 0 else f"{digits(100 * value, 2)}{NBSP}%"
+    return f"{100 * value:.0f} %" if value >= 0.0995 or value == 0 else f"{digits(100 * value, 2)} %"
+
+
+def spread(value: float | None) -> str:
+    """Half the width of an interval, as a part of 1: ±0.4 %, ±12 %."""
+    return NOTHING if value is None else f"±{100 * value:.1f} %" if value < 0.0995 else f"±{100 * value:.0f} %"

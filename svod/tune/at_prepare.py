@@ -1,7 +1,7 @@
 """BEAM= at prepare time: kernels that the database does not know are searched before the plan is built, within a budget, and remembered.
 
 One warning says so before it starts (kernels, budget, how to stop) and one when it ends; Ctrl-C ends the search, keeps what it found and
-goes on with the best known. A terminal shows a line of progress.
+goes on with the best known. A terminal shows a bar of progress.
 """
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from svod.bench.roofline import cached_ceilings
 from svod.compile.plan.compiler import Choice, Compiler
@@ -24,7 +27,7 @@ from svod.tune.chains import choose
 from svod.tune.db import TuningDB
 from svod.tune.measure.sizes import merged_sizes
 from svod.tune.search.budget import ModelBudget
-from svod.tune.search.events import KernelFinished, Listener, nobody
+from svod.tune.search.events import KernelFinished
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.start import make_executor
 
@@ -95,11 +98,13 @@ def _run(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler
     except (SvodError, OSError, MemoryError) as e:
         log.info("what this machine can do at best was not measured: %s", e)
         ceilings = None     # the search goes on without bounds
-    progress: Listener = _Progress(len(tasks)) if sys.stderr.isatty() else nobody
-    with make_executor(workers, say=log.warning) as executor:
+    with make_executor(workers, say=log.warning) as executor, Progress(
+            TextColumn("kernels searched"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=Console(stderr=True),
+            transient=True, disable=not sys.stderr.isatty()) as progress:
+        bar = progress.add_task("", total=len(tasks))
         session = TuneSession(tasks, compiler.target, executor=executor, db=db, config=beam, bench=BenchConfig.from_env(),
                               budget=ModelBudget(max(0.0, seconds - (time.monotonic() - started)), per_kernel=beam.kernel_budget),
-                              ceilings=ceilings, listener=progress)
+                              ceilings=ceilings, listener=lambda e: progress.advance(bar, isinstance(e, KernelFinished)))
         result = session.run()
     chosen: dict[str, Choice] = {}
     better = 0
@@ -121,15 +126,3 @@ def _run(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler
     if unmeasured:
         text += f"; {len(unmeasured)} {'were' if len(unmeasured) > 1 else 'was'} not measured: {unmeasured[0]}"
     return chosen, text, result.interrupted
-
-
-class _Progress:
-    """A line on the terminal, rewritten as kernels end."""
-
-    def __init__(self, total: int):
-        self.total, self.done = total, 0
-
-    def __call__(self, event: object) -> None:
-        if isinstance(event, KernelFinished):
-            self.done += 1
-            print(f"\r  {self.done}/{self.total} kernels searched", end="" if self.done < self.total else "\n", file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.unbound_plan import UnboundPlan, build_plan, synthetic_arrays
 from svod.config import BenchConfig
 from svod.core.machine.target import Target
-from svod.system.columns import duration
+from svod.system.quantities import seconds as duration
 from svod.tune.measure.plan_sizes import plan_sizes
 
 TOLERANCE = 0.15            # of the promised gain; more, either way, is looked into

@@ -88,7 +88,7 @@ def test_critical_path_of_what_is_not_known() -> None:
     plan.kernels = (replace(plan.kernels[0], estimate=None), *plan.kernels[1:])
     a = plan.analyze(LIMITS)
     assert a.seconds is None and a.critical_seconds is None and a.parallelism is None and a.kernels[0].flops is None
-    assert "critical path unknown" in a.table()
+    assert "critical path –" in a.table()
 
 
 def test_a_plan_is_looked_at_while_nobody_gives_it_values() -> None:
@@ -107,7 +107,7 @@ def test_a_plan_is_looked_at_while_nobody_gives_it_values() -> None:
 def test_table_and_json(width: int) -> None:
     a = branches().analyze(LIMITS)
     lines = a.table(width).split("\n")
-    assert max(map(len, lines[:6])) <= max(width, 96) and lines[0].startswith("kernel") and lines[1].startswith("0 affine")
+    assert max(map(len, lines[:6])) <= max(width, 99) and lines[0].startswith("kernel") and lines[2].startswith("0 affine")
     assert "4 → " not in a.table() and "0 → 1, 2" in a.table() and "why a" in str(a)
     assert "and 2 more" in a.table(width, fusions=1)
     plain = json.loads(json.dumps(a.to_json()))

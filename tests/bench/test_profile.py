@@ -118,8 +118,8 @@ def test_table_fits(width: int) -> None:
     text = of(FakePlan((*KERNELS, long), (*SECONDS, 9e-3))).table(width=width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
-    assert lines[0].startswith("plan 8 ms, 6 kernels 16 ms one by one, 2 threads")
-    assert lines[3].startswith("a_kernel") and "56 %" in lines[3]           # the one that takes longest comes first
+    assert lines[0].startswith("plan 8.00 ms, 6 kernels 16.0 ms one by one, 2 threads")
+    assert lines[4].startswith("a_kernel") and "56 %" in lines[4]           # the one that takes longest comes first
     assert any(line.startswith("    conv1") for line in lines)
     assert "and 4 more kernels" in of(FakePlan((*KERNELS, long), (*SECONDS, 9e-3))).table(top=2)
 

@@ -5,7 +5,6 @@ import random
 import numpy as np
 import pytest
 
-from svod.bench.cold import cold_contestant, copies_needed
 from svod.bench.load import MachineLoad, MachineState, read_machine, watch_machine
 from svod.bench.race import confirm, paired_ratio, race, scores
 from svod.bench.timer import (
@@ -21,7 +20,6 @@ from svod.bench.timer import (
     screen_one,
     take_sample,
 )
-from tests.compile import loop_kernels
 
 QUIET = MachineLoad()
 
@@ -248,14 +246,3 @@ def test_reading_the_machine(tmp_path):
     missing = read_machine(tmp_path / "none")
     assert missing.steal == 0.0 and missing.since(missing).foreign == 0.0
     assert watch_machine()().seconds >= 0.0
-
-
-def test_cold_operands_rotate():
-    assert copies_needed(1 << 20, 32 << 20) == 64 and copies_needed(1 << 30, 32 << 20) == 2 and copies_needed(8, 32 << 20) == 1024
-    y, x = np.zeros(97, np.int64), np.full(97, 2, np.int64)
-    spec = loop_kernels.spec("affine", 97, 2, slots=2)
-    contestant, plan = cold_contestant(spec, loop_kernels.loaded("affine"), [y, x], [1], 97 * 8 * 5)
-    assert contestant.unit == 10 and len(plan.kernels) == 10
-    assert len({k.buffers[1] for k in plan.kernels}) == 10 and {k.buffers[0] for k in plan.kernels} == {0}
-    contestant.run(2)
-    assert (y == 7).all()

@@ -25,9 +25,9 @@ from svod.bench.peers import LIBRARIES
 from svod.bench.results import Run, Speedup, read_run, write_run
 from svod.cli import one_line
 from svod.cli.bench import commands as bench_commands
-from svod.cli.bench.tables import describe_case, print_comparison, print_run, rate, spread, times
-from svod.cli.tables import seconds
+from svod.cli.bench.tables import describe_case, print_comparison, print_run, times
 from svod.errors import SvodError
+from svod.system.quantities import bytes_rate, flops_rate, seconds, spread
 from tests.bench.example_run import CEILINGS, DATA, example_model_run, example_run
 
 Call = Callable[..., Result]
@@ -129,7 +129,8 @@ def test_ceilings(call: Call, tmp_path: Path) -> None:
     result = call("ceilings", "--json", "c.json")
     assert result.exit_code == 0
     assert "multiply-add float32\t258 GFLOP/s\t512 GFLOP/s" in result.stdout
-    assert "memory copy, streaming stores\t33 GB/s\t44 GB/s" in result.stdout and "launch inside a plan\t20 ns\t210 ns" in result.stdout
+    assert "memory copy, streaming stores\t33.0 GB/s\t44.0 GB/s" in result.stdout
+    assert "launch inside a plan\t20.0 ns\t210 ns" in result.stdout
     assert json.loads((tmp_path / "c.json").read_text())["flops"]["float32"] == [258e9, 512e9]
 
 
@@ -283,7 +284,7 @@ def test_tables_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) 
     print_comparison(compare_runs(run, example_run({"gemm_1024": 1.3}, seed=1)))
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in screen.text.splitlines()]
     assert max(map(len, lines)) <= columns
-    row = next(line for line in lines if line.startswith(" softmax_4096x1024"))
+    row = next(line for line in lines if line.startswith("softmax_4096x1024"))
     assert "…" not in row and "x" in row and "%" in row       # nothing is cut off
 
 
@@ -326,8 +327,8 @@ def test_suites_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_words_for_numbers() -> None:
-    assert rate(258e9, "FLOP") == "258 GFLOP/s" and rate(1.5e12, "FLOP") == "1.5 TFLOP/s" and rate(5.0, "B") == "5 B/s"
-    assert spread(0.004) == "±0.4 %" and spread(0.12) == "±12 %" and spread(None) == ""
+    assert flops_rate(258e9) == "258 GFLOP/s" and flops_rate(1.5e12) == "1.50 TFLOP/s" and bytes_rate(5e7) == "50.0 MB/s"
+    assert spread(0.004) == "±0.4 %" and spread(0.12) == "±12 %" and spread(None) == "–"
     assert times(Speedup(1.04, 1.035, 1.045), "torch") == "1.04× torch ±0.5 %"
     assert times(Speedup(1.01, 0.98, 1.04), "torch") == "= torch ±3.0 %"
     assert times(Speedup(2.0, None, None), "torch") == "2× torch, too few rounds"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from svod.cli.db.commands import cli
+from svod.cli.db.commands import chain_words, cli
 from svod.cli.installation import missing_modules
-from svod.cli.tables import chain_words, seconds
 from svod.errors import ConfigError, DatabaseError
+from svod.system.quantities import seconds
 from svod.tune.db import Origin, Search, TuningDB, layers
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
 
@@ -47,7 +47,8 @@ def test_list(path: Path) -> None:
     lines = [line.split("\t") for line in run(path, "list").output.splitlines()]
     assert lines[0] == ["kernel", "name", "target", "time", "speed-up", "layer", "records", "opts"]
     assert [(x[0], x[2], x[3], x[4], x[6]) for x in lines[1:]] == [
-        (GEMM[:12], TARGET, "50 µs", "2.00x", "1"), (CONV[:12], TARGET, "80 µs", "1.25x", "2"), (CONV[:12], OTHER, "90 µs", "1.11x", "1")]
+        (GEMM[:12], TARGET, "50.0 µs", "2.00x", "1"), (CONV[:12], TARGET, "80.0 µs", "1.25x", "2"),
+        (CONV[:12], OTHER, "90.0 µs", "1.11x", "1")]
     assert lines[1][7] == "UPCAST(o0, 8) ORDER(o0, [o0 r0]) NOLOCALS()"
     data = json.loads(run(path, "list", "--json").output)
     assert [d["kernel"] for d in data] == [GEMM, CONV, CONV] and data[0]["chain"][0] == ["UPCAST", "o0", 8]
@@ -209,7 +210,7 @@ def test_without_the_extra_it_says_what_to_paste() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2 and "pip install 'svod[tune]'" in done.stderr and "no_such_module" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "click" not in missing_modules(("click", "rich"))
+    assert "click" not in missing_modules(("click",))
 
 
 @pytest.mark.parametrize("where", ["while it is imported", "while it runs", "while its options are read"])
@@ -238,14 +239,14 @@ def test_streams_that_cannot_take_what_is_said(path: Path) -> None:
 
 
 def test_rich_tables_do_not_take_records_for_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from svod.cli.tables import print_table
+    from svod.system.tables import print_table
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     print_table(("a", "b"), [("[bold]x[/]", "1"), ("y" * 5, "22")], right=frozenset({"b"}), fold=frozenset({"a"}))
     assert "[bold]x[/]" in capsys.readouterr().out
 
 
 def test_words() -> None:
-    assert [seconds(x) for x in (None, 2.0, 1.234e-3, 999.6e-6, 5e-5, 1e-9)] == ["", "2 s", "1.23 ms", "1 ms", "50 µs", "1 ns"]
+    assert [seconds(x) for x in (None, 2.0, 1.234e-3, 999.6e-6, 5e-5, 1e-9)] == ["–", "2.00 s", "1.23 ms", "1.00 ms", "50.0 µs", "1.00 ns"]
     assert chain_words([]) == "as it is" and chain_words([["SWAP", "o0", "o1"]]) == "SWAP(o0, o1)"
 
 

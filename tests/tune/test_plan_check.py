@@ -46,7 +46,7 @@ def test_a_broken_promise_is_looked_into() -> None:
     assert found.changed == 0 and found.differs and found.fell_short
     assert [k.kernel for k in found.kernels] == [c.kernel for c in unbound.calls] and all(k.differs for k in found.kernels)
     first, second = found.explanation
-    assert "gemm (block.linear)" in first and "instead of 2 ms" in first and "softmax (block.softmax)" in second
+    assert "gemm (block.linear)" in first and "instead of 2.00 ms" in first and "softmax (block.softmax)" in second
 
 
 def test_kernels_inside_a_plan() -> None:

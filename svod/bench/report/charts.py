@@ -280,7 +280,7 @@ def _draw_points(f: Frame, points: Sequence[Point]) -> list[object]:
 
 def _short_rate(value: float) -> str:
     """A rate at a tick: 300 G."""
-    return next((f"{value / size:g}{q.NBSP}{unit}" for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if value >= size), f"{value:g}")
+    return next((f"{value / size:g} {unit}" for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if value >= size), f"{value:g}")
 
 
 #: Where a label may stand from its point, best first: (anchor, right, down) in pixels; far ones get a line to their point.

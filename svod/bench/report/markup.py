@@ -2,11 +2,14 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 #: Elements without content; `use`, `line` … are written so too, which both HTML and SVG parsers read.
 VOID = frozenset({"meta", "br", "hr", "col"})
+#: The space within a quantity: between a number and its unit, or within a number.
+IN_QUANTITY = re.compile(r"(?<=\d) (?=[GMkTµmn]?(?:FLOP|B|iB|s|min|h|%)|\d{3}\b)")
 
 
 class Markup(str):
@@ -16,8 +19,8 @@ class Markup(str):
 
 
 def esc(text: object) -> Markup:
-    """`text` as HTML: Markup stays as it is."""
-    return text if isinstance(text, Markup) else Markup(html.escape(str(text), quote=True))
+    """`text` as HTML, with no-break spaces between numbers and units; Markup stays as it is."""
+    return text if isinstance(text, Markup) else Markup(IN_QUANTITY.sub("\u00a0", html.escape(str(text), quote=True)))
 
 
 def join(*parts: object) -> Markup:

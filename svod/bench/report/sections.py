@@ -93,7 +93,7 @@ def _time_tile(view: Overview, tuning: Tuning | None) -> Markup | None:
     if tuning is not None and tuning.courses:
         tried = sum(c.candidates for c in tuning.courses)
         timed = sum(sum(n for f, n in c.fates.items() if f in ("slow", "screened", "raced", "confirmed", "wrong")) for c in tuning.courses)
-        candidates = q.digits(tried) if tried < 1000 else f"{tried:,}".replace(",", q.NBSP)
+        candidates = q.digits(tried) if tried < 1000 else f"{tried:,}".replace(",", " ")
         detail = f"{count(len(tuning.kernels), 'kernel')}, {candidates} candidates, {timed} of them timed"
         return _tile(q.seconds(sum(c.spent for c in tuning.courses)), "spent searching", detail)
     if not view.runs:

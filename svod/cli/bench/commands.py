@@ -107,8 +107,8 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     from svod.bench.results import Settings
     from svod.bench.suites.random_kernels import RANDOM, RANDOM_COUNT
     from svod.bench.suites.suites import parse_suites, select_cases
-    from svod.cli.tables import print_table
     from svod.compile.plan.dump import passes_of
+    from svod.system.tables import print_table
 
     mode, width = _mode(beam, heuristic, db_only, fresh)
     check_database(db if mode == "beam" else None)

@@ -13,7 +13,8 @@ from svod.bench.compare import Comparison
 from svod.bench.results import SVOD, CaseResult, GroupResult, Outcome, Run, Speedup, SuiteResult
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import ALL, BEST_PEER, NOISY, half_width
-from svod.cli.tables import print_table, seconds
+from svod.system.quantities import bytes_rate, flops_rate, percent, seconds, spread
+from svod.system.tables import print_table
 
 WIDEST = 140        # columns from which on the seconds of search and the rate over the round neighbour are shown too; a pipe has them all
 WIDE = 116          # … every peer has a column of its own; below, the best one has
@@ -21,24 +22,6 @@ MEDIUM = 98         # … the heuristic's time and the best peer's are shown too
 NAME = 12           # width of a contestant's name
 WIDE_INTERVAL = " ~"
 MARKS = {WIDE_INTERVAL: f"known to worse than ±{100 * NOISY:.0f} %", " =": "no difference beyond the spread"}
-
-
-def share(value: float | None) -> str:
-    """A part of 1 as a percentage."""
-    return "" if value is None else f"{100 * value:.0f} %"
-
-
-def spread(value: float | None) -> str:
-    """±0.4 %, ±12 %."""
-    return "" if value is None else f"±{100 * value:.1f} %" if value < 0.0995 else f"±{100 * value:.0f} %"
-
-
-def rate(value: float, unit: str) -> str:
-    """A rate per second with a prefix: 258 GFLOP/s."""
-    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if value >= size:
-            return f"{value / size:.3g} {prefix}{unit}/s"
-    return f"{value:.3g} {unit}/s"
 
 
 def doubt(half: float | None) -> str:
@@ -73,7 +56,7 @@ def describe_case(case: CaseResult) -> list[str]:
 
 def _rate_words(rate: Speedup) -> str:
     half = "" if rate.low is None or rate.high is None else f" {spread(0.5 * math.log(rate.high / rate.low))}"
-    return f"{share(rate.median)}{half}"
+    return f"{percent(rate.median)}{half}"
 
 
 def _describe_outcome(case: CaseResult, o: Outcome) -> str:
@@ -83,7 +66,7 @@ def _describe_outcome(case: CaseResult, o: Outcome) -> str:
         return f"{o.status}: {o.why}"
     text = f"{seconds(o.median):>8}  least {seconds(o.minimum):>8}  {spread(o.spread):>7}"
     if o.name in SVOD:
-        text += f"  {share(o.ceiling_share):>5} of ceiling" if o.ceiling_share is not None else ""
+        text += f"  {percent(o.ceiling_share):>5} of ceiling" if o.ceiling_share is not None else ""
         if case.best_peer is not None and case.best_peer in o.speedups:
             text += f"  {times(o.speedups[case.best_peer], case.best_peer)}"
     return text
@@ -122,12 +105,12 @@ class _RunColumns:
         if self.best:
             row += [_cell(c, name) for name in self.peers] or [self._best_peer(c)]
             row.append(_against_best(c))
-        row.append(share(c.svod.ceiling_share) if c.svod is not None else "")
+        row.append(percent(c.svod.ceiling_share) if c.svod is not None else "")
         if self.searched:
             row.append(seconds(next((o.search_seconds for o in c.contestants if o.search_seconds is not None), None)))
         if self.rated:
             rate = c.neighbour.rate if c.neighbour is not None else None
-            row.append("" if c.neighbour is None else "-" if rate is None else share(rate.median) + doubt(half_width(rate)))
+            row.append("" if c.neighbour is None else "-" if rate is None else percent(rate.median) + doubt(half_width(rate)))
         return [*row, "noisy" if c.noisy is not None else ""]
 
     def _best_peer(self, c: CaseResult) -> str:
@@ -182,7 +165,7 @@ def print_groups(groups: Sequence[GroupResult], peers: Sequence[str], tuned: boo
         for other in others:
             key = f"{own}/{other}"
             row.append(f"{g.speedups[key]:.2f}x of {g.cases[key]}" if key in g.speedups else "")
-        rows.append([*row, share(g.ceiling_share.get(own))])
+        rows.append([*row, percent(g.ceiling_share.get(own))])
     print_table([f"{own} vs", *others, "ceiling"], rows, right=frozenset({*others, "ceiling"}))
 
 
@@ -199,12 +182,12 @@ def print_suites(suites: Sequence[SuiteResult], tuned: bool, *, names: bool) -> 
         row = [s.name, str(s.cases)]
         for pair in (*(["heuristic/tuned"] if tuned else []), *([f"{own}/{BEST_PEER}"] if peers else [])):
             row.append(f"{s.means.speedups[pair]:.2f}x" if pair in s.means.speedups else "")
-        row.append(share(s.means.ceiling_share.get(own)))
+        row.append(percent(s.means.ceiling_share.get(own)))
         if searched:
             row += ["", ""] if s.searching is None else [
                 seconds(s.searching.median), seconds(s.searching.most) + (f" {s.searching.longest}" if names else "")]
         if rated:
-            row.append("" if s.rates is None else share(s.rates.least) + (f" {s.rates.lowest}" if names else ""))
+            row.append("" if s.rates is None else percent(s.rates.least) + (f" {s.rates.lowest}" if names else ""))
         rows.append(row)
     print_table(columns, rows, right=frozenset(columns[1:]), fold=frozenset(columns[1:]))
 
@@ -212,10 +195,10 @@ def print_suites(suites: Sequence[SuiteResult], tuned: bool, *, names: bool) -> 
 def print_ceilings(c: Ceilings) -> None:
     """One line per figure: one core, and all threads."""
     many = f"{c.threads} threads" if c.threads > 1 else "1 thread"
-    rows = [(f"multiply-add {dtype}", rate(one, "FLOP"), rate(all_, "FLOP")) for dtype, (one, all_) in c.flops.items()]
+    rows = [(f"multiply-add {dtype}", flops_rate(one), flops_rate(all_)) for dtype, (one, all_) in c.flops.items()]
     for level, kinds in c.bandwidth.items():
         for kind, (one, all_) in kinds.items():
-            rows.append((f"{level} {kind.replace('_stream', ', streaming stores')}", rate(one, "B"), rate(all_, "B")))
+            rows.append((f"{level} {kind.replace('_stream', ', streaming stores')}", bytes_rate(one), bytes_rate(all_)))
     rows.append(("launch inside a plan", seconds(c.dispatch[0]), seconds(c.dispatch[1])))
     print_table(("", "one core", many), rows, right=frozenset({"one core", many}))
 

@@ -18,8 +18,9 @@ import click
 
 from svod import config
 from svod.cli.outputs import Finite, check_is_there, check_output
-from svod.cli.tables import chain_words, print_table, seconds
 from svod.errors import DatabaseError
+from svod.system.quantities import seconds
+from svod.system.tables import print_table
 from svod.tune.db import (
     LAYER_NAMES,
     Kernel,
@@ -442,3 +443,10 @@ def gc(context: click.Context, days: float) -> None:
         raise DatabaseError(f"there is no database at {db.plan.write or config.NONE}")
     collected = db.gc(days * 86400.0)
     click.echo(f"{collected.measurements} measurements and {collected.claims} void claims removed")
+
+
+def chain_words(chain: Sequence[Sequence[object]]) -> str:
+    """`UPCAST(o0, 8) THREAD(o1, 2)`: a chain as people read it; "as it is" for the empty one."""
+    def word(x: object) -> str:
+        return "[" + " ".join(map(word, x)) + "]" if isinstance(x, (list, tuple)) else str(x)
+    return " ".join(f"{opt[0]}({', '.join(word(x) for x in opt[1:] if x is not None)})" for opt in chain) or "as it is"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
-from svod.cli.tables import seconds as in_words
 from svod.cli.tune.survey import Row
+from svod.system.quantities import seconds as in_words
 from svod.tune.search.events import (
     BaselineTimed,
     CandidateDropped,

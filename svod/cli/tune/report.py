@@ -2,17 +2,18 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import NOISY
-from svod.cli.tables import seconds as in_words
 from svod.cli.tune.progress import short_origin
 from svod.cli.tune.survey import Rate, Row, rate_of
 from svod.core.machine.target import Target
+from svod.system.quantities import percent
+from svod.system.quantities import seconds as in_words
+from svod.system.tables import text_table
 from svod.tune.db.records import SizeTime
 from svod.tune.plan_check import PlanCheck, name_of
 
@@ -48,31 +49,6 @@ class Outcome:
         return self.heuristic / self.tuned if self.speedup is None else self.speedup[1]
 
 
-def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str], width: int,
-               shrink: Sequence[str] = ()) -> list[str]:
-    """Lines of an aligned table of at most `width` columns of text; the columns in `shrink` give way, the widest first."""
-    widths = [max(_width(c), *(_width(r[i]) for r in rows), 1) if rows else _width(c) for i, c in enumerate(columns)]
-    flexible = [i for i, c in enumerate(columns) if c in shrink]
-    while flexible and sum(widths) + 2 * (len(widths) - 1) > width:
-        widest = max(flexible, key=lambda i: widths[i])
-        if widths[widest] <= 6:
-            break
-        widths[widest] -= 1
-
-    def line(cells: Sequence[str]) -> str:
-        parts = []
-        for c, cell, w in zip(columns, cells, widths, strict=True):
-            cell = cell if _width(cell) <= w else cell[:w - 1] + "…"
-            pad = " " * (w - _width(cell))
-            parts.append(pad + cell if c in right else cell + pad)
-        return "  ".join(parts).rstrip()
-    return [line(columns), line(["─" * w for w in widths]), *(line(r) for r in rows)]
-
-
-def _width(text: str) -> int:
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
-
-
 def kernel_table(outcomes: Sequence[Outcome], target: Target, ceilings: Ceilings | None, width: int) -> list[str]:
     """The table of kernels: those that were searched or are known, those that take most of the time first."""
     rows = []
@@ -85,9 +61,9 @@ def kernel_table(outcomes: Sequence[Outcome], target: Target, ceilings: Ceilings
         origin = (short_origin(o.row.origins[0]) if o.row.origins else "") + more
         verified = "yes" if o.verified else "no"
         rows.append((f"{o.row.name} {o.row.key[:KEY_SHOWN]}", origin, in_words(o.heuristic), in_words(o.tuned), gain, rate,
-                     "" if shown.share is None or not o.tuned else f"{100 * shown.share:.0f} %", verified))
+                     percent(shown.share), verified))
     lines = text_table(("kernel", "from", "heuristic", "tuned", "gain", "rate", "ceiling", "verified"), rows,
-                       right=frozenset({"heuristic", "tuned", "gain", "rate", "ceiling"}), width=width, shrink=("kernel", "from"))
+                       right={"heuristic", "tuned", "gain", "rate", "ceiling"}, width=width, shrink=("kernel", "from"))
     return [*lines, *([f"~ known to worse than ±{100 * NOISY:.0f} %"] if any(map(_doubt, outcomes)) else [])]
 
 
@@ -107,10 +83,10 @@ def dry_table(rows: Sequence[Row], estimates: Mapping[str, float], width: int) -
     for r in rows:
         database = f"{r.winner.speedup:.2f}× the heuristic" if r.winner is not None else "nothing"
         origin = (short_origin(r.origins[0]) if r.origins else "") + (f" +{len(r.origins) - 1}" if len(r.origins) > 1 else "")
-        lines.append((f"{r.name} {r.key[:KEY_SHOWN]}", origin, f"{r.calls:g}", f"{100 * r.share:.1f} %", str(families[r.family]),
+        lines.append((f"{r.name} {r.key[:KEY_SHOWN]}", origin, f"{r.calls:g}", percent(r.share), str(families[r.family]),
                       in_words(r.seconds), in_words(estimates.get(r.key)), database, r.decision))
     return text_table(("kernel", "from", "calls", "share", "family", "heuristic", "bound", "database", "plan"), lines,
-                      right=frozenset({"calls", "share", "family", "heuristic", "bound"}), width=width,
+                      right={"calls", "share", "family", "heuristic", "bound"}, width=width,
                       shrink=("kernel", "from", "database"))
 
 

@@ -32,7 +32,7 @@ from svod.core.kernel.show import print_nest
 from svod.core.machine.target import Target
 from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ConfigError
-from svod.system.columns import amount
+from svod.system.quantities import amount
 
 Section = tuple[str, str]       # title, text
 

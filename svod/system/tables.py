@@ -1,0 +1,46 @@
+"""Tables of text: drawn by rich as lines of a given width or on a terminal, tab-separated in a pipe for `cut` and `awk`."""
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Collection, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+LEAST_COLUMN = 10       # characters that a column which gives way keeps
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str], shrink: Collection[str],
+           fold: Collection[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    for name in header:
+        table.add_column(Text(name, no_wrap=True), justify="right" if name in right else "left", no_wrap=name not in (*shrink, *fold))
+    for row in rows:
+        # as Text, a name that looks like rich's markup is not taken for it
+        table.add_row(*(Text(cell, overflow="fold") if name in fold else Text(cell, no_wrap=True, overflow="ellipsis")
+                        for name, cell in zip(header, row, strict=True)))
+    return table
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = (), shrink: Collection[str] = (),
+               width: int) -> list[str]:
+    """The lines of a table. Columns in `right` are aligned there; those in `shrink` are cut, to `LEAST_COLUMN` characters at least, where
+    lines would be longer than `width`."""
+    widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
+    least = sum(min(w, LEAST_COLUMN) if name in shrink else w for name, w in zip(header, widths, strict=True)) + 2 * (len(header) - 1)
+    out = io.StringIO()
+    Console(file=out, width=max(least, width), color_system=None).print(_table(header, rows, right, shrink, ()))
+    return [line.rstrip() for line in out.getvalue().rstrip("\n").split("\n")]
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = (), fold: Collection[str] = ()) -> None:
+    """Print a table to the standard output. Cells of columns in `fold` may be broken over lines on a terminal."""
+    if sys.stdout.isatty():
+        Console().print(_table(header, rows, right, (), fold))
+        return
+    for row in (header, *rows):
+        print("\t".join(cell.replace("\t", " ").replace("\n", " ") for cell in row))
