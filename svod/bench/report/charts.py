@@ -1,57 +1,32 @@
-"""The report's charts as inline SVG, written here, without a library and without scripts.
+"""The report's charts as shapes: where each line, mark and label stands. `templates/charts.html` draws them as inline SVG.
 
-Horizontal positions are percentages and vertical ones pixels, so that a chart fills whatever width it has while its text and its marks
-keep their size. Where labels must not collide, they are placed twice: for a wide plot and for a narrow one; the style
-sheet shows one of the two.
+Horizontal positions are parts of the width and vertical ones pixels, so that a chart fills whatever width it has while its text and marks
+keep their size. Labels that must not collide are placed twice, for a wide plot and for a narrow one; the style sheet shows one of the two.
 
-Every chart is an image with a name for screen readers; what it shows stands in a table as well. Marks have titles (hover), and those of
-kernels are links to the kernel's row.
+Every chart has a name for screen readers, and its figures stand in a table as well. Marks have titles (hover), and those of kernels are
+links to the kernel's row.
 """
-
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from svod.bench.report.data import SEVERAL, START, Course, Trial
-from svod.bench.report.markup import Markup, join, tag
 from svod.system import quantities as q
 
-WIDE, NARROW = 860.0, 250.0  # pixels of a plot that labels are placed for
-LETTER = 6.3  # pixels of one character of a label, on average
+WIDE, NARROW = 860.0, 250.0     # pixels of a plot that labels are placed for
+LETTER = 6.3                    # pixels of one character of a label, on average
 ROOF_HEIGHT = 400
 COURSE_HEIGHT = 190
-MAX_POINTS = 400  # of one course: the slowest are left out beyond
-SLOWEST_SHOWN = 5.0  # times the heuristic; slower ones are drawn at the upper edge
+MAX_POINTS = 400                # of one course: the slowest are left out beyond
+SLOWEST_SHOWN = 5.0             # times the heuristic; slower ones are drawn at the upper edge
 
-#: Symbols by kind of step: shape as well as colour tells them apart.
+#: The symbol of each kind of step: shape as well as colour tells them apart.
 SYMBOLS: dict[str, str] = {
-    START: "start",
-    "register tile": "dot",
-    "loops": "square",
-    "staging": "triangle",
-    "cores": "bar",
-    "memory hints": "cross",
-    SEVERAL: "diamond",
-}
-_SHAPES = {
-    "more": '<path d="M-4-4.4 4.4 0-4 4.4z"/>',
-    "less": '<path d="M4-4.4-4.4 0 4 4.4z"/>',
-    "start": '<circle r="3.5" fill="none" stroke="currentColor" stroke-width="2"/>',
-    "dot": '<circle r="3.2"/>',
-    "square": '<rect x="-3" y="-3" width="6" height="6"/>',
-    "triangle": '<path d="M0-4 4 3.2h-8z"/>',
-    "bar": '<rect x="-1.6" y="-4.2" width="3.2" height="8.4"/>',
-    "cross": '<path d="M-3.4-2-2-3.4 0-1.4 2-3.4 3.4-2 1.4 0 3.4 2 2 3.4 0 1.4-2 3.4-3.4 2-1.4 0z"/>',
-    "diamond": '<path d="M0-4.4 4.4 0 0 4.4-4.4 0z"/>',
-}
-
-
-def symbols() -> Markup:
-    """The definitions of the marks; once per page."""
-    shapes = "".join(f'<symbol id="m-{name}" overflow="visible">{shape}</symbol>' for name, shape in _SHAPES.items())
-    return Markup(f'<svg width="0" height="0" class="defs" aria-hidden="true"><defs>{shapes}</defs></svg>')
+    START: "start", "register tile": "dot", "loops": "square", "staging": "triangle", "cores": "bar", "memory hints": "cross",
+    SEVERAL: "diamond"}
 
 
 def slug(kind: str) -> str:
@@ -59,16 +34,67 @@ def slug(kind: str) -> str:
     return "k-" + kind.replace(" ", "-")
 
 
-def swatch(kind: str) -> Markup:
-    """A mark as it stands in legends."""
-    return Markup(
-        f'<svg class="swatch {slug(kind)}" width="12" height="12" viewBox="-6 -6 12 12" aria-hidden="true">'
-        f'<use href="#m-{SYMBOLS[kind]}"/></svg>'
-    )
+# -- shapes: x in parts of the width, y in pixels from the top --------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    shape: ClassVar[str] = "line"
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    cls: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    shape: ClassVar[str] = "text"
+    x: float
+    y: float
+    text: str
+    cls: str
+    anchor: str = "middle"
+    dx: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    shape: ClassVar[str] = "symbol"
+    name: str
+    x: float
+    y: float
+    cls: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    shape: ClassVar[str] = "dot"
+    x: float
+    y: float
+    r: float
+    cls: str
+    title: str = ""
+    href: str = ""      # a link, with a larger target around the dot
+
+
+@dataclass(frozen=True, slots=True)
+class Rect:
+    shape: ClassVar[str] = "rect"
+    x: float
+    y: float
+    width: float
+    height: float
+    cls: str
+    title: str
+    rx: float = 0.0
+
+
+Shape = Line | Text | Symbol | Dot | Rect
 
 
 # -- axes -------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Scale:
@@ -84,6 +110,10 @@ class Scale:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
+    def clamped(self, value: float) -> float:
+        """Where a value lies, or the nearer end."""
+        return min(1.0, max(0.0, self.at(value)))
+
     def ticks(self, most: int) -> list[float]:
         """Round values inside, at most about so many."""
         if not self.logarithmic or self.high < 3 * self.low:
@@ -91,11 +121,10 @@ class Scale:
             return [i * step for i in range(math.ceil(self.low / step), math.floor(self.high / step + 1e-9) + 1)]
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         for steps in ((1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
-            found = [s * 10.0**d for d in decades for s in steps if self.low * 0.999 <= s * 10.0**d <= self.high * 1.001]
-            if len(found) <= most:
-                return found
-        skip = -(-len(found) // most)
-        return found[::skip]
+            values = [s * 10.0**d for d in decades for s in steps if self.low * 0.999 <= s * 10.0**d <= self.high * 1.001]
+            if len(values) <= most:
+                return values
+        return values[::-(-len(values) // most)]
 
 
 def _round_up(x: float) -> float:
@@ -104,83 +133,39 @@ def _round_up(x: float) -> float:
     return next(s * power for s in (1, 2, 5, 10) if s * power >= x * 0.999)
 
 
-def _pc(x: float) -> str:
-    return f"{100 * x:.2f}%"
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, cls: str, title: str = "") -> Markup:
-    end = f"><title>{_escape(title)}</title></line>" if title else "/>"
-    return Markup(f'<line x1="{_pc(x1)}" y1="{y1:.1f}" x2="{_pc(x2)}" y2="{y2:.1f}" class="{cls}"{end}')
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _text(x: float, y: float, text: str, cls: str, anchor: str = "middle", dx: float = 0.0) -> Markup:
-    shift = f' dx="{dx:g}"' if dx else ""
-    return Markup(f'<text x="{_pc(x)}" y="{y:.1f}"{shift} text-anchor="{anchor}" class="{cls}">{_escape(text)}</text>')
-
-
-def _mark(symbol: str, x: float, y: float, cls: str, title: str) -> Markup:
-    inner = f"><title>{_escape(title)}</title></use>" if title else "/>"
-    return Markup(f'<use href="#m-{symbol}" x="{_pc(x)}" y="{y:.1f}" class="{cls}"{inner}')
-
-
 @dataclass(frozen=True)
 class Frame:
-    """A plot's axes. `height`: of the plot area; the captions of x stand below it."""
+    """A plot: its axes, and the shapes in it. `height`: of the plot area; the captions of x stand below it."""
 
     x: Scale
     y: Scale
     height: float
-    x_text: Callable[[float], str]
     y_text: Callable[[float], str]
     x_title: str
     y_title: str
+    label: str = ""
+    x_ticks: int = 7
+    y_ticks: int = 6
+    shapes: tuple[Shape, ...] = ()
 
     def up(self, value: float) -> float:
         """Pixels from the top."""
         return self.height * (1 - self.y.at(value))
 
-    def draw(self, *content: object, label: str, x_ticks: int = 7, y_ticks: int = 6) -> Markup:
-        """The chart: the captions of y in a column of their own, then the plot."""
-        rows = [(v, self.up(v)) for v in self.y.ticks(y_ticks)]
-        columns = [(v, self.x.at(v)) for v in self.x.ticks(x_ticks)]
-        total = self.height + 40
-        left = join(
-            *(
-                Markup(f'<text x="100%" dx="-8" y="{y + 4:.1f}" text-anchor="end" class="tick">{_escape(self.y_text(v))}</text>')
-                for v, y in rows
-            )
-        )
-        grid = join(*(_line(0, y, 1, y, "grid") for _, y in rows), *(_line(x, 0, x, self.height, "grid") for _, x in columns))
-        below = join(
-            *(
-                _text(x, self.height + 17, self.x_text(v), "tick", "start" if x < 0.02 else "end" if x > 0.98 else "middle")
-                for v, x in columns
-            )
-        )
-        title = _text(0.5, self.height + 36, self.x_title, "axis")
-        plot = tag(
-            "svg",
-            grid,
-            _line(0, self.height, 1, self.height, "base"),
-            join(*content),
-            below,
-            title,
-            class_="plot",
-            width="100%",
-            height=f"{total:g}",
-            role="img",
-            aria_label=label,
-        )
-        axis = tag("svg", left, class_="yaxis", width="64", height=f"{total:g}", aria_hidden="true")
-        return tag("div", tag("div", self.y_title, class_="ytitle"), tag("div", axis, plot, class_="chart"), class_="figure")
+    def rows(self) -> list[tuple[float, str]]:
+        """The ticks of y: (pixels from the top, caption)."""
+        return [(self.up(v), self.y_text(v)) for v in self.y.ticks(self.y_ticks)]
+
+    def columns(self) -> list[tuple[float, str]]:
+        """The ticks of x: (part of the width, caption)."""
+        return [(self.x.at(v), f"{v:g}") for v in self.x.ticks(self.x_ticks)]
+
+    def with_shapes(self, shapes: Sequence[Shape], label: str) -> Frame:
+        """The plot with shapes in it and a name for screen readers."""
+        return Frame(self.x, self.y, self.height, self.y_text, self.x_title, self.y_title, label, self.x_ticks, self.y_ticks, tuple(shapes))
 
 
 # -- roofline ---------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Roof:
@@ -190,6 +175,10 @@ class Roof:
     rate: float
     flat: bool
     cls: str
+
+    @property
+    def rate_words(self) -> str:
+        return q.flops_rate(self.rate) if self.flat else q.bytes_rate(self.rate)
 
 
 @dataclass(frozen=True)
@@ -203,10 +192,9 @@ class Point:
     title: str
     before: float | None = None
     peer: float | None = None
-    cls: str = "tuned"
 
 
-def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Markup:
+def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Frame:
     """Operations per second over operations per byte, both logarithmic, under the machine's ceilings."""
     rates = [r for p in points for r in (p.rate, p.before, p.peer) if r]
     flat = max((r.rate for r in roofs if r.flat), default=0.0)
@@ -215,72 +203,52 @@ def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Markup:
     if flat and slants:
         high_x = max(high_x, 3 * flat / min(r.rate for r in slants))
     low_y, high_y = min(*rates, *(r.rate for r in roofs if r.flat), math.inf) / 2, max(*rates, flat) * 1.7
-    f = Frame(
-        Scale(low_x, high_x, True),
-        Scale(low_y, high_y, True),
-        ROOF_HEIGHT,
-        lambda v: f"{v:g}",
-        lambda v: _short_rate(v),
-        "operations per byte from and to memory",
-        "FLOP/s",
-    )
-    lines, texts = _draw_roofs(f, roofs, (low_x, high_x), low_y, high_y, flat)
-    marks = _draw_points(f, points)
-    labels = [*_place(points, roofs, f, WIDE, "wide"), *_place(points, roofs, f, NARROW, "narrow")]
-    leaders = [x for x in labels if "leader" in x]
-    labels = [x for x in labels if "leader" not in x]
-    return f.draw(
-        *leaders, *lines, *marks, *texts, *labels, x_ticks=7,
-        label=f"Roofline with {len(points)} kernels; the same figures stand in the table below",
-    )
-
-
-def _draw_roofs(f: Frame, roofs: Sequence[Roof], x_range: tuple[float, float], low_y: float, high_y: float,
-                flat: float) -> tuple[list[object], list[object]]:
-    """The ceilings as lines, and their names. `flat`: the highest arithmetic, or 0."""
-    low_x, high_x = x_range
-    slants = [r for r in roofs if not r.flat]
-    lines: list[object] = []
-    texts: list[object] = []
-    for roof in roofs:
-        if roof.flat:
-            start = min((roof.rate / r.rate for r in slants), default=low_x)
-            y = f.up(roof.rate)
-            lines.append(_line(max(0.0, f.x.at(max(start, low_x))), y, 1, y, f"roof {roof.cls}", f"{roof.name}: {q.flops_rate(roof.rate)}"))
-            texts.append(_text(1, y - 6, f"{roof.name} {q.flops_rate(roof.rate)}", "rooftext halo", "end", -2))
-            continue
-        x0 = max(low_x, low_y / roof.rate)
-        x1 = min(high_x, flat / roof.rate if flat else high_y / roof.rate)
-        if x1 > x0:
-            y0, left = f.up(roof.rate * x0), f.x.at(x0)
-            lines.append(_line(left, y0, f.x.at(x1), f.up(roof.rate * x1), f"roof {roof.cls}", f"{roof.name}: {q.bytes_rate(roof.rate)}"))
-            texts.append(_text(left, y0 - 7 if left < 0.01 else y0 - 14, roof.name, "rooftext halo", "start", 5))
-    return lines, texts
-
-
-def _draw_points(f: Frame, points: Sequence[Point]) -> list[object]:
-    """The kernels, over what they were before and what the best library reaches."""
-    marks: list[object] = []
-    ordered = sorted(points, key=lambda p: p.name)
-    for p in ordered:
-        x, y = f.x.at(p.intensity), f.up(p.rate)
-        if p.before:
-            marks.append(_line(x, f.up(p.before), x, y, "stem"))
-            marks.append(Markup(f'<circle cx="{_pc(x)}" cy="{f.up(p.before):.1f}" r="3" class="heuristic hollow"/>'))
-        if p.peer:
-            marks.append(_mark("diamond", x, f.up(p.peer), "peer hollow", ""))
-    for p in ordered:
-        x, y = f.x.at(p.intensity), f.up(p.rate)
-        dot = Markup(
-            f'<circle cx="{_pc(x)}" cy="{y:.1f}" r="11" class="target"/><circle cx="{_pc(x)}" cy="{y:.1f}" r="5" class="{p.cls}"/>'
-        )
-        marks.append(tag("a", tag("title", p.title), dot, href=p.href, aria_label=p.title))
-    return marks
+    f = Frame(Scale(low_x, high_x, True), Scale(low_y, high_y, True), ROOF_HEIGHT, _short_rate,
+              "operations per byte from and to memory", "FLOP/s")
+    drawn_roofs = list(_draw_roofs(f, roofs, flat))
+    names = [*_place(points, roofs, f, WIDE, "wide"), *_place(points, roofs, f, NARROW, "narrow")]
+    leaders = [s for s in names if isinstance(s, Line)]
+    shapes = [*leaders, *(s for s in drawn_roofs if isinstance(s, Line)), *_draw_points(f, points),
+              *(s for s in (*drawn_roofs, *names) if isinstance(s, Text))]
+    return f.with_shapes(shapes, f"Roofline with {len(points)} kernels; the same figures stand in the table below")
 
 
 def _short_rate(value: float) -> str:
     """A rate at a tick: 300 G."""
     return next((f"{value / size:g} {unit}" for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if value >= size), f"{value:g}")
+
+
+def _draw_roofs(f: Frame, roofs: Sequence[Roof], flat: float) -> Iterator[Shape]:
+    """The ceilings as lines, and their names. `flat`: the highest arithmetic, or 0."""
+    slants = [r for r in roofs if not r.flat]
+    for roof in roofs:
+        title = f"{roof.name}: {roof.rate_words}"
+        if roof.flat:
+            start = min((roof.rate / r.rate for r in slants), default=f.x.low)
+            y = f.up(roof.rate)
+            yield Line(max(0.0, f.x.at(max(start, f.x.low))), y, 1, y, f"roof {roof.cls}", title)
+            yield Text(1, y - 6, f"{roof.name} {roof.rate_words}", "rooftext halo", "end", -2)
+            continue
+        x0 = max(f.x.low, f.y.low / roof.rate)
+        x1 = min(f.x.high, (flat or f.y.high) / roof.rate)
+        if x1 > x0:
+            y0, left = f.up(roof.rate * x0), f.x.at(x0)
+            yield Line(left, y0, f.x.at(x1), f.up(roof.rate * x1), f"roof {roof.cls}", title)
+            yield Text(left, y0 - 7 if left < 0.01 else y0 - 14, roof.name, "rooftext halo", "start", 5)
+
+
+def _draw_points(f: Frame, points: Sequence[Point]) -> Iterator[Shape]:
+    """The kernels, over what they were before and what the best library reaches."""
+    ordered = sorted(points, key=lambda p: p.name)
+    for p in ordered:
+        x = f.x.at(p.intensity)
+        if p.before:
+            yield Line(x, f.up(p.before), x, f.up(p.rate), "stem")
+            yield Dot(x, f.up(p.before), 3, "heuristic hollow")
+        if p.peer:
+            yield Symbol("diamond", x, f.up(p.peer), "peer hollow")
+    for p in ordered:
+        yield Dot(f.x.at(p.intensity), f.up(p.rate), 5, "tuned", p.title, p.href)
 
 
 #: Where a label may stand from its point, best first: (anchor, right, down) in pixels; far ones get a line to their point.
@@ -291,54 +259,47 @@ _FAR = tuple((anchor, 4.0 * (anchor == "end") - 4.0 * (anchor == "start"), down)
 _Box = tuple[float, float, float, float]
 
 
-def _place(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width: float, cls: str) -> list[Markup]:
-    """Names of points, as many as have room: first those that fit beside their point, the fastest first, then the others further off, with
-    lines, which come first in the result so that everything else is drawn over them."""
+def _place(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width: float, cls: str) -> Iterator[Shape]:
+    """Names of points, as many as have room. Those that fit beside their point are placed first, the fastest first; then the others
+    further off, with lines to their points."""
     taken: list[_Box] = []
-    for roof in roofs:
-        if roof.flat:
-            y = f.up(roof.rate)
-            taken += [(0.0, y - 2, width, y + 2), (width - LETTER * 26, y - 20, width, y)]
+    for y in (f.up(roof.rate) for roof in roofs if roof.flat):
+        taken += [(0.0, y - 2, width, y + 2), (width - LETTER * 26, y - 20, width, y)]
     for p in points:
-        for rate in (p.rate, p.before, p.peer):
-            if rate:
-                x, y = f.x.at(p.intensity) * width, f.up(rate)
-                taken.append((x - 6, y - 6, x + 6, y + 6))
+        x = f.x.at(p.intensity) * width
+        taken += [(x - 6, f.up(rate) - 6, x + 6, f.up(rate) + 6) for rate in (p.rate, p.before, p.peer) if rate]
     labels: list[_Box] = []
-    lines: list[Markup] = []
-    texts: list[Markup] = []
-    ordered = sorted(points, key=lambda p: -p.rate)
-    left_over = []
+    waiting = sorted(points, key=lambda p: -p.rate)
     for places in (_NEAR, _FAR):
-        for p in ordered:
-            x, y, w = f.x.at(p.intensity) * width, f.up(p.rate), LETTER * len(p.name)
+        left_over = []
+        for p in waiting:
+            at, y, w = f.x.at(p.intensity), f.up(p.rate), LETTER * len(p.name)
             for anchor, dx, dy in places:
-                left = x + dx - (0 if anchor == "start" else w if anchor == "end" else w / 2)
+                left = at * width + dx - (0 if anchor == "start" else w if anchor == "end" else w / 2)
                 box = (left, y + dy - 10, left + w, y + dy + 3)
-                if box[0] < 0 or box[2] > width or box[1] < 0 or box[3] > f.height or not _free(box, taken + labels):
+                if left < 0 or left + w > width or y + dy < 10 or y + dy + 3 > f.height or not _is_free(box, taken + labels):
                     continue
                 if places is _FAR:
                     end = y + dy + (5 if dy < 0 else -12)
-                    line = (x - 3, min(y, end), x + 3, max(y, end))
-                    if not _free(line, labels):
+                    leader = (at * width - 3, min(y, end), at * width + 3, max(y, end))
+                    if not _is_free(leader, labels):
                         continue
-                    labels.append(line)
-                    lines.append(_line(f.x.at(p.intensity), y, f.x.at(p.intensity), end, f"leader {cls}"))
+                    labels.append(leader)
+                    yield Line(at, y, at, end, f"leader {cls}")
                 labels.append(box)
-                texts.append(_text(f.x.at(p.intensity), y + dy, p.name, f"label halo {cls}", anchor, dx))
+                yield Text(at, y + dy, p.name, f"label halo {cls}", anchor, dx)
                 break
             else:
                 left_over.append(p)
-        ordered, left_over = left_over, []
-    return lines + texts
+        waiting = left_over
 
 
-def _free(box: _Box, taken: Sequence[_Box]) -> bool:
-    return all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken)
+def _is_free(box: _Box, taken: Sequence[_Box]) -> bool:
+    left, top, right, bottom = box
+    return all(right < x0 or left > x1 or bottom < y0 or top > y1 for x0, y0, x1, y1 in taken)
 
 
 # -- speed-ups --------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Bar:
@@ -364,141 +325,100 @@ def speedup_ticks(scale: Scale) -> list[float]:
     return [s for s in steps if scale.low <= s <= scale.high]
 
 
-def _clamped(scale: Scale, value: float) -> float:
-    return min(1.0, max(0.0, scale.at(value)))
+def speedup_height(bars: Sequence[Bar]) -> int:
+    """Pixels of a row with these bars."""
+    return 14 * len(bars) + 6
 
 
-def speedup_row(bars: Sequence[Bar], dots: Sequence[Bar], scale: Scale, label: str) -> Markup:
+def speedup_row(bars: Sequence[Bar], dots: Sequence[Bar], scale: Scale) -> list[Shape]:
     """Bars from 1× to the speed-up, with the 95 % interval as a whisker; `dots` are other contestants on the first bar's line."""
-    height = 14 * len(bars) + 6
-    one = scale.at(1.0)
-    parts: list[object] = [_line(scale.at(t), 0, scale.at(t), height, "grid") for t in speedup_ticks(scale)]
+    height, one = speedup_height(bars), scale.at(1.0)
+    shapes: list[Shape] = [Line(scale.at(t), 0, scale.at(t), height, "grid") for t in speedup_ticks(scale)]
     for i, bar in enumerate(bars):
-        y = 4 + 14 * i
-        end = _clamped(scale, bar.value)
-        x, w = min(one, end), abs(end - one)
-        parts.append(
-            Markup(
-                f'<rect x="{_pc(x)}" y="{y}" width="{_pc(max(w, 0.002))}" height="10" rx="1.5" class="{bar.cls}">'
-                f"<title>{_escape(bar.title)}</title></rect>"
-            )
-        )
+        y, end = 4 + 14 * i, scale.clamped(bar.value)
+        shapes.append(Rect(min(one, end), y, max(abs(end - one), 0.002), 10, bar.cls, bar.title, 1.5))
         if bar.low is not None and bar.high is not None:
-            parts.append(_line(_clamped(scale, bar.low), y + 5, _clamped(scale, bar.high), y + 5, "whisker"))
+            shapes.append(Line(scale.clamped(bar.low), y + 5, scale.clamped(bar.high), y + 5, "whisker"))
     for dot in dots:
-        if not 0 <= scale.at(dot.value) <= 1:
-            parts.append(
-                _mark(
-                    "more" if dot.value > 1 else "less", _clamped(scale, dot.value), 9, f"{dot.cls} dot", f"{dot.title}, beyond the scale"
-                )
-            )
-            continue
-        parts.append(
-            Markup(
-                f'<circle cx="{_pc(_clamped(scale, dot.value))}" cy="9" r="3.2" class="{dot.cls} dot">'
-                f"<title>{_escape(dot.title)}</title></circle>"
-            )
-        )
-    parts.append(_line(one, 0, one, height, "one"))
-    return tag("svg", *parts, class_="bars", width="100%", height=str(height), role="img", aria_label=label)
+        if 0 <= scale.at(dot.value) <= 1:
+            shapes.append(Dot(scale.at(dot.value), 9, 3.2, f"{dot.cls} dot", dot.title))
+        else:
+            beyond = "more" if dot.value > 1 else "less"
+            shapes.append(Symbol(beyond, scale.clamped(dot.value), 9, f"{dot.cls} dot", f"{dot.title}, beyond the scale"))
+    return [*shapes, Line(one, 0, one, height, "one")]
 
 
-def speedup_axis(scale: Scale) -> Markup:
+def speedup_axis(scale: Scale) -> list[Shape]:
     """The captions of the ticks, for the head and foot of a chart of rows."""
-    ticks = join(*(_text(scale.at(t), 13, f"{t:g}×" if t >= 1 or t > 0.45 else f"1/{round(1 / t)}×", "tick") for t in speedup_ticks(scale)))
-    return tag("svg", ticks, class_="bars", width="100%", height="18", aria_hidden="true")
+    return [Text(scale.at(t), 13, f"{t:g}×" if t > 0.45 else f"1/{round(1 / t)}×", "tick") for t in speedup_ticks(scale)]
 
 
 # -- the course of a search -------------------------------------------------------------------------
 
-
-def course_charts(course: Course) -> Markup | None:
-    """The best time over candidates, with every candidate, and over seconds, side by side; None where nothing was timed.
+def course_charts(course: Course) -> list[Frame]:
+    """The best time over candidates, with every candidate, and over seconds, side by side; none where nothing was timed.
 
     Candidates are recorded when their round ends, so over seconds only the best is drawn."""
-    trials = _shown(course.trials)
+    trials = list(course.trials)
+    if len(trials) > MAX_POINTS:
+        limit = sorted(t.seconds for t in trials)[MAX_POINTS]
+        trials = [t for t in trials if t.seconds <= limit or t.kind == START]
     if not trials:
-        return None
-    candidates = max(t.number for t in trials)
-    over_candidates = _course(
-        course, trials, lambda t: float(t.number), Scale(0.5, max(2.0, candidates * 1.03), False), "candidates timed", trials
-    )
-    seconds = Scale(0.0, max(0.1, 1.03 * max(t.at for t in trials)), False)
-    over_seconds = _course(course, trials, lambda t: t.at, seconds, "seconds since the search began", ())
-    return tag("div", over_candidates, over_seconds, class_="pair")
+        return []
+    last = max(2.0, 1.03 * max(t.number for t in trials))
+    over_seconds = Scale(0.0, max(0.1, 1.03 * max(t.at for t in trials)), False)
+    return [_course(course, trials, lambda t: float(t.number), Scale(0.5, last, False), "candidates timed", trials),
+            _course(course, trials, lambda t: t.at, over_seconds, "seconds since the search began", ())]
 
 
-def _shown(trials: Sequence[Trial]) -> list[Trial]:
-    if len(trials) <= MAX_POINTS:
-        return list(trials)
-    limit = sorted(t.seconds for t in trials)[MAX_POINTS]
-    return [t for t in trials if t.seconds <= limit or t.kind == START]
-
-
-def _course(
-    course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], float], across: Scale, x_title: str, marked: Sequence[Trial]
-) -> Markup:
+def _course(course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], float], across: Scale, x_title: str,
+            marked: Sequence[Trial]) -> Frame:
+    """The best time over `x_of`. `marked`: trials that are drawn; where there are none, those that were the best for a time are."""
     times = [t.seconds for t in trials if marked or t.raced] or [t.seconds for t in trials]
     start = next((t.seconds for t in trials if t.kind == START), course.heuristic or max(times))
     top = max(min(max(times), SLOWEST_SHOWN * start), start * 1.15)
     size, unit = next((s for s in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if top >= s[0]), (1e-9, "ns"))
-    f = Frame(
-        across,
-        Scale(min(times) / 1.12, top * 1.08, True),
-        COURSE_HEIGHT,
-        lambda v: f"{v:g}",
-        lambda v: f"{v / size:g}",
-        x_title,
-        f"time of one run, {unit}",
-    )
-    y = f.up(start)
-    content: list[object] = [_line(0, y, 1, y, "reference", f"heuristic: {q.seconds(start)}")]
-    steps = _best_steps(trials, x_of)
-    for i, (x, y, kind, _) in enumerate(steps):
-        until = steps[i + 1][0] if i + 1 < len(steps) else f.x.high
-        content.append(_line(f.x.at(x), f.up(y), f.x.at(until), f.up(y), f"best {slug(kind)}"))
-        if i + 1 < len(steps):
-            content.append(_line(f.x.at(until), f.up(y), f.x.at(until), f.up(steps[i + 1][1]), f"best {slug(steps[i + 1][2])}"))
-    improving = {id(t) for *_, t in steps}
-    for t in marked or [t for *_, t in steps]:
-        told = t.raced or id(t) in improving
+    f = Frame(across, Scale(min(times) / 1.12, top * 1.08, True), COURSE_HEIGHT, lambda v: f"{v / size:g}", x_title,
+              f"time of one run, {unit}", x_ticks=6, y_ticks=5)
+    reference = f.up(start)
+    shapes: list[Shape] = [Line(0, reference, 1, reference, "reference", f"heuristic: {q.seconds(start)}")]
+    steps = best_steps(trials, x_of)
+    for i, (x, t) in enumerate(steps):
+        until, after = steps[i + 1] if i + 1 < len(steps) else (f.x.high, None)
+        shapes.append(Line(f.x.at(x), f.up(t.seconds), f.x.at(until), f.up(t.seconds), f"best {slug(t.kind)}"))
+        if after is not None:
+            shapes.append(Line(f.x.at(until), f.up(t.seconds), f.x.at(until), f.up(after.seconds), f"best {slug(after.kind)}"))
+    improving = {t.number for _, t in steps}
+    for t in marked or [t for _, t in steps]:
+        told = t.raced or t.number in improving
         title = f"{t.number}: {q.seconds(t.seconds)}, {t.kind}{'' if t.raced else ' (screened)'}: {t.chain}" if told else ""
-        content.append(
-            _mark(SYMBOLS[t.kind], f.x.at(x_of(t)), max(3.0, f.up(t.seconds)), f"{slug(t.kind)}{'' if t.raced else ' faint'}", title)
-        )
-    above = f.up(start) > 20
-    content.append(_text(1, f.up(start) + (-6 if above else 14), f"heuristic {q.seconds(start)}", "rooftext halo", "end"))
-    label = f"Best time over {x_title}: from {q.seconds(steps[0][1])} to {q.seconds(steps[-1][1])}" if steps else f"Times over {x_title}"
-    return f.draw(*content, label=label, x_ticks=6, y_ticks=5)
+        shapes.append(Symbol(SYMBOLS[t.kind], f.x.at(x_of(t)), max(3.0, f.up(t.seconds)), slug(t.kind) + " faint" * (not t.raced), title))
+    shapes.append(Text(1, reference + (-6 if reference > 20 else 14), f"heuristic {q.seconds(start)}", "rooftext halo", "end"))
+    gained = f"from {q.seconds(steps[0][1].seconds)} to {q.seconds(steps[-1][1].seconds)}" if steps else "no candidate was raced"
+    return f.with_shapes(shapes, f"Best time over {x_title}: {gained}")
 
 
-def _best_steps(trials: Sequence[Trial], x_of: Callable[[Trial], float]) -> list[tuple[float, float, str, Trial]]:
-    """Where the best time fell: (x, seconds, kind, trial). Times count once they were raced: a screened time is one run's luck."""
-    steps: list[tuple[float, float, str, Trial]] = []
+def best_steps(trials: Sequence[Trial], x_of: Callable[[Trial], float]) -> list[tuple[float, Trial]]:
+    """Where the best time fell: (x, trial). Times count once they were raced: a screened time is one run's luck."""
+    steps: list[tuple[float, Trial]] = []
     for t in trials:
-        if t.raced and (not steps or t.seconds < steps[-1][1]):
-            x = max(x_of(t), steps[-1][0]) if steps else x_of(t)
-            steps.append((x, t.seconds, t.kind, t))
+        if t.raced and (not steps or t.seconds < steps[-1][1].seconds):
+            steps.append((max(x_of(t), steps[-1][0]) if steps else x_of(t), t))
     return steps
 
 
 # -- where candidates went --------------------------------------------------------------------------
 
-
-def stacked(parts: Sequence[tuple[str, int, str]], label: str) -> Markup:
-    """One bar of (name, count, class) parts, in proportion."""
-    total = sum(n for _, n, _ in parts) or 1
+def stacked(parts: Sequence[tuple[str, int]]) -> list[Shape]:
+    """One bar of (fate, count) parts, in proportion."""
+    total = sum(n for _, n in parts) or 1
+    shapes: list[Shape] = []
     x = 0.0
-    rects = []
-    for name, n, cls in parts:
+    for name, n in parts:
+        cls = f"f-{name.replace(' ', '-')}"
         if n:
-            rects.append(
-                Markup(
-                    f'<rect x="{_pc(x)}" y="0" width="{_pc(n / total)}" height="22" class="fate {cls}">'
-                    f"<title>{_escape(name)}: {n} ({100 * n / total:.0f} %)</title></rect>"
-                )
-            )
-            if n / total > 0.06:
-                rects.append(_text(x + n / total / 2, 15.5, str(n), f"fatetext {cls}-on"))
+            shapes.append(Rect(x, 0, n / total, 22, f"fate {cls}", f"{name}: {n} ({100 * n / total:.0f} %)"))
+        if n / total > 0.06:
+            shapes.append(Text(x + n / total / 2, 15.5, str(n), f"fatetext {cls}-on"))
         x += n / total
-    return tag("svg", *rects, class_="stack", width="100%", height="22", role="img", aria_label=label)
+    return shapes

@@ -71,6 +71,11 @@ class Course:
         """Everything that was proposed."""
         return sum(self.fates.values())
 
+    @property
+    def timed(self) -> int:
+        """Candidates that were timed."""
+        return len(self.trials)
+
 
 @dataclass(frozen=True)
 class TunedKernel:

@@ -1,136 +1,97 @@
-"""The first parts of the report, each a function from data to HTML or None where its data is missing: headline, roofline, speed-ups."""
-
+"""The data of the report's sections that needs working out; each function gives None or nothing where its data is missing."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from svod.bench.report import charts
-from svod.bench.report.charts import Bar, Point, Roof, Scale
-from svod.bench.report.data import Overview, TunedKernel, Tuning
-from svod.bench.report.markup import Markup, tag
-from svod.bench.report.parts import (
+from svod.bench.report.charts import Bar, Frame, Point, Roof, Shape
+from svod.bench.report.data import FATES, Course, Overview, TunedKernel, Tuning
+from svod.bench.report.words import (
     CUT_SHORT,
     FASTER,
     NEAR_CEILING,
     case_id,
-    count,
     kernel_title,
-    lead,
     listed,
-    note,
     over_best_peer,
     over_heuristic,
     peer_names,
-    section,
     short_name,
+    side_of,
 )
-from svod.bench.results import SVOD, CaseResult, Speedup
+from svod.bench.results import CaseResult, Outcome, Run, Speedup
 from svod.bench.roofline import Ceilings
-from svod.bench.summary import BEST_PEER, geometric_mean, group_results
+from svod.bench.summary import ALL, BEST_PEER, group_results, suite_results
 from svod.system import quantities as q
 
 PEER_CLASSES = ("peer-a", "peer-b", "peer-c", "peer-d", "peer-e", "peer-f")
+NEXT = 6                # kernels in "what to tune next"
 
 
-# -- headline ---------------------------------------------------------------------------------------
+# A column of a table is (title, class, what it means); the class minor leaves it out on narrow screens.
+Column = tuple[str, str, str]
 
 
-def _tile(figure: str, what: str, detail: str, cls: str = "") -> Markup:
-    return tag("div", tag("dt", what), tag("dd", tag("b", figure), tag("span", detail)), class_=f"tile {cls}".strip())
+def minor_columns(names: Sequence[str]) -> list[Column]:
+    """Columns of numbers for libraries."""
+    return [(name, "num minor", "") for name in names]
 
 
-def headline(view: Overview, tuning: Tuning | None) -> Markup:
-    """The figures that say most, in at most five tiles."""
-    tiles = (_gain_tile(view, tuning), _peer_tile(view), _ceiling_tile(view), _kernels_tile(view, tuning), _time_tile(view, tuning))
-    return tag("dl", *(t for t in tiles if t is not None), class_="tiles")
+def is_minor_fate(name: str) -> bool:
+    """Whether a narrow screen leaves out the column of a fate."""
+    return name not in ("raced", "confirmed")
 
 
-def _gain_tile(view: Overview, tuning: Tuning | None) -> Markup | None:
-    means = group_results(view.cases)[-1].speedups if view.cases else {}
-    gains = [s.median for c in view.cases if (s := over_heuristic(c)) is not None]
-    if not gains and tuning is not None:
-        gains = [k.gain for k in tuning.kernels if k.gain is not None]
-    if not gains:
-        return None
-    faster = sum(g >= FASTER for g in gains)
-    detail = f"geometric mean; {faster} of {count(len(gains), 'kernel')} gained, the most {q.times(max(gains))}"
-    return _tile(q.times(means.get("tuned/heuristic", geometric_mean(gains))), "tuned over heuristic", detail, "first")
+def fate_columns(fates: Sequence[tuple[str, str]]) -> list[Column]:
+    """Columns of numbers of candidates."""
+    return [(name, "num minor" if is_minor_fate(name) else "num", meaning) for name, meaning in fates]
 
 
-def _peer_tile(view: Overview) -> Markup | None:
-    peers = [s for c in view.cases if (s := over_best_peer(c)) is not None]
-    if not peers:
-        return None
-    won = sum(s.median > 1 and not s.is_none for s in peers)
-    lost = sum(s.median < 1 and not s.is_none for s in peers)
-    detail = f"the fastest of {listed(peer_names(view))} for each kernel: {won} won, {lost} lost, {len(peers) - won - lost} level"
-    return _tile(q.times(geometric_mean([s.median for s in peers])), "over the best peer", detail)
+def is_minor_kind(kind: str) -> bool:
+    """Whether a narrow screen leaves out the column of a kind of traffic."""
+    return kind.endswith("stream") or kind == "write"
 
 
-def _ceiling_tile(view: Overview) -> Markup | None:
-    shares = [c.svod.ceiling_share for c in view.cases if c.svod is not None and c.svod.ceiling_share]
-    if not shares:
-        return None
-    near = sum(s >= NEAR_CEILING for s in shares)
-    detail = f"geometric mean; {near} of {len(shares)} above {q.percent(NEAR_CEILING)}"
-    return _tile(q.percent(geometric_mean(shares)), "of the ceiling", detail)
-
-
-def _kernels_tile(view: Overview, tuning: Tuning | None) -> Markup | None:
-    if view.cases:
-        noisy = sum(c.noisy is not None for c in view.cases)
-        wrong = sum(o.status == "wrong" for c in view.cases for o in c.contestants if o.name in SVOD)
-        what = "kernels measured" if any(c.suite != "models" for c in view.cases) else "models measured"
-        detail = f"each checked against NumPy{f'; {wrong} WRONG' if wrong else ''}; {noisy or 'none'} noisy"
-        return _tile(str(len(view.cases)), what, detail)
-    if tuning is None or not tuning.kernels:
-        return None
-    verified = sum(bool(k.verified) for k in tuning.kernels)
-    return _tile(str(len(tuning.kernels)), "kernels known", f"{verified} with a winner whose numbers were verified")
-
-
-def _time_tile(view: Overview, tuning: Tuning | None) -> Markup | None:
-    if tuning is not None and tuning.courses:
-        tried = sum(c.candidates for c in tuning.courses)
-        timed = sum(sum(n for f, n in c.fates.items() if f in ("slow", "screened", "raced", "confirmed", "wrong")) for c in tuning.courses)
-        candidates = q.digits(tried) if tried < 1000 else f"{tried:,}".replace(",", " ")
-        detail = f"{count(len(tuning.kernels), 'kernel')}, {candidates} candidates, {timed} of them timed"
-        return _tile(q.seconds(sum(c.spent for c in tuning.courses)), "spent searching", detail)
-    if not view.runs:
-        return None
-    return _tile(q.seconds(sum(r.settings.seconds for r in view.runs)), "spent measuring", f"in {count(len(view.runs), 'run')}")
-
-
-def verdict(view: Overview, tuning: Tuning | None) -> str:
-    """The page's first sentence."""
-    sentences = []
-    best = max(
-        (c for c in view.cases if over_heuristic(c) is not None),
-        key=lambda c: over_heuristic(c).median,  # type: ignore[union-attr]
-        default=None,
-    )
-    gain = over_heuristic(best) if best is not None else None
-    if best is not None and gain is not None and gain.median >= FASTER:
-        sentences.append(f"Tuning gained most for {best.title}: {q.times(gain.median)} the heuristic.")
-    elif tuning is not None and tuning.kernels and (tuning.kernels[0].gain or 0) >= FASTER:
-        k = tuning.kernels[0]
-        sentences.append(
-            f"The search saved most in {kernel_title(k)}: from {q.seconds(k.heuristic)} to {q.seconds(k.seconds)}, {q.times(k.gain)}."
-        )
-    open_ = [c for c in view.cases if c.svod is not None and c.svod.ceiling_share is not None and c.svod.ceiling_share < NEAR_CEILING]
-    if open_:
-        sentences.append(
-            f"{count(len(open_), 'kernel')} {'is' if len(open_) == 1 else 'are'} below {q.percent(NEAR_CEILING)} of what the "
-            "machine can do."
-        )
-    elif tuning is not None:
-        unfinished = sum(bool(k.courses) and k.courses[-1].ended_by in CUT_SHORT for k in tuning.kernels)
-        if unfinished:
-            sentences.append(f"{count(unfinished, 'search')} ended with more to try.")
-    return " ".join(sentences)
+def kind_columns(kinds: Sequence[str]) -> list[Column]:
+    """Columns of bandwidths."""
+    return [(k.replace("_stream", ", streamed"), "num minor" if is_minor_kind(k) else "num", "") for k in kinds]
 
 
 # -- roofline ---------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Roofline:
+    """The plot, its roofs, and what is to be known of it."""
+
+    plot: Frame
+    roofs: Sequence[Roof]
+    has_peers: bool
+    notes: Sequence[str]
+
+
+def roofline(view: Overview, tuning: Tuning | None) -> Roofline | None:
+    """Every kernel with arithmetic under the machine's ceilings."""
+    timed = [c for c in view.cases if c.svod is not None and c.svod.median]
+    drawn = [c for c in timed if c.flops and c.bytes_read + c.bytes_written]
+    points = [_case_point(c, c.svod) for c in drawn if c.svod is not None]
+    whole = all(c.suite == "models" for c in view.cases)        # none, or models: their kernels say more
+    if whole and tuning is not None:
+        points += [_kernel_point(k, k.seconds) for k in tuning.kernels if k.seconds and k.flops and k.bytes]
+    if not points:
+        return None
+    ceilings = view.ceilings or (tuning.ceilings if tuning is not None else None)
+    roofs = roofs_of(ceilings, [c.dtype for c in view.cases]) if ceilings is not None else []
+    notes = []
+    if not roofs:
+        notes.append("The machine's ceilings are not known here, so no roofs are drawn: `svod-bench ceilings` measures them.")
+    if whole and len(points) > len(view.cases) > 0:
+        notes.append("Beside the models stand the kernels that the tuning database knows, as they were confirmed.")
+    if len(drawn) < len(timed):
+        notes.append(f"Without arithmetic, and so not on this plot: {listed([c.title for c in timed if c not in drawn])}.")
+    return Roofline(charts.roofline(points, roofs), roofs, any(p.peer for p in points), notes)
 
 
 def roofs_of(ceilings: Ceilings, dtypes: Sequence[str]) -> list[Roof]:
@@ -145,219 +106,197 @@ def roofs_of(ceilings: Ceilings, dtypes: Sequence[str]) -> list[Roof]:
     return roofs
 
 
-def roofline_section(view: Overview, tuning: Tuning | None) -> Markup | None:
-    """Every kernel with arithmetic under the machine's ceilings."""
-    timed = [c for c in view.cases if c.svod is not None and c.svod.median]
-    without = [c.title for c in timed if not _has_intensity(c)]
-    points = [_case_point(c) for c in timed if _has_intensity(c)]
-    whole = all(c.suite == "models" for c in view.cases)        # none, or models: their kernels say more
-    if whole and tuning is not None:
-        points += [_kernel_point(k, k.seconds) for k in tuning.kernels if k.seconds and k.flops and k.bytes]
-    if not points:
-        return None
-    ceilings = view.ceilings or (tuning.ceilings if tuning is not None else None)
-    roofs = roofs_of(ceilings, [c.dtype for c in view.cases]) if ceilings is not None else []
-    notes = _roofline_notes(bool(roofs), whole and bool(view.cases) and len(points) > len(view.cases), without)
-    return section(
-        "roofline",
-        "Roofline",
-        lead("How near each kernel is to what the machine can do."),
-        tag("div", *_roofline_legend(points, roofs), class_="legend"),
-        charts.roofline(points, roofs),
-        *(note(n) for n in notes),
-    )
-
-
-def _roofline_notes(has_roofs: bool, has_kernels: bool, without: Sequence[str]) -> list[str]:
-    """What is to be known of the plot. `has_kernels`: kernels of the database stand beside models; `without`: cases that are not on it."""
-    notes = []
-    if not has_roofs:
-        notes.append("The machine's ceilings are not known here, so no roofs are drawn: `svod-bench ceilings` measures them.")
-    if has_kernels:
-        notes.append("Beside the models stand the kernels that the tuning database knows, as they were confirmed.")
-    if without:
-        notes.append(f"Without arithmetic, and so not on this plot: {listed(without)}.")
-    return [
-        *notes,
-        "A point on a roof cannot get faster. Traffic is what a kernel has to read and write at least; operands that stay in a cache "
-        "between two runs may go above the memory roof.",
-    ]
-
-
-def _has_intensity(case: CaseResult) -> bool:
-    return bool(case.flops and case.bytes_read + case.bytes_written)
-
-
-def _case_point(case: CaseResult) -> Point:
-    best = case.svod
-    assert best is not None and best.median, "cases without a time of svod were left out"
+def _case_point(case: CaseResult, best: Outcome) -> Point:
     heuristic, peer = case.outcome("heuristic"), case.outcome(case.best_peer or "")
+    assert best.median, "cases without a time of svod were left out"
     rate = case.flops / best.median
     share = f", {q.percent(best.ceiling_share)} of its ceiling" if best.ceiling_share else ""
-    return Point(
-        case.title,
-        f"#{case_id(case)}",
-        case.flops / (case.bytes_read + case.bytes_written),
-        rate,
-        f"{case.title}: {q.flops_rate(rate)}, {q.seconds(best.median)}{share}",
-        case.flops / heuristic.median if heuristic is not None and heuristic.median and best.name != "heuristic" else None,
-        case.flops / peer.median if peer is not None and peer.median else None,
-    )
+    before = case.flops / heuristic.median if heuristic is not None and heuristic.median and best.name != "heuristic" else None
+    return Point(case.title, f"#{case_id(case)}", case.flops / (case.bytes_read + case.bytes_written), rate,
+                 f"{case.title}: {q.flops_rate(rate)}, {q.seconds(best.median)}{share}", before,
+                 case.flops / peer.median if peer is not None and peer.median else None)
 
 
 def _kernel_point(k: TunedKernel, seconds: float) -> Point:
-    return Point(
-        short_name(k),
-        f"#{k.id}",
-        k.flops / k.bytes,
-        k.flops / seconds,
-        f"{kernel_title(k)}: {q.flops_rate(k.flops / seconds)}, {q.seconds(seconds)}",
-        k.flops / k.heuristic if k.heuristic and (k.gain or 1) > FASTER else None,
-    )
-
-
-def _roofline_legend(points: Sequence[Point], roofs: Sequence[Roof]) -> list[Markup]:
-    legend = [_key("tuned", "svod"), _key("heuristic hollow", "with the heuristic")]
-    if any(p.peer for p in points):
-        swatch = Markup(
-            '<svg class="swatch peer hollow" width="12" height="12" viewBox="-6 -6 12 12" aria-hidden="true">'
-            '<use href="#m-diamond"/></svg>'
-        )
-        legend.append(tag("span", swatch, "best peer", class_="key"))
-    for r in roofs:
-        line = Markup(
-            f'<svg class="swatch" width="22" height="8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" '
-            f'class="roof {r.cls}"/></svg>'
-        )
-        legend.append(tag("span", line, f"{r.name} {q.flops_rate(r.rate) if r.flat else q.bytes_rate(r.rate)}", class_="key"))
-    return legend
-
-
-def _key(cls: str, text: str) -> Markup:
-    return tag(
-        "span",
-        Markup(
-            f'<svg class="swatch" width="12" height="12" viewBox="-6 -6 12 12" aria-hidden="true"><circle r="4.2" class="{cls}"/></svg>'
-        ),
-        text,
-        class_="key",
-    )
+    return Point(short_name(k), f"#{k.id}", k.flops / k.bytes, k.flops / seconds,
+                 f"{kernel_title(k)}: {q.flops_rate(k.flops / seconds)}, {q.seconds(seconds)}",
+                 k.flops / k.heuristic if k.heuristic and (k.gain or 1) > FASTER else None)
 
 
 # -- speed-ups --------------------------------------------------------------------------------------
 
+@dataclass(frozen=True)
+class SpeedupRow:
+    """A kernel's bars. `under`: of its name; `figures`: (speed-up, class, over what)."""
 
-def speedup_section(view: Overview, tuning: Tuning | None) -> Markup | None:
-    """Bars against the best peer and the heuristic, one row per case, by group; without runs, the database's gains."""
+    name: str
+    href: str
+    under: str
+    noisy: str
+    label: str
+    height: int
+    shapes: Sequence[Shape]
+    figures: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Speedups:
+    """Rows by group: (name, geometric means in words, rows). `peers`: (name, class of dots); `left_out`: kernels that gained nothing."""
+
+    axis: Sequence[Shape]
+    groups: Sequence[tuple[str, str, Sequence[SpeedupRow]]]
+    peers: Sequence[tuple[str, str]] = ()
+    left_out: int = 0
+
+
+def speedups(view: Overview) -> Speedups | None:
+    """Bars against the best peer and the heuristic, one row per case, by group."""
     rows = [(c, over_best_peer(c), over_heuristic(c)) for c in view.cases if c.svod is not None]
     rows = [r for r in rows if r[1] is not None or r[2] is not None]
     if not rows:
-        return _database_speedups(tuning)
+        return None
     names = peer_names(view)
     classes = dict(zip(names, PEER_CLASSES * (1 + len(names) // len(PEER_CLASSES)), strict=False))
-    values = [v for _, a, b in rows for s in (a, b) if s is not None for v in (s.median, s.low, s.high) if v]
-    scale = charts.speedup_scale(values)
-    groups: dict[str, list[Markup]] = {}
+    scale = charts.speedup_scale([v for _, a, b in rows for s in (a, b) if s is not None for v in (s.median, s.low, s.high) if v])
+    groups: dict[str, list[SpeedupRow]] = {}
     for case, peer, heuristic in rows:
         groups.setdefault(case.group, []).append(_speedup_row(case, peer, heuristic, classes, scale))
-    legend = [
-        tag("span", tag("i", class_="box ahead"), "faster than the best peer", class_="key"),
-        tag("span", tag("i", class_="box behind"), "slower", class_="key"),
-        tag("span", tag("i", class_="box level"), "no difference", class_="key"),
-        tag("span", tag("i", class_="box gain"), "over the heuristic", class_="key"),
-        *(tag("span", tag("i", class_=f"box round {classes[n]}"), f"over {n}, where not the best", class_="key") for n in names),
-    ]
-    if not names:
-        legend = [legend[3]]
-    axis = tag("div", tag("div"), charts.speedup_axis(scale), tag("div"), class_="uprow axisrow")
-    means = {g.name: g for g in group_results(view.cases)}
-    body = []
-    for group, members in groups.items():
-        body += [tag("h3", group, tag("small", _means(means[group].speedups) if group in means else "")), *members]
-    return section(
-        "speedups",
-        "Speed-ups",
-        lead("How many times faster svod is: to the right of the line it wins. Whiskers are 95 % intervals of paired rounds."),
-        tag("div", *legend, class_="legend"),
-        tag("div", axis, *body, axis, class_="ups"),
-    )
+    means = {g.name: _means(g.speedups) for g in group_results(view.cases)}
+    return Speedups(charts.speedup_axis(scale), [(g, means.get(g, ""), members) for g, members in groups.items()], list(classes.items()))
 
 
-def _speedup_row(case: CaseResult, peer: Speedup | None, heuristic: Speedup | None, classes: Mapping[str, str], scale: Scale) -> Markup:
+def _speedup_row(case: CaseResult, peer: Speedup | None, heuristic: Speedup | None, classes: Mapping[str, str],
+                 scale: charts.Scale) -> SpeedupRow:
     """The bars of one case, and its figures. `classes`: of the dots of libraries."""
-    svod = case.svod
-    assert svod is not None, "cases without a time of svod were left out"
-    bars, texts = [], []
+    assert case.svod is not None, "cases without a time of svod were left out"
+    bars, figures = [], []
     if peer is not None:
-        cls = "level" if peer.is_none else "ahead" if peer.median > 1 else "behind"
-        bars.append(Bar(peer.median, peer.low, peer.high, cls, f"{q.times(peer.median)} {case.best_peer}{_interval(peer)}"))
-        texts.append(tag("span", tag("b", q.times(peer.median), class_=cls), " ", case.best_peer or ""))
-    others = [(o.name, s) for o in case.peers if (s := svod.speedups.get(o.name)) is not None and o.name != case.best_peer]
-    dots = [Bar(s.median, None, None, classes.get(n, PEER_CLASSES[0]), f"{q.times(s.median)} {n}{_interval(s)}") for n, s in others]
+        cls, best = side_of(peer), case.best_peer or ""
+        bars.append(Bar(peer.median, peer.low, peer.high, cls, f"{q.times(peer.median)} {best}{_interval(peer.low, peer.high)}"))
+        figures.append((q.times(peer.median), cls, best))
     if heuristic is not None:
-        title = f"{q.times(heuristic.median)} heuristic{_interval(heuristic)}"
-        bars.append(Bar(heuristic.median, heuristic.low, heuristic.high, "gain", title))
-        tuned = case.outcome("tuned")
+        tuned, interval = case.outcome("tuned"), _interval(heuristic.low, heuristic.high)
+        bars.append(Bar(heuristic.median, heuristic.low, heuristic.high, "gain", f"{q.times(heuristic.median)} heuristic{interval}"))
         same = tuned is not None and tuned.same_as == "heuristic"
-        texts.append(tag("span", tag("b", q.times(heuristic.median)), " same code" if same else " heuristic"))
-    noisy = tag("abbr", "noisy", title=case.noisy, class_="flag") if case.noisy else None
-    name = tag("div", tag("a", case.title, href=f"#{case_id(case)}"), noisy, class_="rowname")
-    label = f"{case.title}: " + ", ".join(b.title for b in bars)
-    return tag("div", name, charts.speedup_row(bars, dots, scale, label), tag("div", *texts, class_="rowvalue"), class_="uprow")
+        figures.append((q.times(heuristic.median), "", "same code" if same else "heuristic"))
+    others = {o.name: s for o in case.peers if (s := case.svod.speedups.get(o.name)) is not None and o.name != case.best_peer}
+    dots = [Bar(s.median, None, None, classes.get(n, PEER_CLASSES[0]), f"{q.times(s.median)} {n}{_interval(s.low, s.high)}")
+            for n, s in others.items()]
+    return SpeedupRow(case.title, f"#{case_id(case)}", "", case.noisy or "", f"{case.title}: " + ", ".join(b.title for b in bars),
+                      charts.speedup_height(bars), charts.speedup_row(bars, dots, scale), figures)
 
 
-def _interval(s: Speedup) -> str:
-    return f" ({q.digits(s.low)}–{q.digits(s.high)}×)" if s.low is not None and s.high is not None else ""
+def _interval(low: float | None, high: float | None) -> str:
+    return f" ({q.digits(low)}–{q.digits(high)}×)" if low is not None and high is not None else ""
 
 
-def _means(speedups: object) -> str:
-    assert isinstance(speedups, dict)
-    parts = []
-    for key, other in ((BEST_PEER, "the best peer"), ("heuristic", "the heuristic")):
-        value = speedups.get(f"tuned/{key}", speedups.get(f"heuristic/{key}") if key == BEST_PEER else None)
-        if value is not None:
-            parts.append(f"{q.times(value)} {other}")
+def _means(speedups: Mapping[str, float]) -> str:
+    """The geometric means of a group in words."""
+    peer = speedups.get(f"tuned/{BEST_PEER}", speedups.get(f"heuristic/{BEST_PEER}"))
+    named = ((peer, "the best peer"), (speedups.get("tuned/heuristic"), "the heuristic"))
+    parts = [f"{q.times(value)} {other}" for value, other in named if value is not None]
     return f"geometric mean {listed(parts)}" if parts else ""
 
 
-def _database_speedups(tuning: Tuning | None) -> Markup | None:
-    kernels = [k for k in tuning.kernels if k.speedup is not None] if tuning is not None else []
-    if not kernels:
+def database_speedups(tuning: Tuning | None) -> Speedups | None:
+    """The winners of a database over the heuristic, the largest gain first; without those that gained nothing, where others did."""
+    won = [(k, k.speedup) for k in tuning.kernels if k.speedup is not None] if tuning is not None else []
+    if not won:
         return None
-    scale = charts.speedup_scale([v for k in kernels for v in (k.speedup or ())])
+    scale = charts.speedup_scale([v for _, speedup in won for v in speedup])
+    gained = [(k, s) for k, s in won if abs((k.gain or 1.0) - 1.0) >= FASTER - 1.0] or won
     rows = []
-    level = [k for k in kernels if abs((k.gain or 1.0) - 1.0) < FASTER - 1.0]
-    for k in sorted(kernels, key=lambda k: -(k.gain or 0.0)):
-        if k in level and len(level) < len(kernels):
-            continue
-        assert k.speedup is not None, "kernels without a winner were left out"
-        low, middle, high = k.speedup
-        bar = Bar(middle, low, high, "ahead" if low > 1 else "level", f"{q.times(middle)} heuristic ({q.digits(low)}–{q.digits(high)}×)")
-        name = tag("div", tag("a", short_name(k), href=f"#{k.id}"), tag("small", k.shape), class_="rowname")
-        rows.append(
-            tag(
-                "div",
-                name,
-                charts.speedup_row([bar], [], scale, f"{kernel_title(k)}: {bar.title}"),
-                tag(
-                    "div", tag("span", tag("b", q.times(middle)), f" {q.seconds(k.heuristic)} → {q.seconds(k.seconds)}"), class_="rowvalue"
-                ),
-                class_="uprow",
-            )
-        )
-    axis = tag("div", tag("div"), charts.speedup_axis(scale), tag("div"), class_="uprow axisrow")
-    intro = (
-        "The winner over the heuristic, as it was confirmed in the same interleaved rounds. 1× means that the heuristic's own chain won."
-    )
-    return section(
-        "speedups",
-        "Speed-ups",
-        lead(intro),
-        tag("div", axis, *rows, class_="ups"),
-        note(
-            f"For {count(len(level), 'more kernel')} nothing better than the heuristic's chain was found, or nothing more than "
-            f"{100 * (FASTER - 1):.0f} % better."
-        )
-        if 0 < len(level) < len(kernels)
-        else None,
-    )
+    for k, (low, middle, high) in sorted(gained, key=lambda w: -w[1][1]):
+        bar = Bar(middle, low, high, "ahead" if low > 1 else "level", f"{q.times(middle)} heuristic{_interval(low, high)}")
+        rows.append(SpeedupRow(short_name(k), f"#{k.id}", k.shape, "", f"{kernel_title(k)}: {bar.title}", charts.speedup_height([bar]),
+                               charts.speedup_row([bar], [], scale),
+                               [(q.times(middle), "", f"{q.seconds(k.heuristic)} → {q.seconds(k.seconds)}")]))
+    return Speedups(charts.speedup_axis(scale), [("", "", rows)], left_out=len(won) - len(gained))
+
+
+# -- what to tune next, suites, machine -------------------------------------------------------------
+
+class Room(NamedTuple):
+    """A case below its ceiling: svod's best, and how many times faster the ceiling is."""
+
+    case: CaseResult
+    best: Outcome
+    factor: float
+
+
+def furthest_below(view: Overview) -> list[Room]:
+    """The cases furthest below their ceilings."""
+    rooms = [Room(c, c.svod, 1 / c.svod.ceiling_share) for c in view.cases
+             if c.svod is not None and c.svod.median and c.bound is not None and c.svod.ceiling_share is not None
+             and c.svod.ceiling_share < NEAR_CEILING]
+    return sorted(rooms, key=lambda r: -r.factor)[:NEXT]
+
+
+def cut_short(tuning: Tuning | None) -> list[TunedKernel]:
+    """The longest kernels whose latest search had more to try."""
+    unfinished = [k for k in tuning.kernels if k.courses and k.courses[-1].ended_by in CUT_SHORT] if tuning is not None else []
+    return sorted(unfinished, key=lambda k: -(k.seconds or 0.0))[:NEXT]
+
+
+class SuiteRow(NamedTuple):
+    """A suite: geometric means over the best peer and of heuristic over tuned; seconds of its searches; the least rate over a neighbour."""
+
+    name: str
+    cases: int
+    over_peer: float | None
+    heuristic: float | None
+    search: float | None
+    longest: float | None
+    longest_case: str
+    least: float | None
+    least_case: str
+
+
+def suite_rows(view: Overview) -> list[SuiteRow]:
+    """One line per suite."""
+    rows = []
+    for s in suite_results(view.cases):
+        means, search, rates = s.means.speedups, s.searching, s.rates
+        rows.append(SuiteRow(s.name, s.cases, means.get(f"tuned/{BEST_PEER}", means.get(f"heuristic/{BEST_PEER}")),
+                             means.get("heuristic/tuned"), search.median if search else None, search.most if search else None,
+                             search.longest if search else "", rates.least if rates else None, rates.lowest if rates else ""))
+    return rows
+
+
+def mean_of(run: Run, key: str) -> float | None:
+    """A geometric mean over all cases of a run."""
+    group = next((g for g in run.groups if g.name == ALL), run.groups[0] if len(run.groups) == 1 else None)
+    return group.speedups.get(key) if group is not None else None
+
+
+# -- searches ---------------------------------------------------------------------------------------
+
+def fates_of(courses: Sequence[Course]) -> dict[str, int]:
+    """The candidates of searches by what became of them."""
+    return {name: sum(c.fates[name] for c in courses) for name, _ in FATES}
+
+
+def fates_shown(total: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The fates that some candidate met, each with what it means."""
+    return [(name, meaning) for name, meaning in FATES if total[name]]
+
+
+def searched_kernels(tuning: Tuning) -> list[TunedKernel]:
+    """The kernels of which more than the heuristic was tried."""
+    return [k for k in tuning.kernels if sum(fates_of(k.courses).values()) > 1]
+
+
+def courses_told(k: TunedKernel) -> list[tuple[int, Course]]:
+    """The searches of a kernel with their numbers. A search in which nothing was tried is told where it is the only one."""
+    numbered = list(enumerate(k.courses, 1))
+    return [(n, c) for n, c in numbered if len(c.trials) > 1] or numbered[-1:]
+
+
+_KEYWORDS = re.compile(r"^(\s*)(phase \d+|parallel|for all|for|reduce|tile|unroll|copy|stage)\b")
+
+
+def nest_lines(nest: str) -> Iterator[tuple[str, str, str, str]]:
+    """Each line of a loop nest as (indent, class, first words, rest)."""
+    for line in nest.split("\n"):
+        match = _KEYWORDS.match(line)
+        yield (match[1], "w-" + match[2].split()[0], match[2], line[match.end():]) if match is not None else ("", "", "", line)

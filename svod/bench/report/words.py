@@ -1,17 +1,15 @@
-"""What several parts of the report share: how things are called, what counts as a gain, and the frame of a section."""
-
+"""How the report calls things, and what counts as a gain: functions that its sections and templates share."""
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
 from svod.bench.report.data import Overview, TunedKernel
-from svod.bench.report.markup import Markup, tag
 from svod.bench.results import CaseResult, Speedup
 
-FASTER = 1.02  # a gain worth calling one
-NEAR_CEILING = 0.8  # of the ceiling: nothing worth a search is left
-CUT_SHORT = ("budget spent", "interrupted")  # how searches end that had more to try
+FASTER = 1.02           # a gain worth calling one
+NEAR_CEILING = 0.8      # of the ceiling: nothing worth a search is left
+CUT_SHORT = ("budget spent", "interrupted")     # how searches end that had more to try
 
 
 def case_id(case: CaseResult) -> str:
@@ -37,6 +35,11 @@ def over_heuristic(case: CaseResult) -> Speedup | None:
     return Speedup(1.0, 1.0, 1.0) if tuned.same_as == "heuristic" else tuned.speedups.get("heuristic")
 
 
+def side_of(speedup: Speedup) -> str:
+    """The class of a speed-up: ahead, behind, or level where it is within the spread."""
+    return "level" if speedup.is_none else "ahead" if speedup.median > 1 else "behind"
+
+
 def search_seconds(case: CaseResult) -> float | None:
     """Seconds that the search of a case took; None where nothing was searched."""
     return next((o.search_seconds for o in case.contestants if o.search_seconds is not None), None)
@@ -52,37 +55,18 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1] if names else "")))
 
 
-def origin_of(k: TunedKernel) -> str:
-    """Where a kernel comes from, and how many more places there are: `layer1.0.conv1 +1`; its name where that is not known."""
-    return (k.origins[0] + (f" +{len(k.origins) - 1}" if len(k.origins) > 1 else "")) if k.origins else k.name
-
-
 def short_name(k: TunedKernel) -> str:
-    """Its origin without folders."""
-    return origin_of(k).rsplit("/", 1)[-1]
+    """Where a kernel comes from, without folders, and how many more places there are: `layer1.0.conv1 +1`; its name if that is unknown."""
+    origin = k.origins[0] + (f" +{len(k.origins) - 1}" if len(k.origins) > 1 else "") if k.origins else k.name
+    return origin.rsplit("/", 1)[-1]
 
 
 def kernel_title(k: TunedKernel) -> str:
-    """Origin, kind and shape: unlike the others of a model."""
+    """Origin, kind and shape, which no two kernels of a model share."""
     return f"{short_name(k)} ({k.name} {k.shape})" if k.shape else short_name(k)
 
 
-def chain_of(words: Sequence[str]) -> Markup:
-    """A chain as a row of opts."""
-    return tag("span", *(tag("code", w) for w in words), class_="chain") if words else tag("span", "as it is", class_="muted")
-
-
-def section(id_: str, title: str, *content: object) -> Markup:
-    """A section that the page's navigation can name."""
-    return tag("section", tag("h2", title, id=f"{id_}-title"), *content, id=id_, aria_labelledby=f"{id_}-title")
-
-
-def lead(*content: object) -> Markup:
-    """The sentence under a section's title."""
-    return tag("p", *content, class_="lead")
-
-
-def note(text: str) -> Markup:
-    """A remark; `words` between backquotes are code."""
-    parts = text.split("`")
-    return tag("p", *(tag("code", p) if i % 2 else p for i, p in enumerate(parts)), class_="note")
+def opt_words(opt: Sequence[object]) -> str:
+    """`UPCAST(o0, 8)`."""
+    args = (x for x in opt[1:] if x is not None)
+    return f"{opt[0]}({', '.join(','.join(map(str, x)) if isinstance(x, (list, tuple)) else str(x) for x in args)})"

@@ -1,0 +1,166 @@
+"""The top of the report: its title, warnings, the figures that say most, and the first sentence; and what is missing from it."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from svod.bench.report.data import Overview, Tuning
+from svod.bench.report.words import (
+    CUT_SHORT,
+    FASTER,
+    NEAR_CEILING,
+    count,
+    kernel_title,
+    listed,
+    over_best_peer,
+    over_heuristic,
+    peer_names,
+)
+from svod.bench.results import SVOD
+from svod.bench.summary import geometric_mean, group_results
+from svod.core.machine.target import threads_of
+from svod.system import quantities as q
+
+TIMED_FATES = ("slow", "screened", "raced", "confirmed", "wrong")
+
+
+class Tile(NamedTuple):
+    """A figure with what it is and what it is made of."""
+
+    figure: str
+    what: str
+    detail: str
+
+
+def title(view: Overview, tuning: Tuning | None) -> str:
+    """`Core, odd on AMD EPYC`."""
+    if view.latest is not None:
+        return f"{', '.join(dict.fromkeys(c.suite for c in view.cases)).capitalize()} on {view.latest.machine.cpu}"
+    assert tuning is not None, "there is something to show"
+    return f"Tuned kernels on {tuning.target.split('/')[1] if '/' in tuning.target else tuning.target}"
+
+
+def subtitle(view: Overview, tuning: Tuning | None) -> str:
+    """Threads, day, version and command or database."""
+    run = view.latest
+    if run is not None:
+        parts = [count(run.machine.threads, "thread"), run.settings.started.split("T")[0], f"svod {run.versions.get('svod', '')}".strip(),
+                 run.settings.command]
+    else:
+        assert tuning is not None, "there is something to show"
+        when = max((c.started for c in tuning.courses), default=0.0)
+        threads = threads_of(tuning.target)
+        parts = [count(threads, "thread") if threads is not None else "",
+                 datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d") if when else "", tuning.compiler, tuning.database]
+    return " · ".join(p for p in parts if p)
+
+
+def warnings(view: Overview) -> Iterator[str]:
+    """What a reader must know before the figures."""
+    if len(view.targets) > 1:
+        yield (f"These runs are from {len(view.targets)} kinds of machine: ratios can be compared, times cannot. "
+               "The ceilings shown are the latest run's.")
+    busy = list(dict.fromkeys(r.load.busy for r in view.runs if r.load.busy))
+    if busy:
+        yield f"The machine was busy: {'; '.join(busy)}. Take small differences with care."
+    wrong = [f"{c.title} ({o.name}): {o.why}" for c in view.cases for o in c.contestants if o.status == "wrong" and o.name in SVOD]
+    if wrong:
+        yield f"Wrong results of svod: {'; '.join(wrong)}"
+
+
+def tiles(view: Overview, tuning: Tuning | None) -> list[Tile]:
+    """The figures that say most, at most five."""
+    tiles = (_gain(view, tuning), _peers(view), _ceiling(view), _kernels(view, tuning), _time(view, tuning))
+    return [t for t in tiles if t is not None]
+
+
+def _gain(view: Overview, tuning: Tuning | None) -> Tile | None:
+    means = group_results(view.cases)[-1].speedups if view.cases else {}
+    gains = [s.median for c in view.cases if (s := over_heuristic(c)) is not None]
+    if not gains and tuning is not None:
+        gains = [k.gain for k in tuning.kernels if k.gain is not None]
+    if not gains:
+        return None
+    detail = f"geometric mean; {sum(g >= FASTER for g in gains)} of {count(len(gains), 'kernel')} gained, the most {q.times(max(gains))}"
+    return Tile(q.times(means.get("tuned/heuristic", geometric_mean(gains))), "tuned over heuristic", detail)
+
+
+def _peers(view: Overview) -> Tile | None:
+    peers = [s for c in view.cases if (s := over_best_peer(c)) is not None]
+    if not peers:
+        return None
+    won = sum(s.median > 1 and not s.is_none for s in peers)
+    lost = sum(s.median < 1 and not s.is_none for s in peers)
+    detail = f"the fastest of {listed(peer_names(view))} for each kernel: {won} won, {lost} lost, {len(peers) - won - lost} level"
+    return Tile(q.times(geometric_mean([s.median for s in peers])), "over the best peer", detail)
+
+
+def _ceiling(view: Overview) -> Tile | None:
+    shares = [c.svod.ceiling_share for c in view.cases if c.svod is not None and c.svod.ceiling_share]
+    if not shares:
+        return None
+    detail = f"geometric mean; {sum(s >= NEAR_CEILING for s in shares)} of {len(shares)} above {q.percent(NEAR_CEILING)}"
+    return Tile(q.percent(geometric_mean(shares)), "of the ceiling", detail)
+
+
+def _kernels(view: Overview, tuning: Tuning | None) -> Tile | None:
+    if view.cases:
+        noisy = sum(c.noisy is not None for c in view.cases)
+        wrong = sum(o.status == "wrong" for c in view.cases for o in c.contestants if o.name in SVOD)
+        what = "kernels measured" if any(c.suite != "models" for c in view.cases) else "models measured"
+        return Tile(str(len(view.cases)), what, f"each checked against NumPy{f'; {wrong} WRONG' if wrong else ''}; {noisy or 'none'} noisy")
+    if tuning is None or not tuning.kernels:
+        return None
+    verified = sum(bool(k.verified) for k in tuning.kernels)
+    return Tile(str(len(tuning.kernels)), "kernels known", f"{verified} with a winner whose numbers were verified")
+
+
+def _time(view: Overview, tuning: Tuning | None) -> Tile | None:
+    if tuning is not None and tuning.courses:
+        tried = f"{sum(c.candidates for c in tuning.courses):,}".replace(",", " ")
+        timed = sum(c.fates[f] for c in tuning.courses for f in TIMED_FATES)
+        return Tile(q.seconds(sum(c.spent for c in tuning.courses)), "spent searching",
+                    f"{count(len(tuning.kernels), 'kernel')}, {tried} candidates, {timed} of them timed")
+    if not view.runs:
+        return None
+    return Tile(q.seconds(sum(r.settings.seconds for r in view.runs)), "spent measuring", f"in {count(len(view.runs), 'run')}")
+
+
+def verdict(view: Overview, tuning: Tuning | None) -> str:
+    """The page's first sentence."""
+    sentences = []
+    gains = [(s.median, c.title) for c in view.cases if (s := over_heuristic(c)) is not None]
+    gain, best = max(gains, key=lambda g: g[0], default=(0.0, ""))
+    if gain >= FASTER:
+        sentences.append(f"Tuning gained most for {best}: {q.times(gain)} the heuristic.")
+    elif tuning is not None and tuning.kernels and (tuning.kernels[0].gain or 0) >= FASTER:
+        k = tuning.kernels[0]
+        sentences.append(f"The search saved most in {kernel_title(k)}: from {q.seconds(k.heuristic)} to {q.seconds(k.seconds)}, "
+                         f"{q.times(k.gain)}.")
+    below = sum(c.svod is not None and c.svod.ceiling_share is not None and c.svod.ceiling_share < NEAR_CEILING for c in view.cases)
+    if below:
+        sentences.append(f"{count(below, 'kernel')} {'is' if below == 1 else 'are'} below {q.percent(NEAR_CEILING)} of what the "
+                         "machine can do.")
+    elif tuning is not None:
+        unfinished = sum(bool(k.courses) and k.courses[-1].ended_by in CUT_SHORT for k in tuning.kernels)
+        if unfinished:
+            sentences.append(f"{count(unfinished, 'search')} ended with more to try.")
+    return " ".join(sentences)
+
+
+def gaps(view: Overview, tuning: Tuning | None) -> Iterator[str]:
+    """What is not in the report, and what would bring it."""
+    if not view.cases:
+        yield "comparisons with peers and shares of ceilings (no run was given: svod-bench run --json run.json)."
+    else:
+        if not peer_names(view):
+            yield "peers (none took part: svod-bench run --peers numpy,torch,onnxruntime,jax)."
+        if view.ceilings is None and (tuning is None or tuning.ceilings is None):
+            yield "ceilings (the run has none: svod-bench ceilings)."
+        if not any(over_heuristic(c) is not None for c in view.cases):
+            yield "gains of tuning in these runs (they hold no tuned contestant: svod-bench run --beam 8)."
+    if tuning is None or not tuning.kernels:
+        yield "searches and winning chains (no tuning database with searches was given: --db PATH)."
+    elif tuning.other_targets:
+        yield f"records of {count(len(tuning.other_targets), 'other kind')} of machine in the database."
