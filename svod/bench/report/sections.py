@@ -74,9 +74,9 @@ class Roofline:
 
 def roofline(view: Overview, tuning: Tuning | None) -> Roofline | None:
     """Every kernel with arithmetic under the machine's ceilings."""
-    timed = [c for c in view.cases if c.svod is not None and c.svod.median]
-    drawn = [c for c in timed if c.flops and c.bytes_read + c.bytes_written]
-    points = [_case_point(c, c.svod) for c in drawn if c.svod is not None]
+    timed = [(c, c.svod) for c in view.cases if c.svod is not None and c.svod.median]
+    drawn = [(c, best) for c, best in timed if _has_intensity(c)]
+    points = [_case_point(c, best) for c, best in drawn]
     whole = all(c.suite == "models" for c in view.cases)        # none, or models: their kernels say more
     if whole and tuning is not None:
         points += [_kernel_point(k, k.seconds) for k in tuning.kernels if k.seconds and k.flops and k.bytes]
@@ -84,14 +84,11 @@ def roofline(view: Overview, tuning: Tuning | None) -> Roofline | None:
         return None
     ceilings = view.ceilings or (tuning.ceilings if tuning is not None else None)
     roofs = roofs_of(ceilings, [c.dtype for c in view.cases]) if ceilings is not None else []
-    notes = []
-    if not roofs:
-        notes.append("The machine's ceilings are not known here, so no roofs are drawn: `svod-bench ceilings` measures them.")
-    if whole and len(points) > len(view.cases) > 0:
-        notes.append("Beside the models stand the kernels that the tuning database knows, as they were confirmed.")
-    if len(drawn) < len(timed):
-        notes.append(f"Without arithmetic, and so not on this plot: {listed([c.title for c in timed if c not in drawn])}.")
-    return Roofline(charts.roofline(points, roofs), roofs, any(p.peer for p in points), notes)
+    notes = {"The machine's ceilings are not known here, so no roofs are drawn: `svod-bench ceilings` measures them.": not roofs,
+             "Beside the models stand the kernels that the tuning database knows, as they were confirmed.":
+                 len(points) > len(drawn) > 0,
+             f"Without arithmetic, and so not on this plot: {listed([c.title for c, _ in timed if not _has_intensity(c)])}.": len(drawn) < len(timed)}
+    return Roofline(charts.roofline(points, roofs), roofs, any(p.peer for p in points), [text for text, holds in notes.items() if holds])
 
 
 def roofs_of(ceilings: Ceilings, dtypes: Sequence[str]) -> list[Roof]:
@@ -104,6 +101,10 @@ def roofs_of(ceilings: Ceilings, dtypes: Sequence[str]) -> list[Roof]:
         if kinds:
             roofs.append(Roof(name, max(many for kind, (_, many) in kinds.items() if not kind.startswith("write")), False, level))
     return roofs
+
+
+def _has_intensity(case: CaseResult) -> bool:
+    return bool(case.flops and case.bytes_read + case.bytes_written)
 
 
 def _case_point(case: CaseResult, best: Outcome) -> Point:
