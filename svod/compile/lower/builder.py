@@ -69,13 +69,17 @@ class Builder:
 
     # -- constants ------------------------------------------------------------------------------
     def const(self, dtype: DType, lanes: int, value: bool | int | float) -> int:
-        value = bool(value) if dtype.kind == "b" else float(value) if dtype.is_float else int(value)
         memo = self.memo[0]
-        key = ("CONST", dtype.name, lanes, repr(value))   # repr keeps 0.0 and -0.0 apart
-        found = memo.get(key)
-        if found is None:
-            found = memo[key] = self._new("CONST", dtype, lanes, (), value, 0)
-        return found
+        given = ("CONST", dtype.name, lanes, repr(value))   # repr keeps 0.0 and -0.0 apart
+        n = memo.get(given)
+        if n is None:
+            value = bool(value) if dtype.kind == "b" else float(value) if dtype.is_float else int(value)
+            key = ("CONST", dtype.name, lanes, repr(value))
+            n = memo.get(key)
+            if n is None:
+                n = memo[key] = self._new("CONST", dtype, lanes, (), value, 0)
+            memo[given] = n
+        return n
 
     def vconst(self, dtype: DType, values: tuple[int | bool, ...]) -> int:
         if all(v == values[0] for v in values):
@@ -112,7 +116,10 @@ class Builder:
             if folded is not None:
                 return folded
         if lanes > 1:
-            args = tuple([a if self.lanes[a] == lanes else self.splat(a, lanes) for a in args])
+            for a in args:
+                if self.lanes[a] != lanes:
+                    args = tuple([a if self.lanes[a] == lanes else self.splat(a, lanes) for a in args])
+                    break
         return self.pure(op, dtype, lanes, args)
 
     def _fold(self, op: str, dtype: DType, lanes: int, args: tuple[int, ...]) -> int | None:

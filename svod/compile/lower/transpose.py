@@ -21,13 +21,14 @@ from svod.core.ir.dtype import DType, dtypes
 
 MIN_LANES = 4
 MIN_SHARE = 3                   # a part of a square has more than a third of its rows; fewer go lane by lane
+_STRIDED = ("LOADS", "STORES")
 _LOADS = ("LOAD", "LOADS", "GATHER")
 _STORES = ("STORE", "STORES", "SCATTER")
 
 
 def transpose_squares(code: list[Instr], ragged: bool = False) -> list[Instr]:
     """The code with squares of strided accesses replaced, with parts of squares too where `ragged`; the list itself when there are none."""
-    if not any(i[0] in ("LOADS", "STORES") for i in code):
+    if not any(i[0] in _STRIDED for i in code):
         return code
     loads, stores = _squares(code, ragged)
     if not loads and not stores:
@@ -62,7 +63,7 @@ def _squares(code: list[Instr], ragged: bool) -> tuple[list[list[int]], list[lis
             loaded.add((block, src[0]))
         elif op in _STORES:
             stored.add((block, src[0]))
-        group = _group_of(code, at, block, ragged)
+        group = _group_of(code, at, block, ragged) if op in _STRIDED else None
         if group is not None:
             members = groups.setdefault(group, {})
             if arg[0] in members and op == "STORES":

@@ -74,12 +74,14 @@ UNTILED = TiledDim(-1, 1)
 
 
 class Layouts(NamedTuple):
-    """Of a state, per stage: the order of its dims, the dim read in whole tiles, the local axis that is the vector (or -1), its dot
-    instruction and how the operands of those are packed. `rows`: stages read in all lanes, rows along the sum."""
+    """Of a state, per stage: the order of its dims, the dim read in whole tiles, the local axis that is the vector (or -1) and, of stages
+    that are no copies, the loop row of it, its dot instruction and how the operands of those are packed. `rows`: stages read in all lanes,
+    rows along the sum."""
 
     orders: dict[int, tuple[int, ...]]
     tiles: dict[int, TiledDim]
     lanes: dict[int, int]
+    vector_rows: dict[int, int]
     dots: dict[int, DotPlan]
     packed: dict[int, Packed]
     rows: set[int]
@@ -87,7 +89,7 @@ class Layouts(NamedTuple):
 
 def layouts(state: Scheduler, plan: Placement) -> Layouts:
     """How the stages of a state lie in memory, from what reads them."""
-    found = Layouts({}, {}, {}, {}, {}, set())
+    found = Layouts({}, {}, {}, {}, {}, {}, set())
     for s in range(len(state.kernel.stages) - 1, -1, -1):       # readers before what they read
         r = plan.resolved[s]
         if r is None or plan.paths[s] is None:
@@ -97,7 +99,7 @@ def layouts(state: Scheduler, plan: Placement) -> Layouts:
         if is_derived(r.stage):
             found.lanes[s] = found.orders[s][-1] if found.orders[s] else -1
             continue
-        row = lane_row(state, r)
+        row = found.vector_rows[s] = lane_row(state, r)
         found.lanes[s] = r.axes.index(state.rows[row].axis) if row >= 0 else -1
         dot = plan_dot(state, r, found.lanes[s])
         if dot is not None:

@@ -17,7 +17,7 @@ from svod.core.kernel.groups import BLOCK_ROLES, space_of
 from svod.core.kernel.intrinsics import WORD, TensorizePlan
 from svod.core.kernel.kernel import Linear, ResolvedStage
 from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
-from svod.core.kernel.placement import EmittedLoop, Path, Placement, fit, is_derived, lane_row, place_stages
+from svod.core.kernel.placement import EmittedLoop, Path, Placement, fit, is_derived, place_stages
 from svod.core.kernel.scheduler import LOOP, Scheduler
 from svod.core.machine.levels import MemorySpace
 
@@ -116,8 +116,7 @@ class _LoopNestMaker:
         else:
             extents = (*region, *[state.axis_extent(a) for a in stage.reds])
             axes = tuple([fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)])
-            row = lane_row(state, r)
-            vector = r.axes.index(state.rows[row].axis) if row >= 0 else -1
+            row, vector = self.layouts.vector_rows[stage.index], self.layouts.lanes[stage.index]
             vector_loop = next((p for p in axes[vector] if p.row == row), None) if vector >= 0 else None
             by_row = {p.row: (a, p) for a, group in enumerate(axes) for p in group if p.role == LOOP}
             order = [by_row[row] for row in state.order[stage.index] if row in by_row]

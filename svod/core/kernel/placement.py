@@ -6,11 +6,11 @@ state; lowering, features and the legality of STAGE read it.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from svod.core.kernel.kernel import Linear, ResolvedStage, Stage
-from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Scheduler, StagePlace
+from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Loop, Scheduler, StagePlace
 from svod.errors import KernelOptError
 
 Path = tuple[tuple[int, int], ...]
@@ -233,22 +233,22 @@ def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[EmittedLo
     """
     table = state.rows
     rows = tuple([r for r in rows if table[r].extent > 1])    # what is used up is no loop any more
-    out = _fit(state, rows, extent)
+    out = _fit(table, rows, extent)
     if not out or out[0].stride * out[0].extent == extent:
         return out
     loops = tuple([r for r in rows if table[r].role == LOOP])
     if loops == rows[:len(loops)]:
         return out
-    return _fit(state, loops + tuple([r for r in rows if table[r].role != LOOP]), extent)
+    return _fit(table, loops + tuple([r for r in rows if table[r].role != LOOP]), extent)
 
 
-def _fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[EmittedLoop, ...]:
+def _fit(table: Sequence[Loop], rows: tuple[int, ...], extent: int) -> tuple[EmittedLoop, ...]:
     out: list[EmittedLoop] = []
     rest, stride = extent, 1
-    for i in range(len(rows) - 1, -1, -1):
-        row = state.rows[rows[i]]
-        e = rest if i == 0 and row.role == LOOP else min(row.extent, rest)
-        out.append(EmittedLoop(rows[i], row.role, e, stride))
+    for r in reversed(rows):
+        loop = table[r]
+        e = rest if loop.extent > rest or (r == rows[0] and loop.role == LOOP) else loop.extent
+        out.append(EmittedLoop(r, loop.role, e, stride))
         stride *= e
         rest = -(-rest // e)
     out.reverse()

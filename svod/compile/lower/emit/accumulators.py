@@ -34,22 +34,23 @@ class Accumulators:
     def identities(self, stage: OpenStage) -> list[int]:
         b = self.b
         out = []
-        stage.partial = {key: (i, c.width) for i, (key, _, c) in enumerate(stage.partial_positions())}
+        tile, partial = stage.out_positions(), stage.partial_positions()
+        stage.partial = {key: (i, c.width) for i, (key, _, c) in enumerate(partial)}
         reduce_lane = stage.lane >= stage.num_outs
         plan = self.intrinsics.plan_of(stage)
         if plan is not None and plan.dot.is_tile:
             stage.sums.clear()
-            return [self.intrinsics.tile_zero(stage, plan, i) for i in range(len(stage.out_positions()) * len(stage.partial))]
-        for _, oc in stage.out_positions():
-            for _, _, pc in stage.partial_positions():
+            return [self.intrinsics.tile_zero(stage, plan, i) for i in range(len(tile) * len(partial))]
+        for _, oc in tile:
+            for _, _, pc in partial:
                 width = pc.width if reduce_lane else oc.width
                 for red in stage.r.reductions:
                     values = get_combiner(red.combiner).identity(*red.dtypes)
                     out += [b.const(d, width, v) for d, v in zip(red.dtypes, values, strict=True)]
         stage.sums.clear()
         if plan is not None and plan.corrects >= 0:
-            for offsets, oc in stage.out_positions():
-                for index, _, pc in stage.partial_positions():
+            for offsets, oc in tile:
+                for index, _, pc in partial:
                     key = self.sum_key(stage, plan, offsets, oc, index)
                     if key not in stage.sums:
                         stage.sums[key] = len(out)

@@ -121,6 +121,8 @@ class Axes:
     def guard(self, stage: OpenStage, axes: Any) -> int:
         """The condition that the given local axes are inside their extents, or -1 where that is certain."""
         unsafe = self.facts.unsafe
+        if not unsafe:
+            return -1
         result = -1
         for a in axes:
             limit = unsafe.get(stage.r.axes[a])

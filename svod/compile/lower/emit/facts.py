@@ -29,9 +29,8 @@ class ProgramFacts:
         self.state = state
         self.on_grid = state.target.has_groups      # a launch is a grid of groups of threads
         self.kernel = state.kernel
-        nest = loop_nest(state)
-        self.placement, self.layouts = nest.placement, nest.layouts
-        self.lanes = self.layouts.lanes
+        self.nest = loop_nest(state)
+        self.placement, self.layouts = self.nest.placement, self.nest.layouts
         self.dots, self.packed = self.layouts.dots, self.layouts.packed
         self.derived = {s.index for s in self.kernel.stages if is_derived(s)}
         self.temps: list[int] = []                          # bytes of each temporary

@@ -17,7 +17,7 @@ from svod.core.kernel.groups import group_of
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.loop_nest import stage_copy
-from svod.core.kernel.placement import COPY_VECTOR, fit, lane_row
+from svod.core.kernel.placement import COPY_VECTOR, fit
 from svod.core.kernel.scheduler import UPCAST
 
 
@@ -128,9 +128,14 @@ class Stages:
         """A stage whose loops are rows of the state, over a region of its dims and the part of it that a thread computes."""
         bounds = extents + [self.facts.spanned(r.stage.index, a) for a in r.stage.reds]
         starts: list[Lin] = base + [({}, 0)] * len(r.stage.reds)
-        pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, bounds, strict=True)]
+        nest = self.facts.nest.stages[r.stage.index]
+        if nest.region == tuple(extents) and not self.facts.on_grid:
+            pieces = list(nest.axes)
+        else:       # a remainder, padding, or the part of a group
+            pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, bounds, strict=True)]
         self.ctx.group.bind(r, pieces, bounds, starts)
-        stage = OpenStage(r, pieces, bounds, starts, self.facts.lanes[r.stage.index], lane_row(self.state, r), self.width(r))
+        layouts = self.facts.layouts
+        stage = OpenStage(r, pieces, bounds, starts, layouts.lanes[r.stage.index], layouts.vector_rows[r.stage.index], self.width(r))
         local = {axis: i for i, axis in enumerate(r.axes)}
         for depth, row in enumerate(self.state.order[stage.index]):
             a = local[self.state.rows[row].axis]

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
+from operator import ge, itemgetter
 from typing import Any, NamedTuple
 
 from svod.core.kernel.kernel import ResolvedStage
@@ -100,7 +101,7 @@ class OpenStage:
     """One stage while it is emitted: its loops, the values of its axes, the current position and vector chunk."""
 
     __slots__ = ("aligned", "base", "bounds", "chunk", "index", "lane", "lane_row", "lane_stride", "linear", "loops", "memo", "narrow",
-                 "num_outs", "offsets", "opened", "partial", "pieces", "r", "results", "safe", "sums", "width")
+                 "num_outs", "offsets", "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "sums", "width")
 
     def __init__(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin], lane: int,
                  lane_row: int, width: int):
@@ -118,6 +119,7 @@ class OpenStage:
         self.width = width
         self.loops: list[StageLoop] = []        # outermost first
         self.offsets: list[int] = [0] * len(pieces)     # per local axis: the current position, from where the axis starts
+        self.offsets_of = {i: itemgetter(*n.deps) for i, n in enumerate(r.nodes) if n.deps}     # node → offsets its value depends on
         self.safe: set[int] = set()     # local axes all of whose positions are known to be inside here
         self.narrow: set[int] = set()   # local axes whose iterations are parts of a tile
         self.aligned = False            # whether tiles are inside, and their vectors at multiples of their size in the output
@@ -212,11 +214,9 @@ class OpenStage:
 
     def set_position(self, offsets: dict[int, int], chunk: Chunk, more: dict[int, int] | None = None) -> bool:
         """Make a position current; False when it lies wholly beyond an axis that is expanded without a loop."""
-        off = self.offsets
-        for a in range(len(off)):
-            off[a] = 0
+        self.offsets = off = [0] * len(self.bounds)
         for a, o in offsets.items():
-            off[a] += o
+            off[a] = o
         if more:
             for a, o in more.items():
                 off[a] += o
@@ -227,10 +227,7 @@ class OpenStage:
             if active > 1 and (active - 1) * self.lane_stride >= room:
                 active = -(-room // self.lane_stride)
         self.chunk = chunk if active == chunk.active else Chunk(chunk.offset, chunk.width, active)
-        for offset, bound in zip(off, self.bounds, strict=True):
-            if offset >= bound:
-                return False
-        return active > 0
+        return active > 0 and not any(map(ge, off, self.bounds))
 
     def left(self, a: int, at: int) -> int:
         """Positions of a reduce axis that the rows from number `at` must cover."""

@@ -41,16 +41,16 @@ class Values:
     def evaluate(self, stage: OpenStage, n: int) -> int:
         """The value of a node at the current position: a scalar where no lane depends on it, else a vector."""
         node = stage.r.nodes[n]
-        off = stage.offsets
         deps = node.deps
         if stage.lane in deps:
-            key: Any = (n, stage.chunk.width, stage.chunk.active, *[off[d] for d in deps])
+            chunk = stage.chunk
+            key: Any = (n, chunk.width, chunk.active, stage.offsets_of[n](stage.offsets))
         else:
-            key = (n, *[off[d] for d in deps])
-        found = stage.memo.get(key)
-        if found is None:
-            found = stage.memo[key] = _EVAL[node.kind](self, stage, node)
-        return found
+            key = (n, stage.offsets_of[n](stage.offsets)) if deps else n
+        value = stage.memo.get(key)
+        if value is None:
+            value = stage.memo[key] = _EVAL[node.kind](self, stage, node)
+        return value
 
     def result(self, stage: OpenStage) -> int:
         """The value of the stage at the current position."""
@@ -68,7 +68,7 @@ class Values:
     def eval_alu(self, stage: OpenStage, node: Node) -> int:
         b = self.b
         args = [self.evaluate(stage, s) for s in node.src]
-        lanes = max(b.lanes[a] for a in args)
+        lanes = max([b.lanes[a] for a in args])
         op = node.op
         if op in _TRANSCENDENTAL:
             return math.expand(b, _TRANSCENDENTAL[op], node.dtype, lanes, *[b.splat(a, lanes) for a in args],
