@@ -87,7 +87,8 @@ def roofline(view: Overview, tuning: Tuning | None) -> Roofline | None:
     notes = {"The machine's ceilings are not known here, so no roofs are drawn: `svod-bench ceilings` measures them.": not roofs,
              "Beside the models stand the kernels that the tuning database knows, as they were confirmed.":
                  len(points) > len(drawn) > 0,
-             f"Without arithmetic, and so not on this plot: {listed([c.title for c, _ in timed if not _has_intensity(c)])}.": len(drawn) < len(timed)}
+             f"Without arithmetic, and so not on this plot: {listed([c.title for c, _ in timed if not _has_intensity(c)])}.":
+                 len(drawn) < len(timed)}
     return Roofline(charts.roofline(points, roofs), roofs, any(p.peer for p in points), [text for text, holds in notes.items() if holds])
 
 
