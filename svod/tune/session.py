@@ -41,6 +41,7 @@ from svod.errors import KernelOptError
 from svod.tune.db import Kernel as KernelRecord
 from svod.tune.db import Measurement, TuningDB, Verdict
 from svod.tune.db import Origin as OriginRecord
+from svod.tune.db.records import RecordedStatus, Step
 from svod.tune.db.store import whoami
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Measurer
@@ -58,8 +59,9 @@ STORED_SEEDS = 4              # chains of the database that start a search
 CONFIRM_SHARE = 0.25          # of a session's budget, kept for the confirmations
 MIN_CONFIRM_SECONDS = 0.2
 UNFINISHED = frozenset({BUDGET_SPENT, INTERRUPTED})
-_RECORDED = {Status.SLOW: "slow", Status.SCREENED: "ok", Status.RACED: "ok", Status.VERIFIED: "ok", Status.WRONG: "wrong",
-             Status.ERROR: "error", Status.CRASH: "crash", Status.TIMEOUT: "timeout", Status.LOST: "lost"}
+_RECORDED: dict[Status, RecordedStatus] = {
+    Status.SLOW: "slow", Status.SCREENED: "ok", Status.RACED: "ok", Status.VERIFIED: "ok", Status.WRONG: "wrong",
+    Status.ERROR: "error", Status.CRASH: "crash", Status.TIMEOUT: "timeout", Status.LOST: "lost"}
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,7 @@ class TuneSession:
         return [(s, Origin.DATABASE) for s in found.values()]
 
     # -- the database -----------------------------------------------------------------------------------------------------
-    def _measurement(self, search: KernelSearch, c: Candidate, step: str, host: Mapping[str, Any] = MappingProxyType({}),
+    def _measurement(self, search: KernelSearch, c: Candidate, step: Step, host: Mapping[str, Any] = MappingProxyType({}),
                      **more: Any) -> Measurement:
         baseline = search.baseline
         return Measurement(

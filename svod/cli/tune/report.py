@@ -127,7 +127,7 @@ def outcome_json(o: Outcome, target: Target, ceilings: Ceilings | None) -> dict[
     rate = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else None
     return {**row_json(o.row), "chain": o.chain, "source": o.source, "heuristic_seconds": o.heuristic, "tuned_seconds": o.tuned,
             "verified": o.verified, "confirmed": o.confirmed, "speedup": o.speedup, "linear": o.linear, "why": o.why,
-            "sizes": [s._asdict() for s in o.sizes],
+            "sizes": [asdict(s) for s in o.sizes],
             "rate": None if rate is None else {"per_second": rate.value, "unit": rate.unit, "ceiling_share": rate.share}}
 
 

@@ -132,7 +132,7 @@ class SqliteLayer:
         return measurements, [r for r, _ in self._records(Verdict, rows) if isinstance(r, Verdict)]
 
     def select(self, record: type[Record], kernel: str | None, target: str | None) -> Iterator[tuple[Record, int]]:
-        where = {n: v for n, v in (("kernel", kernel), ("target", target)) if v is not None and n in record.checks}
+        where = {n: v for n, v in (("kernel", kernel), ("target", target)) if v is not None and n in record.types}
         clause = " WHERE " + " AND ".join(f"{n} = :{n}" for n in where) if where else ""
         return self._records(record, self.conn.execute(f"SELECT * FROM {record.table}{clause}", where))
 

@@ -117,7 +117,7 @@ def upgrade(conn: sqlite3.Connection) -> None:
 
 def insert_statement(record: type[Record]) -> str:
     """Set union for one row: insert it, or, where it is known, keep the nearer layer."""
-    columns = ("id", *record.checks, "layer")
+    columns = ("id", *record.types, "layer")
     return (f"INSERT INTO {record.table}({', '.join(f'[{c}]' for c in columns)}) VALUES ({', '.join(':' + c for c in columns)}) "
             "ON CONFLICT(id) DO UPDATE SET layer = excluded.layer WHERE excluded.layer < layer")
 

@@ -70,7 +70,7 @@ def test_altered_incomplete_and_unknown_records_are_refused() -> None:
     for bad in bads:
         with pytest.raises(RecordError):
             record_from_json(bad)
-    with pytest.raises(RecordError, match="verdict should be one of"):
+    with pytest.raises(RecordError, match="verdict: Invalid enum value"):
         Verdict("k", TARGET, "l", "fine", 1)
 
 

@@ -98,7 +98,7 @@ def test_the_columns_of_a_table_are_the_fields_of_its_record(tmp_path: Path) -> 
     conn = open_for_writing(tmp_path / "t.db", wal=True)
     for record in RECORDS:
         columns = [row["name"] for row in conn.execute(f"PRAGMA table_info({record.table})")]
-        assert columns == ["id", *record.checks, "layer"]
+        assert columns == ["id", *record.types, "layer"]
     plan = conn.execute(f"EXPLAIN QUERY PLAN {layers.SELECT_DECIDING}", ("k", "t")).fetchall()
     assert "measurements_deciding" in plan[0]["detail"], "a look-up does not read what was only screened"
     conn.close()
