@@ -4,23 +4,23 @@
      "cases": [{"name": "gemm_512", "contestants": [{"name": "heuristic", "samples": […], "speedups": {"numpy": …}, …}, …], …}],
      "groups": […], "suites": […]}
 
-The classes below are the schema: a field of a class is a key of the JSON object, and no other key may stand there. Times are seconds, sizes
-bytes, rates per second, shares parts of 1. A `Speedup` says how many times faster the contestant is than the one it is compared with: above
+The classes below are the schema: a field of a class is a key of the JSON object; other keys are ignored. Times are seconds, sizes bytes,
+rates per second, shares parts of 1. A `Speedup` says how many times faster the contestant is than the one it is compared with: above
 1 is good. Numbers are finite; what is not known is null.
 """
 from __future__ import annotations
 
 import json
-import math
-import types
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
+
+import msgspec
 
 from svod.bench.roofline import Bound, Ceilings
 from svod.errors import FormatError
+from svod.system.checked import checked
 from svod.system.files import write_text
 
 FORMAT, VERSION = "svod-bench", 1
@@ -273,8 +273,8 @@ def write_run(path: Path, run: Run) -> None:
 def read_run(path: Path) -> Run:
     """The run in a file. Raises FormatError for anything that `write_run` of this version does not write, OSError."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:
+        data = msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError as e:
         raise FormatError(f"{path} is not JSON ({e}); give a file that `svod-bench run --json` wrote") from None
     return run_from_json(data, str(path))
 
@@ -286,73 +286,5 @@ def run_from_json(data: Any, where: str = "the run") -> Run:
     if data.get("version") != VERSION:
         raise FormatError(f"{where} has version {data.get('version')!r:.20} of the format, this svod reads version {VERSION}; measure "
                           "again, or use the svod that wrote it")
-    run: Run = _decode(Run, {k: v for k, v in data.items() if k not in ("format", "version")}, where)
+    run: Run = checked(data, Run, FormatError, where)
     return run
-
-
-@lru_cache(maxsize=64)
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _decode(kind: Any, value: Any, where: str) -> Any:
-    """`value` as a `kind`: a dataclass of this module, a number, text, or tuples, mappings and unions of such."""
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        return _decode(next(a for a in args if a is not type(None)), value, where)
-    if origin is Literal:
-        if value not in args:
-            raise _wrong(where, f"one of {', '.join(map(str, args))}", value)
-        return value
-    if origin is tuple:
-        return _decode_tuple(args, value, where)
-    if origin in (dict, Mapping):
-        if not isinstance(value, dict):
-            raise _wrong(where, "an object", value)
-        return {k: _decode(args[1], v, f"{where}.{k}") for k, v in value.items()}
-    if is_dataclass(kind):
-        return _decode_record(kind, value, where)
-    return _decode_scalar(kind, value, where)
-
-
-def _decode_tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise _wrong(where, "a list", value)
-    if kinds[-1] is Ellipsis:
-        return tuple(_decode(kinds[0], v, f"{where}[{i}]") for i, v in enumerate(value))
-    if len(value) != len(kinds):
-        raise _wrong(where, f"a list of {len(kinds)}", value)
-    return tuple(_decode(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(kinds, value, strict=True)))
-
-
-def _decode_record(kind: Any, value: Any, where: str) -> Any:
-    """A dataclass from an object with its fields and no others; a field with a default may be missing."""
-    if not isinstance(value, dict):
-        raise _wrong(where, "an object", value)
-    hints = _hints(kind)
-    unknown = sorted(set(value) - set(hints))
-    missing = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name not in value]
-    if unknown or missing:
-        found = f"unknown: {', '.join(unknown)}" if unknown else f"missing: {', '.join(missing)}"
-        raise FormatError(f"{where}: {found}; the file was changed, or another svod wrote it")
-    return kind(**{k: _decode(hints[k], v, f"{where}.{k}") for k, v in value.items()})
-
-
-def _decode_scalar(kind: Any, value: Any, where: str) -> Any:
-    if kind is bool and isinstance(value, bool):
-        return value
-    if kind is str and isinstance(value, str):
-        return value
-    if kind is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    raise _wrong(where, {bool: "true or false", str: "text", int: "a whole number", float: "a finite number"}[kind], value)
-
-
-def _wrong(where: str, wanted: str, value: Any) -> FormatError:
-    return FormatError(f"{where}: {wanted} was expected, found {value!r:.60}")

@@ -18,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from svod.bench.ceiling_loops import REVISION, STREAMS, CurvePoint, Figures, measure_figures
 from svod.bench.load import Watch, watch_machine
 from svod.core.ir.dtype import DType, dtypes
@@ -183,15 +185,6 @@ def _machine(target: Target, threads: int) -> str:
 def _from_json(data: Any) -> Ceilings | None:
     """None for a record that is not one of ours."""
     try:
-        return Ceilings(str(data["target"]), int(data["threads"]), bool(data["quick"]),
-                        {str(k): _pair(v) for k, v in data["flops"].items()},
-                        {str(level): {str(k): _pair(v) for k, v in kinds.items()} for level, kinds in data["bandwidth"].items()},
-                        _pair(data["dispatch"]),
-                        tuple(CurvePoint(int(p["bytes"]), float(p["read"]), float(p["copy"])) for p in data["curve"]))
-    except (KeyError, TypeError, ValueError, AttributeError):
+        return msgspec.convert(data, Ceilings)
+    except msgspec.ValidationError:
         return None
-
-
-def _pair(value: Any) -> tuple[float, float]:
-    one, many = value
-    return float(one), float(many)

@@ -35,8 +35,11 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
+from sys import float_info
 from types import TracebackType
-from typing import Any, Protocol, get_args
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from msgspec import Meta
 
 from svod.compile.cpu.host import host_target
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
@@ -47,6 +50,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 from svod.core.schedule.family import family_key
 from svod.errors import FormatError, SvodError, TuneError
+from svod.system.checked import checked
 from svod.system.files import write_text
 from svod.system.forksafe import remake_after_fork
 
@@ -68,6 +72,62 @@ class Counted(Protocol):
     """What counts how often it was run: an ExecutionPlan."""
 
     runs: int
+
+
+# -- the lines ----------------------------------------------------------------------------------------------------------
+
+Elements = Annotated[int, Meta(ge=0, le=MAX_ELEMENTS)]
+Number = Annotated[int, Meta(ge=0, le=1 << 40)]         # of something, counted from 0
+Seconds = Annotated[float, Meta(gt=0, le=float_info.max)]
+
+
+class BufferRow(NamedTuple):
+    """A buffer of a plan."""
+
+    dtype: str
+    size: Elements
+    kind: BufferKind
+
+
+class CallRow(NamedTuple):
+    """A `Call` of a plan."""
+
+    kernel: str
+    args: tuple[Number, ...]
+    name: str
+    origin: str
+    why: str
+    level: Number
+    offsets: tuple[Elements, ...]
+    variables: tuple[VariableSpec, ...]
+
+
+@dataclass(frozen=True)
+class KernelLine:
+    """A kernel: its key, and its AST as data."""
+
+    kernel: str
+    ast: Any
+
+
+@dataclass(frozen=True)
+class PlanLine:
+    """A plan, named by its digest. `seconds`: of one call, by kernel."""
+
+    plan: str
+    target: str
+    calls: tuple[CallRow, ...]
+    buffers: tuple[BufferRow, ...]
+    outputs: tuple[Number, ...]
+    seconds: dict[str, Seconds]
+
+
+@dataclass(frozen=True)
+class RunsLine:
+    """How often a plan was run so far."""
+
+    runs: str
+    count: Annotated[int, Meta(ge=0, le=1 << 60)]
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------
@@ -380,84 +440,77 @@ class _Reader:
 
     def _line(self, line: dict[str, Any]) -> None:
         if "kernel" in line:
-            self._kernel(line)
+            self._kernel(_checked(line, KernelLine))
         elif "plan" in line:
-            plan = self._plan(line)
+            plan = self._plan(_checked(line, PlanLine))
             self.plans.setdefault(plan.digest, plan).seconds.update(
                 {k: min(v, self.plans[plan.digest].seconds.get(k, v)) for k, v in plan.seconds.items()})
             self.runs.setdefault(plan.digest, 1)
         elif "runs" in line:
-            self.runs[_text(line["runs"], "a digest")] = max(1, _count(line.get("count"), "the runs", 1 << 60))
+            counted = _checked(line, RunsLine)
+            self.runs[counted.runs] = max(1, counted.count)
         else:
             raise FormatError(f"it is neither a kernel nor a plan: {sorted(map(str, line))[:4]}")
 
-    def _kernel(self, line: dict[str, Any]) -> None:
-        key = _text(line["kernel"], "a kernel's key")
-        kernel = Kernel(data_to_ast(line.get("ast")))
-        if kernel.key != key:
-            raise FormatError(f"kernel {key[:12]} has the key {kernel.key[:12]} here: it was captured by another version of svod")
-        self.kernels[key] = kernel
+    def _kernel(self, line: KernelLine) -> None:
+        kernel = Kernel(data_to_ast(line.ast))
+        if kernel.key != line.kernel:
+            raise FormatError(f"kernel {line.kernel[:12]} has the key {kernel.key[:12]} here: it was captured by another version of svod")
+        self.kernels[line.kernel] = kernel
 
-    def _plan(self, line: dict[str, Any]) -> CapturedPlan:
-        buffers = tuple(self._buffer(b) for b in _list(line.get("buffers"), "buffers"))
-        calls = tuple(self._call(c, buffers) for c in _list(line.get("calls"), "calls"))
-        outputs = tuple(_count(o, "an output", len(buffers) - 1) for o in _list(line.get("outputs"), "outputs"))
+    def _plan(self, line: PlanLine) -> CapturedPlan:
+        buffers = tuple(_buffer(b) for b in line.buffers)
+        calls = tuple(self._call(c, buffers) for c in line.calls)
         if not calls or any(b.level < a.level for a, b in pairwise(calls)):
             raise FormatError("the calls of a plan must be in order of their levels")
-        for o in outputs:
-            if buffers[o].kind == "intermediate":
+        for o in line.outputs:
+            if _at(buffers, o).kind == "intermediate":
                 raise FormatError(f"output {o} of a plan is an intermediate buffer")
-        unbound = UnboundPlan(calls, buffers, outputs, {c.kernel: self.kernels[c.kernel] for c in calls})
-        seconds = line.get("seconds")
-        if not isinstance(seconds, dict):
-            raise FormatError("a plan lacks its seconds")
-        target = _text(line.get("target"), "a target")
-        digest = plan_digest(unbound, target)
-        if line["plan"] != digest:
-            raise FormatError(f"plan {line['plan']!r:.40} was altered: its content has the digest {digest}")
-        return CapturedPlan(digest, target, unbound, {k: _seconds(v) for k, v in seconds.items() if k in unbound.kernels})
+        unbound = UnboundPlan(calls, buffers, line.outputs, {c.kernel: self.kernels[c.kernel] for c in calls})
+        digest = plan_digest(unbound, line.target)
+        if line.plan != digest:
+            raise FormatError(f"plan {line.plan!r:.40} was altered: its content has the digest {digest}")
+        return CapturedPlan(digest, line.target, unbound, {k: v for k, v in line.seconds.items() if k in unbound.kernels})
 
-    def _buffer(self, value: Any) -> BufferSpec:
-        dtype, size, kind = _row(value, 3, "a buffer")
-        if dtype not in BY_NAME or BY_NAME[dtype] in (dtypes.void, dtypes.index) or kind not in get_args(BufferKind):
-            raise FormatError(f"a buffer of dtype {dtype!r:.40} and kind {kind!r:.40} is not known")
-        return BufferSpec(BY_NAME[dtype], _count(size, "a buffer's size", MAX_ELEMENTS), kind)
-
-    def _call(self, value: Any, buffers: tuple[BufferSpec, ...]) -> Call:
-        key, args, name, origin, why, level, offsets, variables = _row(value, 8, "a call")
-        kernel = self.kernels.get(key) if isinstance(key, str) else None
+    def _call(self, row: CallRow, buffers: tuple[BufferSpec, ...]) -> Call:
+        key = row.kernel[:12]
+        kernel = self.kernels.get(row.kernel)
         if kernel is None:
-            raise FormatError(f"a plan calls kernel {key!s:.12}, which could not be read")
-        numbers = tuple(_count(a, "a buffer's number", len(buffers) - 1) for a in _list(args, "arguments"))
-        if len(numbers) != len(kernel.params):
-            raise FormatError(f"kernel {key[:12]} takes {len(kernel.params)} buffers, a call gives {len(numbers)}")
-        skipped = tuple(_count(k, "an offset", MAX_ELEMENTS) for k in _list(offsets, "offsets"))
-        if len(skipped) != len(numbers):
-            raise FormatError(f"kernel {key[:12]} takes {len(numbers)} buffers, a call gives {len(skipped)} offsets")
-        specs = tuple(self._variable(v) for v in _list(variables, "variables"))
+            raise FormatError(f"a plan calls kernel {key}, which could not be read")
+        if len(row.args) != len(kernel.params):
+            raise FormatError(f"kernel {key} takes {len(kernel.params)} buffers, a call gives {len(row.args)}")
+        if len(row.offsets) != len(row.args):
+            raise FormatError(f"kernel {key} takes {len(row.args)} buffers, a call gives {len(row.offsets)} offsets")
+        for v in row.variables:
+            if not 0 <= v.min <= v.max <= MAX_ELEMENTS or any(not v.min <= x <= v.max for x in (*v.bounds, *v.hints)) \
+                    or v.bounds[0] > v.bounds[1]:
+                raise FormatError(f"variable {v.name} cannot be {v.min} to {v.max} with the hints {list(v.hints)} and the bucket "
+                                  f"{v.bucket}")
         for own, (low, high) in kernel.variables.items():
             number = int(own[1:])
-            if number >= len(specs) or not low <= specs[number].bounds[0] <= specs[number].bounds[1] <= high:
-                raise FormatError(f"kernel {key[:12]} has the variables {kernel.variables}, a call gives {variables!r:.80}")
-        for p, n, k, size in zip(kernel.params, numbers, skipped, call_sizes(kernel, specs), strict=True):
-            if buffers[n].dtype is not p.dtype or buffers[n].size < k + size:
-                raise FormatError(f"kernel {key[:12]}, slot {p.arg.slot}: {size} × {p.dtype.name} from {k} on are needed, buffer {n} "
-                                  f"has {buffers[n].size} × {buffers[n].dtype.name}")
-            if p.arg.slot in kernel.outs and buffers[n].kind == "constant":
-                raise FormatError(f"kernel {key[:12]} writes buffer {n}, a constant")
-        return Call(key, numbers, _text(name, "a name"), _text(origin, "an origin"), _text(why, "a reason"),
-                    _count(level, "a level", 1 << 40), skipped, specs)
+            if number >= len(row.variables) or not low <= row.variables[number].bounds[0] <= row.variables[number].bounds[1] <= high:
+                raise FormatError(f"kernel {key} has the variables {kernel.variables}, a call gives {row.variables!r:.80}")
+        for p, n, offset, size in zip(kernel.params, row.args, row.offsets, call_sizes(kernel, row.variables), strict=True):
+            buffer = _at(buffers, n)
+            if buffer.dtype is not p.dtype or buffer.size < offset + size:
+                raise FormatError(f"kernel {key}, slot {p.arg.slot}: {size} × {p.dtype.name} from {offset} on are needed, buffer {n} "
+                                  f"has {buffer.size} × {buffer.dtype.name}")
+            if p.arg.slot in kernel.outs and buffer.kind == "constant":
+                raise FormatError(f"kernel {key} writes buffer {n}, a constant")
+        return Call(**row._asdict())
 
-    def _variable(self, value: Any) -> VariableSpec:
-        name, low, high, hints, bucket = _row(value, 5, "a variable")
-        low, high = (_count(v, "a bound of a variable", MAX_ELEMENTS) for v in (low, high))
-        if bucket is not None:
-            bucket = tuple(_count(v, "a bucket", MAX_ELEMENTS) for v in _row(bucket, 2, "a bucket"))
-        found = VariableSpec(_text(name, "a variable's name"), low, high,
-                             tuple(_count(h, "a hint", MAX_ELEMENTS) for h in _list(hints, "hints")), bucket)
-        if list(found.bounds) != sorted(found.bounds) or any(not low <= v <= high for v in (*found.bounds, *found.hints)):
-            raise FormatError(f"variable {name} cannot be {low} to {high} with the hints {list(found.hints)} and the bucket {bucket}")
-        return found
+
+def _buffer(row: BufferRow) -> BufferSpec:
+    dtype = BY_NAME.get(row.dtype)
+    if dtype is None or dtype in (dtypes.void, dtypes.index):
+        raise FormatError(f"a buffer of dtype {row.dtype!r:.40} is not known")
+    return BufferSpec(dtype, row.size, row.kind)
+
+
+def _at(buffers: tuple[BufferSpec, ...], number: int) -> BufferSpec:
+    if number >= len(buffers):
+        raise FormatError(f"buffer {number} of a plan is not among its {len(buffers)}")
+    return buffers[number]
 
 
 def _parse(line: bytes) -> dict[str, Any]:
@@ -472,34 +525,8 @@ def _parse(line: bytes) -> dict[str, Any]:
     return value
 
 
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise FormatError(f"{what} should be text, found {value!r:.60}")
-    return value
-
-
-def _list(value: Any, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise FormatError(f"{what} should be a list, found {value!r:.60}")
-    return value
-
-
-def _row(value: Any, length: int, what: str) -> list[Any]:
-    if len(_list(value, what)) != length:
-        raise FormatError(f"{what} should have {length} fields, found {value!r:.120}")
-    return list(value)
-
-
-def _count(value: Any, what: str, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise FormatError(f"{what} should be an integer from 0 to {most}, found {value!r:.60}")
-    return value
-
-
-def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise FormatError(f"seconds should be a number above 0, found {value!r:.60}")
-    return float(value)
+def _checked(line: dict[str, Any], kind: Any) -> Any:
+    return checked(line, kind, FormatError)
 
 
 # -- watching -----------------------------------------------------------------------------------------------------------

@@ -42,10 +42,12 @@ def test_example_files_are_current() -> None:
 def test_numbers_are_finite(tmp_path: Path) -> None:
     text = (DATA / "run.json").read_text()
     assert "NaN" not in text and "Infinity" not in text
-    with pytest.raises(FormatError, match=r"load\.steal: a finite number"):
-        data = as_json()
-        data["load"]["steal"] = float("nan")
-        run_from_json(data)
+    data = as_json()
+    data["load"]["steal"] = float("nan")
+    path = tmp_path / "nan.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match="is not JSON"):
+        read_run(path)
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -54,7 +56,7 @@ def test_numbers_are_finite(tmp_path: Path) -> None:
     ("[1]", ["not a result of svod-bench"]),
     (json.dumps({"format": "svod-bench", "version": VERSION + 1}), [f"version {VERSION + 1}", f"reads version {VERSION}"]),
     (json.dumps({"format": "svod-bench"}), ["version None"]),
-    (json.dumps({"format": "svod-bench", "version": VERSION}), ["missing: settings"]),
+    (json.dumps({"format": "svod-bench", "version": VERSION}), ["settings"]),
 ])
 def test_other_files_are_refused(text: str, words: list[str], tmp_path: Path) -> None:
     path = tmp_path / "other.json"
@@ -65,17 +67,16 @@ def test_other_files_are_refused(text: str, words: list[str], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("place", "value", "where"), [
-    (("cases", 0, "contestants", 1, "samples", 3), "fast", r"cases\[0\]\.contestants\[1\]\.samples\[3\]: a finite number"),
-    (("cases", 0, "contestants", 1, "status"), "lucky", r"cases\[0\]\.contestants\[1\]\.status: one of ok, wrong"),
-    (("cases", 0, "contestants", 1, "preallocated"), 1, "preallocated: true or false"),
-    (("cases", 0, "rounds"), 1.5, "rounds: a whole number"),
-    (("cases", 0, "rounds"), True, "rounds: a whole number"),
-    (("cases", 0, "title"), None, "title: text"),
-    (("cases",), {}, "cases: a list"),
-    (("machine",), [], "machine: an object"),
-    (("machine", "colour"), "blue", "machine: unknown: colour"),
-    (("ceilings", "dispatch"), [1.0], "dispatch: a list of 2"),
-    (("groups", 0, "speedups"), {"a": "b"}, r"speedups\.a: a finite number"),
+    (("cases", 0, "contestants", 1, "samples", 3), "fast", r"`float`, got `str` - at `\$\.cases\[0\]\.contestants\[1\]\.samples\[3\]`"),
+    (("cases", 0, "contestants", 1, "status"), "lucky", r"'lucky' - at `\$\.cases\[0\]\.contestants\[1\]\.status`"),
+    (("cases", 0, "contestants", 1, "preallocated"), 1, "Expected `bool`, .*preallocated"),
+    (("cases", 0, "rounds"), 1.5, "Expected `int`, .*rounds"),
+    (("cases", 0, "rounds"), True, "Expected `int`, .*rounds"),
+    (("cases", 0, "title"), None, "Expected `str`, .*title"),
+    (("cases",), {}, "Expected `array`, .*cases"),
+    (("machine",), [], "Expected `object`, .*machine"),
+    (("ceilings", "dispatch"), [1.0], "length 2, .*dispatch"),
+    (("groups", 0, "speedups"), {"a": "b"}, r"Expected `float`, .*speedups"),
 ])
 def test_changed_files_are_refused_with_the_place(place: tuple[Any, ...], value: Any, where: str) -> None:
     data = as_json()
@@ -87,12 +88,13 @@ def test_changed_files_are_refused_with_the_place(place: tuple[Any, ...], value:
         run_from_json(data)
 
 
-def test_a_missing_key_is_named_and_defaults_may_be_left_out() -> None:
+def test_a_missing_key_is_named_defaults_may_be_left_out_and_other_keys_are_ignored() -> None:
     data = as_json()
+    data["machine"]["colour"] = "blue"
     del data["cases"][0]["contestants"][0]["remark"]
     assert run_from_json(copy.deepcopy(data)).cases[0].contestants[0].remark == ""
     del data["cases"][0]["title"]
-    with pytest.raises(FormatError, match=r"cases\[0\]: missing: title"):
+    with pytest.raises(FormatError, match=r"`title` - at `\$\.cases\[0\]`"):
         run_from_json(data)
 
 

@@ -134,7 +134,7 @@ def test_a_plan_with_variables_is_captured_with_its_bounds_and_hints(tmp_path: P
     assert [p.unbound.calls for p in read_capture(tmp_path / "one").plans] == [p.unbound.calls for p in found.plans]
     data = [json.loads(line) for line in file_of(tmp_path).read_text().splitlines()]
     wrong: Any
-    for wrong, told in (([["rows", 1, 99, [], None]], "the variables"), ([], "the variables"), ([["rows", 1]], "a variable should"),
+    for wrong, told in (([["rows", 1, 99, [], None]], "the variables"), ([], "the variables"), ([["rows", 1]], "`array` of length 3 to 5, got 2"),
                         ([["rows", 7, 1, [], None]], "cannot be 7 to 1"), ([["rows", 1, 7, [9], None]], "the hints [9]"),
                         ([["rows", 1, 7, [], [5, 8]]], "the bucket (5, 8)")):
         bad = [line if "plan" not in line else change(line, calls=[[*line["calls"][0][:-1], wrong]]) for line in data]
@@ -181,8 +181,8 @@ def change(line: dict[str, Any], **values: Any) -> dict[str, Any]:
     (lambda k, p: [change(k, kernel="0" * 32), p], "another version of svod"),
     (lambda k, p: [change(k, ast={"format": 1, "nodes": []}), p], "nodes"),
     (lambda k, p: [k, change(p, plan="00")], "was altered"),
-    (lambda k, p: [k, change(p, outputs=[99])], "an output should be an integer from 0 to"),
-    (lambda k, p: [k, change(p, buffers=[["float32", -1, "input"]] * len(p["buffers"]))], "a buffer's size"),
+    (lambda k, p: [k, change(p, outputs=[99])], "buffer 99 of a plan is not among"),
+    (lambda k, p: [k, change(p, buffers=[["float32", -1, "input"]] * len(p["buffers"]))], "`int` >= 0 - at `$.buffers[0][1]`"),
     (lambda k, p: [k, change(p, buffers=[["float32", 1, "input"]] * len(p["buffers"]))], "are needed"),
     (lambda k, p: [k, change(p, buffers=[["floaty", 1, "input"]] * len(p["buffers"]))], "is not known"),
     (lambda k, p: [k, change(p, buffers=[["float32", 1000, "constant"]] * len(p["buffers"]))], "a constant"),
@@ -191,9 +191,9 @@ def change(line: dict[str, Any], **values: Any) -> dict[str, Any]:
     (lambda k, p: [k, change(p, calls=[[*p["calls"][0][:6], [0], []]])], "gives 1 offsets"),
     (lambda k, p: [k, change(p, calls=[[*p["calls"][0][:6], [0, 0, 1], []]])], "from 1 on are needed"),
     (lambda k, p: [k, change(p, calls=[["x", [0], "", "", "", 0, [0], []]])], "could not be read"),
-    (lambda k, p: [k, change(p, calls=[[1, 2]])], "should have 8 fields"),
-    (lambda k, p: [k, change(p, seconds=[])], "lacks its seconds"),
-    (lambda k, p: [k, change(p, seconds={p["calls"][0][0]: -1.0})], "above 0"),
+    (lambda k, p: [k, change(p, calls=[[1, 2]])], "`array` of length 8"),
+    (lambda k, p: [k, change(p, seconds=[])], "Expected `object`, got `array` - at `$.seconds`"),
+    (lambda k, p: [k, change(p, seconds={p["calls"][0][0]: -1.0})], "Expected `float` > 0.0"),
     (lambda k, p: [{"what": 1}], "neither a kernel nor a plan"),
     (lambda k, p: [[1]], "not a JSON object"),
 ])
