@@ -134,7 +134,7 @@ def test_a_plan_with_variables_is_captured_with_its_bounds_and_hints(tmp_path: P
     assert [p.unbound.calls for p in read_capture(tmp_path / "one").plans] == [p.unbound.calls for p in found.plans]
     data = [json.loads(line) for line in file_of(tmp_path).read_text().splitlines()]
     wrong: Any
-    for wrong, told in (([["rows", 1, 99, [], None]], "the variables"), ([], "the variables"), ([["rows", 1]], "`array` of length 3 to 5, got 2"),
+    for wrong, told in (([["rows", 1, 99, [], None]], "the variables"), ([], "the variables"), ([["rows", 1]], "length 3 to 5, got 2"),
                         ([["rows", 7, 1, [], None]], "cannot be 7 to 1"), ([["rows", 1, 7, [9], None]], "the hints [9]"),
                         ([["rows", 1, 7, [], [5, 8]]], "the bucket (5, 8)")):
         bad = [line if "plan" not in line else change(line, calls=[[*line["calls"][0][:-1], wrong]]) for line in data]
