@@ -93,7 +93,7 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
             count = min(samples, CURVE_SAMPLES) if level == "memory" else samples
             rates = {kind: [loops.memory_rate(kind, n, size, memory, count) for n, size in zip(counts, sizes, strict=True)]
                      for kind in kinds}
-            bandwidth[level] = {kind: _both(found) for kind, found in rates.items()}
+            bandwidth[level] = {kind: _both(figures) for kind, figures in rates.items()}
             size = threads * sizes[-1]
             curve[size] = CurvePoint(size, rates["read"][-1], max(rates[k][-1] for k in STREAMS["copy"] if k in rates))
     if not quick:

@@ -79,7 +79,7 @@ def compare_runs(before: Run, after: Run) -> Comparison:
             if x is not None or y is not None:
                 changes.append(_change(name, contestant, a, b, x, y, stable))
     ratios = {contestant: [c.ratio for c in changes if c.contestant == contestant and c.ratio is not None] for contestant in SVOD}
-    return Comparison(tuple(changes), {contestant: geometric_mean(found) for contestant, found in ratios.items() if found})
+    return Comparison(tuple(changes), {contestant: geometric_mean(speedups) for contestant, speedups in ratios.items() if speedups})
 
 
 def _change(name: str, contestant: str, a: CaseResult | None, b: CaseResult | None, x: Outcome | None, y: Outcome | None,

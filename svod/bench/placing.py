@@ -72,13 +72,13 @@ def distribute(used: Mapping[int, int], cores_of: Mapping[int, Collection[int]],
     for thread, t in used.items():
         if len(cores_of[thread]) == 1:
             load.update(dict.fromkeys(cores_of[thread], t))
-    found = {}
+    core_of = {}
     for thread in sorted(used, key=lambda t: (-used[t], t)):
         choice = [core for core in order if core in cores_of[thread]]
         if len(cores_of[thread]) > 1 and choice and used[thread] >= least:
-            found[thread] = core = min(choice, key=lambda c: load[c])
+            core_of[thread] = core = min(choice, key=lambda c: load[c])
             load[core] += used[thread]
-    return found
+    return core_of
 
 
 def _used_by(contestant: Contestant) -> dict[int, int]:

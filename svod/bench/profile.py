@@ -184,10 +184,10 @@ def layer_path(origin: str) -> tuple[str, ...]:
     "/home/me/model.py:12" → ("model.py", "model.py:12")."""
     if not origin:
         return (UNKNOWN,)
-    found = _FILE_AND_LINE.fullmatch(origin)
-    if found is not None:
-        file = Path(found[1]).name
-        return file, f"{file}:{found[2]}"
+    match = _FILE_AND_LINE.fullmatch(origin)
+    if match is not None:
+        file = Path(match[1]).name
+        return file, f"{file}:{match[2]}"
     parts = origin.split(".")
     return tuple(".".join(parts[:i + 1]) for i in range(len(parts)))
 
@@ -229,5 +229,5 @@ def _depth_first(paths: Mapping[tuple[str, ...], object]) -> list[tuple[str, ...
 # -- text -------------------------------------------------------------------------------------------
 
 def _last(path: str) -> str:
-    found = _FILE_AND_LINE.fullmatch(path)
-    return f"line {found[2]}" if found is not None else path.rsplit(".", 1)[-1]
+    match = _FILE_AND_LINE.fullmatch(path)
+    return f"line {match[2]}" if match is not None else path.rsplit(".", 1)[-1]

@@ -184,9 +184,9 @@ class CaseResult:
     def svod(self) -> Outcome | None:
         """svod at its best: tuned, else heuristic; None where neither has a time."""
         for name in reversed(SVOD):
-            found = self.outcome(name)
-            if found is not None and found.status == "ok":
-                return found
+            outcome = self.outcome(name)
+            if outcome is not None and outcome.status == "ok":
+                return outcome
         return None
 
     @property

@@ -145,8 +145,8 @@ def measure_ceilings(target: Target, threads: int | None = None, *, quick: bool 
     """Measure this machine, which must be what `target` describes. Quick: float32 and memory, in less than half a second;
     else some ten seconds. `threads`: default the target's."""
     count = target.threads if threads is None else threads
-    found: Figures = measure_figures(target, count, quick=quick)
-    return Ceilings(target.key, count, quick, found.flops, found.bandwidth, found.dispatch, found.curve)
+    figures: Figures = measure_figures(target, count, quick=quick)
+    return Ceilings(target.key, count, quick, figures.flops, figures.bandwidth, figures.dispatch, figures.curve)
 
 
 def known_ceilings(path: Path, target: Target, threads: int | None = None) -> Ceilings | None:

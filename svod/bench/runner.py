@@ -221,11 +221,11 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
         for i, case in enumerate(cases):
             started(i, case)
             try:
-                found = run_case(case, contestants, config, target=target, ceilings=ceilings, arithmetic=arithmetic, seed=settings.seed,
+                result = run_case(case, contestants, config, target=target, ceilings=ceilings, arithmetic=arithmetic, seed=settings.seed,
                                  clock=clock, watch=watch, place=place)
             except Exception as e:      # operands or a reference that cannot be had, memory: the other cases are not to be lost
-                found = _failed_case(case, contestants, _words(e))
-            results.append(found)
+                result = _failed_case(case, contestants, _words(e))
+            results.append(result)
             finished(so_far())
     except KeyboardInterrupt:
         if not results:

@@ -144,7 +144,7 @@ def suite_results(cases: Sequence[CaseResult]) -> tuple[SuiteResult, ...]:
     members: dict[str, list[CaseResult]] = {}
     for c in cases:
         members.setdefault(c.suite, []).append(c)
-    return tuple(SuiteResult(name, len(found), _means(name, found), _searching(found), _rates(found)) for name, found in members.items())
+    return tuple(SuiteResult(name, len(own), _means(name, own), _searching(own), _rates(own)) for name, own in members.items())
 
 
 def _means(name: str, cases: Sequence[CaseResult]) -> GroupResult:
@@ -166,13 +166,13 @@ def _means(name: str, cases: Sequence[CaseResult]) -> GroupResult:
 
 
 def _searching(cases: Sequence[CaseResult]) -> Searching | None:
-    found = [(o.search_seconds, c.name) for c in cases for o in c.contestants if o.search_seconds is not None]
-    if not found:
+    searches = [(o.search_seconds, c.name) for c in cases for o in c.contestants if o.search_seconds is not None]
+    if not searches:
         return None
-    seconds = [s for s, _ in found]
-    return Searching(len(found), statistics.median(seconds), *max(found), sum(seconds))
+    seconds = [s for s, _ in searches]
+    return Searching(len(searches), statistics.median(seconds), *max(searches), sum(seconds))
 
 
 def _rates(cases: Sequence[CaseResult]) -> Rates | None:
-    found = [(c.neighbour.rate.median, c.name) for c in cases if c.neighbour is not None and c.neighbour.rate is not None]
-    return Rates(len(found), geometric_mean([r for r, _ in found]), *min(found)) if found else None
+    rates = [(c.neighbour.rate.median, c.name) for c in cases if c.neighbour is not None and c.neighbour.rate is not None]
+    return Rates(len(rates), geometric_mean([r for r, _ in rates]), *min(rates)) if rates else None

@@ -18,8 +18,8 @@ def missing_modules(needs: tuple[str, ...]) -> list[str]:
 def program(name: str) -> str:
     """How to call a program of this installation from here: by name where that finds it, else by its path in this environment."""
     beside = Path(sys.executable).parent / name
-    found = shutil.which(name)
-    if found is not None and Path(found).parent.resolve() == beside.parent.resolve():
+    on_path = shutil.which(name)
+    if on_path is not None and Path(on_path).parent.resolve() == beside.parent.resolve():
         return name
     try:
         return str(beside.relative_to(Path.cwd()))

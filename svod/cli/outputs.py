@@ -19,10 +19,10 @@ class Finite(click.FloatRange):
     """A number in a range; nan, which is in every range for click, is in none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found: float = super().convert(value, param, ctx)
-        if math.isnan(found):
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
             self.fail(f"{value!r} is not a number.", param, ctx)
-        return found
+        return number
 
 
 def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | os.PathLike[str] | None,
@@ -58,9 +58,9 @@ def _is_database(file: Path) -> bool:
 
 def check_is_there(plan: layers.DatabasePaths) -> None:
     """Raise DatabaseError where a spec names databases and none of them exists; what ships with svod is none of them."""
-    found = [p for p in (plan.write, *(p for p, rank in plan.read if rank != SHIPPED)) if p is not None]
-    if found and not any(p.exists() for p in found):
-        raise DatabaseError(f"there is no database at {found[0]}; svod-tune SCRIPT --db {found[0]} makes one")
+    files = [p for p in (plan.write, *(p for p, rank in plan.read if rank != SHIPPED)) if p is not None]
+    if files and not any(p.exists() for p in files):
+        raise DatabaseError(f"there is no database at {files[0]}; svod-tune SCRIPT --db {files[0]} makes one")
 
 
 def check_database(spec: str | None) -> None:

@@ -273,10 +273,10 @@ remake_after_fork(sys.modules[__name__], "_recorders", dict)
 
 def _recorder_for(directory: Path) -> _Recorder:
     with _recorders_lock:
-        found = _recorders.get(directory)
-        if found is None or found.pid != os.getpid():       # after a fork the file is the parent's
-            found = _recorders[directory] = _Recorder(directory)
-        return found
+        recorder = _recorders.get(directory)
+        if recorder is None or recorder.pid != os.getpid():       # after a fork the file is the parent's
+            recorder = _recorders[directory] = _Recorder(directory)
+        return recorder
 
 
 def _silence_stop() -> None:
@@ -366,11 +366,11 @@ def read_capture(path: str | os.PathLike[str]) -> Capture:
     except OSError as e:
         raise TuneError(f"the capture {root} cannot be read: {e.strerror or e}; {MAKE_ONE}") from e
     capture = Capture()
-    found: dict[str, CapturedPlan] = {}
+    plans: dict[str, CapturedPlan] = {}
     for file, data in texts:
         if data or file == root:    # a process that was killed before it wrote anything leaves an empty file
-            _Reader(file, capture, found).read(data, whole=file == root)
-    capture.plans = list(found.values())
+            _Reader(file, capture, plans).read(data, whole=file == root)
+    capture.plans = list(plans.values())
     return capture
 
 

@@ -31,10 +31,10 @@ def choose(kernel: Kernel, compiler: Compiler, config: PrepareConfig, db: Tuning
     if config.noopt:
         return Choice((), "none", "SVOD_NOOPT: no opts")
     if db is not None:
-        found = _from_database(kernel, compiler, db)
-        if isinstance(found, Choice):
-            return found
-        return Choice(compiler.heuristic(kernel), "heuristic", found)
+        choice = _from_database(kernel, compiler, db)
+        if isinstance(choice, Choice):
+            return choice
+        return Choice(compiler.heuristic(kernel), "heuristic", choice)
     return Choice(compiler.heuristic(kernel), "heuristic", "the tuning database is not consulted")
 
 

@@ -169,10 +169,10 @@ def check_plan(unbound: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: M
     contestants = [Contestant(base.repeat, "heuristic"), Contestant(best.repeat, "tuned")]
     run = min(time_calls(c, 1) for c in contestants)        # also the first touch of the intermediates
     min_rounds = max(1, min(MIN_ROUNDS, int(0.25 * left() / run)))
-    found = confirm(contestants, min_rounds=min_rounds, precision=bench.precision, budget_seconds=max(0.1, 0.5 * left()), rng=rng,
+    race = confirm(contestants, min_rounds=min_rounds, precision=bench.precision, budget_seconds=max(0.1, 0.5 * left()), rng=rng,
                     min_sample=bench.min_sample * 1e-6)
     changed = [k for k in unbound.kernels if heuristic[k].chain != tuned[k].chain]
-    check = PlanCheck(found.seconds(0), found.seconds(1), found.ratios[1], promised_gain(unbound, gains), len(found.rounds), found.noisy,
+    check = PlanCheck(race.seconds(0), race.seconds(1), race.ratios[1], promised_gain(unbound, gains), len(race.rounds), race.noisy,
                       bytes_touched(unbound), len(changed), at=values)
     wanted = [k for k in unbound.kernels if k in changed or k in gains]
     if not check.differs or left() < 4 * MIN_ROUNDS * check.heuristic:
@@ -201,7 +201,7 @@ def time_inside(base: ExecutionPlan, best: ExecutionPlan, unbound: UnboundPlan, 
         for key, calls in unbound.counts.items():
             passes[key].append(Gain(spent[0][key] / calls, spent[1][key] / calls))
     call_seconds = statistics.median(empty)
-    return {k: [Gain(max(0.0, g.heuristic - call_seconds), max(0.0, g.tuned - call_seconds)) for g in found] for k, found in passes.items()}
+    return {k: [Gain(max(0.0, g.heuristic - call_seconds), max(0.0, g.tuned - call_seconds)) for g in gains] for k, gains in passes.items()}
 
 
 def in_plan(unbound: UnboundPlan, key: str, alone: Gain | None, passes: Sequence[Gain], touched: int, target: Target) -> InPlan:
@@ -209,8 +209,8 @@ def in_plan(unbound: UnboundPlan, key: str, alone: Gain | None, passes: Sequence
     calls = unbound.counts[key]
     low, high = median_interval([g.seconds for g in passes]) or (float("-inf"), float("inf"))
     inside = Gain(statistics.median(g.heuristic for g in passes), statistics.median(g.tuned for g in passes))
-    found = InPlan(key, calls, alone, inside, calls * low, calls * high)
-    return replace(found, reason=_reason(unbound, found, touched, target))
+    comparison = InPlan(key, calls, alone, inside, calls * low, calls * high)
+    return replace(comparison, reason=_reason(unbound, comparison, touched, target))
 
 
 def _reason(unbound: UnboundPlan, k: InPlan, touched: int, target: Target) -> str:

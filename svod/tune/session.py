@@ -283,17 +283,17 @@ class TuneSession:
         chains = [w.chain for w in self.db.ranking(base.kernel.key, self.target.key)]
         raced = [m for m in known.values() if m.status == "ok" and m.step == "race" and m.ratio is not None]
         chains += [m.chain for m in sorted(raced, key=lambda m: (m.ratio or 0.0, m.chain_text))]
-        found: dict[bytes, Scheduler] = {}
+        states: dict[bytes, Scheduler] = {}
         for chain in chains:
-            if len(found) >= STORED_SEEDS:
+            if len(states) >= STORED_SEEDS:
                 break
             try:
                 state = apply_opts(base, (Opt.from_json(list(o)) for o in chain))
             except KernelOptError as e:
                 log.info("a stored chain of %s does not apply any more and is skipped: %s", base.kernel.key[:12], e)
                 continue
-            found.setdefault(state.digest, state)
-        return [(s, Origin.DATABASE) for s in found.values()]
+            states.setdefault(state.digest, state)
+        return [(s, Origin.DATABASE) for s in states.values()]
 
     # -- the database -----------------------------------------------------------------------------------------------------
     def _measurement(self, search: KernelSearch, c: Candidate, step: Step, host: Mapping[str, Any] = MappingProxyType({}),

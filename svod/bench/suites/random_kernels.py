@@ -71,17 +71,17 @@ def random_cases(count: int, seed: int) -> list[Case]:
     if count < 1:
         raise ConfigError(f"{count} random kernels were asked for; it takes one at least")
     draw = Draw(seed)
-    found: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     deck: list[Kind] = []
-    while len(found) < count:
+    while len(cases) < count:
         if not deck:
             deck = draw.shuffled(KINDS)
         kind = deck.pop()
         case = kind(draw)
-        while case.name in found or not LEAST_SECONDS <= nominal_seconds(case) <= MOST_SECONDS:
+        while case.name in cases or not LEAST_SECONDS <= nominal_seconds(case) <= MOST_SECONDS:
             case = kind(draw)
-        found[case.name] = replace(case, suite=RANDOM)
-    return list(found.values())
+        cases[case.name] = replace(case, suite=RANDOM)
+    return list(cases.values())
 
 
 def nominal_seconds(case: Case) -> float:

@@ -108,14 +108,14 @@ def select_cases(suites: str, pattern: str = "*", *, seed: int = 0, count: int =
     Raises ConfigError for an unknown suite and for a pattern without a case, saying what exists."""
     names = parse_suites(suites)
     known = [c for name in names for c in (random_cases(count, seed) if name == RANDOM else SUITES[name])]
-    found: dict[str, Case] = {}
+    chosen: dict[str, Case] = {}
     for part in filter(None, (p.strip() for p in pattern.split(","))):
         matching = [c for c in known if fnmatch.fnmatchcase(c.name, part)]
         if not matching:
             elsewhere = [n for n, cases in SUITES.items() if n not in names and any(fnmatch.fnmatchcase(c.name, part) for c in cases)]
             hint = f"; --suite {elsewhere[0]} has it" if elsewhere else ""
             raise ConfigError(f"no kernel of suite {suites!r} matches {part!r}{hint}. It has: {', '.join(c.name for c in known)}")
-        found.update((c.name, c) for c in matching)
-    if not found:
+        chosen.update((c.name, c) for c in matching)
+    if not chosen:
         raise ConfigError(f"no kernel was asked for ({pattern!r}); the suite {suites!r} has: {', '.join(c.name for c in known)}")
-    return [c for c in known if c.name in found]
+    return [c for c in known if c.name in chosen]

@@ -56,12 +56,12 @@ def ceilings(json_path: Path | None, refresh: bool) -> None:
     _warn_if_busy(target.threads)
     path = _ceilings_path()
     start = time.monotonic()
-    found = cached_ceilings(path, target, refresh=refresh)
+    ceilings = cached_ceilings(path, target, refresh=refresh)
     known = time.monotonic() - start < 0.1
-    print_ceilings(found)
+    print_ceilings(ceilings)
     _say(f"{target.key}; " + (f"measured before, kept in {path}; --refresh measures again" if known else "measured now"))
     if json_path is not None:
-        write_text(json_path, json.dumps(asdict(found), indent=1) + "\n")
+        write_text(json_path, json.dumps(asdict(ceilings), indent=1) + "\n")
 
 
 class _Run(click.Command):
@@ -206,12 +206,12 @@ def compare(before: Path, after: Path, as_json: bool, force: bool) -> None:
     for path, r in ((before, a), (after, b)):
         if r.load.busy is not None:
             _say(f"{path}: {r.load.busy} during the run")
-    found = compare_runs(a, b)
+    comparison = compare_runs(a, b)
     if as_json:
-        click.echo(json.dumps(asdict(found) | {"worse": found.worse}, indent=1))
+        click.echo(json.dumps(asdict(comparison) | {"worse": comparison.worse}, indent=1))
     else:
-        print_comparison(found)
-    sys.exit(1 if found.worse else 0)
+        print_comparison(comparison)
+    sys.exit(1 if comparison.worse else 0)
 
 
 @cli.command()
@@ -228,7 +228,7 @@ def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool)
 
     if not markdown:
         check_output("-o", output, *runs)
-    found = [read_run(path) for path in runs]
+    results = [read_run(path) for path in runs]
     tuning = None
     spec = db if db is not None else config.PrepareConfig.env_value("db")
     if spec != config.NONE:
@@ -237,12 +237,12 @@ def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool)
                 check_is_there(database.plan)
             if database.problem is not None:
                 raise DatabaseError(database.problem)
-            last = found[-1] if found else None
+            last = results[-1] if results else None
             tuning = read_tuning(database, last.machine.target if last is not None else None, last.ceilings if last is not None else None)
     if markdown:
-        click.echo(render_markdown(found, tuning))
+        click.echo(render_markdown(results, tuning))
         return
-    write_report(found, tuning, output)
+    write_report(results, tuning, output)
     _say(f"{output} written; it opens in any browser, offline")
 
 

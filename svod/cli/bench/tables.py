@@ -203,16 +203,16 @@ def print_ceilings(c: Ceilings) -> None:
     print_table(("", "one core", many), rows, right=frozenset({"one core", many}))
 
 
-def print_comparison(found: Comparison) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """Every change beyond the noise; what did not change is counted."""
-    shown = [c for c in found.changes if c.verdict != "same"]
+    shown = [c for c in comparison.changes if c.verdict != "same"]
     rows = [(c.case, c.contestant, c.verdict, seconds(c.before), seconds(c.after), "" if c.ratio is None else f"{c.ratio:.3f}",
              spread(c.noise), c.why) for c in shown]
     if rows:
         print_table(("kernel", "contestant", "", "before", "after", "ratio", "noise", "why"), rows,
                     right=frozenset({"before", "after", "ratio", "noise"}), fold=frozenset({"why"}))
-    counts = {v: sum(c.verdict == v for c in found.changes) for v in dict.fromkeys(c.verdict for c in found.changes)}
+    counts = {v: sum(c.verdict == v for c in comparison.changes) for v in dict.fromkeys(c.verdict for c in comparison.changes)}
     click.echo(", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
-    for name, mean in found.means.items():
-        noisy = [c.verdict for c in found.timed(name)].count("noisy")
+    for name, mean in comparison.means.items():
+        noisy = [c.verdict for c in comparison.timed(name)].count("noisy")
         click.echo(f"{name}: geometric mean of time after / time before {mean:.3f}" + (f", {noisy} noisy" if noisy else ""))

@@ -97,13 +97,13 @@ def _check_whole(path: Path) -> None:
         if connection is None:
             return
         with contextlib.closing(connection):
-            found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+            answer = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
     except (DatabaseError, OSError, sqlite3.OperationalError):
         return      # foreign, newer, locked or unreadable: said where it is read
     except sqlite3.DatabaseError as e:
-        found = str(e)
-    if found != "ok":
-        raise DatabaseError(f"{path} is damaged ({' '.join(found.split())}): put a copy in its place, or move it away and import what "
+        answer = str(e)
+    if answer != "ok":
+        raise DatabaseError(f"{path} is damaged ({' '.join(answer.split())}): put a copy in its place, or move it away and import what "
                             f"was exported")
 
 
@@ -176,7 +176,7 @@ def _rows(db: TuningDB, kernel: str | None = None) -> list[Row]:
     measurements = _by_place(m for m, _ in db.select(Measurement, kernel))
     verdicts = _by_place(v for v, _ in db.select(Verdict, kernel))
     searches = _by_place(s for s, _ in db.select(Search, kernel))
-    sizes = {m.id: m.sizes for found in measurements.values() for m in found if m.sizes}
+    sizes = {m.id: m.sizes for of_winner in measurements.values() for m in of_winner if m.sizes}
     rows = []
     for at in sorted({*measurements, *searches}, key=lambda at: (names.get(at[0], ""), at)):
         w = db.winner(*at)
@@ -284,10 +284,10 @@ def why(context: click.Context, what: str, target: str | None) -> None:
         wanted = [Captured(key, t, "", "") for t in ([target] if target else [r.target for r in _rows(db, key)])]
     names = {k.kernel: k.name for k, _ in db.select(Kernel)}
     for c in wanted:
-        found = explain(db, c.kernel, target or c.target, structure=c.structure)
-        click.echo(f"{c.kernel[:SHOWN_KEY]} {c.name or names.get(c.kernel, '')}\n    {target or c.target}\n    {found.text}")
-        if found.field and found.stored and found.field != "verdict":
-            click.echo(f"    first difference: {found.field}; asked: {found.asked or 'nothing'}; in the record: {found.stored}")
+        reason = explain(db, c.kernel, target or c.target, structure=c.structure)
+        click.echo(f"{c.kernel[:SHOWN_KEY]} {c.name or names.get(c.kernel, '')}\n    {target or c.target}\n    {reason.text}")
+        if reason.field and reason.stored and reason.field != "verdict":
+            click.echo(f"    first difference: {reason.field}; asked: {reason.asked or 'nothing'}; in the record: {reason.stored}")
     _report(db.skipped)
 
 
@@ -314,7 +314,7 @@ def _captured_kernels(script: Path) -> list[Captured]:
             failure = "" if done.returncode == 0 else f"it ended with status {done.returncode}: {last}"
         except subprocess.TimeoutExpired:
             failure = f"it did not end within {SCRIPT_SECONDS:.0f} s"
-        found: dict[tuple[str, str], Captured] = {}
+        kernels: dict[tuple[str, str], Captured] = {}
         for path in sorted(Path(directory).rglob("*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
@@ -323,12 +323,12 @@ def _captured_kernels(script: Path) -> list[Captured]:
                     continue  # the last line of a process that was killed while writing
                 if isinstance(data, dict) and isinstance(data.get("kernel"), str) and isinstance(data.get("target"), str):
                     c = Captured(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")))
-                    found[c.kernel, c.target] = c
-    if not found:
+                    kernels[c.kernel, c.target] = c
+    if not kernels:
         raise DatabaseError(f"{script} prepared no kernel" + (f"; {failure}" if failure else ""))
     if failure:
         click.echo(f"{script}: {failure}; these are the kernels up to there", err=True)
-    return list(found.values())
+    return list(kernels.values())
 
 
 @cli.command()

@@ -100,8 +100,8 @@ def check(options: TuneOptions) -> None:
     elif options.script is None:
         raise click.UsageError("no script was given; use svod-tune SCRIPT, or svod-tune --from FILE for a capture")
     elif not _is_script(Path(options.script)):
-        found = "is a directory without a __main__.py" if os.path.isdir(options.script) else "does not exist"
-        raise click.UsageError(f"{options.script} {found}; give the path of a Python script")
+        problem = "is a directory without a __main__.py" if os.path.isdir(options.script) else "does not exist"
+        raise click.UsageError(f"{options.script} {problem}; give the path of a Python script")
     elif not os.access(options.script, os.R_OK):
         raise click.UsageError(f"{options.script} cannot be read")
     check_output("--json", options.json_path, options.script, options.source, stdout=True)

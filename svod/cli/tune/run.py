@@ -261,15 +261,15 @@ class _Run:
         out = []
         for row in rows:
             choice = choose(row.kernel, compiler, self.config, self.db)
-            found, winner = findings.get(row.key), self.db.winner(row.key, target.key)
+            finding, winner = findings.get(row.key), self.db.winner(row.key, target.key)
             chain = tuple(o.to_json() for o in choice.chain)
-            if found is not None:
-                heuristic, tuned = _finite(found.heuristic_seconds), _finite(found.seconds)
+            if finding is not None:
+                heuristic, tuned = _finite(finding.heuristic_seconds), _finite(finding.seconds)
                 used = choice.source == "database"
-                why = found.why if used or found.winner is None else f"{choice.why} ({found.why})"
+                why = finding.why if used or finding.winner is None else f"{choice.why} ({finding.why})"
                 out.append(Outcome(row, chain, choice.source, heuristic or (None if used else row.seconds), tuned if used else heuristic,
-                                   found.verified, found.confirmed, found.speedup if found.confirmed and used else None, found.linear, why,
-                                   sizes=self._sizes(winner) if used else ()))
+                                   finding.verified, finding.confirmed, finding.speedup if finding.confirmed and used else None,
+                                   finding.linear, why, sizes=self._sizes(winner) if used else ()))
             elif winner is not None and choice.source == "database":
                 out.append(Outcome(row, chain, choice.source, winner.baseline, winner.time, True, True,
                                    (1 / winner.ratio_high, winner.speedup, 1 / winner.ratio_low), winner.linear, choice.why,
@@ -326,8 +326,8 @@ class _Run:
     def _save(self) -> None:
         """What the database could not take goes to a file that `svod-db import` reads: in the current directory, else among temporary
         files."""
-        found = self.result is not None and self.result.rows > 0 and self.config.db != config.NONE
-        if not found or self.db.path is not None or self.db.store_again():
+        has_results = self.result is not None and self.result.rows > 0 and self.config.db != config.NONE
+        if not has_results or self.db.path is not None or self.db.store_again():
             return
         name = time.strftime("svod-tuned-%Y%m%d-%H%M%S.jsonl")
         for directory in (Path.cwd(), Path(tempfile.gettempdir())):
@@ -521,13 +521,13 @@ def gain_in(unbound: UnboundPlan, o: Outcome) -> Gain | None:
     if not calls:
         return None if o.gain is None or not o.heuristic else Gain(o.heuristic, o.heuristic / o.gain)
     values, timed = check_values(unbound), [s for s in o.sizes if s.ratio > 0.0]
-    found = []
+    of_calls = []
     for variables in calls:
         at = {f"v{i}": values[v.name] for i, v in enumerate(variables)}
-        found += [s for s in timed if s.at == at][:1]
-    if len(found) < len(calls):
+        of_calls += [s for s in timed if s.at == at][:1]
+    if len(of_calls) < len(calls):
         return None
-    return Gain(fmean(s.seconds / s.ratio for s in found), fmean(s.seconds for s in found))
+    return Gain(fmean(s.seconds / s.ratio for s in of_calls), fmean(s.seconds for s in of_calls))
 
 
 def _plan_seconds(plan: CapturedPlan, seconds: Mapping[str, float]) -> float:

@@ -116,29 +116,29 @@ def _end_processes(directory: Path) -> int:
     Processes are known by SVOD_CAPTURE in their environment, which survives daemonising; where the system does not show it (no /proc),
     nothing is found."""
     end = time.monotonic() + LEAVE_SECONDS
-    while (found := processes_with(f"SVOD_CAPTURE={directory}")) and time.monotonic() < end:
+    while (pids := processes_with(f"SVOD_CAPTURE={directory}")) and time.monotonic() < end:
         time.sleep(0.05)
-    if not found:
+    if not pids:
         return 0
-    _signal_all(found, signal.SIGTERM)
+    _signal_all(pids, signal.SIGTERM)
     end = time.monotonic() + TERM_SECONDS
     while (left := processes_with(f"SVOD_CAPTURE={directory}")) and time.monotonic() < end:
         time.sleep(0.02)
     _signal_all(left, signal.SIGKILL)
-    return len(found)
+    return len(pids)
 
 
 def processes_with(setting: str) -> list[int]:
     """Ids of the running processes of this user that were started with NAME=VALUE in their environment, this one excepted."""
     wanted = setting.encode()
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if int(entry.name) != os.getpid() and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
+                pids.append(int(entry.name))
         except OSError:         # gone, or another user's
             continue
-    return found
+    return pids
 
 
 def _signal_all(pids: Sequence[int], what: signal.Signals) -> None:

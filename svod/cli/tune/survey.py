@@ -125,8 +125,8 @@ def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
     if not kernel.variables:
         work = count_operations(kernel.ast)
         return float(work.flops), float(work.bytes_moved)
-    found = [count_operations(at_size(kernel, size).ast) for size in sizes]
-    return geometric_mean([max(1, e.flops) for e in found]), geometric_mean([max(1, e.bytes_moved) for e in found])
+    counts = [count_operations(at_size(kernel, size).ast) for size in sizes]
+    return geometric_mean([max(1, e.flops) for e in counts]), geometric_mean([max(1, e.bytes_moved) for e in counts])
 
 
 def decide(rows: Sequence[Row], target: Target, compiler: Compiler, db: TuningDB, config: PrepareConfig, *, top: int | None = None,

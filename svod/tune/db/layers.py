@@ -139,11 +139,11 @@ class SqliteLayer:
     def _records(self, record: type[Record], rows: Iterable[sqlite3.Row]) -> Iterator[tuple[Record, int]]:
         for row in rows:
             try:
-                found = record.from_row(row)  # type: ignore[arg-type]  # a Row is a mapping in all but name
+                content = record.from_row(row)  # type: ignore[arg-type]  # a Row is a mapping in all but name
             except (RecordError, IndexError) as e:  # IndexError: a column is missing
                 self.report.append(Skipped(f"{self.name}:{record.table}:{row['id']}", str(e)))
             else:
-                yield found, min(self.rank + int(row["layer"]), SHIPPED)
+                yield content, min(self.rank + int(row["layer"]), SHIPPED)
 
     def version(self) -> int:
         return int(self.conn.execute("PRAGMA data_version").fetchone()[0])

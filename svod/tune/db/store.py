@@ -215,8 +215,8 @@ class TuningDB:
             if version != self._memo_version:
                 self._memo.clear()
                 self._memo_version = version
-            found = self._memo.get((kernel, target))
-            if found is None:
+            ranked = self._memo.get((kernel, target))
+            if ranked is None:
                 ranks: dict[str, int] = {}
                 measurements: list[Measurement] = []
                 verdicts: list[Verdict] = []
@@ -225,8 +225,8 @@ class TuningDB:
                         ranks[m.id] = min(rank, ranks.get(m.id, SHIPPED))
                         measurements.append(m)
                     verdicts.extend(others)
-                found = self._memo[kernel, target] = rank_winners(measurements, verdicts, ranks) if measurements else []
-            return found
+                ranked = self._memo[kernel, target] = rank_winners(measurements, verdicts, ranks) if measurements else []
+            return ranked
 
     def winner(self, kernel: str, target: str) -> Winner | None:
         """The chain to use, or None: nothing confirmed and verified is known. Where today's LINEAR digest is not `Winner.linear` the chain
@@ -251,12 +251,12 @@ class TuningDB:
     def select(self, record: type[R], kernel: str | None = None, target: str | None = None) -> list[tuple[R, int]]:
         """All records of one kind with the rank of the nearest layer that holds them, in the order of their digests."""
         with self._lock:
-            found: dict[str, tuple[R, int]] = {}
+            latest: dict[str, tuple[R, int]] = {}
             for some in self._each(lambda layer: list(layer.select(record, kernel, target))):
                 for r, rank in some:
-                    if r.id not in found or rank < found[r.id][1]:
-                        found[r.id] = r, rank
-            return [found[i] for i in sorted(found)]
+                    if r.id not in latest or rank < latest[r.id][1]:
+                        latest[r.id] = r, rank
+            return [latest[i] for i in sorted(latest)]
 
     # -- writing ------------------------------------------------------------------------------------------------------------
     def _sink(self) -> layers.SqliteLayer:

@@ -18,10 +18,10 @@ MAX_REASON = 160        # characters of one
 
 
 class Explanation(NamedTuple):
-    """`found`: a winner for exactly this kernel and target. `field`, `asked`, `stored`: the first field in which the nearest record differs
+    """`winner`: one for exactly this kernel and target. `field`, `asked`, `stored`: the first field in which the nearest record differs
     from what was asked (empty where none does, or there is no record). `text` says it in a sentence."""
 
-    found: Winner | None
+    winner: Winner | None
     field: str
     asked: str
     stored: str
@@ -75,10 +75,10 @@ def no_winner_reason(measurements: Sequence[Measurement], verdicts: Sequence[Ver
             return "the search has not ended, or was killed, before anything was measured"
         return f"the search ended before anything was measured ({last.outcome})"
     if all(m.status not in ("ok", "slow") for m in measurements):
-        found = Counter((m.status, m.reason) for m in measurements)
+        failures = Counter((m.status, m.reason) for m in measurements)
         reasons = [f"{n} {status}" + (f" ({reason[:MAX_REASON]})" if reason else "")
-                   for (status, reason), n in found.most_common(MAX_REASONS)]
-        more = f", and {len(found) - MAX_REASONS} reasons more" if len(found) > MAX_REASONS else ""
+                   for (status, reason), n in failures.most_common(MAX_REASONS)]
+        more = f", and {len(failures) - MAX_REASONS} reasons more" if len(failures) > MAX_REASONS else ""
         return f"every candidate failed: {', '.join(reasons)}{more}"
     reason = _nearest_reason(measurements, verdicts)
     ends = [s.result for s in searches if s.ended_at is not None]

@@ -85,13 +85,13 @@ def partial_amounts(extent: int, lanes: int) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def tile_amounts(extent: int) -> tuple[int, ...]:
     """Cache blocks: for each power of two the divisor of the extent nearest to it, or the power itself."""
-    found = set()
+    amounts = set()
     for size in TILE_SIZES:
         if size >= extent:
             break
         near = [d for d in divisors(extent) if size / 1.5 < d < size * 1.5 and d < extent]
-        found.add(min(near, key=lambda d: (abs(d - size), d)) if near else size)
-    return tuple(sorted(found))
+        amounts.add(min(near, key=lambda d: (abs(d - size), d)) if near else size)
+    return tuple(sorted(amounts))
 
 
 @lru_cache(maxsize=256)
@@ -116,14 +116,14 @@ def lanes_of(kernel: Any, target: Any) -> int:
 def loop_rows(state: Any) -> list[tuple[Loop, str, int]]:
     """(row, kind, stage) of every loop that an opt can change, in table order: something is left to split, and the stage has loops of
     its own (it is an output, or it reduces and is not computed in place by its readers)."""
-    kernel, found = state.kernel, []
+    kernel, loops = state.kernel, []
     for row in state.rows:
         if row.role == LOOP and row.extent > 1:
             axis = kernel.axes[row.axis]
             stage = kernel.stages[axis.stage]
             if (stage.is_output or stage.has_reduce) and state.place[stage.index] != INLINE:
-                found.append((row, axis.kind, stage.index))
-    return found
+                loops.append((row, axis.kind, stage.index))
+    return loops
 
 
 def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
@@ -249,11 +249,11 @@ def neighbour_amounts(amount: int, extent: int, lanes: int) -> tuple[int, ...]:
     n = extent if amount == WHOLE else amount
     below = [d for d in divisors(extent) if 1 < d < n]
     above = [d for d in divisors(extent) if d > n]
-    found = {2 * n, n // 2, *below[-1:], *above[:1]}
+    amounts = {2 * n, n // 2, *below[-1:], *above[:1]}
     if n % lanes == 0:
-        found |= {n + lanes, n - lanes}
-    found = {WHOLE if m == extent else m for m in found if 1 < m <= extent}
-    return tuple(sorted(found - {amount, WHOLE if n == extent else n}))
+        amounts |= {n + lanes, n - lanes}
+    amounts = {WHOLE if m == extent else m for m in amounts if 1 < m <= extent}
+    return tuple(sorted(amounts - {amount, WHOLE if n == extent else n}))
 
 
 def _replacements(opt: Opt, state: Any, lanes: int) -> Iterator[Opt]:

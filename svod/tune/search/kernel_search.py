@@ -278,9 +278,9 @@ class KernelSearch:
             if self.wider:
                 self.wider = False
                 self.strategy.keep(self.pool, self._verify)
-            found = self.strategy.propose()
-            if found or not self._widen():
-                return found
+            proposals = self.strategy.propose()
+            if proposals or not self._widen():
+                return proposals
 
     def _widen(self) -> bool:
         """Go on from everything measured so far with more of it, instead of ending; False where the strategy does not."""

@@ -88,21 +88,21 @@ class Batch(Iterator[tuple[int, Outcome]]):
         self.cancelled = True
 
     def __next__(self) -> tuple[int, Outcome]:
-        found = self.poll(None)
-        if found is None:
+        outcome = self.poll(None)
+        if outcome is None:
             raise StopIteration
-        return found
+        return outcome
 
     def poll(self, timeout: float | None = 0.0) -> tuple[int, Outcome] | None:
         """The next (index, outcome), or None when none came within `timeout` seconds or all were given out (`finished`)."""
         if not self._left:
             return None
         try:
-            found = self._outcomes.get(timeout=timeout) if timeout != 0.0 else self._outcomes.get_nowait()
+            outcome = self._outcomes.get(timeout=timeout) if timeout != 0.0 else self._outcomes.get_nowait()
         except queue.Empty:
             return None
         self._left -= 1
-        return found
+        return outcome
 
     @property
     def finished(self) -> bool:

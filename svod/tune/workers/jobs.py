@@ -116,9 +116,9 @@ class _Encoder(pickle.Pickler):
 class _Decoder(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "svod" or module.startswith("svod."):
-            found = super().find_class(module, name)
-            if found is to_dtype or (isinstance(found, type) and _is_plain_class(found)):
-                return found
+            value = super().find_class(module, name)
+            if value is to_dtype or (isinstance(value, type) and _is_plain_class(value)):
+                return value
         raise FormatError(f"a message names {module}.{name}, which is not plain data")
 
 
