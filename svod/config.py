@@ -316,7 +316,7 @@ def unknown_variables() -> list[str]:
     """What to say of each variable that looks like one of svod's, and that no option has: any SVOD_…, and a BEAM… that resembles one (other
     programs have options of a beam as well)."""
     known = {o.variable for c in CONFIGS for f in fields(c) if (o := f.metadata.get("option")) is not None and o.variable}  # type: ignore[arg-type]
-    found = []
+    warnings = []
     for name in sorted(os.environ):
         if name in known or not name.startswith(("SVOD", "BEAM")):
             continue
@@ -324,18 +324,18 @@ def unknown_variables() -> list[str]:
 
         near = difflib.get_close_matches(name, known, 1, 0.8)
         if near:
-            found.append(f"the variable {name} is unknown and has no effect; {near[0]} is known")
+            warnings.append(f"the variable {name} is unknown and has no effect; {near[0]} is known")
         elif name.startswith("SVOD_"):
-            found.append(f"the variable {name} is unknown and has no effect; docs/configuration.md lists those there are")
-    return found
+            warnings.append(f"the variable {name} is unknown and has no effect; docs/configuration.md lists those there are")
+    return warnings
 
 
 def unknown_variables_once() -> list[str]:
     """`unknown_variables` at the first call in this process, an empty list afterwards."""
     global _environment_looked_at
-    found = [] if _environment_looked_at else unknown_variables()
+    warnings = [] if _environment_looked_at else unknown_variables()
     _environment_looked_at = True
-    return found
+    return warnings
 
 
 def _warn_of_unknown_variables() -> None:

@@ -54,23 +54,23 @@ def explanation(*tensors: Tensor) -> str:
         if not isinstance(t, Tensor):
             raise ArgumentError(f"explain takes tensors, one by one: explain(a, b); got {type(t).__name__}")
     nodes = [t.uop for t in tensors]
-    found = explain_schedule(without_binds(graph.sink(*nodes))[0])
-    numbers = {u: i for i, u in enumerate(n for n in found.graph.sink.toposort() if n.op not in _HIDDEN)}
-    if not found.schedule.calls:
-        return "\n".join([*_graph_lines(found, numbers, {}), "", "kernels: none; the tensors are buffers, views of them or constants"])
+    explained = explain_schedule(without_binds(graph.sink(*nodes))[0])
+    numbers = {u: i for i, u in enumerate(n for n in explained.graph.sink.toposort() if n.op not in _HIDDEN)}
+    if not explained.schedule.calls:
+        return "\n".join([*_graph_lines(explained, numbers, {}), "", "kernels: none; the tensors are buffers, views of them or constants"])
     config = replace(complete_config(None), beam=None, capture=None)
     plan = prepare_graph(nodes, config).plan
-    order = _plan_order(found)
-    kernels = {found.roots[i]: position for position, i in enumerate(order)}
+    order = _plan_order(explained)
+    kernels = {explained.roots[i]: position for position, i in enumerate(order)}
     calls = {call_of(u): position for u, position in kernels.items() if u is not None and is_callback(u)}
     kernels.update({u: calls[call_of(u)] for u in numbers if is_callback(u)})
-    return "\n".join([*_graph_lines(found, numbers, kernels), "", *_kernel_lines(found, numbers, kernels, order), "", "plan",
+    return "\n".join([*_graph_lines(explained, numbers, kernels), "", *_kernel_lines(explained, numbers, kernels, order), "", "plan",
                       str(plan.analyze())])
 
 
-def _plan_order(found: Explained) -> list[int]:
+def _plan_order(explained: Explained) -> list[int]:
     """Positions of the calls in the order of the plan: by level."""
-    levels = found.schedule.levels()
+    levels = explained.schedule.levels()
     return sorted(range(len(levels)), key=lambda i: (levels[i], i))
 
 
@@ -80,7 +80,7 @@ def _inside(root: UOp, realised: Iterable[UOp]) -> list[UOp]:
     return [n for n in root.toposort(gate=lambda n: n not in ends and n.op not in _READ) if n not in ends and n.op not in _READ]
 
 
-def _graph_lines(found: Explained, numbers: dict[UOp, int], kernels: dict[UOp | None, int]) -> list[str]:
+def _graph_lines(explained: Explained, numbers: dict[UOp, int], kernels: dict[UOp | None, int]) -> list[str]:
     computed: dict[UOp, list[int]] = {}
     for root, position in kernels.items():
         if root is not None:
@@ -96,11 +96,11 @@ def _graph_lines(found: Explained, numbers: dict[UOp, int], kernels: dict[UOp | 
     return [f"graph: {len(rows)} nodes, as the schedule sees it", *lines]
 
 
-def _kernel_lines(found: Explained, numbers: dict[UOp, int], kernels: dict[UOp | None, int], order: Sequence[int]) -> list[str]:
+def _kernel_lines(explained: Explained, numbers: dict[UOp, int], kernels: dict[UOp | None, int], order: Sequence[int]) -> list[str]:
     realised = [r for r in kernels if r is not None]
     lines = [f"kernels: {len(order)}, each what is computed between buffers"]
     for position, i in enumerate(order):
-        call, root = found.schedule.calls[i], found.roots[i]
+        call, root = explained.schedule.calls[i], explained.roots[i]
         if root is None:
             lines.append(f"  {position}  {call.name_hint}")
         else:

@@ -85,19 +85,19 @@ def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None,
 
 def _buffers_of(constants: Sequence[TensorBase]) -> frozenset[UOp]:
     """The BUFFERs of the tensors in `constants`. A tensor whose value needs no memory has none. Raises ScheduleError."""
-    found = set()
+    slots = set()
     for t in constants:
         base = graph.base_of(t.uop)
         under = graph.content_under(base)
         if base.op is Ops.BUFFER:
-            found.add(base)
+            slots.add(base)
         elif under is not None and graph.history_of(under)[1]:
             raise ScheduleError("a tensor in constants= has an assignment still to be done; call its realize() before, or take it out")
         elif under is not None:
             raise ScheduleError("a tensor in constants= is a view; give the tensor that it is a view of")
         elif constant_value(base) is None:
             raise ScheduleError(f"a tensor in constants= is still to be computed ({base.op.value}); call its realize() before")
-    return frozenset(found)
+    return frozenset(slots)
 
 
 def complete_config(config: PrepareConfig | None) -> PrepareConfig:
@@ -295,34 +295,34 @@ def bucket_kernels(ast: UOp, variables: Sequence[UOp]) -> list[tuple[UOp, tuple[
     if math.prod(map(len, buckets)) > MOST_VARIANTS:
         raise ScheduleError(f"the buckets of the variables {', '.join(v.arg[0] for v in variables)} would make "
                             f"{math.prod(map(len, buckets))} kernels of one; {MOST_VARIANTS} are allowed: give fewer buckets")
-    found = []
+    kernels = []
     for choice in product(*buckets):
         bounds = {f"v{k}": b for k, b in enumerate(choice) if b is not None}
-        found.append((in_bucket(ast, bounds) if bounds else ast,
+        kernels.append((in_bucket(ast, bounds) if bounds else ast,
                       tuple(VariableSpec(*v.arg[:4])._replace(bucket=b) for v, b in zip(variables, choice, strict=True))))
-    return found
+    return kernels
 
 
 def kernel_of(ast: UOp) -> Kernel:
     """The analysed kernel of a canonical AST. Cached."""
     with _lock:
-        found = _kernels.get(ast)
-    if found is None:
-        found = Kernel(ast)
+        kernel = _kernels.get(ast)
+    if kernel is None:
+        kernel = Kernel(ast)
         with _lock:
             if len(_kernels) >= 4096:
                 _kernels.pop(next(iter(_kernels)))
-            found = _kernels.setdefault(ast, found)
-    return found
+            kernel = _kernels.setdefault(ast, kernel)
+    return kernel
 
 
 def database(config: PrepareConfig) -> TuningDB:
     """The process's handle on the tuning database that a configuration names."""
     with _lock:
-        found = _databases.get(config.db)
-        if found is None:
-            found = _databases[config.db] = TuningDB.open(config.db)
-        return found
+        database = _databases.get(config.db)
+        if database is None:
+            database = _databases[config.db] = TuningDB.open(config.db)
+        return database
 
 
 def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareConfig) -> dict[str, Compiled]:

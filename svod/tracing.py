@@ -115,13 +115,13 @@ class Jit:
             given = iter(tensors)
             return self.fn(*_substitute(args, given), **_substitute(kwargs, given))
         tensors = [_in_memory(t) for t in tensors]
-        found = self._captured.get(signature)
-        if found is None:
+        captured = self._captured.get(signature)
+        if captured is None:
             with self._lock:
-                found = self._captured.get(signature)
-                if found is None:
-                    found = self._captured[signature] = self._capture(args, kwargs, tensors)
-        return found.run(tensors, values)
+                captured = self._captured.get(signature)
+                if captured is None:
+                    captured = self._captured[signature] = self._capture(args, kwargs, tensors)
+        return captured.run(tensors, values)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind a method: the object is the first argument, a part of the signature, and lives as long as the captures."""
@@ -206,16 +206,16 @@ def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: Pre
             dear.add(u)
         if any(s in varies for s in u.src) or _depends_on_variables(u) or is_callback(u):
             varies.add(u)
-    found: dict[UOp, None] = {}
+    folded: dict[UOp, None] = {}
     for u in sink.toposort():
         for s in u.src if u in varies or u.op is Ops.SINK else ():
             node = s
             while node.op in MOVEMENT or node.op is Ops.DETACH:
                 node = node.src[0]
             if node not in varies and node.op in _FOLDED and (node in dear or sum(n.op in ELEMENTWISE for n in node.toposort()) > _CHEAP):
-                found[node] = None
-    if found:
-        tensors = [Tensor.from_uop(u) for u in found]
+                folded[node] = None
+    if folded:
+        tensors = [Tensor.from_uop(u) for u in folded]
         # this runs once, so it is not worth a search, and a capture should not show it as a part of the model
         prepared = prepare_graph([t.uop for t in tensors], replace(config, beam=None, capture=None))
         prepared.plan.execute()

@@ -182,14 +182,14 @@ class ObjectCache:
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """(last use, bytes, path) of every file, abandoned temporaries included; files that vanish meanwhile are left out."""
-        found: list[tuple[float, int, Path]] = []
+        files: list[tuple[float, int, Path]] = []
         if self.directory is None:
-            return found
+            return files
         for path in self.directory.glob("??/*"):
             with contextlib.suppress(OSError):
                 status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
-        return found
+                files.append((status.st_mtime, status.st_size, path))
+        return files
 
     def _measure(self) -> int:
         return sum(size for _, size, _ in self._files())

@@ -162,10 +162,10 @@ class AvgPool3d(_AvgPool):
 
 
 def _extents(module: Module, size: IntOrInts, axes: int) -> tuple[int, ...]:
-    found = (size,) * axes if isinstance(size, int) else tuple(size)
-    if len(found) != axes:
-        raise ShapeError(f"{type(module).__name__} with {found}: give one number, or one for each of {axes} axes")
-    return found
+    sizes = (size,) * axes if isinstance(size, int) else tuple(size)
+    if len(sizes) != axes:
+        raise ShapeError(f"{type(module).__name__} with {sizes}: give one number, or one for each of {axes} axes")
+    return sizes
 
 
 def _check_groups(module: Module, in_channels: int, out_channels: int, groups: int) -> None:

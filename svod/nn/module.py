@@ -75,11 +75,11 @@ class Module:
         if strict and (missing or unknown):
             raise StateError(f"load_state_dict of {type(self).__name__}: missing {_few(missing)}, unknown {_few(unknown)}; "
                              "with strict=False what fits is taken")
-        found = {name: value if isinstance(value, Tensor) else Tensor(value) for name, value in given.items() if name in own}
-        wrong = [f"{n} {t.shape}, the module's is {own[n].shape}" for n, t in found.items() if t.shape != own[n].shape]
+        tensors = {name: value if isinstance(value, Tensor) else Tensor(value) for name, value in given.items() if name in own}
+        wrong = [f"{n} {t.shape}, the module's is {own[n].shape}" for n, t in tensors.items() if t.shape != own[n].shape]
         if wrong:
             raise StateError(f"load_state_dict of {type(self).__name__}: shapes differ: {_few(wrong)}")
-        for name, tensor in found.items():
+        for name, tensor in tensors.items():
             self._take(name, tensor)
         return self
 

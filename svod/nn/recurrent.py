@@ -141,13 +141,13 @@ class _Recurrent(_Gates):
                              f"{wanted}, layers and directions first")
         last: list[State] = []
         for layer in range(self.num_layers):
-            found = []
+            directions = []
             for suffix in self._suffixes(layer):
                 state = tuple(s[len(last)].reshape(batch, self.hidden_size) for s in start)
                 outputs, state = self._walk(steps, suffix, state)
-                found.append(outputs)
+                directions.append(outputs)
                 last.append(state)
-            steps = found[0] if len(found) == 1 else Tensor.cat(found, -1)
+            steps = directions[0] if len(directions) == 1 else Tensor.cat(directions, -1)
         result = steps.squeeze(1) if not batched else steps.transpose(0, 1) if self.batch_first else steps
         return result, tuple(Tensor.stack([s[k] for s in last]).reshape(wanted) for k in range(self.states))
 
@@ -156,11 +156,11 @@ class _Recurrent(_Gates):
         w_ih, w_hh, b_ih, b_hh = (getattr(self, name + suffix) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
         products = steps.linear(w_ih, b_ih).contiguous()
         backwards = suffix.endswith("_reverse")
-        found = []
+        outputs = []
         for t in range(steps.shape[0])[::-1 if backwards else 1]:
             state = self._step(products[t], state[0].linear(w_hh, b_hh), state)
-            found.append(state[0])
-        return Tensor.stack(found[::-1] if backwards else found), state
+            outputs.append(state[0])
+        return Tensor.stack(outputs[::-1] if backwards else outputs), state
 
 
 class RNN(_Plain, _Recurrent):

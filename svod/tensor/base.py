@@ -38,12 +38,12 @@ def live_tensors() -> list[TensorBase]:
 def as_dtype(value: DTypeLike) -> DType:
     """The storable DType for a dtype, a name or a NumPy dtype; DTypeError for anything else."""
     try:
-        found = to_dtype(value)
+        dtype = to_dtype(value)
     except TypeError as err:
         raise DTypeError(str(err)) from err
-    if found in (dtypes.index, dtypes.void):
-        raise DTypeError(f"{found.name} is not a dtype a tensor can have")
-    return found
+    if dtype in (dtypes.index, dtypes.void):
+        raise DTypeError(f"{dtype.name} is not a dtype a tensor can have")
+    return dtype
 
 
 def is_scalar(value: object) -> TypeGuard[Scalar]:
@@ -145,8 +145,8 @@ class TensorBase:
     @property
     def device(self) -> str:
         """The device of the first buffer the value depends on; HOST for one that depends on none."""
-        found = next(self.uop.walk(Ops.DEVICE), None)
-        return found.arg if found is not None else HOST
+        device = next(self.uop.walk(Ops.DEVICE), None)
+        return device.arg if device is not None else HOST
 
     def _axis(self, name: str, axis: int) -> int:
         if isinstance(axis, Sequence):
@@ -200,8 +200,8 @@ def common_dtype(name: str, *operands: TensorBase | Scalar) -> DType:
     dtype. Scalars without a tensor have their default dtypes. Raises DTypeError for a scalar that does not fit."""
     tensors = [o.dtype for o in operands if isinstance(o, TensorBase)]
     result = tensors[0] if tensors else dtypes.bool
-    for found in tensors[1:]:
-        result = promote(result, found)
+    for dtype in tensors[1:]:
+        result = promote(result, dtype)
     for o in operands:
         if not isinstance(o, TensorBase):
             result = scalar_dtype(result, o)

@@ -148,10 +148,10 @@ def coordinates(rows: int, columns: int, diagonal: int = 0) -> tuple[UOp, UOp]:
 
 def _number(name: str, value: Any) -> Scalar:
     """A number as Python's. Raises DTypeError for what is none."""
-    found = value.item() if isinstance(value, np.generic) else value
-    if not is_scalar(found):
+    scalar = value.item() if isinstance(value, np.generic) else value
+    if not is_scalar(scalar):
         raise DTypeError(f"{name} of {type(value).__name__}: give a number")
-    return found
+    return scalar
 
 
 def _scalar_node(value: Scalar, dtype: DType | None) -> UOp:
@@ -167,10 +167,10 @@ def _scalar_node(value: Scalar, dtype: DType | None) -> UOp:
 
 def _integer_dtype(value: int) -> DType:
     """The default integers, or the wider ones that hold `value`. Raises DTypeError where none do."""
-    found = next((d for d in (dtypes.default_int, dtypes.int64, dtypes.uint64) if d.min <= value <= d.max), None)
-    if found is None:
+    dtype = next((d for d in (dtypes.default_int, dtypes.int64, dtypes.uint64) if d.min <= value <= d.max), None)
+    if dtype is None:
         raise DTypeError(f"Tensor of {value}: no integer type is wide enough; write it as a float")
-    return found
+    return dtype
 
 
 def array_of_lists(data: Sequence[Any]) -> Array:

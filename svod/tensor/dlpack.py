@@ -57,10 +57,10 @@ def array_of(source: Any) -> tuple[Array, bool]:
     try:
         return np.from_dlpack(source), False
     except _REFUSED as error:
-        found = _bfloat16_bits(source)
-        if found is None:
+        bits = _bfloat16_bits(source)
+        if bits is None:
             raise DTypeError(f"from_dlpack of {type(source).__name__}: {error}") from error
-        return found, True
+        return bits, True
 
 
 def _bfloat16_bits(source: Any) -> Array | None:

@@ -73,9 +73,9 @@ def prepare_tensors(tensors: Iterable[TensorBase], config: Any, constants: Itera
     """The ExecutionPlan that computes the tensors, as `svod.prepare` makes it; they are its outputs from then on. Other tensors that read
     what the plan is going to overwrite are computed now."""
     prepare = importlib.import_module(PIPELINE)
-    found, fixed = _tensors("prepare_batch", tensors), _tensors("constants=", constants)
-    mine = {id(t) for t in found}
-    nodes = [t.uop for t in found]
+    wanted, fixed = _tensors("prepare_batch", tensors), _tensors("constants=", constants)
+    mine = {id(t) for t in wanted}
+    nodes = [t.uop for t in wanted]
     readers = [t for t in _readers_of_old_content(nodes) if id(t) not in mine]
     calls = calls_under(nodes)
     together = [t for t in readers if calls and not calls.isdisjoint(calls_under([t.uop]))]
@@ -84,7 +84,7 @@ def prepare_tensors(tensors: Iterable[TensorBase], config: Any, constants: Itera
                             "prepare them in one batch")
     if readers:
         realize_tensors(readers)
-    return prepare.prepare_tensors(found, config, fixed)
+    return prepare.prepare_tensors(wanted, config, fixed)
 
 
 def _tensors(name: str, given: Iterable[TensorBase] | TensorBase) -> list[TensorBase]:
@@ -99,18 +99,18 @@ def _tensors(name: str, given: Iterable[TensorBase] | TensorBase) -> list[Tensor
 def _pending(tensors: Iterable[TensorBase]) -> list[TensorBase]:
     """The tensors to compute, each once, those that are other results of a function of Python that is called for them, and those that
     would read what an ASSIGN among them overwrites."""
-    found: dict[int, TensorBase] = {}
+    pending: dict[int, TensorBase] = {}
     for t in tensors:
         if not is_realized(t) and constant_value(t.uop) is None:
-            found.setdefault(id(t), t)
-    for t in _results_of_calls([t.uop for t in found.values()]):
-        found.setdefault(id(t), t)
+            pending.setdefault(id(t), t)
+    for t in _results_of_calls([t.uop for t in pending.values()]):
+        pending.setdefault(id(t), t)
     before = -1
-    while len(found) > before:      # what is computed for its old content may assign in its turn
-        before = len(found)
-        for t in _readers_of_old_content([t.uop for t in found.values()]):
-            found.setdefault(id(t), t)
-    return list(found.values())
+    while len(pending) > before:      # what is computed for its old content may assign in its turn
+        before = len(pending)
+        for t in _readers_of_old_content([t.uop for t in pending.values()]):
+            pending.setdefault(id(t), t)
+    return list(pending.values())
 
 
 def last_contents(nodes: Iterable[UOp]) -> dict[UOp, UOp]:
@@ -149,8 +149,8 @@ def _results_of_calls(nodes: list[UOp]) -> list[TensorBase]:
     calls = {call_of(u) for u in graph.sink(*nodes).walk(Ops.CUSTOM_FUNCTION) if is_callback(u)}
     if not calls:
         return []
-    found = [t for t in live_tensors() if is_callback(base := graph.base_of(t.uop)) and call_of(base) in calls]
-    return found
+    results = [t for t in live_tensors() if is_callback(base := graph.base_of(t.uop)) and call_of(base) in calls]
+    return results
 
 
 def calls_under(nodes: Iterable[UOp]) -> set[UOp]:
@@ -167,12 +167,12 @@ def is_writable(content: UOp) -> bool:
 def latest_content(content: UOp) -> UOp:
     """What the storage of `content` holds after all that was assigned to it so far: as the live tensors over it say."""
     storage, _ = graph.history_of(content)
-    found = [content]
+    contents = [content]
     for t in live_tensors():
         base = graph.base_of(t.uop)
         if base.op in (Ops.BUFFER, Ops.AFTER) and graph.history_of(base)[0] is storage:
-            found.append(base)
-    return max(found, key=lambda c: graph.history_of(c)[1])
+            contents.append(base)
+    return max(contents, key=lambda c: graph.history_of(c)[1])
 
 
 def _assigned(assign: UOp, done: dict[UOp, UOp]) -> tuple[UOp, UOp]:

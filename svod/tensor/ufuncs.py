@@ -43,7 +43,7 @@ def apply_ufunc(make: type[Creation], ufunc: Any, method: str, inputs: tuple[Any
                                "NumPy's functions are for its arrays")
     if name not in _OPERATORS and name not in _METHODS:
         raise UnsupportedError(f"np.{name} of a Tensor: tensors have no such operation; compute it of the values, np.{name}(t.numpy())")
-    first, *others = [found if is_scalar(found) or isinstance(found, make) else make(found) for found in map(without_numpy, inputs)]
+    first, *others = [value if is_scalar(value) or isinstance(value, make) else make(value) for value in map(without_numpy, inputs)]
     if name in _OPERATORS:
         return _OPERATORS[name](first, *others)
     if is_scalar(first):        # a method is of a tensor: the number in the dtype in which it meets the other operand

@@ -49,8 +49,8 @@ def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float
     key = f"{platform.node()}/{replace(target, threads=1).key}/{name}/revision {REVISION}"
 
     def known() -> float | None:
-        found = read_records(path).get(key)
-        return found if isinstance(found, float) and found in COSTS else None
+        cost = read_records(path).get(key)
+        return cost if isinstance(cost, float) and cost in COSTS else None
 
     cost = known()
     if cost is None:

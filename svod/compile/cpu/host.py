@@ -56,7 +56,7 @@ def cache_sizes(root: Path = Path("/"), cpu: int = 0) -> tuple[int, int, int]:
     instance, 0 where the machine has none. What the system does not tell comes from FALLBACK_CACHES."""
     base = root / "sys/devices/system/cpu" / f"cpu{cpu}"
     siblings = max(1, len(parse_cpu_list(_read(base / "topology/thread_siblings_list"))))
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for index in sorted((base / "cache").glob("index*")):
         level = _read(index / "level")
         if _read(index / "type") not in ("Data", "Unified") or not level.isdigit():
@@ -66,10 +66,10 @@ def cache_sizes(root: Path = Path("/"), cpu: int = 0) -> tuple[int, int, int]:
         if int(level) < 3:
             size //= max(1, sharing // siblings)
         if size:
-            found[int(level)] = size
-    if not found:
+            sizes[int(level)] = size
+    if not sizes:
         return FALLBACK_CACHES
-    return found.get(1, FALLBACK_CACHES[0]), found.get(2, FALLBACK_CACHES[1]), found.get(3, 0)
+    return sizes.get(1, FALLBACK_CACHES[0]), sizes.get(2, FALLBACK_CACHES[1]), sizes.get(3, 0)
 
 
 def _cgroup_dirs(root: Path) -> list[tuple[Path, int]]:

@@ -77,10 +77,10 @@ class CpuQueue:
             return ()
         if isinstance(code, InterpretedProgram):
             code = self._interpreted.setdefault(code, code.copy())
-        found = code.addresses if isinstance(code, (LoadedProgram, InterpretedProgram)) else ()
-        if len(found) != len(kernel.spec.phases) or 0 in found:
-            raise LaunchError(f"kernel {kernel_name(kernel)} has {len(kernel.spec.phases)} phases; its code has the addresses {found}")
-        return found
+        addresses = code.addresses if isinstance(code, (LoadedProgram, InterpretedProgram)) else ()
+        if len(addresses) != len(kernel.spec.phases) or 0 in addresses:
+            raise LaunchError(f"kernel {kernel_name(kernel)} has {len(kernel.spec.phases)} phases; its code has the addresses {addresses}")
+        return addresses
 
     # -- the block of words -------------------------------------------------------------------------
 
@@ -162,8 +162,8 @@ class CpuQueue:
 
     def _together(self, group: Sequence[int]) -> list[int]:
         """The kernels of a level that become one launch."""
-        found = [i for i in group if self._kernels[i].single_core] if self.threads > 1 else []
-        return found if len(found) > 1 else []
+        alone = [i for i in group if self._kernels[i].single_core] if self.threads > 1 else []
+        return alone if len(alone) > 1 else []
 
     def _write_group(self, kernels: Sequence[int], position: int, inner_at: int) -> int:
         """Write one launch at `position` whose iterations are kernels, each with all its phases. The next free position."""

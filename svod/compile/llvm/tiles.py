@@ -131,10 +131,10 @@ def _store(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
 
 def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     kinds = tuple(w.code[s][1] for s in src[1:])
-    found = next((d for d in DOTS.values() if d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, arg[2])), None)
-    if found is None or not found.runs_on(w.target):
+    dot = next((d for d in DOTS.values() if d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, arg[2])), None)
+    if dot is None or not dot.runs_on(w.target):
         raise refuse("TILEDOT", dtype, f"{w.target.arch} with {', '.join(w.target.features)} has no such instruction")
-    _call(w, found.llvm.removeprefix(PREFIX), ("i8", "i8", "i8"), *(w.value[s] for s in src))
+    _call(w, dot.llvm.removeprefix(PREFIX), ("i8", "i8", "i8"), *(w.value[s] for s in src))
 
 
 HANDLERS: dict[str, Handler] = {"TILEZERO": _zero, "TILELOAD": _load, "TILESTORE": _store, "TILEDOT": _dot}

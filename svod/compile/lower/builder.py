@@ -59,10 +59,10 @@ class Builder:
                 level = x
         key = (op, dtype.name, lanes, src, arg, version)
         memo = self.memo[level]
-        found = memo.get(key)
-        if found is None:
-            found = memo[key] = self._new(op, dtype, lanes, src, arg, level)
-        return found
+        value = memo.get(key)
+        if value is None:
+            value = memo[key] = self._new(op, dtype, lanes, src, arg, level)
+        return value
 
     def type_of(self, v: int) -> tuple[DType, int]:
         return self.dtype[v], self.lanes[v]
@@ -87,10 +87,10 @@ class Builder:
         return self.pure("VCONST", dtype, len(values), (), values)
 
     def index(self, value: int) -> int:
-        found = self.indices.get(value)
-        if found is None:
-            found = self.indices[value] = self.const(_INDEX, 1, value)
-        return found
+        index = self.indices.get(value)
+        if index is None:
+            index = self.indices[value] = self.const(_INDEX, 1, value)
+        return index
 
     def known(self, v: int) -> Any:
         """The Python value of a scalar or splat constant, else None."""

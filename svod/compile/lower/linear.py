@@ -86,10 +86,10 @@ class _PhaseCheck:
         return self.code[s][1], self.code[s][2]
 
     def operand(self, s: int, dtype: DType, lanes: int, what: str, tile: bool = False) -> None:
-        found, width = self.kind(s)
+        own, width = self.kind(s)
         self.require((s in self.tiles) == tile, f"{what} %{s} is {'no' if tile else 'a'} tile")
         self.require(self.code[s][0] not in POINTERS, f"{what} %{s} is a pointer")
-        self.require((found, width) == (dtype, lanes), f"{what} %{s} is {found.name}x{width}, needed is {dtype.name}x{lanes}")
+        self.require((own, width) == (dtype, lanes), f"{what} %{s} is {own.name}x{width}, needed is {dtype.name}x{lanes}")
 
     def run(self) -> None:
         for at, (op, dtype, lanes, src, arg) in enumerate(self.code):
@@ -201,15 +201,15 @@ class _PhaseCheck:
             rows, columns, group = arg
             self.require(len(src) == 3, "takes an accumulator and two operands")
             kinds = tuple(self.kind(s)[0] for s in src[1:])
-            found = next((d for d in DOTS.values() if d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, group)), None)
-            if found is None:
+            dot = next((d for d in DOTS.values() if d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, group)), None)
+            if dot is None:
                 self.require(False, f"{dtype.name} of {group} {' by '.join(k.name for k in kinds)} is no instruction")
                 return
-            self.require(1 <= rows <= found.rows and 1 <= columns <= found.columns, f"has {found.rows} rows of {found.columns} at most")
+            self.require(1 <= rows <= dot.rows and 1 <= columns <= dot.columns, f"has {dot.rows} rows of {dot.columns} at most")
             self.operand(src[0], dtype, lanes, "accumulator", tile=True)
             self.require(lanes == rows * columns, f"has {rows}·{columns} lanes")
             for s, k, n in zip(src[1:], kinds, (rows, columns), strict=True):
-                self.operand(s, k, n * group * found.depth, "operand", tile=True)
+                self.operand(s, k, n * group * dot.depth, "operand", tile=True)
         else:
             self.require(len(src) == (3 if op == "TILESTORE" else 2), "wrong number of operands")
             self.require(self.code[src[0]][:2] in ((p, dtype) for p in POINTERS), f"operand %{src[0]} is no pointer to {dtype.name}")

@@ -70,7 +70,7 @@ def _squares(code: list[Instr], ragged: bool) -> tuple[list[list[int]], list[lis
                 twice.add(group)
             members.setdefault(arg[0], at)
     anywhere_stored = {p for _, p in stored}
-    found: dict[str, list[list[int]]] = {"LOADS": [], "STORES": []}
+    runs: dict[str, list[list[int]]] = {"LOADS": [], "STORES": []}
     for group, members in groups.items():
         here = group.block, group.pointer
         if group.op == "LOADS" and (group.pointer in anywhere_stored if code[group.pointer][0] != "SCRATCH" else here in stored):
@@ -78,8 +78,8 @@ def _squares(code: list[Instr], ragged: bool) -> tuple[list[list[int]], list[lis
         if group.op == "STORES" and (here in loaded or group in twice):
             continue
         least = group.lanes // MIN_SHARE + 1 if ragged and not group.mask else group.lanes
-        found[group.op] += _runs(members, group.lanes, group.stride, least)
-    return found["LOADS"], found["STORES"]
+        runs[group.op] += _runs(members, group.lanes, group.stride, least)
+    return runs["LOADS"], runs["STORES"]
 
 
 def _group_of(code: list[Instr], at: int, block: int, ragged: bool) -> _Group | None:

@@ -87,14 +87,14 @@ class Compiler:
         key = self._key(kernel, chain)
         with self._flights[hash(key) % FLIGHTS]:
             with self._lock:
-                found = self._made.get(key)
-            if found is None:
-                found = self._compile(kernel, choice, key)
+                compiled = self._made.get(key)
+            if compiled is None:
+                compiled = self._compile(kernel, choice, key)
                 with self._lock:
-                    self._made[key] = found
+                    self._made[key] = compiled
                     while len(self._made) > self.limit:
                         self._made.popitem(last=False)   # plans that still use it keep its code alive
-        return replace(found, source=choice.source, why=choice.why)
+        return replace(compiled, source=choice.source, why=choice.why)
 
     def _compile(self, kernel: Kernel, choice: Choice, key: str) -> Compiled:
         entry = self.cache.get(key)
@@ -157,10 +157,10 @@ def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
     device = device_named(config.device or target.device)
     key = (target, directory, config.opt_cache_max, device.pair.name)
     with _compilers_lock:
-        found = _compilers.get(key)
-        if found is None:
-            found = _compilers[key] = Compiler(target, ObjectCache(directory), config.opt_cache_max, device)
-    return found
+        compiler = _compilers.get(key)
+        if compiler is None:
+            compiler = _compilers[key] = Compiler(target, ObjectCache(directory), config.opt_cache_max, device)
+    return compiler
 
 
 def compile_all(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], compiler: Compiler) -> dict[str, Compiled]:

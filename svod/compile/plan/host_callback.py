@@ -88,8 +88,8 @@ class HostProgram:
         if not several:
             returned = (returned,)
         elif not isinstance(returned, (tuple, list)) or len(returned) != len(self.results):
-            found = f"{len(returned)} results" if isinstance(returned, (tuple, list)) else type(returned).__name__
-            raise ArgumentError(f"custom function {name} returned {found}; declared are {len(self.results)} results: return a tuple of "
+            given = f"{len(returned)} results" if isinstance(returned, (tuple, list)) else type(returned).__name__
+            raise ArgumentError(f"custom function {name} returned {given}; declared are {len(self.results)} results: return a tuple of "
                                 "them")
         for i, (value, a) in enumerate(zip(returned, self.results, strict=True)):
             a.check(value, values, name, i if several else None)

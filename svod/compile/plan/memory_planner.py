@@ -103,9 +103,9 @@ def _plan_arena(sizes: Mapping[int, int], lifetimes: Lifetimes, bound: int) -> _
     )
     best: _Found | None = None
     for order in orders:
-        found = _place_in_order(sorted(sizes, key=order), sizes, lifetimes)
-        if best is None or found[1] < best[1]:
-            best = found
+        placed = _place_in_order(sorted(sizes, key=order), sizes, lifetimes)
+        if best is None or placed[1] < best[1]:
+            best = placed
         if best[1] <= bound:
             break
     assert best is not None

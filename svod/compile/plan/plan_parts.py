@@ -112,14 +112,14 @@ def variants_of(kernels: Sequence[PreparedKernel]) -> list[Variant]:
     buckets: dict[str, set[tuple[int, int]]] = {}
     for v in (v for k in kernels for v in k.variables if v.bucket is not None):
         buckets.setdefault(v.name, set()).add(v.bounds)
-    found = []
+    variants = []
     for choice in product(*(sorted(b) for b in buckets.values())):
         limits = dict(zip(buckets, choice, strict=True))
         numbers = tuple(i for i, k in enumerate(kernels)
                         if all(v.bucket is None or v.bucket == limits[v.name] for v in k.variables))
         chosen = tuple(kernels) if len(numbers) == len(kernels) else tuple(kernels[i] for i in numbers)
-        found.append(Variant(tuple((name, *b) for name, b in limits.items()), numbers, chosen))
-    return found
+        variants.append(Variant(tuple((name, *b) for name, b in limits.items()), numbers, chosen))
+    return variants
 
 
 class Launches(NamedTuple):
@@ -157,13 +157,13 @@ def names_of(kernel: PreparedKernel) -> dict[str, str]:
 
 def variables_of(kernels: Sequence[PreparedKernel]) -> dict[str, VariableSpec]:
     """The variables of a plan by name, without buckets. Raises LaunchError for one with different bounds in two kernels."""
-    found: dict[str, VariableSpec] = {}
+    specs: dict[str, VariableSpec] = {}
     for known in (v for k in kernels for v in k.variables):
-        other = found.setdefault(known.name, known._replace(bucket=None))
+        other = specs.setdefault(known.name, known._replace(bucket=None))
         if (other.min, other.max) != (known.min, known.max):
             raise LaunchError(f"variable {known.name} has bounds [{known.min}, {known.max}] in one kernel of the plan and "
                               f"[{other.min}, {other.max}] in another")
-    return found
+    return specs
 
 
 def check_launches(kernels: Sequence[PreparedKernel], values: Mapping[str, int]) -> None:
@@ -176,19 +176,19 @@ def check_launches(kernels: Sequence[PreparedKernel], values: Mapping[str, int])
 
 def region_in(kernel: PreparedKernel, buffer: int, nbytes: int) -> Region:
     """The bytes of a buffer of `nbytes` that a kernel reaches."""
-    found = [kernel.regions[slot] for slot, b in enumerate(kernel.buffers) if b == buffer] if kernel.regions else []
-    return found[0] if len(found) == 1 else Region(0, nbytes)
+    regions = [kernel.regions[slot] for slot, b in enumerate(kernel.buffers) if b == buffer] if kernel.regions else []
+    return regions[0] if len(regions) == 1 else Region(0, nbytes)
 
 
 def temporary_numbers(kernels: Sequence[PreparedKernel], end: int) -> list[range]:
     """The indices of each kernel's temporaries: after those of the buffers, in order of level; `end` is the one after the last."""
     number = end - sum(len(k.spec.temps) for k in kernels)
-    found = [range(0)] * len(kernels)
+    numbers = [range(0)] * len(kernels)
     for group in levels_of(kernels):
         for i in group:
-            found[i] = range(number, number + len(kernels[i].spec.temps))
-            number = found[i].stop
-    return found
+            numbers[i] = range(number, number + len(kernels[i].spec.temps))
+            number = numbers[i].stop
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -298,8 +298,8 @@ def _check_parts(kernels: Sequence[PreparedKernel], index: int, users: Iterable[
     regions = [kernels[i].regions[slot] if kernels[i].regions else Region(0, nbytes) for i, slot in reached]
     written = [slot in kernels[i].spec.outs for i, slot in reached]
     if all(written):
-        found = find_overlap(regions)
-        pairs = [found] if found is not None else []
+        overlap = find_overlap(regions)
+        pairs = [overlap] if overlap is not None else []
     else:
         pairs = [(a, b) for a in range(len(reached)) if written[a] for b in range(len(reached)) if not are_disjoint(regions[a], regions[b])]
     for a, b in pairs:

@@ -29,14 +29,14 @@ class DataCost:
     def of_stage(self, s: int, reads: list[Node], non_temporal: float) -> Traffic:
         """The accesses of a stage over all times it runs. `reads`: its loads; `non_temporal`: bytes that it stores past the caches."""
         stage = self.nest.stages[s]
-        found = [self._load(stage, n) if n.linear is not None else _Read(self._staged(stage, n), False) for n in reads]
-        turned_over = sum([self._turned_over(stage, n, f.access) for n, f in zip(reads, found, strict=True) if n.linear is None])
+        accesses = [self._load(stage, n) if n.linear is not None else _Read(self._staged(stage, n), False) for n in reads]
+        turned_over = sum([self._turned_over(stage, n, f.access) for n, f in zip(reads, accesses, strict=True) if n.linear is None])
         store = self._store(stage, non_temporal)
         if store is not None:
-            found.append(_Read(store, False))
+            accesses.append(_Read(store, False))
         loops = [*((loop.moves, loop.iterations) for loop in stage.around), *((a, loop.extent) for a, loop in stage.loops)]
-        cost = traffic(self.state.target, loops, len(stage.around), _body(stage), [f.access for f in found], [f.is_shared for f in found],
-                       self.kept)
+        cost = traffic(self.state.target, loops, len(stage.around), _body(stage), [a.access for a in accesses],
+                       [a.is_shared for a in accesses], self.kept)
         _, near, far = levels(self.state.target)
         # what a phase before has written lies in the caches of all cores
         cost = cost._replace(second=cost.second + turned_over * near.unforeseen * (1.0 - 1.0 / self.threads))

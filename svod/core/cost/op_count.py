@@ -93,24 +93,24 @@ def _estimate(ast: UOp) -> Work:
 
 def _below_reduce(value: UOp) -> set[UOp]:
     """The nodes of a stage's value that stand below one of its REDUCEs."""
-    found: set[UOp] = set()
+    nodes: set[UOp] = set()
     for r in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
         if r.op is Ops.REDUCE:
             for v in r.src[:r.arg[1]]:
-                found.update(v.toposort(gate=lambda n: n.op is not Ops.STAGE))
-    return found
+                nodes.update(v.toposort(gate=lambda n: n.op is not Ops.STAGE))
+    return nodes
 
 
 def _narrow_products(value: UOp) -> dict[UOp, DType]:
     """The sums of products in a stage's value that dot instructions may compute (`svod.core.kernel.intrinsics`), and the products: the
     type of both factors before they were made wide, the wider one of two."""
-    found: dict[UOp, DType] = {}
+    dtypes_of: dict[UOp, DType] = {}
     for r in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
         if r.op is Ops.REDUCE and r.arg == ("ADD", 1) and r.src[0].op is Ops.MUL and r.dtype in (dtypes.int32, dtypes.float32):
             a, b = (_before_cast(factor) for factor in r.src[0].src)
             if a is not None and b is not None and a.is_float == b.is_float == r.dtype.is_float and (a == b or not a.is_float):
-                found[r] = found[r.src[0]] = a if a.bits > b.bits else b
-    return found
+                dtypes_of[r] = dtypes_of[r.src[0]] = a if a.bits > b.bits else b
+    return dtypes_of
 
 
 def _before_cast(factor: UOp) -> DType | None:

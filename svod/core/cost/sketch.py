@@ -47,9 +47,9 @@ _WINDOW = 32                   # positions of a window that become straight-line
 def heuristic(state: Scheduler) -> Scheduler:
     """The sketch that the analysis of states puts first: what runs when nothing is known about a kernel. Of those that it cannot tell apart
     one of the fewest phases, as cores wait for each other between them and fetch what others have stored; of these the shortest."""
-    found = _distinct(_generate(state))
-    limit = TIE * min((cost_of(s).cycles for s in found), default=0.0)
-    return min((s for s in found if cost_of(s).cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), cost_of(s).cycles),
+    candidates = _distinct(_generate(state))
+    limit = TIE * min((cost_of(s).cycles for s in candidates), default=0.0)
+    return min((s for s in candidates if cost_of(s).cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), cost_of(s).cycles),
                default=state)
 
 
@@ -60,16 +60,16 @@ def _phases(state: Scheduler) -> int:
 
 def sketches(state: Scheduler) -> list[Scheduler]:
     """All sketches that apply, different ones only."""
-    found = _distinct(_generate(state))
-    fastest = min(found, key=lambda s: cost_of(s).cycles, default=None)
-    return found if fastest is None else _distinct([*found, _streamed(fastest)])
+    candidates = _distinct(_generate(state))
+    fastest = min(candidates, key=lambda s: cost_of(s).cycles, default=None)
+    return candidates if fastest is None else _distinct([*candidates, _streamed(fastest)])
 
 
 def _distinct(states: Iterable[Scheduler]) -> list[Scheduler]:
-    found: dict[bytes, Scheduler] = {}
+    by_digest: dict[bytes, Scheduler] = {}
     for s in states:
-        found.setdefault(s.digest, s)
-    return list(found.values())
+        by_digest.setdefault(s.digest, s)
+    return list(by_digest.values())
 
 
 def _streamed(state: Scheduler) -> Scheduler:
@@ -154,9 +154,9 @@ def _reductions(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Sched
 
 def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
     """Elements between neighbours of each axis in what is read along the vector axis, of the read that depends on most axes."""
-    found = state.kernel.resolve(state.inlined)[r.stage.index]
-    assert found is not None
-    linears = [n.linear for n in found.nodes if n.kind == "load" and n.linear is not None and n.linear.coef(lane) == 1]
+    resolved = state.kernel.resolve(state.inlined)[r.stage.index]
+    assert resolved is not None
+    linears = [n.linear for n in resolved.nodes if n.kind == "load" and n.linear is not None and n.linear.coef(lane) == 1]
     best = max(linears, key=lambda lin: len(lin.coefs), default=None)
     return {a: abs(c) for a, c in best.coefs} if best is not None else {}
 
@@ -207,11 +207,11 @@ def _window_tiles(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Sch
     reds = range(outs, len(r.axes))
     if math.prod(extent_of(state, r, a) for a in reds) > _WINDOW:
         return
-    found = state.kernel.resolve(state.inlined)[r.stage.index]
-    assert found is not None
+    resolved = state.kernel.resolve(state.inlined)[r.stage.index]
+    assert resolved is not None
     for a in range(outs):
         if a == lane or extent_of(state, r, a) < 2 or not any(
-                _overlaps(state, r, n.linear, a) for n in found.nodes if n.linear is not None):
+                _overlaps(state, r, n.linear, a) for n in resolved.nodes if n.linear is not None):
             continue
         extent, width = extent_of(state, r, lane), width_of(state, r)
         # a row that a few vectors hold is computed whole, too: along it masks are known, and no copy is needed to be rid of them

@@ -93,7 +93,7 @@ def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Fac
 def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> list[tuple[float, int, Factor, Factor]]:
     """(score, vector axis, operand read in vectors, operand broadcast), best first."""
     width = width_of(state, r)
-    found = []
+    choices = []
     for a in range(len(r.stage.outs)):
         e = extent_of(state, r, a)
         if e == 1:
@@ -103,9 +103,9 @@ def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Fa
                 use = e / (-(-e // width) * width) if e < 4 * width else 1.0
                 read = 1.0 if a in x.unit else 0.97 if a in x.staged_unit and x.stage >= 0 else 0.3
                 store = 1.0 if r.store is None or r.store.coef(a) == 1 else 0.9
-                found.append((use * read * store, a, x, y))
-    found.sort(key=lambda c: -c[0])
-    return found
+                choices.append((use * read * store, a, x, y))
+    choices.sort(key=lambda c: -c[0])
+    return choices
 
 
 def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Iterator[Scheduler]:

@@ -34,9 +34,9 @@ class Factor:
 
 def resolved(state: Scheduler, s: int) -> ResolvedStage:
     """The stage with every stage it reads kept apart, so that operands are seen."""
-    found = state.kernel.resolve(frozenset())[s]
-    assert found is not None
-    return found
+    resolved = state.kernel.resolve(frozenset())[s]
+    assert resolved is not None
+    return resolved
 
 
 def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> tuple[frozenset[int], frozenset[int]]:
@@ -73,11 +73,11 @@ def factors_of(state: Scheduler, r: ResolvedStage) -> tuple[Factor, Factor] | No
     product = product_of(r)
     if product is None:
         return None
-    found = []
+    factors = []
     for n in through_casts(r, product.src):
         unit, staged = contiguous_axes(state, r, n)
-        found.append(Factor(n, frozenset(r.nodes[n].deps), r.nodes[n].arg if r.nodes[n].kind == "read" else -1, unit, staged))
-    a, b = found
+        factors.append(Factor(n, frozenset(r.nodes[n].deps), r.nodes[n].arg if r.nodes[n].kind == "read" else -1, unit, staged))
+    a, b = factors
     outs = frozenset(i for i in range(len(r.stage.outs)) if extent_of(state, r, i) > 1)
     if (outs - a.axes) and (outs - b.axes):
         return a, b

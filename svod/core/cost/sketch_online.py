@@ -38,8 +38,8 @@ def online_sketches(state: Scheduler) -> Iterator[tuple[Scheduler, list[int]]]:
 
 def _block_of(row: int, width: int) -> int:
     """A divisor of the row in whole vectors near `_BLOCK`, so that nothing is masked; without one `_BLOCK` itself."""
-    found = [n for n in range(_BLOCK // 2, _BLOCK * 2, width) if row % n == 0]
-    return min(found, key=lambda n: abs(n - _BLOCK), default=_BLOCK)
+    blocks = [n for n in range(_BLOCK // 2, _BLOCK * 2, width) if row % n == 0]
+    return min(blocks, key=lambda n: abs(n - _BLOCK), default=_BLOCK)
 
 
 def _tiled(state: Scheduler, r: ResolvedStage, block: int) -> Iterator[tuple[Scheduler, list[int]]]:

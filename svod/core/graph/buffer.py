@@ -118,12 +118,12 @@ _buffers: weakref.WeakKeyDictionary[UOp, Buffer] = weakref.WeakKeyDictionary()
 
 def buffer_of(node: UOp) -> Buffer:
     """The storage of a BUFFER node, made (not allocated) when first asked for."""
-    found = _buffers.get(node)
-    if found is None:
+    buffer = _buffers.get(node)
+    if buffer is None:
         if node.op is not Ops.BUFFER:
             raise DeviceError(f"{node.op.value} has no storage of its own: only a BUFFER does")
-        found = _buffers.setdefault(node, Buffer(node.dtype, node.arg, node.src[1].arg))
-    return found
+        buffer = _buffers.setdefault(node, Buffer(node.dtype, node.arg, node.src[1].arg))
+    return buffer
 
 
 def buffer_from_numpy(array: Array, dtype: DType) -> UOp:

@@ -51,13 +51,13 @@ _functions: weakref.WeakValueDictionary[Hashable, HostFunction] = weakref.WeakVa
 def host_function(call: Callable[..., Any]) -> HostFunction:
     """The HostFunction of `call`: the same one for the same function, or method of the same object, while a graph has it."""
     ident = (id(call.__func__), id(call.__self__)) if isinstance(call, MethodType) else id(call)
-    found = _functions.get(ident)
-    if found is None:
+    function = _functions.get(ident)
+    if function is None:
         made = HostFunction(next(_tokens), name_of(call))
         object.__setattr__(made, "call", call)
         # setdefault: two threads that need it at once agree on one
-        found = _functions.setdefault(ident, made)
-    return found
+        function = _functions.setdefault(ident, made)
+    return function
 
 
 def name_of(call: Callable[..., Any]) -> str:
@@ -138,8 +138,8 @@ class HostCall:
     @property
     def stored(self) -> tuple[HostArray, ...]:
         """The arrays with memory, by slot."""
-        found = [a for a in (*self.results, *self.operands) if a.slot is not None]
-        return tuple(sorted(found, key=lambda a: a.slot or 0))
+        arguments = [a for a in (*self.results, *self.operands) if a.slot is not None]
+        return tuple(sorted(arguments, key=lambda a: a.slot or 0))
 
 
 def callback_ast(results: Sequence[UOp], params: Sequence[UOp]) -> UOp:

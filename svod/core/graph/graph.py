@@ -322,10 +322,10 @@ def normalize_axes(name: str, axes: int | Sequence[int] | None, rank: int) -> Sh
     if axes is None:
         return tuple(range(rank))
     given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
-    found = sorted(_axis(name, a, rank) for a in given)
-    if len(set(found)) != len(found):
+    normalized = sorted(_axis(name, a, rank) for a in given)
+    if len(set(normalized)) != len(normalized):
         raise ShapeError(f"{name}: axes {given} of a tensor with {rank} axes name an axis twice")
-    return tuple(found)
+    return tuple(normalized)
 
 
 # -- sources ------------------------------------------------------------------------------------
@@ -383,8 +383,8 @@ def _with_known(old: Shape, new: Shape) -> Shape:
     known = math.prod(rest)
     if new.count(-1) > 1 or is_symbolic(rest) or math.prod(numbers) % known:
         raise ShapeError(f"reshape of shape {old} to {new}: cannot work out the -1")
-    found = math.prod(n for n in left if isinstance(n, Dim)) * (math.prod(numbers) // known)
-    return tuple(found if n == -1 else n for n in new)
+    missing = math.prod(n for n in left if isinstance(n, Dim)) * (math.prod(numbers) // known)
+    return tuple(missing if n == -1 else n for n in new)
 
 
 def permute(x: UOp, axes: Sequence[int]) -> UOp:
@@ -640,7 +640,7 @@ def history_of(content: UOp) -> tuple[UOp, int]:
     storage, number = node._cache["history"] if node._cache and "history" in node._cache else (node, 0)
     for node in reversed(later):
         number += 1
-        node.cached("history", lambda _, found=(storage, number): found)  # type: ignore[misc]
+        node.cached("history", lambda _, history=(storage, number): history)  # type: ignore[misc]
     return storage, number
 
 

@@ -96,12 +96,12 @@ def _forms(order: Sequence[UOp]) -> tuple[set[UOp], set[UOp]]:
 
 def boxes_of(cat: UOp, inside: set[UOp]) -> list[tuple[UOp, Box]]:
     """The parts of a CAT, and of the CATs inside it, and where each of them lies."""
-    found: list[tuple[UOp, Box]] = []
+    parts: list[tuple[UOp, Box]] = []
     todo: list[tuple[UOp, Box]] = [(cat, tuple((0, n) for n in shape_of(cat)))]
     while todo:
         u, box = todo.pop()
         if u is not cat and u not in inside:
-            found.append((u, box))
+            parts.append((u, box))
             continue
         inner, at = [], box[u.arg][0]
         for s in u.src:
@@ -109,7 +109,7 @@ def boxes_of(cat: UOp, inside: set[UOp]) -> list[tuple[UOp, Box]]:
             inner.append((s, (*box[:u.arg], (at, end), *box[u.arg + 1:])))
             at = end
         todo.extend(reversed(inner))
-    return found
+    return parts
 
 
 def select_parts(parts: Sequence[tuple[UOp, Box]], cat: UOp) -> UOp:

@@ -66,9 +66,9 @@ class Launch:
         return self.to_data()
 
     def __setstate__(self, data: object) -> None:
-        found = Launch.from_data(data)
-        object.__setattr__(self, "global_size", found.global_size)
-        object.__setattr__(self, "local_size", found.local_size)
+        launch = Launch.from_data(data)
+        object.__setattr__(self, "global_size", launch.global_size)
+        object.__setattr__(self, "local_size", launch.local_size)
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -122,8 +122,8 @@ def fit_dimensions(extents: Sequence[UOp], most: Sequence[int | None], limits: S
     for way in ways:
         if all(math.prod(sizes[a:b]) <= limit for (a, b), limit in zip(way, limits, strict=False)):
             return _three([reduce(UOp.__mul__, extents[a:b]) for a, b in way])
-    if all(e.op is Ops.CONST for e in extents) and (found := _split(sizes, limits)) is not None:
-        return _three([UOp.const(dtypes.index, size) for size in found])
+    if all(e.op is Ops.CONST for e in extents) and (split := _split(sizes, limits)) is not None:
+        return _three([UOp.const(dtypes.index, size) for size in split])
     raise LaunchError(f"cannot limit dim: a launch of {' × '.join('?' if m is None else str(m) for m in most)} positions does not fit the "
                       f"target's {' × '.join(map(str, limits))}; give it other extents, or loop inside the kernel")
 

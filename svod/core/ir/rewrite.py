@@ -61,8 +61,8 @@ def _all_match(patterns: Sequence[Pattern], nodes: Sequence[UOp], bound: Binding
     if not patterns:
         yield bound
         return
-    for found in patterns[0].matches(nodes[0], bound):
-        yield from _all_match(patterns[1:], nodes[1:], found)
+    for bindings in patterns[0].matches(nodes[0], bound):
+        yield from _all_match(patterns[1:], nodes[1:], bindings)
 
 
 Rule = tuple[Pattern, Callable[..., UOp | None]]

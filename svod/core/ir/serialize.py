@@ -65,8 +65,8 @@ def ast_to_data(root: UOp) -> dict[str, Any]:
 def data_to_ast(data: object) -> UOp:
     """The UOp that `ast_to_data` wrote. Raises FormatError, naming the node, for anything it would not have written."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise FormatError(f"expected a kernel AST of format {FORMAT}, found {found!r}; it was written by another version of svod")
+        given = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise FormatError(f"expected a kernel AST of format {FORMAT}, found {given!r}; it was written by another version of svod")
     rows = data.get("nodes")
     if not isinstance(rows, list) or not 0 < len(rows) <= MAX_NODES:
         raise FormatError(f"expected 1 to {MAX_NODES} nodes in a kernel AST, found {len(rows) if isinstance(rows, list) else rows!r}")

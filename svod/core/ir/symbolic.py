@@ -98,8 +98,8 @@ def bounds(u: UOp) -> tuple[int, int]:
     """(smallest, largest) value `u` can take by interval arithmetic over its leaves. Remembered on the node."""
     cache = u._cache
     if cache is not None and "bounds" in cache:
-        found: tuple[int, int] = cache["bounds"]
-        return found
+        bounds: tuple[int, int] = cache["bounds"]
+        return bounds
     for n in u.toposort(gate=lambda n: n.op is not Ops.CAST):
         n.cached("bounds", _compute_bounds) if n.dtype == dtypes.index else None
     result: tuple[int, int] = u.cached("bounds", _compute_bounds)
@@ -121,8 +121,8 @@ def linear(u: UOp) -> tuple[Terms, int]:
     """(coefficient of each atom, constant) of a *canonical* expression. The dict belongs to the node: do not change it."""
     cache = u._cache
     if cache is not None and "linear" in cache:
-        found: tuple[Terms, int] = cache["linear"]
-        return found
+        linear_form: tuple[Terms, int] = cache["linear"]
+        return linear_form
     result: tuple[Terms, int] = u.cached("linear", _compute_linear)
     return result
 
@@ -508,8 +508,8 @@ def ranges_of(u: UOp) -> frozenset[UOp]:
     """The RANGEs an expression depends on, stages and their insides excluded. Remembered on the node."""
     cache = u._cache
     if cache is not None and "ranges" in cache:
-        found: frozenset[UOp] = cache["ranges"]
-        return found
+        ranges: frozenset[UOp] = cache["ranges"]
+        return ranges
     for n in u.toposort(gate=lambda n: n.op is not Ops.STAGE and (n._cache is None or "ranges" not in n._cache)):
         n.cached("ranges", _compute_ranges)
     result: frozenset[UOp] = u.cached("ranges", _compute_ranges)

@@ -60,13 +60,13 @@ def parse_ast(text: str) -> UOp:
         content = _without_comment(line).strip()
         if not content:
             continue
-        found = _LINE.fullmatch(content)
-        if found is None:
+        match = _LINE.fullmatch(content)
+        if match is None:
             raise FormatError(f"line {number} is not a node, as in '%3 = ADD float32 %1, %2': {content:.100}")
-        if int(found[1]) != len(rows):
-            raise FormatError(f"line {number}: %{len(rows)} is the next node, found %{found[1]}; nodes are numbered from %0 in order")
-        sources = [int(s) for s in re.findall(r"\d+", found[4])]
-        rows.append([found[2], found[3], sources, None if found[5] is None else _Parser(found[5], number).parse()])
+        if int(match[1]) != len(rows):
+            raise FormatError(f"line {number}: %{len(rows)} is the next node, found %{match[1]}; nodes are numbered from %0 in order")
+        sources = [int(s) for s in re.findall(r"\d+", match[4])]
+        rows.append([match[2], match[3], sources, None if match[5] is None else _Parser(match[5], number).parse()])
     return data_to_ast({"format": FORMAT, "nodes": rows})
 
 
@@ -118,18 +118,18 @@ class _Parser:
 
     def take(self) -> tuple[str, str]:
         """The next token: (kind, text)."""
-        found = _TOKEN.match(self.text, self.at)
-        if found is None or found.lastgroup is None:
+        match = _TOKEN.match(self.text, self.at)
+        if match is None or match.lastgroup is None:
             raise self.wrong(f"{self.text[self.at:].strip()!r:.40} cannot be read" if self.text[self.at:].strip() else "it ends too early")
-        self.at = found.end()
-        return found.lastgroup, found[found.lastgroup]
+        self.at = match.end()
+        return match.lastgroup, match[match.lastgroup]
 
     def next_is(self, mark: str) -> bool:
         """Whether `mark` comes next; it is taken then."""
-        found = _TOKEN.match(self.text, self.at)
-        if found is None or found.lastgroup != "mark" or found["mark"] != mark:
+        match = _TOKEN.match(self.text, self.at)
+        if match is None or match.lastgroup != "mark" or match["mark"] != mark:
             return False
-        self.at = found.end()
+        self.at = match.end()
         return True
 
     def value(self, depth: int = 0) -> Any:

@@ -294,10 +294,10 @@ def without_binds(sink: UOp) -> tuple[UOp, dict[str, int], dict[str, UOp]]:
     declared: dict[str, UOp] = {}
 
     def plain(expr: UOp) -> UOp:
-        found: dict[UOp, UOp] = {}
+        unbound: dict[UOp, UOp] = {}
         for u in expr.toposort():
             if u.op is Ops.BIND:
-                found[u] = u.src[0]
+                unbound[u] = u.src[0]
                 name, value = u.src[0].arg[0], int(u.src[1].arg)
                 if values.setdefault(name, value) != value:
                     raise ScheduleError(f"bind mismatch on {name}, {values[name]} != {value} (in one schedule)")
@@ -306,7 +306,7 @@ def without_binds(sink: UOp) -> tuple[UOp, dict[str, int], dict[str, UOp]]:
                 if declared.setdefault(name, u) is not u:
                     raise ScheduleError(f"two variables are called {name}: {declared[name].arg[1:]} and {u.arg[1:]}; use one Variable, or "
                                         "two names")
-        return sy.simplify(expr, found) if found else expr
+        return sy.simplify(expr, unbound) if unbound else expr
 
     def bare(arg: Any) -> Any:
         if isinstance(arg, Dim):

@@ -44,20 +44,20 @@ def level_of(state: Scheduler, row: int) -> Level:
     return Level.CORE if state.thread is not None and state.thread[0] == row else Level.SERIAL
 
 
-def grid_rows(state: Scheduler, found: Placement, stage: int) -> tuple[int, ...]:
+def grid_rows(state: Scheduler, placement: Placement, stage: int) -> tuple[int, ...]:
     """The loops of a stage that become the grid of a phase: output loops, outermost first, up to the first that has a stage inside.
     The grid of a reduction that is cut is its parts."""
     cut = state.split_reduce is not None and state.kernel.axes[state.split_reduce[0]].stage == stage
-    if found.paths[stage] != () or is_derived(state.kernel.stages[stage]) or cut:
+    if placement.paths[stage] != () or is_derived(state.kernel.stages[stage]) or cut:
         return ()
     rows = state.order[stage][:first_reduce(state, stage)]
-    count = next((depth for depth in range(1, len(rows)) if (stage, depth) in found.children), len(rows))
+    count = next((depth for depth in range(1, len(rows)) if (stage, depth) in placement.children), len(rows))
     return rows[:count]
 
 
-def space_of(found: Placement, stage: int, positions: int) -> MemorySpace:
+def space_of(placement: Placement, stage: int, positions: int) -> MemorySpace:
     """The memory of a stage of which `positions` are computed at a time. What threads combine of it lies in shared memory meanwhile."""
-    if found.paths[stage] == ():
+    if placement.paths[stage] == ():
         return MemorySpace.GLOBAL
     return MemorySpace.REGISTER if positions == 1 else MemorySpace.SCRATCH
 
@@ -83,16 +83,16 @@ def reducers_of(state: Scheduler, stage: int) -> int:
     return prod(state.rows[r].extent for a in state.kernel.stages[stage].reds for r in state.axis_rows[a] if state.rows[r].role == GROUP)
 
 
-def phase_of(found: Placement, stage: int) -> int:
+def phase_of(placement: Placement, stage: int) -> int:
     """The stage that is stored by the phase in which a placed stage is computed."""
-    path = found.paths[stage]
+    path = placement.paths[stage]
     return path[0][0] if path else stage
 
 
-def group_of(state: Scheduler, found: Placement, root: int) -> ThreadGroup:
+def group_of(state: Scheduler, placement: Placement, root: int) -> ThreadGroup:
     """The threads of a group of the phase that stores stage `root`."""
     local = prod(state.rows[r].extent for a in state.kernel.stages[root].outs for r in state.axis_rows[a] if state.rows[r].role == LOCAL)
-    inside = [s.index for s in state.kernel.stages if found.paths[s.index] is not None and phase_of(found, s.index) == root]
+    inside = [s.index for s in state.kernel.stages if placement.paths[s.index] is not None and phase_of(placement, s.index) == root]
     return ThreadGroup(local, max(reducers_of(state, s) for s in inside))
 
 
@@ -100,13 +100,13 @@ def most_threads(state: Scheduler) -> int:
     """The threads of the largest group of a state; 1 where no loop is bound to them."""
     if not has_block_rows(state):
         return 1
-    found = place_stages(state)
-    return max(group_of(state, found, root).threads for root in found.roots)
+    placement = place_stages(state)
+    return max(group_of(state, placement, root).threads for root in placement.roots)
 
 
-def exchanged_bytes(state: Scheduler, found: Placement, stage: int, threads: int) -> int:
+def exchanged_bytes(state: Scheduler, placement: Placement, stage: int, threads: int) -> int:
     """Shared memory in which `threads` threads put the partial results of a stage."""
-    r = found.resolved[stage]
+    r = placement.resolved[stage]
     assert r is not None
     s = state.kernel.stages[stage]
     positions = prod(state.rows[x].extent for a in s.outs + s.reds for x in state.axis_rows[a]
@@ -118,18 +118,18 @@ def check_groups(state: Scheduler) -> None:
     """Raises KernelOptError where loops that are bound to threads do not go together, or a group is larger than the target allows."""
     if not has_block_rows(state):
         return
-    found, target = place_stages(state), state.target
+    placement, target = place_stages(state), state.target
     for s in state.kernel.stages:
         rows = [state.rows[r] for a in s.outs for r in state.axis_rows[a] if state.rows[r].role == LOCAL]
-        if rows and found.paths[s.index] != ():
+        if rows and placement.paths[s.index] != ():
             raise KernelOptError(f"stage {s.name} is computed inside a loop of another stage, so its loop {rows[0].name} cannot be the "
                                  "threads of a group; STAGE it at the root first")
-    for root in found.roots:
-        threads = group_of(state, found, root).threads
+    for root in placement.roots:
+        threads = group_of(state, placement, root).threads
         if threads > target.group_threads:
             raise KernelOptError(f"a group would have {threads} threads; the target allows {target.group_threads}")
-        needed = sum(exchanged_bytes(state, found, s.index, threads) for s in state.kernel.stages
-                     if found.paths[s.index] is not None and phase_of(found, s.index) == root and reducers_of(state, s.index) > 1)
+        needed = sum(exchanged_bytes(state, placement, s.index, threads) for s in state.kernel.stages
+                     if placement.paths[s.index] is not None and phase_of(placement, s.index) == root and reducers_of(state, s.index) > 1)
         if needed > target.shared_bytes:
             raise KernelOptError(f"the partial results of a group take {needed} bytes of shared memory; the target has "
                                  f"{target.shared_bytes}")

@@ -42,7 +42,7 @@ def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, O
     if product is None or product is not r.nodes[r.reductions[0].values[0]] or any(r.nodes[n].kind != "read" for n in product.src):
         raise KernelOptError(f"stage {r.stage.name} does not sum up products of two stages")
     local = r.axes.index(axis)
-    found = []
+    operands = []
     for n in product.src:
         node = r.nodes[n]
         dims = [i for i, lin in enumerate(node.dims) if lin.coef(local) or any(local in r.nodes[a].deps for a, _ in lin.atoms)]
@@ -52,10 +52,10 @@ def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, O
         source = narrow_source(kernel.stages[node.arg])
         if source is None:
             raise KernelOptError(f"{name} is no value of a narrower type that was made wide")
-        found.append(Operand(n, node.arg, dims[0], source, node.deps))
-    if found[0].stage == found[1].stage:
-        raise KernelOptError(f"both factors are read from {kernel.stages[found[0].stage].name}, which is laid out for one of them")
-    return found[0], found[1]
+        operands.append(Operand(n, node.arg, dims[0], source, node.deps))
+    if operands[0].stage == operands[1].stage:
+        raise KernelOptError(f"both factors are read from {kernel.stages[operands[0].stage].name}, which is laid out for one of them")
+    return operands[0], operands[1]
 
 
 def narrow_source(stage: Stage) -> DType | None:
@@ -77,33 +77,34 @@ def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile:
                                  "and tiles")
     r = kernel.resolve(frozenset())[stage]
     assert r is not None
-    found = operands_of(kernel, r, axis)
+    operands = operands_of(kernel, r, axis)
     total = r.reductions[0].dtypes[0]
-    if total != dot.accumulator or any(o.source not in dot.sources for o in found):
+    if total != dot.accumulator or any(o.source not in dot.sources for o in operands):
         raise KernelOptError(f"{dot.name} sums up {', '.join(d.name for d in dot.sources)} in {dot.accumulator.name}; the stage "
-                             f"{' by '.join(o.source.name for o in found)} in {total.name}")
-    for o in found:
+                             f"{' by '.join(o.source.name for o in operands)} in {total.name}")
+    for o in operands:
         if sum(o.stage in reads for reads in kernel.reads) != 1:
             raise KernelOptError(f"{kernel.stages[o.stage].name} is read by other stages too")
-    return _by_rows(kernel, r, found, dot, tile) if dot.is_tile else found
+    return _by_rows(kernel, r, operands, dot, tile) if dot.is_tile else operands
 
 
-def _by_rows(kernel: Kernel, r: ResolvedStage, found: tuple[Operand, Operand], dot: Dot, tile: tuple[int, int]) -> tuple[Operand, Operand]:
+def _by_rows(kernel: Kernel, r: ResolvedStage, operands: tuple[Operand, Operand], dot: Dot,
+             tile: tuple[int, int]) -> tuple[Operand, Operand]:
     """The operand with the rows of a tile, and that with its columns."""
     rows, columns = (r.axes.index(a) for a in tile)
     if kernel.written:
         raise KernelOptError("a kernel that reads what it writes computes no position twice, as whole tiles may")
-    if columns in found[0].axes:
-        found = found[1], found[0]
-    for o, own, other in ((found[0], rows, columns), (found[1], columns, rows)):
+    if columns in operands[0].axes:
+        operands = operands[1], operands[0]
+    for o, own, other in ((operands[0], rows, columns), (operands[1], columns, rows)):
         strides = [c for lin in r.nodes[o.node].dims for a, c in lin.coefs if a == own]
         inside = any(own in r.nodes[n].deps for lin in r.nodes[o.node].dims for n, _ in lin.atoms)
         if strides != [1] or inside or other in o.axes:
             raise KernelOptError(f"{kernel.stages[o.stage].name} is not read along {kernel.axes[r.axes[own]].name} position by position, "
                                  f"the same for all of {kernel.axes[r.axes[other]].name}")
-    if (found[0].source, found[1].source) != dot.operands:
+    if (operands[0].source, operands[1].source) != dot.operands:
         raise KernelOptError(f"{dot.name} multiplies {dot.operands[0].name} in rows by {dot.operands[1].name} in columns")
-    return found
+    return operands
 
 
 def check_tiles(state: Scheduler, stage: int) -> None:
@@ -175,26 +176,26 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> TensorizePlan | N
     if chosen is None:
         return None
     axis, dot = chosen.axis, DOTS[chosen.name]
-    found = list(operands_of(state.kernel, r, axis))
+    operands = list(operands_of(state.kernel, r, axis))
     flipped = rows = columns = -1
     if dot.is_tile:
         rows, columns = r.axes.index(chosen.rows), r.axes.index(chosen.columns)
-        found = list(_by_rows(state.kernel, r, (found[0], found[1]), dot, (chosen.rows, chosen.columns)))
+        operands = list(_by_rows(state.kernel, r, (operands[0], operands[1]), dot, (chosen.rows, chosen.columns)))
     elif dot.operands[0] != dot.operands[1]:
-        if found[0].source == found[1].source:
-            broadcast = next((i for i, o in enumerate(found) if lane not in o.axes), 0)
-            if (found[broadcast].source == dot.operands[0]) == (broadcast == 0):
-                found.reverse()
+        if operands[0].source == operands[1].source:
+            broadcast = next((i for i, o in enumerate(operands) if lane not in o.axes), 0)
+            if (operands[broadcast].source == dot.operands[0]) == (broadcast == 0):
+                operands.reverse()
                 broadcast = 1 - broadcast
             flipped = broadcast
-        elif found[0].source != dot.operands[0]:
-            found.reverse()
+        elif operands[0].source != dot.operands[0]:
+            operands.reverse()
     padded = state.axis_extent(axis)
-    packed = [Packed(o.dim, dot.group, padded, dot.operands[i], i == flipped) for i, o in enumerate(found)]
+    packed = [Packed(o.dim, dot.group, padded, dot.operands[i], i == flipped) for i, o in enumerate(operands)]
     if dot.is_tile:
-        row_dim = next(i for i, lin in enumerate(r.nodes[found[0].node].dims) if lin.coef(rows))
+        row_dim = next(i for i, lin in enumerate(r.nodes[operands[0].node].dims) if lin.coef(rows))
         packed[0] = packed[0]._replace(row_dim=row_dim, rows=dot.rows)
-    return TensorizePlan(dot, (found[0], found[1]), (packed[0], packed[1]), rows, columns)
+    return TensorizePlan(dot, (operands[0], operands[1]), (packed[0], packed[1]), rows, columns)
 
 
 class Rate(NamedTuple):
@@ -207,22 +208,22 @@ class Rate(NamedTuple):
     store: float = 1.0         # vector stores that take as long as one of results
 
 
-def rate_of(found: TensorizePlan | None, target: Target) -> Rate:
+def rate_of(plan: TensorizePlan | None, target: Target) -> Rate:
     """The instruction that sums up in a stage: that of TC, or a multiply-add."""
-    if found is None:
+    if plan is None:
         return Rate(1, 1.0, False)
-    dot = found.dot
+    dot = plan.dot
     if dot.is_tile:
         return Rate(dot.rows * dot.positions, dot.cost(target), False, float(dot.rows), 3.0 * dot.rows)
-    return Rate(dot.group, dot.cost(target), found.corrects >= 0)
+    return Rate(dot.group, dot.cost(target), plan.corrects >= 0)
 
 
 def packed_stages(state: Scheduler) -> frozenset[int]:
     """The stages that are operands of dot instructions."""
-    found: set[int] = set()
+    stages: set[int] = set()
     for s, chosen in enumerate(state.dots):
         if chosen is not None:
             r = state.kernel.resolve(frozenset())[s]
             assert r is not None
-            found.update(o.stage for o in operands_of(state.kernel, r, chosen.axis))
-    return frozenset(found)
+            stages.update(o.stage for o in operands_of(state.kernel, r, chosen.axis))
+    return frozenset(stages)

@@ -98,10 +98,10 @@ class Kernel:
         index = len(self.stages)
         reds: tuple[UOp, ...] = ()
         for r in own_reduces(value):
-            found = reduce_parts(r)[1]
-            if reds and found != reds:
+            own_reds = reduce_parts(r)[1]
+            if reds and own_reds != reds:
                 raise CompileError(f"stage {name} has REDUCEs over different ranges; each set needs a STAGE of its own")
-            reds = found
+            reds = own_reds
         ids: dict[str, list[int]] = {"o": [], "r": []}
         for kind, group in (("o", ranges), ("r", reds)):
             for i, r in enumerate(group):
@@ -124,8 +124,8 @@ class Kernel:
         result = []
         for s in self.stages:
             own = s.value.toposort(gate=lambda n: n.op is not Ops.STAGE)
-            found = {u.src[0] for u in own if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE}
-            result.append(tuple(sorted(self.stage_of[u] for u in found)))
+            read = {u.src[0] for u in own if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE}
+            result.append(tuple(sorted(self.stage_of[u] for u in read)))
         return tuple(result)
 
     @cached_property
@@ -163,10 +163,10 @@ class Kernel:
 
     def resolve(self, inlined: frozenset[int]) -> tuple[ResolvedStage | None, ...]:
         """Per stage its value with the `inlined` stages substituted and all accesses analysed; None for inlined ones."""
-        found = self._resolved.get(inlined)
-        if found is None:
-            found = self._resolved[inlined] = tuple(None if s.index in inlined else resolve_stage(self, s, inlined) for s in self.stages)
-        return found
+        resolved = self._resolved.get(inlined)
+        if resolved is None:
+            resolved = self._resolved[inlined] = tuple(None if s.index in inlined else resolve_stage(self, s, inlined) for s in self.stages)
+        return resolved
 
     def __repr__(self) -> str:
         shape = "×".join("?" if self.axes[a].bound is not None else str(self.axes[a].extent) for a in self.stages[self.output].outs)
@@ -263,21 +263,21 @@ class _Resolver:
 
     def add(self, node: Node) -> int:
         key = (node.kind, node.op, node.dtype.name, node.src, repr(node.arg), node.linear, node.dims, node.gate, node.alt)
-        if (found := self.unique.get(key)) is not None:
-            return found
+        if (number := self.unique.get(key)) is not None:
+            return number
         self.nodes.append(node)
         self.unique[key] = len(self.nodes) - 1
         return len(self.nodes) - 1
 
     def deps(self, nodes: Iterable[int], linears: Iterable[Linear] = ()) -> tuple[int, ...]:
-        found: set[int] = set()
+        axes: set[int] = set()
         for n in nodes:
-            found.update(self.nodes[n].deps)
+            axes.update(self.nodes[n].deps)
         for lin in linears:
-            found.update(a for a, _ in lin.coefs)
+            axes.update(a for a, _ in lin.coefs)
             for n, _ in lin.atoms:
-                found.update(self.nodes[n].deps)
-        return tuple(sorted(found))
+                axes.update(self.nodes[n].deps)
+        return tuple(sorted(axes))
 
     def axis(self, u: UOp) -> int:
         """The local axis of a RANGE."""
@@ -287,8 +287,8 @@ class _Resolver:
 
     def linear(self, u: UOp) -> Linear:
         """`u`, an index expression, as Σ coef·axis + const + Σ coef·atom."""
-        if (found := self.linears.get(u)) is not None:
-            return found
+        if (linear := self.linears.get(u)) is not None:
+            return linear
         coefs: dict[int, int] = {}
         atoms: dict[int, int] = {}
         const = 0
@@ -378,18 +378,18 @@ def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> Reso
 
 def _reachable(nodes: list[Node], todo: list[int]) -> set[int]:
     """The nodes that those in `todo` need, not entering reductions."""
-    found: set[int] = set()
+    reached: set[int] = set()
     while todo:
         n = todo.pop()
-        if n not in found:
-            found.add(n)
+        if n not in reached:
+            reached.add(n)
             todo += node_sources(nodes[n])
-    return found
+    return reached
 
 
 def node_sources(n: Node) -> list[int]:
     """The nodes a node needs: operands, gate and alternative, and the atoms of its index expressions."""
-    found = list(n.src) + [x for x in (n.gate, n.alt) if x >= 0]
+    operands = list(n.src) + [x for x in (n.gate, n.alt) if x >= 0]
     for lin in ((n.linear,) if n.linear else ()) + n.dims:
-        found += [a for a, _ in lin.atoms]
-    return found
+        operands += [a for a, _ in lin.atoms]
+    return operands

@@ -89,29 +89,29 @@ class Layouts(NamedTuple):
 
 def layouts(state: Scheduler, plan: Placement) -> Layouts:
     """How the stages of a state lie in memory, from what reads them."""
-    found = Layouts({}, {}, {}, {}, {}, {}, set())
+    layouts = Layouts({}, {}, {}, {}, {}, {}, set())
     for s in range(len(state.kernel.stages) - 1, -1, -1):       # readers before what they read
         r = plan.resolved[s]
         if r is None or plan.paths[s] is None:
             continue
         if not r.stage.is_output:
-            found.orders[s], found.tiles[s] = _order(state, plan, found, s)
+            layouts.orders[s], layouts.tiles[s] = _order(state, plan, layouts, s)
         if is_derived(r.stage):
-            found.lanes[s] = found.orders[s][-1] if found.orders[s] else -1
+            layouts.lanes[s] = layouts.orders[s][-1] if layouts.orders[s] else -1
             continue
-        row = found.vector_rows[s] = lane_row(state, r)
-        found.lanes[s] = r.axes.index(state.rows[row].axis) if row >= 0 else -1
-        dot = plan_dot(state, r, found.lanes[s])
+        row = layouts.vector_rows[s] = lane_row(state, r)
+        layouts.lanes[s] = r.axes.index(state.rows[row].axis) if row >= 0 else -1
+        dot = plan_dot(state, r, layouts.lanes[s])
         if dot is not None:
-            found.dots[s] = dot
-            found.packed.update({o.stage: p for o, p in zip(dot.operands, dot.packed, strict=True)})
-    return found
+            layouts.dots[s] = dot
+            layouts.packed.update({o.stage: p for o, p in zip(dot.operands, dot.packed, strict=True)})
+    return layouts
 
 
 SIDE_BY_SIDE, VECTOR = 1 << 20, 1 << 21     # ranks of dims, after the depth of any loop: in a register tile; the vector
 
 
-def _order(state: Scheduler, plan: Placement, found: Layouts, s: int) -> tuple[tuple[int, ...], TiledDim]:
+def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple[tuple[int, ...], TiledDim]:
     """The order in which a stage's dims are read: loops by depth, then register tiles, then the vector; and the dim that is
     read in whole tiles."""
     dims = len(state.kernel.stages[s].outs)
@@ -125,27 +125,27 @@ def _order(state: Scheduler, plan: Placement, found: Layouts, s: int) -> tuple[t
             continue
         for node in r.nodes:
             if node.kind == "read" and node.arg == s:
-                ranks = _ranks_of_read(state, found, r, node, copied)
+                ranks = _ranks_of_read(state, layouts, r, node, copied)
                 rank = [max(pair) for pair in zip(rank, ranks, strict=True)]
-                uses.add(_tile_of_read(state, plan, found.lanes[q], r, node))
+                uses.add(_tile_of_read(state, plan, layouts.lanes[q], r, node))
     tiled = uses.pop() if len(uses) == 1 else UNTILED
-    packed = found.packed.get(s)
+    packed = layouts.packed.get(s)
     if dims and max(rank) < VECTOR and (packed is not None or plan.paths[s] == ()):
         # read as a value in all lanes: rows along the sum are few streams through memory, as it mostly lies there
         along = packed.dim if packed is not None else _summed_dim(state, plan, s)
         if along >= 0:
             rank[along] = VECTOR
-            found.rows.add(s)
+            layouts.rows.add(s)
     if (packed is not None and tiled.dim == packed.dim) or tiled.tile <= 1 or state.kernel.stages[s].has_reduce:
         tiled = UNTILED
     return tuple(sorted(range(dims), key=lambda i: (rank[i], i))), tiled
 
 
-def _ranks_of_read(state: Scheduler, found: Layouts, r: ResolvedStage, node: Node, copied: bool) -> list[int]:
+def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, node: Node, copied: bool) -> list[int]:
     """Per dim of a staged value how far inside one read has it: the depth of the loop that moves it, SIDE_BY_SIDE or VECTOR; -1 for a dim
     that nothing moves. `copied`: the value is read from memory, not computed from scratch."""
     s = r.stage.index
-    lane = found.lanes[s]
+    lane = layouts.lanes[s]
     depth = {row: i for i, row in enumerate(state.order[s])}
     # what is computed from scratch and read one element for all lanes keeps the order of the loops: its rows lie as those it is
     # computed from, in vectors
@@ -156,7 +156,7 @@ def _ranks_of_read(state: Scheduler, found: Layouts, r: ResolvedStage, node: Nod
         if a == lane:
             return VECTOR
         if is_derived(r.stage):
-            return found.orders[s].index(a)
+            return layouts.orders[s].index(a)
         if tiles_inside and any(state.rows[x].role == UPCAST and state.rows[x].extent > 1 for x in ids):
             return SIDE_BY_SIDE
         return max((depth[x] for x in ids if x in depth), default=0)
@@ -202,20 +202,20 @@ def _tile_size(state: Scheduler, plan: Placement, r: ResolvedStage, node: Node, 
     return block
 
 
-def lay_out(state: Scheduler, found: Layouts, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
+def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
     """How a box of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as it may differ between boxes."""
-    order = found.orders[s]
-    dim, tile = found.tiles[s] if tiled else UNTILED
+    order = layouts.orders[s]
+    dim, tile = layouts.tiles[s] if tiled else UNTILED
     if dim >= 0 and extents[dim] % tile and extents[dim] != state.kernel.axes[state.kernel.stages[s].outs[dim]].extent:
         dim, tile = UNTILED     # a part of the dim, which ends elsewhere
-    packed = found.packed.get(s)
+    packed = layouts.packed.get(s)
     if packed is not None:
         # by words of a group: a step along the summed dim is a part of a word's stride, everything else moves by whole words
         words = tuple(e // packed.group if d == packed.dim else e for d, e in enumerate(extents))
-        laid = _lay_out(order, words, dim, tile, SET_STRIDE // (packed.group * packed.dtype.itemsize) if s in found.rows else 0)
+        laid = _lay_out(order, words, dim, tile, SET_STRIDE // (packed.group * packed.dtype.itemsize) if s in layouts.rows else 0)
         inside = tuple(n if d == packed.dim else n * packed.group for d, n in enumerate(laid.strides))
         return laid._replace(extents=extents, strides=inside, outer=laid.outer * packed.group, size=laid.size * packed.group)
-    return _lay_out(order, extents, dim, tile, SET_STRIDE // state.kernel.stages[s].dtype.itemsize if s in found.rows else 0)
+    return _lay_out(order, extents, dim, tile, SET_STRIDE // state.kernel.stages[s].dtype.itemsize if s in layouts.rows else 0)
 
 
 def _lay_out(order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: int, apart: int) -> Layout:

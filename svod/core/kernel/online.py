@@ -109,16 +109,16 @@ def _match_rows(kernel: Kernel, name: str) -> _Rows:
     return _Rows(stage.node, read.src[0], tuple(at), kernel.axes[stage.reds[0]].extent)
 
 
-def _touching(kernel: Kernel, found: tuple[UOp, ...]) -> tuple[set[UOp], list[Stage]]:
+def _touching(kernel: Kernel, members: tuple[UOp, ...]) -> tuple[set[UOp], list[Stage]]:
     """(elementwise stages that read one of the stages in `found`, directly or through others; the stages with loops of their own
     that do)."""
     through: set[UOp] = set()
     readers = []
     for s in kernel.stages:
-        if s.node in found:
+        if s.node in members:
             continue
         reads = {u.src[0] for u in s.value.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.INDEX}
-        if reads & (through | set(found)):
+        if reads & (through | set(members)):
             if s.is_output or s.has_reduce:
                 readers.append(s)
             else:
@@ -145,8 +145,8 @@ def _find_sums(kernel: Kernel, rows: _Rows) -> tuple[Stage | None, list[Stage]]:
     for s in readers:
         if s.is_output or s.value.op is not Ops.REDUCE or s.value.arg != ("ADD", 1) or len(s.reds) != 1:
             continue
-        found = _weight(rows, expand_reads(s.value.src[0], through.__contains__))
-        if found is not None and found == (s.node.src[1:], s.value.src[1]):
+        weight = _weight(rows, expand_reads(s.value.src[0], through.__contains__))
+        if weight is not None and weight == (s.node.src[1:], s.value.src[1]):
             sums = s
             break
     if sums is None:
@@ -167,8 +167,8 @@ def _match_weighted(kernel: Kernel, rows: _Rows, sums: Stage | None, stage: Stag
     """The only reader of a maximum as a weighted sum of the row, or None where it is something else."""
     if len(stage.reds) != 1 or len(own_reduces(stage.value)) != 1 or kernel.axes[stage.reds[0]].extent != rows.extent:
         return None
-    found = (rows.stage,) if sums is None else (rows.stage, sums.node)
-    through, _ = _touching(kernel, found)
+    members = (rows.stage,) if sums is None else (rows.stage, sums.node)
+    through, _ = _touching(kernel, members)
     value = expand_reads(stage.value, through.__contains__)
     reduce, = own_reduces(value)
     k = kernel.axes[stage.reds[0]].node
@@ -189,7 +189,7 @@ def _match_weighted(kernel: Kernel, rows: _Rows, sums: Stage | None, stage: Stag
     if not all(c in ranges or c.op is Ops.CONST for c in coords):
         return None
     rest = value.substitute({reduce: UOp.const(reduce.dtype, 0)})
-    if _reads_of(inner, found) or any(u.src[1:] != coords for u in _reads_of((rest, *outer), found)):
+    if _reads_of(inner, members) or any(u.src[1:] != coords for u in _reads_of((rest, *outer), members)):
         return None
     return _Weighted(value, coords, tuple(inner), tuple(outer))
 
@@ -242,9 +242,9 @@ class _Rewriter:
 
     def _filled(self, stage: UOp, dim: int, fill: float | int) -> UOp:
         """A copy of a stage whose dim `dim` is as long as all blocks: loads are gated there, and its values are `fill`."""
-        found = self.copies.get((stage, dim))
-        if found is not None:
-            return found
+        copy = self.copies.get((stage, dim))
+        if copy is not None:
+            return copy
         fresh = {r: self._range(r.src[0].arg) for r in stage.src[1:]}
         fresh[stage.src[1 + dim]] = self._range(self.count * self.block)
         for r in own_reduces(stage.src[0]):
@@ -305,7 +305,7 @@ class _Rewriter:
     def _sum(self, dtype: DType, value: UOp, i: UOp, ranges: tuple[UOp, ...]) -> UOp:
         return UOp(Ops.STAGE, dtype, (UOp(Ops.REDUCE, dtype, (value, i), ("ADD", 1)), *ranges))
 
-    def weighted_sum(self, stage: Stage, found: _Weighted, sums: Stage | None) -> UOp:
+    def weighted_sum(self, stage: Stage, weighted: _Weighted, sums: Stage | None) -> UOp:
         """Attention: all of it in the reduction of `stage`."""
         dtype = self.rows.source.dtype
         peaks, weight = self._blocks()
@@ -317,19 +317,19 @@ class _Rewriter:
         outs = [self.kernel.axes[a].node for a in stage.outs]
         fresh = {r: self._range(r.src[0].arg) for r in outs}
         b, i = self._range(self.count), self._range(self.block)
-        product = self._index(weights, *[fresh.get(c, c) for c in found.coords], b, i)
+        product = self._index(weights, *[fresh.get(c, c) for c in weighted.coords], b, i)
         fresh[k] = self._position(b, i)
-        for f in found.inner:
+        for f in weighted.inner:
             product = UOp(Ops.MUL, dtype, (product, (self._cut(f, k, 0) if self.ragged else f).substitute(fresh)))
         parts = self._sum(dtype, product, i, (*[fresh[r] for r in outs], b))
         b = self._range(self.count)
-        values = (self._index(peaks, *found.coords, b), self._index(totals, *found.coords, b), self._index(parts, *outs, b))
+        values = (self._index(peaks, *weighted.coords, b), self._index(totals, *weighted.coords, b), self._index(parts, *outs, b))
         reduce = UOp(Ops.REDUCE, dtype, (*values, b), ("EXPSUM", 3))
         m, s, a = (UOp(Ops.GEP, dtype, (reduce,), j) for j in range(3))
-        for f in found.outer:
+        for f in weighted.outer:
             a = UOp(Ops.MUL, dtype, (a, f))
-        old, = own_reduces(found.value)
-        value = found.value.substitute({old: a})
+        old, = own_reduces(weighted.value)
+        value = weighted.value.substitute({old: a})
         replaced = {u: m if u.src[0] is self._old.stage else s for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE)
                     if u.op is Ops.INDEX and (u.src[0] is self._old.stage or (sums is not None and u.src[0] is sums.node))}
         value = value.substitute(replaced)

@@ -185,24 +185,24 @@ def is_derived(stage: Stage) -> bool:
     return not stage.is_output and not stage.has_reduce
 
 
-def is_computed_once(state: Scheduler, found: Placement, s: int) -> bool:
+def is_computed_once(state: Scheduler, placement: Placement, s: int) -> bool:
     """Whether a stage is a phase of its own that reads nothing but constants of the plan, and depends on no variable: it is computed when
     the plan is prepared."""
-    r = found.resolved[s]
-    if r is None or found.paths[s] != () or r.stage.is_output:
+    r = placement.resolved[s]
+    if r is None or placement.paths[s] != () or r.stage.is_output:
         return False
-    return bool(r.reads or any(n.kind == "load" for n in r.nodes)) and _is_constant(state, found, s) \
-        and all(found.paths[q] != () or is_computed_once(state, found, q) for q in r.reads)
+    return bool(r.reads or any(n.kind == "load" for n in r.nodes)) and _is_constant(state, placement, s) \
+        and all(placement.paths[q] != () or is_computed_once(state, placement, q) for q in r.reads)
 
 
-def _is_constant(state: Scheduler, found: Placement, s: int) -> bool:
+def _is_constant(state: Scheduler, placement: Placement, s: int) -> bool:
     """Whether the value of a stage is the same in every run."""
-    kernel, r = state.kernel, found.resolved[s]
+    kernel, r = state.kernel, placement.resolved[s]
     assert r is not None, "what is read is not inlined"
     if any(kernel.axes[a].bound is not None for a in r.axes) or any(n.kind == "variable" for n in r.nodes):
         return False
     return all(kernel.params[n.arg].arg.constant for n in r.nodes if n.kind == "load") \
-        and all(_is_constant(state, found, q) for q in r.reads)
+        and all(_is_constant(state, placement, q) for q in r.reads)
 
 
 # -- extents --------------------------------------------------------------------------------------

@@ -86,13 +86,13 @@ def _next_range(nodes: Sequence[UOp]) -> int:
 # -- split ----------------------------------------------------------------------------------------------------------------
 def _cut_points(nodes: Sequence[UOp]) -> dict[UOp, int]:
     """For each RANGE that is divided by constants the smallest one that divides its extent."""
-    found: dict[UOp, int] = {}
+    factors: dict[UOp, int] = {}
     for u in nodes:
         if u.op in (Ops.IDIV, Ops.MOD) and u.dtype == dtypes.index and u.src[0].op is Ops.RANGE and u.src[1].op is Ops.CONST:
             r, c = u.src[0], int(u.src[1].arg)
             if not sy.is_symbolic(r) and 1 < c < sy.extent_of(r) and sy.extent_of(r) % c == 0:
-                found[r] = min(c, found.get(r, c))
-    return found
+                factors[r] = min(c, factors.get(r, c))
+    return factors
 
 
 def _is_affine(u: UOp) -> bool:

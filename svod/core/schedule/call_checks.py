@@ -164,8 +164,8 @@ def _cuts(r: UOp, index: UOp) -> list[int]:
                 cuts.add(c)
             elif x.op is Ops.IDIV and x.src[0] is r and x.src[1].op is Ops.CONST:
                 cuts.add(c * int(x.src[1].arg))
-    found = sorted(c for c in cuts if 0 < c < sy.extent_of(r))
-    return found if all(b % a == 0 for a, b in pairwise(found)) else [1]
+    factors = sorted(c for c in cuts if 0 < c < sy.extent_of(r))
+    return factors if all(b % a == 0 for a, b in pairwise(factors)) else [1]
 
 
 def _weights(atom: UOp, digits: dict[UOp, list[int]]) -> dict[tuple[UOp, int], int] | None:

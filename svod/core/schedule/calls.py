@@ -76,18 +76,18 @@ def written_slots(call: UOp) -> tuple[int, ...]:
 
 def bindings_of(call: UOp) -> dict[str, int | UOp]:
     """The value of each variable of a CALL, or the RANGE that counts it. Raises ScheduleError."""
-    found: dict[str, int | UOp] = {}
+    bindings: dict[str, int | UOp] = {}
     for bind in (s for s in call.src if s.op is Ops.BIND):
         var, given = bind.src
         if var.op is not Ops.DEFINE_VAR:
             raise ScheduleError(f"BIND of a CALL must wrap a DEFINE_VAR, found {var.op.value}")
         name, low, high = var.arg[:3]
         value = given if given.op is Ops.RANGE else _number(given, f"variable {name} of a CALL is bound to a number or to a loop's RANGE")
-        if found.setdefault(name, value) != value:
-            raise ScheduleError(f"bind mismatch on {name}, {_shown(found[name])} != {_shown(value)} (one CALL); rename one of them")
+        if bindings.setdefault(name, value) != value:
+            raise ScheduleError(f"bind mismatch on {name}, {_shown(bindings[name])} != {_shown(value)} (one CALL); rename one of them")
         for v in values_of(value):
             check_bounds(name, v, low, high, ScheduleError)
-    return found
+    return bindings
 
 
 def values_of(value: int | UOp) -> tuple[int, int]:

@@ -52,21 +52,21 @@ class _Structure:
 
     def axes(self, u: UOp) -> tuple[bytes, ...]:
         """The places of the ranges u depends on, sorted: `(o0, r0)`."""
-        found = self.free.get(u)
-        if found is None:
+        places = self.free.get(u)
+        if places is None:
             if u.op is Ops.RANGE:
-                found = (self.places.get(u, b"free"),)
+                places = (self.places.get(u, b"free"),)
             elif u.op is Ops.STAGE:
-                found = ()
+                places = ()
             else:
-                found = tuple(sorted({place for s in u.src for place in self.axes(s)}))
-            self.free[u] = found
-        return found
+                places = tuple(sorted({place for s in u.src for place in self.axes(s)}))
+            self.free[u] = places
+        return places
 
     def form(self, u: UOp) -> bytes:
         """The digest of u without extents: numbers in index expressions and sizes of buffers left out."""
-        found = self.forms.get(u)
-        if found is None:
+        form = self.forms.get(u)
+        if form is None:
             h = hashlib.blake2b(digest_size=16)
             h.update(u.op.value.encode() + b"|" + u.dtype.name.encode() + b"|")
             if u.op is Ops.RANGE:
@@ -77,8 +77,8 @@ class _Structure:
                 parts = [self.form(s) for s in u.src]
                 for part in sorted(parts) if u.op in COMMUTATIVE else parts:
                     h.update(part)
-            found = self.forms[u] = h.digest()
-        return found
+            form = self.forms[u] = h.digest()
+        return form
 
     def rank(self, u: UOp) -> tuple[tuple[bytes, ...], bytes, bytes]:
         """Where an operand stands among those of a commutative operation."""
@@ -86,8 +86,8 @@ class _Structure:
 
     def digest(self, u: UOp) -> bytes:
         """The digest of u, whose sources have theirs."""
-        found = self.digests.get(u)
-        if found is None:
+        digest = self.digests.get(u)
+        if digest is None:
             h = hashlib.blake2b(digest_size=16)
             h.update(u.op.value.encode() + b"|" + u.dtype.name.encode() + b"|")
             if u.op is Ops.RANGE:
@@ -99,8 +99,8 @@ class _Structure:
             parts = [self.digests[s] for s in u.src]
             for part in sorted(parts) if u.op in COMMUTATIVE else parts:
                 h.update(part)
-            found = self.digests[u] = h.digest()
-        return found
+            digest = self.digests[u] = h.digest()
+        return digest
 
     def order(self, atom: UOp) -> tuple[int, bytes, bytes]:
         """Terms of an index sum: output axes from the outermost, then reduce axes, then the rest."""

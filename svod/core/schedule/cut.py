@@ -92,8 +92,8 @@ def _varying(u: UOp) -> frozenset[int]:
     if u.op in MOVEMENT:
         below = varying_axes(u.src[0])
         place: Place = tuple((frozenset((a,)), 0) for a in range(len(shape)))
-        found = [ids for a, (ids, _) in enumerate(move_place(u, place)) if a in below]
-        return frozenset[int]().union(*found) & frozenset(a for a, n in enumerate(shape) if n != 1)
+        moved = [ids for a, (ids, _) in enumerate(move_place(u, place)) if a in below]
+        return frozenset[int]().union(*moved) & frozenset(a for a, n in enumerate(shape) if n != 1)
     return frozenset(a for a, n in enumerate(shape) if n != 1)
 
 
@@ -249,16 +249,16 @@ class Cut:
     def find_deep(self) -> dict[UOp, str]:
         """The values that end an expression of `MAX_DEPTH` operations: the next value that is no larger than its sources."""
         depth: dict[UOp, int] = {}
-        found: dict[UOp, str] = {}
+        deep: dict[UOp, str] = {}
         for u in self.order:
             if u in self.why or is_reduction(u):
                 depth[u] = 0
                 continue
             depth[u] = 1 + max((depth.get(s, 0) for s in u.src), default=-1)     # the sources of a BUFFER have no depth
             if depth[u] >= MAX_DEPTH and u.op in ELEMENTWISE and any(size_of(compute_node(s)) >= size_of(u) for s in u.src):
-                found[u] = f"an expression of {MAX_DEPTH} operations"
+                deep[u] = f"an expression of {MAX_DEPTH} operations"
                 depth[u] = 0
-        return found
+        return deep
 
     def settle(self) -> None:
         """Repeat the walk until every shared value is judged with the cut below it known."""

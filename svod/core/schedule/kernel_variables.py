@@ -13,8 +13,8 @@ from svod.core.schedule.regions import reached_sizes
 
 def specialize(ast: UOp, values: Mapping[str, int]) -> UOp:
     """A kernel AST with its variables replaced by values: extents become constants, and index expressions are simplified."""
-    found = {u: sy.const(values[u.arg[0]]) for u in ast.walk(Ops.DEFINE_VAR) if u.arg[0] in values}
-    return replace_leaves(ast, found) if found else ast
+    constants = {u: sy.const(values[u.arg[0]]) for u in ast.walk(Ops.DEFINE_VAR) if u.arg[0] in values}
+    return replace_leaves(ast, constants) if constants else ast
 
 
 def with_bounds(ast: UOp, limits: Mapping[str, tuple[int, int]]) -> UOp:

@@ -163,24 +163,24 @@ def reads_memory(u: UOp) -> bool:
 def find_anchor(u: UOp) -> UOp | None:
     """The node that must become a stage for an operand `u` of a REDUCE, or of elementwise work below the REDUCE. None if no stage is
     needed here: elementwise work in the full space asks for its own operands, a REDUCE decides for itself, constants are free."""
-    found: UOp | None = None
+    anchor: UOp | None = None
     node = u
     while node.op in MOVEMENT:
         if node.op is Ops.PAD:
             break
         if repeats(node):
-            found = node.src[0]
+            anchor = node.src[0]
         node = node.src[0]
     if node.op is Ops.CONST or node.op is Ops.IOTA or node.op is Ops.REDUCE_AXIS or is_tuple_reduce(node) or not reads_memory(node):
         return None
-    if found is None:
+    if anchor is None:
         if node.op in ELEMENTWISE:
             return None
-        found = u
+        anchor = u
     # axes of extent 1 are ignored, so the same stage is found under any number of them
-    while found.op is Ops.RESHAPE and [n for n in shape_of(found) if n != 1] == [n for n in shape_of(found.src[0]) if n != 1]:
-        found = found.src[0]
-    return found
+    while anchor.op is Ops.RESHAPE and [n for n in shape_of(anchor) if n != 1] == [n for n in shape_of(anchor.src[0]) if n != 1]:
+        anchor = anchor.src[0]
+    return anchor
 
 
 class Rangeifier:
@@ -453,15 +453,15 @@ def reduce_extents(u: UOp) -> Shape:
 
 def bound_indices(ast: UOp) -> UOp:
     """`ast` with bounds on the PARAMs that hold indices of GATHERs: from the gates 0 ≤ CAST(value) < n they stand under."""
-    found: dict[UOp, int] = {}
+    limits: dict[UOp, int] = {}
     for u in ast.walk(Ops.CMPLT):
         index, limit = u.src
         if index.op is Ops.CAST and index.dtype == dtypes.index and limit.op is Ops.CONST:
             for load in index.src[0].walk(Ops.LOAD):
                 param = load.src[0].src[0]
                 if param.dtype.is_int:
-                    found[param] = min(int(limit.arg), found.get(param, int(limit.arg)))
-    bounded = {p: p.replace(arg=replace(p.arg, vmin=0, vmax=n - 1)) for p, n in found.items()}
+                    limits[param] = min(int(limit.arg), limits.get(param, int(limit.arg)))
+    bounded = {p: p.replace(arg=replace(p.arg, vmin=0, vmax=n - 1)) for p, n in limits.items()}
     return ast.substitute(bounded) if bounded else ast
 
 
@@ -478,8 +478,8 @@ def within(valid: Valid, c: UOp, n: int, above: bool, below: bool) -> Valid | No
     """`valid`, joined with 0 ≤ c if `above` and with c < n if `below`. n is an int or a Dim."""
     if not isinstance(n, Dim):
         return sy.constrain(valid, c, 0 if above else None, n - 1 if below else None)
-    found = sy.constrain(valid, c, 0, None) if above else valid
-    return sy.constrain(found, sy.sub(c, n.expr), None, -1) if below and found is not None else found
+    lower = sy.constrain(valid, c, 0, None) if above else valid
+    return sy.constrain(lower, sy.sub(c, n.expr), None, -1) if below and lower is not None else lower
 
 
 def outside(r: Read, value: UOp) -> UOp:

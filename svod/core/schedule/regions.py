@@ -31,9 +31,9 @@ def begin_at_zero(nodes: Sequence[UOp]) -> tuple[tuple[UOp, ...], dict[UOp, int]
                 buffers[u] = None
             else:
                 for s in u.src:
-                    found = readers.setdefault(s, [])
-                    if u not in found:
-                        found.append(u)
+                    users = readers.setdefault(s, [])
+                    if u not in users:
+                        users.append(u)
     moved: dict[UOp, UOp] = {}
     first: dict[UOp, int] = {}
     for b in buffers:
@@ -125,36 +125,36 @@ def _apart(regions: Sequence[Region], group: list[int], period: int | None) -> l
         return [group]
     begin = {i: regions[i].start if period is None else regions[i].start % period for i in group}
     order = sorted(group, key=begin.__getitem__)
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     reached = 0
     for i in order:
-        if found and begin[i] < reached:
-            found[-1].append(i)
+        if groups and begin[i] < reached:
+            groups[-1].append(i)
         else:
-            found.append([i])
+            groups.append([i])
         reached = max(reached, begin[i] + regions[i].span(period))
-    if period is not None and len(found) > 1 and reached > period + begin[order[0]]:
+    if period is not None and len(groups) > 1 and reached > period + begin[order[0]]:
         # around the circle the last group meets the first ones
-        last = found.pop()
-        while found and begin[found[0][0]] + period < reached:
-            last += found.pop(0)
-        found.append(last)
-    return found
+        last = groups.pop()
+        while groups and begin[groups[0][0]] + period < reached:
+            last += groups.pop(0)
+        groups.append(last)
+    return groups
 
 
 # -- of kernels ------------------------------------------------------------------------------------------------------------
 def _indices(ast: UOp) -> dict[UOp, list[UOp]]:
     """The index expressions at which each PARAM is read and written; none for those that are not only read and written there."""
-    found: dict[UOp, list[UOp]] = {}
+    indices_of: dict[UOp, list[UOp]] = {}
     whole: set[UOp] = set()
     for u in ast.toposort():
         if u.op is Ops.INDEX and u.src[0].op is Ops.PARAM:
-            found.setdefault(u.src[0], []).append(u.src[1])
+            indices_of.setdefault(u.src[0], []).append(u.src[1])
         else:
             whole.update(s for s in u.src if s.op is Ops.PARAM)
             if u.op is Ops.STORE and u.src[1].op is Ops.CUSTOM_FUNCTION:    # what it writes is not said by an index
                 whole.add(u.src[0].src[0])
-    return {p: [] if p in whole else indices for p, indices in found.items()} | {p: [] for p in whole}
+    return {p: [] if p in whole else indices for p, indices in indices_of.items()} | {p: [] for p in whole}
 
 
 def reached_sizes(ast: UOp) -> dict[UOp, int]:
@@ -193,16 +193,16 @@ def regions_of(ast: UOp) -> tuple[Region, ...]:
 
 
 def _regions_of(ast: UOp) -> tuple[Region, ...]:
-    found: dict[int, Region] = {}
+    reached: dict[int, Region] = {}
     for param, indices in _indices(ast).items():
         regions = {region_of(i, param.arg.size) for i in indices}
         if len(regions) == 1:
-            found[param.arg.slot] = regions.pop()
+            reached[param.arg.slot] = regions.pop()
         else:
             start = min((r.start for r in regions), default=0)
             end = max((r.end for r in regions), default=param.arg.size)
-            found[param.arg.slot] = Region(start, end - start)
-    return tuple(found[slot] for slot in sorted(found))
+            reached[param.arg.slot] = Region(start, end - start)
+    return tuple(reached[slot] for slot in sorted(reached))
 
 
 def region_of(index: UOp, size: int) -> Region:

@@ -132,10 +132,10 @@ def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(),
     ident = (value, target, constants)
     if remember:
         with _ASTS_LOCK:
-            found = _ASTS.get(ident)
-            if found is not None:
+            known = _ASTS.get(ident)
+            if known is not None:
                 _ASTS.move_to_end(ident)
-                return found
+                return known
     ranged, buffers = rangeify([Output(value, target)], constants)
     axes, first = narrow_params(merge_ranges(split_ranges(ranged)))
     renamed, variables = rename_variables(axes)

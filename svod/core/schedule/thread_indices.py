@@ -51,19 +51,19 @@ def read_name(name: object) -> tuple[str, int] | None:
     """(kind, axis) of a position's name; None for a name that is none."""
     if name == CORE:
         return CORE, 0
-    found = _NAME.fullmatch(name) if isinstance(name, str) else None
-    return (found[1], int(found[2])) if found else None
+    match = _NAME.fullmatch(name) if isinstance(name, str) else None
+    return (match[1], int(match[2])) if match else None
 
 
 def positions_of(ast: UOp) -> tuple[Position, ...]:
     """The positions that a kernel is written over, by name; () for one over RANGEs only. Raises CompileError for positions that no launch
     has. Remembered on the node."""
-    found: tuple[Position, ...] = ast.cached("positions", _positions_of)
-    return found
+    positions: tuple[Position, ...] = ast.cached("positions", _positions_of)
+    return positions
 
 
 def _positions_of(ast: UOp) -> tuple[Position, ...]:
-    found: dict[str, Position] = {}
+    positions: dict[str, Position] = {}
     for u in ast.toposort():
         if u.op is Ops.SPECIAL and u.dtype != dtypes.void:
             named = read_name(u.arg)
@@ -77,27 +77,27 @@ def _positions_of(ast: UOp) -> tuple[Position, ...]:
             p = Position(u, CORE, 0, sy.const(u.arg[2] + 1))
         else:
             continue
-        if found.setdefault(p.name, p) is not p:
-            raise CompileError(f"two positions of one launch are {p.name}: {found[p.name].node!r} and {u!r}")
+        if positions.setdefault(p.name, p) is not p:
+            raise CompileError(f"two positions of one launch are {p.name}: {positions[p.name].node!r} and {u!r}")
         for s in p.extent.toposort():
             if s.op in (Ops.SPECIAL, Ops.RANGE, Ops.LOAD) or (s.op is Ops.DEFINE_VAR and s.arg[0] == CORE):
                 raise CompileError(f"the extent of position {p.name} depends on {s!r}; it is known when the kernel is launched, from "
                                    "constants and variables")
-    kinds = {p.kind for p in found.values()}
+    kinds = {p.kind for p in positions.values()}
     if "i" in kinds and len(kinds) > 1:
-        raise CompileError(f"positions {', '.join(sorted(found))} of one launch: i0, i1, … count all positions, so there are no groups and "
-                           "cores beside them")
-    if CORE in kinds and "g0" in found:
+        raise CompileError(f"positions {', '.join(sorted(positions))} of one launch: i0, i1, … count all positions, so there are no "
+                           "groups and cores beside them")
+    if CORE in kinds and "g0" in positions:
         raise CompileError(f"{CORE} and g0 of one launch are both its dimension 0; use one of them")
-    return tuple(found[name] for name in sorted(found))
+    return tuple(positions[name] for name in sorted(positions))
 
 
 def over_ranges(ast: UOp) -> UOp:
     """The same kernel over RANGEs (see the module); itself, where it is. Raises CompileError for positions that no launch has, for a STORE
     that does not count a position: it would run once for each of its values, and for one of another form than the grammar's. Remembered
     on the node."""
-    found: UOp = ast.cached("over_ranges", _over_ranges)
-    return found
+    ranged: UOp = ast.cached("over_ranges", _over_ranges)
+    return ranged
 
 
 def _over_ranges(ast: UOp) -> UOp:
@@ -165,13 +165,13 @@ class _Lifting:
 
     def _ranges(self, positions: Sequence[UOp], marked: bool) -> dict[UOp, UOp]:
         """A new RANGE for each, which says what it is in the launch if it is marked."""
-        found = {}
+        ranges = {}
         for node in positions:
             p = self.positions[node]
             mark = (UOp(Ops.SPECIAL, dtypes.void, (), p.name),) if marked else ()
-            found[node] = UOp(Ops.RANGE, dtypes.index, (index_extent(p.extent), *mark), self.next)
+            ranges[node] = UOp(Ops.RANGE, dtypes.index, (index_extent(p.extent), *mark), self.next)
             self.next += 1
-        return found
+        return ranges
 
     def _with(self, expr: UOp, mine: dict[UOp, UOp]) -> UOp:
         """A stage's expression over its own RANGEs."""
@@ -203,7 +203,7 @@ class _Lifting:
 
 def _steps(index: UOp) -> dict[UOp, int]:
     """By how much an index moves with each node that it is a sum of; of what is below a division or a remainder, by how much that does."""
-    found: dict[UOp, int] = {}
+    steps: dict[UOp, int] = {}
     todo = [(index, 1)]
     while todo:
         u, k = todo.pop()
@@ -211,10 +211,10 @@ def _steps(index: UOp) -> dict[UOp, int]:
             factor, x = sorted(u.src, key=lambda s: s.op is not Ops.CONST)
             todo.append((x, k * abs(int(factor.arg))))
         elif u.op is Ops.LOAD or not u.src or u.op is Ops.SPECIAL:
-            found[u] = found.get(u, 0) + k
+            steps[u] = steps.get(u, 0) + k
         else:
             todo += [(s, k) for s in u.src]
-    return found
+    return steps
 
 
 # -- launch dimensions ----------------------------------------------------------------------------------------------------
@@ -243,11 +243,11 @@ def launch_of(ast: UOp, global_limits: Sequence[int] = NO_LIMITS, local_limits: 
 
 def _launch_extents(ast: UOp) -> dict[str, UOp]:
     """The extents of a kernel's positions by their names."""
-    found = {p.name: p.extent for p in positions_of(ast)}
+    extents = {p.name: p.extent for p in positions_of(ast)}
     for r in ast.walk(Ops.RANGE):
         for mark in r.src[1:]:
-            found[mark.arg] = (mark.src or r.src)[0]
-    return found
+            extents[mark.arg] = (mark.src or r.src)[0]
+    return extents
 
 
 def _most(extent: UOp) -> int | None:

@@ -31,10 +31,10 @@ class Elementwise(Movement):
     # -- how operands meet -----------------------------------------------------------------------
     def _operand(self, x: Operand) -> TensorBase | Scalar:
         """A tensor or a Python scalar; anything else becomes a tensor."""
-        found = without_numpy(x)
-        if isinstance(found, Dim):
-            return self._value(found)
-        return found if isinstance(found, TensorBase) or is_scalar(found) else type(self)(found)
+        value = without_numpy(x)
+        if isinstance(value, Dim):
+            return self._value(value)
+        return value if isinstance(value, TensorBase) or is_scalar(value) else type(self)(value)
 
     def _binary(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
         """`op` on operands promoted and broadcast."""
@@ -385,14 +385,14 @@ class Elementwise(Movement):
 
     def masked_fill(self, mask: Operand, value: Operand) -> Self:
         """`value`, as the dtype of self holds it, where `mask` holds; self elsewhere."""
-        found = without_numpy(value)
-        if not is_scalar(found):
-            return self._select(mask, self._as_tensor(found).cast(self.dtype), self)
+        scalar = without_numpy(value)
+        if not is_scalar(scalar):
+            return self._select(mask, self._as_tensor(scalar).cast(self.dtype), self)
         if self.dtype.kind == "b":
-            found = bool(found)
-        elif self.dtype.is_int and math.isfinite(found):
-            found = int(found)
-        return self._select(mask, type(self)(found, dtype=self.dtype), self)
+            scalar = bool(scalar)
+        elif self.dtype.is_int and math.isfinite(scalar):
+            scalar = int(scalar)
+        return self._select(mask, type(self)(scalar, dtype=self.dtype), self)
 
     def _select(self, condition: Operand, x: Operand, y: Operand) -> Self:
         chooser = self._as_tensor(condition).cast(dtypes.bool)

@@ -21,10 +21,10 @@ class Functions(Elementwise):
 
     def _partner(self, x: Operand) -> Self:
         """An operand as a tensor; a number in the dtype in which it meets self."""
-        found = without_numpy(x)
-        if isinstance(found, Dim):
-            return self._value(found)
-        return type(self)(found, dtype=scalar_dtype(self.dtype, found)) if is_scalar(found) else self._as_tensor(found)
+        value = without_numpy(x)
+        if isinstance(value, Dim):
+            return self._value(value)
+        return type(self)(value, dtype=scalar_dtype(self.dtype, value)) if is_scalar(value) else self._as_tensor(value)
 
     def _meeting(self, name: str, y: Self) -> DType:
         """The float dtype in which self and y meet; the default one where neither is a float."""

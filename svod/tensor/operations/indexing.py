@@ -65,17 +65,17 @@ class Indexing(Functions):
 
     def _with_positions(self, entries: list[Any]) -> list[Any]:
         """The index with lists as arrays; a mask among them, whose values are known, as the positions it chooses."""
-        found: list[Any] = []
+        result: list[Any] = []
         arrays = [array_of_lists(e) if isinstance(e, list) else e for e in entries]
         for i, e in enumerate(arrays):
             if not isinstance(e, np.ndarray):
-                found.append(e)
+                result.append(e)
             elif e.dtype != bool:
-                found.append(e if e.size else e.astype(np.int64))
+                result.append(e if e.size else e.astype(np.int64))
             else:
-                behind = any(x is Ellipsis for x in found)
-                found += self._mask_positions(e, self.ndim - _axes_named(arrays[i:]) if behind else _axes_named(found))
-        return found
+                behind = any(x is Ellipsis for x in result)
+                result += self._mask_positions(e, self.ndim - _axes_named(arrays[i:]) if behind else _axes_named(result))
+        return result
 
     def _mask_positions(self, mask: Array, first: int) -> list[Array]:
         """The positions that a mask of the axes from `first` on chooses, an array for each of its axes."""

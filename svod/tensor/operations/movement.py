@@ -335,8 +335,8 @@ def _list_of_tensors(name: str, tensors: Sequence[TensorT]) -> list[TensorT]:
     """The tensors given; a tensor in place of a list (`a.cat(b)`) would be taken apart along its first axis."""
     if isinstance(tensors, TensorBase):
         raise ShapeError(f"{name} of one tensor of shape {tensors.shape}: give a list, Tensor.{name}([a, b])")
-    found = list(tensors) if isinstance(tensors, Iterable) else [tensors]
-    for t in found:
+    given = list(tensors) if isinstance(tensors, Iterable) else [tensors]
+    for t in given:
         if not isinstance(t, TensorBase):
             raise ArgumentError(f"{name} of {type(t).__name__}: give a list of tensors, Tensor.{name}([a, b])")
-    return found
+    return given

@@ -348,10 +348,10 @@ class NeuralNetwork(Activations):
 
 def per_axis(name: str, what: str, value: IntOrInts, axes: int) -> tuple[int, ...]:
     """One number for each of `axes` axes."""
-    found = (value,) * axes if isinstance(value, int) else tuple(value)
-    if len(found) != axes:
-        raise ShapeError(f"{name} with {what} {found}: give one number, or one for each of {axes} axes")
-    return found
+    sizes = (value,) * axes if isinstance(value, int) else tuple(value)
+    if len(sizes) != axes:
+        raise ShapeError(f"{name} with {what} {sizes}: give one number, or one for each of {axes} axes")
+    return sizes
 
 
 def _conv_padding(name: str, padding: IntOrInts | str, kernel: Sequence[int], strides: Sequence[int],

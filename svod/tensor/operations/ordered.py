@@ -135,8 +135,8 @@ class Ordered(Reduction):
         """(values, indices) of an axis in order; as `argsort`."""
         at = dim if axis is None else axis
         if is_symbolic(self.shape):
-            found = self._largest(self._last_in_order(descending)).sort(at, descending)
-            return Found(found.values._cut_to(self.shape), found.indices._cut_to(self.shape))
+            whole = self._largest(self._last_in_order(descending)).sort(at, descending)
+            return Found(whole.values._cut_to(self.shape), whole.indices._cut_to(self.shape))
         positions = self.argsort(at, descending, stable)
         return Found(self.gather(at, positions) if self.ndim else self, positions)
 
@@ -154,9 +154,9 @@ class Ordered(Reduction):
             some = f"{n} elements" if lower(n) == n else f"{n} elements, and there may be only {lower(n)}; give the variable a larger min"
             raise ShapeError(f"topk of {self.shape} along axis {at} with k={k}: there are {some}")
         if is_symbolic(self.shape):
-            found = self._largest(self._last_in_order(largest)).topk(k, at, largest)
+            whole = self._largest(self._last_in_order(largest)).topk(k, at, largest)
             shape = tuple([k if i == at else m for i, m in enumerate(self.shape)])
-            return Found(found.values._cut_to(shape), found.indices._cut_to(shape))
+            return Found(whole.values._cut_to(shape), whole.indices._cut_to(shape))
         if k == 0 or 0 in self.shape:
             empty = self.narrow(at, 0, k)
             return Found(empty, empty.cast(dtypes.int64))
@@ -171,8 +171,8 @@ class Ordered(Reduction):
         at = self._axis("kthvalue", dim if axis is None else axis)
         if not 1 <= k <= lower(self.shape[at]):
             raise ShapeError(f"kthvalue of {self.shape} along axis {at} with k={k}: it is counted from 1 to {lower(self.shape[at])}")
-        found = self.topk(k, at, largest=False)
-        value, index = (t.narrow(at, k - 1, 1) for t in found)
+        smallest = self.topk(k, at, largest=False)
+        value, index = (t.narrow(at, k - 1, 1) for t in smallest)
         return Found(value, index) if keepdim or keepdims else Found(value.squeeze(at), index.squeeze(at))
 
     def median(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Self:
@@ -202,6 +202,6 @@ class Ordered(Reduction):
         order = [a for a in range(self.ndim) if a != at] + [at]
         moved = self.permute(order)
         rows = moved.reshape(-1, self.shape[at])
-        found = self.from_uop(library_kernel(rows))
+        result = self.from_uop(library_kernel(rows))
         back = sorted(range(self.ndim), key=order.__getitem__)
-        return found.reshape(*moved.shape[:-1], found.shape[-1]).permute(back)
+        return result.reshape(*moved.shape[:-1], result.shape[-1]).permute(back)

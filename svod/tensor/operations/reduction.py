@@ -156,8 +156,8 @@ class Reduction(Indexing):
         values = self.cast(dtypes.uint8) if self.dtype.kind == "b" else self
         n = self.shape[at]
         positions = graph.reshape(graph.iota(n), tuple(n if i == at else 1 for i in range(self.ndim)))
-        found = self.from_uop(graph.arg_reduce(values.uop, graph.broadcast(positions, self.shape), combiner, (at,)))
-        return (found if keep else found._without((at,))).cast(dtypes.int64)
+        result = self.from_uop(graph.arg_reduce(values.uop, graph.broadcast(positions, self.shape), combiner, (at,)))
+        return (result if keep else result._without((at,))).cast(dtypes.int64)
 
     def aminmax(self, *, dim: int | None = None, keepdim: bool = False) -> tuple[Self, Self]:
         """(`min`, `max`)."""

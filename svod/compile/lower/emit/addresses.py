@@ -66,19 +66,19 @@ class Addresses:
 
     def base_of(self, stage: OpenStage, linear: Linear) -> Base:
         """Where an access to a flat index stands under the loops opened so far."""
-        found = stage.linear.get(linear)
-        if found is None:
+        start = stage.linear.get(linear)
+        if start is None:
             lin: Lin = ({}, 0)
             for a, c in linear.coefs:
                 lin = add_lins(lin, self.axes.start(stage, a), c)
-            found = stage.linear[linear] = (self.axes.ssa((lin[0], 0)), lin[1])
-        base: Base = found
+            start = stage.linear[linear] = (self.axes.ssa((lin[0], 0)), lin[1])
+        base: Base = start
         return base
 
     def in_layout(self, stage: OpenStage, pointer: int, layout: Layout, base: list[Lin]) -> tuple[int, int, int]:
         """(index value, constant, elements from lane to lane) of the current position in the staged area of the stage itself."""
-        found = stage.linear.get(("store", pointer))
-        if found is None:
+        place = stage.linear.get(("store", pointer))
+        if place is None:
             lin: Lin = ({}, 0)
             in_tile = lane = 0
             for i, stride in enumerate(layout.strides):
@@ -94,8 +94,8 @@ class Addresses:
                     lin = add_lins(lin, (terms, c), stride)
                 if i == stage.lane:
                     lane = stride * stage.lane_stride
-            found = stage.linear["store", pointer] = (self.axes.ssa((lin[0], 0)), lin[1], in_tile, lane)
-        start, const, in_tile, lane = found
+            place = stage.linear["store", pointer] = (self.axes.ssa((lin[0], 0)), lin[1], in_tile, lane)
+        start, const, in_tile, lane = place
         for i, stride in enumerate(layout.strides):
             if i == layout.tiled:
                 position = in_tile + stage.offsets[i]

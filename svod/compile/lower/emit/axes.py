@@ -24,8 +24,8 @@ class Axes:
 
     def start(self, stage: OpenStage, a: int) -> Lin:
         """Where local axis `a` starts under the loops opened so far; expanded positions are added to it as constants."""
-        found = stage.linear.get(a)
-        if found is None:
+        lin = stage.linear.get(a)
+        if lin is None:
             terms, const = sum_lins(stage.opened[a])
             pieces = stage.pieces[a]
             reduce = a >= stage.num_outs
@@ -35,8 +35,8 @@ class Axes:
                 shifted = self.b.alu("MIN", dtypes.index, 1, self.ssa((terms, const)), self.b.index(max(0, last)))
                 terms, const = {shifted: 1}, 0
             base_terms, base_const = stage.base[a]
-            found = stage.linear[a] = add_lins((terms, const), (base_terms, base_const), 1)
-        return found
+            lin = stage.linear[a] = add_lins((terms, const), (base_terms, base_const), 1)
+        return lin
 
     def bound(self, stage: OpenStage, a: int) -> UOp | None:
         """How many positions local axis `a` has, where that depends on variables."""

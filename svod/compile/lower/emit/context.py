@@ -34,13 +34,13 @@ class Context:
         return offset
 
     def staged_value(self, s: int) -> Staged:
-        found = self.staged.get(s)
-        if found is None:
+        staged = self.staged.get(s)
+        if staged is None:
             index, layout = self.facts.temp_of[s]
             pointer = self.b.pure("TEMP", self.facts.stored(s), 1, (), index)
             guarded = any(self.facts.guarded(s, i) for i in range(len(layout.extents)))
-            found = self.staged[s] = Staged(-1, pointer, layout, (({}, 0),) * len(layout.extents), 0, 0, guarded)
-        return found
+            staged = self.staged[s] = Staged(-1, pointer, layout, (({}, 0),) * len(layout.extents), 0, 0, guarded)
+        return staged
 
     def forget_values(self) -> None:
         """What was computed in a loop is not there behind it."""
@@ -50,9 +50,9 @@ class Context:
 
     def stage_area(self, s: int, nbytes: int) -> int:
         """Scratch of a stage: one area, grown when a longer part of the stage needs more."""
-        found = self.areas.get(s)
-        if found is not None and found[1] >= nbytes:
-            return found[0]
+        area = self.areas.get(s)
+        if area is not None and area[1] >= nbytes:
+            return area[0]
         offset = self.allocate(nbytes)
         self.areas[s] = (offset, nbytes)
         return offset

@@ -113,9 +113,9 @@ class ProgramFacts:
         """A new temporary for a root stage."""
         s = r.stage.index
         layout = self.layout(s, tuple(self.positions(s, i) for i in range(len(r.stage.outs))))
-        found = Temporary(self.new_temp(self.area(s, layout)), layout)
-        self.temp_of[s] = found
-        return found
+        temporary = Temporary(self.new_temp(self.area(s, layout)), layout)
+        self.temp_of[s] = temporary
+        return temporary
 
     def stored(self, s: int) -> DType:
         """The type in which a staged value lies in memory."""

@@ -52,15 +52,15 @@ class GroupThreads:
     def starts(self, r: ResolvedStage) -> dict[int, int]:
         """Per row of a stage that is bound to threads: the number of its position that this thread computes."""
         rows = self.state.rows
-        found = {}
+        starts = {}
         for role, axes, value, whole in ((LOCAL, r.stage.outs, self.position, self.group.local),
                                          (GROUP, r.stage.reds, self._reducer_of(r), reducers_of(self.state, r.stage.index))):
             bound = [x for a in axes for x in self.state.axis_rows[a] if rows[x].role == role]
             inner = 1
             for row in reversed(bound):
-                found[row] = self._part(value, inner, rows[row].extent, whole)
+                starts[row] = self._part(value, inner, rows[row].extent, whole)
                 inner *= rows[row].extent
-        return found
+        return starts
 
     def _reducer_of(self, r: ResolvedStage) -> int:
         """The part of the reductions of a stage that this thread takes. Threads that are more than its parts compute the last one again."""
@@ -112,14 +112,14 @@ class GroupThreads:
     def _area(self, stage: int, number: int, dtype: DType, lanes: int) -> int:
         """A pointer to shared memory for one accumulator of every thread. Raises KernelOptError where the target has too little."""
         key = (stage, number, dtype, lanes)
-        found = self.areas.get(key)
-        if found is None:
-            found = self.areas[key] = self.b.pure("SHARED", dtype, 1, (), self.shared)
+        area = self.areas.get(key)
+        if area is None:
+            area = self.areas[key] = self.b.pure("SHARED", dtype, 1, (), self.shared)
             self.shared += -(-self.group.threads * lanes * dtype.itemsize // AREA) * AREA
             if self.shared > self.state.target.shared_bytes:
                 raise KernelOptError(f"the partial results of a group take {self.shared} bytes of shared memory or more; the target has "
                                      f"{self.state.target.shared_bytes}")
-        return found
+        return area
 
     def _barrier(self) -> None:
         self.b.store("BARRIER", dtypes.void, 1, (), None)

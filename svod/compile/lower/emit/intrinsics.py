@@ -67,10 +67,10 @@ class Intrinsics:
         """The groups of an operand at the current position, one per lane."""
         node = stage.r.nodes[o.node]
         key: Any = ("dot", o.node, width, stage.chunk.active, *[stage.offsets[d] for d in node.deps])
-        found = stage.memo.get(key)
-        if found is None:
-            found = stage.memo[key] = self.load_groups(stage, o, p, width)
-        return found
+        groups = stage.memo.get(key)
+        if groups is None:
+            groups = stage.memo[key] = self.load_groups(stage, o, p, width)
+        return groups
 
     def load_groups(self, stage: OpenStage, o: Operand, p: Packed, width: int) -> int:
         b = self.b

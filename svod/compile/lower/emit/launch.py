@@ -81,25 +81,25 @@ class Launch:
         """The loops that the launch is made of, and how many iterations those are."""
         if self.ctx.split is not None:
             return [], self.ctx.split.parts
-        found: list[StageLoop] = []
+        loops: list[StageLoop] = []
         extent = 1
         for loop in stage.loops:
             if loop.axis >= stage.num_outs:
                 break
-            innermost = len(found) == len(stage.loops) - 1
-            if found and not self.facts.on_grid and (extent >= MIN_ITERATIONS * threads or (innermost and extent >= 4 * threads)):
+            innermost = len(loops) == len(stage.loops) - 1
+            if loops and not self.facts.on_grid and (extent >= MIN_ITERATIONS * threads or (innermost and extent >= 4 * threads)):
                 break   # enough to share; the innermost loop stays a loop
             extent *= loop.piece.extent
-            found.append(loop)
+            loops.append(loop)
             if (stage.index, loop.point) in self.facts.placement.children:
                 break
-        return found, extent
+        return loops, extent
 
     def _counts(self, stage: OpenStage, loops: list[StageLoop]) -> tuple[Count, ...]:
         """How often the loops that a launch is made of run."""
         if self.ctx.split is not None:
             return (Count((), self.ctx.split.parts, 1, self.ctx.split.parts),)
-        found = []
+        counts = []
         seen: set[int] = set()
         for a, piece, _ in loops:
             bound = self.axes.bound(stage, a)
@@ -110,8 +110,8 @@ class Launch:
                     names = tuple(sorted((v.arg[0], k) for v, k in terms.items()))
                     count = Count(names, const - stage.base[a][1], piece.stride, piece.extent)
             seen.add(a)
-            found.append(count)
-        return tuple(found)
+            counts.append(count)
+        return tuple(counts)
 
     def _iterations(self, stage: OpenStage, loops: list[StageLoop], counts: tuple[Count, ...], begin: int, end: int, sink: Sink) -> None:
         """Iterations `begin` to `end` of a launch that is made of `loops`."""

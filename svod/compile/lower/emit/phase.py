@@ -86,8 +86,8 @@ class Phase:
         dims = (*(i for i in order if i != lane), *((lane,) if lane >= 0 else ()))
         pieces = copy_loops(combined, extents, dims, width, exact=self.facts.on_grid).axes
         if self.kernel.written:     # nothing is computed twice in place
-            for a, e, found in zip(r.stage.outs, extents, pieces, strict=True):
-                if not is_exact(found, e):
+            for a, e, loops in zip(r.stage.outs, extents, pieces, strict=True):
+                if not is_exact(loops, e):
                     self.facts.fixed.add(a)
                     self.facts.unsafe[a] = e
         pieces.append((EmittedLoop(NO_ROW, UNROLL if count <= 8 else LOOP, count, 1),))

@@ -244,8 +244,8 @@ class OpenStage:
         """Partial results per position of the tile: upcast rows of reduce axes, vectors among them."""
         outs = self.num_outs
         chunks = self.lane_chunks() if self.lane >= outs else (Chunk(0, 1, 1),)
-        found = self.positions((UPCAST,), range(outs, len(self.pieces)))
-        return [((*index, c.offset), offsets, c) for index, offsets in found for c in chunks]
+        positions = self.positions((UPCAST,), range(outs, len(self.pieces)))
+        return [((*index, c.offset), offsets, c) for index, offsets in positions for c in chunks]
 
     def number_of(self, piece: StageLoop) -> int:
         """Which of the rows of its axis a loop is, as the axis is cut now."""

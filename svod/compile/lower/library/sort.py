@@ -145,8 +145,8 @@ def lower_argsort(node: UOp, target: Target) -> Program:
         half = area.sort(lambda key, _p, other, _q: b.alu("CMPLT", BOOL, 1, key, other))
 
         def write(i: int, width: int) -> None:
-            found = area.position(b.plus(i, half), width)
-            b.put(y, b.calc("ADD", begin, i), b.cast(node.dtype, found))
+            position = area.position(b.plus(i, half), width)
+            b.put(y, b.calc("ADD", begin, i), b.cast(node.dtype, position))
         b.span(b.index(0), b.index(n), lanes, write)
     b.loop(*b.bounds(), row)
     return program(node, area.temps, (b, rows, cores(target, rows * n, rows), area.nbytes))
@@ -194,8 +194,8 @@ def lower_topk(node: UOp, target: Target) -> Program:
         half = heap.sort(worse)
 
         def write(i: int) -> None:
-            found = heap.position(b.minus(b.index(k - 1 + half), i))
-            b.put(y, b.calc("ADD", b.mul(it, k), i), b.cast(node.dtype, found))
+            position = heap.position(b.minus(b.index(k - 1 + half), i))
+            b.put(y, b.calc("ADD", b.mul(it, k), i), b.cast(node.dtype, position))
         b.loop(b.index(0), b.index(k), write)
     b.loop(*b.bounds(), row)
     return program(node, heap.temps, (b, rows, cores(target, rows * n, rows), heap.nbytes))
