@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent / "chains"))
 from gemm import square
 
 # isort: split
-from svod.bench.ceiling_loops import Loops
+from svod.bench.ceiling_loops import CeilingLoops
 from svod.bench.race import confirm
 from svod.bench.suites.suites import select_cases
 from svod.bench.timer import Contestant
@@ -134,7 +134,7 @@ def main() -> None:
     plans = {name: plan_of(program, arrays) for name, program in variants(lower(state)).items()}
     plans["chain"].execute()
     np.testing.assert_allclose(arrays[0].reshape(args.size, -1), operands[0] @ operands[1], atol=1e-2)
-    loops = Loops(target)
+    loops = CeilingLoops(target)
     bare = loops.fma_round(dtypes.float32, target.threads)
     entries = [*((name, p.repeat, 2.0 * args.size**3) for name, p in plans.items()), ("multiply-adds", bare.run, bare.flops)]
     found = confirm([Contestant(run, name) for name, run, _ in entries], rng=random.Random(0), budget_seconds=args.seconds)

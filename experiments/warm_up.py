@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parent / "chains"))
 from run_chains import contestants_of
 
 # isort: split
-from svod.bench.peers import Peer, Prepared, load_peers, parse_peers
+from svod.bench.peers import Peer, PreparedPeer, load_peers, parse_peers
 from svod.bench.placing import placed
 from svod.bench.runner import PAUSE_SECONDS
 from svod.bench.suites.suites import select_cases
@@ -35,7 +35,7 @@ SINCE = (0.0, 2e-3, 4e-3, 8e-3, 12e-3, 16e-3, 20e-3, 30e-3, 50e-3, 80e-3)
 UNTIL = 120e-3
 
 
-def contestants(pattern: str, peers: list[Peer]) -> Iterator[tuple[Prepared, Contestant]]:
+def contestants(pattern: str, peers: list[Peer]) -> Iterator[tuple[PreparedPeer, Contestant]]:
     """Each kernel of the core suite that fits, by everyone. What was prepared owns the buffers and has to stay alive."""
     target = backend_named(HOST).target()
     for case in select_cases("core", pattern):

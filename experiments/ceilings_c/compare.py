@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from svod.bench.ceiling_loops import FMA_DTYPES, LEVELS, SAMPLES, Loops, Memory, kinds_of, working_set
+from svod.bench.ceiling_loops import FMA_DTYPES, LEVELS, SAMPLES, CeilingLoops, HugePages, kinds_of, working_set
 from svod.bench.race import Ratio, paired_ratio
 from svod.compile.cpu.host import host_target
 from svod.core.machine.target import Target
@@ -74,7 +74,7 @@ class Rounds:
 
 def figures(target: Target, counts: Sequence[int]) -> Iterator[Figure]:
     """Every figure, level by level: the memory of one level is freed before the next."""
-    loops = Loops(target)
+    loops = CeilingLoops(target)
     for dtype in FMA_DTYPES:
         for n in counts:
             yield Figure(f"multiply-add {dtype.name}", n, "GFLOP/s", (f"fma{dtype.bits}",),
@@ -109,8 +109,8 @@ def measure_rounds(figure: Figure, program: str, rounds: int, rng: random.Random
     return found
 
 
-def _memory_rate(loops: Loops, kind: str, threads: int, size: int) -> float:
-    memory = Memory(threads * size, threads)
+def _memory_rate(loops: CeilingLoops, kind: str, threads: int, size: int) -> float:
+    memory = HugePages(threads * size, threads)
     loops.fill(memory, threads)
     return loops.memory_rate(kind, threads, size, memory, SAMPLES)
 

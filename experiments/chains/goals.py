@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from svod.bench.report.data import overview
-from svod.bench.results import CaseResult, Outcome, Run, Speedup, SuiteResult, read_run
+from svod.bench.results import CaseResult, ContestantResult, Run, Speedup, SuiteResult, read_run
 from svod.bench.summary import BEST_PEER, suite_results
 
 WITHIN = 0.97           # of a goal that the median has to reach, its interval reaching all of it
@@ -76,7 +76,7 @@ def credited(s: Speedup) -> float:
     return min(s.median if s.high is None else s.high, s.median / WITHIN)
 
 
-def credited_share(o: Outcome) -> float | None:
+def credited_share(o: ContestantResult) -> float | None:
     """The same of the share of the ceiling."""
     return None if o.ceiling_share is None else min(o.ceiling_share * math.exp(o.spread or 0.0), o.ceiling_share / WITHIN)
 

@@ -27,7 +27,7 @@ from amounts import Chain, Maker
 from goals import GOALS, Goal, credited, credited_share
 
 # isort: split
-from svod.bench.ceiling_loops import Loops
+from svod.bench.ceiling_loops import CeilingLoops
 from svod.bench.peers import Peer, load_peers, parse_peers
 from svod.bench.results import CaseResult
 from svod.bench.roofline import cached_ceilings
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> None:
     config = BenchConfig() if args.seconds is None else BenchConfig(case_seconds=args.seconds)
     peers: list[Peer] = load_peers(parse_peers(args.peers), target.threads)[0]
     ceilings = cached_ceilings(data_dir() / "ceilings.json", target)
-    found, loops = [], Loops(target)
+    found, loops = [], CeilingLoops(target)
     for case in select_cases("core", args.kernels):
         result = run_case(case, [*contestants_of(case, target), *peers], config, target=target, ceilings=ceilings,
                           arithmetic=partial(loops.best_round, threads=target.threads))

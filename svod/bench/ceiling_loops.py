@@ -76,7 +76,7 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
     """Measure with one thread and with `threads`. Arithmetic takes a small part of it, and a hypervisor may have two virtual cores on one
     for so long, which nothing shows. So it is measured at both ends, and the best counts."""
     counts = sorted({1, threads})
-    loops = Loops(target)
+    loops = CeilingLoops(target)
     samples = QUICK_SAMPLES if quick else SAMPLES
     fma = FMA_DTYPES[:1] if quick else FMA_DTYPES
     flops = measure_flops(loops, counts, samples, fma)
@@ -88,7 +88,7 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
         if quick:
             sizes = [min(size, QUICK_MEMORY // n) for n, size in zip(counts, sizes, strict=True)]
         if all(sizes):
-            memory = Memory(max(n * size for n, size in zip(counts, sizes, strict=True)), threads)
+            memory = HugePages(max(n * size for n, size in zip(counts, sizes, strict=True)), threads)
             loops.fill(memory, threads)
             count = min(samples, CURVE_SAMPLES) if level == "memory" else samples
             rates = {kind: [loops.memory_rate(kind, n, size, memory, count) for n, size in zip(counts, sizes, strict=True)]
@@ -97,7 +97,7 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
             size = threads * sizes[-1]
             curve[size] = CurvePoint(size, rates["read"][-1], max(rates[k][-1] for k in STREAMS["copy"] if k in rates))
     if not quick:
-        memory = Memory(threads * working_set(target, "memory", threads), threads)
+        memory = HugePages(threads * working_set(target, "memory", threads), threads)
         loops.fill(memory, threads)
         for size in curve_sizes(target, threads):
             read, *copies = (loops.memory_rate(kind, threads, size, memory, CURVE_SAMPLES) for kind in ("read", *STREAMS["copy"]))
@@ -108,7 +108,7 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
                    () if quick else falling(curve[size] for size in sorted(curve)))
 
 
-def measure_flops(loops: Loops, counts: Sequence[int], samples: int, fma: Sequence[DType]) -> dict[str, tuple[float, float]]:
+def measure_flops(loops: CeilingLoops, counts: Sequence[int], samples: int, fma: Sequence[DType]) -> dict[str, tuple[float, float]]:
     """Flops per second of one thread and of all, which `counts` has: multiply-adds of the types in `fma`, and what has dot products."""
     flops = {dtype.name: _both([loops.fma_round(dtype, n).rate(samples) for n in counts]) for dtype in fma}
     for name in INSTRUCTIONS:
@@ -167,7 +167,7 @@ def working_set(target: Target, level: str, threads: int) -> int:
     return size // 8192 * 8192
 
 
-class Memory:
+class HugePages:
     """Whole huge pages where the system grants them, not touched yet: the first write decides which node they belong to. In a huge page
     neighbours are neighbours in physical memory too; over small ones a cache of many sets is filled unevenly, and differently each time."""
 
@@ -193,7 +193,7 @@ class Round:
         return self.flops / _settled(self.run, samples)
 
 
-class Loops:
+class CeilingLoops:
     """The loops for one target, each compiled when it is first asked for."""
 
     def __init__(self, target: Target) -> None:
@@ -266,14 +266,14 @@ class Loops:
             rounds.append(self.fma_round(dtypes.float64 if dtype.bits == 64 else dtypes.float32, threads))
         return max(rounds, key=lambda r: r.rate(QUICK_SAMPLES)) if len(rounds) > 1 else rounds[0]
 
-    def fill(self, memory: Memory, threads: int) -> None:
+    def fill(self, memory: HugePages, threads: int) -> None:
         """Write every page. Pages that were never written are all one page of zeros: reading them would time the first cache."""
         share = memory.words.nbytes // threads // 8192 * 8192
         plan = self._plan(f"write_{UNROLL}_1", [memory.words, memory.words[:1]], dtypes.int64, threads, threads, bytes=share, passes=1,
                           stride=share)
         plan.execute()
 
-    def memory_rate(self, kind: str, threads: int, size: int, memory: Memory, samples: int) -> float:
+    def memory_rate(self, kind: str, threads: int, size: int, memory: HugePages, samples: int) -> float:
         """Bytes per second of `threads` threads that have `size` bytes each; a copy splits them into source and destination."""
         copies = kind.startswith("copy")
         turn = UNROLL * self.target.vector_bytes

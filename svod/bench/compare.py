@@ -13,7 +13,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from svod.bench.results import SVOD, CaseResult, Outcome, Run
+from svod.bench.results import SVOD, CaseResult, ContestantResult, Run
 from svod.bench.summary import geometric_mean
 from svod.errors import FormatError
 
@@ -82,7 +82,7 @@ def compare_runs(before: Run, after: Run) -> Comparison:
     return Comparison(tuple(changes), {contestant: geometric_mean(speedups) for contestant, speedups in ratios.items() if speedups})
 
 
-def _change(name: str, contestant: str, a: CaseResult | None, b: CaseResult | None, x: Outcome | None, y: Outcome | None,
+def _change(name: str, contestant: str, a: CaseResult | None, b: CaseResult | None, x: ContestantResult | None, y: ContestantResult | None,
             stable: set[str]) -> Change:
     if x is None or a is None:
         return Change(name, contestant, "new", after=y.median if y is not None else None)

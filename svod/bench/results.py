@@ -113,7 +113,7 @@ class Speedup:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ContestantResult:
     """One contestant in one case.
 
     `status`: ok; wrong (the result is not NumPy's: no time counts); failed (an error); unsupported (the library has no such operation).
@@ -168,7 +168,7 @@ class CaseResult:
     bytes_read: float
     bytes_written: float
     bound: Bound | None
-    contestants: tuple[Outcome, ...]
+    contestants: tuple[ContestantResult, ...]
     best_peer: str | None
     rounds: int
     precise: bool
@@ -176,12 +176,12 @@ class CaseResult:
     load: Load | None
     neighbour: Neighbour | None = None
 
-    def outcome(self, name: str) -> Outcome | None:
+    def outcome(self, name: str) -> ContestantResult | None:
         """The contestant of that name."""
         return next((c for c in self.contestants if c.name == name), None)
 
     @property
-    def svod(self) -> Outcome | None:
+    def svod(self) -> ContestantResult | None:
         """svod at its best: tuned, else heuristic; None where neither has a time."""
         for name in reversed(SVOD):
             outcome = self.outcome(name)
@@ -190,7 +190,7 @@ class CaseResult:
         return None
 
     @property
-    def peers(self) -> tuple[Outcome, ...]:
+    def peers(self) -> tuple[ContestantResult, ...]:
         """All contestants that are not svod."""
         return tuple(c for c in self.contestants if c.name not in SVOD)
 

@@ -27,10 +27,10 @@ import numpy as np
 from svod.bench.ceiling_loops import Round
 from svod.bench.load import MachineLoad, Watch, watch_machine
 from svod.bench.machine import machine_of, versions
-from svod.bench.peers import Array, Peer, Prepare, Prepared
+from svod.bench.peers import Array, Peer, Prepare, PreparedPeer
 from svod.bench.placing import Place, placed
 from svod.bench.race import interleave, paired_ratio
-from svod.bench.results import SVOD, CaseResult, Load, Neighbour, Outcome, PeerInfo, Run, Settings
+from svod.bench.results import SVOD, CaseResult, ContestantResult, Load, Neighbour, PeerInfo, Run, Settings
 from svod.bench.roofline import COMPUTE, Ceilings
 from svod.bench.suites.cases import Case
 from svod.bench.suites.reference import largest_error, reference, widen
@@ -136,7 +136,7 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
     bound = ceilings.bound(((BY_NAME[case.dtype], flops),), read, written, target) if ceilings is not None else None
     bare = arithmetic(BY_NAME[case.dtype]) if arithmetic is not None and bound is not None and bound.by == COMPUTE else None
     if bare is not None:
-        run.add_beside(ARITHMETIC, Prepared(bare.run, lambda: np.empty(0), True))
+        run.add_beside(ARITHMETIC, PreparedPeer(bare.run, lambda: np.empty(0), True))
     timing = run.time(config, rng or random.Random(seed), clock=clock, watch=watch, pause=pause, place=place)
     samples = dict(zip(run.ready, timing.seconds, strict=True)) if timing is not None else {}
     if bound is not None and bare is not None and ARITHMETIC in samples:
@@ -159,8 +159,8 @@ class _CaseRun:
     def __init__(self, case: Case, contestants: Sequence[Peer], seed: int) -> None:
         operands = case.draw(seed)
         wanted = reference(case, operands)
-        self.ready: dict[str, Prepared] = {}
-        self.outcomes: list[Outcome] = []
+        self.ready: dict[str, PreparedPeer] = {}
+        self.outcomes: list[ContestantResult] = []
         self.neighbour: Neighbour | None = None
         for peer in contestants:
             prepared, outcome = _prepare(peer, case, operands, wanted)
@@ -175,7 +175,7 @@ class _CaseRun:
             for there, prepared in zip((self.ready, *self.moved), places, strict=False):
                 there[NEIGHBOUR] = prepared
 
-    def add_beside(self, name: str, prepared: Prepared) -> None:
+    def add_beside(self, name: str, prepared: PreparedPeer) -> None:
         """Time something else in the same rounds, if there are any."""
         if self.ready:
             for there in (self.ready, *self.moved):
@@ -199,8 +199,8 @@ class _CaseRun:
         del self.ready[e.name]
         if e.name == NEIGHBOUR and self.neighbour is not None:
             self.neighbour = replace(self.neighbour, why=e.why)
-        self.outcomes = [Outcome(o.name, "failed", e.why, remark=o.remark, kernels=o.kernels, prepare_seconds=o.prepare_seconds,
-                                 search_seconds=o.search_seconds) if e.name in (o.name, o.same_as) else o for o in self.outcomes]
+        self.outcomes = [ContestantResult(o.name, "failed", e.why, remark=o.remark, kernels=o.kernels, prepare_seconds=o.prepare_seconds,
+                                          search_seconds=o.search_seconds) if e.name in (o.name, o.same_as) else o for o in self.outcomes]
 
 
 def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequence[PeerInfo], settings: Settings, config: BenchConfig, *,
@@ -238,9 +238,10 @@ def load_of(load: MachineLoad) -> Load:
     return Load(load.load_average, load.steal, load.foreign, load.involuntary_switches, load.busy)
 
 
-def _same(outcome: Outcome, other: str) -> Outcome:
-    return Outcome(outcome.name, "ok", preallocated=outcome.preallocated, error=outcome.error, same_as=other, remark=outcome.remark,
-                   kernels=outcome.kernels, prepare_seconds=outcome.prepare_seconds, search_seconds=outcome.search_seconds)
+def _same(outcome: ContestantResult, other: str) -> ContestantResult:
+    return ContestantResult(outcome.name, "ok", preallocated=outcome.preallocated, error=outcome.error, same_as=other,
+                            remark=outcome.remark,
+                            kernels=outcome.kernels, prepare_seconds=outcome.prepare_seconds, search_seconds=outcome.search_seconds)
 
 
 class _BrokeError(Exception):
@@ -265,8 +266,8 @@ def _words(e: Exception) -> str:
     return str(e) if isinstance(e, SvodError) else f"{type(e).__name__}: {' '.join(str(e).split()):.200}"
 
 
-def _prepare_neighbour(case: Case, contestants: Sequence[Peer], outcomes: Sequence[Outcome],
-                       seed: int) -> tuple[list[Prepared], Neighbour]:
+def _prepare_neighbour(case: Case, contestants: Sequence[Peer], outcomes: Sequence[ContestantResult],
+                       seed: int) -> tuple[list[PreparedPeer], Neighbour]:
     """svod at its best on the round neighbour of a case, in each placement, or why not; nothing where svod has no time for the case
     itself."""
     working = [c for c in contestants if any(o.name == c.name and o.status == "ok" for o in outcomes)]
@@ -280,45 +281,45 @@ def _prepare_neighbour(case: Case, contestants: Sequence[Peer], outcomes: Sequen
     return places, Neighbour(case.name, case.title, None, None, outcome.why)
 
 
-def _prepare_elsewhere(case: Case, contestants: Sequence[Peer], ready: Mapping[str, Prepared], operands: Sequence[Array],
-                       wanted: Array) -> dict[str, Prepared]:
+def _prepare_elsewhere(case: Case, contestants: Sequence[Peer], ready: Mapping[str, PreparedPeer], operands: Sequence[Array],
+                       wanted: Array) -> dict[str, PreparedPeer]:
     """All contestants that are `ready`, over other operands of the same values."""
     return dict(ready) | {p.name: _elsewhere(p, case, operands, wanted, ready[p.name]) for p in contestants if p.name in ready}
 
 
-def _elsewhere(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array, first: Prepared) -> Prepared:
+def _elsewhere(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array, first: PreparedPeer) -> PreparedPeer:
     """What is prepared, over other operands. What cannot be had a second time, or would be other code, stays as it is."""
     again, _ = _prepare(peer, case, operands, wanted, first.again or peer.prepare)
     return again if again is not None and again.identity == first.identity else first
 
 
 def _failed_case(case: Case, contestants: Sequence[Peer], why: str) -> CaseResult:
-    timed = [Timed(Outcome(c.name, "failed", why), None) for c in contestants]
+    timed = [Timed(ContestantResult(c.name, "failed", why), None) for c in contestants]
     return judge_case(name=case.name, title=case.title, suite=case.suite, group=case.group, dtype=case.dtype, shapes=case.shapes,
                       flops=case.flops, bytes_read=case.bytes_read, bytes_written=case.bytes_written, bound=None, timed=timed, load=None)
 
 
 def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array,
-             prepare: Prepare | None = None) -> tuple[Prepared | None, Outcome]:
+             prepare: Prepare | None = None) -> tuple[PreparedPeer | None, ContestantResult]:
     """The contestant, or None when it is not to be timed, and what is known about it so far. `prepare`: default its own."""
     try:
         prepared = (prepare or peer.prepare)(case, operands)
         prepared.run(1)
         error = largest_error(widen(prepared.output(), case.out_dtype), wanted)
     except UnsupportedError as e:
-        return None, Outcome(peer.name, "unsupported", str(e))
+        return None, ContestantResult(peer.name, "unsupported", str(e))
     except Exception as e:      # the border to other libraries, which raise what they like: it becomes a record
-        return None, Outcome(peer.name, "failed", _words(e))
-    outcome = Outcome(peer.name, "ok", preallocated=prepared.preallocated, error=error if error < float("inf") else None,
-                      remark=prepared.remark, kernels=prepared.kernels, prepare_seconds=prepared.prepare_seconds,
-                      search_seconds=prepared.search_seconds)
+        return None, ContestantResult(peer.name, "failed", _words(e))
+    outcome = ContestantResult(peer.name, "ok", preallocated=prepared.preallocated, error=error if error < float("inf") else None,
+                               remark=prepared.remark, kernels=prepared.kernels, prepare_seconds=prepared.prepare_seconds,
+                               search_seconds=prepared.search_seconds)
     if error <= case.tolerance:
         return prepared, outcome
     why = f"the result differs from NumPy's by {error:.1e} of the largest value; {case.tolerance:g} is allowed"
     return None, replace(outcome, status="wrong", why=why)
 
 
-def _work(case: Case, outcomes: Sequence[Outcome]) -> tuple[float, float, float]:
+def _work(case: Case, outcomes: Sequence[ContestantResult]) -> tuple[float, float, float]:
     """Flops, bytes read and bytes written of a direct loop; of a model the sums over the kernels of svod's plan, which all move data."""
     if case.flops or case.op != "model":
         return case.flops, case.bytes_read, case.bytes_written

@@ -15,10 +15,10 @@ from svod.bench.race import Ratio, median_interval, paired_ratio
 from svod.bench.results import (
     SVOD,
     CaseResult,
+    ContestantResult,
     GroupResult,
     Load,
     Neighbour,
-    Outcome,
     Rates,
     Searching,
     Speedup,
@@ -38,7 +38,7 @@ BEST_PEER = "best peer"
 class Timed:
     """A contestant and its samples in order of the rounds, from the first one on; None for one that has none of its own."""
 
-    outcome: Outcome
+    outcome: ContestantResult
     seconds: Sequence[float] | None
 
 

@@ -21,8 +21,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest
 from svod.core.machine.target import HOST, Target
 from svod.errors import SvodError
-from svod.tune.db import Kernel as KernelRecord
-from svod.tune.db import Measurement, Origin, Search, TargetFacts, TuningDB, Verdict
+from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.winners import Winner
 
 NO_LIMIT = 1e6              # seconds of a budget that is none
@@ -70,7 +69,7 @@ def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Se
         if k.kernel not in records or k.ast_version > records[k.kernel].ast_version:
             records[k.kernel] = k
     origins: dict[str, list[str]] = {}
-    for o, _ in db.select(Origin):
+    for o, _ in db.select(OriginRecord):
         origins.setdefault(o.kernel, []).append(o.origin)
     verified = {(v.kernel, v.linear): v.method for v, _ in db.select(Verdict) if v.target == target and v.verdict == "verified"}
     by_kernel: dict[str, list[Measurement]] = {}

@@ -38,9 +38,7 @@ from svod.core.machine.target import Target
 from svod.core.schedule.canonical import AST_REVISION
 from svod.core.schedule.family import family_key
 from svod.errors import KernelOptError
-from svod.tune.db import Kernel as KernelRecord
-from svod.tune.db import Measurement, TuningDB, Verdict
-from svod.tune.db import Origin as OriginRecord
+from svod.tune.db import KernelRecord, Measurement, OriginRecord, TuningDB, Verdict
 from svod.tune.db.records import RecordedStatus, Step
 from svod.tune.db.store import whoami
 from svod.tune.measure.candidate import Candidate, Origin, Status

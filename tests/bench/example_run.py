@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from svod.bench.ceiling_loops import CurvePoint
-from svod.bench.results import CaseResult, KernelInfo, Load, Machine, Outcome, PeerInfo, Run, Settings, write_run
+from svod.bench.results import CaseResult, ContestantResult, KernelInfo, Load, Machine, PeerInfo, Run, Settings, write_run
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import Timed, group_results, judge_case, neighbour_of, suite_results
 from svod.compile.cpu.host import make_target
@@ -92,14 +92,15 @@ def _case(row: tuple[object, ...], factor: float, rng: random.Random) -> CaseRes
                    ) if svod else ()
         searched = 2.0 + flops ** 0.1 if contestant == "tuned" else None
         if value is None and contestant == "tuned":
-            same = Outcome("tuned", "ok", same_as="heuristic", preallocated=True, kernels=kernels, search_seconds=searched)
+            same = ContestantResult("tuned", "ok", same_as="heuristic", preallocated=True, kernels=kernels, search_seconds=searched)
             timed.append(Timed(same, None))
         elif value is None:
-            timed.append(Timed(Outcome(contestant, "unsupported", UNSUPPORTED.get(contestant, "")), None))
+            timed.append(Timed(ContestantResult(contestant, "unsupported", UNSUPPORTED.get(contestant, "")), None))
         else:
             seconds = [1e-6 * value * (factor if svod else 1.0) * d * max(0.5, rng.gauss(1.0, spread)) for d in drift]
-            timed.append(Timed(Outcome(contestant, "ok", preallocated=contestant != "jax", error=2e-7, kernels=kernels,
-                                       prepare_seconds=0.2 + (searched or 0.0) if svod else None, search_seconds=searched), seconds))
+            timed.append(Timed(ContestantResult(contestant, "ok", preallocated=contestant != "jax", error=2e-7, kernels=kernels,
+                                                prepare_seconds=0.2 + (searched or 0.0) if svod else None,
+                                                search_seconds=searched), seconds))
     bound = CEILINGS.bound(((BY_NAME[dtype], flops),), read, written, MACHINE)
     load = Load(0.3, 0.0, 0.0, 1, None)
     found = judge_case(name=str(name), title=str(title), suite=str(suite), group=str(group), dtype=dtype, shapes=str(shapes), flops=flops,
@@ -122,7 +123,7 @@ def example_model_run() -> Run:
     for name, micros, chains in (("heuristic", 12800, ()), ("tuned", 9100, GEMM_CHAIN)):
         seconds = [1e-6 * micros * rng.gauss(1.0, 0.01) for _ in range(15)]
         own = tuple(replace(k, chain=chains) for k in kernels)
-        timed.append(Timed(Outcome(name, "ok", preallocated=True, error=3e-6, kernels=own), seconds))
+        timed.append(Timed(ContestantResult(name, "ok", preallocated=True, error=3e-6, kernels=own), seconds))
     bound = CEILINGS.bound(((dtypes.float32, 3.6e9),), 46e6, 10e6, MACHINE)
     busy = "other processes used 12 % of the machine"
     case = judge_case(name="resnet18", title="ResNet-18 1×3×224×224", suite="models", group="models", dtype="float32", shapes="1×3×224×224",

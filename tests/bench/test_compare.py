@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from svod.bench.compare import LEAST_CHANGE, check_comparable, compare_runs, drift_of_peers
-from svod.bench.results import CaseResult, Outcome, Run, read_run
+from svod.bench.results import CaseResult, ContestantResult, Run, read_run
 from svod.errors import FormatError
 from tests.bench.example_run import DATA, example_run
 
@@ -20,7 +20,7 @@ def with_case(run: Run, name: str, change: Any) -> Run:
 
 
 def scaled(case: CaseResult, names: tuple[str, ...], factor: float) -> CaseResult:
-    def scale(o: Outcome) -> Outcome:
+    def scale(o: ContestantResult) -> ContestantResult:
         return replace(o, median=o.median * factor) if o.name in names and o.median is not None else o
     return replace(case, contestants=tuple(map(scale, case.contestants)))
 
@@ -71,7 +71,7 @@ def test_noisy_cases_are_not_judged() -> None:
 
 def test_what_broke_is_worse() -> None:
     def broken(case: CaseResult) -> CaseResult:
-        wrong = Outcome("tuned", "wrong", "it differs")
+        wrong = ContestantResult("tuned", "wrong", "it differs")
         return replace(case, contestants=tuple(wrong if o.name == "tuned" else o for o in case.contestants))
     after = with_case(BEFORE, "gemm_256", broken)
     assert verdicts(BEFORE, after) == {("gemm_256", "tuned"): "broken"} and compare_runs(BEFORE, after).worse

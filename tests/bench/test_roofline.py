@@ -12,7 +12,7 @@ from svod.bench import roofline as module
 from svod.bench.ceiling_loops import CurvePoint
 from svod.bench.load import MachineLoad
 from svod.bench.roofline import Ceilings, cached_ceilings, known_ceilings, measure_ceilings
-from svod.cli.tune.survey import Row, rate_of
+from svod.cli.tune.survey import SurveyRow, rate_of
 from svod.compile.cpu.host import host_target
 from svod.core.cost.op_count import count_operations
 from svod.core.ir.dtype import dtypes
@@ -60,7 +60,7 @@ def test_what_holds_a_core_for_a_moment_does_not_spoil_the_arithmetic(monkeypatc
 @pytest.mark.parametrize("dtype", loops.FMA_DTYPES)
 def test_fma_loop_counts_what_it_computes(dtype):
     """x = x/2 + 1 after n turns is 2 + (x0 - 2) / 2^n: the sum over accumulators shows that every one took every turn."""
-    kernels = loops.Loops(host_target())
+    kernels = loops.CeilingLoops(host_target())
     lanes, count = host_target().lanes(dtype), kernels.accumulators
     start = np.concatenate([np.full(lanes, 0.5), np.full(lanes, 1.0), np.repeat(np.arange(count), lanes)]).astype(dtype.name)
     for turns in (1, 2, 7):
@@ -71,8 +71,8 @@ def test_fma_loop_counts_what_it_computes(dtype):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_memory_loops_touch_every_byte(threads):
-    kernels = loops.Loops(host_target())
-    words, source = loops.Memory(1 << 16).words[:1 << 13], loops.Memory(1 << 16).words[:1 << 13]
+    kernels = loops.CeilingLoops(host_target())
+    words, source = loops.HugePages(1 << 16).words[:1 << 13], loops.HugePages(1 << 16).words[:1 << 13]
     rng = np.random.default_rng(0)
     source[:] = rng.integers(-99, 99, source.size)
     for kind in ("copy", "copy_stream", "write", "write_stream"):
@@ -163,7 +163,7 @@ def test_all_tools_state_one_bound():
         stated = CEILINGS.bound(work.arithmetic, work.bytes_read, work.bytes_written, machine)
         searched = bound_at(kernel, ((),), machine, CEILINGS)
         assert searched is not None and searched.by == stated.by and searched.seconds == pytest.approx(stated.seconds), name
-        row = Row(kernel, name, (), 1, 1e-3, 1.0, "", float(work.flops), float(work.bytes_moved))
+        row = SurveyRow(kernel, name, (), 1, 1e-3, 1.0, "", float(work.flops), float(work.bytes_moved))
         assert rate_of(row, 1e-3, machine, CEILINGS).share == pytest.approx(stated.seconds / 1e-3), name
         [profiled] = svod.profile(plan, seconds=0.0, ceilings=CEILINGS).kernels
         here = CEILINGS.bound(work.arithmetic, work.bytes_read, work.bytes_written, machine, plan.threads)
@@ -244,7 +244,7 @@ def test_dot_loops_compute_dots(name, product):
     target = host_target()
     if not loops.INSTRUCTIONS[name][0].runs_on(target):
         return
-    kernels = loops.Loops(target)
+    kernels = loops.CeilingLoops(target)
     start = np.zeros((2 + kernels.accumulators, 64), np.uint8)
     if name == "int8":
         start[0], start[1] = 3, 5
@@ -271,5 +271,5 @@ def test_tile_loops_compute_tiles(name, sums):
     else:
         start[1:].view(np.uint16)[:] = np.array([3.0], np.float32).view(np.uint32) >> 16
     out = np.zeros(256, np.int32 if name == "int8" else np.float32)
-    loops.Loops(target)._plan(f"tile_{name}", [out.view(np.int32), start.view(np.int32).reshape(-1)], dtypes.int32, 1, 1, turns=2).execute()
+    loops.CeilingLoops(target)._plan(f"tile_{name}", [out.view(np.int32), start.view(np.int32).reshape(-1)], dtypes.int32, 1, 1, turns=2).execute()
     assert (out == 2 * sums // 5 * 3).all()

@@ -12,7 +12,7 @@ import pytest
 
 from svod.bench.ceiling_loops import Round
 from svod.bench.load import MachineLoad
-from svod.bench.peers import Array, Prepared
+from svod.bench.peers import Array, PreparedPeer
 from svod.bench.results import CaseResult, KernelInfo, PeerInfo, Run, Settings
 from svod.bench.runner import SLOW_ROUNDS, Timing, run_case, run_suite, time_interleaved
 from svod.bench.suites import cases as kinds
@@ -66,14 +66,14 @@ class FakePeer:
         self.world, self.name, self.seconds, self.wrong, self.error = world, name, seconds, wrong, error
         self.identity, self.kernels = identity, kernels
 
-    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+    def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         if self.error is not None:
             raise self.error
         result = reference(case, operands).astype(case.out_dtype)
         if self.wrong:
             result = result + 1
         contestant = self.world.contestant(self.name, lambda: self.seconds)
-        return Prepared(contestant.run, lambda: result, True, identity=self.identity, kernels=self.kernels, prepare_seconds=0.5)
+        return PreparedPeer(contestant.run, lambda: result, True, identity=self.identity, kernels=self.kernels, prepare_seconds=0.5)
 
 
 def anywhere(contestants: Sequence[Contestant], pause: Callable[[], None]) -> AbstractContextManager[None]:
@@ -260,7 +260,7 @@ def test_an_interrupted_suite_keeps_what_is_done() -> None:
     world = World()
 
     class Impatient(FakePeer):
-        def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+        def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
             if case.name == "b":
                 raise KeyboardInterrupt
             return super().prepare(case, operands)
@@ -276,7 +276,7 @@ def test_operands_are_the_same_for_everyone() -> None:
     seen: list[list[Array]] = []
 
     class Looking(FakePeer):
-        def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+        def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
             seen.append(list(operands))
             return super().prepare(case, operands)
     run(world, Looking(world, "heuristic"), Looking(world, "numpy"))
@@ -294,7 +294,7 @@ class Placed(FakePeer):
         super().__init__(world, name, 1e-3)
         self.case, self.places = case, 0
 
-    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+    def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         prepared = super().prepare(case, operands)
         self.places += case.name == self.case.name
         taken = self.seconds + 0.1e-3 * (self.places if case.name == self.case.name else 0)
@@ -313,14 +313,14 @@ def test_other_code_elsewhere_is_not_timed() -> None:
     world, prepared = World(), 0
 
     class Searched(FakePeer):
-        def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+        def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
             nonlocal prepared
             prepared += 1
             slower = FakePeer(world, self.name, 9e-3, identity="other")
             return replace(super().prepare(case, operands), again=slower.prepare)
 
     class Once(FakePeer):
-        def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+        def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
             if self.identity:
                 raise UnsupportedError("once only")
             self.identity = "used"
@@ -398,7 +398,7 @@ def test_arithmetic_takes_part_in_the_rounds_of_what_it_limits() -> None:
 class Breaking(FakePeer):
     """Runs twice, to be checked and to be warmed, and never again."""
 
-    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+    def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         prepared, left = super().prepare(case, operands), [2]
 
         def run(times: int) -> None:

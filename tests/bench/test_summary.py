@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from svod.bench.results import CaseResult, Load, Outcome, Rates, Searching
+from svod.bench.results import CaseResult, ContestantResult, Load, Rates, Searching
 from svod.bench.summary import Timed, geometric_mean, group_results, judge_case, neighbour_of, spread_of, suite_results
 
 
 def judge(foreign: float = 0.0, group: str = "g", name: str = "c", **times: list[float]) -> CaseResult:
-    timed = [Timed(Outcome(n, "ok"), t) for n, t in times.items()]
+    timed = [Timed(ContestantResult(n, "ok"), t) for n, t in times.items()]
     return judge_case(name=name, title="", suite="core", group=group, dtype="float32", shapes="", flops=0.0, bytes_read=0.0,
                       bytes_written=0.0, bound=None, timed=timed, load=Load(0.0, 0.0, foreign, 0, None))
 
@@ -74,7 +74,7 @@ def test_geometric_means() -> None:
 def test_the_same_code_counts_as_one_in_means() -> None:
     """The heuristic is 0.5 of tuned in one case and the same code in the other: √0.5 of it over both."""
     apart = judge(name="a", heuristic=[2.0] * 6, tuned=[1.0] * 6)
-    timed = [Timed(Outcome("heuristic", "ok"), [3.0] * 6), Timed(Outcome("tuned", "ok", same_as="heuristic"), None)]
+    timed = [Timed(ContestantResult("heuristic", "ok"), [3.0] * 6), Timed(ContestantResult("tuned", "ok", same_as="heuristic"), None)]
     same = judge_case(name="b", title="", suite="core", group="g", dtype="float32", shapes="", flops=0.0, bytes_read=0.0, bytes_written=0.0,
                       bound=None, timed=timed, load=None)
     (means,) = group_results([apart, same])

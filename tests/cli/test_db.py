@@ -15,7 +15,7 @@ from svod.cli.db.commands import chain_words, cli
 from svod.cli.installation import missing_modules
 from svod.errors import ConfigError, DatabaseError
 from svod.system.quantities import seconds
-from svod.tune.db import Origin, Search, TuningDB, layers
+from svod.tune.db import OriginRecord, Search, TuningDB, layers
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with TuningDB.open(tmp_path / "t.db") as db:
         db.record([*winning(0.5, "aa", GEMM), *winning(0.8, "bb", CONV), *winning(0.9, "cc", CONV, OTHER),
                    screened("dd", CONV, status="timeout"),
-                   Origin(GEMM, "model.py:7")])
+                   OriginRecord(GEMM, "model.py:7")])
     return tmp_path / "t.db"
 
 

@@ -27,9 +27,9 @@ from svod.cli.tune import script as script_module
 from svod.cli.tune.command import check, cli
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.progress import LineProgress, LiveProgress, make_progress
-from svod.cli.tune.report import Outcome, dry_table, kernel_table
+from svod.cli.tune.report import KernelReport, dry_table, kernel_table
 from svod.cli.tune.script import processes_with, run_script
-from svod.cli.tune.survey import Foresight, Row, decide, pick_target, rate_of, survey, was_interrupted, work_of
+from svod.cli.tune.survey import Foresight, SurveyRow, decide, pick_target, rate_of, survey, was_interrupted, work_of
 from svod.compile.cpu.host import host_target
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
 from svod.compile.plan.compiler import Compiler, compiler_for
@@ -339,8 +339,8 @@ def test_the_bytes_of_a_gather_are_those_that_it_reads() -> None:
 
 
 def test_flops_and_rates() -> None:
-    def row(kernel: Any, size: float) -> Row:
-        return Row(kernel, "k", (), 1, 1e-3, 1.0, "", float(count_operations(kernel.ast).flops), size)
+    def row(kernel: Any, size: float) -> SurveyRow:
+        return SurveyRow(kernel, "k", (), 1, 1e-3, 1.0, "", float(count_operations(kernel.ast).flops), size)
     assert row(canonical(search_kernels.gather(4, 5, 6)), 1).flops == 0, "index arithmetic is not counted"
     assert row(canonical(search_kernels.elementwise(10)), 1).flops == 30
     gemm = row(canonical(search_kernels.gemm(512, 512, 512)), 3 * 4 * 512 * 512)
@@ -358,12 +358,12 @@ def test_flops_and_rates() -> None:
 
 # -- what is shown ------------------------------------------------------------------------------------------------------
 
-def a_row(name: str = "gemm", share: float = 0.5) -> Row:
+def a_row(name: str = "gemm", share: float = 0.5) -> SurveyRow:
     kernel = canonical(search_kernels.gemm(8, 8, 8))
-    return Row(kernel, name, ("/a/very/long/path/to/the/model.py:12", "layers.1"), 2, 1e-4, share, "f", 1024, 768)
+    return SurveyRow(kernel, name, ("/a/very/long/path/to/the/model.py:12", "layers.1"), 2, 1e-4, share, "f", 1024, 768)
 
 
-def show(progress: Any, row: Row) -> None:
+def show(progress: Any, row: SurveyRow) -> None:
     with progress:
         progress(SessionStarted("", 1, 60.0, "2 workers"))
         progress(KernelStarted(row.key, row.name, 3, 1e-6))
@@ -407,7 +407,7 @@ def test_progress_on_a_terminal_fits_80_columns(monkeypatch: pytest.MonkeyPatch)
 
 def test_tables_fit_their_width() -> None:
     row = a_row("a_kernel_with_a_rather_long_name")
-    outcome = Outcome(row, (), "database", 1e-4, 4e-5, True, True, (2.4, 2.5, 2.6), "", "budget spent")
+    outcome = KernelReport(row, (), "database", 1e-4, 4e-5, True, True, (2.4, 2.5, 2.6), "", "budget spent")
     for width in (80, 110):
         lines = kernel_table([outcome], TARGET, CEILINGS, width)
         assert max(map(len, lines)) <= width and "2.50×" in lines[2] and "yes" in lines[2]
@@ -575,8 +575,8 @@ def test_what_a_kernel_promises_is_the_mean_over_its_calls() -> None:
     unbound = replace(unbound, calls=calls)
     assert check_values(unbound) == {"n": 20, "m": 12}
     sizes = (SizeTime({"v0": 20}, 4.0, 0.5), SizeTime({"v0": 12}, 1.0, 0.25), SizeTime({"v0": 1}, 9.0, 1.0))
-    row = Row(unbound.kernels[key], "gemm", (), 3.0, 1.0, 1.0, "f", 1.0, 1.0)
-    outcome = Outcome(row, (), "database", 1.0, 1.0, True, True, None, "", "", sizes=sizes)
+    row = SurveyRow(unbound.kernels[key], "gemm", (), 3.0, 1.0, 1.0, "f", 1.0, 1.0)
+    outcome = KernelReport(row, (), "database", 1.0, 1.0, True, True, None, "", "", sizes=sizes)
     gain = tune_run.gain_in(unbound, outcome)
     assert gain == Gain(pytest.approx((8.0 + 4.0 + 4.0) / 3), pytest.approx((4.0 + 1.0 + 1.0) / 3))
     assert tune_run.gain_in(unbound, replace(outcome, sizes=sizes[:1])) is None, "not timed at 12"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from svod.bench.results import Outcome, Run, Speedup
+from svod.bench.results import ContestantResult, Run, Speedup
 from svod.bench.suites.suites import select_cases
 from tests.bench.example_run import example_run
 
@@ -26,8 +26,8 @@ def test_what_a_ratio_meets(goals: Any) -> None:
     assert goals.credited(Speedup(0.98, 0.95, 1.01)) == pytest.approx(1.01)
     assert goals.credited(Speedup(0.96, 0.90, 1.20)) == pytest.approx(0.96 / 0.97)
     assert goals.credited(Speedup(1.2, None, None)) == 1.2
-    assert goals.credited_share(Outcome("tuned", "ok")) is None
-    assert goals.credited_share(Outcome("tuned", "ok", ceiling_share=0.84, spread=0.02)) == pytest.approx(0.857, abs=1e-3)
+    assert goals.credited_share(ContestantResult("tuned", "ok")) is None
+    assert goals.credited_share(ContestantResult("tuned", "ok", ceiling_share=0.84, spread=0.02)) == pytest.approx(0.857, abs=1e-3)
 
 
 @pytest.mark.parametrize(("peer", "ceiling", "both", "either"), [

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from svod.compile.lower.interpreter import Memory, PhaseInterpreter, poisoned_temporaries
+from svod.compile.lower.interpreter import Elements, PhaseInterpreter, poisoned_temporaries
 from svod.compile.lower.linear import format_instruction
 from svod.compile.lower.program import Program
 from svod.errors import CompileError
@@ -49,7 +49,7 @@ class GridInterpreter(PhaseInterpreter):
         self.group = 0
         self.since_barrier: dict[str, list[Access]] = {}    # by memory, of the group that runs
         self.of_phase: dict[str, list[Access]] = {}         # by global memory, the group as the actor
-        self.memories: dict[str, Memory] = {}
+        self.memories: dict[str, Elements] = {}
         self.written: dict[str, Array] = {}                 # shared memory: which elements the group has written
 
     def run_grid(self, begin: int, end: int) -> None:
@@ -69,7 +69,7 @@ class GridInterpreter(PhaseInterpreter):
         self.rng.shuffle(shuffled)
         return shuffled
 
-    def touched(self, i: int, memory: Memory, where: Array, write: bool) -> None:
+    def touched(self, i: int, memory: Elements, where: Array, write: bool) -> None:
         if memory.is_private or not where.size:
             return
         self.memories[memory.name] = memory
@@ -79,7 +79,7 @@ class GridInterpreter(PhaseInterpreter):
             self.of_phase.setdefault(memory.name, []).append(Access(i, where, self.group, write))
         self.since_barrier.setdefault(memory.name, []).append(Access(i, where, self.thread, write))
 
-    def _check_initialised(self, i: int, memory: Memory, where: Array, write: bool) -> None:
+    def _check_initialised(self, i: int, memory: Elements, where: Array, write: bool) -> None:
         written = self.written.setdefault(memory.name, np.zeros(memory.size, np.bool_))
         if write:
             written[where] = True

@@ -17,8 +17,7 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
-from svod.tune.db import Kernel as KernelRecord
-from svod.tune.db import Measurement, Origin, Search, TargetFacts, TuningDB, Verdict
+from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.report_source import read_tuning
 from tests.bench.example_run import CEILINGS
 from tests.core.corpus import data, kernel_of
@@ -76,8 +75,8 @@ def fill(db: TuningDB, target: str, ast: Kernel, chain: tuple[tuple[object, ...]
     db.record(
         [
             KernelRecord(ast.key, name="gemm", ast=ast_to_data(ast.ast), flops=1.0, bytes=1.0),
-            Origin(ast.key, "layers.0"),
-            Origin(ast.key, "head"),
+            OriginRecord(ast.key, "layers.0"),
+            OriginRecord(ast.key, "head"),
             TargetFacts(target, {"governor": "performance"}),
             measured(ast.key, target, "h", began + 1, 4e-3, chain=tile, search=search),
             measured(ast.key, target, "slow", began + 2, 9e-2, "screen", "slow", search=search),

@@ -24,7 +24,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4       # malloc.h
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPeer:
     """A case, ready to be timed. `run(n)` runs it n times back to back and returns when all are done; `output()` is the result of the last
     run, bfloat16 as float32. `identity`: equal for two contestants that run the same code; None: it is not known to be the same. `again`:
     prepares the same code over other operands, where `prepare` of the contestant would do more."""
@@ -40,7 +40,7 @@ class Prepared:
     again: Prepare | None = None
 
 
-Prepare = Callable[[Case, Sequence[Array]], Prepared]
+Prepare = Callable[[Case, Sequence[Array]], PreparedPeer]
 
 
 class Peer(Protocol):
@@ -50,7 +50,7 @@ class Peer(Protocol):
     version: str
     outputs: str
 
-    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+    def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         """Raises UnsupportedError for what the library does not have; any other error counts as its failure."""
         ...
 

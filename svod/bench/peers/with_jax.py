@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from svod.bench.peers import Array, Prepared, calls
+from svod.bench.peers import Array, PreparedPeer, calls
 from svod.bench.peers.models import forward
 from svod.bench.suites.cases import Case, load_model
 from svod.config import changed_environment, set_default_environment
@@ -31,7 +31,7 @@ class JaxPeer:
         with changed_environment(NPROC=str(threads)):      # how many threads the client's pool gets
             self.device = jax.devices("cpu")[0]
 
-    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+    def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         if case.op == "model":
             model, layers = load_model(case.options["script"], case.options["kind"]), _Layers()
             function: Callable[..., Any] = lambda x: forward(layers, case.options["script"], model, x)  # noqa: E731  # as the others
@@ -46,8 +46,9 @@ class JaxPeer:
 
         def step() -> None:
             last[0] = jax.block_until_ready(jitted(*values))
-        return Prepared(calls(step), lambda: np.asarray(last[0].astype(jnp.float32) if case.out_dtype == "bfloat16" else last[0]), False,
-                        "a new array every run")
+        return PreparedPeer(calls(step), lambda: np.asarray(last[0].astype(jnp.float32) if case.out_dtype == "bfloat16" else last[0]),
+                            False,
+                            "a new array every run")
 
 
 def make_peer(threads: int) -> JaxPeer:

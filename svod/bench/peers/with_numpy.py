@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from svod.bench.peers import Array, Prepared, calls
+from svod.bench.peers import Array, PreparedPeer, calls
 from svod.bench.suites.cases import Case
 from svod.errors import UnsupportedError
 
@@ -28,7 +28,7 @@ class NumpyPeer:
 
             self._limits = threadpool_limits(threads, "blas")
 
-    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+    def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         build = OPERATIONS.get(case.op)
         if build is None:
             raise UnsupportedError(WHY_NOT.get(case.op, f"{case.op} is not written for NumPy"))
@@ -36,7 +36,7 @@ class NumpyPeer:
             raise UnsupportedError("NumPy has no bfloat16")
         out = np.zeros(case.out_shape, case.out_dtype)
         step, remark = build(case.options, out, *operands)
-        return Prepared(calls(step), lambda: out, True, remark)
+        return PreparedPeer(calls(step), lambda: out, True, remark)
 
 
 def make_peer(threads: int) -> NumpyPeer:

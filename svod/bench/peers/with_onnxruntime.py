@@ -13,7 +13,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from svod.bench.peers import Array, Prepared, calls
+from svod.bench.peers import Array, PreparedPeer, calls
 from svod.bench.peers.models import forward
 from svod.bench.suites.cases import Case, load_model
 from svod.core.graph.buffer import bfloat16_bits_to_float32
@@ -36,7 +36,7 @@ class OnnxRuntimePeer:
         self.threads = threads
         ort.set_default_logger_severity(4)
 
-    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+    def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         session = self._session(build_model(case, operands))
         binding = session.io_binding()
         kept = []
@@ -51,7 +51,7 @@ class OnnxRuntimePeer:
         def run() -> None:
             session.run_with_iobinding(binding)
             kept[:1] = kept[:1]         # the arrays live as long as what uses them
-        return Prepared(calls(run), lambda: bfloat16_bits_to_float32(out) if case.out_dtype == "bfloat16" else out, True)
+        return PreparedPeer(calls(run), lambda: bfloat16_bits_to_float32(out) if case.out_dtype == "bfloat16" else out, True)
 
     def _session(self, model: Any) -> Any:
         options = ort.SessionOptions()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from svod.bench.peers import Array, Prepared, calls
+from svod.bench.peers import Array, PreparedPeer, calls
 from svod.bench.peers.models import forward
 from svod.bench.suites.cases import Case, load_model
 from svod.errors import UnsupportedError
@@ -27,7 +27,7 @@ class TorchPeer:
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
 
-    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+    def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         tensors = [_tensor(a, o.dtype) for a, o in zip(operands, case.operands, strict=True)]
         if case.op == "model":
             model, layers = load_model(case.options["script"], case.options["kind"]), _Layers()
@@ -35,7 +35,7 @@ class TorchPeer:
         if case.op in WRITING:
             out = torch.zeros(case.out_shape, dtype=getattr(torch, case.out_dtype))
             step = WRITING[case.op](case.options, out, *tensors)
-            return Prepared(calls(step), lambda: _array(out), True)
+            return PreparedPeer(calls(step), lambda: _array(out), True)
         if case.op in RETURNING:
             return _returning(RETURNING[case.op](case.options, *tensors))
         raise UnsupportedError(f"{case.op} is not written for torch")
@@ -57,12 +57,12 @@ def _array(tensor: Tensor) -> Array:
     return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
 
-def _returning(function: Callable[[], Tensor]) -> Prepared:
+def _returning(function: Callable[[], Tensor]) -> PreparedPeer:
     last: list[Tensor] = []
 
     def step() -> None:
         last[:] = [function()]
-    return Prepared(calls(step), lambda: _array(last[0]), False, "a new tensor every run")
+    return PreparedPeer(calls(step), lambda: _array(last[0]), False, "a new tensor every run")
 
 
 def _matmul(options: Mapping[str, Any], out: Tensor, a: Tensor, b: Tensor) -> Callable[[], object]:

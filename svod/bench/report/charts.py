@@ -69,7 +69,7 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Dot:
+class Circle:
     shape: ClassVar[str] = "dot"
     x: float
     y: float
@@ -91,7 +91,7 @@ class Rect:
     rx: float = 0.0
 
 
-Shape = Line | Text | Symbol | Dot | Rect
+Shape = Line | Text | Symbol | Circle | Rect
 
 
 # -- axes -------------------------------------------------------------------------------------------
@@ -244,11 +244,11 @@ def _draw_points(f: Frame, points: Sequence[Point]) -> Iterator[Shape]:
         x = f.x.at(p.intensity)
         if p.before:
             yield Line(x, f.up(p.before), x, f.up(p.rate), "stem")
-            yield Dot(x, f.up(p.before), 3, "heuristic hollow")
+            yield Circle(x, f.up(p.before), 3, "heuristic hollow")
         if p.peer:
             yield Symbol("diamond", x, f.up(p.peer), "peer hollow")
     for p in ordered:
-        yield Dot(f.x.at(p.intensity), f.up(p.rate), 5, "tuned", p.title, p.href)
+        yield Circle(f.x.at(p.intensity), f.up(p.rate), 5, "tuned", p.title, p.href)
 
 
 #: Where a label may stand from its point, best first: (anchor, right, down) in pixels; far ones get a line to their point.
@@ -341,7 +341,7 @@ def speedup_row(bars: Sequence[Bar], dots: Sequence[Bar], scale: Scale) -> list[
             shapes.append(Line(scale.clamped(bar.low), y + 5, scale.clamped(bar.high), y + 5, "whisker"))
     for dot in dots:
         if 0 <= scale.at(dot.value) <= 1:
-            shapes.append(Dot(scale.at(dot.value), 9, 3.2, f"{dot.cls} dot", dot.title))
+            shapes.append(Circle(scale.at(dot.value), 9, 3.2, f"{dot.cls} dot", dot.title))
         else:
             beyond = "more" if dot.value > 1 else "less"
             shapes.append(Symbol(beyond, scale.clamped(dot.value), 9, f"{dot.cls} dot", f"{dot.title}, beyond the scale"))

@@ -25,7 +25,7 @@ from svod.system import quantities as q
 TIMED_FATES = ("slow", "screened", "raced", "confirmed", "wrong")
 
 
-class Tile(NamedTuple):
+class KeyFigure(NamedTuple):
     """A figure with what it is and what it is made of."""
 
     figure: str
@@ -69,13 +69,13 @@ def warnings(view: Overview) -> Iterator[str]:
         yield f"Wrong results of svod: {'; '.join(wrong)}"
 
 
-def tiles(view: Overview, tuning: Tuning | None) -> list[Tile]:
+def tiles(view: Overview, tuning: Tuning | None) -> list[KeyFigure]:
     """The figures that say most, at most five."""
     tiles = (_gain(view, tuning), _peers(view), _ceiling(view), _kernels(view, tuning), _time(view, tuning))
     return [t for t in tiles if t is not None]
 
 
-def _gain(view: Overview, tuning: Tuning | None) -> Tile | None:
+def _gain(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
     means = group_results(view.cases)[-1].speedups if view.cases else {}
     gains = [s.median for c in view.cases if (s := over_heuristic(c)) is not None]
     if not gains and tuning is not None:
@@ -83,48 +83,49 @@ def _gain(view: Overview, tuning: Tuning | None) -> Tile | None:
     if not gains:
         return None
     detail = f"geometric mean; {sum(g >= FASTER for g in gains)} of {count(len(gains), 'kernel')} gained, the most {q.times(max(gains))}"
-    return Tile(q.times(means.get("tuned/heuristic", geometric_mean(gains))), "tuned over heuristic", detail)
+    return KeyFigure(q.times(means.get("tuned/heuristic", geometric_mean(gains))), "tuned over heuristic", detail)
 
 
-def _peers(view: Overview) -> Tile | None:
+def _peers(view: Overview) -> KeyFigure | None:
     peers = [s for c in view.cases if (s := over_best_peer(c)) is not None]
     if not peers:
         return None
     won = sum(s.median > 1 and not s.is_none for s in peers)
     lost = sum(s.median < 1 and not s.is_none for s in peers)
     detail = f"the fastest of {listed(peer_names(view))} for each kernel: {won} won, {lost} lost, {len(peers) - won - lost} level"
-    return Tile(q.times(geometric_mean([s.median for s in peers])), "over the best peer", detail)
+    return KeyFigure(q.times(geometric_mean([s.median for s in peers])), "over the best peer", detail)
 
 
-def _ceiling(view: Overview) -> Tile | None:
+def _ceiling(view: Overview) -> KeyFigure | None:
     shares = [c.svod.ceiling_share for c in view.cases if c.svod is not None and c.svod.ceiling_share]
     if not shares:
         return None
     detail = f"geometric mean; {sum(s >= NEAR_CEILING for s in shares)} of {len(shares)} above {q.percent(NEAR_CEILING)}"
-    return Tile(q.percent(geometric_mean(shares)), "of the ceiling", detail)
+    return KeyFigure(q.percent(geometric_mean(shares)), "of the ceiling", detail)
 
 
-def _kernels(view: Overview, tuning: Tuning | None) -> Tile | None:
+def _kernels(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
     if view.cases:
         noisy = sum(c.noisy is not None for c in view.cases)
         wrong = sum(o.status == "wrong" for c in view.cases for o in c.contestants if o.name in SVOD)
         what = "kernels measured" if any(c.suite != "models" for c in view.cases) else "models measured"
-        return Tile(str(len(view.cases)), what, f"each checked against NumPy{f'; {wrong} WRONG' if wrong else ''}; {noisy or 'none'} noisy")
+        return KeyFigure(str(len(view.cases)), what,
+                         f"each checked against NumPy{f'; {wrong} WRONG' if wrong else ''}; {noisy or 'none'} noisy")
     if tuning is None or not tuning.kernels:
         return None
     verified = sum(bool(k.verified) for k in tuning.kernels)
-    return Tile(str(len(tuning.kernels)), "kernels known", f"{verified} with a winner whose numbers were verified")
+    return KeyFigure(str(len(tuning.kernels)), "kernels known", f"{verified} with a winner whose numbers were verified")
 
 
-def _time(view: Overview, tuning: Tuning | None) -> Tile | None:
+def _time(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
     if tuning is not None and tuning.courses:
         tried = f"{sum(c.candidates for c in tuning.courses):,}".replace(",", " ")
         timed = sum(c.fates[f] for c in tuning.courses for f in TIMED_FATES)
-        return Tile(q.seconds(sum(c.spent for c in tuning.courses)), "spent searching",
-                    f"{count(len(tuning.kernels), 'kernel')}, {tried} candidates, {timed} of them timed")
+        return KeyFigure(q.seconds(sum(c.spent for c in tuning.courses)), "spent searching",
+                         f"{count(len(tuning.kernels), 'kernel')}, {tried} candidates, {timed} of them timed")
     if not view.runs:
         return None
-    return Tile(q.seconds(sum(r.settings.seconds for r in view.runs)), "spent measuring", f"in {count(len(view.runs), 'run')}")
+    return KeyFigure(q.seconds(sum(r.settings.seconds for r in view.runs)), "spent measuring", f"in {count(len(view.runs), 'run')}")
 
 
 def verdict(view: Overview, tuning: Tuning | None) -> str:

@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from svod.bench.report import charts, headline, sections, words
 from svod.bench.report.data import FATES, Overview, Tuning, overview
-from svod.bench.results import Outcome, Run
+from svod.bench.results import ContestantResult, Run
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import ALL, BEST_PEER, group_results
 from svod.errors import ConfigError
@@ -124,5 +124,5 @@ def _in_cell(text: str) -> str:
     return html.escape(text).replace("|", "\\|").replace("`", "'").replace("\n", " ")
 
 
-def _time_or_status(o: Outcome | None) -> str:
+def _time_or_status(o: ContestantResult | None) -> str:
     return q.NOTHING if o is None else q.seconds(o.median) if o.status == "ok" else o.status

@@ -22,7 +22,7 @@ from svod.bench.report.words import (
     short_name,
     side_of,
 )
-from svod.bench.results import CaseResult, Outcome, Run, Speedup
+from svod.bench.results import CaseResult, ContestantResult, Run, Speedup
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import ALL, BEST_PEER, group_results, suite_results
 from svod.system import quantities as q
@@ -108,7 +108,7 @@ def _has_intensity(case: CaseResult) -> bool:
     return bool(case.flops and case.bytes_read + case.bytes_written)
 
 
-def _case_point(case: CaseResult, best: Outcome) -> Point:
+def _case_point(case: CaseResult, best: ContestantResult) -> Point:
     heuristic, peer = case.outcome("heuristic"), case.outcome(case.best_peer or "")
     assert best.median, "cases without a time of svod were left out"
     rate = case.flops / best.median
@@ -222,7 +222,7 @@ class Room(NamedTuple):
     """A case below its ceiling: svod's best, and how many times faster the ceiling is."""
 
     case: CaseResult
-    best: Outcome
+    best: ContestantResult
     factor: float
 
 

@@ -29,7 +29,7 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1.5
 
 
 @dataclass(frozen=True)
-class Operand:
+class CaseOperand:
     """`fill`: normal, positive (uniform in ½ … 1½, for long sums whose relative error must mean something) or integers from -127 to 127."""
 
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class Case:
     suite: str
     group: str
     op: str
-    operands: tuple[Operand, ...]
+    operands: tuple[CaseOperand, ...]
     out_shape: tuple[int, ...]
     out_dtype: str
     flops: float
@@ -120,15 +120,17 @@ def matmul(name: str, title: str, a: tuple[int, ...], b: tuple[int, ...], dtype:
     out = a[:-1] + b[-1:] if len(b) > 1 else a[:-1]
     flops = 2 * math.prod(a) * (b[-1] if len(b) > 1 else 1)
     if dtype == "int8":
-        return Case(name, title, suite, group, "matmul", (Operand(a, dtype, fill=fill), Operand(b, dtype, fill=fill)), out, "int32", flops,
+        return Case(name, title, suite, group, "matmul", (CaseOperand(a, dtype, fill=fill), CaseOperand(b, dtype, fill=fill)), out, "int32",
+                    flops,
                     lambda x, y: x.cast("int32") @ y.cast("int32"))
-    return Case(name, title, suite, group, "matmul", (Operand(a, dtype, fill=fill), Operand(b, dtype, fill=fill)), out, dtype, flops,
+    return Case(name, title, suite, group, "matmul", (CaseOperand(a, dtype, fill=fill), CaseOperand(b, dtype, fill=fill)), out, dtype,
+                flops,
                 lambda x, y: x @ y)
 
 
 def linear_gelu(name: str, title: str, m: int, k: int, n: int) -> Case:
     """gelu(x @ weightᵀ + bias): (m, k), (n, k), (n,)."""
-    operands = Operand((m, k)), Operand((n, k), weight=True), Operand((n,), weight=True)
+    operands = CaseOperand((m, k)), CaseOperand((n, k), weight=True), CaseOperand((n,), weight=True)
     return Case(name, title, "core", "gemm", "linear_gelu", operands, (m, n), "float32", 2 * m * n * k + 6 * m * n,
                 lambda x, w, b: x.linear(w, b).gelu())
 
@@ -139,7 +141,7 @@ def conv2d(name: str, title: str, channels: int, outputs: int, kernel: int, size
     pad = kernel // 2
     out = (size + 2 * pad - kernel) // stride + 1
     weight = (outputs, channels // groups, kernel, kernel)
-    operands = Operand((1, channels, size, size)), Operand(weight, weight=True)
+    operands = CaseOperand((1, channels, size, size)), CaseOperand(weight, weight=True)
     return Case(name, title, suite, "conv", "conv2d", operands, (1, outputs, out, out), "float32", 2 * math.prod(weight) * out * out,
                 lambda x, w: x.conv2d(w, stride=stride, padding=pad, groups=groups),
                 {"stride": stride, "padding": pad, "groups": groups})
@@ -148,12 +150,12 @@ def conv2d(name: str, title: str, channels: int, outputs: int, kernel: int, size
 def softmax(name: str, title: str, rows: int, columns: int, *, suite: str = "core") -> Case:
     """Over the last axis."""
     shape = (rows, columns)
-    return Case(name, title, suite, "rows", "softmax", (Operand(shape),), shape, "float32", 5 * rows * columns, lambda x: x.softmax(-1))
+    return Case(name, title, suite, "rows", "softmax", (CaseOperand(shape),), shape, "float32", 5 * rows * columns, lambda x: x.softmax(-1))
 
 
 def layer_norm(name: str, title: str, rows: int, columns: int) -> Case:
     """Over the last axis, with gain and offset."""
-    operands = Operand((rows, columns)), Operand((columns,), weight=True), Operand((columns,), weight=True)
+    operands = CaseOperand((rows, columns)), CaseOperand((columns,), weight=True), CaseOperand((columns,), weight=True)
     return Case(name, title, "core", "rows", "layer_norm", operands, (rows, columns), "float32", 7 * rows * columns,
                 lambda x, g, b: x.layer_norm(columns, g, b, 1e-5), {"eps": 1e-5})
 
@@ -162,44 +164,45 @@ def attention(name: str, title: str, heads: int, length: int, width: int) -> Cas
     """softmax(q kᵀ / √width) v, without a mask: three operands of (1, heads, length, width)."""
     shape = (1, heads, length, width)
     flops = 4 * heads * length * length * width + 5 * heads * length * length
-    return Case(name, title, "core", "rows", "attention", (Operand(shape),) * 3, shape, "float32", flops,
+    return Case(name, title, "core", "rows", "attention", (CaseOperand(shape),) * 3, shape, "float32", flops,
                 lambda q, k, v: q.scaled_dot_product_attention(k, v))
 
 
 def reduction(name: str, title: str, op: Literal["sum", "max"], shape: tuple[int, ...], axis: int, *, suite: str = "core") -> Case:
     """Sum or maximum over one axis."""
     out = shape[:axis] + shape[axis + 1:]
-    return Case(name, title, suite, "reduction", op, (Operand(shape, fill="positive"),), out, "float32", math.prod(shape),
+    return Case(name, title, suite, "reduction", op, (CaseOperand(shape, fill="positive"),), out, "float32", math.prod(shape),
                 lambda x: x.sum(axis) if op == "sum" else x.max(axis), {"axis": axis})
 
 
 def max_pool2d(name: str, title: str, channels: int, size: int) -> Case:
     """3×3, stride 2, padding 1: ResNet's."""
     out = (size + 2 - 3) // 2 + 1
-    return Case(name, title, "core", "reduction", "max_pool2d", (Operand((1, channels, size, size)),), (1, channels, out, out), "float32",
+    return Case(name, title, "core", "reduction", "max_pool2d", (CaseOperand((1, channels, size, size)),), (1, channels, out, out),
+                "float32",
                 9 * channels * out * out, lambda x: x.max_pool2d(3, stride=2, padding=1), {"kernel": 3, "stride": 2, "padding": 1})
 
 
 def gelu(name: str, title: str, count: int) -> Case:
     """x · Φ(x), with the error function."""
-    return Case(name, title, "core", "elementwise", "gelu", (Operand((count,)),), (count,), "float32", 5 * count, lambda x: x.gelu())
+    return Case(name, title, "core", "elementwise", "gelu", (CaseOperand((count,)),), (count,), "float32", 5 * count, lambda x: x.gelu())
 
 
 def axpy(name: str, title: str, count: int) -> Case:
     """2.5 x + y."""
-    return Case(name, title, "core", "elementwise", "axpy", (Operand((count,)), Operand((count,))), (count,), "float32", 2 * count,
+    return Case(name, title, "core", "elementwise", "axpy", (CaseOperand((count,)), CaseOperand((count,))), (count,), "float32", 2 * count,
                 lambda x, y: x * 2.5 + y, {"a": 2.5})
 
 
 def transpose(name: str, title: str, rows: int, columns: int) -> Case:
     """A matrix, copied transposed."""
-    return Case(name, title, "core", "elementwise", "transpose", (Operand((rows, columns)),), (columns, rows), "float32", 0.0,
+    return Case(name, title, "core", "elementwise", "transpose", (CaseOperand((rows, columns)),), (columns, rows), "float32", 0.0,
                 lambda x: x.transpose(0, 1).contiguous())
 
 
 def model(name: str, title: str, script: str, kind: str, shape: tuple[int, ...], out_shape: tuple[int, ...]) -> Case:
     """A model of experiments/models, with its weights as constants. Its input is the script's."""
-    return Case(name, title, "models", "models", "model", (Operand(shape),), out_shape, "float32", 0.0,
+    return Case(name, title, "models", "models", "model", (CaseOperand(shape),), out_shape, "float32", 0.0,
                 lambda x: load_model(script, kind)(x), {"script": script, "kind": kind})
 
 

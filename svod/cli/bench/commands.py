@@ -138,7 +138,7 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
 def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, prepare: config.PrepareConfig, db: str | None,
                json_path: Path | None) -> Run:
     """Measure the ceilings where they are not known, then run the cases against the libraries in `names`, saying what happens."""
-    from svod.bench.ceiling_loops import Loops
+    from svod.bench.ceiling_loops import CeilingLoops
     from svod.bench.peers import load_peers
     from svod.bench.results import write_run
     from svod.bench.roofline import cached_ceilings, known_ceilings
@@ -168,7 +168,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
             with contextlib.suppress(OSError):      # said at the end, where it is tried again
                 write_run(json_path, so_far)
     return run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=ceilings,
-                     arithmetic=partial(Loops(target).best_round, threads=ceilings.threads),
+                     arithmetic=partial(CeilingLoops(target).best_round, threads=ceilings.threads),
                      started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"), finished=finished)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from svod import jit, scope
-from svod.bench.peers import Array, Prepared
+from svod.bench.peers import Array, PreparedPeer
 from svod.bench.results import KernelInfo
 from svod.bench.suites.cases import Case
 from svod.compile.plan.execution_plan import ExecutionPlan
@@ -37,7 +37,7 @@ class SvodContestant:
 
         self.name, self.config, self.version = name, config, __version__
 
-    def prepare(self, case: Case, operands: Sequence[Array]) -> Prepared:
+    def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         before, interrupted = seconds_searched(), searches_interrupted()
         prepared = self._prepare(self._config_for(case, before), case, operands)
         if searches_interrupted() > interrupted:
@@ -45,7 +45,7 @@ class SvodContestant:
         searched = None if self.config.beam is None else seconds_searched() - before
         return replace(prepared, search_seconds=searched, again=partial(self._prepare, replace(self.config, beam=None)))
 
-    def _prepare(self, config: PrepareConfig, case: Case, operands: Sequence[Array]) -> Prepared:
+    def _prepare(self, config: PrepareConfig, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         tensors = [_tensor(a, o.dtype) for a, o in zip(operands, case.operands, strict=True)]
         given = [t for t, o in zip(tensors, case.operands, strict=True) if not o.weight]
 
@@ -59,8 +59,8 @@ class SvodContestant:
         seconds = time.perf_counter() - start
         plan = captured.plans[0]
         kernels = describe(plan)
-        return Prepared(plan.repeat, lambda: np.asarray(result.numpy()), True, identity=tuple((k.key, k.chain) for k in kernels),
-                        kernels=kernels, prepare_seconds=seconds)
+        return PreparedPeer(plan.repeat, lambda: np.asarray(result.numpy()), True, identity=tuple((k.key, k.chain) for k in kernels),
+                            kernels=kernels, prepare_seconds=seconds)
 
     def _config_for(self, case: Case, searched: float) -> PrepareConfig:
         """Each case has a budget of its own: BEAM_KERNEL_BUDGET, a model ten minutes. `searched`: seconds of the searches before."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import click
 
 from svod.bench.compare import Comparison
-from svod.bench.results import SVOD, CaseResult, GroupResult, Outcome, Run, Speedup, SuiteResult
+from svod.bench.results import SVOD, CaseResult, ContestantResult, GroupResult, Run, Speedup, SuiteResult
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import ALL, BEST_PEER, NOISY, half_width
 from svod.system.quantities import bytes_rate, flops_rate, percent, seconds, spread
@@ -59,7 +59,7 @@ def _rate_words(rate: Speedup) -> str:
     return f"{percent(rate.median)}{half}"
 
 
-def _describe_outcome(case: CaseResult, o: Outcome) -> str:
+def _describe_outcome(case: CaseResult, o: ContestantResult) -> str:
     if o.same_as is not None:
         return f"the same code as {o.same_as}"
     if o.median is None or o.minimum is None:

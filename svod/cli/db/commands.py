@@ -23,10 +23,10 @@ from svod.system.quantities import seconds
 from svod.system.tables import print_table
 from svod.tune.db import (
     LAYER_NAMES,
-    Kernel,
+    KernelRecord,
     Measurement,
     Merged,
-    Origin,
+    OriginRecord,
     RecordError,
     Search,
     Skipped,
@@ -111,10 +111,10 @@ def _resolve_kernel(db: TuningDB, text: str) -> str:
     """The key of the one kernel whose key starts with `text`, whose name or origin is or contains it, in this order."""
     measured, searched = (m.kernel for m, _ in db.select(Measurement)), (s.kernel for s, _ in db.select(Search))
     names: dict[str, set[str]] = {key: set() for key in (*measured, *searched)}
-    for k, _ in db.select(Kernel):
+    for k, _ in db.select(KernelRecord):
         names.setdefault(k.kernel, set()).add(k.name)
     origins: dict[str, set[str]] = {key: set() for key in names}
-    for o, _ in db.select(Origin):
+    for o, _ in db.select(OriginRecord):
         origins.setdefault(o.kernel, set()).add(o.origin)
     kinds = ({k for k in names if k == text}, {k for k in names if k.startswith(text)}, _with(names, text, whole=True),
              _with(origins, text, whole=True), _with(names, text, whole=False), _with(origins, text, whole=False))
@@ -142,7 +142,7 @@ def _report(skipped: list[Skipped]) -> None:
         click.echo(f"skipped {len(skipped) - 10} more", err=True)
 
 
-class Row(NamedTuple):
+class WinnerRow(NamedTuple):
     """One kernel on one target, as `list` and `show` have it."""
 
     kernel: str
@@ -170,9 +170,9 @@ def _by_place(records: Iterable[P]) -> defaultdict[tuple[str, str], list[P]]:
     return places
 
 
-def _rows(db: TuningDB, kernel: str | None = None) -> list[Row]:
+def _rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
     """Every kernel on every target that was measured or searched."""
-    names = {k.kernel: k.name for k, _ in sorted(db.select(Kernel, kernel), key=lambda x: x[0].ast_version)}
+    names = {k.kernel: k.name for k, _ in sorted(db.select(KernelRecord, kernel), key=lambda x: x[0].ast_version)}
     measurements = _by_place(m for m, _ in db.select(Measurement, kernel))
     verdicts = _by_place(v for v, _ in db.select(Verdict, kernel))
     searches = _by_place(s for s, _ in db.select(Search, kernel))
@@ -181,10 +181,10 @@ def _rows(db: TuningDB, kernel: str | None = None) -> list[Row]:
     for at in sorted({*measurements, *searches}, key=lambda at: (names.get(at[0], ""), at)):
         w = db.winner(*at)
         reason = no_winner_reason(measurements[at], verdicts[at], searches[at]) if w is None else ""
-        rows.append(Row(at[0], names.get(at[0], ""), at[1], None if w is None else json.loads(json.dumps(w.chain)),
-                        None if w is None else w.speedup, None if w is None else w.time, "" if w is None else LAYER_NAMES[w.layer],
-                        len(measurements[at]), len({s.search for s in searches[at]}), reason, "" if w is None else w.measurement,
-                        () if w is None else tuple(map(str, sizes.get(w.measurement, ())))))
+        rows.append(WinnerRow(at[0], names.get(at[0], ""), at[1], None if w is None else json.loads(json.dumps(w.chain)),
+                              None if w is None else w.speedup, None if w is None else w.time, "" if w is None else LAYER_NAMES[w.layer],
+                              len(measurements[at]), len({s.search for s in searches[at]}), reason, "" if w is None else w.measurement,
+                              () if w is None else tuple(map(str, sizes.get(w.measurement, ())))))
     return rows
 
 
@@ -224,7 +224,7 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
     """Everything that is known about KERNEL: a key, the beginning of one, or a name."""
     db = _open(context)
     key = _resolve_kernel(db, kernel)
-    descriptions = [k for k, _ in db.select(Kernel, key)]
+    descriptions = [k for k, _ in db.select(KernelRecord, key)]
     measurements = [m for m, _ in db.select(Measurement, key)]
     verdicts = [v for v, _ in db.select(Verdict, key)]
     searches = [s for s, _ in db.select(Search, key)]
@@ -246,7 +246,7 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
     _report(db.skipped)
 
 
-def _show_target(db: TuningDB, row: Row, measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> None:
+def _show_target(db: TuningDB, row: WinnerRow, measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> None:
     """What is known about a kernel on one target: the chain that is used, and the twenty fastest."""
     told = {(v.linear, v.codegen): v.verdict for v in sorted(verdicts, key=lambda v: v.verdict != "verified")}
     counts = ", ".join(f"{n} {s}" for s, n in sorted(Counter(m.status for m in measurements).items()))
@@ -282,7 +282,7 @@ def why(context: click.Context, what: str, target: str | None) -> None:
     else:
         key = _resolve_kernel(db, what)
         wanted = [Captured(key, t, "", "") for t in ([target] if target else [r.target for r in _rows(db, key)])]
-    names = {k.kernel: k.name for k, _ in db.select(Kernel)}
+    names = {k.kernel: k.name for k, _ in db.select(KernelRecord)}
     for c in wanted:
         reason = explain(db, c.kernel, target or c.target, structure=c.structure)
         click.echo(f"{c.kernel[:SHOWN_KEY]} {c.name or names.get(c.kernel, '')}\n    {target or c.target}\n    {reason.text}")

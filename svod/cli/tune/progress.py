@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
-from svod.cli.tune.survey import Row
+from svod.cli.tune.survey import SurveyRow
 from svod.system.quantities import seconds as in_words
 from svod.tune.search.events import (
     BaselineTimed,
@@ -62,7 +62,7 @@ class Progress(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
-def make_progress(rows: Sequence[Row], stream: TextIO, *, verbose: bool = False) -> Progress:
+def make_progress(rows: Sequence[SurveyRow], stream: TextIO, *, verbose: bool = False) -> Progress:
     """Redrawn where `stream` is a terminal, else lines. `verbose`: lines in any case, with every round and dropped candidate."""
     if stream.isatty() and not verbose:
         return LiveProgress(rows, stream)
@@ -72,7 +72,7 @@ def make_progress(rows: Sequence[Row], stream: TextIO, *, verbose: bool = False)
 class _Board:
     """What both forms keep."""
 
-    def __init__(self, rows: Sequence[Row], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rows: Sequence[SurveyRow], clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.started = clock, clock()
         self.states = {r.key: _State(label(r), r.share) for r in rows}
         self.budget, self.executor, self.candidates = 0.0, "", 0
@@ -115,7 +115,8 @@ class _Board:
 class LineProgress(_Board):
     """Plain lines, for logs and pipes."""
 
-    def __init__(self, rows: Sequence[Row], stream: TextIO, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rows: Sequence[SurveyRow], stream: TextIO, *, verbose: bool = False,
+                 clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(rows, clock)
         self.stream, self.verbose, self.last_line = stream, verbose, clock()
 
@@ -155,7 +156,7 @@ class LineProgress(_Board):
 class LiveProgress(_Board):
     """A table that rich redraws, with as many kernels as the terminal has room for."""
 
-    def __init__(self, rows: Sequence[Row], stream: TextIO) -> None:
+    def __init__(self, rows: Sequence[SurveyRow], stream: TextIO) -> None:
         super().__init__(rows)
         from rich.console import Console
         from rich.live import Live
@@ -193,7 +194,7 @@ class LiveProgress(_Board):
         self.live.stop()
 
 
-def label(row: Row) -> str:
+def label(row: SurveyRow) -> str:
     """The kernel's name and where it first comes from: `conv layer1.0.conv1`."""
     return f"{row.name} {short_origin(row.origins[0])}" if row.origins else f"{row.name} {row.key[:8]}"
 

@@ -9,7 +9,7 @@ from typing import Any
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import NOISY
 from svod.cli.tune.progress import short_origin
-from svod.cli.tune.survey import Rate, Row, rate_of
+from svod.cli.tune.survey import KernelRate, SurveyRow, rate_of
 from svod.core.machine.target import Target
 from svod.system.quantities import percent
 from svod.system.quantities import seconds as in_words
@@ -21,13 +21,13 @@ KEY_SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Outcome:
+class KernelReport:
     """What became of one kernel. `chain`: what the next `prepare` uses, as plain data; `source`: database, heuristic, …; seconds of one
     call, None where not measured; `confirmed`: timed against the heuristic at full size; `speedup`: lower end, middle, upper end;
     `against`: digest of the LINEAR that the heuristic had then, empty where it is today's. Of a kernel with variables the seconds are
     geometric means over `sizes`."""
 
-    row: Row
+    row: SurveyRow
     chain: tuple[Any, ...]
     source: str
     heuristic: float | None
@@ -49,11 +49,11 @@ class Outcome:
         return self.heuristic / self.tuned if self.speedup is None else self.speedup[1]
 
 
-def kernel_table(outcomes: Sequence[Outcome], target: Target, ceilings: Ceilings | None, width: int) -> list[str]:
+def kernel_table(outcomes: Sequence[KernelReport], target: Target, ceilings: Ceilings | None, width: int) -> list[str]:
     """The table of kernels: those that were searched or are known, those that take most of the time first."""
     rows = []
     for o in outcomes:
-        shown = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else Rate(0.0, "", None)
+        shown = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else KernelRate(0.0, "", None)
         giga = shown.value / 1e9
         rate = f"{giga:.{0 if giga >= 10 else 1}f} {shown.unit}" if o.tuned else ""
         gain = "" if o.gain is None else f"{o.gain:.2f}×{_doubt(o)}"
@@ -67,7 +67,7 @@ def kernel_table(outcomes: Sequence[Outcome], target: Target, ceilings: Ceilings
     return [*lines, *([f"~ known to worse than ±{100 * NOISY:.0f} %"] if any(map(_doubt, outcomes)) else [])]
 
 
-def _doubt(o: Outcome) -> str:
+def _doubt(o: KernelReport) -> str:
     """The mark of a gain whose interval is wide, or that the medians of the times do not show."""
     if o.speedup is None or o.gain is None or not o.heuristic or not o.tuned:
         return ""
@@ -76,7 +76,7 @@ def _doubt(o: Outcome) -> str:
     return "" if known else " ~"
 
 
-def dry_table(rows: Sequence[Row], estimates: Mapping[str, float], width: int) -> list[str]:
+def dry_table(rows: Sequence[SurveyRow], estimates: Mapping[str, float], width: int) -> list[str]:
     """The table of --dry-run: what would be done with each kernel. `estimates`: seconds that the machine's ceilings allow, by key."""
     families = {f: i for i, f in enumerate(dict.fromkeys(r.family for r in rows), 1)}
     lines = []
@@ -90,7 +90,7 @@ def dry_table(rows: Sequence[Row], estimates: Mapping[str, float], width: int) -
                       shrink=("kernel", "from", "database"))
 
 
-def size_lines(outcomes: Sequence[Outcome]) -> list[str]:
+def size_lines(outcomes: Sequence[KernelReport]) -> list[str]:
     """What the kernels with variables gained at each of the sizes they were timed at."""
     return [f"{o.row.name} {o.row.key[:KEY_SHOWN]}: " + "; ".join(f"{s} {in_words(s.seconds)}, {1 / s.ratio:.2f}×" for s in o.sizes)
             for o in outcomes if o.sizes]
@@ -123,7 +123,7 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
 
 # -- JSON ---------------------------------------------------------------------------------------------------------------
 
-def outcome_json(o: Outcome, target: Target, ceilings: Ceilings | None) -> dict[str, Any]:
+def outcome_json(o: KernelReport, target: Target, ceilings: Ceilings | None) -> dict[str, Any]:
     rate = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else None
     return {**row_json(o.row), "chain": o.chain, "source": o.source, "heuristic_seconds": o.heuristic, "tuned_seconds": o.tuned,
             "verified": o.verified, "confirmed": o.confirmed, "speedup": o.speedup, "linear": o.linear, "why": o.why,
@@ -131,7 +131,7 @@ def outcome_json(o: Outcome, target: Target, ceilings: Ceilings | None) -> dict[
             "rate": None if rate is None else {"per_second": rate.value, "unit": rate.unit, "ceiling_share": rate.share}}
 
 
-def row_json(row: Row) -> dict[str, Any]:
+def row_json(row: SurveyRow) -> dict[str, Any]:
     return {"kernel": row.key, "name": row.name, "origins": list(row.origins), "calls": row.calls, "captured_seconds": row.seconds,
             "share": row.share, "family": row.family, "flops": row.flops, "bytes": round(row.bytes), "decision": row.decision,
             "why": row.why, "database": None if row.winner is None else {

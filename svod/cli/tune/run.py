@@ -28,9 +28,9 @@ from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
 from svod.cli.installation import program
 from svod.cli.tune.options import TuneOptions, say
 from svod.cli.tune.progress import make_progress
-from svod.cli.tune.report import Outcome, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json, size_lines
+from svod.cli.tune.report import KernelReport, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json, size_lines
 from svod.cli.tune.script import ScriptEnd, run_script
-from svod.cli.tune.survey import Foresight, Row, compile_heuristics, decide, pick_target, rate_of, survey
+from svod.cli.tune.survey import Foresight, SurveyRow, compile_heuristics, decide, pick_target, rate_of, survey
 from svod.compile.backend import backend_named
 from svod.compile.plan.compiler import Compiler, compile_all, compiler_for
 from svod.compile.plan.unbound_plan import UnboundPlan
@@ -210,7 +210,7 @@ class _Run:
         options = self.options
         return "local" if options.workers == "ray" and options.address is None and options.budget < RAY_BUDGET else options.workers
 
-    def _search(self, rows: Sequence[Row], target: Target) -> None:
+    def _search(self, rows: Sequence[SurveyRow], target: Target) -> None:
         """Search the rows within what is left of the budget. Raises TuneError where no worker can be had."""
         tasks = [KernelTask(r.kernel, r.calls, r.name, r.origins, r.share, r.sizes) for r in rows]
         start = self._start_executor()
@@ -248,14 +248,14 @@ class _Run:
                 say(f"svod-tune: what this machine can do at best was not measured: {e}")
         return self.ceilings
 
-    def _corrected(self, ceilings: Ceilings | None, outcomes: Sequence[Outcome], target: Target) -> Ceilings | None:
+    def _corrected(self, ceilings: Ceilings | None, outcomes: Sequence[KernelReport], target: Target) -> Ceilings | None:
         """The ceilings, measured again where a kernel is above quick ones: they were taken while the machine was busy."""
         shares = [rate_of(o.row, o.tuned, target, ceilings).share for o in outcomes if o.tuned]
         if ceilings is None or not ceilings.quick or max((s for s in shares if s is not None), default=0.0) <= ABOVE_CEILING:
             return ceilings
         return self._ceilings(target, refresh=True)
 
-    def _outcomes(self, rows: Sequence[Row], target: Target, compiler: Compiler) -> list[Outcome]:
+    def _outcomes(self, rows: Sequence[SurveyRow], target: Target, compiler: Compiler) -> list[KernelReport]:
         """Per kernel what the next `prepare` will use, and the times it was chosen by."""
         findings: Mapping[str, Finding] = self.result.findings if self.result is not None else {}
         out = []
@@ -267,18 +267,20 @@ class _Run:
                 heuristic, tuned = _finite(finding.heuristic_seconds), _finite(finding.seconds)
                 used = choice.source == "database"
                 why = finding.why if used or finding.winner is None else f"{choice.why} ({finding.why})"
-                out.append(Outcome(row, chain, choice.source, heuristic or (None if used else row.seconds), tuned if used else heuristic,
-                                   finding.verified, finding.confirmed, finding.speedup if finding.confirmed and used else None,
-                                   finding.linear, why, sizes=self._sizes(winner) if used else ()))
+                out.append(KernelReport(row, chain, choice.source, heuristic or (None if used else row.seconds),
+                                        tuned if used else heuristic,
+                                        finding.verified, finding.confirmed, finding.speedup if finding.confirmed and used else None,
+                                        finding.linear, why, sizes=self._sizes(winner) if used else ()))
             elif winner is not None and choice.source == "database":
-                out.append(Outcome(row, chain, choice.source, winner.baseline, winner.time, True, True,
-                                   (1 / winner.ratio_high, winner.speedup, 1 / winner.ratio_low), winner.linear, choice.why,
-                                   winner.baseline_linear, self._sizes(winner)))
+                out.append(KernelReport(row, chain, choice.source, winner.baseline, winner.time, True, True,
+                                        (1 / winner.ratio_high, winner.speedup, 1 / winner.ratio_low), winner.linear, choice.why,
+                                        winner.baseline_linear, self._sizes(winner)))
             else:
                 pending = self.result is not None and row.key in self.result.pending
                 late = self.result is not None and self.result.interrupted
                 why = "another process is searching it" if pending else "interrupted before its turn" if late else choice.why
-                out.append(Outcome(row, chain, "pending" if pending else choice.source, row.seconds, None, False, False, None, "", why))
+                out.append(KernelReport(row, chain, "pending" if pending else choice.source, row.seconds, None, False, False, None, "",
+                                        why))
         return out
 
     def _sizes(self, winner: Winner | None) -> tuple[SizeTime, ...]:
@@ -287,7 +289,7 @@ class _Run:
             return ()
         return next((m.sizes for m, _ in self.db.select(Measurement, winner.kernel) if m.id == winner.measurement), ())
 
-    def _check_plans(self, captured: Capture, outcomes: Sequence[Outcome], target: Target, compiler: Compiler,
+    def _check_plans(self, captured: Capture, outcomes: Sequence[KernelReport], target: Target, compiler: Compiler,
                      searched: bool) -> list[tuple[CapturedPlan, PlanCheck]]:
         """Time the plans that take most of the time, with heuristic and with tuned chains."""
         by_key = {o.row.key: o for o in outcomes}
@@ -371,7 +373,7 @@ class _Run:
             return "had prepared no kernel by then; there is nothing to tune"
         return "prepared no kernel; there is nothing to tune (kernels are captured when a svod Tensor is realized or prepared)"
 
-    def _say_work(self, rows: Sequence[Row]) -> None:
+    def _say_work(self, rows: Sequence[SurveyRow]) -> None:
         groups = {d: [r for r in rows if r.decision == d] for d in ("search", "known", "small", "left out")}
         words = [_count(len(groups["search"]), "kernel") + " to search"] if groups["search"] else ["nothing to search"]
         words += [f"{len(groups['known'])} known to the database"] if groups["known"] else []
@@ -398,7 +400,7 @@ class _Run:
         stream = sys.stderr if self.options.script is not None else sys.stdout
         return shutil.get_terminal_size().columns if stream.isatty() else PIPE_WIDTH
 
-    def _dry_run(self, rows: Sequence[Row], target: Target) -> int:
+    def _dry_run(self, rows: Sequence[SurveyRow], target: Target) -> int:
         ceilings = self._ceilings(target)
         roofs = {r.key: bound_at(r.kernel, r.sizes, target, ceilings) for r in rows}
         bounds = {key: b.seconds for key, b in roofs.items() if b is not None and b.is_measured and b.seconds}
@@ -406,7 +408,7 @@ class _Run:
         return self._dump(self.incomplete, {"target": target.key,
                                             "kernels": [{**row_json(r), "bound_seconds": bounds.get(r.key)} for r in rows]})
 
-    def _after_dry_run(self, rows: Sequence[Row]) -> str:
+    def _after_dry_run(self, rows: Sequence[SurveyRow]) -> str:
         decisions = {r.decision for r in rows}
         if "search" in decisions:
             return f"next: {self.options.command_line(**({'fresh': True} if self.options.fresh else {}))}"
@@ -415,7 +417,7 @@ class _Run:
         reasons = "; ".join(dict.fromkeys(r.why for r in rows if r.why)) if len(rows) <= MAX_PROBLEMS else "see the last column"
         return f"nothing to search ({reasons})" + (": --only KEY searches a kernel however small it is" if "small" in decisions else "")
 
-    def _report(self, outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]], target: Target,
+    def _report(self, outcomes: Sequence[KernelReport], checks: Sequence[tuple[CapturedPlan, PlanCheck]], target: Target,
                 ceilings: Ceilings | None, status: int) -> None:
         lines = ["", *kernel_table(outcomes, target, ceilings, self._width()), *size_lines(outcomes), ""]
         unverified = [o for o in outcomes if not o.verified]
@@ -447,7 +449,7 @@ class _Run:
             return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}", where]
         return ["the results are not stored: the database is :none:"]
 
-    def _next(self, outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]], status: int) -> list[str]:
+    def _next(self, outcomes: Sequence[KernelReport], checks: Sequence[tuple[CapturedPlan, PlanCheck]], status: int) -> list[str]:
         """The command to try next."""
         o = self.options
         if self.result is not None and self.result.interrupted:
@@ -479,7 +481,7 @@ class _Run:
         return ["", *lines]
 
     # -- JSON ---------------------------------------------------------------------------------------------------------------
-    def _write_json(self, rows: Sequence[Row], outcomes: Sequence[Outcome], checks: Sequence[tuple[CapturedPlan, PlanCheck]],
+    def _write_json(self, rows: Sequence[SurveyRow], outcomes: Sequence[KernelReport], checks: Sequence[tuple[CapturedPlan, PlanCheck]],
                     target: Target, ceilings: Ceilings | None, status: int) -> int:
         r = self.result
         done = {o.row.key for o in outcomes}
@@ -514,7 +516,7 @@ class _Run:
         return status
 
 
-def gain_in(unbound: UnboundPlan, o: Outcome) -> Gain | None:
+def gain_in(unbound: UnboundPlan, o: KernelReport) -> Gain | None:
     """What one call of a kernel promises in a plan, the mean over its calls, each at the values that the plan is checked at; None where it
     was not timed at those of all its calls."""
     calls = unbound.variables_of(o.row.key)

@@ -37,7 +37,7 @@ Decision = Literal["search", "known", "small", "left out"]
 
 
 @dataclass
-class Row:
+class SurveyRow:
     """One distinct kernel. `calls`: per run of the main plan; `seconds`: one call with the heuristic; `share`: of the captured time. Of a
     kernel with variables seconds, operations and bytes are geometric means over its `sizes`."""
 
@@ -90,7 +90,7 @@ def kernel_seconds(plan: CapturedPlan, target: Target, compiler: Compiler) -> di
     return timed
 
 
-def survey(capture: Capture, target: Target, compiler: Compiler) -> list[Row]:
+def survey(capture: Capture, target: Target, compiler: Compiler) -> list[SurveyRow]:
     """The distinct kernels of a capture, those that take most of the time first."""
     calls: dict[str, float] = {}
     seconds: dict[str, float] = {}
@@ -115,8 +115,8 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[Row]:
     rows = []
     for k in calls:
         sizes = merged_sizes(kernels[k], [v for plan in capture.plans for v in plan.unbound.variables_of(k)])
-        rows.append(Row(kernels[k], names.get(k, "kernel"), tuple(origins.get(k, ())), calls[k] / runs, seconds[k],
-                        calls[k] * seconds[k] / total, family_key(kernels[k].ast), *work_of(kernels[k], sizes), sizes=sizes))
+        rows.append(SurveyRow(kernels[k], names.get(k, "kernel"), tuple(origins.get(k, ())), calls[k] / runs, seconds[k],
+                              calls[k] * seconds[k] / total, family_key(kernels[k].ast), *work_of(kernels[k], sizes), sizes=sizes))
     return sorted(rows, key=lambda r: (-r.share, r.key))
 
 
@@ -129,7 +129,7 @@ def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
     return geometric_mean([max(1, e.flops) for e in counts]), geometric_mean([max(1, e.bytes_moved) for e in counts])
 
 
-def decide(rows: Sequence[Row], target: Target, compiler: Compiler, db: TuningDB, config: PrepareConfig, *, top: int | None = None,
+def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: TuningDB, config: PrepareConfig, *, top: int | None = None,
            only: Sequence[str] = ()) -> None:
     """Fill in what is to be done with each kernel, and why."""
     for rank, row in enumerate(rows):
@@ -186,7 +186,7 @@ class Foresight:
 
 
 @dataclass(frozen=True)
-class Rate:
+class KernelRate:
     """What a kernel achieves: operations or bytes per second, whichever bounds it, and its share of the machine's ceiling (None where
     that was not measured)."""
 
@@ -195,10 +195,10 @@ class Rate:
     share: float | None
 
 
-def rate_of(row: Row, seconds: float, target: Target, ceilings: Ceilings | None) -> Rate:
+def rate_of(row: SurveyRow, seconds: float, target: Target, ceilings: Ceilings | None) -> KernelRate:
     """The rate of a kernel that takes `seconds`."""
     bound = bound_at(row.kernel, row.sizes, target, ceilings)
     share = bound.seconds / seconds if bound is not None and bound.is_measured else None
     if bound is not None and bound.by == COMPUTE:
-        return Rate(row.flops / seconds, "GFLOP/s", share)
-    return Rate(row.bytes / seconds, "GB/s", share)
+        return KernelRate(row.flops / seconds, "GFLOP/s", share)
+    return KernelRate(row.bytes / seconds, "GB/s", share)

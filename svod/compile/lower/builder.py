@@ -23,7 +23,7 @@ class Builder:
     def __init__(self) -> None:
         self.op: list[str] = []
         self.dtype: list[DType] = []
-        self.lanes: list[int] = []
+        self.num_lanes: list[int] = []
         self.src: list[tuple[int, ...]] = []
         self.arg: list[Any] = []
         self.level_of: list[int] = []
@@ -42,7 +42,7 @@ class Builder:
         n = len(self.op)
         self.op.append(op)
         self.dtype.append(dtype)
-        self.lanes.append(lanes)
+        self.num_lanes.append(lanes)
         self.src.append(src)
         self.arg.append(arg)
         self.level_of.append(level)
@@ -65,7 +65,7 @@ class Builder:
         return value
 
     def type_of(self, v: int) -> tuple[DType, int]:
-        return self.dtype[v], self.lanes[v]
+        return self.dtype[v], self.num_lanes[v]
 
     # -- constants ------------------------------------------------------------------------------
     def const(self, dtype: DType, lanes: int, value: bool | int | float) -> int:
@@ -103,7 +103,7 @@ class Builder:
 
     # -- arithmetic -----------------------------------------------------------------------------
     def splat(self, v: int, lanes: int) -> int:
-        if self.lanes[v] == lanes:
+        if self.num_lanes[v] == lanes:
             return v
         if self.op[v] == "CONST":
             return self.const(self.dtype[v], lanes, self.arg[v])
@@ -117,8 +117,8 @@ class Builder:
                 return folded
         if lanes > 1:
             for a in args:
-                if self.lanes[a] != lanes:
-                    args = tuple([a if self.lanes[a] == lanes else self.splat(a, lanes) for a in args])
+                if self.num_lanes[a] != lanes:
+                    args = tuple([a if self.num_lanes[a] == lanes else self.splat(a, lanes) for a in args])
                     break
         return self.pure(op, dtype, lanes, args)
 
@@ -157,12 +157,14 @@ class Builder:
         k = self.known(v)
         exact = dtype == dtypes.float32 or dtype == dtypes.float64 or dtype is _INDEX
         if k is not None and exact and self.dtype[v].kind in "iub" and abs(k) < 1 << 24:
-            return self.const(dtype, self.lanes[v], k)
-        return self.pure("CAST", dtype, self.lanes[v], (v,))
+            return self.const(dtype, self.num_lanes[v], k)
+        return self.pure("CAST", dtype, self.num_lanes[v], (v,))
 
     def bitcast(self, dtype: DType, v: int) -> int:
         """The bits of `v` as another type; more or fewer lanes where its elements are narrower or wider."""
-        return v if self.dtype[v] == dtype else self.pure("BITCAST", dtype, self.lanes[v] * self.dtype[v].itemsize // dtype.itemsize, (v,))
+        if self.dtype[v] == dtype:
+            return v
+        return self.pure("BITCAST", dtype, self.num_lanes[v] * self.dtype[v].itemsize // dtype.itemsize, (v,))
 
     def add(self, a: int, b: int) -> int:
         return self.alu("ADD", _INDEX, 1, a, b)
@@ -204,7 +206,7 @@ class Builder:
         self.code.append([])
         self.memo.append({})
         loop = self._new("LOOP", _INDEX, 1, (start, stop, *init), step, self.level)
-        carried = [self._new("CARRY", self.dtype[v], self.lanes[v], (loop,), j, self.level) for j, v in enumerate(init)]
+        carried = [self._new("CARRY", self.dtype[v], self.num_lanes[v], (loop,), j, self.level) for j, v in enumerate(init)]
         return loop, carried
 
     def close(self, loop: int, following: tuple[int, ...] = ()) -> list[int]:
@@ -213,7 +215,7 @@ class Builder:
         body = self.code.pop()
         self.memo.pop()
         self.code[-1].extend(body)
-        return [self._new("RESULT", self.dtype[v], self.lanes[v], (loop,), j, self.level) for j, v in enumerate(following)]
+        return [self._new("RESULT", self.dtype[v], self.num_lanes[v], (loop,), j, self.level) for j, v in enumerate(following)]
 
     def finish(self) -> tuple[Instr, ...]:
         """The flat instruction list; values are renumbered to positions."""
@@ -221,7 +223,7 @@ class Builder:
         position = [0] * len(self.op)
         for i, v in enumerate(order):
             position[v] = i
-        op, dtype, lanes, src, arg = self.op, self.dtype, self.lanes, self.src, self.arg
+        op, dtype, lanes, src, arg = self.op, self.dtype, self.num_lanes, self.src, self.arg
         number = position.__getitem__
         return tuple([(op[v], dtype[v], lanes[v], tuple(map(number, src[v])), arg[v]) for v in order])
 

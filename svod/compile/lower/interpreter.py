@@ -121,7 +121,7 @@ def _poison_areas(areas: Areas) -> None:
         _poison(raw, dtype)
 
 
-class Memory:
+class Elements:
     """What a pointer points to: elements in memory form. `is_private`: no other thread has access to it."""
 
     __slots__ = ("array", "dtype", "is_private", "name", "size")
@@ -246,7 +246,7 @@ class PhaseInterpreter:
     def at_barrier(self) -> None:
         """Called when all threads of a group have reached a barrier."""
 
-    def touched(self, i: int, memory: Memory, where: Array, write: bool) -> None:
+    def touched(self, i: int, memory: Elements, where: Array, write: bool) -> None:
         """Called for every access that is not masked off, after its elements were checked against the buffer."""
 
     def failed(self, i: int, why: str) -> CompileError:
@@ -334,15 +334,15 @@ class PhaseInterpreter:
             return self.compute(i)
         return None
 
-    def memory(self, op: str, dtype: DType, arg: int) -> Memory:
+    def memory(self, op: str, dtype: DType, arg: int) -> Elements:
         if op == "ARG":
-            return Memory(self.args[arg][:self.spec.params[arg][1]], dtype, f"argument {arg}", False)
+            return Elements(self.args[arg][:self.spec.params[arg][1]], dtype, f"argument {arg}", False)
         if op == "TEMP":
             raw, name = self.temps[arg], f"temporary {arg}"
         else:
             areas, memory = (self.scratch_areas, "scratch") if op == "SCRATCH" else (self.shared_areas, "shared memory")
             raw, name = areas[arg][1], f"{memory} from byte {arg}"
-        return Memory(raw[:raw.size - raw.size % dtype.itemsize].view(to_numpy(dtype)), dtype, name, op == "SCRATCH")
+        return Elements(raw[:raw.size - raw.size % dtype.itemsize].view(to_numpy(dtype)), dtype, name, op == "SCRATCH")
 
     def compute(self, i: int) -> Step:
         """An instruction that makes a value of other values."""
@@ -416,7 +416,7 @@ class PhaseInterpreter:
         spread = np.arange(lanes) * stride + (arg if op == "LOAD" else arg[0])
         return lambda: regs[index] + spread
 
-    def checked(self, i: int, memory: Memory, where: Array, mask: Array | None, write: bool) -> Array:
+    def checked(self, i: int, memory: Elements, where: Array, mask: Array | None, write: bool) -> Array:
         """`where`, with masked-off lanes sent to 0, after checking the others."""
         used = where if mask is None else where[mask]
         if used.size and (used.min() < 0 or used.max() >= memory.size):

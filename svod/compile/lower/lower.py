@@ -26,7 +26,7 @@ from svod.compile.lower.emit.facts import SLACK, ProgramFacts
 from svod.compile.lower.emit.launch import Emitted
 from svod.compile.lower.emit.phase import Phase
 from svod.compile.lower.program import Instr, PhaseSpec, Program, derive_spec
-from svod.core.kernel.kernel import Linear, ResolvedStage
+from svod.core.kernel.kernel import LinearIndex, ResolvedStage
 from svod.core.kernel.placement import fit
 from svod.core.kernel.scheduler import Scheduler
 
@@ -68,6 +68,6 @@ def _emit_split(facts: ProgramFacts, r: ResolvedStage, axis: int, parts: int) ->
         strides[i] = total
         total *= facts.kernel.axes[r.stage.outs[i]].extent
     temps = [[facts.new_temp(total * count * d.itemsize + SLACK) for d in red.dtypes] for red in r.reductions]
-    flat = Linear(tuple(enumerate(strides)), 0, ())
+    flat = LinearIndex(tuple(enumerate(strides)), 0, ())
     return [Phase(facts).emit_partial(r, axis, chunk, count, temps, flat, total),
             Phase(facts).emit_combine(r, count, temps, strides, total)]

@@ -29,7 +29,7 @@ from svod.errors import UnsupportedError
 F16, BF16, F32, F64 = dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64
 
 
-class Builder(Protocol):
+class MathBuilder(Protocol):
     """What makes instructions: values are ids with a dtype and a number of lanes."""
 
     def alu(self, op: str, dtype: DType, lanes: int, *args: int) -> int: ...
@@ -166,7 +166,7 @@ _INV_LN2 = {F32: _single(1.442695, 1.925963e-08), F64: (1.4426950408889634, 2.03
 class _Vector:
     """Instructions on vectors of one float type; `word` is the unsigned integer of the same width. `scales`: there is SCALEB."""
 
-    def __init__(self, b: Builder, dtype: DType, lanes: int, scales: bool):
+    def __init__(self, b: MathBuilder, dtype: DType, lanes: int, scales: bool):
         self.b, self.dtype, self.lanes, self.scales = b, dtype, lanes, scales
         self.double = dtype == F64
         self.word = dtypes.uint64 if self.double else dtypes.uint32
@@ -454,7 +454,7 @@ _EXPANSIONS: dict[Ops, Callable[..., int]] = {
 }
 
 
-def expand(b: Builder, op: Ops, dtype: DType, lanes: int, *args: int, scales: bool) -> int:
+def expand(b: MathBuilder, op: Ops, dtype: DType, lanes: int, *args: int, scales: bool) -> int:
     """The value of a transcendental `op` on operands of (dtype, lanes), as instructions made by `b`. `scales`: SCALEB may be one of them
     (`Target.has_scaleb`).
 

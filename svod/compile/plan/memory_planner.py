@@ -28,7 +28,7 @@ REMAP_GRAIN = 256           # remap rounds sizes up to this, so that nearly equa
 
 
 @dataclass(frozen=True)
-class Placement:
+class BufferPlacement:
     """Byte offset of each buffer in one allocation of `total` bytes; offsets are multiples of 64. `lower_bound`: the largest sum of what
     is alive at one level, which no placement can do without."""
 
@@ -38,7 +38,7 @@ class Placement:
 
 
 def plan_memory(sizes: Mapping[int, int], first_use: Mapping[int, int], last_use: Mapping[int, int],
-                mode: PlannerMode = "arena") -> Placement:
+                mode: PlannerMode = "arena") -> BufferPlacement:
     """Place buffers of `sizes` bytes that are alive from level `first_use` to level `last_use`, both included.
 
     The result is the same for equal arguments, whatever the order of the mappings. Raises ConfigError for an unknown mode or
@@ -60,11 +60,11 @@ def plan_memory(sizes: Mapping[int, int], first_use: Mapping[int, int], last_use
         for buffer in sorted(sizes):
             offsets[buffer] = total
             total += rounded[buffer]
-    return Placement(offsets, total, bound)
+    return BufferPlacement(offsets, total, bound)
 
 
 def lower_bound(sizes: Mapping[int, int], first_use: Mapping[int, int], last_use: Mapping[int, int]) -> int:
-    """`Placement.lower_bound` of such buffers, which nobody has to place for it."""
+    """`BufferPlacement.lower_bound` of such buffers, which nobody has to place for it."""
     return _largest_level({b: _round_up(n, ALIGNMENT) for b, n in sizes.items()}, {b: (first_use[b], last_use[b]) for b in sizes})
 
 

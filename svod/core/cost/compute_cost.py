@@ -12,7 +12,7 @@ from svod.core.cost.memory_traffic import ANYWHERE, PAGE
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel.intrinsics import rate_of
-from svod.core.kernel.kernel import Linear, Node, ResolvedStage
+from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
 from svod.core.kernel.loop_nest import LoopNest, StageNest
 from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import DOT, LOOP, UPCAST, Scheduler
@@ -168,7 +168,7 @@ class _StageCounter:
         steps = [lin.coef(self.vector) if inner in (dim, -1) else ANYWHERE for dim, lin in moved]
         return max(steps, key=abs, default=ANYWHERE), not any(c % lanes for _, lin in moved for a, c in lin.coefs if a != self.vector)
 
-    def _memory_step(self, n: Node, linear: Linear, lanes: int) -> tuple[int, bool]:
+    def _memory_step(self, n: Node, linear: LinearIndex, lanes: int) -> tuple[int, bool]:
         """Elements between lanes of a load, and whether all its vectors are aligned."""
         gathered = any(self.vector in self.r.nodes[x].deps for x, _ in linear.atoms)
         is_aligned = not (linear.const % lanes or any(c % lanes for a, c in linear.coefs if a != self.vector))

@@ -36,7 +36,7 @@ _L3 = (32 << 20, 50.0, 24.0)
 _MEMORY = (300.0, 10.0)
 
 
-class Level(NamedTuple):
+class CacheLevel(NamedTuple):
     """Where lines come from when a cache of `size` bytes (sets × ways lines) does not have them: cycles of an unforeseen line, and of a
     prefetched one."""
 
@@ -48,7 +48,7 @@ class Level(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def levels(target: Target) -> tuple[Level, Level, Level]:
+def levels(target: Target) -> tuple[CacheLevel, CacheLevel, CacheLevel]:
     """First level (misses come from the second), second (from the third), third (from memory)."""
     l2 = math.sqrt(target.l2 / _L2[0])
     l3 = math.sqrt(max(target.l3, target.l2) / _L3[0])
@@ -58,9 +58,9 @@ def levels(target: Target) -> tuple[Level, Level, Level]:
     near, far = max(1.0, _L2[1] * l2 / MISSES), beyond_l2 / MISSES
     width2, width3 = _L2[2] / l2, min(_L3[2] / l3, 48.0)
     memory = max(_MEMORY[0], beyond_l2)
-    return (Level(target.l1, PAGE // LINE, max(1, target.l1 // PAGE), max(near, LINE / width2), LINE / width2),
-            Level(target.l2, max(1, target.l2 // (LINE * L2_WAYS)), L2_WAYS, max(far, LINE / width3), LINE / width3),
-            Level(max(target.l2, target.l3), 0, 16, memory / MISSES, LINE / min(_MEMORY[1], width3)))
+    return (CacheLevel(target.l1, PAGE // LINE, max(1, target.l1 // PAGE), max(near, LINE / width2), LINE / width2),
+            CacheLevel(target.l2, max(1, target.l2 // (LINE * L2_WAYS)), L2_WAYS, max(far, LINE / width3), LINE / width3),
+            CacheLevel(max(target.l2, target.l3), 0, 16, memory / MISSES, LINE / min(_MEMORY[1], width3)))
 
 
 class Footprint(NamedTuple):
@@ -208,7 +208,7 @@ def _courses(loops: Sequence[tuple[int, int]], body: Sequence[float], accesses: 
     return [course for _, course in out]
 
 
-def _lost_inside(caches: tuple[Level, Level, Level], here: Sequence[Footprint], kept: float) -> _Lost:
+def _lost_inside(caches: tuple[CacheLevel, CacheLevel, CacheLevel], here: Sequence[Footprint], kept: float) -> _Lost:
     """What one iteration of a loop pushes out of the caches and the tables of pages. `kept`: bytes that pass through in any case."""
     l1, l2, l3 = caches
     room = max(sum([p.lines for p in here]) * LINE, kept)
@@ -236,7 +236,7 @@ def _repeated(course: _Course, loops: Sequence[tuple[int, int]], gone: Sequence[
     return lines, pages
 
 
-def _subtract_what_is_there(lines: list[float], course: _Course, caches: tuple[Level, Level, Level], gone: _Lost,
+def _subtract_what_is_there(lines: list[float], course: _Course, caches: tuple[CacheLevel, CacheLevel, CacheLevel], gone: _Lost,
                             around: Footprint | None) -> None:
     """Take out of `lines` those that were there at the beginning: kept from run to run, made in the nest, or brought by a neighbour, which
     touches what the access touches in `around`."""

@@ -29,7 +29,7 @@ from svod.core.cost.sketch_online import online_sketches
 from svod.core.cost.sketch_tiles import tile_sketches
 from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel import intrinsics as dots
-from svod.core.kernel.kernel import Linear, ResolvedStage, node_sources
+from svod.core.kernel.kernel import LinearIndex, ResolvedStage, node_sources
 from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import is_derived, place_stages
 from svod.core.kernel.scheduler import Scheduler
@@ -229,7 +229,7 @@ def _window_tiles(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Sch
             yield done
 
 
-def _overlaps(state: Scheduler, r: ResolvedStage, lin: Linear, a: int) -> bool:
+def _overlaps(state: Scheduler, r: ResolvedStage, lin: LinearIndex, a: int) -> bool:
     """Whether neighbours of an output axis read some of the same elements."""
     c = abs(lin.coef(a))
     outs = len(r.stage.outs)

@@ -38,7 +38,7 @@ def level_of(state: Scheduler, row: int) -> Level:
     if role == DOT:
         return Level.INTRINSIC
     if role != LOOP:
-        return Level.VECTOR if row in state.lanes else Level.UNROLL
+        return Level.VECTOR if row in state.vector_rows else Level.UNROLL
     if state.target.has_groups:
         return Level.GRID if row in grid_rows(state, place_stages(state), state.stage_of_row(row)) else Level.SERIAL
     return Level.CORE if state.thread is not None and state.thread[0] == row else Level.SERIAL

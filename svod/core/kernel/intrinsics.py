@@ -198,7 +198,7 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> TensorizePlan | N
     return TensorizePlan(dot, (operands[0], operands[1]), (packed[0], packed[1]), rows, columns)
 
 
-class Rate(NamedTuple):
+class DotRate(NamedTuple):
     """What a stage with a dot instruction costs: products per instruction, the multiply-adds it takes as long as, whether it corrects."""
 
     group: int
@@ -208,14 +208,14 @@ class Rate(NamedTuple):
     store: float = 1.0         # vector stores that take as long as one of results
 
 
-def rate_of(plan: TensorizePlan | None, target: Target) -> Rate:
+def rate_of(plan: TensorizePlan | None, target: Target) -> DotRate:
     """The instruction that sums up in a stage: that of TC, or a multiply-add."""
     if plan is None:
-        return Rate(1, 1.0, False)
+        return DotRate(1, 1.0, False)
     dot = plan.dot
     if dot.is_tile:
-        return Rate(dot.rows * dot.positions, dot.cost(target), False, float(dot.rows), 3.0 * dot.rows)
-    return Rate(dot.group, dot.cost(target), plan.corrects >= 0)
+        return DotRate(dot.rows * dot.positions, dot.cost(target), False, float(dot.rows), 3.0 * dot.rows)
+    return DotRate(dot.group, dot.cost(target), plan.corrects >= 0)
 
 
 def packed_stages(state: Scheduler) -> frozenset[int]:

@@ -176,7 +176,7 @@ class Kernel:
 # -- resolved stages ------------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearIndex:
     """Σ coef·axis + const + Σ coef·atom: an index expression over the local axes of one stage. Atoms are node numbers."""
 
     coefs: tuple[tuple[int, int], ...]   # (local axis, coefficient), coefficient ≠ 0
@@ -197,14 +197,14 @@ class Node:
     src: tuple[int, ...]
     arg: Any
     deps: tuple[int, ...]
-    linear: Linear | None = None   # load: the flat index
-    dims: tuple[Linear, ...] = ()  # read: one per axis of the stage read
+    linear: LinearIndex | None = None   # load: the flat index
+    dims: tuple[LinearIndex, ...] = ()  # read: one per axis of the stage read
     gate: int = -1                 # load: node of the gate
     alt: int = -1
 
 
 @dataclass(slots=True)
-class Reduction:
+class ReduceNode:
     """One REDUCE of a resolved stage: the nodes of its values and its combiner."""
 
     combiner: str
@@ -219,9 +219,9 @@ class ResolvedStage:
     stage: Stage
     axes: tuple[int, ...]
     nodes: list[Node]
-    reductions: list[Reduction]
+    reductions: list[ReduceNode]
     value: int                      # node of the value (after the reductions)
-    store: Linear | None            # STOREs: the flat index written
+    store: LinearIndex | None            # STOREs: the flat index written
     store_slot: int
     reads: tuple[int, ...]          # stages read, in topological order
     after_reduce: frozenset[int]    # stages read by what is done with the results of its REDUCEs; all of them where there are none
@@ -254,8 +254,8 @@ class _Resolver:
         self.nodes: list[Node] = []
         self.made: dict[UOp, int] = {}
         self.unique: dict[tuple[object, ...], int] = {}
-        self.reductions: list[Reduction] = []
-        self.linears: dict[UOp, Linear] = {}
+        self.reductions: list[ReduceNode] = []
+        self.linears: dict[UOp, LinearIndex] = {}
 
     def expand(self, value: UOp) -> UOp:
         """`value` with every read of an inlined stage replaced by that stage's value at the coordinates read."""
@@ -269,7 +269,7 @@ class _Resolver:
         self.unique[key] = len(self.nodes) - 1
         return len(self.nodes) - 1
 
-    def deps(self, nodes: Iterable[int], linears: Iterable[Linear] = ()) -> tuple[int, ...]:
+    def deps(self, nodes: Iterable[int], linears: Iterable[LinearIndex] = ()) -> tuple[int, ...]:
         axes: set[int] = set()
         for n in nodes:
             axes.update(self.nodes[n].deps)
@@ -285,7 +285,7 @@ class _Resolver:
             raise CompileError(f"stage {self.stage.name} reads range {u!r}, which belongs to another stage")
         return self.local[u]
 
-    def linear(self, u: UOp) -> Linear:
+    def linear(self, u: UOp) -> LinearIndex:
         """`u`, an index expression, as Σ coef·axis + const + Σ coef·atom."""
         if (linear := self.linears.get(u)) is not None:
             return linear
@@ -313,7 +313,7 @@ class _Resolver:
             else:
                 n = self.node(e)
                 atoms[n] = atoms.get(n, 0) + k
-        lin = Linear(tuple(sorted((a, c) for a, c in coefs.items() if c)), const, tuple(sorted((n, c) for n, c in atoms.items() if c)))
+        lin = LinearIndex(tuple(sorted((a, c) for a, c in coefs.items() if c)), const, tuple(sorted((n, c) for n, c in atoms.items() if c)))
         self.linears[u] = lin
         return lin
 
@@ -352,7 +352,7 @@ class _Resolver:
             ids = tuple(self.node(v) for v in values)
             types = tuple(v.dtype for v in values)
             number = len(self.reductions)
-            self.reductions.append(Reduction(u.arg[0], ids, types))
+            self.reductions.append(ReduceNode(u.arg[0], ids, types))
             outs = tuple(range(len(self.stage.outs)))
             return self.add(Node("reduce", "REDUCE", u.dtype, (), (number, 0), outs))
         if u.op is Ops.GEP:

@@ -13,7 +13,7 @@ from svod.core.cost.memory_traffic import LINE
 from svod.core.kernel.intrinsics import Packed, plan_dot
 from svod.core.kernel.intrinsics import TensorizePlan as DotPlan
 from svod.core.kernel.kernel import Node, ResolvedStage
-from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, lane_row, span
+from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, span, vector_row
 from svod.core.kernel.scheduler import LOOP, UPCAST, Scheduler
 
 SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
@@ -80,7 +80,7 @@ class Layouts(NamedTuple):
 
     orders: dict[int, tuple[int, ...]]
     tiles: dict[int, TiledDim]
-    lanes: dict[int, int]
+    vector_axes: dict[int, int]
     vector_rows: dict[int, int]
     dots: dict[int, DotPlan]
     packed: dict[int, Packed]
@@ -89,23 +89,23 @@ class Layouts(NamedTuple):
 
 def layouts(state: Scheduler, plan: Placement) -> Layouts:
     """How the stages of a state lie in memory, from what reads them."""
-    layouts = Layouts({}, {}, {}, {}, {}, {}, set())
+    result = Layouts({}, {}, {}, {}, {}, {}, set())
     for s in range(len(state.kernel.stages) - 1, -1, -1):       # readers before what they read
         r = plan.resolved[s]
         if r is None or plan.paths[s] is None:
             continue
         if not r.stage.is_output:
-            layouts.orders[s], layouts.tiles[s] = _order(state, plan, layouts, s)
+            result.orders[s], result.tiles[s] = _order(state, plan, result, s)
         if is_derived(r.stage):
-            layouts.lanes[s] = layouts.orders[s][-1] if layouts.orders[s] else -1
+            result.vector_axes[s] = result.orders[s][-1] if result.orders[s] else -1
             continue
-        row = layouts.vector_rows[s] = lane_row(state, r)
-        layouts.lanes[s] = r.axes.index(state.rows[row].axis) if row >= 0 else -1
-        dot = plan_dot(state, r, layouts.lanes[s])
+        row = result.vector_rows[s] = vector_row(state, r)
+        result.vector_axes[s] = r.axes.index(state.rows[row].axis) if row >= 0 else -1
+        dot = plan_dot(state, r, result.vector_axes[s])
         if dot is not None:
-            layouts.dots[s] = dot
-            layouts.packed.update({o.stage: p for o, p in zip(dot.operands, dot.packed, strict=True)})
-    return layouts
+            result.dots[s] = dot
+            result.packed.update({o.stage: p for o, p in zip(dot.operands, dot.packed, strict=True)})
+    return result
 
 
 SIDE_BY_SIDE, VECTOR = 1 << 20, 1 << 21     # ranks of dims, after the depth of any loop: in a register tile; the vector
@@ -127,7 +127,7 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
             if node.kind == "read" and node.arg == s:
                 ranks = _ranks_of_read(state, layouts, r, node, copied)
                 rank = [max(pair) for pair in zip(rank, ranks, strict=True)]
-                uses.add(_tile_of_read(state, plan, layouts.lanes[q], r, node))
+                uses.add(_tile_of_read(state, plan, layouts.vector_axes[q], r, node))
     tiled = uses.pop() if len(uses) == 1 else UNTILED
     packed = layouts.packed.get(s)
     if dims and max(rank) < VECTOR and (packed is not None or plan.paths[s] == ()):
@@ -145,7 +145,7 @@ def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, node: N
     """Per dim of a staged value how far inside one read has it: the depth of the loop that moves it, SIDE_BY_SIDE or VECTOR; -1 for a dim
     that nothing moves. `copied`: the value is read from memory, not computed from scratch."""
     s = r.stage.index
-    lane = layouts.lanes[s]
+    lane = layouts.vector_axes[s]
     depth = {row: i for i, row in enumerate(state.order[s])}
     # what is computed from scratch and read one element for all lanes keeps the order of the loops: its rows lie as those it is
     # computed from, in vectors

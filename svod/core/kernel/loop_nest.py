@@ -15,7 +15,7 @@ from typing import NamedTuple
 from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops
 from svod.core.kernel.groups import BLOCK_ROLES, space_of
 from svod.core.kernel.intrinsics import WORD, TensorizePlan
-from svod.core.kernel.kernel import Linear, ResolvedStage
+from svod.core.kernel.kernel import LinearIndex, ResolvedStage
 from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
 from svod.core.kernel.placement import EmittedLoop, Path, Placement, fit, is_derived, place_stages
 from svod.core.kernel.scheduler import LOOP, Scheduler
@@ -116,7 +116,7 @@ class _LoopNestMaker:
         else:
             extents = (*region, *[state.axis_extent(a) for a in stage.reds])
             axes = tuple([fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)])
-            row, vector = self.layouts.vector_rows[stage.index], self.layouts.lanes[stage.index]
+            row, vector = self.layouts.vector_rows[stage.index], self.layouts.vector_axes[stage.index]
             vector_loop = next((p for p in axes[vector] if p.row == row), None) if vector >= 0 else None
             by_row = {p.row: (a, p) for a, group in enumerate(axes) for p in group if p.role == LOOP}
             order = [by_row[row] for row in state.order[stage.index] if row in by_row]
@@ -187,7 +187,7 @@ class _LoopNestMaker:
                             self.moves[axis] |= opened.intersection(self.state.axis_rows[own]) | self.moves.get(own, NO_LOOPS)
 
 
-def reached(lin: Linear, axes: tuple[tuple[EmittedLoop, ...], ...], opened: frozenset[int]) -> int:
+def reached(lin: LinearIndex, axes: tuple[tuple[EmittedLoop, ...], ...], opened: frozenset[int]) -> int:
     """Positions of a dim that one thread's read at `lin` covers while the loop rows in `opened` stand still."""
     def moved(a: int) -> int:
         return prod([p.extent for p in axes[a] if p.row not in opened and p.role not in BLOCK_ROLES])

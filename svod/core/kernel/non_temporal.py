@@ -16,7 +16,7 @@ from math import prod
 
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import is_contiguous, is_exact
-from svod.core.kernel.placement import EmittedLoop, fit, lane_row, place_stages, span
+from svod.core.kernel.placement import EmittedLoop, fit, place_stages, span, vector_row
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
 # Vectors of a row from which on those at its ends cost little: stored in the ordinary way beside others like them, and beside those that
@@ -28,7 +28,7 @@ def has_non_temporal_stores(state: Scheduler) -> bool:
     """Whether STREAM changes how a state stores its output. Raises KernelOptError when its placements do not go together."""
     for r in place_stages(state).resolved:
         if r is not None and r.store is not None:
-            row = lane_row(state, r)
+            row = vector_row(state, r)
             lane = r.axes.index(state.rows[row].axis) if row >= 0 else -1
             axes = [fit(state, state.axis_rows[a], state.axis_extent(a)) for a in r.axes]
             if stores_whole_vectors(state, r, axes, lane, row):

@@ -241,13 +241,13 @@ def lanes(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         raise KernelOptError(f"LANES({axis}): the vector is a row of the stage's tiles")
     if state.rows[row].role != UPCAST:
         raise KernelOptError(f"LANES({axis}): only an upcast axis can be the vector")
-    if state.lanes[stage] == row:
+    if state.vector_rows[stage] == row:
         raise KernelOptError(f"LANES({axis}): it is the vector already")
-    if state.lanes[stage] >= 0:
-        raise KernelOptError(f"LANES({axis}): the stage's vector was chosen already ({state.rows[state.lanes[stage]].name})")
-    chosen = list(state.lanes)
+    if state.vector_rows[stage] >= 0:
+        raise KernelOptError(f"LANES({axis}): the stage's vector was chosen already ({state.rows[state.vector_rows[stage]].name})")
+    chosen = list(state.vector_rows)
     chosen[stage] = row
-    return state.copy(lanes=tuple(chosen))
+    return state.copy(vector_rows=tuple(chosen))
 
 
 def thread(state: Scheduler, axis: str, arg: Any) -> Scheduler:

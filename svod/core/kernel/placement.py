@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from svod.core.kernel.kernel import Linear, ResolvedStage, Stage
+from svod.core.kernel.kernel import LinearIndex, ResolvedStage, Stage
 from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Loop, Scheduler, StagePlace
 from svod.errors import KernelOptError
 
@@ -147,7 +147,7 @@ class _Placer:
         return path
 
 
-def _axes_of(r: ResolvedStage, lin: Linear) -> set[int]:
+def _axes_of(r: ResolvedStage, lin: LinearIndex) -> set[int]:
     used = {a for a, _ in lin.coefs}
     for node, _ in lin.atoms:
         used.update(r.nodes[node].deps)
@@ -262,14 +262,14 @@ def span(loops: Iterable[EmittedLoop]) -> int:
 
 # -- lanes ----------------------------------------------------------------------------------------
 
-def lane_row(state: Scheduler, r: ResolvedStage) -> int:
+def vector_row(state: Scheduler, r: ResolvedStage) -> int:
     """The row that is the vector of a stage with axis rows: LANES' choice, else the upcast row that makes most accesses unit-stride."""
     s = r.stage.index
     chosen = state.dots[s]
     if chosen is not None and chosen.columns >= 0:
         return state.axis_rows[chosen.columns][-1]      # the columns of a tile
-    if state.lanes[s] >= 0:
-        return state.lanes[s]
+    if state.vector_rows[s] >= 0:
+        return state.vector_rows[s]
     best, best_score = -1, 0.0
     for local, axis in enumerate(r.axes):
         for row in state.axis_rows[axis]:

@@ -80,7 +80,6 @@ class Scheduler:
         "axis_rows",
         "dots",
         "kernel",
-        "lanes",
         "online",
         "order",
         "pads",
@@ -91,6 +90,7 @@ class Scheduler:
         "stream",
         "target",
         "thread",
+        "vector_rows",
     )
 
     kernel: Kernel
@@ -99,7 +99,7 @@ class Scheduler:
     axis_rows: tuple[tuple[int, ...], ...]   # per axis: its rows, outermost first
     order: tuple[tuple[int, ...], ...]       # per stage: its loop rows of more than one iteration, outermost first
     place: tuple[StagePlace, ...]             # per stage
-    lanes: tuple[int, ...]                   # per stage: the row that LANES chose, or -1
+    vector_rows: tuple[int, ...]                   # per stage: the row that LANES chose, or -1
     pads: tuple[int, ...]                    # per axis: padded extent, or 0
     thread: tuple[int, int] | None           # (row, cores) of the output stage's parallel loop
     split_reduce: tuple[int, int] | None     # (axis, parts): partials per core and a combining phase
@@ -119,7 +119,7 @@ class Scheduler:
         self.axis_rows = tuple((a.index,) for a in kernel.axes)
         self.order = tuple(tuple([a for a in s.outs + s.reds if kernel.axes[a].extent > 1]) for s in kernel.stages)
         self.place = tuple(ROOT if s.is_output else AUTO if s.has_reduce else INLINE for s in kernel.stages)
-        self.lanes = (-1,) * len(kernel.stages)
+        self.vector_rows = (-1,) * len(kernel.stages)
         self.pads = (0,) * len(kernel.axes)
         self.thread = self.split_reduce = None
         self.stream = False
@@ -133,7 +133,8 @@ class Scheduler:
         """This state with some fields replaced."""
         new = object.__new__(Scheduler)
         new.kernel, new.target, new.rows, new.axis_rows, new.order = self.kernel, self.target, self.rows, self.axis_rows, self.order
-        new.place, new.lanes, new.pads, new.thread, new.split_reduce = self.place, self.lanes, self.pads, self.thread, self.split_reduce
+        new.place, new.vector_rows, new.pads = self.place, self.vector_rows, self.pads
+        new.thread, new.split_reduce = self.thread, self.split_reduce
         new.stream, new.prefetch, new.dots, new.online = self.stream, self.prefetch, self.dots, self.online
         new.applied_opts = self.applied_opts
         for name, value in changes.items():
@@ -190,7 +191,7 @@ class Scheduler:
                     table += ident(r)
                 table.append(-1)
             table += [ident(p) if isinstance(p, int) else p for p in self.place]
-            table += [ident(r) if r >= 0 else None for r in self.lanes]
+            table += [ident(r) if r >= 0 else None for r in self.vector_rows]
             thread = (ident(self.thread[0]), self.thread[1]) if self.thread else None
             content: tuple[object, ...] = (table, self.pads, thread, self.split_reduce, self.stream)
             if any(self.dots):

@@ -23,9 +23,9 @@ from math import prod
 
 from svod.core.ir.uop import Ops
 from svod.core.kernel.groups import group_of, level_of
-from svod.core.kernel.kernel import Linear, Node, Reduction, ResolvedStage
+from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.loop_nest import loop_nest
-from svod.core.kernel.placement import EmittedLoop, first_reduce, is_computed_once, is_derived, lane_row
+from svod.core.kernel.placement import EmittedLoop, first_reduce, is_computed_once, is_derived, vector_row
 from svod.core.kernel.scheduler import UNROLL, UPCAST, Scheduler
 from svod.core.machine.levels import Level, MemorySpace
 
@@ -157,7 +157,7 @@ class _Printer:
 
     def _tile(self, r: ResolvedStage, depth: int) -> None:
         """The positions that the threads of a group compute, and those side by side in registers."""
-        vector = lane_row(self.state, r)
+        vector = vector_row(self.state, r)
         tile, unrolled, threads = [], [], []
         for group in self.nest.stages[r.stage.index].axes:
             for p in group:
@@ -191,7 +191,7 @@ class _Printer:
     def _accumulator(self, r: ResolvedStage, k: int) -> str:
         return "acc" if len(r.reductions) == 1 else f"acc{k}"
 
-    def _update(self, r: ResolvedStage, k: int, red: Reduction) -> str:
+    def _update(self, r: ResolvedStage, k: int, red: ReduceNode) -> str:
         name = self._accumulator(r, k)
         values = ", ".join(self._text(r, v, _LOOSEST) for v in red.values)
         form = _UPDATE.get(red.combiner, f"{{0}} = {red.combiner.lower()}({{0}}, {{1}})")
@@ -247,7 +247,7 @@ class _Printer:
         operands = ", ".join(self._expression(r, r.nodes[x], _LOOSEST, depth - 1) for x in n.src)
         return f"{n.op.lower()}({operands})"
 
-    def _linear(self, r: ResolvedStage, lin: Linear, depth: int = 4) -> str:
+    def _linear(self, r: ResolvedStage, lin: LinearIndex, depth: int = 4) -> str:
         names = self._local_names(r)
         terms = [(c, names[a]) for a, c in lin.coefs]
         terms += [(c, self._expression(r, r.nodes[a], 5, depth - 1)) for a, c in lin.atoms]

@@ -63,7 +63,7 @@ class Read(NamedTuple):
     anchor: UOp | None
 
 
-class Context:
+class PartialStage:
     """A stage being built."""
 
     __slots__ = ("ranges", "reduce_extents", "reduce_ranges", "reduces")
@@ -192,7 +192,7 @@ class Rangeifier:
         self.children: dict[tuple[UOp, Read], tuple[tuple[UOp, Read], ...]] = {}
         self.bodies: dict[UOp, Read] = {}          # stage → the read of its own value
         self.inline: dict[UOp, list[Read]] = {}    # reads computed in place
-        self.contexts: list[Context] = []
+        self.contexts: list[PartialStage] = []
         self.next_range = 0
         self.gathered: dict[tuple[UOp, Read], UOp] = {}   # index of a GATHER and its read → the placeholder
         self.values: dict[tuple[UOp, Read], UOp] = {}
@@ -213,7 +213,7 @@ class Rangeifier:
 
     def open_stage(self, shape: Shape) -> Read:
         coords = self.fresh(shape)
-        self.contexts.append(Context(tuple(c for c in coords if c.op is Ops.RANGE)))
+        self.contexts.append(PartialStage(tuple(c for c in coords if c.op is Ops.RANGE)))
         return Read(coords, (), None, len(self.contexts) - 1, False, False, None)
 
     def want(self, u: UOp, read: Read) -> tuple[UOp, Read]:

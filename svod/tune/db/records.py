@@ -254,7 +254,7 @@ class Verdict(Record):
 
 
 @dataclass(frozen=True)
-class Kernel(Record):
+class KernelRecord(Record):
     """What a kernel computes. `ast` is the kernel AST as JSON data, `structure` a key without extents (a family), `flops` and `bytes`
     the work and least traffic of one run. Two descriptions of one kernel (an older canonical form beside a newer) are both kept;
     the one with the greater `ast_version` is shown."""
@@ -273,7 +273,7 @@ class Kernel(Record):
 
 
 @dataclass(frozen=True)
-class Origin(Record):
+class OriginRecord(Record):
     """Where in a model a kernel comes from: a module path or the user's file:line."""
 
     kernel: Name
@@ -317,7 +317,7 @@ class Search(Record):
     json_fields: ClassVar[frozenset[str]] = frozenset({"config", "result"})
 
 
-RECORDS: tuple[type[Record], ...] = (TargetFacts, Kernel, Origin, Search, Measurement, Verdict)
+RECORDS: tuple[type[Record], ...] = (TargetFacts, KernelRecord, OriginRecord, Search, Measurement, Verdict)
 BY_KIND: dict[str, type[Record]] = {r.kind: r for r in RECORDS}
 
 

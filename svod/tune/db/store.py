@@ -32,7 +32,7 @@ from svod import config
 from svod.errors import DatabaseError
 from svod.system.forksafe import remake_after_fork
 from svod.tune.db import claims, files, layers, transfer
-from svod.tune.db.records import RECORDS, Kernel, Measurement, Origin, Record, RecordError, Search, TargetFacts, Verdict
+from svod.tune.db.records import RECORDS, KernelRecord, Measurement, OriginRecord, Record, RecordError, Search, TargetFacts, Verdict
 from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema
 from svod.tune.db.transfer import Skipped
 from svod.tune.db.winners import Winner, rank_winners
@@ -451,7 +451,8 @@ class TuningDB:
     def _described(self, measurements: Sequence[Measurement], kernels: set[str] | None) -> list[Record]:
         """The facts about the targets of these measurements, and what is known about `kernels` (None: about all) themselves."""
         targets = {m.target for m in measurements}
-        described: list[Kernel | Origin] = [*(k for k, _ in self.select(Kernel)), *(o for o, _ in self.select(Origin))]
+        described: list[KernelRecord | OriginRecord] = [*(k for k, _ in self.select(KernelRecord)),
+                                                        *(o for o, _ in self.select(OriginRecord))]
         return [*(t for t, _ in self.select(TargetFacts) if t.target in targets),
                 *(r for r in described if kernels is None or r.kernel in kernels)]
 
@@ -577,4 +578,4 @@ class TuningDB:
 
 def origins_of(db: TuningDB, kernel: str) -> list[str]:
     """Where in models a kernel comes from."""
-    return sorted({o.origin for o, _ in db.select(Origin, kernel)})
+    return sorted({o.origin for o, _ in db.select(OriginRecord, kernel)})

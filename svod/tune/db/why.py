@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from svod.core.machine.target import KEY_FIELDS, parse_key
-from svod.tune.db.records import Kernel, Measurement, Search, Verdict
+from svod.tune.db.records import KernelRecord, Measurement, Search, Verdict
 from svod.tune.db.schema import LAYER_NAMES
 from svod.tune.db.store import TuningDB
 from svod.tune.db.winners import Winner, barred_revisions, drawback, rejection
@@ -54,7 +54,7 @@ def explain(db: TuningDB, kernel: str, target: str, linear: str = "", structure:
         name, asked, stored = first_difference(target, nearest)
         return Explanation(None, name, asked, stored, f"the kernel is known, but for another target, {nearest}: its {name} "
                            f"{'are' if name in ('features', 'threads') else 'is'} {stored or 'none'}, here {asked or 'none'}")
-    kernels = [k for k, _ in db.select(Kernel)]
+    kernels = [k for k, _ in db.select(KernelRecord)]
     for k in kernels:
         if structure and k.structure == structure and k.kernel != kernel:
             return Explanation(None, "extents", kernel, k.kernel, f"the kernel is not known; {k.name or k.kernel[:12]} ({k.kernel[:12]}) "

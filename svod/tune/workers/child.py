@@ -40,7 +40,7 @@ _child_deadline: float | None = None    # in a child, while an item runs: time.m
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Request:
     """One item for a worker, encoded. `setup_key` names the payload ("" without one); `cpus` are the cores to stay on (none: all)."""
 
     job: str
@@ -51,10 +51,10 @@ class Call:
     cpus: tuple[int, ...] = ()
 
 
-def make_call(job: str, item: Any, deadline: float, setup: Any = None, cpus: tuple[int, ...] = ()) -> Call:
+def make_call(job: str, item: Any, deadline: float, setup: Any = None, cpus: tuple[int, ...] = ()) -> Request:
     """A Call of plain data. Raises FormatError when item or setup is not plain data."""
     payload = b"" if setup is None else encode(setup)
-    return Call(job, encode(item), deadline, payload, setup_key(job, payload), cpus)
+    return Request(job, encode(item), deadline, payload, setup_key(job, payload), cpus)
 
 
 def setup_key(job: str, payload: bytes) -> str:
@@ -225,7 +225,7 @@ class Child:
         """Process id, or 0 while there is no process."""
         return self._pid
 
-    def run(self, call: Call) -> Outcome:
+    def run(self, call: Request) -> Outcome:
         """One item, start to end."""
         if self._socket is not None and self._cpus != call.cpus:
             self.stop()         # threads of the old process may be pinned elsewhere
@@ -241,7 +241,7 @@ class Child:
         """(index, Outcome) for every item, in order, as they complete; an item that hangs or crashes costs only itself."""
         first = make_call(job, None, deadline, setup)
         for i, item in enumerate(items):
-            yield i, self.run(Call(job, encode(item), deadline, first.setup, first.setup_key))
+            yield i, self.run(Request(job, encode(item), deadline, first.setup, first.setup_key))
 
     def interrupt(self) -> None:
         """Kill what runs now; `run` in another thread then returns a crash. For shutting down."""
@@ -282,7 +282,7 @@ class Child:
             sock.close()
         return self._server.reap(pid)
 
-    def _set_up(self, call: Call) -> Outcome | None:
+    def _set_up(self, call: Request) -> Outcome | None:
         """Make the state of `call` in the process. None, or the outcome its items get."""
         count, outcome = self._failures.get(call.setup_key, (0, None))
         if outcome is None or count < MAX_SETUP_FAILURES:

@@ -36,7 +36,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from svod.errors import ConfigError, TuneError
-from svod.tune.workers.child import Call, Child, setup_key
+from svod.tune.workers.child import Child, Request, setup_key
 from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, start_server
 from svod.tune.workers.jobs import Outcome, WorkerConfig, decode, encode, resolve_job
 from svod.tune.workers.machine_lock import MachineLock
@@ -68,7 +68,7 @@ class Batch(Iterator[tuple[int, Outcome]]):
         self.deadline = deadline
         self.payloads = [encode(item) for item in items]
         setup_payload = b"" if setup is None else encode(setup)
-        self._template = Call(job, b"", deadline, setup_payload, setup_key(job, setup_payload), tuple(cpus))
+        self._template = Request(job, b"", deadline, setup_payload, setup_key(job, setup_payload), tuple(cpus))
         self._outcomes: queue.SimpleQueue[tuple[int, Outcome] | None] = queue.SimpleQueue()
         self._left = len(self.payloads)
         self.cancelled = False
@@ -76,7 +76,7 @@ class Batch(Iterator[tuple[int, Outcome]]):
     def __len__(self) -> int:
         return len(self.payloads)
 
-    def call(self, index: int) -> Call:
+    def call(self, index: int) -> Request:
         return dataclasses.replace(self._template, item=self.payloads[index], deadline=self.deadline)
 
     def deliver(self, index: int, outcome: Outcome) -> None:
@@ -186,7 +186,7 @@ class InlineExecutor(Executor):
         batch.executor = self
         return batch
 
-    def run_call(self, call: Call, kind: Kind) -> Outcome:
+    def run_call(self, call: Request, kind: Kind) -> Outcome:
         started = time.perf_counter()
         try:
             run, set_up = resolve_job(call.job, self.config.job_modules)
@@ -227,7 +227,7 @@ class Carrier(Protocol):
     def warm_up(self) -> None:
         """Called once, before the first item: start what takes long to start. Raises nothing; `run` says what is wrong."""
 
-    def run(self, calls: Sequence[Call]) -> list[Outcome]:
+    def run(self, calls: Sequence[Request]) -> list[Outcome]:
         """Start to end. Raises WorkerLost when the infrastructure failed, TuneError when there can be no worker at all."""
 
     def idle(self) -> None:
@@ -392,7 +392,7 @@ class _LocalCarrier:
     def warm_up(self) -> None:
         """A child takes 10 ms."""
 
-    def run(self, calls: Sequence[Call]) -> list[Outcome]:
+    def run(self, calls: Sequence[Request]) -> list[Outcome]:
         if self._lock is not None and not self._lock.acquire(lambda: self._owner.closing):
             raise WorkerLost("closing")
         try:

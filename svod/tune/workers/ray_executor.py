@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 from svod import config
 from svod.errors import TuneError
-from svod.tune.workers.child import Call
+from svod.tune.workers.child import Request
 from svod.tune.workers.executor import DispatchingExecutor, Kind, WorkerLost, check_address, usable_cores
 from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, mismatch, package_roots
 from svod.tune.workers.ray_worker import RayWorker
@@ -232,7 +232,7 @@ class _RayCarrier:
         with contextlib.suppress(WorkerLost, TuneError):    # tried again for the first call, which says so
             self.start()
 
-    def run(self, calls: Sequence[Call]) -> list[Outcome]:
+    def run(self, calls: Sequence[Request]) -> list[Outcome]:
         ray = self._ray
         try:
             actor = self.start()

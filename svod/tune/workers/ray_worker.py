@@ -9,7 +9,7 @@ import os
 import platform
 import time
 
-from svod.tune.workers.child import Call, Child
+from svod.tune.workers.child import Child, Request
 from svod.tune.workers.forkserver import ServerLost, start_server
 from svod.tune.workers.jobs import Outcome, WorkerConfig, identity
 from svod.tune.workers.machine_lock import MachineLock
@@ -42,11 +42,11 @@ class RayWorker:
         if self._lock is not None:
             self._lock.release()
 
-    def run(self, calls: list[Call]) -> list[Outcome]:
+    def run(self, calls: list[Request]) -> list[Outcome]:
         """Items one after the other; an outcome `lost` where this machine could not run it."""
         return [self._run(call) for call in calls]
 
-    def _run(self, call: Call) -> Outcome:
+    def _run(self, call: Request) -> Outcome:
         try:
             return self._child.run(call)
         except ServerLost as e:

@@ -14,7 +14,7 @@ import pytest
 from svod import Tensor
 from svod.bench.peers import LIBRARIES, Peer, load_peers, parse_peers
 from svod.bench.suites import cases as kinds
-from svod.bench.suites.cases import Case, Operand
+from svod.bench.suites.cases import Case, CaseOperand
 from svod.bench.suites.random_kernels import LEAST_SECONDS, MOST_SECONDS, is_prime, nominal_seconds, random_cases
 from svod.bench.suites.reference import FUNCTIONS, largest_error, reference, widen
 from svod.bench.suites.suites import SUITES, select_cases
@@ -126,9 +126,9 @@ def test_operands_are_decided_by_seed_and_name() -> None:
     assert all(np.array_equal(x, y) for x, y in zip(first, again, strict=True))
     assert not np.array_equal(first[0], other_seed[0]) and not np.array_equal(first[0], other_name[0])
     for dtype, kind in (("float32", np.float32), ("float16", np.float16), ("bfloat16", np.uint16), ("int8", np.int8)):
-        drawn = Operand((33,), dtype, fill="integers" if dtype == "int8" else "normal").draw(np.random.default_rng(0))
+        drawn = CaseOperand((33,), dtype, fill="integers" if dtype == "int8" else "normal").draw(np.random.default_rng(0))
         assert drawn.dtype == kind and drawn.ctypes.data % 64 == 0
-    positive = Operand((1000,), fill="positive").draw(np.random.default_rng(0))
+    positive = CaseOperand((1000,), fill="positive").draw(np.random.default_rng(0))
     assert positive.min() >= 0.5 and positive.max() < 1.5
 
 

@@ -116,7 +116,7 @@ def test_scalars_are_splat() -> None:
     x = b.load("LOAD", F32, 1, (p, b.index(0)), 0)
     v = b.load("LOAD", F32, 8, (p, b.index(0)), 0)
     total = b.alu("ADD", F32, 8, x, v)
-    assert [b.lanes[s] for s in b.src[total]] == [8, 8] and b.op[b.src[total][0]] == "SPLAT"
+    assert [b.num_lanes[s] for s in b.src[total]] == [8, 8] and b.op[b.src[total][0]] == "SPLAT"
     assert b.splat(v, 8) == v and b.known(b.splat(b.const(F32, 1, 2), 8)) == 2.0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
-from svod.core.kernel.kernel import Kernel, Linear, Node, ResolvedStage
+from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage
 from svod.errors import CompileError
 from tests.hand_kernels import HAND, Ast, gathered_rows, gemm, in_place, mirrored_gemm, padded_window, softmax, two_outputs, variance
 
@@ -56,8 +56,9 @@ def test_the_key_is_the_content() -> None:
 def test_affine_accesses_have_a_coefficient_per_axis() -> None:
     k = Kernel(gemm(17, 19, 23))
     a, b, out = resolved(k, "s0"), resolved(k, "s1"), resolved(k, "out")
-    assert only(a, "load").linear == Linear(((0, 23), (1, 1)), 0, ()) and only(b, "load").linear == Linear(((0, 19), (1, 1)), 0, ())
-    assert out.store == Linear(((0, 19), (1, 1)), 0, ()) and out.store_slot == 0
+    assert only(a, "load").linear == LinearIndex(((0, 23), (1, 1)), 0, ()) and only(b, "load").linear == LinearIndex(((0, 19), (1, 1)), 0,
+                                                                                                                     ())
+    assert out.store == LinearIndex(((0, 19), (1, 1)), 0, ()) and out.store_slot == 0
     reads = {n.arg: n for n in out.nodes if n.kind == "read"}
     assert [d.coefs for d in reads[0].dims] == [((0, 1),), ((2, 1),)] and reads[0].deps == (0, 2)
     assert [d.coefs for d in reads[1].dims] == [((2, 1),), ((1, 1),)] and reads[1].deps == (1, 2)
@@ -68,7 +69,7 @@ def test_inlined_stages_are_substituted() -> None:
     k = Kernel(mirrored_gemm(11, 18, 7))
     out = resolved(k, "out", frozenset({0, 1}))
     loads = {n.arg: n.linear for n in out.nodes if n.kind == "load"}
-    assert loads == {1: Linear(((0, -7), (2, 1)), 70, ()), 2: Linear(((1, 1), (2, 36)), 0, ())}
+    assert loads == {1: LinearIndex(((0, -7), (2, 1)), 70, ()), 2: LinearIndex(((1, 1), (2, 36)), 0, ())}
     assert out.reads == () and k.resolve(frozenset({0, 1}))[0] is None
     assert k.resolve(frozenset({0, 1})) is k.resolve(frozenset({1, 0})), "analysed once"
 
@@ -77,7 +78,7 @@ def test_gates_and_alternatives_are_nodes() -> None:
     r = resolved(Kernel(padded_window(9, 17, 3)), "s0")
     load = only(r, "load")
     assert load.deps == (0, 1) and r.nodes[load.gate].dtype == dtypes.bool and r.nodes[load.alt].arg == 0.0
-    assert load.linear == Linear(((0, 17), (1, 1)), -18, ())
+    assert load.linear == LinearIndex(((0, 17), (1, 1)), -18, ())
 
 
 def test_gathered_indices_are_atoms() -> None:

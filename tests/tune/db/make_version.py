@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from svod.tune.db import Origin, Record, Search, TargetFacts, files, schema
+from svod.tune.db import OriginRecord, Record, Search, TargetFacts, files, schema
 from svod.tune.db.schema import INSERT
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
 
@@ -16,7 +16,7 @@ KERNEL = "k" * 32
 #: What every database of an older version must still hold after its upgrade.
 CONTENT: list[Record] = [
     *winning(0.5, "aa"), *winning(0.4, "bb"), *winning(0.8, "cc", target=OTHER), verdict("wrong", "bb", reason="row 3", by="a@b"),
-    screened("dd", status="timeout", reason="10 s"), Origin(KERNEL, "model.py:7"), TargetFacts(TARGET, {"model": "EPYC"}),
+    screened("dd", status="timeout", reason="10 s"), OriginRecord(KERNEL, "model.py:7"), TargetFacts(TARGET, {"model": "EPYC"}),
     Search("s1", KERNEL, TARGET, strategy="beam", executor="local", config={"width": 8}, started_at=5.0, ended_at=9.5, outcome="finished")]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from svod.tune.db import Kernel, Measurement, Record, Verdict
+from svod.tune.db import KernelRecord, Measurement, Record, Verdict
 
 TARGET = "x86_64/znver5/avx2,avx512f/l1 48k/l2 1m/l3 32m/t2"
 OTHER = "x86_64/znver5/avx2,avx512f/l1 48k/l2 1m/l3 32m/t8"
@@ -34,4 +34,4 @@ def verdict(what: str = "verified", linear: str = "aa", kernel: str = "k" * 32, 
 def winning(ratio: float = 0.5, linear: str = "aa", kernel: str = "k" * 32, target: str = TARGET, **changes: Any) -> list[Record]:
     """A confirmed measurement, its verification, and its kernel."""
     return [confirmed(ratio, linear, kernel, target, **changes), verdict("verified", linear, kernel, target),
-            Kernel(kernel, name="gemm_512", ast={"nodes": [1, 2]}, ast_version=1, structure="s1", flops=2.0, bytes=3.0)]
+            KernelRecord(kernel, name="gemm_512", ast={"nodes": [1, 2]}, ast_version=1, structure="s1", flops=2.0, bytes=3.0)]

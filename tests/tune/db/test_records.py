@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svod.tune.db import Kernel, Measurement, Origin, Record, RecordError, Search, TargetFacts, Verdict
+from svod.tune.db import KernelRecord, Measurement, OriginRecord, Record, RecordError, Search, TargetFacts, Verdict
 from svod.tune.db.records import BY_KIND, canonical, check_chain, parse_json, record_from_json
 from tests.tune.db.samples import CHAIN, TARGET, confirmed, verdict
 
 RECORDS: list[Record] = [
-    confirmed(), verdict("wrong", reason="row 3: 1.5 instead of 1.25"), Kernel("k1", ast=[1, {"a": None}], flops=1, bytes=2.5),
-    Origin("k1", "model.py:3"),
+    confirmed(), verdict("wrong", reason="row 3: 1.5 instead of 1.25"), KernelRecord("k1", ast=[1, {"a": None}], flops=1, bytes=2.5),
+    OriginRecord("k1", "model.py:3"),
     TargetFacts(TARGET, {"model": "EPYC", "cores": 2}), Search("s1", "k1", TARGET, config={"width": 8}, started_at=1.5, ended_at=2)]
 
 

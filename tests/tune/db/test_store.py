@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from svod.errors import DatabaseError
-from svod.tune.db import OWN, SHIPPED, TEAM, Kernel, Measurement, Origin, Search, TuningDB, layers, origins_of
+from svod.tune.db import OWN, SHIPPED, TEAM, KernelRecord, Measurement, OriginRecord, Search, TuningDB, layers, origins_of
 from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
 
 K = "k" * 32
@@ -69,7 +69,7 @@ def test_searches_have_a_beginning_and_an_end(db: TuningDB) -> None:
 
 
 def test_origins_are_a_set(db: TuningDB) -> None:
-    db.record([Origin(K, "b.py:1"), Origin(K, "a.py:2"), Origin(K, "b.py:1"), Origin("x", "c.py:1")])
+    db.record([OriginRecord(K, "b.py:1"), OriginRecord(K, "a.py:2"), OriginRecord(K, "b.py:1"), OriginRecord("x", "c.py:1")])
     assert origins_of(db, K) == ["a.py:2", "b.py:1"]
 
 
@@ -214,8 +214,8 @@ def test_many_processes_write_at_once(tmp_path: Path) -> None:
 
 
 def test_kernels_of_two_forms_are_both_kept(db: TuningDB) -> None:
-    db.record([Kernel(K, ast=1, ast_version=1), Kernel(K, ast=2, ast_version=2)])
-    assert sorted(k.ast_version for k, _ in db.select(Kernel, K)) == [1, 2]
+    db.record([KernelRecord(K, ast=1, ast_version=1), KernelRecord(K, ast=2, ast_version=2)])
+    assert sorted(k.ast_version for k, _ in db.select(KernelRecord, K)) == [1, 2]
 
 
 def test_rows_are_plain_sql(tmp_path: Path) -> None:

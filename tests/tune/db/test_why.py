@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from svod.tune.db import Kernel, Measurement, Record, Search, TuningDB, explain
+from svod.tune.db import KernelRecord, Measurement, Record, Search, TuningDB, explain
 from svod.tune.db.why import first_difference
 from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
 
@@ -90,4 +90,4 @@ def test_an_unknown_kernel() -> None:
     field, text = why(*winning(), kernel="new", structure="s1")
     assert field == "extents" and "gemm_512" in text
     assert "none of the 1 known" in why(*winning(), kernel="new", structure="s9")[1]
-    assert why(Kernel(K, structure="s1"), kernel=K, structure="s1")[0] == "kernel", "described, never measured"
+    assert why(KernelRecord(K, structure="s1"), kernel=K, structure="s1")[0] == "kernel", "described, never measured"

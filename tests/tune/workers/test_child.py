@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from svod.errors import TuneError
-from svod.tune.workers.child import Call, Child, make_call
+from svod.tune.workers.child import Child, Request, make_call
 from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, start_server
 from svod.tune.workers.jobs import Outcome, WorkerConfig
 from tests.tune.fault_jobs import FAULTS
@@ -22,7 +22,7 @@ JOBS = "tests.tune.fault_jobs"
 CONFIG = WorkerConfig(preload=("numpy", "llvmlite.binding"), job_modules=(JOBS,), paths=(ROOT,), memory_bytes=1 << 29, setup_deadline=5.0)
 
 
-def call(job: str, item: object, deadline: float = 20.0, setup: object = None, cpus: tuple[int, ...] = ()) -> Call:
+def call(job: str, item: object, deadline: float = 20.0, setup: object = None, cpus: tuple[int, ...] = ()) -> Request:
     return make_call(f"{JOBS}:{job}", item, deadline, setup, cpus)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from svod.compile.lower import math
 from svod.compile.lower.emit.axes import Axes
-from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.facts import SLACK
 from svod.compile.lower.emit.intrinsics import Intrinsics
 from svod.compile.lower.emit.state import Chunk, OpenStage, Sink
@@ -15,7 +15,7 @@ from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import TRANSCENDENTAL, Ops
 from svod.core.kernel.intrinsics import TensorizePlan
-from svod.core.kernel.kernel import Reduction
+from svod.core.kernel.kernel import ReduceNode
 from svod.core.kernel.scheduler import UNROLL
 from svod.errors import KernelOptError
 
@@ -23,7 +23,7 @@ from svod.errors import KernelOptError
 class Accumulators:
     """What the accumulators of an open stage hold, position by position of its tile."""
 
-    def __init__(self, ctx: Context, axes: Axes, values: Values, intrinsics: Intrinsics):
+    def __init__(self, ctx: PhaseContext, axes: Axes, values: Values, intrinsics: Intrinsics):
         self.ctx = ctx
         self.b = ctx.b
         self.state = ctx.state
@@ -36,7 +36,7 @@ class Accumulators:
         out = []
         tile, partial = stage.out_positions(), stage.partial_positions()
         stage.partial = {key: (i, c.width) for i, (key, _, c) in enumerate(partial)}
-        reduce_lane = stage.lane >= stage.num_outs
+        reduce_lane = stage.vector_axis >= stage.num_outs
         plan = self.intrinsics.plan_of(stage)
         if plan is not None and plan.dot.is_tile:
             stage.sums.clear()
@@ -60,7 +60,7 @@ class Accumulators:
     def sum_key(self, stage: OpenStage, plan: TensorizePlan, offsets: dict[int, int], chunk: Chunk, partial: tuple[Any, ...]) -> Any:
         """What a correction depends on: the position of the operand that is summed up, and the partial result."""
         axes = plan.operands[plan.corrects].axes
-        return tuple(offsets.get(a, 0) for a in axes), chunk.offset if stage.lane in axes else 0, partial
+        return tuple(offsets.get(a, 0) for a in axes), chunk.offset if stage.vector_axis in axes else 0, partial
 
     def accumulate(self, stage: OpenStage, accs: list[int]) -> list[int]:
         """All expanded positions of one innermost iteration into the accumulators, reduction-major."""
@@ -71,12 +71,12 @@ class Accumulators:
         tile = stage.out_positions()
         partial = stage.partial
         present = stage.partial_positions()
-        reduce_lane = stage.lane >= outs
+        reduce_lane = stage.vector_axis >= outs
         components = sum(len(red.values) for red in stage.r.reductions)
         masks: dict[Chunk, int] = {}
         plan = self.intrinsics.plan_of(stage)
         reds = range(outs, len(stage.pieces))
-        crowded = 4 * sum(b.lanes[v] > 1 for v in accs) >= self.state.target.vector_registers
+        crowded = 4 * sum(b.num_lanes[v] > 1 for v in accs) >= self.state.target.vector_registers
         for number, (_, unrolled) in enumerate(stage.positions((UNROLL,), reds)):
             if crowded and number:
                 b.round = number
@@ -122,9 +122,9 @@ class Accumulators:
     def guarded(self, value: int, acc: int, guard: int) -> int:
         """The new value of an accumulator where `guard` holds."""
         b = self.b
-        return value if guard < 0 else b.alu("WHERE", b.dtype[acc], b.lanes[acc], guard, value, acc)
+        return value if guard < 0 else b.alu("WHERE", b.dtype[acc], b.num_lanes[acc], guard, value, acc)
 
-    def combine_value(self, stage: OpenStage, red: Reduction, acc: list[int], guard: int, width: int) -> list[int]:
+    def combine_value(self, stage: OpenStage, red: ReduceNode, acc: list[int], guard: int, width: int) -> list[int]:
         b = self.b
         combiner = get_combiner(red.combiner)
         if red.combiner == "ADD" and guard < 0 and red.dtypes[0].is_float:
@@ -157,9 +157,9 @@ class Accumulators:
         stage.memo.clear()
         tile = stage.out_positions()
         partial = stage.partial
-        reduce_lane = stage.lane >= stage.num_outs
+        reduce_lane = stage.vector_axis >= stage.num_outs
         components = sum(len(red.values) for red in stage.r.reductions)
-        lane = stage.lane
+        lane = stage.vector_axis
         plan = self.intrinsics.plan_of(stage)
         if plan is not None and plan.dot.is_tile:
             self.tile_epilogue(stage, plan, accs, sink)
@@ -170,7 +170,7 @@ class Accumulators:
                 for index, (k, _) in partial.items():
                     acc = accs[at + k]
                     extra = accs[stage.sums[self.sum_key(stage, plan, offsets, oc, index)]]
-                    accs[at + k] = self.b.alu("SUB", self.b.dtype[acc], self.b.lanes[acc], acc, extra)
+                    accs[at + k] = self.b.alu("SUB", self.b.dtype[acc], self.b.num_lanes[acc], acc, extra)
             done: dict[tuple[int, int], int] = {}
             first = 0
             for k, red in enumerate(stage.r.reductions):
@@ -180,12 +180,12 @@ class Accumulators:
                     done[k, c] = v
                 first += n
             if reduce_lane:
-                stage.lane = -1
+                stage.vector_axis = -1
             ok = stage.set_position(offsets, oc)
             if ok:
                 stage.results = done
                 sink(stage)
-            stage.lane = lane
+            stage.vector_axis = lane
 
     def tile_epilogue(self, stage: OpenStage, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
         """Rows of each tile by way of scratch; partial results are added there."""
@@ -211,16 +211,16 @@ class Accumulators:
                 stage.memo.clear()
                 sink(stage)
 
-    def combine_all(self, red: Reduction, parts: list[list[int]], reduce_lane: bool) -> list[int]:
+    def combine_all(self, red: ReduceNode, parts: list[list[int]], reduce_lane: bool) -> list[int]:
         """A tree over partial results, then across the lanes of those that are vectors on a reduce axis."""
         b = self.b
         combiner = get_combiner(red.combiner)
         nan = red.dtypes[0].is_float
-        if len(parts) == 1 and b.lanes[parts[0][0]] == 1:
+        if len(parts) == 1 and b.num_lanes[parts[0][0]] == 1:
             return parts[0]
         by_width: dict[int, list[list[int]]] = {}
         for p in parts:
-            by_width.setdefault(b.lanes[p[0]], []).append(p)
+            by_width.setdefault(b.num_lanes[p[0]], []).append(p)
         scalars: list[list[int]] = []
         for width, group in by_width.items():
             alu = self.alu_for(width)
@@ -243,5 +243,5 @@ class Accumulators:
             scalars.append(value)
         while len(scalars) > 1:
             a, c = scalars.pop(), scalars.pop()
-            scalars.append(list(combiner.combine(tuple(c), tuple(a), self.alu_for(b.lanes[a[0]]), nan=nan)))
+            scalars.append(list(combiner.combine(tuple(c), tuple(a), self.alu_for(b.num_lanes[a[0]]), nan=nan)))
         return scalars[0]

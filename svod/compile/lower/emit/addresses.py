@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 from svod.compile.lower.emit.axes import Axes
-from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import Lin, OpenStage, Staged, add_lins
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.kernel import Linear
+from svod.core.kernel.kernel import LinearIndex
 from svod.core.kernel.layout import Layout
 
 Base = tuple[int, int]          # an index value and a constant to add to it
@@ -17,11 +17,11 @@ Base = tuple[int, int]          # an index value and a constant to add to it
 class Addresses:
     """Elements of arguments and of staged values, over the axes of an open stage."""
 
-    def __init__(self, ctx: Context, axes: Axes):
+    def __init__(self, ctx: PhaseContext, axes: Axes):
         self.b = ctx.b
         self.axes = axes
 
-    def relative(self, stage: OpenStage, staged: Staged, dims: tuple[Linear, ...]) -> tuple[Linear, Base]:
+    def relative(self, stage: OpenStage, staged: Staged, dims: tuple[LinearIndex, ...]) -> tuple[LinearIndex, Base]:
         """Coordinates in a staged value → (element number over local axes, where the first position stands)."""
         layout = staged.layout
         assert layout is not None
@@ -48,7 +48,7 @@ class Addresses:
                 start = add_lins(start, here, stride)
             for n, c in lin.atoms:
                 atoms[n] = atoms.get(n, 0) + c * stride
-        linear = Linear(tuple(sorted((a, c) for a, c in coefs.items() if c)), 0, tuple(sorted((n, c) for n, c in atoms.items() if c)))
+        linear = LinearIndex(tuple(sorted((a, c) for a, c in coefs.items() if c)), 0, tuple(sorted((n, c) for n, c in atoms.items() if c)))
         return linear, (self.axes.ssa((start[0], 0)), start[1])
 
     def in_tiles(self, layout: Layout, at: Lin) -> Lin:
@@ -64,7 +64,7 @@ class Addresses:
         number = b.alu("IDIV", dtypes.index, 1, b.add(self.axes.ssa(first), b.index(tile - 1)), b.index(tile))
         return {number: layout.outer}, 0
 
-    def base_of(self, stage: OpenStage, linear: Linear) -> Base:
+    def base_of(self, stage: OpenStage, linear: LinearIndex) -> Base:
         """Where an access to a flat index stands under the loops opened so far."""
         start = stage.linear.get(linear)
         if start is None:
@@ -92,8 +92,8 @@ class Addresses:
                     in_tile = c
                 else:
                     lin = add_lins(lin, (terms, c), stride)
-                if i == stage.lane:
-                    lane = stride * stage.lane_stride
+                if i == stage.vector_axis:
+                    lane = stride * stage.vector_stride
             place = stage.linear["store", pointer] = (self.axes.ssa((lin[0], 0)), lin[1], in_tile, lane)
         start, const, in_tile, lane = place
         for i, stride in enumerate(layout.strides):

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import Lin, OpenStage, add_lins, sum_lins
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
@@ -17,7 +17,7 @@ FEW_ROWS = 2                    # so many rows of a tile are computed one by one
 class Axes:
     """Values of the axes of open stages."""
 
-    def __init__(self, ctx: Context):
+    def __init__(self, ctx: PhaseContext):
         self.b = ctx.b
         self.facts = ctx.facts
         self.kernel = ctx.kernel
@@ -29,7 +29,7 @@ class Axes:
             terms, const = sum_lins(stage.opened[a])
             pieces = stage.pieces[a]
             reduce = a >= stage.num_outs
-            moves = not reduce and stage.r.axes[a] not in self.facts.fixed and not (stage.aligned and a == stage.lane)
+            moves = not reduce and stage.r.axes[a] not in self.facts.fixed and not (stage.aligned and a == stage.vector_axis)
             if terms and moves and not is_exact(pieces, stage.bounds[a]):
                 last = stage.bounds[a] - stage.span(a)
                 shifted = self.b.alu("MIN", dtypes.index, 1, self.ssa((terms, const)), self.b.index(max(0, last)))
@@ -77,7 +77,7 @@ class Axes:
         """(step, condition) of the loops for the `rest` positions that whole iterations leave of an output axis: one of them runs.
         A few rows of a tile of accumulators go one by one: batches of one are common. Without a choice the condition is -1."""
         b, step, reach = self.b, stage.tail_step(a), stage.reach(a)
-        if a == stage.lane or not stage.r.reductions or not is_contiguous(stage.pieces[a]) or step <= FEW_ROWS:
+        if a == stage.vector_axis or not stage.r.reductions or not is_contiguous(stage.pieces[a]) or step <= FEW_ROWS:
             return [(step, -1)] if step < reach else []
         few = b.alu("CMPLE", dtypes.bool, 1, rest, b.index(FEW_ROWS))
         return [(1, few), (step, b.alu("NOT", dtypes.bool, 1, few))]
@@ -86,7 +86,7 @@ class Axes:
         """Whether the last tile of accumulators of an axis may start earlier, where there are as many positions as it covers, and compute
         some of them again."""
         pieces = stage.pieces[a]
-        return a != stage.lane and a < stage.num_outs and bool(stage.r.reductions) and stage.reach(a) > 1 \
+        return a != stage.vector_axis and a < stage.num_outs and bool(stage.r.reductions) and stage.reach(a) > 1 \
             and not (stage.r.stage.is_output and self.kernel.written) and is_contiguous(pieces) and sum(p.role == LOOP for p in pieces) == 1
 
     def whole_end(self, room: int, reach: int, stride: int, stop: int) -> int:
@@ -100,10 +100,10 @@ class Axes:
         b = self.b
         terms, const = self.start(stage, a)
         value = self.ssa((terms, const + stage.offsets[a]))
-        if a != stage.lane:
+        if a != stage.vector_axis:
             return value
         w = stage.chunk.width
-        return b.alu("ADD", dtypes.index, w, b.splat(value, w), b.vconst(dtypes.index, tuple(i * stage.lane_stride for i in range(w))))
+        return b.alu("ADD", dtypes.index, w, b.splat(value, w), b.vconst(dtypes.index, tuple(i * stage.vector_stride for i in range(w))))
 
     def ssa(self, lin: Lin) -> int:
         """The value of Σ coefficient·value + constant, summed from the outermost loop inwards."""
@@ -130,13 +130,13 @@ class Axes:
                 continue
             b = self.b
             value = self.coordinate(stage, a)
-            lanes = b.lanes[value]
+            lanes = b.num_lanes[value]
             end = b.index(limit) if self.variable_bound(stage, a) is None else self.limit(stage, a)
             inside = b.alu("CMPLT", dtypes.bool, lanes, value, b.splat(end, lanes))
             if stage.r.axes[a] in self.facts.below:
                 above = b.alu("CMPLE", dtypes.bool, lanes, b.const(dtypes.index, lanes, 0), value)
                 inside = b.alu("AND", dtypes.bool, lanes, inside, above)
-            result = inside if result < 0 else b.alu("AND", dtypes.bool, max(lanes, b.lanes[result]), result, inside)
+            result = inside if result < 0 else b.alu("AND", dtypes.bool, max(lanes, b.num_lanes[result]), result, inside)
         if result >= 0 and self.b.known(result) is True:
             return -1
         return result

@@ -10,7 +10,7 @@ from svod.core.kernel.groups import ThreadGroup
 ALIGN = 64      # bytes at multiples of which scratch areas stand
 
 
-class Context:
+class PhaseContext:
     """One phase while it is emitted."""
 
     def __init__(self, facts: ProgramFacts):

@@ -88,15 +88,15 @@ class GroupThreads:
         b, parts = self.b, reducers_of(self.state, r.stage.index)
         if parts == 1:
             return accs
-        pointers = [self._area(r.stage.index, i, b.dtype[v], b.lanes[v]) for i, v in enumerate(accs)]
+        pointers = [self._area(r.stage.index, i, b.dtype[v], b.num_lanes[v]) for i, v in enumerate(accs)]
         self._barrier()     # what was there before has been read
         for pointer, v in zip(pointers, accs, strict=True):
-            b.store("STORE", b.dtype[v], b.lanes[v], (pointer, b.mul(self.thread, b.lanes[v]), v), (0, False))
+            b.store("STORE", b.dtype[v], b.num_lanes[v], (pointer, b.mul(self.thread, b.num_lanes[v]), v), (0, False))
         self._barrier()
         first = b.alu("SUB", INDEX, 1, self.thread, self.reducer)
 
         def read(at: int) -> list[int]:
-            return [b.load("LOAD", b.dtype[v], b.lanes[v], (pointer, b.mul(at, b.lanes[v])), 0, ordered=True)
+            return [b.load("LOAD", b.dtype[v], b.num_lanes[v], (pointer, b.mul(at, b.num_lanes[v])), 0, ordered=True)
                     for pointer, v in zip(pointers, accs, strict=True)]
         loop, carried = b.open(b.index(1), b.index(parts), 1, tuple(read(first)))
         others = read(b.add(first, loop))
@@ -104,7 +104,7 @@ class GroupThreads:
         while len(following) < len(accs):
             for red in r.reductions:
                 at, n = len(following), len(red.values)
-                alu = alu_of(b.lanes[accs[at]])
+                alu = alu_of(b.num_lanes[accs[at]])
                 following += get_combiner(red.combiner).combine(tuple(carried[at:at + n]), tuple(others[at:at + n]), alu,
                                                                 nan=red.dtypes[0].is_float)
         return b.close(loop, tuple(following))

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.axes import Axes
-from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import OpenStage, Staged
 from svod.compile.lower.emit.values import Address, Values
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.intrinsics import Operand, Packed, TensorizePlan
-from svod.core.kernel.kernel import Linear
+from svod.core.kernel.kernel import LinearIndex
 from svod.core.kernel.scheduler import DOT
 from svod.errors import KernelOptError
 
@@ -28,14 +28,14 @@ class OperandAddress(NamedTuple):
     """An operand at the current position: where it is staged, its elements over local axes, and its address."""
 
     staged: Staged
-    linear: Linear
+    linear: LinearIndex
     address: Address
 
 
 class Intrinsics:
     """Products of the instructions that a state's opts chose."""
 
-    def __init__(self, ctx: Context, axes: Axes, addresses: Addresses, values: Values):
+    def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses, values: Values):
         self.ctx = ctx
         self.b = ctx.b
         self.state = ctx.state
@@ -100,7 +100,7 @@ class Intrinsics:
     def per_element(self, gate: int, lanes: int) -> int:
         """A gate per group as one per element."""
         b = self.b
-        words = b.lanes[gate]
+        words = b.num_lanes[gate]
         if words == 1:
             return b.splat(gate, lanes)
         return b.pure("SHUFFLE", dtypes.bool, lanes, (gate,), tuple(i * words // lanes for i in range(lanes)))

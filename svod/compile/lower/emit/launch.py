@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.stages import Stages
 from svod.compile.lower.emit.state import Lin, OpenStage, Sink, StageLoop, add_lins
 from svod.compile.lower.prefetch import add_prefetches
@@ -44,10 +44,10 @@ class Cover(NamedTuple):
     latest: dict[int, int]          # axis → the last position at which a whole tile starts: later ones are moved back to it
 
 
-class Launch:
+class LaunchEmitter:
     """Launches of a phase's open stage."""
 
-    def __init__(self, ctx: Context, stages: Stages):
+    def __init__(self, ctx: PhaseContext, stages: Stages):
         self.ctx = ctx
         self.b = ctx.b
         self.state = ctx.state

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from svod.compile.lower.emit.axes import Axes
-from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import OpenStage, sum_lins
 from svod.compile.lower.emit.values import Values
 from svod.core.ir.dtype import dtypes
@@ -13,10 +13,10 @@ from svod.core.kernel.layout import is_exact
 from svod.core.kernel.placement import EmittedLoop
 
 
-class Loops:
+class LoopEmitter:
     """Opens loops around a body."""
 
-    def __init__(self, ctx: Context, axes: Axes, values: Values):
+    def __init__(self, ctx: PhaseContext, axes: Axes, values: Values):
         self.b = ctx.b
         self.axes = axes
         self.values = values

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.axes import Axes
-from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.intrinsics import SIGN, WORD
 from svod.compile.lower.emit.state import Lin, OpenStage, add_lins
 from svod.compile.lower.emit.values import Values
@@ -20,7 +20,7 @@ from svod.core.kernel.layout import Layout
 class Packing:
     """Copies that pack operands."""
 
-    def __init__(self, ctx: Context, axes: Axes, addresses: Addresses, values: Values):
+    def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses, values: Values):
         self.b = ctx.b
         self.facts = ctx.facts
         self.axes = axes
@@ -46,10 +46,10 @@ class Packing:
             else:
                 lin = add_lins(lin, (terms, 0), layout.strides[i])
                 const += layout.strides[i] * (c + stage.offsets[i])
-            if i == stage.lane:
-                lane = layout.strides[i] * stage.lane_stride
+            if i == stage.vector_axis:
+                lane = layout.strides[i] * stage.vector_stride
         start = self.axes.ssa((lin[0], 0))
-        if stage.lane == p.dim:
+        if stage.vector_axis == p.dim:
             value = self.packed_value(stage, p, w)
             words, used, step = w // g, active // g, lane
         else:
@@ -95,7 +95,7 @@ class Packing:
         b = self.b
         size = 1        # elements of a part that stay together
         while len(parts) > 1:
-            lanes = b.lanes[parts[0]]
+            lanes = b.num_lanes[parts[0]]
             order = tuple(part * lanes + block * size + k for block in range(lanes // size) for part in (0, 1) for k in range(size))
             parts = [b.pure("SHUFFLE", b.dtype[x], 2 * lanes, (x, y), order) for x, y in zip(parts[::2], parts[1::2], strict=True)]
             size *= 2

@@ -1,13 +1,13 @@
 """The kinds of phases: what is launched, and where the values go."""
 from __future__ import annotations
 
-from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.facts import ProgramFacts, Temporary
-from svod.compile.lower.emit.launch import Emitted, Launch
+from svod.compile.lower.emit.launch import Emitted, LaunchEmitter
 from svod.compile.lower.emit.stages import Stages
 from svod.compile.lower.emit.state import NO_POINT, OpenStage, Sink, SplitReduction, StageLoop
 from svod.core.kernel.copy_loops import copy_loops
-from svod.core.kernel.kernel import Linear, Node, Reduction, ResolvedStage
+from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.layout import is_exact
 from svod.core.kernel.non_temporal import aligns_rows, leaves_tail, stores_whole_vectors
 from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop
@@ -21,11 +21,11 @@ class Phase:
         self.facts = facts
         self.state = facts.state
         self.kernel = facts.kernel
-        self.ctx = Context(facts)
+        self.ctx = PhaseContext(facts)
         self.b = self.ctx.b
         self.stages = Stages(self.ctx)
         self.values = self.stages.values
-        self.launch = Launch(self.ctx, self.stages)
+        self.launch = LaunchEmitter(self.ctx, self.stages)
 
     # -- kinds of phases -------------------------------------------------------------------------------
 
@@ -34,13 +34,13 @@ class Phase:
         stage = self.stages.open_root(r)
         store, slot = r.store, r.store_slot
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
-        vector = (self.state, r, stage.pieces, stage.lane, stage.lane_row)
+        vector = (self.state, r, stage.pieces, stage.vector_axis, stage.vector_row)
         self.stages.aligns = not self.facts.on_grid and aligns_rows(*vector)
         stream = self.state.stream and not self.facts.on_grid and stores_whole_vectors(*vector)
         tail = stream and leaves_tail(*vector)
         return self.launch.emit(stage, self._store(pointer, store, stream), self.facts.threads, tail=tail)
 
-    def _store(self, pointer: int, linear: Linear, stream: bool) -> Sink:
+    def _store(self, pointer: int, linear: LinearIndex, stream: bool) -> Sink:
         """Values go to elements of an argument."""
         return lambda stage: self.values.store_linear(stage, self.values.result(stage), pointer, linear, stream)
 
@@ -52,7 +52,7 @@ class Phase:
         sink = self.stages.copy_sink(r.stage.index, ("TEMP", index), layout, [({}, 0)] * len(layout.extents))
         return self.launch.emit(stage, sink, threads, once)
 
-    def emit_partial(self, r: ResolvedStage, axis: int, chunk: int, count: int, temps: list[list[int]], flat: Linear,
+    def emit_partial(self, r: ResolvedStage, axis: int, chunk: int, count: int, temps: list[list[int]], flat: LinearIndex,
                      total: int) -> Emitted:
         stage = self.stages.open_root(r)
         self.ctx.split = SplitReduction(r.axes.index(axis), chunk, count)
@@ -70,13 +70,13 @@ class Phase:
         nodes = list(r.nodes)
         reductions = []
         part = len(r.stage.outs)
-        flat = Linear((*((i, s) for i, s in enumerate(strides)), (part, total)), 0, ())
+        flat = LinearIndex((*((i, s) for i, s in enumerate(strides)), (part, total)), 0, ())
         for red, group in zip(r.reductions, temps, strict=True):
             values = []
             for t, d in zip(group, red.dtypes, strict=True):
                 nodes.append(Node("temp", "LOAD", d, (), t, tuple(range(part + 1)), linear=flat))
                 values.append(len(nodes) - 1)
-            reductions.append(Reduction(red.combiner, tuple(values), red.dtypes))
+            reductions.append(ReduceNode(red.combiner, tuple(values), red.dtypes))
         combined = ResolvedStage(r.stage, (*r.stage.outs, -1), nodes, reductions, r.value, r.store, r.store_slot,
                                  r.reads, r.after_reduce, r.lanes_bytes)
         extents = [self.kernel.axes[a].extent for a in r.stage.outs]

@@ -10,10 +10,10 @@ from math import prod
 
 from svod.compile.lower.emit.accumulators import Accumulators
 from svod.compile.lower.emit.axes import Axes
-from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.facts import SLACK
 from svod.compile.lower.emit.intrinsics import Intrinsics
-from svod.compile.lower.emit.loops import Loops
+from svod.compile.lower.emit.loops import LoopEmitter
 from svod.compile.lower.emit.state import Lin, OpenStage, Sink, StageLoop, Terms
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.placement import EmittedLoop
@@ -24,7 +24,7 @@ EmitPoint = Callable[[int, int], None]      # emits the stages that live at (sta
 class ScratchAccumulators:
     """Accumulators of output loops that stand inside reduce loops: one slot of scratch for each, over the iterations of those loops."""
 
-    def __init__(self, ctx: Context, axes: Axes, first: list[int], loops: list[StageLoop], tile_shape: tuple[int, int] | None):
+    def __init__(self, ctx: PhaseContext, axes: Axes, first: list[int], loops: list[StageLoop], tile_shape: tuple[int, int] | None):
         self.b = ctx.b
         self.axes = axes
         self.first = first              # the values that they start with
@@ -32,7 +32,7 @@ class ScratchAccumulators:
         self.tile_shape = tile_shape    # (rows, columns) where they are tiles
         self.iteration: dict[int, int] = {}     # number of an open loop → its index
         total = prod(loop.piece.extent for loop in loops)
-        self.offsets = [ctx.allocate(self.b.dtype[v].itemsize * self.b.lanes[v] * total + SLACK) for v in first]
+        self.offsets = [ctx.allocate(self.b.dtype[v].itemsize * self.b.num_lanes[v] * total + SLACK) for v in first]
 
     def _slot(self, number: int, dtype: DType, lanes: int) -> tuple[int, int]:
         """(pointer, index) of an accumulator in the iteration that is open."""
@@ -68,7 +68,7 @@ class ScratchAccumulators:
 class ReduceLoops:
     """Opens the reduce loops of a stage."""
 
-    def __init__(self, ctx: Context, axes: Axes, loops: Loops, intrinsics: Intrinsics, accumulators: Accumulators):
+    def __init__(self, ctx: PhaseContext, axes: Axes, loops: LoopEmitter, intrinsics: Intrinsics, accumulators: Accumulators):
         self.ctx = ctx
         self.b = ctx.b
         self.axes = axes
@@ -225,10 +225,10 @@ class ReduceLoops:
         cut.reverse()
         stage.pieces[a] = (*(p._replace(extent=1) for p in pieces[:at + 1]), *cut)
         stage.bounds[a] = rest
-        lane_stride = stage.lane_stride
-        if stage.lane == a:
-            stage.lane_stride = next((p.stride for p in cut if p.row == stage.lane_row), lane_stride)
+        vector_stride = stage.vector_stride
+        if stage.vector_axis == a:
+            stage.vector_stride = next((p.stride for p in cut if p.row == stage.vector_row), vector_stride)
         out = self._with_row(stage, a, ({}, start), body)
-        stage.pieces[a], stage.bounds[a], stage.lane_stride = pieces, bound, lane_stride
+        stage.pieces[a], stage.bounds[a], stage.vector_stride = pieces, bound, vector_stride
         return out
 

@@ -2,22 +2,22 @@
 from __future__ import annotations
 
 from svod.compile.lower.emit.axes import Axes
-from svod.compile.lower.emit.context import Context
-from svod.compile.lower.emit.state import Lin, Region, add_lins
+from svod.compile.lower.emit.context import PhaseContext
+from svod.compile.lower.emit.state import Lin, RequiredDim, add_lins
 from svod.core.kernel.kernel import ResolvedStage
 
 
 class Regions:
     """What the readers of a stage need, under the loops that are open."""
 
-    def __init__(self, ctx: Context, axes: Axes):
+    def __init__(self, ctx: PhaseContext, axes: Axes):
         self.ctx = ctx
         self.facts = ctx.facts
         self.state = ctx.state
         self.kernel = ctx.kernel
         self.axes = axes
 
-    def required(self, s: int, dim: int) -> Region:
+    def required(self, s: int, dim: int) -> RequiredDim:
         """What the readers of stage `s` need of its dim, under the loops opened so far."""
         full, unsafe = self.facts.positions(s, dim), self.facts.guarded(s, dim) and not self.is_read_inside(s, dim)
         start: Lin | None = None
@@ -32,7 +32,7 @@ class Regions:
                     continue
                 lin = node.dims[dim]
                 if lin.atoms:
-                    return Region(({}, 0), full, unsafe)
+                    return RequiredDim(({}, 0), full, unsafe)
                 base: Lin = ({}, lin.const)
                 low = high = 0
                 for a, c in lin.coefs:
@@ -49,12 +49,12 @@ class Regions:
                     delta = base[1] - start[1]
                     lo, hi = min(lo, low + delta), max(hi, high + delta)
                 else:
-                    return Region(({}, 0), full, unsafe or beyond)
+                    return RequiredDim(({}, 0), full, unsafe or beyond)
         assert start is not None
         extent = hi - lo + 1
         if not unsafe and extent >= full:
-            return Region(({}, 0), full, beyond)
-        return Region((start[0], start[1] + lo), extent, beyond)
+            return RequiredDim(({}, 0), full, beyond)
+        return RequiredDim((start[0], start[1] + lo), extent, beyond)
 
     def is_read_inside(self, s: int, dim: int) -> bool:
         """Whether the readers of stage `s`, where they stand, ask for positions of its dim that are inside only."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 from svod.compile.lower.emit.accumulators import Accumulators
 from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.axes import Axes
-from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.groups import GroupThreads
 from svod.compile.lower.emit.intrinsics import Intrinsics
-from svod.compile.lower.emit.loops import Loops
+from svod.compile.lower.emit.loops import LoopEmitter
 from svod.compile.lower.emit.packing import Packing
 from svod.compile.lower.emit.reduce import ReduceLoops
 from svod.compile.lower.emit.regions import Regions
@@ -24,7 +24,7 @@ from svod.core.kernel.scheduler import UPCAST
 class Stages:
     """Emits stages, and, at the points of their loops, those that live there."""
 
-    def __init__(self, ctx: Context):
+    def __init__(self, ctx: PhaseContext):
         self.ctx = ctx
         self.b = ctx.b
         self.state = ctx.state
@@ -34,7 +34,7 @@ class Stages:
         self.axes = Axes(ctx)
         self.addresses = Addresses(ctx, self.axes)
         self.values = Values(ctx, self.axes, self.addresses)
-        self.loops = Loops(ctx, self.axes, self.values)
+        self.loops = LoopEmitter(ctx, self.axes, self.values)
         self.regions = Regions(ctx, self.axes)
         intrinsics = Intrinsics(ctx, self.axes, self.addresses, self.values)
         self.packing = Packing(ctx, self.axes, self.addresses, self.values)
@@ -51,7 +51,7 @@ class Stages:
 
         if k < len(loops) and loops[k].axis < outs:
             a, piece, _ = loops[k]
-            if self.aligns and stage.r.stage.is_output and a == stage.lane and piece.extent > 1:
+            if self.aligns and stage.r.stage.is_output and a == stage.vector_axis and piece.extent > 1:
                 self.loops.aligned_row(stage, a, piece, inside)
             else:
                 self.loops.output(stage, a, piece, inside)
@@ -135,7 +135,7 @@ class Stages:
             pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, bounds, strict=True)]
         self.ctx.group.bind(r, pieces, bounds, starts)
         layouts = self.facts.layouts
-        stage = OpenStage(r, pieces, bounds, starts, layouts.lanes[r.stage.index], layouts.vector_rows[r.stage.index], self.width(r))
+        stage = OpenStage(r, pieces, bounds, starts, layouts.vector_axes[r.stage.index], layouts.vector_rows[r.stage.index], self.width(r))
         local = {axis: i for i, axis in enumerate(r.axes)}
         for depth, row in enumerate(self.state.order[stage.index]):
             a = local[self.state.rows[row].axis]

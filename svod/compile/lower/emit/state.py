@@ -89,7 +89,7 @@ def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
     return tuple(out)
 
 
-class Region(NamedTuple):
+class RequiredDim(NamedTuple):
     """What the readers of a stage need of one of its dims."""
 
     start: Lin
@@ -100,11 +100,34 @@ class Region(NamedTuple):
 class OpenStage:
     """One stage while it is emitted: its loops, the values of its axes, the current position and vector chunk."""
 
-    __slots__ = ("aligned", "base", "bounds", "chunk", "index", "lane", "lane_row", "lane_stride", "linear", "loops", "memo", "narrow",
-                 "num_outs", "offsets", "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "sums", "width")
+    __slots__ = (
+        "aligned",
+        "base",
+        "bounds",
+        "chunk",
+        "index",
+        "linear",
+        "loops",
+        "memo",
+        "narrow",
+        "num_outs",
+        "offsets",
+        "offsets_of",
+        "opened",
+        "partial",
+        "pieces",
+        "r",
+        "results",
+        "safe",
+        "sums",
+        "vector_axis",
+        "vector_row",
+        "vector_stride",
+        "width",
+    )
 
     def __init__(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin], lane: int,
-                 lane_row: int, width: int):
+                 vector_row: int, width: int):
         self.r = r
         self.index = r.stage.index
         self.num_outs = len(r.stage.outs)
@@ -112,10 +135,10 @@ class OpenStage:
         self.bounds = bounds            # per local axis: positions it spans here
         self.base = base                # per local axis: where it starts
         self.opened: list[list[Lin]] = [[] for _ in pieces]   # per local axis: values of the rows opened so far
-        piece = next((p for p in pieces[lane] if p.row == lane_row), None) if lane >= 0 else None
-        self.lane = lane if piece is not None and piece.extent > 1 else -1   # the local axis that is the vector
-        self.lane_row = lane_row
-        self.lane_stride = piece.stride if piece is not None else 1
+        piece = next((p for p in pieces[lane] if p.row == vector_row), None) if lane >= 0 else None
+        self.vector_axis = lane if piece is not None and piece.extent > 1 else -1   # the local axis that is the vector
+        self.vector_row = vector_row
+        self.vector_stride = piece.stride if piece is not None else 1
         self.width = width
         self.loops: list[StageLoop] = []        # outermost first
         self.offsets: list[int] = [0] * len(pieces)     # per local axis: the current position, from where the axis starts
@@ -160,8 +183,8 @@ class OpenStage:
         reach, pieces = self.reach(a), self.pieces[a]
         if not is_contiguous(pieces):
             return reach
-        if a == self.lane:
-            return self.width if self.lane_stride == 1 and reach % self.width == 0 else reach
+        if a == self.vector_axis:
+            return self.width if self.vector_stride == 1 and reach % self.width == 0 else reach
         if a >= self.num_outs or not self.r.reductions:
             return 1
         return -(-reach // 2)
@@ -172,7 +195,7 @@ class OpenStage:
         if step == self.reach(a):
             yield
             return
-        pieces, lane_stride, safe = self.pieces[a], self.lane_stride, a in self.safe
+        pieces, vector_stride, safe = self.pieces[a], self.vector_stride, a in self.safe
         cut: list[EmittedLoop] = []
         left, stride = step, 1
         for p in reversed(pieces):
@@ -181,14 +204,14 @@ class OpenStage:
             stride *= e
             left = left if p.role == LOOP else -(-left // e)
         self.pieces[a] = tuple(reversed(cut))
-        if self.lane == a:
-            self.lane_stride = next(p.stride for p in cut if p.row == self.lane_row)
+        if self.vector_axis == a:
+            self.vector_stride = next(p.stride for p in cut if p.row == self.vector_row)
         self.narrow.add(a)
         if step == 1:
             self.safe.add(a)
         yield
         self.narrow.discard(a)
-        self.pieces[a], self.lane_stride = pieces, lane_stride
+        self.pieces[a], self.vector_stride = pieces, vector_stride
         if not safe:
             self.safe.discard(a)
 
@@ -197,7 +220,7 @@ class OpenStage:
         rows = []
         for a in axes:
             for p in self.pieces[a]:
-                if p.role in kinds and not (a == self.lane and p.row == self.lane_row):
+                if p.role in kinds and not (a == self.vector_axis and p.row == self.vector_row):
                     rows.append((a, p))
         out = []
         for index in product(*(range(p.extent) for _, p in rows)):
@@ -208,9 +231,9 @@ class OpenStage:
         return out
 
     def lane_chunks(self) -> tuple[Chunk, ...]:
-        if self.lane < 0:
+        if self.vector_axis < 0:
             return (Chunk(0, 1, 1),)
-        return chunks_of(next(p.extent for p in self.pieces[self.lane] if p.row == self.lane_row), self.width)
+        return chunks_of(next(p.extent for p in self.pieces[self.vector_axis] if p.row == self.vector_row), self.width)
 
     def set_position(self, offsets: dict[int, int], chunk: Chunk, more: dict[int, int] | None = None) -> bool:
         """Make a position current; False when it lies wholly beyond an axis that is expanded without a loop."""
@@ -221,11 +244,11 @@ class OpenStage:
             for a, o in more.items():
                 off[a] += o
         active = chunk.active
-        if self.lane >= 0:
-            off[self.lane] += chunk.offset * self.lane_stride
-            room = self.bounds[self.lane] - off[self.lane]
-            if active > 1 and (active - 1) * self.lane_stride >= room:
-                active = -(-room // self.lane_stride)
+        if self.vector_axis >= 0:
+            off[self.vector_axis] += chunk.offset * self.vector_stride
+            room = self.bounds[self.vector_axis] - off[self.vector_axis]
+            if active > 1 and (active - 1) * self.vector_stride >= room:
+                active = -(-room // self.vector_stride)
         self.chunk = chunk if active == chunk.active else Chunk(chunk.offset, chunk.width, active)
         return active > 0 and not any(map(ge, off, self.bounds))
 
@@ -237,13 +260,13 @@ class OpenStage:
     def out_positions(self) -> list[tuple[dict[int, int], Chunk]]:
         """Positions of the register tile, vectors of an output axis included."""
         outs = self.num_outs
-        chunks = self.lane_chunks() if 0 <= self.lane < outs else (Chunk(0, 1, 1),)
+        chunks = self.lane_chunks() if 0 <= self.vector_axis < outs else (Chunk(0, 1, 1),)
         return [(offsets, c) for _, offsets in self.positions((UPCAST,), range(outs)) for c in chunks]
 
     def partial_positions(self) -> list[tuple[tuple[Any, ...], dict[int, int], Chunk]]:
         """Partial results per position of the tile: upcast rows of reduce axes, vectors among them."""
         outs = self.num_outs
-        chunks = self.lane_chunks() if self.lane >= outs else (Chunk(0, 1, 1),)
+        chunks = self.lane_chunks() if self.vector_axis >= outs else (Chunk(0, 1, 1),)
         positions = self.positions((UPCAST,), range(outs, len(self.pieces)))
         return [((*index, c.offset), offsets, c) for index, offsets in positions for c in chunks]
 

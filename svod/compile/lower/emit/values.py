@@ -8,11 +8,11 @@ from svod.compile.lower import math
 from svod.compile.lower.builder import Builder
 from svod.compile.lower.emit.addresses import Addresses, Base
 from svod.compile.lower.emit.axes import Axes
-from svod.compile.lower.emit.context import Context
+from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import Chunk, Lin, OpenStage, Terms
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import TRANSCENDENTAL
-from svod.core.kernel.kernel import Linear, Node
+from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
 
 _TRANSCENDENTAL = {op.value: op for op in TRANSCENDENTAL}
@@ -30,7 +30,7 @@ class Address(NamedTuple):
 class Values:
     """Values of nodes, loads and stores at the current position of an open stage."""
 
-    def __init__(self, ctx: Context, axes: Axes, addresses: Addresses):
+    def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses):
         self.ctx = ctx
         self.b = ctx.b
         self.state = ctx.state
@@ -42,7 +42,7 @@ class Values:
         """The value of a node at the current position: a scalar where no lane depends on it, else a vector."""
         node = stage.r.nodes[n]
         deps = node.deps
-        if stage.lane in deps:
+        if stage.vector_axis in deps:
             chunk = stage.chunk
             key: Any = (n, chunk.width, chunk.active, stage.offsets_of[n](stage.offsets))
         else:
@@ -68,7 +68,7 @@ class Values:
     def eval_alu(self, stage: OpenStage, node: Node) -> int:
         b = self.b
         args = [self.evaluate(stage, s) for s in node.src]
-        lanes = max([b.lanes[a] for a in args])
+        lanes = max([b.num_lanes[a] for a in args])
         op = node.op
         if op in _TRANSCENDENTAL:
             return math.expand(b, _TRANSCENDENTAL[op], node.dtype, lanes, *[b.splat(a, lanes) for a in args],
@@ -104,7 +104,7 @@ class Values:
             gate = -1
         guard = self.axes.guard(stage, node.deps)
         if guard >= 0:
-            gate = guard if gate < 0 else b.alu("AND", dtypes.bool, max(b.lanes[gate], b.lanes[guard]), gate, guard)
+            gate = guard if gate < 0 else b.alu("AND", dtypes.bool, max(b.num_lanes[gate], b.num_lanes[guard]), gate, guard)
         return self.load(stage, node.dtype, pointer, node.linear, gate, alt, 0, slot in self.kernel.written)
 
     def eval_read(self, stage: OpenStage, node: Node) -> int:
@@ -122,13 +122,13 @@ class Values:
         return self.load(stage, node.dtype, staged.pointer, linear, gate, alt, staged.floor, False, base, slack=True,
                           version=staged.version)
 
-    def load(self, stage: OpenStage, dtype: DType, pointer: int, linear: Linear, gate: int, alt: int, floor: int, ordered: bool,
+    def load(self, stage: OpenStage, dtype: DType, pointer: int, linear: LinearIndex, gate: int, alt: int, floor: int, ordered: bool,
               base: Base | None = None, slack: bool = False, version: int = 0) -> int:
         """Load at the current position. `slack`: a vector more behind the area may be read, so that contiguous ones need no mask."""
         b = self.b
         start, const, lane, vector = self.address(stage, linear, base)
         w = stage.chunk.width
-        gate_lanes = b.lanes[gate] if gate >= 0 else 1
+        gate_lanes = b.num_lanes[gate] if gate >= 0 else 1
         lanes = w if (lane or vector >= 0 or gate_lanes > 1) else 1
         if lanes > 1 and stage.chunk.active < w and not (slack and vector < 0 and lane == 1):
             mask = self.prefix_mask(stage.chunk)
@@ -145,7 +145,7 @@ class Values:
             return b.load("LOAD", dtype, lanes, (pointer, start, *extra), const, floor, ordered, version)
         return b.load("LOADS", dtype, lanes, (pointer, start, *extra), (const, lane), floor, ordered, version)
 
-    def address(self, stage: OpenStage, linear: Linear, base: Base | None = None) -> Address:
+    def address(self, stage: OpenStage, linear: LinearIndex, base: Base | None = None) -> Address:
         """An access at the current position. `base` given: the start of the local axes is already in it (staged values)."""
         b = self.b
         off = stage.offsets
@@ -154,22 +154,22 @@ class Values:
         lane = 0
         for a, c in linear.coefs:
             const += c * off[a]
-            if a == stage.lane:
-                lane = c * stage.lane_stride
+            if a == stage.vector_axis:
+                lane = c * stage.vector_stride
         vector = -1
         for n, c in linear.atoms:
             value = self.evaluate(stage, n)
             known = b.known(value)
             if known is not None:
                 const += c * known
-            elif b.lanes[value] == 1:
+            elif b.num_lanes[value] == 1:
                 start = b.add(start, b.mul(value, c))
             else:
-                w = b.lanes[value]
+                w = b.num_lanes[value]
                 term = b.alu("MUL", dtypes.index, w, value, b.const(dtypes.index, w, c)) if c != 1 else value
                 vector = term if vector < 0 else b.alu("ADD", dtypes.index, w, vector, term)
         if vector >= 0 and lane:
-            w = b.lanes[vector]
+            w = b.num_lanes[vector]
             vector = b.alu("ADD", dtypes.index, w, vector, b.vconst(dtypes.index, tuple(i * lane for i in range(w))))
             lane = 0
         return Address(start, const, lane, vector)
@@ -178,7 +178,8 @@ class Values:
         return self.b.vconst(dtypes.bool, tuple(i < chunk.active for i in range(chunk.width)))
 
     # -- stores --------------------------------------------------------------------------------------------
-    def store_linear(self, stage: OpenStage, value: int, pointer: int, linear: Linear, stream: bool, extra: Terms | None = None) -> None:
+    def store_linear(self, stage: OpenStage, value: int, pointer: int, linear: LinearIndex, stream: bool,
+                     extra: Terms | None = None) -> None:
         """Store to a flat index over the local axes."""
         b = self.b
         at = self.address(stage, linear)
@@ -194,13 +195,13 @@ class Values:
     def store(self, stage: OpenStage, value: int, pointer: int, address: Address, stream: bool) -> None:
         b = self.b
         start, const, lane, vector = address
-        w = stage.chunk.width if stage.lane >= 0 else 1
+        w = stage.chunk.width if stage.vector_axis >= 0 else 1
         outs = range(stage.num_outs)
         guard = -1
         if pointer_is_output(b, pointer):
             guard, stores = self.axes.guard(stage, outs), self.ctx.group.stores
             if stores >= 0:
-                guard = stores if guard < 0 else b.alu("AND", dtypes.bool, b.lanes[guard], guard, stores)
+                guard = stores if guard < 0 else b.alu("AND", dtypes.bool, b.num_lanes[guard], guard, stores)
         lanes = w if (lane or vector >= 0) else 1
         dtype = b.dtype[pointer]
         mask = guard

@@ -54,17 +54,17 @@ class Loops(Builder):
 
     def choose(self, condition: int, a: int, b: int) -> int:
         """`a` where the condition holds, else `b`: values of any type."""
-        return self.alu("WHERE", self.dtype[a], self.lanes[a], condition, a, b)
+        return self.alu("WHERE", self.dtype[a], self.num_lanes[a], condition, a, b)
 
     # -- bools ------------------------------------------------------------------------------------
     def both(self, a: int, b: int) -> int:
-        return self.alu("AND", BOOL, max(self.lanes[a], self.lanes[b]), a, b)
+        return self.alu("AND", BOOL, max(self.num_lanes[a], self.num_lanes[b]), a, b)
 
     def either(self, a: int, b: int) -> int:
-        return self.alu("OR", BOOL, max(self.lanes[a], self.lanes[b]), a, b)
+        return self.alu("OR", BOOL, max(self.num_lanes[a], self.num_lanes[b]), a, b)
 
     def no(self, a: int) -> int:
-        return self.alu("NOT", BOOL, self.lanes[a], a)
+        return self.alu("NOT", BOOL, self.num_lanes[a], a)
 
     # -- memory -----------------------------------------------------------------------------------
     def get(self, pointer: int, at: int, lanes: int = 1, offset: int = 0, ordered: bool = False) -> int:
@@ -73,7 +73,7 @@ class Loops(Builder):
 
     def put(self, pointer: int, at: int, value: int, mask: int | None = None, offset: int = 0) -> None:
         src = (pointer, at, value) if mask is None else (pointer, at, value, mask)
-        self.store("STORE", self.dtype[pointer], self.lanes[value], src, (offset, False))
+        self.store("STORE", self.dtype[pointer], self.num_lanes[value], src, (offset, False))
 
     # -- loops ------------------------------------------------------------------------------------
     def loop(self, start: int, stop: int, body: Callable[..., tuple[int, ...] | None], *init: int, step: int = 1) -> list[int]:

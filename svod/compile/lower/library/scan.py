@@ -61,7 +61,7 @@ class Operator:
 
     def start(self, b: Loops, x: int, position: int, step: int = 1) -> State:
         """The state of single elements at `position`, and `step` further with each lane."""
-        acc, lanes = b.cast(self.types[0], x), b.lanes[x]
+        acc, lanes = b.cast(self.types[0], x), b.num_lanes[x]
         if self.combiner == "LOGADDEXP":
             return acc, b.const(self.types[1], lanes, 1.0)
         if not self.is_position:
@@ -72,7 +72,7 @@ class Operator:
         return acc, at
 
     def combine(self, b: Loops, first: State, second: State) -> State:
-        lanes = max(b.lanes[v] for v in (*first, *second))
+        lanes = max(b.num_lanes[v] for v in (*first, *second))
         acc = self.types[0]
         if self.combiner == "LOGADDEXP":
             m, s = first
@@ -100,7 +100,7 @@ class Operator:
             return b.cast(self.dtype, state[1])
         value = state[0]
         if self.combiner == "LOGADDEXP":
-            acc, lanes = self.types[0], b.lanes[value]
+            acc, lanes = self.types[0], b.num_lanes[value]
             value = b.alu("ADD", acc, lanes, value, expand(b, Ops.LOG, acc, lanes, state[1], scales=self.scales))
         return b.cast(self.dtype, value)
 

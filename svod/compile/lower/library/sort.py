@@ -40,7 +40,7 @@ def _sort_key(b: Loops, x: int, descending: bool) -> int:
 
     The bits of positive floats do; of negative ones all bits but the sign are flipped. Both zeros are one, and so is every NaN:
     the largest."""
-    kind, lanes = _key_type(b.dtype[x]), b.lanes[x]
+    kind, lanes = _key_type(b.dtype[x]), b.num_lanes[x]
     if b.dtype[x].is_float:
         wide = BY_NAME[f"float{kind.bits}"]
         x = b.cast(wide, x)
