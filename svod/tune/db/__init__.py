@@ -1,15 +1,4 @@
-"""The tuning database: evidence about chains, shared by many processes and moved between machines as data.
-
-    records.py   the records: validated data, named by a digest of their content
-    schema.py    the tables and the way from older versions to the newest
-    winners.py   from evidence to the chain that is used: one pure function
-    files.py     opening SQLite files that many processes use; network file systems
-    transfer.py  JSON Lines, the form in which records travel
-    layers.py    what SVOD_TUNE_DB names: own, team's, shipped
-    claims.py    who searches what right now
-    store.py     TuningDB, which the rest of svod uses
-    why.py       why a kernel has the chain it has
-"""
+"""The tuning database: evidence about chains, shared by many processes and moved between machines as data."""
 from svod.tune.db.claims import Claim, Holder
 from svod.tune.db.records import Chain, KernelRecord, Measurement, OriginRecord, Record, RecordError, Search, TargetFacts, Verdict
 from svod.tune.db.schema import LAYER_NAMES, OWN, SHIPPED, TEAM
@@ -19,6 +8,5 @@ from svod.tune.db.why import Explanation, explain
 from svod.tune.db.winners import Winner, derive_winner, rank_winners
 
 __all__ = ["LAYER_NAMES", "OWN", "SHIPPED", "TEAM", "Chain", "Claim", "Explanation", "Holder", "KernelRecord", "Measurement", "Merged",
-           "OriginRecord",
-           "Record", "RecordError", "Search", "Skipped", "TargetFacts", "TuningDB", "Verdict", "Winner", "derive_winner", "explain",
-           "origins_of", "rank_winners"]
+           "OriginRecord", "Record", "RecordError", "Search", "Skipped", "TargetFacts", "TuningDB", "Verdict", "Winner",
+           "derive_winner", "explain", "origins_of", "rank_winners"]

@@ -1,7 +1,7 @@
-"""Who searches what right now: so that two processes on one machine do not search the same kernel.
+"""Claims: who searches what right now, so that two processes do not search the same kernel.
 
-A claim is a row of `claims` with a heartbeat. A thread of the claiming process renews it every few seconds; a claim that was silent for
-30 s is void, and so is one whose process on this machine is gone. Claims are taken with BEGIN IMMEDIATE, so exactly one of many wins.
+A claim is a row of `claims` with a heartbeat, which a thread of the claiming process renews every few seconds. A claim is void after 30 s
+without a heartbeat, or when its process on this machine is gone. Claims are taken with BEGIN IMMEDIATE, so exactly one of many wins.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from svod.system.forksafe import remake_after_fork
 if TYPE_CHECKING:
     from typing import Self
 
-SILENCE = 30.0   # seconds without a heartbeat that make a claim void
+SILENCE = 30.0   # seconds without a heartbeat after which a claim is void
 BEAT = 7.0       # seconds between heartbeats
 
 
@@ -38,7 +38,7 @@ class Holder(NamedTuple):
 
 
 def boot_id() -> str:
-    """Names the run of this machine, so that a process id is not mistaken for one from before a restart; "" where it has none."""
+    """The id of this machine's current boot, as process ids start again with each one; "" where it has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -46,7 +46,7 @@ def boot_id() -> str:
 
 
 def is_void(holder: Holder, now: float) -> bool:
-    """Whether a claim no longer counts: silent for 30 s (or from a clock that far ahead), or its process on this machine is gone."""
+    """Whether a claim no longer counts: its heartbeat is 30 s away from `now`, or its process on this machine is gone."""
     if abs(now - holder.heartbeat) > SILENCE:
         return True
     if holder.host == socket.gethostname() and holder.boot_id == boot_id() and holder.boot_id:
@@ -55,7 +55,7 @@ def is_void(holder: Holder, now: float) -> bool:
         except ProcessLookupError:
             return True
         except OSError:
-            return False  # alive, but somebody else's
+            return False  # alive, but of another user
     return False
 
 
@@ -64,11 +64,9 @@ def take(conn: sqlite3.Connection, kernel: str, target: str, now: float) -> str 
     row = conn.execute("SELECT * FROM claims WHERE kernel = ? AND target = ?", (kernel, target)).fetchone()
     if row is not None and not is_void(holder_of(row), now):
         return None
-    token = uuid.uuid4().hex
-    conn.execute("INSERT OR REPLACE INTO claims(kernel, target, token, host, boot_id, pid, heartbeat, since) "
-                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                 (kernel, target, token, socket.gethostname(), boot_id(), os.getpid(), now, now))
-    return token
+    holder = Holder(kernel, target, socket.gethostname(), boot_id(), os.getpid(), heartbeat=now, since=now, token=uuid.uuid4().hex)
+    conn.execute(f"INSERT OR REPLACE INTO claims({', '.join(Holder._fields)}) VALUES ({', '.join('?' * len(holder))})", holder)
+    return holder.token
 
 
 def holder_of(row: sqlite3.Row) -> Holder:
@@ -76,11 +74,11 @@ def holder_of(row: sqlite3.Row) -> Holder:
 
 
 class Claim:
-    """The right to search (kernel, target). A context manager; `release` is idempotent. It belongs to the process that took it: a forked
-    child has no part in it.
+    """The right to search (kernel, target). A context manager; `release` is idempotent. The claim belongs to the process that took it: a
+    forked child cannot renew or release it.
 
-    `renew` and `release` are the database's. `token` None: the database cannot be written, nobody else knows of the claim, and the search
-    goes on all the same."""
+    `renew` and `release` are methods of the database. `token` is None where the database cannot be written and no other process knows of
+    the claim."""
 
     def __init__(self, kernel: str, target: str, token: str | None, renew: Callable[[Claim], bool],
                  release: Callable[[Claim], None]) -> None:
@@ -90,16 +88,16 @@ class Claim:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process took it, and not the one that it was forked from."""
+        """Whether this process took the claim, rather than the one that it was forked from."""
         return self.pid == os.getpid()
 
     def renew(self) -> bool:
-        """Say that the search is alive; False where the claim was lost (this process slept too long and another one took over) or is the
-        parent's. The database's own heartbeat calls it as well; a long search need not."""
+        """Renew the heartbeat, as the database's thread does. False where the claim is lost (this process slept and another one took it)
+        or belongs to the parent process."""
         return self.is_ours and (self.token is None or self._renew(self))
 
     def release(self) -> None:
-        """Give it back; what a forked child inherited stays its parent's."""
+        """Give the claim back; in a forked child nothing happens."""
         if self.is_ours:
             self._release(self)
 
@@ -111,7 +109,7 @@ class Claim:
 
 
 class Heartbeat:
-    """The thread that renews the claims of one database. A daemon: it ends with the process, and its claims become void."""
+    """The thread that renews the claims of one database. It is a daemon: when the process ends, its claims become void."""
 
     def __init__(self) -> None:
         self.claims: set[Claim] = set()

@@ -1,4 +1,4 @@
-"""Opening SQLite files so that many processes can use them at once, and telling network file systems apart."""
+"""Opening SQLite files that many processes use at once, and recognising network file systems."""
 from __future__ import annotations
 
 import os
@@ -7,18 +7,16 @@ import shutil
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from svod.tune.db import schema
 
 BUSY_SECONDS = 30.0
 OPEN_ATTEMPTS = 8
-LEAST_FREE = 1 << 20            # bytes of disk below which a database is not begun; a search of one kernel stores some 100 KB
+LEAST_FREE = 1 << 20            # With less free disk, in bytes, no database is begun: the search of one kernel stores about 100 KB.
 SQLITE_MAGIC = b"SQLite format 3\0"
 
-#: File systems where WAL's shared memory does not work between machines, by the kernel's names.
+#: The kernel's names of file systems on which WAL's shared memory does not work between machines.
 NETWORK_FILE_SYSTEMS = frozenset({
     "nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "ncpfs", "afs", "9p", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
     "orangefs", "pvfs2", "panfs", "wekafs", "gfs2", "ocfs2", "coda", "davfs",
@@ -27,7 +25,7 @@ NETWORK_FILE_SYSTEMS = frozenset({
 
 
 def file_system_type(path: Path, mounts: str) -> str:
-    """The type of the file system that `path` lies on, from the text of /proc/self/mountinfo; "" if it names none."""
+    """The type of the file system of `path`, from `mounts`, the text of /proc/self/mountinfo; "" where that does not say it."""
     best, kind = -1, ""
     real = os.path.realpath(path)
     for line in mounts.splitlines():
@@ -42,7 +40,7 @@ def file_system_type(path: Path, mounts: str) -> str:
 
 
 def on_network(path: Path) -> bool:
-    """Whether `path` lies on a network file system. Known on Linux only; elsewhere the answer is no."""
+    """Whether `path` is on a network file system. Known on Linux only; elsewhere the answer is no."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -51,14 +49,14 @@ def on_network(path: Path) -> bool:
 
 
 def host_name() -> str:
-    """This host's name, fit for a file name."""
+    """The name of this host, with characters that a file name may have."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname()) or "host"
 
 
 def open_for_writing(path: Path, *, wal: bool) -> sqlite3.Connection:
-    """The database at `path`, made or upgraded where needed. Raises sqlite3.Error, OSError, NewerSchema, ForeignDatabase.
+    """The database at `path`, created or upgraded if needed. Raises sqlite3.Error, OSError, NewerSchema, ForeignDatabase.
 
-    Opening for the first time is retried: switching to WAL needs the file alone, and does not wait for the busy timeout."""
+    A locked file is tried again: switching to WAL needs exclusive access and ignores the busy timeout."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(OPEN_ATTEMPTS):
         conn = _connect(str(path))
@@ -82,9 +80,9 @@ def open_for_writing(path: Path, *, wal: bool) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection | None:
-    """The database at `path`, read-only; None where there is none or it is empty. Raises as `open_for_writing`.
+    """The database at `path`, read-only; None where there is none or it is empty. Raises what `open_for_writing` raises.
 
-    Where even the directory cannot be written, WAL's side files cannot be made: then the file is taken as unchanging."""
+    In a directory that cannot be written SQLite cannot create WAL's side files: the file is then opened as immutable."""
     if not path.exists() or path.stat().st_size == 0:
         return None
     uri = path.resolve().as_uri() + "?mode=ro"
@@ -103,7 +101,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection | None:
 
 
 def unwritable(path: Path) -> str | None:
-    """Why a database at `path` could not be made or written, as far as rights and names say; None: nothing stands in the way."""
+    """Why a database at `path` cannot be created or written, judged by permissions and names; None: there is no reason."""
     existing = path
     while not os.path.lexists(existing) and existing != existing.parent:
         existing = existing.parent
@@ -115,12 +113,12 @@ def unwritable(path: Path) -> str | None:
         return f"{path} is no regular file"
     if not os.access(path, os.W_OK):
         return f"{path} is read-only"
-    # its side files are made beside it
+    # SQLite creates its side files beside it
     return None if _may_write_in(path.parent) else f"{path} cannot be written: its directory is read-only"
 
 
 def full_disk(path: Path) -> str | None:
-    """That the disk of `path` is full, or so good as; None: it is not, or that is not known."""
+    """The complaint that the disk of `path` is full; None: it is not, or that is not known."""
     directory = next((p for p in path.parents if p.is_dir()), path)
     try:
         usage = shutil.disk_usage(directory)
@@ -136,7 +134,7 @@ def _may_write_in(directory: Path) -> bool:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether `path` is a file with something in it that is no tuning database of svod. One that cannot be read counts as one of ours."""
+    """Whether `path` is a file with content that is not a tuning database of svod. A file that cannot be read counts as ours."""
     try:
         with path.open("rb") as f:
             start = f.read(len(SQLITE_MAGIC))
@@ -165,14 +163,14 @@ def _open_uri(uri: str) -> tuple[sqlite3.Connection, int]:
 
 
 def open_in_memory() -> sqlite3.Connection:
-    """An empty database that ends with the process."""
+    """An empty database in memory."""
     conn = _connect(":memory:")
     schema.upgrade(conn)
     return conn
 
 
 def _upgraded_copy(conn: sqlite3.Connection) -> sqlite3.Connection:
-    """An older database that is only read: a copy in memory, upgraded there."""
+    """An upgraded copy in memory of an older database that is only read."""
     copy = _connect(":memory:")
     conn.backup(copy)
     conn.close()
@@ -181,20 +179,7 @@ def _upgraded_copy(conn: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def _connect(name: str) -> sqlite3.Connection:
-    # isolation_level None: transactions are begun by hand, IMMEDIATE; a deferred one fails at once under contention, whatever the timeout
+    # isolation_level None: transactions are begun by hand, IMMEDIATE. Under contention a deferred one fails at once, whatever the timeout.
     conn = sqlite3.connect(name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=name.startswith("file:"))
     conn.row_factory = sqlite3.Row
     return conn
-
-
-@contextmanager
-def write_transaction(conn: sqlite3.Connection) -> Iterator[None]:
-    """BEGIN IMMEDIATE … COMMIT; on any error ROLLBACK, and what was stored before is as it was."""
-    conn.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        conn.execute("COMMIT")
-    except BaseException:
-        if conn.in_transaction:
-            conn.execute("ROLLBACK")
-        raise

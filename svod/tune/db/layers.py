@@ -1,10 +1,10 @@
 """Where records are read from: databases, JSON Lines files, and memory, in the order of SVOD_TUNE_DB.
 
-A spec is a list of paths joined by `os.pathsep`. An entry is a database file, a directory (its `tuning.db` and everything else of ours in
-it) or a `.jsonl` file. The first is written, all are read: rank 0 (own) for the first, 1 (team) for the others, 2 for the records that ship
-with svod. `:none:` turns all of them off.
+A spec is a list of paths joined by `os.pathsep`. An entry is a database file, a `.jsonl` file, or a directory with such files. The first
+entry is written, and all are read. The rank of a layer is 0 (own) for the first entry, 1 (team) for the others, and 2 for the records
+that ship with svod. `:none:` turns all of them off.
 
-On a network file system WAL does not work between machines, so each host writes `NAME.HOST.db` beside `NAME.db`, and reads all of them.
+On a network file system WAL does not work between machines, so each host writes `NAME.HOST.db` beside `NAME.db` and reads all of them.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from svod import config
 from svod.errors import DatabaseError
@@ -21,9 +21,11 @@ from svod.tune.db.records import Measurement, Record, RecordError, Verdict
 from svod.tune.db.schema import SHIPPED, TEAM, ForeignDatabase, NewerSchema
 from svod.tune.db.transfer import Skipped, read_records
 
+R = TypeVar("R", bound=Record)
+
 FILE_NAME = "tuning.db"
 
-# INDEXED BY: SQLite weighs the index of all measurements the same, and would read hundreds of rows to drop them
+# INDEXED BY: without it SQLite may choose the index of all measurements and read hundreds of rows to drop them
 SELECT_DECIDING = ("SELECT * FROM measurements INDEXED BY measurements_deciding "
                    "WHERE kernel = ? AND target = ? AND (step = 'confirm' OR status = 'wrong')")
 
@@ -31,7 +33,8 @@ Deciding = tuple[list[tuple[Measurement, int]], list[Verdict]]  # measurements w
 
 
 class DatabasePaths(NamedTuple):
-    """What a spec means: the file to write (None: memory only), whether by WAL, the files to read with their rank, and what was wrong."""
+    """What a spec means: the file to write (None: memory only), whether it uses WAL, the files to read with their ranks, and what is wrong
+    with the spec."""
 
     write: Path | None
     wal: bool
@@ -40,7 +43,7 @@ class DatabasePaths(NamedTuple):
 
 
 def shipped_files() -> tuple[Path, ...]:
-    """The records that ship with svod: package data where svod is installed, tune_db/ in a checkout."""
+    """The files of records that ship with svod: package data where svod is installed, tune_db/ in a checkout."""
     package = Path(__file__).resolve().parents[2]
     for directory in (package / "shipped_db", package.parent / "tune_db"):
         if directory.is_dir():
@@ -49,14 +52,14 @@ def shipped_files() -> tuple[Path, ...]:
 
 
 def resolve(spec: str | None) -> DatabasePaths:
-    """What a spec, as SVOD_TUNE_DB has it, means here. Opens and creates nothing."""
+    """What a spec, the value of SVOD_TUNE_DB, means on this machine. Opens and creates nothing."""
     if spec is not None and spec.strip() == config.NONE:
         return DatabasePaths(None, False, ())
     shipped = tuple((p, SHIPPED) for p in shipped_files())
     if spec is None or not spec.strip(os.pathsep + " "):
         directory = config.data_dir()
         usual = config.user_data_dir() / FILE_NAME
-        # where the usual file cannot be written, what is in it counts all the same
+        # a usual file that cannot be written is still read
         unwritable = ((usual, TEAM),) if usual.parent != directory and os.path.exists(usual) else ()
         return _resolve_first(directory / FILE_NAME, unwritable + shipped)
     entries = [Path(os.path.abspath(os.path.expanduser(e))) for e in spec.split(os.pathsep) if e.strip()]
@@ -73,8 +76,8 @@ def resolve(spec: str | None) -> DatabasePaths:
 
 
 def name_problem(plan: DatabasePaths) -> str | None:
-    """Why the first entry of a spec names no database and none can be made there; None: it does, or one can. A database that is there and
-    cannot be written is no such problem: it can be read."""
+    """Why the first entry of a spec is no database and none can be created there; None: it is one, or one can. An existing database that
+    cannot be written is not a problem: it can be read."""
     if plan.problem is not None or plan.write is None:
         return plan.problem
     if os.path.exists(plan.write):
@@ -100,43 +103,41 @@ def _files_of(entry: Path) -> list[Path]:
 
 
 class Layer(Protocol):
-    """Something that records can be read from. `name` is for people."""
+    """A source of records. `name` is shown to people."""
 
     name: str
 
     def deciding(self, kernel: str, target: str) -> Deciding:
-        """What may decide about (kernel, target): confirmed and wrong measurements, and all verdicts."""
+        """The records that may decide about (kernel, target): confirmed and wrong measurements, and all verdicts."""
         ...
 
-    def select(self, record: type[Record], kernel: str | None, target: str | None) -> Iterable[tuple[Record, int]]:
-        """Records of one kind, with their rank, optionally of one kernel and one target (where the kind has one)."""
+    def select(self, record: type[R], kernel: str | None, target: str | None) -> Iterable[tuple[R, int]]:
+        """Records of one kind with their ranks, optionally of one kernel and one target (where the kind has one)."""
         ...
 
     def version(self) -> int:
-        """Changes when another process has changed the content."""
+        """A number that changes when another process has changed the content."""
         ...
 
     def close(self) -> None: ...
 
 
 class SqliteLayer:
-    """A database, through one connection. Rows that do not hold what they should are skipped and told to `report`."""
+    """A database, read through one connection. Rows that are not valid records are skipped and added to `report`."""
 
     def __init__(self, conn: sqlite3.Connection, name: str, rank: int, report: list[Skipped]) -> None:
         self.conn, self.name, self.rank, self.report = conn, name, rank, report
 
     def deciding(self, kernel: str, target: str) -> Deciding:
-        rows = self.conn.execute(SELECT_DECIDING, (kernel, target))
-        measurements = [(r, rank) for r, rank in self._records(Measurement, rows) if isinstance(r, Measurement)]
-        rows = self.conn.execute("SELECT * FROM verdicts WHERE kernel = ? AND target = ?", (kernel, target))
-        return measurements, [r for r, _ in self._records(Verdict, rows) if isinstance(r, Verdict)]
+        measurements = list(self._records(Measurement, self.conn.execute(SELECT_DECIDING, (kernel, target))))
+        return measurements, [v for v, _ in self.select(Verdict, kernel, target)]
 
-    def select(self, record: type[Record], kernel: str | None, target: str | None) -> Iterator[tuple[Record, int]]:
+    def select(self, record: type[R], kernel: str | None, target: str | None) -> Iterator[tuple[R, int]]:
         where = {n: v for n, v in (("kernel", kernel), ("target", target)) if v is not None and n in record.types}
         clause = " WHERE " + " AND ".join(f"{n} = :{n}" for n in where) if where else ""
         return self._records(record, self.conn.execute(f"SELECT * FROM {record.table}{clause}", where))
 
-    def _records(self, record: type[Record], rows: Iterable[sqlite3.Row]) -> Iterator[tuple[Record, int]]:
+    def _records(self, record: type[R], rows: Iterable[sqlite3.Row]) -> Iterator[tuple[R, int]]:
         for row in rows:
             try:
                 content = record.from_row(row)  # type: ignore[arg-type]  # a Row is a mapping in all but name
@@ -153,36 +154,30 @@ class SqliteLayer:
 
 
 class JsonlLayer:
-    """A .jsonl file: read when it is first asked for a target that its header names."""
+    """A .jsonl file, read when records of a target that its header names are first needed."""
 
     def __init__(self, path: Path, rank: int, report: list[Skipped]) -> None:
         self.path, self.name, self.rank, self.report = path, str(path), rank, report
         self._by_target: dict[str | None, list[Record]] = {}
 
     def _load(self, target: str | None) -> list[Record]:
+        target = None if None in self._by_target else target    # everything is read
         if target not in self._by_target:
-            records: list[Record] = []
-            skipped: list[Skipped] = []
             try:
-                if None in self._by_target:
-                    records = self._by_target[None]
-                else:
-                    records, skipped = read_records(self.path, target)
+                records, skipped = read_records(self.path, target)
             except (OSError, DatabaseError) as e:
-                skipped = [Skipped(self.name, str(e))]
+                records, skipped = [], [Skipped(self.name, str(e))]
             self.report.extend(s for s in skipped if s not in self.report)
             self._by_target[target] = records
         return self._by_target[target]
 
     def deciding(self, kernel: str, target: str) -> Deciding:
-        records = self._load(target)
-        return ([(r, self.rank) for r in records if isinstance(r, Measurement) and r.kernel == kernel and r.target == target
-                 and (r.step == "confirm" or r.status == "wrong")],
-                [r for r in records if isinstance(r, Verdict) and r.kernel == kernel and r.target == target])
+        measurements = [(m, rank) for m, rank in self.select(Measurement, kernel, target) if m.step == "confirm" or m.status == "wrong"]
+        return measurements, [v for v, _ in self.select(Verdict, kernel, target)]
 
-    def select(self, record: type[Record], kernel: str | None, target: str | None) -> Iterator[tuple[Record, int]]:
+    def select(self, record: type[R], kernel: str | None, target: str | None) -> Iterator[tuple[R, int]]:
         for r in self._load(target):
-            if type(r) is record and kernel in (None, getattr(r, "kernel", kernel)) and target in (None, getattr(r, "target", target)):
+            if isinstance(r, record) and kernel in (None, getattr(r, "kernel", kernel)) and target in (None, getattr(r, "target", target)):
                 yield r, self.rank
 
     def version(self) -> int:
@@ -193,7 +188,7 @@ class JsonlLayer:
 
 
 def open_layer(path: Path, rank: int, report: list[Skipped]) -> Layer | None:
-    """The layer at `path`, for reading; None where there is nothing. What cannot be read is told to `report`."""
+    """The layer at `path`, for reading; None where there is nothing. A file that cannot be read is added to `report`."""
     try:
         if path.suffix == ".jsonl":
             return JsonlLayer(path, rank, report) if path.exists() else None

@@ -1,8 +1,8 @@
 """The records of the tuning database: plain, validated data, each named by a digest of its content.
 
-Every record has a JSON object form (`to_json`, `from_json`), which is what travels between machines, and a database row form
-(`to_row`, `from_row`), where nested values are JSON text. Both directions check every field; what does not fit raises `RecordError`
-with the reason, so that a reader can skip that record and report it. Nothing read here is ever executed or unpickled.
+A record has a JSON form (`to_json`, `from_json`), which travels between machines, and a row form (`to_row`, `from_row`), where nested
+values are JSON text. Every field is checked. An unfit field raises `RecordError` with the reason, so that a reader can skip that record
+and report it. Nothing read here is executed or unpickled.
 
 Digest: blake2b-128 of the record's canonical JSON (sorted keys, no spaces, floats in the shortest form that gives the same bits).
 """
@@ -23,15 +23,15 @@ from svod.system.checked import checked
 
 Chain = tuple[tuple[Any, ...], ...]
 
-MAX_TEXT = 1 << 22  # bytes of one field: a record that exceeds it is not evidence but an accident
+MAX_TEXT = 1 << 22  # characters of one field; a longer text is an accident, not evidence
 
 
 class RecordError(DatabaseError):
-    """A record that is not what it should be; it is skipped and reported."""
+    """A record is not valid. Readers skip and report it."""
 
 
 def canonical(value: Any, what: str = "the record") -> str:
-    """The one JSON text of a JSON value. Raises RecordError for NaN and infinities."""
+    """The canonical JSON text of a value. Raises RecordError for NaN, infinities, and values that are not JSON."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as e:
@@ -39,7 +39,7 @@ def canonical(value: Any, what: str = "the record") -> str:
 
 
 def digest(kind: str, content: Mapping[str, Any]) -> str:
-    """32 hex digits that name a record of this kind with this content."""
+    """The 32 hex digits that name a record of this kind with this content."""
     return hashlib.blake2b(f"svod-{kind}-1\n{canonical(content)}".encode(), digest_size=16).hexdigest()
 
 
@@ -53,7 +53,7 @@ def parse_json(text: str, what: str) -> Any:
         raise RecordError(f"{what} is not JSON: {e}") from e
 
 
-# -- the types of fields: a value fits that msgspec converts to them ----------------------------------------------------
+# -- the types of fields, as msgspec checks them -------------------------------------------------------------------------
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
@@ -61,10 +61,10 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Number = Annotated[float, Meta(ge=0, le=float_info.max)]
 Positive = Annotated[float, Meta(gt=0, le=float_info.max)]
 Facts = Mapping[str, Any]
-#: What became of a candidate: measured; computed wrong numbers; cut by a deadline; killed by a signal; raised; cut because it was far
-#: behind; its worker vanished too often.
+#: What became of a candidate: measured; wrong numbers; over a deadline; killed by a signal; an exception; timing stopped because it was far
+#: behind; its worker was lost too often.
 RecordedStatus = Literal["ok", "wrong", "timeout", "crash", "error", "slow", "lost"]
-#: How well a candidate was timed: alone (screen), against its round (race), against the heuristic at full size (confirm).
+#: How a candidate was timed: alone (screen), against its round (race), against the heuristic at full size (confirm).
 Step = Literal["screen", "race", "confirm"]
 
 
@@ -73,8 +73,8 @@ def _freeze(v: Any) -> Any:
 
 
 def check_chain(v: Any, name: str = "chain") -> Chain:
-    """A chain as nested tuples: each opt is (op name, axis name or None, argument), arguments are integers, text, None or lists of
-    these. Whether it *applies* is for `apply_opt` to say."""
+    """A chain as nested tuples. An opt is (op name, axis name or None, argument); an argument is an integer, text, None or a list of these.
+    Whether the chain *applies* is decided by `apply_opt`."""
     if not isinstance(v, (list, tuple)) or len(v) > 1000:
         raise RecordError(f"{name} should be a list of opts, found {v!r:.60}")
     for opt in v:
@@ -92,7 +92,7 @@ R = TypeVar("R", bound="Record")
 
 
 class Record:
-    """What all records share. The fields of a subclass, in order, are those of the JSON form; nested values are JSON text in a row."""
+    """Base of all records. The fields of a subclass, in order, are the fields of its JSON form. `json_fields` are JSON text in a row."""
 
     kind: ClassVar[str]
     table: ClassVar[str]
@@ -108,7 +108,7 @@ class Record:
             value = getattr(self, name)
             if kind == Chain:
                 value = check_chain(value, name)
-            else:       # nested values become lists and objects of JSON, whatever they were made of
+            else:       # nested values become lists and objects of JSON
                 value = checked(parse_json(canonical(value, name), name) if name in self.json_fields else value, kind, RecordError, name)
             object.__setattr__(self, name, value)
 
@@ -131,36 +131,32 @@ class Record:
 
     @classmethod
     def from_json(cls: type[R], data: Mapping[str, Any]) -> R:
-        """The record in a JSON object. Raises RecordError for a missing, unknown or unfit field, and for an id that is not its digest."""
+        """The record in a JSON object. Raises RecordError for a missing, unknown or unfit field, and for an id that is not the digest."""
         extra = set(data) - set(cls.types) - {"kind", "id"}
         missing = set(cls.types) - set(data)
         if extra or missing:
             raise RecordError(f"a {cls.kind} " + " and ".join(
                 [f"lacks {', '.join(sorted(missing))}"] * bool(missing) + [f"has unknown {', '.join(sorted(extra))}"] * bool(extra)))
         record = cls(**{name: data[name] for name in cls.types})
-        if "id" in data and data["id"] != record.id:
-            raise RecordError(f"{cls.kind} {data['id']!r:.40} was altered: its content has the digest {record.id}")
+        record.check_id(data.get("id", record.id))
         return record
+
+    def check_id(self, stored: Any) -> None:
+        """Raise RecordError where the stored id of this record is not its digest."""
+        if stored != self.id:
+            raise RecordError(f"{self.kind} {stored!r:.40} was altered: its content has the digest {self.id}")
 
     @classmethod
     def from_row(cls: type[R], row: Mapping[str, Any]) -> R:
-        """The record in a database row (checked like a foreign one, except for the digest: see `from_foreign_row`)."""
+        """The record in a database row. Raises RecordError for an unfit field. The id is not checked: `check_id` is for rows of others."""
         values = {name: parse_json(checked(v, str, RecordError, name), name) if name in cls.json_fields
                   else bool(v) if kind is bool and v in (0, 1) else v for name, kind, v in ((n, k, row[n]) for n, k in cls.types.items())}
         return cls(**values)
 
-    @classmethod
-    def from_foreign_row(cls: type[R], row: Mapping[str, Any]) -> R:
-        """The record in a row of somebody else's database: its id must be its digest."""
-        record = cls.from_row(row)
-        if row["id"] != record.id:
-            raise RecordError(f"{cls.kind} {row['id']!r:.40} was altered: its content has the digest {record.id}")
-        return record
-
 
 @dataclass(frozen=True)
 class SizeTime:
-    """Values of the variables, seconds of one run with them, and how much of the heuristic's time that is."""
+    """The time of a kernel with variables at one size: the values of the variables, seconds of one run, ratio to the heuristic's time."""
 
     at: dict[str, Count]
     seconds: Positive
@@ -175,16 +171,14 @@ Sizes = Annotated[tuple[SizeTime, ...], Meta(max_length=100)]
 
 @dataclass(frozen=True)
 class Measurement(Record):
-    """What one candidate did in one search: evidence, never changed.
+    """What one candidate did in one search.
 
     Times are seconds of one run at full size. `ratio` is candidate ÷ baseline, paired within the same run (below 1: faster), with its
-    95 % interval `ratio_low … ratio_high`; `baseline` is the heuristic's time in that run and `baseline_linear` its LINEAR digest.
-    A confirmed heuristic is recorded too, with the ratio 1 and the interval [1, 1]: "nothing better was found" is a result.
-    `anchor` is the incumbent's time around the batch. `codegen` is svod's code generator revision, `protocol` that of the timing
-    rules. `host` holds what may explain a time (load, steal, governor…), `taken_at` is seconds since 1970.
-
-    Of a kernel with variables `time`, `samples` and `ratio` are geometric means over `sizes`, which `host` holds as well.
-    """
+    95 % interval `ratio_low … ratio_high`. `baseline` is the heuristic's time in that run, `baseline_linear` its LINEAR digest. The
+    heuristic itself is confirmed with the ratio 1 and the interval [1, 1]. `anchor` is the incumbent's time in the same batch. `codegen`
+    is the revision of svod's code generator, `protocol` that of the timing rules. `host` holds what may explain a time (load, steal,
+    governor…). `taken_at` is seconds since 1970. For a kernel with variables `time`, `samples` and `ratio` are geometric means over the
+    sizes, which are in `host`."""
 
     kernel: Name
     target: Name
@@ -215,27 +209,26 @@ class Measurement(Record):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.sizes                              # raises where they do not fit
+        _ = self.sizes                              # raises for unfit sizes
 
     @cached_property
     def sizes(self) -> tuple[SizeTime, ...]:
-        """What a kernel with variables was confirmed at; () for one without."""
+        """The sizes at which a kernel with variables was confirmed; () for one without."""
         sizes: tuple[SizeTime, ...] = checked(self.host.get("sizes", ()), Sizes, RecordError, "host: sizes")
         return sizes
 
     @cached_property
     def chain_text(self) -> str:
-        """The chain as JSON: what ties are broken by."""
+        """The chain as JSON, which breaks ties."""
         return canonical(self.chain)
 
 
 @dataclass(frozen=True)
 class Verdict(Record):
-    """What somebody found out about one LINEAR of a kernel on a target: `verified`, `wrong` or `retracted`.
+    """A judgement on one LINEAR of a kernel on a target: `verified`, `wrong` or `retracted`.
 
-    A wrong or retracted verdict holds for all measurements of that LINEAR up to its own code generator revision; a later revision
-    needs new measurements and a new verification anyway. `by` is user@host or a tool's name, `method` how (oracle, inputs, bound).
-    """
+    A wrong or retracted verdict holds for all measurements of that LINEAR up to its own code generator revision; a later revision needs a
+    new verification. `by` is user@host or the name of a tool, `method` says how it was judged (oracle, inputs, bound)."""
 
     kernel: Name
     target: Name
@@ -255,9 +248,9 @@ class Verdict(Record):
 
 @dataclass(frozen=True)
 class KernelRecord(Record):
-    """What a kernel computes. `ast` is the kernel AST as JSON data, `structure` a key without extents (a family), `flops` and `bytes`
-    the work and least traffic of one run. Two descriptions of one kernel (an older canonical form beside a newer) are both kept;
-    the one with the greater `ast_version` is shown."""
+    """What a kernel computes. `ast` is the kernel AST as JSON data, `structure` the key without extents (of its family), `flops` and
+    `bytes` the work and least traffic of one run. Of several descriptions of one kernel the one with the greatest `ast_version` is
+    shown."""
 
     kernel: Name
     name: Text = ""
@@ -274,7 +267,7 @@ class KernelRecord(Record):
 
 @dataclass(frozen=True)
 class OriginRecord(Record):
-    """Where in a model a kernel comes from: a module path or the user's file:line."""
+    """The place in a model that a kernel comes from: a module path or the user's file:line."""
 
     kernel: Name
     origin: Text
@@ -285,7 +278,7 @@ class OriginRecord(Record):
 
 @dataclass(frozen=True)
 class TargetFacts(Record):
-    """What is known about machines with this target key beyond the key: model name, microcode, governor, OS, driver…"""
+    """Facts about the machines with this target key: model name, microcode, governor, OS, driver…"""
 
     target: Name
     facts: Facts = field(default_factory=dict)
@@ -297,7 +290,8 @@ class TargetFacts(Record):
 
 @dataclass(frozen=True)
 class Search(Record):
-    """One finished search: who, with what, how it ended. `config` is the BeamConfig and the strategy, `result` counts and times."""
+    """One search: who, with what, and how it ended. `config` has the fields of BeamConfig, `result` counts and times. A search has one
+    record from its start, without `ended_at`, and one from its end."""
 
     search: Name
     kernel: Name

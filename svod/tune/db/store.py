@@ -1,14 +1,13 @@
-"""`TuningDB`: what the rest of svod sees of the tuning database.
+"""`TuningDB`, the tuning database as the rest of svod uses it.
 
 Guarantees
-* Records are only added, never changed; adding one twice is adding it once. `record` stores all of its records or none.
-* Many processes and threads may use one database at once; a writer waits up to 30 s for its turn. A handle survives a fork: the child
-  opens connections of its own.
-* A database that cannot be opened, read or written never stops a search or a `prepare`: what can be read is read, what is found is
-  kept in memory (and offered to the file again by `store_again` and on `close`), the reason is in `problem` and logged once. What was
-  stored stays stored.
-* Reading validates: a record that is not what it should be is skipped, listed in `skipped`, and logged once per file.
-* Looking up never creates a file, and never imports sqlite-utils; that happens when tables are made.
+* Records are only added, never changed. Adding one twice is adding it once. `record` stores all of its records or none.
+* Many processes and threads may use one database at once. A writer waits up to 30 s for its turn. A handle survives a fork: the child
+  opens its own connections.
+* A database that cannot be opened, read or written never stops a search or a `prepare`. All layers that can be read are read. New
+  records are kept in memory, and `store_again` and `close` offer them to the file again. `problem` holds the reason, which is logged once.
+* Records are validated when they are read: an invalid one is skipped, listed in `skipped`, and logged once per file.
+* A look-up never creates a file and never imports sqlite-utils, which only the creation of tables needs.
 
 Only the process that drives a search writes. Workers never open the database.
 """
@@ -33,7 +32,7 @@ from svod.errors import DatabaseError
 from svod.system.forksafe import remake_after_fork
 from svod.tune.db import claims, files, layers, transfer
 from svod.tune.db.records import RECORDS, KernelRecord, Measurement, OriginRecord, Record, RecordError, Search, TargetFacts, Verdict
-from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema
+from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema, write_transaction
 from svod.tune.db.transfer import Skipped
 from svod.tune.db.winners import Winner, rank_winners
 
@@ -46,15 +45,15 @@ R = TypeVar("R", bound=Record)
 
 IN_MEMORY = "What is found now is kept in memory"
 
-_abandoned: list[Any] = []  # connections inherited by a fork: closing them would drop the parent's locks
+_abandoned: list[Any] = []  # connections inherited through a fork: closing them would drop the parent's locks
 
-#: Which of several measurements of one LINEAR says most about it, first to last.
+#: Of several measurements of one LINEAR, the one with the lowest number says most about it.
 _TELLING = {("wrong", ""): 0, ("ok", "confirm"): 1, ("ok", "race"): 2, ("ok", "screen"): 3, ("slow", ""): 4, ("crash", ""): 5,
             ("timeout", ""): 6, ("error", ""): 7}
 
 
 class Merged(NamedTuple):
-    """What a merge or an import did: records that were new, records that were known, and what was skipped."""
+    """The result of a merge or an import: how many records were new, how many were known, and which were skipped."""
 
     added: int
     known: int
@@ -62,14 +61,14 @@ class Merged(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """What `gc` removed."""
+    """How many rows `gc` removed."""
 
     measurements: int
     claims: int
 
 
 def whoami() -> str:
-    """user@host, for the columns that say who."""
+    """user@host, for the columns that name a person."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):
@@ -78,7 +77,7 @@ def whoami() -> str:
 
 
 class TuningDB:
-    """An open tuning database: the file that is written and all layers that are read. Use `TuningDB.open`; a context manager."""
+    """An open tuning database: the file that is written and all layers that are read. A context manager, made by `TuningDB.open`."""
 
     def __init__(self, plan: layers.DatabasePaths, *, fresh: bool, read_only: bool) -> None:
         self.plan, self.fresh, self.read_only = plan, fresh, read_only
@@ -90,14 +89,14 @@ class TuningDB:
         self._own: layers.SqliteLayer | None = None
         self._memory: layers.SqliteLayer | None = None
         self._read: list[layers.Layer] | None = None
-        self._unwritable: str | None = "" if plan.write is None or read_only else None  # why nothing is written; "": nothing was asked for
+        self._unwritable: str | None = "" if plan.write is None or read_only else None  # why no file is written; "": none was asked for
         self._searches: dict[str, Search] = {}
         self._heartbeat = claims.Heartbeat()
         self._held: set[tuple[str, str]] = set()  # claims that hold within this process only
         self._memo: dict[tuple[str, str], list[Winner]] = {}
         self._memo_version: tuple[int, ...] = ()
         self._told = 0
-        self._exported = False      # what is in memory was written to a file of its own
+        self._exported = False      # the records in memory were written to a file of their own
         if plan.problem is not None and not read_only:
             self._trouble(plan.problem)
         self._open_own()
@@ -106,14 +105,14 @@ class TuningDB:
     def open(cls, spec: str | os.PathLike[str] | None = None, fresh: bool = False, read_only: bool = False) -> TuningDB:
         """The database that `spec` names (`PrepareConfig.db`, SVOD_TUNE_DB; None: the user's data directory; `:none:`: memory only).
 
-        `fresh`: nothing that was there before is read; what is found is recorded. `read_only`: nothing is written to files.
-        Never raises for a database that is missing, damaged, foreign, newer, or locked away: see `problem`."""
+        `fresh`: only records of this handle are read; they are stored as well. `read_only`: no file is written.
+        Never raises for a database that is missing, damaged, foreign, newer, or not accessible: see `problem`."""
         return cls(layers.resolve(None if spec is None else os.fspath(spec)), fresh=fresh, read_only=read_only)
 
     # -- opening ------------------------------------------------------------------------------------------------------------
     @property
     def path(self) -> Path | None:
-        """The file that is written, whether it exists yet or not; None: memory only."""
+        """The file that is written, whether or not it exists yet; None: memory only."""
         return None if self._unwritable is not None else self.plan.write
 
     def _trouble(self, text: str, advice: str = "") -> None:
@@ -122,7 +121,7 @@ class TuningDB:
         config.log_once(log, logging.WARNING, f"tuning database: {text}{advice and f'. {advice}'}")
 
     def _open_own(self) -> None:
-        """Open the written file if it exists, for writing where that is possible, else for reading."""
+        """Open the file that is written, if it exists: for writing where that is possible, else for reading."""
         path = self.plan.write
         if path is None or self._own is not None or self._unwritable:
             return
@@ -147,8 +146,8 @@ class TuningDB:
             self._own = layers.SqliteLayer(conn, str(path), OWN, self.skipped)
 
     def obstacle(self) -> str | None:
-        """Why nothing could be stored, as far as that shows without writing; None: nothing stands in the way, or there is no file to write.
-        Asked before hours of work, whose results would be lost."""
+        """Why nothing could be stored, as far as can be told without writing; None: there is no reason, or no file to write. A caller asks
+        before hours of work whose results would be lost."""
         path = self.plan.write
         if self.problem is not None or path is None:
             return self.problem
@@ -174,7 +173,7 @@ class TuningDB:
         return self._memory
 
     def _layers(self) -> list[layers.Layer]:
-        """All layers in order of trust. Files that appeared since are opened."""
+        """All layers, the nearest first. The written file is opened if it has appeared since."""
         self._after_fork()
         if self.fresh:
             return [self._memory_layer()]
@@ -186,7 +185,7 @@ class TuningDB:
         return [layer for layer in (self._own, self._memory) if layer is not None] + self._read
 
     def _each(self, ask: Callable[[layers.Layer], Any]) -> list[Any]:
-        """`ask` of every layer; one that turns out to be damaged is dropped and reported."""
+        """The result of `ask` for every layer. A layer that turns out to be damaged is dropped and reported."""
         answers = []
         for layer in self._layers():
             try:
@@ -209,35 +208,33 @@ class TuningDB:
 
     # -- looking up ---------------------------------------------------------------------------------------------------------
     def ranking(self, kernel: str, target: str) -> list[Winner]:
-        """All chains that may be used for this kernel and target, best first (`winners.py` has the rules); the others serve as seeds."""
+        """All chains that may be used for this kernel and target, best first, by the rules of `winners.py`."""
         with self._lock:
             version = tuple(self._each(lambda layer: layer.version()))
             if version != self._memo_version:
                 self._memo.clear()
                 self._memo_version = version
-            ranked = self._memo.get((kernel, target))
-            if ranked is None:
+            if (kernel, target) not in self._memo:
                 ranks: dict[str, int] = {}
                 measurements: list[Measurement] = []
                 verdicts: list[Verdict] = []
-                for some, others in self._each(lambda layer: layer.deciding(kernel, target)):
-                    for m, rank in some:
+                for of_layer, verdicts_of_layer in self._each(lambda layer: layer.deciding(kernel, target)):
+                    for m, rank in of_layer:
                         ranks[m.id] = min(rank, ranks.get(m.id, SHIPPED))
                         measurements.append(m)
-                    verdicts.extend(others)
-                ranked = self._memo[kernel, target] = rank_winners(measurements, verdicts, ranks) if measurements else []
-            return ranked
+                    verdicts += verdicts_of_layer
+                self._memo[kernel, target] = rank_winners(measurements, verdicts, ranks)
+            return self._memo[kernel, target]
 
     def winner(self, kernel: str, target: str) -> Winner | None:
-        """The chain to use, or None: nothing confirmed and verified is known. Where today's LINEAR digest is not `Winner.linear` the chain
-        is only a seed."""
-        order = self.ranking(kernel, target)
-        return order[0] if order else None
+        """The chain to use, or None where none is confirmed and verified. If today's LINEAR digest is not `Winner.linear`, the chain is
+        only a seed."""
+        return next(iter(self.ranking(kernel, target)), None)
 
     def known_digests(self, kernel: str, target: str, codegen: int | None = None, compiler: str | None = None,
                       protocol: int | None = None) -> dict[str, Measurement]:
-        """By LINEAR digest the most telling measurement there is, optionally only those of one code generator, compiler or timing
-        protocol: what need not be compiled or timed again. Candidates whose worker was lost are not known."""
+        """By LINEAR digest the most telling measurement: such a candidate need not be compiled or timed again. `codegen`, `compiler` and
+        `protocol` select one code generator, compiler and timing protocol. A candidate whose worker was lost is not known."""
         best: dict[str, tuple[tuple[int, float, str], Measurement]] = {}
         for m, _ in self.select(Measurement, kernel, target):
             if not m.linear or m.status == "lost" or (codegen is not None and m.codegen != codegen) \
@@ -249,18 +246,15 @@ class TuningDB:
         return {linear: m for linear, (_, m) in best.items()}
 
     def select(self, record: type[R], kernel: str | None = None, target: str | None = None) -> list[tuple[R, int]]:
-        """All records of one kind with the rank of the nearest layer that holds them, in the order of their digests."""
+        """All records of one kind, each with the rank of the nearest layer that holds it, in the order of their digests."""
         with self._lock:
-            latest: dict[str, tuple[R, int]] = {}
-            for some in self._each(lambda layer: list(layer.select(record, kernel, target))):
-                for r, rank in some:
-                    if r.id not in latest or rank < latest[r.id][1]:
-                        latest[r.id] = r, rank
-            return [latest[i] for i in sorted(latest)]
+            selected = [pair for of_layer in self._each(lambda layer: list(layer.select(record, kernel, target))) for pair in of_layer]
+            nearest = {r.id: (r, rank) for r, rank in sorted(selected, key=lambda pair: -pair[1])}     # the last one of an id stays
+            return [nearest[i] for i in sorted(nearest)]
 
     # -- writing ------------------------------------------------------------------------------------------------------------
     def _sink(self) -> layers.SqliteLayer:
-        """What is written now: the file, made if need be, else memory."""
+        """Where records go now: the file, which is created if need be, else memory."""
         self._after_fork()
         if self._unwritable is None and self._own is None:
             assert self.plan.write is not None, "a plan without a file is unwritable"
@@ -278,13 +272,14 @@ class TuningDB:
         return self._own
 
     def _write(self, work: Callable[[sqlite3.Connection], Any], *, must: bool = False) -> Any:
-        """`work` in a transaction on the file; where that fails, on memory from now on. `must`: raises DatabaseError instead."""
+        """The result of `work` in a transaction on the file. Where that fails, this and all later work is done in memory, or, with `must`,
+        DatabaseError is raised."""
         with self._lock:
             self._memo.clear()
             sink = self._sink()
             if sink is not self._memory:
                 try:
-                    with files.write_transaction(sink.conn):
+                    with write_transaction(sink.conn):
                         answer = work(sink.conn)
                 except (sqlite3.Error, OSError) as e:
                     if must:
@@ -293,18 +288,16 @@ class TuningDB:
                     sink = self._memory_layer()
                 else:
                     if self.fresh:
-                        with files.write_transaction(self._memory_layer().conn):
+                        with write_transaction(self._memory_layer().conn):
                             work(self._memory_layer().conn)
                     return answer
             if must:
                 raise DatabaseError(self._unwritable or "there is no database to write to: it is :none:, or was opened read-only")
-            with files.write_transaction(sink.conn):
+            with write_transaction(sink.conn):
                 return work(sink.conn)
 
     def record(self, records: Iterable[Record], *, layer: int = OWN, must: bool = False) -> int:
-        """Store records, all or none; returns how many were new (or known from a farther layer). Nothing is ever overwritten.
-        `layer` says whose they are (OWN, TEAM).
-
+        """Store records of `layer` (OWN, TEAM), all or none. Returns how many were new, or known only from a farther layer.
 
         Where the file cannot be written they are kept in memory (`problem` says why), or, with `must`, DatabaseError is raised."""
         by_type: dict[type[Record], list[dict[str, Any]]] = {}
@@ -312,17 +305,11 @@ class TuningDB:
             by_type.setdefault(type(r), []).append({**r.to_row(), "layer": layer})
         if not by_type:
             return 0
-
-        def insert(conn: sqlite3.Connection) -> int:
-            added = 0
-            for kind, rows in by_type.items():
-                added += conn.executemany(INSERT[kind], rows).rowcount
-            return added
-        return int(self._write(insert, must=must))
+        return int(self._write(lambda conn: sum(conn.executemany(INSERT[t], rows).rowcount for t, rows in by_type.items()), must=must))
 
     def begin_search(self, kernel: str, target: str, *, strategy: str = "beam", executor: str = "",
                      config: Mapping[str, Any] | None = None, svod: str = "") -> str:
-        """Announce a search in `searches`; returns its id, which its measurements and verdicts carry."""
+        """Record the start of a search. Returns its id, which its measurements and verdicts carry."""
         search = Search(uuid.uuid4().hex, kernel, target, strategy=strategy, executor=executor, config=config or {}, svod=svod,
                         by=whoami(), started_at=time.time())
         self._searches[search.search] = search
@@ -330,17 +317,17 @@ class TuningDB:
         return search.search
 
     def end_search(self, search: str, outcome: str, result: Mapping[str, Any] | None = None) -> None:
-        """Say how a search ended: "finished", "budget", "interrupted", "failed"…, with counts and times. Raises DatabaseError for a search
-        that this handle did not begin."""
+        """Record the end of a search: its outcome ("finished", "budget", "interrupted", "failed"…), counts and times. Raises DatabaseError
+        for a search that this handle did not begin."""
         begun = self._searches.pop(search, None)
         if begun is None:
             raise DatabaseError(f"search {search!r} was not begun with this database handle, or has ended")
         self.record([replace(begun, ended_at=time.time(), outcome=outcome, result=result or {})])
 
     def retract(self, kernel: str, target: str | None, linear: str | None, reason: str) -> int:
-        """Write `retracted` verdicts for the chains of a kernel that may win (optionally on one target, or one LINEAR): none of them is
-        used again under the same code generator, whatever is merged later. Returns how many LINEARs. Raises DatabaseError where nothing
-        can be written."""
+        """Write `retracted` verdicts for the chains of a kernel that may win, optionally of one target or one LINEAR. None of them is used
+        again under the same code generator, whatever is merged later. Returns the number of LINEARs. Raises DatabaseError where nothing can
+        be written."""
         newest: dict[tuple[str, str], Measurement] = {}
         for m, _ in self.select(Measurement, kernel, target):
             at = (m.target, m.linear)
@@ -357,12 +344,12 @@ class TuningDB:
     def claim(self, kernel: str, target: str) -> claims.Claim | None:
         """The right to search (kernel, target), renewed until `release`; None: a live process holds it (`holder` says which), or this one.
 
-        Where the file cannot be written the claim holds within this process only, and the search goes on all the same."""
+        Where the file cannot be written the claim is valid within this process only."""
         with self._lock:
             sink = self._sink()
             if sink is not self._memory:
                 try:
-                    with files.write_transaction(sink.conn):
+                    with write_transaction(sink.conn):
                         token = claims.take(sink.conn, kernel, target, time.time())
                 except sqlite3.Error as e:
                     self._give_up(f"{sink.name} cannot be written: {e}", f"What was stored is still there. {IN_MEMORY}")
@@ -378,34 +365,34 @@ class TuningDB:
             return claims.Claim(kernel, target, None, self.renew_claim, self.release_claim)
 
     def renew_claim(self, claim: claims.Claim) -> bool:
-        """The heartbeat of a claim; False where it is no longer this process's. One that cannot be written is tried at the next beat."""
+        """Write the heartbeat of a claim; False where the claim is no longer this process's. The next beat makes up for one that cannot be
+        written."""
         with self._lock:
             self._after_fork()
-            if self._own is None or self._unwritable is not None:
-                return True  # nobody can be told, nobody else can know
-            try:
-                with files.write_transaction(self._own.conn):
-                    done = self._own.conn.execute("UPDATE claims SET heartbeat = ? WHERE kernel = ? AND target = ? AND token = ?",
-                                                  (time.time(), claim.kernel, claim.target, claim.token))
-            except sqlite3.Error as e:
-                log.debug("claim on %s not renewed: %s", claim.kernel, e)
-                return True
-            return done.rowcount == 1
+            renewed = self._change_claim("UPDATE claims SET heartbeat = :now", claim)
+            return renewed is None or renewed == 1
 
     def release_claim(self, claim: claims.Claim) -> None:
-        """Give a claim back. Where that cannot be written it becomes void by its silence."""
+        """Give a claim back. Where that cannot be written, the claim becomes void when its heartbeat is too old."""
         with self._lock:
             self._after_fork()
             self._heartbeat.remove(claim)
             if claim.token is None:
                 self._held.discard((claim.kernel, claim.target))
-            elif self._own is not None and self._unwritable is None:
-                try:
-                    with files.write_transaction(self._own.conn):
-                        self._own.conn.execute("DELETE FROM claims WHERE kernel = ? AND target = ? AND token = ?",
-                                               (claim.kernel, claim.target, claim.token))
-                except sqlite3.Error as e:
-                    log.debug("claim on %s not released: %s", claim.kernel, e)
+            else:
+                self._change_claim("DELETE FROM claims", claim)
+
+    def _change_claim(self, change: str, claim: claims.Claim) -> int | None:
+        """Apply an SQL statement to the row of a claim. Returns the number of rows; None where the file cannot be written."""
+        if self._own is None or self._unwritable is not None:
+            return None
+        try:
+            with write_transaction(self._own.conn):
+                return self._own.conn.execute(f"{change} WHERE kernel = :kernel AND target = :target AND token = :token", {
+                    "now": time.time(), "kernel": claim.kernel, "target": claim.target, "token": claim.token}).rowcount
+        except sqlite3.Error as e:
+            log.debug("the claim on %s could not be changed: %s", claim.kernel, e)
+            return None
 
     def holder(self, kernel: str, target: str) -> claims.Holder | None:
         """Who searches (kernel, target) right now, or None."""
@@ -424,22 +411,22 @@ class TuningDB:
 
     # -- moving records between databases -----------------------------------------------------------------------------------
     def export(self, path: Path, kernels: Iterable[str] | None = None, *, winners_only: bool = False) -> int:
-        """Write records to a .jsonl file: of all kernels or of those given; with `winners_only` only what decides about the winners: their
-        measurements and verifications, and everything that was found wrong or retracted. Returns how many. Raises OSError. Claims are
-        never exported."""
+        """Write the records of all kernels, or of those given, to a .jsonl file. `winners_only`: only those that decide about the winners,
+        which are their measurements, their verifications, and all wrong and retracted verdicts. Returns the number of records. Claims are
+        never exported. Raises OSError."""
         asked = None if kernels is None else set(kernels)
         measurements = [m for m, _ in self.select(Measurement) if asked is None or m.kernel in asked]
         chosen = self._records_of_winners(measurements, asked) if winners_only else self._records_of(measurements, asked)
         return transfer.write_records(path, chosen)
 
     def _records_of(self, measurements: Sequence[Measurement], asked: set[str] | None) -> list[Record]:
-        """These measurements and everything beside them, of the kernels `asked` for (None: of all)."""
+        """These measurements and all other records of the kernels `asked` for (None: of all)."""
         return [*measurements, *self._described(measurements, asked),
                 *(v for v, _ in self.select(Verdict) if asked is None or v.kernel in asked),
                 *(s for s, _ in self.select(Search) if asked is None or s.kernel in asked)]
 
     def _records_of_winners(self, measurements: Sequence[Measurement], asked: set[str] | None) -> list[Record]:
-        """What decides about the winners among these measurements."""
+        """The records that decide about the winners among these measurements."""
         pairs = sorted({(m.kernel, m.target) for m in measurements})
         winners = {w.measurement for k, t in pairs if (w := self.winner(k, t)) is not None}
         kept = [m for m in measurements if m.id in winners]
@@ -449,7 +436,7 @@ class TuningDB:
                 *(v for v in verdicts if v.verdict != "verified" or (v.kernel, v.target, v.linear) in code)]
 
     def _described(self, measurements: Sequence[Measurement], kernels: set[str] | None) -> list[Record]:
-        """The facts about the targets of these measurements, and what is known about `kernels` (None: about all) themselves."""
+        """The facts about the targets of these measurements, and the descriptions of `kernels` (None: of all)."""
         targets = {m.target for m in measurements}
         described: list[KernelRecord | OriginRecord] = [*(k for k, _ in self.select(KernelRecord)),
                                                         *(o for o, _ in self.select(OriginRecord))]
@@ -457,7 +444,7 @@ class TuningDB:
                 *(r for r in described if kernels is None or r.kernel in kernels)]
 
     def import_file(self, path: Path) -> Merged:
-        """Add the records of a .jsonl file, as the team's. Raises DatabaseError for a file that is none of ours, or cannot be read, or
+        """Add the records of a .jsonl file, as the team's. Raises DatabaseError for a file that is not one of svod's or cannot be read, and
         where nothing can be stored."""
         try:
             records, skipped = transfer.read_records(path)
@@ -479,7 +466,9 @@ class TuningDB:
             for record in RECORDS:
                 for row in conn.execute(f"SELECT * FROM {record.table}"):
                     try:
-                        records.append(record.from_foreign_row(row))
+                        content = record.from_row(row)
+                        content.check_id(row["id"])
+                        records.append(content)
                     except RecordError as e:
                         skipped.append(Skipped(f"{path}:{record.table}:{row['id']}", str(e)))
             conn.close()
@@ -490,21 +479,18 @@ class TuningDB:
         return Merged(added, len(records) - added, skipped)
 
     def gc(self, older_than: float) -> Collected:
-        """Remove void claims, and measurements that can decide nothing any more: only screened or raced, more than `older_than` seconds
-        ago, of kernels that have a winner. Verdicts and confirmed measurements stay for ever. Raises DatabaseError."""
+        """Remove void claims, and measurements that can no longer decide anything: those screened or raced more than `older_than` seconds
+        ago, of kernels that have a winner. Verdicts and confirmed measurements are never removed. Raises DatabaseError."""
         settled = [(m.kernel, m.target) for m, _ in self.select(Measurement) if m.step == "confirm"]
         settled = sorted({pair for pair in settled if self.winner(*pair) is not None})
         horizon = time.time() - older_than
 
         def collect(conn: sqlite3.Connection) -> Collected:
-            gone = 0
-            for kernel, target in settled:
-                gone += conn.execute("DELETE FROM measurements WHERE kernel = ? AND target = ? AND step != 'confirm' AND status != 'wrong' "
-                                     "AND taken_at < ?", (kernel, target, horizon)).rowcount
+            removed = conn.executemany("DELETE FROM measurements WHERE kernel = ? AND target = ? AND step != 'confirm' "
+                                       "AND status != 'wrong' AND taken_at < ?", [(*pair, horizon) for pair in settled]).rowcount
             void = [h for h in map(claims.holder_of, conn.execute("SELECT * FROM claims").fetchall()) if claims.is_void(h, time.time())]
-            for h in void:
-                conn.execute("DELETE FROM claims WHERE kernel = ? AND target = ? AND token = ?", (h.kernel, h.target, h.token))
-            return Collected(gone, len(void))
+            conn.executemany("DELETE FROM claims WHERE token = ?", [(h.token,) for h in void])
+            return Collected(removed, len(void))
         collected: Collected = self._write(collect, must=True)
         assert self._own is not None, "_write(must=True) wrote to the file"
         try:
@@ -515,7 +501,7 @@ class TuningDB:
 
     # -- what could not be stored --------------------------------------------------------------------------------------------
     def store_again(self) -> bool:
-        """Offer what had to be kept in memory to the file once more. True: everything is in the file, which is used again from now on."""
+        """Offer the records in memory to the file once more. True: all of them are in the file, which is used again from now on."""
         with self._lock:
             self._after_fork()
             path = self.plan.write
@@ -525,7 +511,7 @@ class TuningDB:
             try:
                 conn = files.open_for_writing(path, wal=self.plan.wal)
                 try:
-                    with files.write_transaction(conn):
+                    with write_transaction(conn):
                         for r, rank in kept:
                             conn.execute(INSERT[type(r)], {**r.to_row(), "layer": rank})
                 finally:
@@ -543,8 +529,8 @@ class TuningDB:
             return True
 
     def export_unstored(self, path: Path) -> int:
-        """Write everything about the kernels of which something is kept in memory, for want of a file that can be written, to a .jsonl file
-        that `import_file` reads. Returns how many records. Raises OSError."""
+        """Write all records of the kernels that have records in memory to a .jsonl file, which `import_file` reads. Returns their number.
+        Raises OSError."""
         with self._lock:
             kernels = {r.kernel for r, _ in self._kept() if not isinstance(r, TargetFacts)}  # type: ignore[attr-defined]
             count = self.export(path, kernels)
@@ -552,13 +538,13 @@ class TuningDB:
             return count
 
     def _kept(self) -> list[tuple[Record, int]]:
-        """The records in memory, with their layer."""
+        """The records in memory with their layers."""
         memory = self._memory
         return [] if memory is None else [(r, rank) for kind in RECORDS for r, rank in memory.select(kind, None, None)]
 
     # -- closing ------------------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Close all connections. What had to be kept in memory is offered to the file once more; if that fails, it is said."""
+        """Close all connections. The records in memory are offered to the file once more; a warning says so if that fails."""
         with self._lock:
             self._heartbeat.stop()
             self._after_fork()
@@ -577,5 +563,5 @@ class TuningDB:
 
 
 def origins_of(db: TuningDB, kernel: str) -> list[str]:
-    """Where in models a kernel comes from."""
+    """The places in models that a kernel comes from."""
     return sorted({o.origin for o, _ in db.select(OriginRecord, kernel)})

@@ -1,8 +1,8 @@
-"""The file that records travel in: JSON Lines.
+"""The file format in which records travel: JSON Lines.
 
-The first line is a header, `{"format": "svod-tune-db", "version": 1, "targets": [...]}`; every further line is one record as
-`records.py` writes it. A record that is malformed, altered or of an unknown kind is skipped and reported with its line; a file of a newer
-version is refused as a whole. The file is data: nothing in it is executed, unpickled, or trusted to apply.
+The first line is a header, `{"format": "svod-tune-db", "version": 1, "targets": [...]}`. Every further line is one record in the JSON
+form of `records.py`. A record that is malformed, altered or of an unknown kind is skipped and reported with its line. A file of a newer
+version is refused as a whole. The file is data: nothing in it is executed or unpickled, and no chain in it is assumed to apply.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from svod.tune.db.records import Record, RecordError, canonical, parse_json, rec
 
 FORMAT = "svod-tune-db"
 FORMAT_VERSION = 1
-CAPTURE_FORMAT = "svod-capture"     # of another file of ours that people may mix up with this one
+CAPTURE_FORMAT = "svod-capture"     # the format of captures, which people may mistake for this one
 
 
 class Skipped(NamedTuple):
@@ -27,9 +27,9 @@ class Skipped(NamedTuple):
 
 
 def write_records(path: Path, records: Iterable[Record]) -> int:
-    """Write the records to `path`, all or nothing, in a stable order (a diff shows what changed). Returns how many.
+    """Write the records to `path`, all or none, in a stable order, so that a diff shows what changed. Returns their number.
 
-    Raises OSError; then what was at `path` before is still there."""
+    Raises OSError; an older file at `path` is then unchanged."""
     records = list(records)
     lines = sorted({(r.kind, r.id): canonical(r.to_json()) for r in records}.items())
     targets = sorted({t for r in records if isinstance(t := getattr(r, "target", None), str)})
@@ -39,35 +39,34 @@ def write_records(path: Path, records: Iterable[Record]) -> int:
 
 
 def read_header(line: str, path: Path) -> frozenset[str]:
-    """The targets a file has records for. Raises DatabaseError for what is no such file, or one of a newer version."""
+    """The targets a file has records for. Raises DatabaseError for another kind of file, or one of a newer version."""
+    foreign = f"{path} is not a file of svod's tuning records"
     if not line.strip():
-        raise DatabaseError(f"{path} is not a file of svod's tuning records: " + ("its first line is empty" if line else "it is empty"))
+        raise DatabaseError(f"{foreign}: " + ("its first line is empty" if line else "it is empty"))
     try:
         line.encode()
         header = parse_json(line, "the first line")
-    except UnicodeEncodeError as e:
-        raise DatabaseError(f"{path} is not a file of svod's tuning records: it is not text") from e
-    except RecordError as e:
-        raise DatabaseError(f"{path} is not a file of svod's tuning records: {e}") from e
+    except (UnicodeEncodeError, RecordError) as e:
+        raise DatabaseError(f"{foreign}: {'it is not text' if isinstance(e, UnicodeEncodeError) else e}") from e
     if isinstance(header, dict) and header.get("format") == CAPTURE_FORMAT:
-        raise DatabaseError(f"{path} is not a file of svod's tuning records but a capture: tune it with svod-tune --from {path}")
+        raise DatabaseError(f"{foreign} but a capture: tune it with svod-tune --from {path}")
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise DatabaseError(f'{path} is not a file of svod\'s tuning records: its first line is no {{"format": "{FORMAT}", …}}')
+        raise DatabaseError(f'{foreign}: its first line is no {{"format": "{FORMAT}", …}}')
     version, targets = header.get("version"), header.get("targets", [])
     if not isinstance(version, int) or version < 1 or not isinstance(targets, list):
-        raise DatabaseError(f"{path} is not a file of svod's tuning records: its header is malformed")
+        raise DatabaseError(f"{foreign}: its header is malformed")
     if version > FORMAT_VERSION:
         raise DatabaseError(f"{path} has format version {version}, this svod reads up to {FORMAT_VERSION}; update svod")
     return frozenset(t for t in targets if isinstance(t, str))
 
 
 def read_records(path: Path, only_target: str | None = None) -> tuple[list[Record], list[Skipped]]:
-    """The records of a file and what was skipped. With `only_target` a file without records for that target is not read beyond its header.
+    """The records of a file, and those that were skipped. `only_target`: of a file without records for that target only the header is read.
 
-    Raises DatabaseError for a file that is none of ours or newer, OSError where it cannot be read."""
+    Raises DatabaseError for another kind of file or one of a newer version, OSError where it cannot be read."""
     records: list[Record] = []
     skipped: list[Skipped] = []
-    # a line that is not UTF-8 is malformed, the others are not
+    # surrogateescape: a line that is not UTF-8 is malformed, and the others are read
     with open(path, encoding="utf-8", errors="surrogateescape") as f:
         targets = read_header(f.readline(), path)
         if only_target is not None and only_target not in targets:

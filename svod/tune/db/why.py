@@ -1,4 +1,4 @@
-"""Why a kernel has the chain it has, or none: the nearest record and the first field that differs."""
+"""Why a kernel has its chain, or none: the nearest record and the first field that differs."""
 from __future__ import annotations
 
 import time
@@ -10,16 +10,15 @@ from svod.core.machine.target import KEY_FIELDS, parse_key
 from svod.tune.db.records import KernelRecord, Measurement, Search, Verdict
 from svod.tune.db.schema import LAYER_NAMES
 from svod.tune.db.store import TuningDB
-from svod.tune.db.winners import Winner, barred_revisions, drawback, rejection
+from svod.tune.db.winners import Winner, barred_revisions, drawback, is_barred, rejection
 
-MAX_REASONS = 3         # of candidates that failed, said one by one
-MAX_REASON = 160        # characters of one
-
+MAX_REASONS = 3         # reasons of failed candidates that are listed
+MAX_REASON = 160        # characters of one reason
 
 
 class Explanation(NamedTuple):
-    """`winner`: one for exactly this kernel and target. `field`, `asked`, `stored`: the first field in which the nearest record differs
-    from what was asked (empty where none does, or there is no record). `text` says it in a sentence."""
+    """`winner`: that of exactly this kernel and target. `field`, `asked`, `stored`: the first field in which the nearest record differs
+    from the question; empty where none does, or there is no record. `text`: the explanation in a sentence."""
 
     winner: Winner | None
     field: str
@@ -29,8 +28,8 @@ class Explanation(NamedTuple):
 
 
 def explain(db: TuningDB, kernel: str, target: str, linear: str = "", structure: str = "") -> Explanation:
-    """Explain the look-up of (kernel, target). `linear`: today's LINEAR digest of the winner's chain, if known, to find a record made by
-    another code generator; `structure`: the kernel's key without extents, to find relatives of an unknown kernel."""
+    """Explain the look-up of (kernel, target). `linear`: today's LINEAR digest of the winner's chain, if known, which shows a record of
+    another code generator. `structure`: the kernel's key without extents, which finds relatives of an unknown kernel."""
     winner = db.winner(kernel, target)
     if winner is not None:
         at = f"{winner.speedup:.2f}x the heuristic, {LAYER_NAMES[winner.layer]} layer, code generator {winner.codegen}"
@@ -67,8 +66,8 @@ def explain(db: TuningDB, kernel: str, target: str, linear: str = "", structure:
 
 
 def no_winner_reason(measurements: Sequence[Measurement], verdicts: Sequence[Verdict], searches: Sequence[Search]) -> str:
-    """Why nothing is used for one kernel on one target although it was searched or measured: that nothing was measured, that every
-    candidate failed and of what, that the heuristic stayed best, or what stopped the candidate that came nearest."""
+    """Why a kernel that was searched or measured on a target has no winner: nothing was measured, every candidate failed (and of what), the
+    heuristic stayed best, or the reason against the nearest candidate."""
     if not measurements:
         last = max(searches, key=lambda s: s.ended_at or 0.0)
         if last.ended_at is None:
@@ -89,13 +88,13 @@ def no_winner_reason(measurements: Sequence[Measurement], verdicts: Sequence[Ver
 
 
 def _nearest_reason(measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> str:
-    """What stopped the best candidate."""
+    """The reason against the best candidate."""
     barred = barred_revisions(measurements, verdicts)
     verified = {(v.linear, v.codegen) for v in verdicts if v.verdict == "verified"}
     best = min(measurements, key=lambda m: (m.step != "confirm", m.status != "ok", m.ratio if m.ratio is not None else 2.0,
                                             m.time or 1e9, m.id))
     reason = rejection(best)
-    if reason is None and best.codegen <= barred.get(best.linear, -1):
+    if reason is None and is_barred(best, barred):
         bars = [v for v in verdicts if v.linear == best.linear and v.verdict != "verified"]
         last = max(bars, key=lambda v: (v.codegen, v.taken_at, v.id), default=None)
         reason = "it computed wrong numbers" if last is None else \
@@ -109,7 +108,7 @@ def _nearest_reason(measurements: Sequence[Measurement], verdicts: Sequence[Verd
 
 
 def describe_searches(searches: Sequence[Search]) -> list[str]:
-    """Per search, oldest first, when it was, by whom, with what, how many candidates it timed and how it ended."""
+    """A line for each search, oldest first: when, by whom, with what, how many candidates it timed, and how it ended."""
     latest: dict[str, Search] = {}
     for s in sorted(searches, key=lambda s: s.ended_at or 0.0):     # a search has a row at its start and one at its end
         latest[s.search] = s
@@ -127,8 +126,8 @@ def describe_searches(searches: Sequence[Search]) -> list[str]:
 
 
 def first_difference(asked: str, stored: str) -> tuple[str, str, str]:
-    """The first field in which two target keys differ: its name, what was asked, what was stored. A feature list shows only what the
-    other lacks."""
+    """The first field in which two target keys differ: its name, and the value in each key. Of a feature list only what the other key lacks
+    is returned."""
     a, b = parse_key(asked), parse_key(stored)
     for name, x, y in ((name, a[name], b[name]) for name in a if name in b):
         if x == y:
@@ -141,6 +140,6 @@ def first_difference(asked: str, stored: str) -> tuple[str, str, str]:
 
 
 def _common_parts(asked: str, stored: str) -> int:
-    """How many leading fields two target keys share, threads least of all."""
+    """How much two target keys have in common: an earlier field outweighs all later ones."""
     a, b = parse_key(asked), parse_key(stored)
     return sum(1 << (len(KEY_FIELDS) - i) for i, name in enumerate(KEY_FIELDS) if name in a and a[name] == b.get(name))

@@ -1,23 +1,23 @@
 """From evidence to a decision: which chain is used for a kernel on a target.
 
-`derive_winner` is a pure function of three sets, so that the order in which records arrived, the machine they came from and the number
-of times they were merged do not matter. The rules, first to last:
+`derive_winner` is a pure function of three sets: the order in which records arrived, the machine they came from, and how often they were
+merged do not matter. The rules, in order:
 
-1. Only *confirmed* measurements count: timed against the heuristic in the same run, status ok, with a ratio and its interval that fit
-   each other and the times. An absolute time is never compared with anything.
-2. A LINEAR needs a `verified` verdict of the measurement's code generator revision.
-3. A `wrong` or `retracted` verdict, or a measurement that ended in `wrong`, beats any time: it bars all measurements of that LINEAR up to
-   its own code generator revision. It holds across layers and for ever; only a later revision, verified anew, is free of it.
-4. The nearest layer (own, team, shipped), then the newest code generator revision.
-5. Several measurements of one LINEAR in one layer and revision count as their upper median, so one lucky (or forged) time among
-   honest ones decides nothing. Those that say that it is slower count as well.
-6. A ratio whose whole interval is above 1 is slower than the heuristic: not used. Nor is a chain of a kernel with variables that takes
-   more than 1.2 times the heuristic's time at one of the sizes it was timed at, however much it gains at the others.
-7. The lowest *upper end* of the ratio's interval: the speed-up that is sure, not the one that was seen once.
-8. Level with that is what is within 0.3 % of it. Of level chains the heuristic's own is kept, as nothing is sure to be gained; then
-   the shortest wins, then the first in text, then the first LINEAR digest.
+1. Only *confirmed* measurements count: timed against the heuristic in the same run, with status ok and a ratio whose interval fits it and
+   the times. An absolute time is never compared with anything.
+2. A LINEAR needs a `verified` verdict under the measurement's code generator revision.
+3. A `wrong` or `retracted` verdict, or a measurement with status `wrong`, beats any time: it bars all measurements of that LINEAR up to
+   its own code generator revision, in all layers and for ever. A later revision needs a new verification.
+4. The nearest layer wins (own, team, shipped), then the newest code generator revision.
+5. Several measurements of one LINEAR in one layer and revision count as their upper median, so one lucky or forged time among honest ones
+   decides nothing. Measurements that say that the chain is slower count as well.
+6. A chain whose whole interval is above 1 is slower than the heuristic and is not used. Nor is a chain of a kernel with variables that
+   takes more than 1.2 times the heuristic's time at one of the measured sizes.
+7. The lowest *upper end* of the ratio's interval wins: the speed-up that is certain, not the one that was seen once.
+8. Upper ends within 0.3 % of the lowest are level with it. Of level chains the heuristic's own wins, as no gain is certain; then the
+   shortest, then the first in text, then the first LINEAR digest.
 
-A search chooses among its finalists by the same function (`best_of`), so that what it reports is what is used later.
+A search chooses among its finalists by the same function (`best_of`), so that it reports what is used later.
 """
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from svod.tune.db.records import Chain, Measurement, Verdict
+from svod.tune.db.schema import SHIPPED
 
-TIE = 1.003         # upper ends this close are level; docs/measuring.md says why no more
-MIN_RATIO = 1e-3    # nothing is 1,000 times faster than the heuristic: a smaller ratio is a mistake or a forgery
-WORST_RATIO = 1.2   # to the heuristic at any one size of a kernel with variables
-SLACK = 2.0         # a paired ratio and the ratio of the representative times may differ by this factor, for drift
+TIE = 1.003         # Upper ends within this factor are level; docs/measuring.md gives the reason for the number.
+MIN_RATIO = 1e-3    # No chain is 1,000 times faster than the heuristic: a smaller ratio is a mistake or a forgery.
+WORST_RATIO = 1.2   # The largest ratio to the heuristic at any one size of a kernel with variables.
+SLACK = 2.0         # The machine may drift: a paired ratio and the ratio of the representative times may differ by this factor.
 
 
 class Standing(NamedTuple):
-    """What the rules 7 and 8 compare of a chain: the upper end of the interval of its ratio to the heuristic, whether it is the heuristic's
-    own, its length, its text as the database stores it, its LINEAR digest."""
+    """What rules 7 and 8 compare: the upper end of the interval of a chain's ratio, whether it is the heuristic's own chain, its length,
+    its text as the database stores it, and its LINEAR digest."""
 
     high: float
     own: bool
@@ -44,19 +45,18 @@ class Standing(NamedTuple):
 
 
 def best_of(standings: Sequence[Standing], tie: float = TIE) -> int:
-    """The index of the chain that wins by the rules 7 and 8; upper ends within a factor of `tie` are level. Raises ValueError when there is
-    no chain."""
+    """The index of the chain that wins by rules 7 and 8; upper ends within a factor of `tie` are level. Raises ValueError for no chains."""
     level = min(s.high for s in standings) * tie
     return min((i for i, s in enumerate(standings) if s.high <= level),
-               key=lambda i: (not standings[i].own, *standings[i][2:]))
+               key=lambda i: (not standings[i].own, standings[i].length, standings[i].text, standings[i].linear))
 
 
 class Winner(NamedTuple):
-    """The decision for (kernel, target), and what it rests on.
+    """The decision for (kernel, target), and the evidence for it.
 
-    `ratio` is tuned ÷ heuristic in the run that confirmed it (below 1: faster), `time` and `baseline` are seconds in that run,
-    `baseline_linear` is what the heuristic was then. `layer` is 0 own, 1 team, 2 shipped. The chain is verified for `linear` under
-    `codegen`: where today's LINEAR has another digest, it is a seed."""
+    `ratio` is tuned ÷ heuristic in the run that confirmed the chain (below 1: faster). `time` and `baseline` are seconds in that run,
+    `baseline_linear` is the heuristic's LINEAR digest then. `layer` is OWN, TEAM or SHIPPED. The chain is verified for `linear` under
+    `codegen`: where today's LINEAR has another digest, it is only a seed."""
 
     kernel: str
     target: str
@@ -80,17 +80,17 @@ class Winner(NamedTuple):
 
     @property
     def own(self) -> bool:
-        """It is the heuristic's own chain: nothing that is better for sure was found."""
+        """Whether this is the heuristic's own chain: no chain is certainly better."""
         return self.linear == self.baseline_linear
 
 
 def rejection(m: Measurement) -> str | None:
-    """Why a measurement by itself makes no winner, rules 1 and 6; None: it may."""
+    """Why a measurement cannot make a winner, by rules 1 and 6; None: it can."""
     return doubt(m) or drawback(m)
 
 
 def doubt(m: Measurement) -> str | None:
-    """Why a measurement says nothing, rule 1; None: it is evidence."""
+    """Why a measurement is not evidence, by rule 1; None: it is."""
     if m.status != "ok":
         return f"status {m.status}" + (f": {m.reason}" if m.reason else "")
     if m.step != "confirm":
@@ -109,7 +109,7 @@ def doubt(m: Measurement) -> str | None:
 
 
 def drawback(m: Measurement) -> str | None:
-    """Why what a measurement says speaks against the chain, rule 6; None: it does not. It is evidence, so that it has an interval."""
+    """Why a measurement that is evidence speaks against its chain, by rule 6; None: it does not."""
     if m.ratio_low is not None and m.ratio_low > 1.0:
         return "slower than the heuristic"
     worst = max(m.sizes, key=lambda s: s.ratio, default=None)
@@ -119,28 +119,31 @@ def drawback(m: Measurement) -> str | None:
 
 
 def barred_revisions(measurements: Iterable[Measurement], verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """Per LINEAR digest the last code generator revision under which it may not be used, rule 3."""
+    """Per LINEAR digest the last code generator revision under which it may not be used, by rule 3."""
     barred: dict[str, int] = {}
-    for v in verdicts:
-        if v.verdict != "verified" and v.codegen > barred.get(v.linear, -1):
-            barred[v.linear] = v.codegen
-    for m in measurements:
-        if m.status == "wrong" and m.linear and m.codegen > barred.get(m.linear, -1):
-            barred[m.linear] = m.codegen
+    bars: list[Verdict | Measurement] = [v for v in verdicts if v.verdict != "verified"]
+    bars += [m for m in measurements if m.status == "wrong" and m.linear]
+    for record in bars:
+        barred[record.linear] = max(record.codegen, barred.get(record.linear, 0))
     return barred
 
 
-def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict], layer_ranks: Mapping[str, int]) -> list[Winner]:
-    """All chains that may be used for one (kernel, target), best first: `derive_winner` is the first. The others are seeds.
+def is_barred(m: Measurement, barred: Mapping[str, int]) -> bool:
+    """Whether `barred_revisions` bars a measurement."""
+    return m.linear in barred and m.codegen <= barred[m.linear]
 
-    `layer_ranks` gives the layer of each measurement by its id; one that is not in it counts as shipped."""
+
+def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict], layer_ranks: Mapping[str, int]) -> list[Winner]:
+    """All chains that may be used for one (kernel, target), best first. The first is the winner, the others are seeds.
+
+    `layer_ranks` has the layer of each measurement by its id; one that it lacks counts as shipped."""
     measurements, verdicts = list(measurements), list(verdicts)
     barred = barred_revisions(measurements, verdicts)
     verified = {(v.linear, v.codegen) for v in verdicts if v.verdict == "verified"}
     groups: dict[tuple[int, int, str], dict[str, Measurement]] = {}
     for m in measurements:
-        if (m.linear, m.codegen) in verified and m.codegen > barred.get(m.linear, -1) and doubt(m) is None:
-            groups.setdefault((layer_ranks.get(m.id, 2), -m.codegen, m.linear), {})[m.id] = m
+        if (m.linear, m.codegen) in verified and not is_barred(m, barred) and doubt(m) is None:
+            groups.setdefault((layer_ranks.get(m.id, SHIPPED), -m.codegen, m.linear), {})[m.id] = m
 
     pools: dict[tuple[int, int], list[tuple[Standing, Winner]]] = {}
     for (layer, age, linear), group in groups.items():
@@ -163,6 +166,5 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
 
 
 def derive_winner(measurements: Iterable[Measurement], verdicts: Iterable[Verdict], layer_ranks: Mapping[str, int]) -> Winner | None:
-    """The chain to use for one (kernel, target), or None: use the heuristic. The rules are in the module's docstring."""
-    order = rank_winners(measurements, verdicts, layer_ranks)
-    return order[0] if order else None
+    """The chain to use for one (kernel, target), by the rules in the module's docstring; None: use the heuristic."""
+    return next(iter(rank_winners(measurements, verdicts, layer_ranks)), None)

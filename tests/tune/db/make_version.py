@@ -22,7 +22,7 @@ CONTENT: list[Record] = [
 
 def make(path: Path) -> None:
     conn = files.open_for_writing(path, wal=False)
-    with files.write_transaction(conn):
+    with schema.write_transaction(conn):
         for r in CONTENT:
             conn.execute(INSERT[type(r)], {**r.to_row(), "layer": schema.OWN})
     conn.execute("VACUUM")

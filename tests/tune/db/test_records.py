@@ -22,7 +22,7 @@ RECORDS: list[Record] = [
 def test_both_forms_keep_content_and_digest(record: Record) -> None:
     again = record_from_json(json.loads(json.dumps(record.to_json())))
     assert again == record and again.id == record.id
-    row = type(record).from_foreign_row(record.to_row())
+    row = type(record).from_row(record.to_row())
     assert row == record and row.id == record.id
 
 
