@@ -271,5 +271,6 @@ def test_tile_loops_compute_tiles(name, sums):
     else:
         start[1:].view(np.uint16)[:] = np.array([3.0], np.float32).view(np.uint32) >> 16
     out = np.zeros(256, np.int32 if name == "int8" else np.float32)
-    loops.CeilingLoops(target)._plan(f"tile_{name}", [out.view(np.int32), start.view(np.int32).reshape(-1)], dtypes.int32, 1, 1, turns=2).execute()
+    loops.CeilingLoops(target)._plan(f"tile_{name}", [out.view(np.int32), start.view(np.int32).reshape(-1)], dtypes.int32, 1, 1,
+                                     turns=2).execute()
     assert (out == 2 * sums // 5 * 3).all()

@@ -111,7 +111,8 @@ class _StageCounter:
         return times
 
     def _reductions(self) -> set[int]:
-        """Count what is combined; returns the nodes that cost nothing of their own: masks, and products that are part of a multiply-add."""
+        """Count the reductions. Returns the nodes that cost nothing of their own: masks, and products that become part of a
+        multiply-add."""
         skip = _masks(self.r)
         for red in self.r.reductions:
             product = self.r.nodes[red.values[0]]
@@ -144,8 +145,7 @@ class _StageCounter:
         self.reads.append(n)
 
     def _lane_loads(self, n: Node, known: bool) -> tuple[float, float]:
-        """(loads' worth, shuffles) of one vector of a load or read, by how its lanes lie in memory. `known`: code holds its mask as a
-        constant."""
+        """(cost in loads, shuffles) of one vector of a load or read, from how its lanes lie in memory. `known`: the mask is a constant."""
         lanes = min(self.width, self.stage.num_lanes)
         step, is_aligned = self._staged_step(n, lanes) if n.linear is None else self._memory_step(n, n.linear, lanes)
         assert self.stage.vector_loop is not None
@@ -160,8 +160,8 @@ class _StageCounter:
         return (_LANE_LOAD if n.gate < 0 else _LANE_MASKED) * lanes, 0.0
 
     def _staged_step(self, n: Node, lanes: int) -> tuple[int, bool]:
-        """Elements between lanes of a read of scratch, and whether all its vectors are aligned. Scratch is laid out as it is read: along
-        the innermost dim, which another reader may have decided."""
+        """Elements between lanes of a read of scratch, and whether all its vectors are aligned. The innermost dim of scratch may be the
+        choice of another reader."""
         order = self.nest.layouts.orders.get(n.arg)
         inner = order[-1] if order else -1
         moved = [(dim, lin) for dim, lin in enumerate(n.dims) if lin.coef(self.vector)]
@@ -175,7 +175,8 @@ class _StageCounter:
         return ANYWHERE if gathered else linear.coef(self.vector), is_aligned
 
     def _lies_beside(self, a: int, lanes: int) -> bool:
-        """Whether a vector of positions of an axis stands side by side: with the lanes they are squares, transposed in registers."""
+        """Whether positions of axis `a` lie side by side, one vector of them: together with the lanes they form squares, which registers
+        transpose."""
         region = self.stage.region
         return self.expanded[a] >= lanes or (is_derived(self.r.stage) and a < len(region) and region[a] >= lanes)
 
@@ -195,7 +196,7 @@ class _StageCounter:
         return store * ((_LANE_TURNED if turned else _conflict(linear.coef(lane) * self.r.stage.dtype.itemsize)) * lanes), True
 
     def _spills(self, accumulators: float, vectors: float, is_turned: bool) -> float:
-        """Cycles of accumulators that the registers do not hold."""
+        """Cycles of accumulators that do not fit the registers."""
         registers = accumulators + vectors + 1     # accumulators, a row of vectors, what is read in all lanes
         if is_turned:
             registers += vectors - 1
@@ -204,7 +205,7 @@ class _StageCounter:
         return _SPILL_CYCLES * (registers - self.state.target.vector_registers) * self.body * self.tile / accumulators
 
     def _chain(self, accumulators: float) -> float:
-        """Cycles of the longest chain of additions: one waits for the other."""
+        """Cycles of the longest chain of dependent additions."""
         if not self.r.reductions:
             return 0.0
         sums = math.prod(loop.extent for a, loop in self.stage.loops if a >= self.outs)
@@ -220,14 +221,14 @@ def _product(factors: list[float]) -> float:
 
 
 def _weight(n: Node) -> float:
-    """Additions' worth of an operation."""
+    """Cost of an operation, in additions."""
     if n.op in _COSTLY:
         return 14.0
     return 8.0 if n.op in ("FDIV", "RECIPROCAL", "SQRT") else 1.5 if n.op in ("MAX", "MIN") else 1.0
 
 
 def _masks(r: ResolvedStage) -> set[int]:
-    """The nodes that only loads' masks are made of."""
+    """The nodes that only masks of loads use."""
     gates = {n.gate for n in r.nodes if n.gate >= 0}
     used: set[int] = set()
     for i in range(len(r.nodes) - 1, -1, -1):
@@ -236,7 +237,7 @@ def _masks(r: ResolvedStage) -> set[int]:
 
 
 def _shared(n: Node, expanded: list[float], nest: StageNest, width: int) -> float:
-    """Different positions of a load or read over all expanded ones: neighbouring windows read some of the same elements, once."""
+    """The share of distinct elements among those that a load reads over all expanded positions: neighbouring windows overlap."""
     share = 1.0
     for lin in n.dims if n.linear is None else (n.linear,):
         terms = [(abs(c) * (width if a == nest.vector else 1), expanded[a]) for a, c in lin.coefs if expanded[a] > 1.0]
@@ -255,7 +256,8 @@ def _shared(n: Node, expanded: list[float], nest: StageNest, width: int) -> floa
 
 
 def _is_known(r: ResolvedStage, gate: int, nest: StageNest) -> bool:
-    """Whether a mask says the same of each lane wherever the loops are, but for what concerns all lanes: code holds it as constants."""
+    """Whether a mask is the same for each lane at every iteration, up to a part common to all lanes: the code then holds it as a
+    constant."""
     moved = {a for a, _ in nest.loops} | {loop.moves for loop in nest.around}
     todo, seen = [gate], False
     while todo:
@@ -270,5 +272,5 @@ def _is_known(r: ResolvedStage, gate: int, nest: StageNest) -> bool:
 
 
 def _conflict(stride: int) -> float:
-    """Cycles of one store of a lane: neighbours a multiple of the cache's set stride apart evict each other."""
+    """Cycles of a one-lane store: stores a multiple of the cache's set stride apart evict each other."""
     return 40.0 if stride % PAGE == 0 else 12.0 if stride % (PAGE // 2) == 0 else 4.0 if stride % (PAGE // 4) == 0 else _LANE_STORE

@@ -35,7 +35,7 @@ class Cost:
 
 
 def cost_of(state: Scheduler) -> Cost:
-    """What the state costs, by analysis alone, remembered on it. Raises KernelOptError when its placements do not go together."""
+    """The predicted cost of a state, remembered on it. Raises KernelOptError when its placements contradict each other."""
     if state._cost is None:
         state._cost = _cost_of(state)
     cost: Cost = state._cost
@@ -79,7 +79,7 @@ def _bytes_of(state: Scheduler, nest: LoopNest, stage: StageNest) -> int:
 
 
 def _speedup(state: Scheduler, stage: StageNest, is_phase: bool, threads: int) -> float:
-    """How much faster cores make a stage: whole iterations of the parallel loop are dealt out."""
+    """Speed-up of a stage by cores: each takes whole iterations of the parallel loop."""
     if threads < 2:
         return 1.0
     shared = 0
@@ -98,7 +98,7 @@ def _speedup(state: Scheduler, stage: StageNest, is_phase: bool, threads: int) -
 
 
 def _non_temporal_bytes(state: Scheduler, nest: LoopNest, stage: StageNest) -> float:
-    """Bytes of the output, where the stage stores it past the caches; else 0."""
+    """Bytes of the output that the stage stores non-temporally; 0 without such stores."""
     r = stage.r
     row = stage.vector_loop.row if stage.vector_loop is not None else NO_ROW
     if r.store is None or not state.stream or not stores_whole_vectors(state, r, stage.axes, stage.vector, row):
@@ -107,7 +107,7 @@ def _non_temporal_bytes(state: Scheduler, nest: LoopNest, stage: StageNest) -> f
 
 
 def tiling_family(state: Scheduler) -> tuple[Any, ...]:
-    """States of one family tile the same axes at the same levels and stage the same values, with whatever amounts."""
+    """A key that states share when they tile the same axes at the same levels and stage the same values, whatever the amounts."""
     rows = state.rows
     levels = tuple(tuple(rows[r].role for r in ids if rows[r].extent > 1) for ids in state.axis_rows)
     place = tuple(rows[p].axis if isinstance(p, int) else p for p in state.place)

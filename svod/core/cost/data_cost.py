@@ -1,4 +1,4 @@
-"""What the accesses of a stage cost beyond the first cache: which bytes they touch, from where, and how often again."""
+"""Cost of a stage's accesses beyond the first cache: which bytes they touch, where these come from, and how often."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class DataCost:
         self.readers: dict[int, list[tuple[int, ...]]] = {}     # argument → loops of the stages that read it
 
     def of_stage(self, s: int, reads: list[Node], non_temporal: float) -> Traffic:
-        """The accesses of a stage over all times it runs. `reads`: its loads; `non_temporal`: bytes that it stores past the caches."""
+        """The accesses of a stage over all its runs. `reads`: its loads; `non_temporal`: bytes that it stores non-temporally."""
         stage = self.nest.stages[s]
         accesses = [self._load(stage, n) if n.linear is not None else _Read(self._staged(stage, n), False) for n in reads]
         turned_over = sum([self._turned_over(stage, n, f.access) for n, f in zip(reads, accesses, strict=True) if n.linear is None])
@@ -85,7 +85,7 @@ class DataCost:
         return Access(tuple(steps.items()), size, float(layout.size * size), local=True, fixed=fixed, tile=tile)
 
     def _turned_over(self, stage: StageNest, n: Node, access: Access) -> float:
-        """Lines of a phase's result that lie in another core's cache when this stage reads them."""
+        """Lines of an earlier phase's result that lie in another core's cache when this stage reads them."""
         if self.nest.placement.paths[n.arg] != () or self.threads < 2 or is_computed_once(self.state, self.nest.placement, n.arg):
             return 0.0
         size = stored_bytes(self.state, self.nest.layouts, n.arg)
@@ -98,7 +98,7 @@ class DataCost:
         return size / LINE * (1.0 if any(a == parallel for a, _ in access.steps) else self.threads)
 
     def _store(self, stage: StageNest, non_temporal: float) -> Access | None:
-        """The store of a stage's value; None where it stays in registers or goes past the caches."""
+        """The store of a stage's value; None for values in registers and for non-temporal stores."""
         r = stage.r
         size = stored_bytes(self.state, self.nest.layouts, r.stage.index)
         if r.store is not None:

@@ -37,8 +37,7 @@ _MEMORY = (300.0, 10.0)
 
 
 class CacheLevel(NamedTuple):
-    """Where lines come from when a cache of `size` bytes (sets × ways lines) does not have them: cycles of an unforeseen line, and of a
-    prefetched one."""
+    """Where lines come from that miss a cache of `size` bytes (sets × ways lines): cycles of a line without and with prefetching."""
 
     size: float
     sets: int               # 0: hashed, no conflicts
@@ -81,9 +80,9 @@ class Tile(NamedTuple):
 
 
 class Access(NamedTuple):
-    """One access of a nest. `steps`: (axis of the nest, bytes between neighbours), of all axes it depends on; an axis without order (a
-    gathered one) has a step of ANYWHERE. `passes`: 1 for what is read, 2 for what is written back as well. `fixed`: so many of the
-    outermost loops do not move it: it reads a part made anew by each of their iterations."""
+    """One access of a loop nest. `steps`: (axis, bytes between neighbours) of each axis it depends on; a gathered axis has the step
+    ANYWHERE. `passes`: 1 for a read, 2 for a write that is also fetched. `fixed`: number of outermost loops that do not move the access,
+    as each of their iterations makes the data anew."""
 
     steps: tuple[tuple[int, int], ...]
     itemsize: int
@@ -96,7 +95,8 @@ class Access(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def footprint(steps: tuple[tuple[int, int], ...], itemsize: int, limit: float, sets2: int) -> Footprint:
-    """`steps`: (bytes, count) of the axes that run, ascending. Axes whose steps are smaller than what is already covered extend it."""
+    """The footprint of an access. `steps`: (bytes, count) of the running axes, ascending. An axis whose step is smaller than the span so
+    far extends it."""
     span = float(itemsize)
     outer: list[list[float]] = []
     for step, count in steps:
@@ -128,12 +128,12 @@ def footprint(steps: tuple[tuple[int, int], ...], itemsize: int, limit: float, s
 
 
 def lost(taken: float) -> float:
-    """The share of a cache's content that is gone when it is asked for again, of data that take `taken` caches."""
+    """The share of a cache's content that is evicted before its next use, when the data take `taken` times the cache."""
     return 0.0 if taken <= KEPT else 1.0 - KEPT / taken
 
 
 class Traffic(NamedTuple):
-    """Cycles of one core that a nest's accesses cost, by where they go, and the bytes that come from memory."""
+    """Cycles of one core for the accesses of a loop nest, by level, and the bytes that come from memory."""
 
     first: float            # lines into the first cache
     second: float           # into the second
@@ -150,14 +150,15 @@ Triple = tuple[float, float, float]
 
 
 class _Lost(NamedTuple):
-    """The shares that are gone from one iteration of a loop to the next: of lines in each cache, of pages in each table."""
+    """The shares that are evicted between two iterations of a loop: of lines in each cache, of pages in each table."""
 
     lines: Triple           # first cache, second, third
     pages: Triple           # first-level table, walks, streams of prefetchers
 
 
 class _Course(NamedTuple):
-    """What an access touches inside the first k loops of a nest, for k = 0 (all of it) to the number of loops (one iteration)."""
+    """The footprint of an access inside the first k loops of a nest, for k from 0 (the whole nest) to the number of loops (one
+    iteration)."""
 
     access: Access
     depth: int              # loops outside of which the access stands: inside them it is a register
@@ -166,9 +167,9 @@ class _Course(NamedTuple):
 
 def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body: Sequence[float], accesses: Sequence[Access],
             shared: Sequence[bool], kept: float = 0.0) -> Traffic:
-    """Of a nest with `loops` (axis, iterations), outermost first, of which `outside` belong to nests around it; `body`: positions of each
-    axis in one innermost iteration; an axis of -1 moves no access. `shared`: a neighbour inside the same outer loops brings the data.
-    `kept`: bytes of the arguments that pass through the caches from one run to the next."""
+    """Traffic of a nest with `loops` (axis, iterations), outermost first. The first `outside` of them belong to nests around it. `body`:
+    positions of each axis in one innermost iteration. An axis of -1 moves no access. `shared`: a neighbour inside the same outer loops
+    brings the data. `kept`: bytes of the arguments that pass through the caches between two runs."""
     caches = levels(target)
     courses = _courses(loops, body, accesses, caches[1].sets)
     gone = [_lost_inside(caches, [c.footprints[k] for c in courses if c.depth >= k], 0.0 if k else kept) for k in range(len(loops) + 1)]
@@ -189,7 +190,7 @@ def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body
 
 
 def _courses(loops: Sequence[tuple[int, int]], body: Sequence[float], accesses: Sequence[Access], sets2: int) -> list[_Course]:
-    """What each access touches, from one iteration of the innermost loop outwards."""
+    """The footprint of each access per depth, from one innermost iteration outwards."""
     extents = list(body)
     out = []
     for a in accesses:
@@ -209,7 +210,7 @@ def _courses(loops: Sequence[tuple[int, int]], body: Sequence[float], accesses: 
 
 
 def _lost_inside(caches: tuple[CacheLevel, CacheLevel, CacheLevel], here: Sequence[Footprint], kept: float) -> _Lost:
-    """What one iteration of a loop pushes out of the caches and the tables of pages. `kept`: bytes that pass through in any case."""
+    """What one iteration of a loop evicts from the caches and page tables. `kept`: bytes that pass through in any case."""
     l1, l2, l3 = caches
     room = max(sum([p.lines for p in here]) * LINE, kept)
     first = max([room / l1.size, *[(p.lines / p.sets1 - 1.0) / l1.ways for p in here]])
@@ -219,7 +220,7 @@ def _lost_inside(caches: tuple[CacheLevel, CacheLevel, CacheLevel], here: Sequen
 
 
 def _repeated(course: _Course, loops: Sequence[tuple[int, int]], gone: Sequence[_Lost]) -> tuple[list[float], list[float]]:
-    """Lines that each cache lacks and pages that each table lacks, over all iterations: what is new, and what was lost."""
+    """Misses over all iterations: lines per cache and pages per table that are new or were evicted."""
     footprints = course.footprints
     one = footprints[len(loops)]
     lines, pages = [one.lines] * 3, [one.pages] * 3
@@ -238,8 +239,8 @@ def _repeated(course: _Course, loops: Sequence[tuple[int, int]], gone: Sequence[
 
 def _subtract_what_is_there(lines: list[float], course: _Course, caches: tuple[CacheLevel, CacheLevel, CacheLevel], gone: _Lost,
                             around: Footprint | None) -> None:
-    """Take out of `lines` those that were there at the beginning: kept from run to run, made in the nest, or brought by a neighbour, which
-    touches what the access touches in `around`."""
+    """Take the lines out of `lines` that are present at the start: kept from the last run, made in the nest, or brought by a neighbour
+    that touches the same part in `around`."""
     whole = course.footprints[0].lines
     taken = 2.0 * whole * LINE
     for c, cache in enumerate(caches):
@@ -252,7 +253,7 @@ def _subtract_what_is_there(lines: list[float], course: _Course, caches: tuple[C
 
 
 def _print(a: Access, extents: Sequence[float], sets2: int) -> Footprint:
-    """What an access touches when its axes have these extents."""
+    """The footprint of an access over axes of these extents."""
     steps = [(step, extents[axis]) for axis, step in a.steps if extents[axis] > 1]
     if a.tile is not None and extents[a.tile.axis] > a.tile.positions:
         steps = [(step, extents[x]) for x, step in a.steps if extents[x] > 1 and x != a.tile.axis]

@@ -2,9 +2,8 @@
 
     GEMM of (m, k) and (k, n):   flops = 2*m*n*k,   bytes_read = (m*k + k*n)*4,   bytes_written = m*n*4
 
-Every stage is computed once for each element of its ranges, however often it is read: what a program does more is the choice of its
-opts. A multiply feeding a sum counts as two operations; index arithmetic, conversions and loads count none.
-"""
+Every stage counts once per element of its ranges, however often it is read; recomputation is a choice of the opts. A multiply that feeds a
+sum counts as two operations. Index arithmetic, conversions and loads count as none."""
 from __future__ import annotations
 
 import math
@@ -20,10 +19,10 @@ from svod.core.schedule.axes import range_lists
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one kernel. `arithmetic`: operations on values by the type that they take, floating point and integers, transcendental
-    functions as one each; a sum of products of numbers that were made wide multiplies the narrow ones, as dot instructions do.
-    `transcendental`: how many of them are. `bytes_read`, `bytes_written`: unique bytes of arguments, a PARAM at most once.
-    `stage_elements`: elements of all STAGEs, the memory traffic a direct nest can avoid."""
+    """Work of one kernel. `arithmetic`: operations by the type of their operands, floating point and integer; a transcendental function
+    is one. A sum of products of widened numbers counts as multiplying the narrow ones, as dot instructions do. `transcendental`: the
+    number of such functions. `bytes_read`, `bytes_written`: unique bytes of arguments, each PARAM at most once. `stage_elements`:
+    elements of all STAGEs, the traffic that a direct nest can avoid."""
 
     arithmetic: tuple[tuple[DType, int], ...]
     transcendental: int
@@ -41,7 +40,7 @@ class Work:
 
 
 def count_operations(ast: UOp) -> Work:
-    """The cost of a kernel AST (docs/ir.md, section 2). Remembered on the node."""
+    """The work of a kernel AST (docs/ir.md, section 2). Remembered on the node."""
     result: Work = ast.cached("estimate", _estimate)
     return result
 
@@ -103,7 +102,7 @@ def _below_reduce(value: UOp) -> set[UOp]:
 
 def _narrow_products(value: UOp) -> dict[UOp, DType]:
     """The sums of products in a stage's value that dot instructions may compute (`svod.core.kernel.intrinsics`), and the products: the
-    type of both factors before they were made wide, the wider one of two."""
+    type of both factors before they were widened, the wider of the two."""
     dtypes_of: dict[UOp, DType] = {}
     for r in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
         if r.op is Ops.REDUCE and r.arg == ("ADD", 1) and r.src[0].op is Ops.MUL and r.dtype in (dtypes.int32, dtypes.float32):
@@ -114,7 +113,7 @@ def _narrow_products(value: UOp) -> dict[UOp, DType]:
 
 
 def _before_cast(factor: UOp) -> DType | None:
-    """The type, of 8 or 16 bits, of a number before a stage made it wide."""
+    """The 8- or 16-bit type of a number before a stage widened it."""
     if factor.op is not Ops.INDEX or factor.src[0].op is not Ops.STAGE or factor.src[0].src[0].op is not Ops.CAST:
         return None
     cast = factor.src[0].src[0]
@@ -122,15 +121,15 @@ def _before_cast(factor: UOp) -> DType | None:
 
 
 def _is_gate(u: UOp) -> bool:
-    """Whether an ALU node is index arithmetic in disguise: a comparison of index expressions, or logic on such."""
+    """Whether an ALU node is index arithmetic: a comparison of index expressions, or logic on such comparisons."""
     if u.dtype != dtypes.bool:
         return False
     return all(s.dtype == dtypes.index or (s.dtype == dtypes.bool and s.op in ALU and _is_gate(s)) for s in u.src)
 
 
 def _footprint(load: UOp) -> int:
-    """An upper bound of the elements a LOAD touches: the points of the ranges it depends on, the span of its index where that is
-    smaller; what a gate of one range leaves out is taken off."""
+    """An upper bound of the elements a LOAD touches: the points of the ranges it depends on, or the span of its index where that is
+    smaller, less what a gate over one range leaves out."""
     index = load.src[0].src[1]
     extents = {r: sy.extent_of(r) for r in sy.ranges_of(index)}
     if len(load.src) == 3:

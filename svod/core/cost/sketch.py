@@ -1,10 +1,8 @@
-"""Sketches: whole chains that only pay in combination, their amounts derived from the target's vector width, registers and caches.
+"""Sketches: whole chains whose opts only pay together, with amounts derived from the target's vector width, registers and caches.
 
-`sketches(state)` lists them; the heuristic is the shortest of those predicted fastest (svod/core/cost/cost_model.py). Everything is read
-from the accesses: a *contraction* is a sum of products whose operands each lack an output axis that the other has, so that a register
-tile reuses both; other reductions put their vectors where memory is contiguous; elementwise stages that are costly and read twice are
-kept.
-"""
+`sketches(state)` lists them. The heuristic is the shortest of those predicted fastest (`cost_model`). Sketches read the accesses alone. A
+*contraction* is a sum of products whose operands each lack an output axis that the other has, so a register tile reuses both. Other
+reductions get their vectors where memory is contiguous. Costly elementwise stages that are read twice are staged."""
 from __future__ import annotations
 
 import math
@@ -45,8 +43,8 @@ _WINDOW = 32                   # positions of a window that become straight-line
 
 
 def heuristic(state: Scheduler) -> Scheduler:
-    """The sketch that the analysis of states puts first: what runs when nothing is known about a kernel. Of those that it cannot tell apart
-    one of the fewest phases, as cores wait for each other between them and fetch what others have stored; of these the shortest."""
+    """The best sketch by analysis: what runs when nothing is known about a kernel. Among sketches predicted equal it takes the fewest
+    phases, as cores wait for each other between phases, and then the shortest chain."""
     candidates = _distinct(_generate(state))
     limit = TIE * min((cost_of(s).cycles for s in candidates), default=0.0)
     return min((s for s in candidates if cost_of(s).cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), cost_of(s).cycles),
@@ -54,12 +52,12 @@ def heuristic(state: Scheduler) -> Scheduler:
 
 
 def _phases(state: Scheduler) -> int:
-    """Stages that every call computes whole, the output among them."""
+    """Number of stages that every call computes as a whole, the output included."""
     return sum(not is_constant(state, s) for s in place_stages(state).roots)
 
 
 def sketches(state: Scheduler) -> list[Scheduler]:
-    """All sketches that apply, different ones only."""
+    """All distinct sketches that apply."""
     candidates = _distinct(_generate(state))
     fastest = min(candidates, key=lambda s: cost_of(s).cycles, default=None)
     return candidates if fastest is None else _distinct([*candidates, _streamed(fastest)])
@@ -73,8 +71,8 @@ def _distinct(states: Iterable[Scheduler]) -> list[Scheduler]:
 
 
 def _streamed(state: Scheduler) -> Scheduler:
-    """STREAM where the second cache does not hold the output, whatever is predicted: others may share the last cache, and what they leave
-    of it is not known."""
+    """STREAM where the second cache does not hold the output, whatever is predicted: neighbours share the last cache, and its free part
+    is not known."""
     output = resolved(state, state.kernel.output)
     stored = state.kernel.params[output.store_slot].arg.size * output.stage.dtype.itemsize
     return try_opt(state, "STREAM", output.stage.name) if stored > state.target.l2 and has_non_temporal_stores(state) else state
@@ -134,7 +132,7 @@ def _squares(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
 
 
 def _reductions(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Scheduler]:
-    """Reductions that are no contractions: several rows at a time, rows that stream past many sums, tiles of windows."""
+    """Reductions that are not contractions: several rows at a time, rows that stream past many sums, tiles of windows."""
     outs = len(r.stage.outs)
     if lane < 0:
         return
@@ -153,7 +151,7 @@ def _reductions(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Sched
 
 
 def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
-    """Elements between neighbours of each axis in what is read along the vector axis, of the read that depends on most axes."""
+    """Elements between neighbours of each axis, in the read along the vector axis that depends on most axes."""
     resolved = state.kernel.resolve(state.inlined)[r.stage.index]
     assert resolved is not None
     linears = [n.linear for n in resolved.nodes if n.kind == "load" and n.linear is not None and n.linear.coef(lane) == 1]
@@ -162,8 +160,8 @@ def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
 
 
 def _past_sums(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Scheduler]:
-    """Memory is read in its order: where a reduce axis takes larger steps than the vector axis, its loop goes outside and the sums of a
-    whole row lie in scratch, several rows added at a time. Each core has a part of the rows, or a strip of all of them."""
+    """Read memory in order: where a reduce axis has larger steps than the vector axis, its loop goes outside. The sums of a whole row
+    stay in scratch, and several rows are added at a time. Each core takes a part of the rows, or a strip of all of them."""
     steps = _steps(state, r, lane)
     outs, width = len(r.stage.outs), width_of(state, r)
     across = [a for a in range(outs, len(r.axes)) if steps.get(a, 0) > 1 and extent_of(state, r, a) >= 2 * _ROWS_AT_A_TIME]
@@ -202,7 +200,7 @@ def _past_sums(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Schedu
 
 
 def _window_tiles(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Scheduler]:
-    """Overlapping windows whole as straight-line code, those of several rows side by side: neighbours share what they read."""
+    """Overlapping windows as straight-line code, those of several rows side by side: neighbours share what they read."""
     outs = len(r.stage.outs)
     reds = range(outs, len(r.axes))
     if math.prod(extent_of(state, r, a) for a in reds) > _WINDOW:
@@ -237,7 +235,7 @@ def _overlaps(state: Scheduler, r: ResolvedStage, lin: LinearIndex, a: int) -> b
 
 
 def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
-    """Keep costly values that are read twice, give the inner reductions their vectors, share the work among cores."""
+    """Stage costly values that are read twice, give the inner reductions their vectors, and share the work among cores."""
     state = _keep_costly(state)
     for s in inner:
         r = resolved(state, s)
@@ -248,7 +246,7 @@ def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
 
 
 def _past_caches(state: Scheduler) -> Scheduler:
-    """STREAM where that changes how the output is stored, and is predicted to gain."""
+    """STREAM where it changes how the output is stored and the prediction gains."""
     if not has_non_temporal_stores(state):
         return state
     past = try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
@@ -275,7 +273,7 @@ def _keep_costly(state: Scheduler) -> Scheduler:
 
 
 def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
-    """The local axis along which most accesses are contiguous; below a REDUCE they count four times."""
+    """The local axis along which most accesses are contiguous; accesses below a REDUCE count four times."""
     below: set[int] = set()
     todo = [v for red in r.reductions for v in red.values]
     while todo:
@@ -319,7 +317,7 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
 
 
 def _short_stride(state: Scheduler, r: ResolvedStage, node: int, a: int) -> bool:
-    """True when a node reads every few elements along an axis: wide loads and shuffles, not one load per lane."""
+    """Whether a node reads every few elements along an axis, which wide loads and shuffles do better than a load per lane."""
     n = r.nodes[node]
     if n.kind == "load":
         assert n.linear is not None
@@ -353,7 +351,7 @@ def _vectors(state: Scheduler, r: ResolvedStage, a: int, vectors: int) -> Schedu
 
 
 def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
-    """STAGE what overlapping windows read under a mask, at the innermost loop that still holds a whole row of windows."""
+    """STAGE the masked reads of overlapping windows, at the innermost loop that still holds a whole row of windows."""
     for node in {n.arg: n for n in r.nodes if n.kind == "read"}.values():
         inner = resolved(state, node.arg)
         overlapping = any(len(lin.coefs) > 1 for lin in node.dims)
@@ -391,7 +389,7 @@ def _is_large(state: Scheduler) -> bool:
 
 
 def _parallel(state: Scheduler) -> Scheduler:
-    """Share the outermost loop among the cores; a reduction is cut into parts where output loops are none or would leave cores idle."""
+    """Share the outermost loop among the cores. A reduction is cut into parts where there are no output loops, or too few for the cores."""
     target, kernel = state.target, state.kernel
     r = resolved(state, kernel.output)
     if target.threads < 2 or not _is_large(state) or state.thread is not None or state.split_reduce is not None:

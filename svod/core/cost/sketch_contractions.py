@@ -36,8 +36,8 @@ _WHOLE = 4                     # iterations of a reduce loop that become straigh
 
 
 def _tile_score(lane: int, tile: int, n: int, m: int, width: int) -> float:
-    """How well a register tile of n lanes × m positions uses the multipliers: lanes and positions that do work, multiply-adds per load,
-    and enough of them to hide their latency (two a cycle, four cycles each)."""
+    """How well a register tile of n lanes × m positions uses the multipliers: the share of useful lanes and positions, multiply-adds per
+    load, and whether they hide their latency (two a cycle, four cycles each)."""
     v = -(-n // width)
     lanes_used = lane / (-(-lane // n) * v * width)
     useful = tile / (-(-tile // m) * m)
@@ -46,7 +46,7 @@ def _tile_score(lane: int, tile: int, n: int, m: int, width: int) -> float:
 
 
 def _tiles(lane: int, tile: int, width: int, registers: int) -> list[tuple[int, int]]:
-    """(lane amount, tile amount) pairs for axes of these extents, best first: the most multiply-adds per load that the registers hold."""
+    """(lane amount, tile amount) pairs for axes of these extents, those with the most multiply-adds per load first."""
     pairs: list[tuple[float, int, int]] = []
     for n in lane_amounts(lane, width, 4):
         v = -(-n // width)
@@ -58,8 +58,8 @@ def _tiles(lane: int, tile: int, width: int, registers: int) -> list[tuple[int, 
 
 @dataclass(frozen=True, slots=True)
 class _RegisterTile:
-    """n of the output axis `lane`, in vectors from the operand x, times m of the axis `tile`, one by one from y. Axes are numbers of the
-    stage's own."""
+    """n positions of the output axis `lane`, in vectors from the operand x, times m of the axis `tile`, one by one from y. Axes are
+    local to the stage."""
 
     lane: int
     n: int
@@ -70,7 +70,7 @@ class _RegisterTile:
 
 
 def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
-    """The innermost reduce loop in steps of two, a short one whole: less bookkeeping per multiply-add."""
+    """Unroll the innermost reduce loop by two, a short one whole: less bookkeeping per multiply-add."""
     if not r.stage.reds:
         return state
     axis = state.kernel.axes[r.stage.reds[-1]]
@@ -80,8 +80,8 @@ def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
 
 
 def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Factor) -> Scheduler:
-    """As `_unroll_last`; where windows overlap along the tile, what neighbours share stays in registers, and where there are too few for
-    that, another reduce loop is unrolled."""
+    """As `_unroll_last`. Where windows overlap along the tile, their common part stays in registers; where there are too few windows,
+    another reduce loop is unrolled."""
     last = len(r.axes) - 1
     if len(r.stage.reds) > 1 and y.stage >= 0 and any(lin.coef(t.tile) and lin.coef(last) for lin in r.nodes[y.node].dims):
         v, k = -(-t.n // width_of(state, r)), extent_of(state, r, last)
@@ -109,8 +109,8 @@ def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Fa
 
 
 def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Iterator[Scheduler]:
-    """Register tiles of the output stage: vector axis × tile axis, operands staged where that makes them contiguous or near. Variants of
-    the tiles that use the multipliers best, and of the others those predicted to be faster."""
+    """Register tiles of the output stage: vector axis × tile axis, with operands staged where that makes them contiguous or near. The
+    tiles that use the multipliers best come in variants; of the others come those predicted to be faster."""
     choices = _lane_choices(state, r, operands)
     width, registers = width_of(state, r), state.target.vector_registers
     shares: list[float] = []        # predicted cycles where each core copies its share of the windows
@@ -128,7 +128,7 @@ def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Fac
 
 
 def _tiled(state: Scheduler, r: ResolvedStage, t: _RegisterTile, shares: list[float], *, variants: bool) -> Iterator[Scheduler]:
-    """The sketches of one register tile; `shares` is of all tiles, see `contraction_sketches`."""
+    """The sketches of one register tile. `shares`: of all tiles, see `contraction_sketches`."""
     lane_name, tile_name = name_of(state, r, t.lane), name_of(state, r, t.tile)
     s = state
     if t.m > 1:
@@ -157,7 +157,7 @@ def _tiled(state: Scheduler, r: ResolvedStage, t: _RegisterTile, shares: list[fl
 
 
 def _two_orders(state: Scheduler, r: ResolvedStage, t: _RegisterTile) -> tuple[Scheduler, Scheduler]:
-    """The vector operand's loops outside, so that its staged part is used by every iteration of the others; and the other way round."""
+    """Two loop orders: the vector operand's loops outside, so that every inner iteration uses its staged part; and the other way round."""
     others = [a for a in range(len(r.stage.outs)) if a not in (t.lane, t.tile)]
     shared = [a for a in others if a in t.x.axes and a in t.y.axes]
     x_only = [a for a in others if a in t.x.axes and a not in t.y.axes]
@@ -192,7 +192,7 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Sc
 
 
 def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
-    """STAGE the other operand too when reading it in place needs a mask or a conversion: masks die in the copy."""
+    """STAGE the other operand too where reading it in place needs a mask or a conversion: the copy does both once."""
     if y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline":
         return state
     inner = resolved(state, y.stage)
@@ -212,10 +212,9 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
 
 
 def _stage_share(state: Scheduler, r: ResolvedStage, y: Factor, tile: int) -> Scheduler | None:
-    """STAGE what overlapping windows read once for all that a core computes, so that it stays in that core's cache: an output axis that
-    windows overlap along is cut into as many parts as there are cores, and shared among them. Inside a part, tiles of windows that are read
-    one by one are short and go along memory, where neighbours share lines; what is read in vectors is wide, and neighbours across share
-    more. None where nothing overlaps."""
+    """STAGE what overlapping windows read once per core, so that it stays in that core's cache. An output axis along which windows
+    overlap is cut into one part per core. Inside a part, operands read one by one get short tiles along memory, where neighbours share
+    lines; operands read in vectors get wide ones, where neighbours across share more. None where no windows overlap."""
     if state.target.threads < 2 or y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline":
         return None
     if bytes_of(state, y.stage) > state.target.threads * state.target.l2:
@@ -242,8 +241,8 @@ def _stage_share(state: Scheduler, r: ResolvedStage, y: Factor, tile: int) -> Sc
 
 
 def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Scheduler | None:
-    """A contraction inside another nest (attention's scores): a register tile of the part that is computed at a time, and its vector
-    operand staged at the innermost loop that moves it. None where that part has no axis that only one operand depends on."""
+    """A contraction inside another nest (attention's scores): a register tile of the part computed at a time, its vector operand staged
+    at the innermost loop that moves it. None where that part has no axis that only one operand depends on."""
     nest = loop_nest(state).stages.get(r.stage.index)
     if nest is None:
         return state
@@ -274,7 +273,7 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor
 
 
 def _stage_around(state: Scheduler, r: ResolvedStage, x: Factor) -> Scheduler:
-    """STAGE an operand of a stage inside another nest: constants once, others at the innermost loop that moves what is read."""
+    """STAGE an operand of a stage inside another nest: constants once, others at the innermost loop that moves them."""
     name = state.kernel.stages[x.stage].name
     if is_constant(state, x.stage):
         return try_opt(state, "STAGE", name, ROOT)

@@ -14,7 +14,7 @@ _ALIKE = 0.03       # shares of idle lanes no further apart than this weigh less
 
 
 def try_opt(state: Scheduler, op: str, axis: str, arg: Any = None) -> Scheduler:
-    """The state after an opt that is worth having where it applies, else the state as it was."""
+    """The state after an opt, or the state as it was where the opt does not apply."""
     try:
         return apply_opt(state, Opt(op, axis, arg))
     except KernelOptError:
@@ -33,14 +33,14 @@ class Factor:
 
 
 def resolved(state: Scheduler, s: int) -> ResolvedStage:
-    """The stage with every stage it reads kept apart, so that operands are seen."""
+    """The stage with no other stage inlined, so that its operands are visible."""
     resolved = state.kernel.resolve(frozenset())[s]
     assert resolved is not None
     return resolved
 
 
 def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> tuple[frozenset[int], frozenset[int]]:
-    """(axes along which a node reads memory with stride 1, axes along which it would once its stage is staged)."""
+    """(axes along which a node reads memory with stride 1, axes along which it would if its stage were staged)."""
     n = r.nodes[node]
     if n.kind == "load":
         assert n.linear is not None
@@ -119,7 +119,7 @@ def is_constant(state: Scheduler, s: int) -> bool:
 
 
 def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
-    """Amounts for a vector axis, best first: whole vectors, at most `vectors`, that waste the least; a short axis whole."""
+    """Amounts for a vector axis, best first: whole vectors, at most `vectors`, that waste the fewest lanes; a short axis whole."""
     if extent <= width:
         return [extent]
     options = [v * width for v in range(1, vectors + 1) if v * width <= extent]
@@ -134,8 +134,8 @@ def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
 
 
 def rows_held(vectors: int, registers: int) -> int:
-    """The most rows of a register tile, at least 1: `vectors` vectors of results each, beside as many of one operand and an element of the
-    other."""
+    """The most rows of a register tile, at least 1. Each row has `vectors` vectors of results; as many of one operand and an element of
+    the other stand beside them."""
     return max(1, (registers - vectors - 1) // vectors)
 
 

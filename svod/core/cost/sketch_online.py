@@ -1,10 +1,10 @@
-"""Sketches of attention in one pass over blocks of the keys: a tile of queries, the loop over blocks around it, all of a block near.
+"""Sketches of attention in one pass over blocks of the keys: a tile of queries, the loop over blocks around it, each block in a near
+cache.
 
     TILE(o1, T)  ORDER(o1, r0, o1.in, o2)  STAGE(scores, r0) …     for queries by T: for blocks: { scores, maxima, weights, sums, parts };
                                                                    for queries in T: (m, s, a) = expsum(…)
 
-Keys and values are read once for T queries, and scores of T queries and a block stay in the second-level cache.
-"""
+Keys and values are read once for T queries, and scores of T queries and a block stay in the second-level cache."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ _L2_SHARE = 4           # scores and weights take a part of the second-level cac
 
 
 def online_sketches(state: Scheduler) -> Iterator[tuple[Scheduler, list[int]]]:
-    """Kernels that are one weighted sum over the row of a maximum of computed values, tiled, and the stages that sum up and have no tiles
-    yet: these are left to the caller."""
+    """Tiled states of kernels that are one weighted sum over the row of a maximum of computed values, and the summing stages without
+    tiles yet, which are left to the caller."""
     kernel = state.kernel
     for s in kernel.stages:
         if s.is_output or s.value.arg != ("MAX", 1) or len(s.reds) != 1 or not s.outs:
@@ -37,7 +37,7 @@ def online_sketches(state: Scheduler) -> Iterator[tuple[Scheduler, list[int]]]:
 
 
 def _block_of(row: int, width: int) -> int:
-    """A divisor of the row in whole vectors near `_BLOCK`, so that nothing is masked; without one `_BLOCK` itself."""
+    """A divisor of the row near `_BLOCK`, in whole vectors, so that nothing is masked; without one `_BLOCK` itself."""
     blocks = [n for n in range(_BLOCK // 2, _BLOCK * 2, width) if row % n == 0]
     return min(blocks, key=lambda n: abs(n - _BLOCK), default=_BLOCK)
 
@@ -62,7 +62,7 @@ def _tiled(state: Scheduler, r: ResolvedStage, block: int) -> Iterator[tuple[Sch
 
 
 def _tile_of_queries(state: Scheduler, r: ResolvedStage, lane: int, tile: int, queries: int) -> Scheduler:
-    """Loops over tiles of `queries` positions of axis `tile` (-1: none), inside them over blocks, inside those vectors of `lane`."""
+    """Loops over tiles of `queries` positions of axis `tile` (-1: none), inside them over blocks, inside those over vectors of `lane`."""
     others = [name_of(state, r, a) for a in range(len(r.stage.outs)) if a not in (lane, tile) and extent_of(state, r, a) > 1]
     done, inside = state, [name_of(state, r, lane)]
     if tile >= 0:
@@ -78,14 +78,14 @@ def _tile_of_queries(state: Scheduler, r: ResolvedStage, lane: int, tile: int, q
 
 
 def _weighted_axes(state: Scheduler, stage: int) -> frozenset[int]:
-    """The output axes that what is weighted depends on, of the stage of a block's sums: the kernel's, and the block."""
+    """The output axes of the stage of a block's sums on which the weighted value depends: the kernel's, and the block."""
     r = resolved(state, stage)
     product = r.nodes[r.reductions[0].values[0]]
     return frozenset(r.nodes[product.src[1]].deps) if len(product.src) == 2 else frozenset()
 
 
 def _register_tile(state: Scheduler, stage: int, lane: int, tile: int, queries: int) -> Scheduler:
-    """The sums of a block with their vectors as the output has them: weights are read in all lanes, and stay in rows."""
+    """A register tile of the sums of a block, with vectors along the output's: weights are read in all lanes, and stay in rows."""
     r = resolved(state, stage)
     width = width_of(state, r)
     amount = lane_amounts(extent_of(state, r, lane), width, 4)[0]
@@ -98,7 +98,7 @@ def _register_tile(state: Scheduler, stage: int, lane: int, tile: int, queries: 
 
 
 def _near(state: Scheduler, loop: str) -> Scheduler:
-    """What a block consists of, kept at the loop over the blocks: what sums up, the weights, which two stages read, and what is masked."""
+    """STAGE the parts of a block at the loop over the blocks: sums, the weights, which two stages read, and masked values."""
     kernel = state.kernel
     inside = place_stages(state).paths
     for s in kernel.stages:

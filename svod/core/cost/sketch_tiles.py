@@ -1,4 +1,4 @@
-"""Sketches for matrix instructions: a block of tiles whose operands are read as often as the registers allow, and where each is packed.
+"""Sketches for matrix instructions: a block of tiles that reads its operands as rarely as the registers allow, and where each is packed.
 
     TC(r0, (amx8, o0, o1)) UPCAST(o0, 2) UPCAST(o1, 2)                     4 tiles of results, 2 + 2 of operands
     … TILE(o0, 8)                                                          as many rows as stay near pass over all columns
@@ -49,7 +49,7 @@ def tile_sketches(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
 
 
 def _near(state: Scheduler, axis: str, along: str) -> Scheduler:
-    """A loop over blocks of `axis` whose operand takes a quarter of the second cache, of which each core gets two at least."""
+    """A loop over blocks of `axis` whose operand takes a quarter of the second cache; each core gets two blocks at least."""
     row = state.rows[state.row_id(axis)]
     summed = state.kernel.axes[state.rows[state.row_id(along)].axis].extent
     stage = state.kernel.axes[row.axis].stage

@@ -1,11 +1,11 @@
-"""A stage as a contraction: a sum of products of two factors. The one place that sees it; intrinsics and sketches ask here."""
+"""A stage as a contraction: a sum of products of two factors. Intrinsics and sketches ask here."""
 from __future__ import annotations
 
 from svod.core.kernel.kernel import Node, ResolvedStage
 
 
 def product_of(r: ResolvedStage) -> Node | None:
-    """The product that a stage sums up, seen through conversions of it; None for a stage that is not one sum of products."""
+    """The product that a stage sums, seen through conversions; None for a stage that is not one sum of products."""
     if len(r.reductions) != 1 or r.reductions[0].combiner != "ADD":
         return None
     node, = through_casts(r, r.reductions[0].values)

@@ -29,8 +29,8 @@ class CopyLoops(NamedTuple):
 
 
 def copy_step(extent: int, width: int) -> int:
-    """Positions of a row of `extent` that one iteration of a copy covers: several vectors of `width` where they divide it, or where the
-    last ones, which are moved back then, compute little of it again."""
+    """Positions of a row of `extent` that one iteration of a copy covers: several vectors of `width` where they divide it, or where
+    moving the last ones back recomputes little."""
     for k in (MAX_TILE_VECTORS, 2):
         if extent % (k * width) == 0 or (extent > k * width and -extent % (k * width) * COMPUTED_TWICE <= extent):
             return k * width
@@ -38,13 +38,13 @@ def copy_step(extent: int, width: int) -> int:
 
 
 def exact_step(extent: int, width: int) -> int:
-    """`copy_step` that divides the row: several vectors, one, or single positions."""
+    """A `copy_step` that divides the row: several vectors, one vector, or single positions."""
     return next((k * width for k in (MAX_TILE_VECTORS, 2, 1) if extent % (k * width) == 0), 1)
 
 
 def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int, tile: int = 0, exact: bool = False) -> CopyLoops:
-    """The loops of a copy of `extents` positions whose dims lie in `order`, outermost first, vectors of `width` lanes along the innermost.
-    `tile`: positions of the innermost dim that lie side by side in tiles, or 0. `exact`: no position is computed twice."""
+    """The loops of a copy of `extents` positions whose dims lie in `order`, outermost first, with vectors of `width` lanes along the
+    innermost. `tile`: positions of the innermost dim side by side in tiles, or 0. `exact`: no position is computed twice."""
     loops: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
     if not order:
         return CopyLoops(loops, -1, width)
@@ -70,8 +70,8 @@ def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], wid
 
 
 def packing_loops(r: ResolvedStage, extents: list[int], layout: Layout, packed: Packed, words: int) -> CopyLoops:
-    """The loops that pack an operand, `words` of its groups to a vector register: vectors along the sum where memory is contiguous along it
-    (squares of words, where they do not stay side by side), else along the innermost dim, a vector per element of the group."""
+    """The loops that pack an operand, `words` of its groups to a vector register. Vectors run along the sum where memory is contiguous
+    along it (squares of words, where they do not stay side by side), else along the innermost dim, a vector per element of the group."""
     loops: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
     inner, tile = layout.order[-1], layout.tile if layout.tiled >= 0 else 0
     if inner == packed.dim or _runs_along(r, packed.dim):
@@ -86,12 +86,12 @@ def packing_loops(r: ResolvedStage, extents: list[int], layout: Layout, packed: 
 
 
 def _split(extent: int, step: int, row: int) -> tuple[EmittedLoop, ...]:
-    """A loop in steps, and the positions of one step side by side."""
+    """A loop in steps, and the positions of one step."""
     return EmittedLoop(NO_ROW, LOOP, -(-extent // step), step), EmittedLoop(row, UPCAST, step, 1)
 
 
 def _source_dim(r: ResolvedStage, inner: int) -> int:
-    """The dim along which a copy reads memory contiguously, if that is not its vector dim, else -1."""
+    """The dim along which a copy reads memory contiguously, or -1 where that is its vector dim or none."""
     loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None and n.gate < 0 and not n.linear.atoms]
     if len(loads) != 1 or loads[0].coef(inner) in (0, 1):
         return -1
@@ -99,6 +99,6 @@ def _source_dim(r: ResolvedStage, inner: int) -> int:
 
 
 def _runs_along(r: ResolvedStage, dim: int) -> bool:
-    """Whether all memory that a copy reads is contiguous along a dim."""
+    """Whether all reads of a copy are contiguous along a dim."""
     loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None]
     return bool(loads) and all(lin.coef(dim) == 1 and not lin.atoms for lin in loads)

@@ -45,8 +45,8 @@ def level_of(state: Scheduler, row: int) -> Level:
 
 
 def grid_rows(state: Scheduler, placement: Placement, stage: int) -> tuple[int, ...]:
-    """The loops of a stage that become the grid of a phase: output loops, outermost first, up to the first that has a stage inside.
-    The grid of a reduction that is cut is its parts."""
+    """The loops of a stage that become the grid of a phase: output loops, outermost first, up to the first with a stage inside. The grid
+    of a cut reduction is its parts."""
     cut = state.split_reduce is not None and state.kernel.axes[state.split_reduce[0]].stage == stage
     if placement.paths[stage] != () or is_derived(state.kernel.stages[stage]) or cut:
         return ()
@@ -56,7 +56,8 @@ def grid_rows(state: Scheduler, placement: Placement, stage: int) -> tuple[int, 
 
 
 def space_of(placement: Placement, stage: int, positions: int) -> MemorySpace:
-    """The memory of a stage of which `positions` are computed at a time. What threads combine of it lies in shared memory meanwhile."""
+    """The memory of a stage of which `positions` are computed at a time. Partial results that threads combine lie in shared memory
+    meanwhile."""
     if placement.paths[stage] == ():
         return MemorySpace.GLOBAL
     return MemorySpace.REGISTER if positions == 1 else MemorySpace.SCRATCH
@@ -68,13 +69,13 @@ def has_block_rows(state: Scheduler) -> bool:
 
 
 def covered_extent(state: Scheduler, axis: int) -> int:
-    """Positions that the loops of an axis cover, those beyond its end included."""
+    """Positions that the loops of an axis cover, including those beyond its end."""
     return prod(state.rows[r].extent for r in state.axis_rows[axis])
 
 
 def is_covered(state: Scheduler, axis: int, stored: bool) -> bool:
-    """Whether the loops of an axis cover whole tiles, and positions beyond its end are guarded: where threads share it, or groups do
-    (`stored`: an output axis of the stage that a phase stores). No position may be computed by two of them."""
+    """Whether the loops of an axis cover whole tiles, with guards beyond its end, because threads or groups share it and no position may
+    be computed by two of them. `stored`: it is an output axis of the stage that a phase stores."""
     return state.target.has_groups and (stored or any(state.rows[r].role in BLOCK_ROLES for r in state.axis_rows[axis]))
 
 
@@ -84,20 +85,20 @@ def reducers_of(state: Scheduler, stage: int) -> int:
 
 
 def phase_of(placement: Placement, stage: int) -> int:
-    """The stage that is stored by the phase in which a placed stage is computed."""
+    """The output stage of the phase in which a stage is computed."""
     path = placement.paths[stage]
     return path[0][0] if path else stage
 
 
 def group_of(state: Scheduler, placement: Placement, root: int) -> ThreadGroup:
-    """The threads of a group of the phase that stores stage `root`."""
+    """The group of threads of the phase that stores stage `root`."""
     local = prod(state.rows[r].extent for a in state.kernel.stages[root].outs for r in state.axis_rows[a] if state.rows[r].role == LOCAL)
     inside = [s.index for s in state.kernel.stages if placement.paths[s.index] is not None and phase_of(placement, s.index) == root]
     return ThreadGroup(local, max(reducers_of(state, s) for s in inside))
 
 
 def most_threads(state: Scheduler) -> int:
-    """The threads of the largest group of a state; 1 where no loop is bound to them."""
+    """Threads of the largest group of a state; 1 where no loop is bound to threads."""
     if not has_block_rows(state):
         return 1
     placement = place_stages(state)
@@ -105,7 +106,7 @@ def most_threads(state: Scheduler) -> int:
 
 
 def exchanged_bytes(state: Scheduler, placement: Placement, stage: int, threads: int) -> int:
-    """Shared memory in which `threads` threads put the partial results of a stage."""
+    """Bytes of shared memory for the partial results that `threads` threads exchange in a stage."""
     r = placement.resolved[stage]
     assert r is not None
     s = state.kernel.stages[stage]
@@ -115,7 +116,7 @@ def exchanged_bytes(state: Scheduler, placement: Placement, stage: int, threads:
 
 
 def check_groups(state: Scheduler) -> None:
-    """Raises KernelOptError where loops that are bound to threads do not go together, or a group is larger than the target allows."""
+    """Raises KernelOptError where the loops bound to threads contradict each other, or a group exceeds the target's limits."""
     if not has_block_rows(state):
         return
     placement, target = place_stages(state), state.target

@@ -3,10 +3,9 @@
     acc[lane]   += Σ over i < group of a[lane·group + i] · b[lane·group + i]                                         vectors
     acc[m, n]   += Σ over k < depth, i < group of a[m, k·group + i] · b[k, n·group + i]                               tiles
 
-A group is one 32-bit word of 4 bytes or 2 halves. The operands are staged in their narrow type with the group innermost, rounded up to
-whole instructions and filled with zeros: masks and conversions die in the copy. Of vectors one operand is read as a vector of
-words, the other one as a word in all lanes. Of tiles one has rows along the sum, the other one rows of groups side by side.
-"""
+A group is one 32-bit word of 4 bytes or 2 halves. Operands are staged in their narrow type with the group innermost, padded with zeros to
+whole instructions; the copy does masks and conversions. A vector instruction reads one operand as a vector of words, the other as a word in
+all lanes. A tile instruction reads one operand in rows along the sum, the other in rows of groups side by side."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ WORD = dtypes.uint32     # what a dot instruction sums up for one of its results
 
 
 class Operand(NamedTuple):
-    """A factor of a contraction: the stage it reads, the dim of it that is summed over, its narrow type, and the local axes it needs."""
+    """A factor of a contraction: the stage it reads, the dim summed over, its narrow type, and the local axes it needs."""
 
     node: int
     stage: int
@@ -35,9 +34,9 @@ class Operand(NamedTuple):
 
 
 def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, Operand]:
-    """The factors of the sum of products in `r`, of which both run along reduce axis `axis` by itself.
+    """The factors of the sum of products in `r`, both of which run along reduce axis `axis` alone.
 
-    Raises KernelOptError with the reason where it is none, or where a factor is not a narrow number made wide."""
+    Raises KernelOptError with the reason where the stage is no such sum, or a factor is not a widened narrow number."""
     product = product_of(r)
     if product is None or product is not r.nodes[r.reductions[0].values[0]] or any(r.nodes[n].kind != "read" for n in product.src):
         raise KernelOptError(f"stage {r.stage.name} does not sum up products of two stages")
@@ -59,14 +58,14 @@ def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, O
 
 
 def narrow_source(stage: Stage) -> DType | None:
-    """The type of a stage's value before it was made wide, None where it is no conversion."""
+    """The type of a stage's value before it was widened; None where the value is not a conversion."""
     value = stage.value
     return value.src[0].dtype if value.op.value == "CAST" and not stage.is_output and not stage.has_reduce else None
 
 
 def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile: tuple[int, int] = (-1, -1)) -> tuple[Operand, Operand]:
-    """The operands of `dot` where it computes the contraction in `stage`, `tile` the axes of the rows and columns of its tiles, if it has
-    any. Raises KernelOptError with the reason where it does not."""
+    """The operands of `dot` in the contraction in `stage`; `tile`: the axes of the rows and columns of its tiles, for an instruction
+    with tiles. Raises KernelOptError with the reason where `dot` does not compute the contraction."""
     if not target.uses_intrinsics:
         raise KernelOptError("TC=0 keeps dot and matrix instructions out of every kernel")
     if not dot.runs_on(target):
@@ -90,7 +89,7 @@ def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile:
 
 def _by_rows(kernel: Kernel, r: ResolvedStage, operands: tuple[Operand, Operand], dot: Dot,
              tile: tuple[int, int]) -> tuple[Operand, Operand]:
-    """The operand with the rows of a tile, and that with its columns."""
+    """The operand with the rows of a tile, then the one with its columns."""
     rows, columns = (r.axes.index(a) for a in tile)
     if kernel.written:
         raise KernelOptError("a kernel that reads what it writes computes no position twice, as whole tiles may")
@@ -108,7 +107,7 @@ def _by_rows(kernel: Kernel, r: ResolvedStage, operands: tuple[Operand, Operand]
 
 
 def check_tiles(state: Scheduler, stage: int) -> None:
-    """Raises KernelOptError where the tiles of a stage side by side, a row of operands and one more need more registers than there are."""
+    """Raises KernelOptError where the tiles of a stage, a row of operands and one more exceed the tile registers."""
     chosen = state.dots[stage]
     if chosen is None or not DOTS[chosen.name].is_tile:
         return
@@ -125,7 +124,7 @@ def check_tiles(state: Scheduler, stage: int) -> None:
 
 @lru_cache(maxsize=64)
 def applicable(kernel: Kernel, target: Target, stage: int) -> tuple[tuple[str, Any], ...]:
-    """(reduce axis, argument) of what TC may do to a stage of an untouched kernel."""
+    """(reduce axis, argument) of each TC that applies to a stage of an untouched kernel."""
     return tuple(_applicable(kernel, target, stage))
 
 
@@ -166,7 +165,7 @@ class TensorizePlan(NamedTuple):
 
     @property
     def corrects(self) -> int:
-        """The operand (0 or 1) that is summed up because the other one has its sign bit flipped, or -1."""
+        """The operand (0 or 1) whose sum corrects for the flipped sign bit of the other one, or -1."""
         return next((1 - i for i, p in enumerate(self.packed) if p.flipped), -1)
 
 
@@ -199,7 +198,7 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> TensorizePlan | N
 
 
 class DotRate(NamedTuple):
-    """What a stage with a dot instruction costs: products per instruction, the multiply-adds it takes as long as, whether it corrects."""
+    """Cost of a stage's dot instruction: products per instruction, its time in multiply-adds, and whether it needs a correction."""
 
     group: int
     cost: float
@@ -209,7 +208,7 @@ class DotRate(NamedTuple):
 
 
 def rate_of(plan: TensorizePlan | None, target: Target) -> DotRate:
-    """The instruction that sums up in a stage: that of TC, or a multiply-add."""
+    """The rate of the instruction that sums in a stage: TC's, or a multiply-add."""
     if plan is None:
         return DotRate(1, 1.0, False)
     dot = plan.dot

@@ -1,9 +1,8 @@
 """A kernel: its AST, the names of its stages and axes, and the table of its accesses. Grammar: docs/ir.md, section 2.
 
-The AST is not rewritten by opts, ONLINE apart, which makes another kernel of it. Which stages are recomputed in place is the only choice
-of a state that changes what a stage's value looks like, so `Kernel.resolve(inlined)` substitutes those stages once per choice and
-analyses every access (affine coefficient per range, constant, what is not affine); lowering and features read only these tables.
-"""
+Opts do not rewrite the AST, except ONLINE, which makes another kernel of it. The only choice of a state that changes a stage's value is
+which stages are recomputed in place. `Kernel.resolve(inlined)` substitutes those once per choice and analyses every access (affine
+coefficient per range, constant, the rest); lowering and the cost model read only these tables."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -23,8 +22,8 @@ from svod.errors import CompileError
 
 @dataclass(frozen=True)
 class Axis:
-    """One RANGE of the AST: `o` axes span a stage's value, `r` axes are reduced. `extent`: its positions; the most that there can be where
-    their number, `bound`, depends on variables."""
+    """One RANGE of the AST: `o` axes span a stage's value, `r` axes are reduced. `extent`: its positions; the most positions where
+    `bound`, their number, depends on variables."""
 
     index: int
     name: str
@@ -54,7 +53,7 @@ class Stage:
 
 
 def own_reduces(value: UOp) -> list[UOp]:
-    """The REDUCE nodes of a stage's value, not entering other stages."""
+    """The REDUCE nodes of a stage's value, without those of other stages."""
     return [u for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.REDUCE]
 
 
@@ -137,14 +136,14 @@ class Kernel:
 
     @cached_property
     def written(self) -> frozenset[int]:
-        """Slots that are both written and read: their loads must keep their order with the stores."""
+        """Slots that are both written and read: their loads and stores must keep their order."""
         outs = set(self.outs)
         return frozenset(u.src[0].src[0].arg.slot for u in self.ast.toposort() if u.op is Ops.LOAD and u.src[0].src[0].arg.slot in outs)
 
     @cached_property
     def dimensions(self) -> tuple[int, ...]:
-        """Per axis a number, the same for all axes that run over one dimension of a tensor: where a stage reads another along an axis of
-        its own, position by position, that axis and the other stage's are one."""
+        """Per axis the number of its tensor dimension: where a stage reads another position by position along an axis, both stages' axes
+        share a number."""
         number = list(range(len(self.axes)))
 
         def first(a: int) -> int:
@@ -377,7 +376,7 @@ def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> Reso
 
 
 def _reachable(nodes: list[Node], todo: list[int]) -> set[int]:
-    """The nodes that those in `todo` need, not entering reductions."""
+    """The nodes that those in `todo` need, reductions not entered."""
     reached: set[int] = set()
     while todo:
         n = todo.pop()

@@ -1,5 +1,5 @@
-"""How staged values lie in memory: their dims in the order in which they are read, the vector innermost, in tiles where all readers take
-the same ones.
+"""How staged values lie in memory: dims in the order in which they are read, the vector innermost, in tiles where all readers use the
+same ones.
 
     s1[i, k] read by a tile of 32 rows i in vectors, k summed up      [i/32][k][i%32]
     the same with 27 rows of 64                                       [3][k][27]               rows 0, 27 and 37 on: some lie twice
@@ -20,9 +20,9 @@ SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the
 
 
 class Layout(NamedTuple):
-    """How a staged value lies in memory. Element (p0, p1, …) stands at Σ stride·p; the tiled dim at (p // tile)·outer + p % tile.
-    Where tiles do not divide the dim, the last one is moved back as those of its readers are; what it shares with the one before is twice.
-    """
+    """How a staged value lies in memory. Element (p0, p1, …) stands at Σ stride·p, that of the tiled dim at (p // tile)·outer + p %
+    tile. Where tiles do not divide the dim, the last one is moved back, as its readers' is; the overlap with the one before is stored
+    twice."""
 
     extents: tuple[int, ...]
     strides: tuple[int, ...]
@@ -51,7 +51,7 @@ def block_of(pieces: tuple[EmittedLoop, ...]) -> int:
 
 
 def is_contiguous(pieces: tuple[EmittedLoop, ...]) -> bool:
-    """True when the expanded rows are the innermost ones, so that a tile is one block of positions."""
+    """Whether the expanded rows are the innermost ones, so that a tile is one block of positions."""
     seen = False
     for p in reversed(pieces):
         if p.extent == 1:
@@ -74,9 +74,9 @@ UNTILED = TiledDim(-1, 1)
 
 
 class Layouts(NamedTuple):
-    """Of a state, per stage: the order of its dims, the dim read in whole tiles, the local axis that is the vector (or -1) and, of stages
-    that are no copies, the loop row of it, its dot instruction and how the operands of those are packed. `rows`: stages read in all lanes,
-    rows along the sum."""
+    """The layouts of a state, per stage: the order of its dims, the dim read in whole tiles, and the local axis that is the vector (or
+    -1). For stages that are not copies also the vector's loop row, the dot instruction and how its operands are packed. `rows`: stages
+    read in all lanes, with rows along the sum."""
 
     orders: dict[int, tuple[int, ...]]
     tiles: dict[int, TiledDim]
@@ -112,8 +112,8 @@ SIDE_BY_SIDE, VECTOR = 1 << 20, 1 << 21     # ranks of dims, after the depth of 
 
 
 def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple[tuple[int, ...], TiledDim]:
-    """The order in which a stage's dims are read: loops by depth, then register tiles, then the vector; and the dim that is
-    read in whole tiles."""
+    """The order in which a stage's dims are read (loops by depth, then register tiles, then the vector), and the dim that is read in
+    whole tiles."""
     dims = len(state.kernel.stages[s].outs)
     rank = [-1] * dims
     here = plan.resolved[s]
@@ -142,8 +142,8 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
 
 
 def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, node: Node, copied: bool) -> list[int]:
-    """Per dim of a staged value how far inside one read has it: the depth of the loop that moves it, SIDE_BY_SIDE or VECTOR; -1 for a dim
-    that nothing moves. `copied`: the value is read from memory, not computed from scratch."""
+    """Per dim of a staged value the rank of one read: the depth of the loop that moves it, SIDE_BY_SIDE or VECTOR, or -1 where nothing
+    moves it. `copied`: the value is read from memory, not computed from scratch."""
     s = r.stage.index
     lane = layouts.vector_axes[s]
     depth = {row: i for i, row in enumerate(state.order[s])}
@@ -185,7 +185,7 @@ def _summed_dim(state: Scheduler, plan: Placement, s: int) -> int:
 
 
 def _tile_size(state: Scheduler, plan: Placement, r: ResolvedStage, node: Node, dim: int, local: int) -> int:
-    """Positions of the reader's vector axis that stand side by side, if the dim is read in tiles of them, else 1."""
+    """Positions of the reader's vector axis that stand side by side if the dim is read in tiles of them, else 1."""
     lin = node.dims[dim]
     axis, extent = r.axes[local], state.axis_extent(r.axes[local])
     if lin.atoms or lin.const or lin.coefs != ((local, 1),) or plan.paths[r.stage.index] != () or is_derived(r.stage):
@@ -203,7 +203,7 @@ def _tile_size(state: Scheduler, plan: Placement, r: ResolvedStage, node: Node, 
 
 
 def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
-    """How a box of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as it may differ between boxes."""
+    """How a region of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as regions may differ."""
     order = layouts.orders[s]
     dim, tile = layouts.tiles[s] if tiled else UNTILED
     if dim >= 0 and extents[dim] % tile and extents[dim] != state.kernel.axes[state.kernel.stages[s].outs[dim]].extent:
@@ -219,7 +219,8 @@ def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...]
 
 
 def _lay_out(order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: int, apart: int) -> Layout:
-    """`apart`: rows of a multiple of so many elements get a line of the cache more, or they would share its sets; 0: none do."""
+    """The layout. `apart`: rows of a multiple of so many elements get one more cache line, so that they do not share its sets; 0: no
+    padding."""
     strides = [0] * len(extents)
     if dim >= 0 and tile < extents[dim]:
         size = tile

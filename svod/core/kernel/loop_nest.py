@@ -1,8 +1,8 @@
 """A state as the loops that will be emitted: `loop_nest(state)`, made once per state.
 
-Placement says where stages live. What follows from it, per stage, stands here, and is read by the cost model, the printer of loop nests,
-the sketches and the emitter: which region of its value the readers require under the loops around it (bounds inference), the loops that
-compute that region, copy loops included, which of them is the vector, and where the value is kept.
+Placement says where stages live; this module derives the rest per stage: the region of its value that the readers require under the loops
+around it (bounds inference), the loops that compute that region, copy loops included, the vector loop, and the memory space. The cost
+model, the printer of loop nests, the sketches and the emitter read it.
 
     s1 read by out as s1[o1, r0], STAGE(s1, o1) with o1 in tiles of 32 and r0 of 256
         region (32, 256)      loops 256 × 32, the 32 in vectors      around: o1, which moves dim 0      scratch
@@ -25,7 +25,7 @@ NO_LOOPS: frozenset[int] = frozenset()
 
 
 class AroundLoop(NamedTuple):
-    """A loop of another stage that stands around a stage."""
+    """A loop of another stage around a stage."""
 
     row: int
     moves: int          # local axis of the stage that it moves, or -1: it computes the same region again
@@ -65,7 +65,7 @@ class LoopNest(NamedTuple):
 
 
 def loop_nest(state: Scheduler) -> LoopNest:
-    """The loop nest of a state, remembered on it. Raises KernelOptError when its placements do not go together."""
+    """The loop nest of a state, remembered on it. Raises KernelOptError when its placements contradict each other."""
     if state._loop_nest is None:
         state._loop_nest = _LoopNestMaker(state).make()
     nest: LoopNest = state._loop_nest
@@ -87,7 +87,7 @@ def stored_bytes(state: Scheduler, layouts: Layouts, s: int) -> int:
 
 
 class _LoopNestMaker:
-    """Readers come before what they read, since they decide its region."""
+    """Builds the nests of stages. Readers come before what they read, since they decide its region."""
 
     def __init__(self, state: Scheduler) -> None:
         self.state = state
@@ -134,12 +134,12 @@ class _LoopNestMaker:
         return tuple(copy.axes), [(a, copy.axes[a][0]) for a in self.layouts.orders[s]], copy.vector, vector_loop
 
     def _stored(self, s: int, dim: int, extent: int) -> int:
-        """Positions of a dim that a copy covers: whole groups of an operand that is packed."""
+        """Positions of a dim that a copy covers; of a packed operand, whole groups."""
         packed = self.layouts.packed.get(s)
         return -(-extent // packed.group) * packed.group if packed is not None and packed.dim == dim else extent
 
     def _around(self, r: ResolvedStage, path: Path) -> list[AroundLoop]:
-        """The loops around a stage with several iterations."""
+        """The loops around a stage that have several iterations."""
         out = []
         for t, depth in path:
             outer = self.stages[t]
@@ -169,7 +169,7 @@ class _LoopNestMaker:
         return min(most, full)
 
     def _find_moves(self, s: int, path: Path) -> None:
-        """Which loops around a stage move the region of each of its dims."""
+        """Which loops around a stage move the region in each of its dims."""
         depth_in = dict(path)
         outs = self.state.kernel.stages[s].outs
         for axis in outs:
@@ -188,7 +188,7 @@ class _LoopNestMaker:
 
 
 def reached(lin: LinearIndex, axes: tuple[tuple[EmittedLoop, ...], ...], opened: frozenset[int]) -> int:
-    """Positions of a dim that one thread's read at `lin` covers while the loop rows in `opened` stand still."""
+    """Positions of a dim that one thread's read at `lin` covers while the loops `opened` stand still."""
     def moved(a: int) -> int:
         return prod([p.extent for p in axes[a] if p.row not in opened and p.role not in BLOCK_ROLES])
     return 1 + sum([abs(c) * (moved(a) - 1) for a, c in lin.coefs])

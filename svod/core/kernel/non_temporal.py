@@ -1,7 +1,7 @@
-"""Which outputs can be stored past the caches: lowering, the cost model and the sketches ask here.
+"""Which outputs can be stored non-temporally, past the caches. Lowering, the cost model and the sketches ask here.
 
-A non-temporal store is of a whole vector at a multiple of its size, and pays where all stores are: a line that is written in both ways is
-written to memory, fetched again and written again.
+A non-temporal store writes a whole vector at a multiple of its size. It pays only where all stores of a line are non-temporal: a line
+written in both ways is written to memory, fetched again and written again.
 
     y[128], UPCAST(o0, 32)          32 32 32 32        all of them
     y[100], UPCAST(o0, 32)          32 32 32 [32]      none: the last tile is moved back to 68
@@ -25,7 +25,7 @@ MANY, MANY_PAST_CACHES = 64, 128
 
 
 def has_non_temporal_stores(state: Scheduler) -> bool:
-    """Whether STREAM changes how a state stores its output. Raises KernelOptError when its placements do not go together."""
+    """Whether STREAM changes how a state stores its output. Raises KernelOptError when its placements contradict each other."""
     for r in place_stages(state).resolved:
         if r is not None and r.store is not None:
             row = vector_row(state, r)
@@ -37,8 +37,8 @@ def has_non_temporal_stores(state: Scheduler) -> bool:
 
 
 class _OutputRow:
-    """The output stage as rows of vectors. `axes`: per local axis its loops as they are emitted; `lane`, `row`: the local axis and the row
-    that are the vector, or -1."""
+    """The output stage as rows of vectors. `axes`: the emitted loops per local axis; `lane`, `row`: the local axis and the row that are
+    the vector, or -1."""
 
     def __init__(self, state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> None:
         self.state, self.r, self.store, self.axes, self.lane = state, r, r.store, axes, lane
@@ -49,7 +49,7 @@ class _OutputRow:
         self.extent = state.axis_extent(r.axes[lane]) if self.is_vector else 0
 
     def is_plain(self) -> bool:
-        """Whether vectors along the row are contiguous in the output, every position of it is stored once, and none is under a mask."""
+        """Whether vectors along the row are contiguous in the output, and each position is stored once, without a mask."""
         if not self.is_vector or self.vector is None or self.store is None or self.r.reductions or self.state.kernel.written:
             return False
         if self.store.coef(self.lane) * self.vector.stride != 1 or not is_contiguous(self.own):
@@ -64,9 +64,8 @@ class _OutputRow:
 
 
 def aligns_rows(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
-    """Whether lowering puts the vectors of the output stage `r` at multiples of their size although its rows begin elsewhere: rows of many
-    vectors, with one loop over their tiles between a row and its tiles, that hold more than the second cache does. Arguments:
-    `_OutputRow`."""
+    """Whether lowering aligns the vectors of the output stage `r` although its rows begin at other addresses: for rows of many vectors,
+    with one loop over their tiles between a row and its tiles, that exceed the second cache. Arguments: `_OutputRow`."""
     output = _OutputRow(state, r, axes, lane, row)
     if not output.is_plain() or output.extent < MANY * output.width or is_exact(output.own, output.extent):
         return False
@@ -88,8 +87,8 @@ def aligns_rows(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[Emit
 
 
 def leaves_tail(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
-    """Whether lowering stores the last tile of the output stage `r`, which is moved back to somewhere between the multiples of the vector,
-    in a loop of its own: of a single row of many vectors, over whose tiles the outermost and only loop goes. Arguments: `_OutputRow`."""
+    """Whether lowering stores the last tile of the output stage `r`, which is moved back off alignment, in a loop of its own: for a
+    single row of many vectors whose outermost and only loop runs over the tiles. Arguments: `_OutputRow`."""
     output = _OutputRow(state, r, axes, lane, row)
     if not output.is_plain() or output.vector is None or output.store is None or output.extent < MANY_PAST_CACHES * output.width:
         return False
@@ -102,8 +101,8 @@ def leaves_tail(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[Emit
 
 
 def stores_whole_vectors(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
-    """Whether all stores of the output stage `r` are of whole vectors at multiples of their size. Arguments: `_OutputRow`. Where an extent
-    depends on a variable this holds for the iterations that are wholly inside."""
+    """Whether all stores of the output stage `r` are aligned whole vectors. Arguments: `_OutputRow`. Where an extent depends on a
+    variable, this holds for the iterations that are wholly inside."""
     output = _OutputRow(state, r, axes, lane, row)
     if not output.is_vector:
         return False
@@ -123,7 +122,7 @@ def stores_whole_vectors(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequ
 
 
 def _steps_by_vectors(output: _OutputRow, a: int) -> bool:
-    """Whether the loops of an output axis move the store by whole vectors, its last tile included."""
+    """Whether the loops of an output axis, its last tile included, move the store by whole vectors."""
     state, width, own = output.state, output.width, tuple(output.axes[a])
     assert output.store is not None
     axis, step, extent = output.r.axes[a], output.store.coef(a), state.axis_extent(output.r.axes[a])

@@ -110,8 +110,7 @@ def _match_rows(kernel: Kernel, name: str) -> _Rows:
 
 
 def _touching(kernel: Kernel, members: tuple[UOp, ...]) -> tuple[set[UOp], list[Stage]]:
-    """(elementwise stages that read one of the stages in `found`, directly or through others; the stages with loops of their own
-    that do)."""
+    """(elementwise stages that read one of the stages in `members`, directly or through others; the stages with loops that do)."""
     through: set[UOp] = set()
     readers = []
     for s in kernel.stages:
@@ -139,7 +138,7 @@ def _weight(rows: _Rows, u: UOp) -> tuple[tuple[UOp, ...], UOp] | None:
 
 
 def _find_sums(kernel: Kernel, rows: _Rows) -> tuple[Stage | None, list[Stage]]:
-    """(the stage that sums up exp(X - M) over each row, the other stages with loops that read M or that sum)."""
+    """(the stage that sums exp(X - M) over each row, the other stages with loops that read M or that sum)."""
     through, readers = _touching(kernel, (rows.stage,))
     sums = None
     for s in readers:
@@ -164,7 +163,7 @@ class _Weighted(NamedTuple):
 
 
 def _match_weighted(kernel: Kernel, rows: _Rows, sums: Stage | None, stage: Stage) -> _Weighted | None:
-    """The only reader of a maximum as a weighted sum of the row, or None where it is something else."""
+    """The only reader of a maximum as a weighted sum of the row; None for any other reader."""
     if len(stage.reds) != 1 or len(own_reduces(stage.value)) != 1 or kernel.axes[stage.reds[0]].extent != rows.extent:
         return None
     members = (rows.stage,) if sums is None else (rows.stage, sums.node)
@@ -195,12 +194,12 @@ def _match_weighted(kernel: Kernel, rows: _Rows, sums: Stage | None, stage: Stag
 
 
 def _reads_of(values: Iterable[UOp], stages: tuple[UOp, ...]) -> list[UOp]:
-    """Where these values read one of the stages."""
+    """The reads of one of the stages in these values."""
     return [u for v in values for u in v.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.INDEX and u.src[0] in stages]
 
 
 def _sources(stage: UOp) -> set[UOp]:
-    """The stages that a stage is computed from, itself among them."""
+    """The stages from which a stage is computed, itself included."""
     return {u for u in stage.toposort() if u.op is Ops.STAGE}
 
 
@@ -241,7 +240,7 @@ class _Rewriter:
         return b * self.block + i
 
     def _filled(self, stage: UOp, dim: int, fill: float | int) -> UOp:
-        """A copy of a stage whose dim `dim` is as long as all blocks: loads are gated there, and its values are `fill`."""
+        """A copy of a stage whose dim `dim` is as long as all blocks: its loads are gated there, and its values are `fill`."""
         copy = self.copies.get((stage, dim))
         if copy is not None:
             return copy
@@ -254,8 +253,8 @@ class _Rewriter:
         return made
 
     def _cut(self, value: UOp, k: UOp, fill: float | int) -> UOp:
-        """`value` with its loads gated, and `fill` beyond the row. What is computed of a load that gives 0 there need not be 0, nor finite
-        (a quotient), and no weight of 0 makes up for that."""
+        """`value` with its loads gated, and `fill` beyond the row. A value computed from gated loads need not be 0 there, nor finite (a
+        quotient), and a weight of 0 would not cancel it."""
         gated = plain = self._gated(value, k)
         while plain.op is Ops.CAST:
             plain = plain.src[0]
@@ -266,7 +265,7 @@ class _Rewriter:
         return UOp(Ops.WHERE, value.dtype, (inside, gated, UOp.const(value.dtype, fill)))
 
     def _gated(self, value: UOp, k: UOp) -> UOp:
-        """`value` with its loads that depend on `k` done inside the row only, and the stages that it reads at `k` filled."""
+        """`value` with its loads that depend on `k` gated to the row, and the stages that it reads at `k` filled."""
         inside = UOp(Ops.CMPLT, dtypes.bool, (k, UOp.const(dtypes.index, self.rows.extent)))
         done: dict[UOp, UOp] = {}
         depends: set[UOp] = {k}
@@ -306,7 +305,7 @@ class _Rewriter:
         return UOp(Ops.STAGE, dtype, (UOp(Ops.REDUCE, dtype, (value, i), ("ADD", 1)), *ranges))
 
     def weighted_sum(self, stage: Stage, weighted: _Weighted, sums: Stage | None) -> UOp:
-        """Attention: all of it in the reduction of `stage`."""
+        """Attention: the whole computation in the reduction of `stage`."""
         dtype = self.rows.source.dtype
         peaks, weight = self._blocks()
         coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)
@@ -338,7 +337,7 @@ class _Rewriter:
         return self.kernel.ast.substitute({node: new})
 
     def pair(self, sums: Stage) -> UOp:
-        """Softmax: (maximum, sum) of a row as a stage of two elements, which all others read."""
+        """Softmax: (maximum, sum) of a row as a stage of two elements, which all other stages read."""
         dtype = self.rows.source.dtype
         peaks, weight = self._blocks()
         coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)

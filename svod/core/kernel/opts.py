@@ -103,7 +103,7 @@ def _with_order(state: Scheduler, stage: int, order: tuple[int, ...]) -> Schedul
 
 
 def _check_registers(state: Scheduler, stage: int, what: str) -> None:
-    """Accumulators (or values side by side) of a stage ≤ 2 × the vector registers, lanes divided out; tiles have registers of their own."""
+    """Accumulators (or values side by side) of a stage, in vectors, must not exceed twice the vector registers; tiles have their own."""
     try:
         dots.check_tiles(state, stage)
     except KernelOptError as e:
@@ -251,8 +251,8 @@ def lanes(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def thread(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Spread a loop over n cores. An output loop becomes the outermost and its iterations are claimed by the cores; a reduce axis is cut
-    into n parts, each core makes partial results, and a second phase combines them.
+    """Spread a loop over n cores. An output loop becomes the outermost, and cores claim its iterations. A reduce axis is cut into n
+    parts: each core makes partial results, and a second phase combines them.
 
         for o in N: …               parallel(n) for o in N: …
         for r in K: acc += f(r)     parallel(n) for t in n: p[t] = Σ f(part t);  then  y = Σ p[t]
@@ -293,8 +293,8 @@ def _cut_reduction(state: Scheduler, row: int, n: int, what: str) -> Scheduler:
 
 
 def stage(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Compute the part of a stage that the loops below a loop read into scratch, laid out in the order it is read; at "root":
-    a phase of its own that computes all of it.
+    """Compute the part of a stage that the loops inside a loop read, into scratch, laid out in the order of the reads. At "root": a
+    phase of its own computes the whole stage.
 
         for n: for k: c += a[k]*b[k, n]     for n: { p[k] = b[k, n] for all k };  for k: c += a[k]*p[k]
     """
@@ -327,7 +327,7 @@ def stage(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def inline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Recompute a stage where it is read; a stage with a reduction goes back to the innermost loop that does not repeat it.
+    """Recompute a stage where it is read. A stage with a reduction goes back to the innermost loop that does not repeat it.
 
         for n: { p[k] = b[k, n] };  … p[k] …        … b[k, n] …
     """
@@ -388,8 +388,8 @@ def stream(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def prefetch(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Ask for what the loads of an argument will read n iterations later of the innermost loop that moves them: PREFETCH("p1", n) for the
-    second of the kernel's arguments.
+    """Prefetch what the loads of an argument read n iterations later, counted in the innermost loop that moves them: PREFETCH("p1", n)
+    for the second argument of the kernel.
 
         for r in K: acc += x[r]     for r in K: acc += x[r]; prefetch x[r + n]
     """
@@ -421,11 +421,10 @@ def _is_moved(state: Scheduler, r: ResolvedStage, a: int) -> bool:
 
 
 def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Sum up narrow products by an instruction of the target (`svod.core.machine.isa.DOTS`): TC("r0", name), for one with tiles
-    TC("r0", (name,
-    rows, columns)) with two output axes. Both operands are staged in their narrow type with the group innermost, at first at the root;
-    what is left of the last instruction is filled with zeros. The axes then count instructions. Before they are split, after or
-    before any other opt.
+    """Sum narrow products by an instruction of the target (`svod.core.machine.isa.DOTS`): TC("r0", name); with tiles, over two output
+    axes, TC("r0", (name, rows, columns)). Both operands are staged in their narrow type with the group innermost, at first at the root,
+    and padded with zeros to whole instructions. The axes then count instructions. TC comes before they are split, before or after any
+    other opt.
 
         for r in K: c += wide(a[r])*wide(b[r, n])     p[r, n, i] = b[r*g + i, n];  for r in K/g: c += Σ a[r*g + i]*p[r, n, i], i < g
     """
@@ -490,9 +489,9 @@ def _tile_rows(state: Scheduler, stage: int, dot: Dot, names: list[str], what: s
 
 
 def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Rows of a maximum, the sum of exponentials relative to it and what they weight in one pass over blocks of n positions:
-    ONLINE(stage of the maximum, n). Each block has its maximum; where blocks meet, the smaller one's sums are scaled down
-    (`svod/core/kernel/online.py`). It comes before any other opt, which then see the stages of the blocks.
+    """Compute a maximum over rows, the sum of exponentials relative to it and their weighted sums in one pass over blocks of n
+    positions: ONLINE(stage of the maximum, n). Each block has its own maximum; where two blocks meet, the sums of the smaller maximum
+    are scaled down (`svod/core/kernel/online.py`). ONLINE comes first; later opts see the stages of the blocks.
 
         for k: m = max(m, x[k]);            for b in K/n: { p = max of x[b*n…]; w[i] = exp(x[b*n + i] - p), i < n;
         for k: s += exp(x[k] - m);              (m, s, a) = expsum((m, s, a), (p, Σ w[i], Σ w[i]*v[b*n + i])) };
@@ -538,8 +537,8 @@ def _checked_groups(state: Scheduler, what: str) -> Scheduler:
 
 
 def local(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """n positions of an output axis become the threads of a group. The stage must be one that a phase stores. Values staged inside the
-    phase stay private: each thread computes what it reads itself. Positions beyond the end of the axis are guarded.
+    """n positions of an output axis become the threads of a group. A phase must store the stage. Values staged inside the phase stay
+    private: each thread computes what it reads. Positions beyond the end of the axis are guarded.
 
         for o in N: y[o] = f(o)     grid o in N/n: threads o.in in n: y[o*n + o.in] = f(o*n + o.in)
     """
@@ -550,8 +549,8 @@ def local(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def group(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """n threads of a group share a reduction, neighbouring threads taking neighbouring positions. Each makes a partial result, puts it
-    into shared memory and, behind a barrier, combines those of all n, so that all of them have the result.
+    """n threads of a group share a reduction; neighbouring threads take neighbouring positions. Each thread puts its partial result into
+    shared memory and, behind a barrier, combines those of all n, so that all have the result.
 
         for r in K: acc += f(r)     threads t in n: for r in K/n: acc += f(r*n + t);  p[t] = acc;  barrier;  acc = Σ p
     """
@@ -625,7 +624,7 @@ def splitk(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def pipeline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Load what the next iterations of a loop read while this one computes, by copies that the target makes on its own."""
+    """Load the data of later iterations while this one computes, by asynchronous copies of the target."""
     raise KernelOptError(f"PIPELINE({axis}): the target {state.target.arch} has no asynchronous copies")
 
 

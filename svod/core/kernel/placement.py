@@ -1,9 +1,8 @@
 """Where the stages of a state live, which loops surround them, and which axis is the vector.
 
-A *point* is (stage, depth): inside the first `depth` loops of that stage's order. A stage that is not at the root is emitted
-at a point of another stage's nest, its *path* is the points it stands in, outermost first. All of this is derived from the
-state; lowering, features and the legality of STAGE read it.
-"""
+A *point* is (stage, depth): inside the first `depth` loops of that stage's order. A stage that is not at the root is emitted at a point of
+another stage's nest. Its *path* is the list of points around it, outermost first. Lowering, the cost model and the legality of STAGE read
+this."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -29,8 +28,8 @@ class Placement(NamedTuple):
 def place_stages(state: Scheduler) -> Placement:
     """Place every stage. Raises KernelOptError when a placement is not around all readers of its stage.
 
-    It depends on the kernel, `order`, `place`, `split_reduce` and on which rows are loops, on no extent and no hint: `apply_opt`
-    keeps it where those stay."""
+    The result depends on the kernel, `order`, `place`, `split_reduce` and on which rows are loops, but on no extent and no hint:
+    `apply_opt` keeps it where those stay."""
     if state._placement is None:
         state._placement = _Placer(state).place()
     placement: Placement = state._placement
@@ -85,7 +84,7 @@ class _Placer:
         self.children.setdefault(path[-1], []).append(s)
 
     def _readers_of(self, s: int) -> tuple[Path, frozenset[int]]:
-        """The deepest point around all readers of a stage, () where they are of several phases; and the rows that move what is read."""
+        """The deepest point around all readers of a stage (() where they belong to several phases), and the rows that move its reads."""
         deps: frozenset[int] = frozenset()
         common: Path | None = None
         for q in self.readers[s]:
@@ -96,7 +95,7 @@ class _Placer:
         return common, deps
 
     def _read_by(self, s: int, q: int) -> tuple[frozenset[int], Path]:
-        """The loop rows that move what stage `q` reads of stage `s`, and the point from which on they stand still."""
+        """The loop rows that move what stage `q` reads of stage `s`, and the point inside which none of them runs."""
         state, r, path = self.state, self.resolved[q], self.paths[q]
         assert r is not None and path is not None
         rows_of = [frozenset(x for x in state.axis_rows[a] if state.rows[x].role == LOOP) | self.axis_deps.get(a, frozenset())
@@ -119,7 +118,7 @@ class _Placer:
         return moved_by, (*path, (q, depth))
 
     def _innermost_that_moves(self, common: Path, deps: frozenset[int]) -> Path:
-        """The innermost loop of `common` that moves what is read, so that nothing is computed twice; () where none does."""
+        """The innermost loop of `common` that moves the read, so that nothing is computed twice; () where none does."""
         for k in range(len(common) - 1, -1, -1):
             t, depth = common[k]
             while depth and self.state.order[t][depth - 1] not in deps:
@@ -129,7 +128,7 @@ class _Placer:
         return ()
 
     def _at_loop(self, s: int, row: int, common: Path) -> Path:
-        """The loop that STAGE chose. Raises KernelOptError when it is gone, or does not hold all readers."""
+        """The loop that STAGE chose. Raises KernelOptError when it no longer exists, or does not hold all readers."""
         state, name = self.state, self.kernel.stages[s].name
         t = state.stage_of_row(row)
         outer = self.paths[t]
@@ -155,7 +154,7 @@ def _axes_of(r: ResolvedStage, lin: LinearIndex) -> set[int]:
 
 
 def first_reduce(state: Scheduler, stage: int) -> int:
-    """How many loops of the stage stand outside its first reduce loop."""
+    """Number of loops of the stage outside its first reduce loop."""
     order = state.order[stage]
     for i, row in enumerate(order):
         if state.kernel.axes[state.rows[row].axis].kind == "r":
@@ -164,7 +163,7 @@ def first_reduce(state: Scheduler, stage: int) -> int:
 
 
 def _common(a: Path, b: Path) -> Path:
-    """The deepest point around both."""
+    """The deepest point around both paths."""
     out: list[tuple[int, int]] = []
     for (s, d), (t, e) in zip(a, b, strict=False):
         if s != t:
@@ -181,13 +180,12 @@ def _encloses(outer: Path, inner: Path) -> bool:
 
 
 def is_derived(stage: Stage) -> bool:
-    """True for stages whose loops are derived from where they are read: copies and elementwise values."""
+    """Whether a stage's loops follow from where it is read: copies and elementwise values."""
     return not stage.is_output and not stage.has_reduce
 
 
 def is_computed_once(state: Scheduler, placement: Placement, s: int) -> bool:
-    """Whether a stage is a phase of its own that reads nothing but constants of the plan, and depends on no variable: it is computed when
-    the plan is prepared."""
+    """Whether a stage is a phase of its own that reads only constants of the plan and depends on no variable: it is computed at prepare."""
     r = placement.resolved[s]
     if r is None or placement.paths[s] != () or r.stage.is_output:
         return False
@@ -214,7 +212,7 @@ COPY_GROUP = -4         # the elements that a dot instruction sums up
 
 
 class EmittedLoop(NamedTuple):
-    """A row as it is emitted: its extent cut to what is needed, the stride that follows."""
+    """A row as it is emitted: its extent cut to the required region, and the resulting stride."""
 
     row: int
     role: str
@@ -223,11 +221,11 @@ class EmittedLoop(NamedTuple):
 
 
 def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[EmittedLoop, ...]:
-    """The rows of an axis (outermost first) over `extent` positions: inner amounts are kept while they fit, the outermost row takes
-    the rest, rounded up.
+    """The rows of an axis (outermost first) over `extent` positions: inner amounts are kept while they fit, the outermost row takes the
+    rest, rounded up.
 
-    Where the amounts do not divide the extent and a loop stands inside expanded rows, the expanded rows become the innermost ones: a
-    tile is then one block of positions, which can be moved back or cut short, instead of a comb with teeth beyond the end.
+    Where the amounts do not divide the extent and a loop stands inside expanded rows, the expanded rows become the innermost ones: a tile
+    is then one block of positions, which can be moved back or cut short, instead of a comb with teeth beyond the end.
 
         o0 of 17 = loop 3 × upcast 2 × loop 3     strides 6, 3, 1   →   loop 3 × loop 3 × upcast 2     strides 6, 2, 1
     """
@@ -256,14 +254,14 @@ def _fit(table: Sequence[Loop], rows: tuple[int, ...], extent: int) -> tuple[Emi
 
 
 def span(loops: Iterable[EmittedLoop]) -> int:
-    """Positions of an axis from the first to the last that these loops reach: 1 + Σ stride·(extent - 1)."""
+    """Positions of an axis between the first and the last that these loops reach: 1 + Σ stride·(extent - 1)."""
     return 1 + sum(loop.stride * (loop.extent - 1) for loop in loops)
 
 
 # -- lanes ----------------------------------------------------------------------------------------
 
 def vector_row(state: Scheduler, r: ResolvedStage) -> int:
-    """The row that is the vector of a stage with axis rows: LANES' choice, else the upcast row that makes most accesses unit-stride."""
+    """The vector row of a stage with axis rows: LANES' choice, else the upcast row that makes most accesses unit-stride."""
     s = r.stage.index
     chosen = state.dots[s]
     if chosen is not None and chosen.columns >= 0:
@@ -287,8 +285,8 @@ def vector_row(state: Scheduler, r: ResolvedStage) -> int:
 
 
 def _lane_score(r: ResolvedStage, local: int, stride: int) -> float:
-    """How well the accesses of a stage suit `local` as the vector axis: unit stride 1, the same for all lanes 0.3, else -0.5 each;
-    what stands below a REDUCE runs more often and counts four times."""
+    """Score of `local` as the vector axis: per access 1 for unit stride, 0.3 for the same value in all lanes, else -0.5. Accesses below
+    a REDUCE run more often and count four times."""
     total = 0.0
     for node in r.nodes:
         if node.kind == "load":

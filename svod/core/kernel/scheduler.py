@@ -1,9 +1,8 @@
 """A kernel's state during search: an immutable value.
 
-The axis table is append-only: a row comes from the AST (every axis of every stage) or from a split, and keeps its name for
-ever, with extent 1 when it is used up. Loop order, placement of stages and hints are fields of their own. This module holds data:
-`svod.core.kernel.apply` makes the state after an opt, `svod.core.cost.cost_model` says what a state costs.
-"""
+The axis table is append-only: a row comes from the AST (every axis of every stage) or from a split, keeps its name for ever, and has extent
+1 when it is used up. Loop order, placement of stages and hints are fields of their own. `svod.core.kernel.apply` makes the state after an
+opt; `svod.core.cost.cost_model` prices a state."""
 from __future__ import annotations
 
 import hashlib
@@ -60,7 +59,7 @@ class Loop(NamedTuple):
 
 
 class IntrinsicChoice(NamedTuple):
-    """What TC chose: the reduce axis, the instruction's name, and the axes of the rows and columns of its tiles (-1: it has none)."""
+    """TC's choice: the reduce axis, the instruction's name, and the axes of the rows and columns of its tiles (-1 without tiles)."""
 
     axis: int
     name: str
@@ -171,7 +170,7 @@ class Scheduler:
     # -- identity -------------------------------------------------------------------------------
     @property
     def digest(self) -> bytes:
-        """Identity of the state (16 bytes): axis table, orders, placements, hints; not names, not the chain's text."""
+        """Identity of the state (16 bytes): axis table, orders, placements and hints, but neither names nor the chain's text."""
         if self._digest is None:
             rows = self.rows
 
@@ -208,5 +207,5 @@ class Scheduler:
 
 
 def cores_of(state: Scheduler) -> int:
-    """The cores that share a state's work: those of THREAD, or the parts of a reduction that is cut over cores."""
+    """The number of cores that share a state's work: THREAD's, or the parts of a reduction cut over cores."""
     return state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1

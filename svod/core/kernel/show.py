@@ -44,7 +44,7 @@ _START = {"ADD": "0", "MUL": "1", "MAX": "-inf", "MIN": "inf", "ARGMAX": "(-inf,
 
 def print_nest(state: Scheduler) -> str:
     """The loops of all phases and stages in order, with extents and roles, stages at their points. Raises KernelOptError when the
-    state's placements do not go together."""
+    state's placements contradict each other."""
     return _Printer(state).run()
 
 
@@ -156,7 +156,7 @@ class _Printer:
         return f"{word} {self._axis_name(piece.row)} in 0…{end}{step}{padded}"
 
     def _tile(self, r: ResolvedStage, depth: int) -> None:
-        """The positions that the threads of a group compute, and those side by side in registers."""
+        """The positions that the threads of a group compute, and those in registers."""
         vector = vector_row(self.state, r)
         tile, unrolled, threads = [], [], []
         for group in self.nest.stages[r.stage.index].axes:

@@ -54,11 +54,11 @@ def llvm_features(arch: str, features: Iterable[str]) -> tuple[str, ...]:
 class Dot:
     """A dot or matrix instruction.
 
-    `sources`: the element types of a contraction's operands that it takes, as such or made wider in the copy.
+    `sources`: the element types of a contraction's operands that it takes, as they are or widened in the copy.
 
-    `operands`: the types it multiplies, in its order. Where they differ, operands of one type are made to fit by flipping the sign bit
-    of the one that is not the vector, which adds or takes off 128; what this does to the sum is summed up beside it and taken off
-    again. Both are exact modulo 2^32, as is the sum."""
+    `operands`: the types it multiplies, in order. Where they differ, an operand of the wrong type fits after its sign bit is flipped, which
+    adds or subtracts 128; the effect on the sum is summed beside it and subtracted. It is done to the operand that is not the vector. All
+    is exact modulo 2^32."""
 
     name: str
     arch: str
@@ -83,7 +83,7 @@ class Dot:
         return self.group * self.depth
 
     def cost(self, target: Target) -> float:
-        """Vector multiply-adds that take as long as one instruction."""
+        """Duration of one instruction in vector multiply-adds."""
         return self.base_cost if self.is_tile or target.dot_cost is None else target.dot_cost(self.name)
 
     def runs_on(self, target: Target) -> bool:

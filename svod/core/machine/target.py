@@ -1,4 +1,4 @@
-"""What a target can do: data, and what was measured. The backend of a device fills it in for the machine at hand."""
+"""What a target can do: data, and measured rates. The backend of a device fills it in for the machine at hand."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ HOST = "CPU"     # the device whose memory NumPy arrays are in, and where values
 
 @dataclass(frozen=True)
 class Target:
-    """Capabilities that opts, heuristics and lowering ask for, and the readable key the database uses.
+    """Capabilities that opts, heuristics and lowering ask for, and the readable key of the database.
 
-    Sizes are bytes; caches are per core except `l3`, which is shared. `threads` is what svod may use:
-    min(affinity, cgroup quota, SVOD_THREADS). `dot_cost`: vector multiply-adds that take as long as a dot instruction of this name, where
-    that was measured; it ranks states, is no part of the target's identity, and stays where it is when a target is sent elsewhere."""
+    Sizes are bytes. Caches are per core except `l3`, which is shared. `threads`: min(affinity, cgroup quota, SVOD_THREADS). `dot_cost`:
+    durations of dot instructions in vector multiply-adds, by name, where they were measured; they rank states, belong to this machine only,
+    and are no part of the target's identity."""
 
     arch: str                       # "x86_64", "aarch64", "nvptx64"
     cpu: str                        # LLVM's CPU name, e.g. "znver5"
@@ -74,6 +74,6 @@ def parse_key(key: str) -> dict[str, str]:
 
 
 def threads_of(key: str) -> int | None:
-    """The number of threads that a target's key says; None where it says none."""
+    """The number of threads in a target's key, or None."""
     threads = parse_key(key).get("threads", "")
     return int(threads) if threads.isdecimal() else None
