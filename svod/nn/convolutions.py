@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 from svod.errors import ShapeError, UnsupportedError
 from svod.nn.module import Module, fan_in_bound, uniform
@@ -11,10 +12,17 @@ from svod.tensor import Tensor
 IntOrInts = int | Sequence[int]
 
 
-class _Conv(Module):
-    """A weight (out_channels, in_channels/groups, kernel…) and a bias. `padding_mode` as in `Tensor.pad`, 'zeros' for none."""
+class _Windows(Module):
+    """A layer over windows of the last `spatial` axes."""
 
-    spatial = 0
+    spatial: ClassVar[int]
+
+    def __init_subclass__(cls, spatial: int = 0) -> None:
+        cls.spatial = spatial
+
+
+class _Conv(_Windows):
+    """A weight (out_channels, in_channels/groups, kernel…) and a bias. `padding_mode` as in `Tensor.pad`, 'zeros' for none."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: IntOrInts, stride: IntOrInts = 1, padding: IntOrInts | str = 0,
                  dilation: IntOrInts = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros") -> None:
@@ -37,28 +45,20 @@ class _Conv(Module):
         return result
 
 
-class Conv1d(_Conv):
+class Conv1d(_Conv, spatial=1):
     """(N, C, L)."""
 
-    spatial = 1
 
-
-class Conv2d(_Conv):
+class Conv2d(_Conv, spatial=2):
     """(N, C, H, W)."""
 
-    spatial = 2
 
-
-class Conv3d(_Conv):
+class Conv3d(_Conv, spatial=3):
     """(N, C, D, H, W)."""
 
-    spatial = 3
 
-
-class _ConvTranspose(Module):
+class _ConvTranspose(_Windows):
     """A weight (in_channels, out_channels/groups, kernel…) and a bias."""
-
-    spatial = 0
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: IntOrInts, stride: IntOrInts = 1, padding: IntOrInts = 0,
                  output_padding: IntOrInts = 0, groups: int = 1, bias: bool = True, dilation: IntOrInts = 1) -> None:
@@ -76,28 +76,20 @@ class _ConvTranspose(Module):
         return result
 
 
-class ConvTranspose1d(_ConvTranspose):
+class ConvTranspose1d(_ConvTranspose, spatial=1):
     """(N, C, L)."""
 
-    spatial = 1
 
-
-class ConvTranspose2d(_ConvTranspose):
+class ConvTranspose2d(_ConvTranspose, spatial=2):
     """(N, C, H, W)."""
 
-    spatial = 2
 
-
-class ConvTranspose3d(_ConvTranspose):
+class ConvTranspose3d(_ConvTranspose, spatial=3):
     """(N, C, D, H, W)."""
 
-    spatial = 3
 
-
-class _MaxPool(Module):
+class _MaxPool(_Windows):
     """The largest of each window of the last axes; `stride` defaults to the kernel's size. `return_indices` is not supported."""
-
-    spatial = 0
 
     def __init__(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, dilation: IntOrInts = 1,
                  return_indices: bool = False, ceil_mode: bool = False) -> None:
@@ -110,10 +102,8 @@ class _MaxPool(Module):
         return result
 
 
-class _AvgPool(Module):
+class _AvgPool(_Windows):
     """The mean of each window of the last axes; `stride` defaults to the kernel's size."""
-
-    spatial = 0
 
     def __init__(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, ceil_mode: bool = False,
                  count_include_pad: bool = True) -> None:
@@ -125,40 +115,28 @@ class _AvgPool(Module):
         return result
 
 
-class MaxPool1d(_MaxPool):
+class MaxPool1d(_MaxPool, spatial=1):
     """`Tensor.max_pool1d`."""
 
-    spatial = 1
 
-
-class MaxPool2d(_MaxPool):
+class MaxPool2d(_MaxPool, spatial=2):
     """`Tensor.max_pool2d`."""
 
-    spatial = 2
 
-
-class MaxPool3d(_MaxPool):
+class MaxPool3d(_MaxPool, spatial=3):
     """`Tensor.max_pool3d`."""
 
-    spatial = 3
 
-
-class AvgPool1d(_AvgPool):
+class AvgPool1d(_AvgPool, spatial=1):
     """`Tensor.avg_pool1d`."""
 
-    spatial = 1
 
-
-class AvgPool2d(_AvgPool):
+class AvgPool2d(_AvgPool, spatial=2):
     """`Tensor.avg_pool2d`."""
 
-    spatial = 2
 
-
-class AvgPool3d(_AvgPool):
+class AvgPool3d(_AvgPool, spatial=3):
     """`Tensor.avg_pool3d`."""
-
-    spatial = 3
 
 
 def _extents(module: Module, size: IntOrInts, axes: int) -> tuple[int, ...]:

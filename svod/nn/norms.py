@@ -2,45 +2,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from svod.errors import ShapeError
 from svod.nn.module import Module
 from svod.tensor import Tensor
 
 
-class _BatchNorm(Module):
-    """(x - running_mean) / sqrt(running_var + eps) · weight + bias per channel (axis 1). `momentum` is of training, and unused."""
+class _ChannelNorm(Module):
+    """A norm with a weight and a bias per channel (axis 1), of tensors with one of so many `axes`. `momentum` is unused."""
 
-    axes: tuple[int, ...] = ()
+    axes: ClassVar[tuple[int, ...]]
+
+    def __init_subclass__(cls, axes: tuple[int, ...] = ()) -> None:
+        cls.axes = axes
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True) -> None:
         self.eps = eps
         self.weight = Tensor.ones(num_features) if affine else None
         self.bias = Tensor.zeros(num_features) if affine else None
+
+    def check_axes(self, x: Tensor) -> None:
+        if x.ndim not in self.axes:
+            raise ShapeError(f"{type(self).__name__} of {x.shape}: it takes {' or '.join(map(str, self.axes))} axes")
+
+
+class _BatchNorm(_ChannelNorm):
+    """(x - running_mean) / sqrt(running_var + eps) · weight + bias."""
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True) -> None:
+        super().__init__(num_features, eps, momentum, affine)
         self.running_mean = Tensor.zeros(num_features)
         self.running_var = Tensor.ones(num_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_axes(self, x, self.axes)
+        self.check_axes(x)
         return x.batch_norm(self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
-class BatchNorm1d(_BatchNorm):
+class BatchNorm1d(_BatchNorm, axes=(2, 3)):
     """Of (N, C) or (N, C, L)."""
 
-    axes = (2, 3)
 
-
-class BatchNorm2d(_BatchNorm):
+class BatchNorm2d(_BatchNorm, axes=(4,)):
     """Of (N, C, H, W)."""
 
-    axes = (4,)
 
-
-class BatchNorm3d(_BatchNorm):
+class BatchNorm3d(_BatchNorm, axes=(5,)):
     """Of (N, C, D, H, W)."""
-
-    axes = (5,)
 
 
 class LayerNorm(Module):
@@ -81,39 +90,24 @@ class GroupNorm(Module):
         return x.group_norm(self.num_groups, self.weight, self.bias, self.eps)
 
 
-class _InstanceNorm(Module):
-    """Over the axes after the channels (axis 1), each channel by itself. `momentum` is of training, and unused."""
-
-    axes: tuple[int, ...] = ()
+class _InstanceNorm(_ChannelNorm):
+    """Over the axes after the channels, each channel by itself."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = False) -> None:
-        self.eps = eps
-        self.weight = Tensor.ones(num_features) if affine else None
-        self.bias = Tensor.zeros(num_features) if affine else None
+        super().__init__(num_features, eps, momentum, affine)
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_axes(self, x, self.axes)
+        self.check_axes(x)
         return x.instance_norm(None, None, self.weight, self.bias, eps=self.eps)
 
 
-class InstanceNorm1d(_InstanceNorm):
+class InstanceNorm1d(_InstanceNorm, axes=(3,)):
     """Of (N, C, L)."""
 
-    axes = (3,)
 
-
-class InstanceNorm2d(_InstanceNorm):
+class InstanceNorm2d(_InstanceNorm, axes=(4,)):
     """Of (N, C, H, W)."""
 
-    axes = (4,)
 
-
-class InstanceNorm3d(_InstanceNorm):
+class InstanceNorm3d(_InstanceNorm, axes=(5,)):
     """Of (N, C, D, H, W)."""
-
-    axes = (5,)
-
-
-def _check_axes(module: Module, x: Tensor, axes: tuple[int, ...]) -> None:
-    if x.ndim not in axes:
-        raise ShapeError(f"{type(module).__name__} of {x.shape}: it takes {' or '.join(map(str, axes))} axes")
