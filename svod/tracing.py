@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import threading
 import types
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -281,37 +281,28 @@ def _in_memory(t: Tensor) -> Tensor:
     return t if own else Tensor.from_uop(graph.copy(t.uop, HOST)).realize()
 
 
-def _substitute(value: Any, stand_ins: Any) -> Any:
-    if isinstance(value, (Tensor, np.ndarray)):
-        return next(stand_ins)
+def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """`value` with `leaf` of all that is neither a tuple, list nor dict."""
     if isinstance(value, (tuple, list)):
-        return _like(value, [_substitute(v, stand_ins) for v in value])
+        items = [_mapped(v, leaf) for v in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {k: _substitute(v, stand_ins) for k, v in value.items()}
-    return value
+        return {k: _mapped(v, leaf) for k, v in value.items()}
+    return leaf(value)
+
+
+def _substitute(value: Any, stand_ins: Iterator[Any]) -> Any:
+    return _mapped(value, lambda v: next(stand_ins) if isinstance(v, (Tensor, np.ndarray)) else v)
 
 
 def _structure(value: Any, outputs: list[Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        outputs.append(value)
+    def leaf(v: Any) -> Any:
+        if not isinstance(v, Tensor):
+            return v
+        outputs.append(v)
         return Tensor
-    if isinstance(value, (tuple, list)):
-        return _like(value, [_structure(v, outputs) for v in value])
-    if isinstance(value, dict):
-        return {k: _structure(v, outputs) for k, v in value.items()}
-    return value
+    return _mapped(value, leaf)
 
 
-def _rebuild(structure: Any, results: Any) -> Any:
-    if structure is Tensor:
-        return next(results)
-    if isinstance(structure, (tuple, list)):
-        return _like(structure, [_rebuild(v, results) for v in structure])
-    if isinstance(structure, dict):
-        return {k: _rebuild(v, results) for k, v in structure.items()}
-    return structure
-
-
-def _like(value: Any, items: list[Any]) -> Any:
-    """A list, tuple or named tuple of the type of `value`."""
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+def _rebuild(structure: Any, results: Iterator[Tensor]) -> Any:
+    return _mapped(structure, lambda v: next(results) if v is Tensor else v)

@@ -329,6 +329,8 @@ done:
 }}
 """
 
+_TURN_BEGINS = "  br label %turn", "turn:", "  %t = phi i64 [ 0, %body ], [ %t.next, %turn ]"
+_TURN_ENDS = "  %t.next = add i64 %t, 1", "  %more = icmp slt i64 %t.next, %count", "  br i1 %more, label %turn, label %outer.end"
 _NOTHING = """
 define void @nothing(ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end) #0 {
   ret void
@@ -337,53 +339,40 @@ define void @nothing(ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end) #
 
 
 def _fma_ir(dtype: DType, lanes: int, accumulators: int, has_fma: bool) -> str:
-    """args: (out, [m, c, start values…]); vars: turns. out[i] = the sum of the accumulators after `turns` turns."""
-    kind = "float" if dtype.bits == 32 else "double"
-    vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}f{dtype.bits}"
-    names = range(accumulators)
-    setup, step = [f"  %m = load {vector}, ptr %b, align {dtype.itemsize}"], lanes * dtype.itemsize
-    for name, n in [("c", 1), *((f"s{n}", n + 2) for n in names)]:
-        setup += [f"  %p.{name} = getelementptr i8, ptr %b, i64 {n * step}",
-                  f"  %{name} = load {vector}, ptr %p.{name}, align {dtype.itemsize}"]
-    body = ["  br label %turn", "turn:", "  %t = phi i64 [ 0, %body ], [ %t.next, %turn ]"]
-    body += [f"  %x{n} = phi {vector} [ %s{n}, %body ], [ %y{n}, %turn ]" for n in names]
-    for n in names:
+    """Multiply-adds on vectors of `dtype`, see `_accumulate_ir`."""
+    vector, fma = f"<{lanes} x {'float' if dtype.bits == 32 else 'double'}>", f"@llvm.fma.v{lanes}f{dtype.bits}"
+
+    def step(n: int) -> list[str]:
         if has_fma:
-            body.append(f"  %y{n} = call {vector} @llvm.fma.{suffix}({vector} %x{n}, {vector} %m, {vector} %c)")
-        else:
-            body += [f"  %z{n} = fmul {vector} %x{n}, %m", f"  %y{n} = fadd {vector} %z{n}, %c"]
-    body += ["  %t.next = add i64 %t, 1", "  %more = icmp slt i64 %t.next, %count", "  br i1 %more, label %turn, label %outer.end"]
-    finish = []
-    total = "%y0"
-    for n in names[1:]:
-        finish.append(f"  %sum{n} = fadd {vector} {total}, %y{n}")
-        total = f"%sum{n}"
-    finish += [f"  %o.i = mul i64 %i, {step}", "  %o = getelementptr i8, ptr %a, i64 %o.i",
-               f"  store {vector} {total}, ptr %o, align {dtype.itemsize}"]
-    declare = f"declare {vector} @llvm.fma.{suffix}({vector}, {vector}, {vector})" if has_fma else ""
-    return declare + _LOOPS.format(name=f"fma_{dtype.name}", setup="\n".join(setup), body="\n".join(body), finish="\n".join(finish))
+            return [f"  %y{n} = call {vector} {fma}({vector} %x{n}, {vector} %m, {vector} %c)"]
+        return [f"  %z{n} = fmul {vector} %x{n}, %m", f"  %y{n} = fadd {vector} %z{n}, %c"]
+    declare = f"declare {vector} {fma}({vector}, {vector}, {vector})" if has_fma else ""
+    return declare + _accumulate_ir(f"fma_{dtype.name}", vector, vector, "fadd", lanes * dtype.itemsize, accumulators, step)
 
 
 def _dot_ir(name: str, accumulators: int) -> str:
-    """As `_fma_ir`, with the dot instruction of AVX-512 on operands of `name`: 16 sums of 2 products of bfloat16, or of 4 of bytes."""
+    """The dot instruction of AVX-512 on operands of `name`: 16 sums of 2 products of bfloat16, or of 4 of bytes. See `_accumulate_ir`."""
     operand, vector, add = {"bfloat16": ("<32 x bfloat>", "<16 x float>", "fadd"), "int8": ("<64 x i8>", "<16 x i32>", "add")}[name]
     function = f"{INSTRUCTIONS[name][0].llvm}.512"
-    names = range(accumulators)
-    setup = [f"  %m = load {operand}, ptr %b, align 4", "  %p.c = getelementptr i8, ptr %b, i64 64",
-             f"  %c = load {operand}, ptr %p.c, align 4"]
-    for n in names:
-        setup += [f"  %p.s{n} = getelementptr i8, ptr %b, i64 {64 * (n + 2)}", f"  %s{n} = load {vector}, ptr %p.s{n}, align 4"]
-    body = ["  br label %turn", "turn:", "  %t = phi i64 [ 0, %body ], [ %t.next, %turn ]"]
-    body += [f"  %x{n} = phi {vector} [ %s{n}, %body ], [ %y{n}, %turn ]" for n in names]
-    body += [f"  %y{n} = call {vector} @{function}({vector} %x{n}, {operand} %m, {operand} %c)" for n in names]
-    body += ["  %t.next = add i64 %t, 1", "  %more = icmp slt i64 %t.next, %count", "  br i1 %more, label %turn, label %outer.end"]
+    return f"declare {vector} @{function}({vector}, {operand}, {operand})" + _accumulate_ir(
+        f"dot_{name}", operand, vector, add, 64, accumulators,
+        lambda n: [f"  %y{n} = call {vector} @{function}({vector} %x{n}, {operand} %m, {operand} %c)"])
+
+
+def _accumulate_ir(symbol: str, operand: str, vector: str, add: str, size: int, accumulators: int, step: Callable[[int], list[str]]) -> str:
+    """args: (out, [m, c, start values…], each of `size` bytes); vars: turns. out[i] = the sum of the accumulators after `turns` turns, in
+    each of which `step(n)` makes %yn of %xn, %m and %c."""
+    names, setup = range(accumulators), []
+    for n, (name, kind) in enumerate([("m", operand), ("c", operand), *((f"s{n}", vector) for n in names)]):
+        setup += [f"  %p.{name} = getelementptr i8, ptr %b, i64 {n * size}", f"  %{name} = load {kind}, ptr %p.{name}, align 4"]
+    body = [*_TURN_BEGINS, *(f"  %x{n} = phi {vector} [ %s{n}, %body ], [ %y{n}, %turn ]" for n in names),
+            *(line for n in names for line in step(n)), *_TURN_ENDS]
     finish, total = [], "%y0"
     for n in names[1:]:
         finish.append(f"  %sum{n} = {add} {vector} {total}, %y{n}")
         total = f"%sum{n}"
-    finish += ["  %o.i = mul i64 %i, 64", "  %o = getelementptr i8, ptr %a, i64 %o.i", f"  store {vector} {total}, ptr %o, align 4"]
-    declare = f"declare {vector} @{function}({vector}, {operand}, {operand})"
-    return declare + _LOOPS.format(name=f"dot_{name}", setup="\n".join(setup), body="\n".join(body), finish="\n".join(finish))
+    finish += [f"  %o.i = mul i64 %i, {size}", "  %o = getelementptr i8, ptr %a, i64 %o.i", f"  store {vector} {total}, ptr %o, align 4"]
+    return _LOOPS.format(name=symbol, setup="\n".join(setup), body="\n".join(body), finish="\n".join(finish))
 
 
 def tile_shapes() -> bytes:
@@ -403,9 +392,7 @@ def _tile_ir(name: str) -> str:
     body = ["  call void @llvm.x86.ldtilecfg(ptr %b)", "  %rows = getelementptr i8, ptr %b, i64 64"]
     body += [f"  call void @llvm.x86.tileloadd64(i8 {r}, ptr %rows, i64 64)" for r in (operand, other)]
     body += [f"  call void @llvm.x86.tilezero(i8 {n})" for n in range(TILES)]
-    body += ["  br label %turn", "turn:", "  %t = phi i64 [ 0, %body ], [ %t.next, %turn ]"]
-    body += [f"  call void @{function}(i8 {n}, i8 {operand}, i8 {other})" for n in range(TILES)]
-    body += ["  %t.next = add i64 %t, 1", "  %more = icmp slt i64 %t.next, %count", "  br i1 %more, label %turn, label %outer.end"]
+    body += [*_TURN_BEGINS, *(f"  call void @{function}(i8 {n}, i8 {operand}, i8 {other})" for n in range(TILES)), *_TURN_ENDS]
     finish = ["  %o.i = mul i64 %i, 1024", "  %o = getelementptr i8, ptr %a, i64 %o.i",
               "  call void @llvm.x86.tilestored64(i8 0, ptr %o, i64 64)", "  call void @llvm.x86.tilerelease()"]
     declare = "\n".join(["declare void @llvm.x86.ldtilecfg(ptr)", "declare void @llvm.x86.tileloadd64(i8, ptr, i64)",

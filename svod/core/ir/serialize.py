@@ -21,7 +21,6 @@ What is read may come from a file or another machine: everything is checked, and
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import struct
 from typing import Any
@@ -88,20 +87,6 @@ def data_to_ast(data: object) -> UOp:
             raise FormatError(f"node {n} of the AST is a {dtype.name} constant with value {value!r:.80}")
         nodes.append(UOp(op, dtype, tuple([nodes[s] for s in sources]), value))
     return nodes[-1]
-
-
-def ast_to_json(root: UOp) -> str:
-    """`ast_to_data` as compact JSON text: one stored form for one AST."""
-    return json.dumps(ast_to_data(root), separators=(",", ":"), sort_keys=True, allow_nan=False)
-
-
-def json_to_ast(text: str | bytes) -> UOp:
-    """The inverse of `ast_to_json`. Raises FormatError for text that is not JSON or not an AST."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise FormatError(f"a kernel AST is not valid JSON: {e}") from e
-    return data_to_ast(data)
 
 
 def _uops_in(arg: Any) -> list[UOp]:

@@ -368,22 +368,19 @@ def floormod(a: UOp, c: int) -> UOp:
 
 def minimum(a: UOp, b: UOp) -> UOp:
     """min(a, b)."""
-    lo, hi = bounds(sub(a, b))
-    if hi <= 0:
-        return a
-    if lo >= 0:
-        return b
-    return UOp(Ops.MIN, dtypes.index, tuple(sorted((a, b), key=_canonical_order)))
+    return _extremum(Ops.MIN, a, b)
 
 
 def maximum(a: UOp, b: UOp) -> UOp:
     """max(a, b)."""
+    return _extremum(Ops.MAX, a, b)
+
+
+def _extremum(op: Ops, a: UOp, b: UOp) -> UOp:
     lo, hi = bounds(sub(a, b))
-    if hi <= 0:
-        return b
-    if lo >= 0:
-        return a
-    return UOp(Ops.MAX, dtypes.index, tuple(sorted((a, b), key=_canonical_order)))
+    if hi <= 0 or lo >= 0:
+        return a if (hi <= 0) == (op is Ops.MIN) else b
+    return UOp(op, dtypes.index, tuple(sorted((a, b), key=_canonical_order)))
 
 
 def _canonical_order(u: UOp) -> tuple[int, bytes]:

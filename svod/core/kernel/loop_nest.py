@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops
 from svod.core.kernel.groups import BLOCK_ROLES, space_of
-from svod.core.kernel.intrinsics import WORD, TensorizePlan
+from svod.core.kernel.intrinsics import WORD
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage
 from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
 from svod.core.kernel.placement import EmittedLoop, Path, Placement, fit, is_derived, place_stages
@@ -192,8 +192,3 @@ def reached(lin: LinearIndex, axes: tuple[tuple[EmittedLoop, ...], ...], opened:
     def moved(a: int) -> int:
         return prod([p.extent for p in axes[a] if p.row not in opened and p.role not in BLOCK_ROLES])
     return 1 + sum([abs(c) * (moved(a) - 1) for a, c in lin.coefs])
-
-
-def dot_plan(nest: LoopNest, s: int) -> TensorizePlan | None:
-    """The intrinsic that a stage's contraction is mapped onto, or None."""
-    return nest.layouts.dots.get(s)

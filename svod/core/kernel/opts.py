@@ -13,7 +13,21 @@ from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.online import is_pair
 from svod.core.kernel.online import online as rewrite_online
 from svod.core.kernel.placement import first_reduce, is_derived, place_stages
-from svod.core.kernel.scheduler import AUTO, DOT, GROUP, INLINE, LOCAL, LOOP, ROOT, UNROLL, UPCAST, IntrinsicChoice, Loop, Scheduler
+from svod.core.kernel.scheduler import (
+    AUTO,
+    DOT,
+    GROUP,
+    INLINE,
+    LOCAL,
+    LOOP,
+    ROOT,
+    UNROLL,
+    UPCAST,
+    IntrinsicChoice,
+    Loop,
+    Scheduler,
+    StagePlace,
+)
 from svod.core.machine.isa import DOTS, Dot
 from svod.errors import KernelOptError
 
@@ -319,9 +333,11 @@ def stage(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         raise KernelOptError(f"STAGE({axis}, {arg}): it lives there already")
     if state.split_reduce and place != ROOT:
         raise KernelOptError(f"STAGE({axis}, {arg}): a reduction that is cut into parts keeps its stages in place")
-    places = list(state.place)
-    places[s] = place
-    new = state.copy(place=tuple(places))
+    return _with_place(state, s, place)
+
+
+def _with_place(state: Scheduler, s: int, place: StagePlace) -> Scheduler:
+    new = state.copy(place=(*state.place[:s], place, *state.place[s + 1:]))
     place_stages(new)
     return new
 
@@ -341,11 +357,7 @@ def inline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     place = AUTO if st.has_reduce else INLINE
     if state.place[s] == place:
         raise KernelOptError(f"INLINE({axis}): it is computed in place already")
-    places = list(state.place)
-    places[s] = place
-    new = state.copy(place=tuple(places))
-    place_stages(new)
-    return new
+    return _with_place(state, s, place)
 
 
 def padto(state: Scheduler, axis: str, arg: Any) -> Scheduler:

@@ -13,13 +13,17 @@ from hypothesis import strategies as st
 
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.param import Param
-from svod.core.ir.serialize import ARG_TYPES, ast_to_data, ast_to_json, data_to_ast, json_to_ast
+from svod.core.ir.serialize import ARG_TYPES, ast_to_data, data_to_ast
 from svod.core.ir.uop import Ops, UOp
 from svod.errors import FormatError
 
 
 def const(n: int) -> UOp:
     return UOp.const(dtypes.index, n)
+
+
+def travelled(u: UOp) -> UOp:
+    return data_to_ast(json.loads(json.dumps(ast_to_data(u), allow_nan=False)))
 
 
 def gemm(m: int = 3, n: int = 5, k: int = 7) -> UOp:
@@ -43,15 +47,15 @@ def gemm(m: int = 3, n: int = 5, k: int = 7) -> UOp:
 def test_gemm_comes_back_as_the_same_object() -> None:
     ast = gemm()
     assert data_to_ast(ast_to_data(ast)) is ast
-    assert json_to_ast(ast_to_json(ast)) is ast
-    assert ast_to_json(ast) == ast_to_json(json_to_ast(ast_to_json(ast)))
+    assert travelled(ast) is ast
+    assert ast_to_data(ast) == ast_to_data(travelled(ast))
 
 
 def test_a_graph_deeper_than_the_recursion_limit() -> None:
     u = UOp.const(dtypes.float32, 1.0)
     for _ in range(50_000):
         u = u.alu(Ops.NEG)
-    assert json_to_ast(ast_to_json(u)) is u
+    assert travelled(u) is u
 
 
 ARGS = [None, True, False, 0, 1, -1, 2**70, 1.0, -0.0, 1e-320, math.inf, -math.inf, math.nan, "", "ü\n", b"", b"\x00\xff", (),
@@ -62,7 +66,7 @@ ARGS = [None, True, False, 0, 1, -1, 2**70, 1.0, -0.0, 1e-320, math.inf, -math.i
 @pytest.mark.parametrize("arg", ARGS, ids=[repr(a)[:40] for a in ARGS])
 def test_every_kind_of_arg(arg: object) -> None:
     u = UOp(Ops.CUSTOM_FUNCTION, dtypes.void, (), arg)
-    back = json_to_ast(ast_to_json(u))
+    back = travelled(u)
     assert back is u and back.key == u.key
 
 
@@ -73,13 +77,13 @@ scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.tex
 @given(st.recursive(scalars, lambda s: st.lists(s, max_size=4).map(tuple), max_leaves=8))
 def test_random_args(arg: object) -> None:
     u = UOp(Ops.CUSTOM_FUNCTION, dtypes.void, (), arg)
-    assert json_to_ast(ast_to_json(u)).key == u.key
+    assert travelled(u).key == u.key
 
 
 def test_nan_payloads_are_kept() -> None:
     nan = struct.unpack(">d", bytes.fromhex("7ff8000000001234"))[0]
     u = UOp(Ops.CONST, dtypes.float64, (), nan)
-    assert json_to_ast(ast_to_json(u)).key == u.key != UOp(Ops.CONST, dtypes.float64, (), math.nan).key
+    assert travelled(u).key == u.key != UOp(Ops.CONST, dtypes.float64, (), math.nan).key
 
 
 def test_an_arg_without_a_stable_form_is_refused() -> None:
@@ -118,9 +122,6 @@ def test_damaged_data_is_a_format_error(data: object, message: str) -> None:
 
 
 def test_nesting_without_end_is_a_format_error() -> None:
-    text = '{"format":1,"nodes":[["CUSTOM_FUNCTION","void",[],' + '["t",' * 100_000 + "1" + "]" * 100_000 + "]]}"
-    with pytest.raises(FormatError):
-        json_to_ast(text)
     deep: list[object] = ["t"]
     for _ in range(100):
         deep = ["t", deep]
@@ -131,7 +132,7 @@ def test_nesting_without_end_is_a_format_error() -> None:
 @settings(max_examples=150)
 @given(st.data())
 def test_any_change_to_the_data_gives_a_graph_or_a_format_error(data: st.DataObject) -> None:
-    doc = json.loads(ast_to_json(gemm()))
+    doc = json.loads(json.dumps(ast_to_data(gemm())))
     nodes = copy.deepcopy(doc["nodes"])
     row = data.draw(st.integers(0, len(nodes) - 1))
     column = data.draw(st.integers(0, 3))
