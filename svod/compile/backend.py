@@ -86,7 +86,7 @@ class LaunchQueue(Protocol):
         """Run launches `times` times, in order, and wait for the last."""
 
     def take_failure(self) -> BaseException | None:
-        """What went wrong first since this was asked last, in code that cannot raise."""
+        """The first failure, since the last call, of code that cannot raise."""
 
     def bind(self, index: int, address: int) -> None:
         """Set the address of a buffer or temporary."""

@@ -1,11 +1,11 @@
-"""How long dot instructions take on this machine, in vector multiply-adds: measured, as processors of one instruction set differ by four.
+"""How long dot instructions take on this machine, in vector multiply-adds. It is measured, as processors of one instruction set differ
+by four.
 
     a_0, a_1, … += x · y        40,000 turns, once with multiply-adds, once with the instruction
 
-Both loops are LINEAR and go through the same code generator as kernels. A hundred microseconds and more, beside which the two of a call
-are little. What was found is kept per machine beside the tuning database: the analysis of states ranks by it, so that every process has to
-choose the same chains.
-"""
+Both loops are LINEAR and go through the code generator of kernels. They take a hundred microseconds and more, beside which the two of a
+call are little. The result is kept per machine beside the tuning database: the cost model ranks by it, and every process has to choose the
+same chains."""
 from __future__ import annotations
 
 import ctypes
@@ -37,14 +37,14 @@ REVISION = 1            # of the loops and of what is made of their times
 
 @lru_cache(maxsize=16)
 def measured_cost(name: str) -> float:
-    """Vector multiply-adds of float32 that take as long as one instruction `name` of DOTS, which has no tiles, on this machine: one of
-    COSTS. Some 30 ms when this machine is first asked for it."""
+    """Vector multiply-adds of float32 in the time of one instruction `name` of DOTS (one without tiles) on this machine: one of COSTS.
+    The first call on a machine takes some 30 ms."""
     return kept_cost(data_dir() / "dot_rates.json", name)
 
 
 def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float]] | None = None) -> float:
-    """The cost of an instruction from the file of records at `path`; where that has none that can be used it is measured, and kept if
-    possible. `measure`: default `measure_times`."""
+    """The cost of an instruction from the records at `path`; where these have none, it is measured, and kept if possible. `measure`:
+    default `measure_times`."""
     target = host_target()      # LLVM's name of the processor may be a relative's
     key = f"{platform.node()}/{replace(target, threads=1).key}/{name}/revision {REVISION}"
 
@@ -63,7 +63,7 @@ def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float
 
 
 def cost_of(multiply_adds: float, dots: float) -> float:
-    """The one of COSTS that is nearest to the quotient of the seconds that equally many multiply-adds and instructions take."""
+    """The one of COSTS nearest to the quotient of the seconds of equally many multiply-adds and instructions."""
     return 2.0 ** min(4, max(-1, round(math.log2(dots / multiply_adds))))
 
 
@@ -89,8 +89,8 @@ def measure_times(name: str) -> tuple[float, float]:
 
 
 def turns(target: Target, dtype: DType, dot: Dot | None, count: int = TURNS) -> Program:
-    """A program whose `count` iterations each have one product per accumulator, number n of which starts at n: of the argument with
-    itself, by a multiply-add or `dot`. The sum of all is stored there."""
+    """A program whose `count` iterations add one product to each accumulator; accumulator n starts at n. The product is of the argument
+    with itself, by a multiply-add or `dot`. The program stores the sum of all."""
     b = Builder()
     begin, end = b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ())
     lanes = target.vector_bytes // 4

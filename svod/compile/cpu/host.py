@@ -52,8 +52,8 @@ def _parse_size(text: str) -> int:
 
 
 def cache_sizes(root: Path = Path("/"), cpu: int = 0) -> tuple[int, int, int]:
-    """(l1 data, l2, l3) bytes as seen by `cpu`. l1 and l2 are per core: what a cluster of cores shares is divided; l3 is the whole of one
-    instance, 0 where the machine has none. What the system does not tell comes from FALLBACK_CACHES."""
+    """(l1 data, l2, l3) bytes as seen by `cpu`. l1 and l2 are per core: the share of one core where several have one cache. l3 is one
+    whole instance, 0 without one. FALLBACK_CACHES stands in for what the system does not tell."""
     base = root / "sys/devices/system/cpu" / f"cpu{cpu}"
     siblings = max(1, len(parse_cpu_list(_read(base / "topology/thread_siblings_list"))))
     sizes: dict[int, int] = {}
@@ -190,7 +190,7 @@ def host_target(threads: int | None = None) -> Target:
 
 
 def host_facts(root: Path = Path("/")) -> dict[str, str]:
-    """What describes this machine without being part of a target's key. Facts that cannot be read are left out."""
+    """Facts about this machine that are no part of a target's key. Facts that cannot be read are left out."""
     facts = {"os": platform.system(), "kernel": platform.release(), "hostname": platform.node(), "python": platform.python_version()}
     wanted = {"model name": "model", "microcode": "microcode", "cpu family": "family", "stepping": "stepping", "vendor_id": "vendor"}
     first = _read(root / "proc/cpuinfo").split("\n\n", 1)[0]

@@ -37,8 +37,8 @@ def encode_linear(source: str) -> bytes:
 
 
 class InterpretedProgram:
-    """Phases that interpret their LINEAR: `addresses`, in order, valid until `close()`. What goes wrong in one, an interrupt too, has no
-    caller that could be told: it is kept until `take_failure`. A plan calls a `copy` of its own, so it takes what its own runs left."""
+    """Phases that interpret their LINEAR: `addresses`, in order, valid until `close()`. A failure in one, an interrupt too, has no
+    caller to raise in: it is kept until `take_failure`. A plan calls a `copy` of its own, so it takes the failures of its own runs."""
 
     def __init__(self, code: bytes, spec: ProgramSpec) -> None:
         """Raises CompileError when `code` is no LINEAR, or has other phases than `spec`."""
@@ -65,7 +65,7 @@ class InterpretedProgram:
         return made
 
     def take_failure(self) -> BaseException | None:
-        """What went wrong first since this was asked last."""
+        """The first failure since the last call."""
         failure, self._failure = self._failure, None
         return failure
 

@@ -177,7 +177,7 @@ class Pool:
         struct.pack_into(fmt, self._map, offset, value)
 
     def _forget_threads(self) -> None:
-        """After a fork, in the child: the workers are gone, and whoever held a lock is gone too."""
+        """After a fork, in the child: forget the workers, and the holders of locks."""
         self._guard = threading.Lock()
         self._workers = []
         self._local = threading.local()
@@ -208,7 +208,7 @@ def worker_cores(count: int) -> list[int]:
 
 
 def spread(cores: Collection[int], own: int) -> list[int]:
-    """`own`, the first core of each other physical one, and then the others."""
+    """`own`, the first core of each other physical core, then the others."""
     first = {_physical_core(core): core for core in (*sorted(cores, reverse=True), own)}
     distinct = sorted(set(first.values()) - {own})
     return [own, *distinct, *sorted(set(cores) - {own, *distinct})]
@@ -235,7 +235,7 @@ def _address(function: object) -> int:
 
 
 def _system_functions() -> dict[int, int]:
-    """What the runtime needs of the operating system, by offset in the pool."""
+    """Addresses of the operating system's functions for the runtime, by offset in the pool."""
     libc = _libc()
     functions = {rt.CFG_YIELD: _address(libc.sched_yield), rt.CFG_SLEEP: _address(libc.usleep), rt.CFG_NAP: NAP_MICROSECONDS}
     numbers = _SYSCALLS.get(platform.machine())
@@ -249,7 +249,7 @@ def _system_functions() -> dict[int, int]:
 
 
 def _seconds_per_turn(code: rt.Runtime, address: int) -> float:
-    """Seconds of one turn of the waiting loop: the least of five tries, as a try can only be held up."""
+    """Seconds of one turn of the waiting loop: the least of five tries."""
     turns = 2000
     best = float("inf")
     for _ in range(5):

@@ -469,7 +469,7 @@ def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
 
 
 def _widened(w: Writer, operand: str, scalar: str, lanes: int, wanted: int) -> str:
-    """A vector of `lanes` elements with undefined ones behind them."""
+    """A vector of `lanes` elements, padded with undefined ones."""
     if lanes == wanted:
         return operand
     vec = f"<{lanes} x {scalar}>"

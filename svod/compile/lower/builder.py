@@ -50,8 +50,8 @@ class Builder:
         return n
 
     def pure(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any = None, floor: int = 0, version: int = 0) -> int:
-        """A value without side effects, at the level of its last operand (at least `floor`); the same one twice (of one `version`) is
-        one."""
+        """A value without side effects, at the level of its last operand (at least `floor`). Equal values of one `version` are made
+        once."""
         level = floor
         for s in src:
             x = self.level_of[s]
@@ -123,7 +123,7 @@ class Builder:
         return self.pure(op, dtype, lanes, args)
 
     def _fold(self, op: str, dtype: DType, lanes: int, args: tuple[int, ...]) -> int | None:
-        """Constant folding and identities of index arithmetic and masks."""
+        """Fold constants and apply identities of index arithmetic and masks."""
         if op == "WHERE":
             condition = self.known(args[0])
             return None if condition is None else self.splat(args[1] if condition else args[2], lanes)
@@ -161,7 +161,7 @@ class Builder:
         return self.pure("CAST", dtype, self.num_lanes[v], (v,))
 
     def bitcast(self, dtype: DType, v: int) -> int:
-        """The bits of `v` as another type; more or fewer lanes where its elements are narrower or wider."""
+        """The bits of `v` as another type: more lanes of narrower elements, or fewer of wider ones."""
         if self.dtype[v] == dtype:
             return v
         return self.pure("BITCAST", dtype, self.num_lanes[v] * self.dtype[v].itemsize // dtype.itemsize, (v,))
@@ -173,7 +173,7 @@ class Builder:
         return self.alu("MUL", _INDEX, 1, a, self.index(k))
 
     def multiple_of(self, v: int) -> int:
-        """A number that divides the scalar index `v` whatever the loops count; 0 for the constant 0."""
+        """A number that divides the scalar index `v` at every iteration; 0 for the constant 0."""
         op, src = self.op[v], self.src[v]
         if op == "CONST":
             return abs(int(self.arg[v]))
@@ -188,9 +188,9 @@ class Builder:
     # -- memory ---------------------------------------------------------------------------------
     def load(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any, floor: int = 0, ordered: bool = False,
              version: int = 0) -> int:
-        """A load at or below level `floor`; an `ordered` one stays where it is asked for and is never merged. Loads of different
-        `version` are not the same either: the memory was written again between them; nor are loads of different rounds in the innermost
-        loop, while `round` counts them: a value that waited for the next round would take a register."""
+        """A load at or below level `floor`. An `ordered` load stays where it is made and is never merged. Loads of different `version`
+        are not merged, as the memory was written between them. Loads of different rounds of the innermost loop are not merged while
+        `round` counts them: a value that waits for the next round takes a register."""
         if ordered:
             return self._new(op, dtype, lanes, src, arg, self.level)
         if self.round and (floor == self.level or any(self.level_of[s] == self.level for s in src)):

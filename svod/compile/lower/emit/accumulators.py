@@ -1,4 +1,4 @@
-"""Accumulators of a stage's reductions: their first values, what one iteration adds, and how partial results become one."""
+"""Accumulators of a stage's reductions: initial values, the work of one iteration, and how partial results combine."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from svod.errors import KernelOptError
 
 
 class Accumulators:
-    """What the accumulators of an open stage hold, position by position of its tile."""
+    """The accumulators of an open stage, by position of its tile."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, values: Values, intrinsics: Intrinsics):
         self.ctx = ctx
@@ -58,12 +58,12 @@ class Accumulators:
         return out
 
     def sum_key(self, stage: OpenStage, plan: TensorizePlan, offsets: dict[int, int], chunk: Chunk, partial: tuple[Any, ...]) -> Any:
-        """What a correction depends on: the position of the operand that is summed up, and the partial result."""
+        """The key of a correction: the position of the operand that is summed, and the partial result."""
         axes = plan.operands[plan.corrects].axes
         return tuple(offsets.get(a, 0) for a in axes), chunk.offset if stage.vector_axis in axes else 0, partial
 
     def accumulate(self, stage: OpenStage, accs: list[int]) -> list[int]:
-        """All expanded positions of one innermost iteration into the accumulators, reduction-major."""
+        """Accumulate all expanded positions of one innermost iteration, reduction-major."""
         b = self.b
         outs = stage.num_outs
         stage.memo.clear()
@@ -188,7 +188,7 @@ class Accumulators:
             stage.vector_axis = lane
 
     def tile_epilogue(self, stage: OpenStage, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
-        """Rows of each tile by way of scratch; partial results are added there."""
+        """Rows of each tile, by way of scratch, where partial results are added."""
         b = self.b
         rows, columns = self.intrinsics.tile_shape(stage, plan)
         dtype = plan.dot.accumulator
@@ -212,7 +212,7 @@ class Accumulators:
                 sink(stage)
 
     def combine_all(self, red: ReduceNode, parts: list[list[int]], reduce_lane: bool) -> list[int]:
-        """A tree over partial results, then across the lanes of those that are vectors on a reduce axis."""
+        """Combine partial results in a tree, then across the lanes of vectors on a reduce axis."""
         b = self.b
         combiner = get_combiner(red.combiner)
         nan = red.dtypes[0].is_float

@@ -22,7 +22,7 @@ class Addresses:
         self.axes = axes
 
     def relative(self, stage: OpenStage, staged: Staged, dims: tuple[LinearIndex, ...]) -> tuple[LinearIndex, Base]:
-        """Coordinates in a staged value → (element number over local axes, where the first position stands)."""
+        """The element number of coordinates in a staged value, over local axes, and where the first position stands."""
         layout = staged.layout
         assert layout is not None
         coefs: dict[int, int] = {}
@@ -52,20 +52,20 @@ class Addresses:
         return linear, (self.axes.ssa((start[0], 0)), start[1])
 
     def in_tiles(self, layout: Layout, at: Lin) -> Lin:
-        """Where a position of the tiled dim stands that need not be the first of a tile."""
+        """The address of a position of the tiled dim that need not be the first of a tile."""
         b = self.b
         value, tile = self.axes.ssa(at), b.index(layout.tile)
         whole, rest = (b.alu(op, dtypes.index, 1, value, tile) for op in ("IDIV", "MOD"))
         return {whole: layout.outer, rest: layout.strides[layout.tiled]}, 0
 
     def tile_at(self, layout: Layout, first: Lin) -> Lin:
-        """Where the tile stands whose first position is given: the last one is moved back, and the next multiple tells which it is."""
+        """The address of the tile whose first position is given. The last tile is moved back; its number is that of the next multiple."""
         b, tile = self.b, layout.tile
         number = b.alu("IDIV", dtypes.index, 1, b.add(self.axes.ssa(first), b.index(tile - 1)), b.index(tile))
         return {number: layout.outer}, 0
 
     def base_of(self, stage: OpenStage, linear: LinearIndex) -> Base:
-        """Where an access to a flat index stands under the loops opened so far."""
+        """The address of a flat index under the loops opened so far."""
         start = stage.linear.get(linear)
         if start is None:
             lin: Lin = ({}, 0)
@@ -76,7 +76,7 @@ class Addresses:
         return base
 
     def in_layout(self, stage: OpenStage, pointer: int, layout: Layout, base: list[Lin]) -> tuple[int, int, int]:
-        """(index value, constant, elements from lane to lane) of the current position in the staged area of the stage itself."""
+        """(index value, constant, elements between lanes) of the current position in the stage's own area."""
         place = stage.linear.get(("store", pointer))
         if place is None:
             lin: Lin = ({}, 0)

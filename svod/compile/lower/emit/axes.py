@@ -1,4 +1,4 @@
-"""Where the axes of an open stage stand, as values: starts, extents that depend on variables, conditions that positions are inside."""
+"""The axes of an open stage as values: starts, extents that depend on variables, and the conditions that positions are inside."""
 from __future__ import annotations
 
 from typing import Any
@@ -23,7 +23,7 @@ class Axes:
         self.kernel = ctx.kernel
 
     def start(self, stage: OpenStage, a: int) -> Lin:
-        """Where local axis `a` starts under the loops opened so far; expanded positions are added to it as constants."""
+        """The start of local axis `a` under the loops opened so far; expanded positions are added to it as constants."""
         lin = stage.linear.get(a)
         if lin is None:
             terms, const = sum_lins(stage.opened[a])
@@ -39,11 +39,11 @@ class Axes:
         return lin
 
     def bound(self, stage: OpenStage, a: int) -> UOp | None:
-        """How many positions local axis `a` has, where that depends on variables."""
+        """The extent of local axis `a` where it depends on variables, else None."""
         return None if self.facts.on_grid else self.variable_bound(stage, a)
 
     def variable_bound(self, stage: OpenStage, a: int) -> UOp | None:
-        """`bound`; on a grid, where loops run over the most positions that there may be, guards alone ask for it."""
+        """`bound`, or None on a grid, where loops run over the most positions and guards alone use the bound."""
         axis = stage.r.axes[a]
         return self.kernel.axes[axis].bound if axis >= 0 else None
 
@@ -63,19 +63,19 @@ class Axes:
         return made[bound]
 
     def room(self, stage: OpenStage, a: int) -> int:
-        """Positions that are left of an axis whose extent depends on variables, from where the loops opened so far stand."""
+        """Positions left of an axis whose extent depends on variables, from the loops opened so far."""
         at = add_lins(sum_lins(stage.opened[a]), stage.base[a], 1)
         return self.b.alu("SUB", dtypes.index, 1, self.limit(stage, a), self.ssa(at))
 
     def count(self, stage: OpenStage, a: int, piece: EmittedLoop) -> int:
-        """How often a loop of an axis runs whose extent depends on variables, from where the loops opened so far stand."""
+        """Iterations of a loop over an axis whose extent depends on variables, from the loops opened so far."""
         b = self.b
         left = b.alu("IDIV", dtypes.index, 1, b.add(self.room(stage, a), b.index(piece.stride - 1)), b.index(piece.stride))
         return b.alu("MIN", dtypes.index, 1, b.index(piece.extent), left)
 
     def tail_parts(self, stage: OpenStage, a: int, rest: int) -> list[tuple[int, int]]:
-        """(step, condition) of the loops for the `rest` positions that whole iterations leave of an output axis: one of them runs.
-        A few rows of a tile of accumulators go one by one: batches of one are common. Without a choice the condition is -1."""
+        """(step, condition) of the loops for the `rest` positions of an output axis after whole iterations; one of the loops runs. A few
+        rows of a tile of accumulators go one by one, as batches of one are common. A single choice has the condition -1."""
         b, step, reach = self.b, stage.tail_step(a), stage.reach(a)
         if a == stage.vector_axis or not stage.r.reductions or not is_contiguous(stage.pieces[a]) or step <= FEW_ROWS:
             return [(step, -1)] if step < reach else []
@@ -83,14 +83,14 @@ class Axes:
         return [(1, few), (step, b.alu("NOT", dtypes.bool, 1, few))]
 
     def moves_back(self, stage: OpenStage, a: int) -> bool:
-        """Whether the last tile of accumulators of an axis may start earlier, where there are as many positions as it covers, and compute
-        some of them again."""
+        """Whether the last tile of accumulators of an axis may start earlier and recompute some positions, where the axis has enough of
+        them."""
         pieces = stage.pieces[a]
         return a != stage.vector_axis and a < stage.num_outs and bool(stage.r.reductions) and stage.reach(a) > 1 \
             and not (stage.r.stage.is_output and self.kernel.written) and is_contiguous(pieces) and sum(p.role == LOOP for p in pieces) == 1
 
     def whole_end(self, room: int, reach: int, stride: int, stop: int) -> int:
-        """Where the iterations end, each `stride` on and `reach` positions wide, that stay inside of `room`; at most `stop`."""
+        """The end of the iterations, `stride` apart and `reach` wide, that stay inside `room`; at most `stop`."""
         b = self.b
         count = b.alu("IDIV", dtypes.index, 1, b.alu("ADD", dtypes.index, 1, room, b.index(stride - reach)), b.index(stride))
         return b.alu("MAX", dtypes.index, 1, b.index(0), b.alu("MIN", dtypes.index, 1, stop, b.mul(count, stride)))

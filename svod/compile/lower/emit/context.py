@@ -43,7 +43,7 @@ class PhaseContext:
         return staged
 
     def forget_values(self) -> None:
-        """What was computed in a loop is not there behind it."""
+        """Forget the values of a loop that was closed."""
         for stage in self.open_stages.values():
             stage.memo.clear()
             stage.linear.clear()

@@ -1,4 +1,4 @@
-"""What all phases of a program know of its state: where stages live and how they lie in memory, which positions must be checked."""
+"""Facts about a state that all phases of a program share: where stages live and how they lie in memory, and which positions are checked."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Temporary(NamedTuple):
 
 
 class ProgramFacts:
-    """Facts of a state, and the temporaries that the phases of its program pass on."""
+    """Facts of a state, and the temporaries that its phases pass on."""
 
     def __init__(self, state: Scheduler):
         check_groups(state)
@@ -51,8 +51,8 @@ class ProgramFacts:
 
     # -- positions that must be checked -----------------------------------------------------------------
     def _check_axis(self, r: ResolvedStage, axis: int) -> None:
-        """An axis of the state is checked where it was padded, where variables end it, and where a last tile that is moved back would
-        compute something twice that a kernel reads and writes."""
+        """Check an axis of the state where it was padded, where variables end it, and where moving back its last tile would compute
+        something twice that the kernel reads and writes."""
         state, kernel = self.state, self.kernel
         extent = self.spanned(r.stage.index, axis)
         reduces = axis in r.stage.reds
@@ -72,7 +72,7 @@ class ProgramFacts:
             self.unsafe[axis] = kernel.axes[axis].extent
 
     def _check_packed(self, r: ResolvedStage) -> None:
-        """The summed axis of a packed operand is checked where its last group is not full."""
+        """Check the summed axis of a packed operand where its last group is not full."""
         packed = self.packed.get(r.stage.index)
         if packed is not None:
             axis = r.stage.outs[packed.dim]
@@ -80,7 +80,7 @@ class ProgramFacts:
                 self.unsafe[axis] = self.kernel.axes[axis].extent
 
     def _check_reads(self, r: ResolvedStage) -> None:
-        """Stages that are read at positions that must be checked are checked themselves."""
+        """Check stages that are read at checked positions."""
         for node in r.nodes:
             if node.kind != "read":
                 continue
@@ -101,7 +101,7 @@ class ProgramFacts:
 
     # -- stages and their memory --------------------------------------------------------------------------
     def once(self, s: int) -> bool:
-        """True for a root stage that reads nothing but constants of the plan."""
+        """Whether a root stage reads only constants of the plan."""
         return is_computed_once(self.state, self.placement, s)
 
     def new_temp(self, nbytes: int) -> int:
@@ -122,18 +122,18 @@ class ProgramFacts:
         return self.packed[s].dtype if s in self.packed else self.kernel.stages[s].dtype
 
     def area(self, s: int, layout: Layout) -> int:
-        """Bytes that a staged value takes, with room behind for what is read beyond its end."""
+        """Bytes of a staged value, with room for reads beyond its end."""
         packed = self.packed.get(s)
         beyond = layout.strides[packed.row_dim] * (packed.rows - 1) if packed is not None and packed.row_dim >= 0 else 0
         return (layout.size + beyond) * self.stored(s).itemsize + SLACK
 
     def positions(self, s: int, dim: int) -> int:
-        """The positions of a dim of a staged value that may be read: whole groups for a dot instruction."""
+        """The readable positions of a dim of a staged value: whole groups for a dot instruction."""
         packed = self.packed.get(s)
         return packed.padded if packed is not None and packed.dim == dim else self.kernel.axes[self.kernel.stages[s].outs[dim]].extent
 
     def guarded(self, s: int, dim: int) -> bool:
-        """Whether positions of a dim beyond those that are staged may be asked for."""
+        """Whether readers may ask for positions of a dim beyond the staged ones."""
         packed = self.packed.get(s)
         return (packed is None or packed.dim != dim) and self.kernel.stages[s].outs[dim] in self.unsafe
 

@@ -1,11 +1,10 @@
-"""The threads of a group: which positions each of them computes, and how they combine partial results.
+"""The threads of a group: which positions each computes, and how they combine partial results.
 
     LOCAL(o0, 8) GROUP(r0, 4)           t = LOCAL_ID;  o0 starts at t // 4;  r0 starts at t % 4
     the sum over the four of a row      p[t] = acc;  BARRIER;  acc = p[t - t % 4];  LOOP k in 1…4: acc += p[t - t % 4 + k]
 
-All threads run the same loops, which are those that no opt has bound to threads. What a phase stores is stored by the first of the threads
-that share a reduction. Staged values are private: each thread computes what it reads itself.
-"""
+All threads run the same loops: those that no opt has bound to threads. The first of the threads that share a reduction stores the phase's
+results. Staged values are private: each thread computes what it reads."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -50,7 +49,7 @@ class GroupThreads:
         return -1 if self.group.reducers == 1 else self.b.alu("CMPEQ", dtypes.bool, 1, self.reducer, self.b.index(0))
 
     def starts(self, r: ResolvedStage) -> dict[int, int]:
-        """Per row of a stage that is bound to threads: the number of its position that this thread computes."""
+        """Per thread-bound row of a stage the position that this thread computes."""
         rows = self.state.rows
         starts = {}
         for role, axes, value, whole in ((LOCAL, r.stage.outs, self.position, self.group.local),
@@ -63,14 +62,14 @@ class GroupThreads:
         return starts
 
     def _reducer_of(self, r: ResolvedStage) -> int:
-        """The part of the reductions of a stage that this thread takes. Threads that are more than its parts compute the last one again."""
+        """The part of a stage's reductions that this thread takes. Threads beyond the number of parts recompute the last one."""
         parts = reducers_of(self.state, r.stage.index)
         if parts in (1, self.group.reducers):
             return self.reducer
         return self.b.alu("MIN", INDEX, 1, self.reducer, self.b.index(parts - 1))
 
     def bind(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin]) -> None:
-        """Take the loops that are bound to threads out of a stage's loops, in place: where an axis starts depends on the thread instead."""
+        """Take the thread-bound loops out of a stage's loops, in place: axes start at positions that depend on the thread instead."""
         starts = self.starts(r)
         for i, own in enumerate(pieces):
             bound = [p for p in own if p.role in BLOCK_ROLES]
@@ -82,9 +81,8 @@ class GroupThreads:
                 base[i] = add_lins(base[i], ({self.b.mul(starts[p.row], p.stride): 1}, 0), 1)
 
     def combine(self, r: ResolvedStage, accs: list[int], alu_of: AluOf) -> list[int]:
-        """The accumulators of a stage, of all reductions in turn, combined over the threads that share its reductions. All have the result.
-
-        Threads of other positions of the group do the same at the same time."""
+        """The accumulators of a stage, of all reductions in turn, combined over the threads that share its reductions, so that all have
+        the result. Threads of other positions do the same at the same time."""
         b, parts = self.b, reducers_of(self.state, r.stage.index)
         if parts == 1:
             return accs

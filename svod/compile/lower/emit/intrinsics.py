@@ -1,10 +1,9 @@
-"""Dot and matrix instructions: what they read from packed operands, and the products that they sum up.
+"""Dot and matrix instructions: their reads from packed operands, and the products that they sum.
 
     c[n] += a[k]·b[k, n]:     DOT c, (word of a in all lanes), (vector of words of p) [2]
     tiles:                    TILEDOT c, (rows of a), (rows of groups of b); afterwards TILESTORE to scratch, and rows from there
 
-Operands are packed in whole groups: nothing here is cut short (`packing`).
-"""
+Operands are packed in whole groups, so nothing is cut short here (`packing`)."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ SIGN = 0x80
 
 
 class OperandAddress(NamedTuple):
-    """An operand at the current position: where it is staged, its elements over local axes, and its address."""
+    """An operand at the current position: its staged value, its element numbers over local axes, and its address."""
 
     staged: Staged
     linear: LinearIndex
@@ -33,7 +32,7 @@ class OperandAddress(NamedTuple):
 
 
 class Intrinsics:
-    """Products of the instructions that a state's opts chose."""
+    """Products by the instructions that a state's opts chose."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses, values: Values):
         self.ctx = ctx
@@ -46,16 +45,16 @@ class Intrinsics:
         self.values = values
 
     def plan_of(self, stage: OpenStage) -> TensorizePlan | None:
-        """The instruction that sums up in this stage; the phase that combines partial results has none."""
+        """The instruction that sums in this stage; None in the phase that combines partial results."""
         return self.facts.dots.get(stage.index) if not stage.r.axes or stage.r.axes[-1] >= 0 else None
 
     def dot(self, stage: OpenStage, plan: TensorizePlan, acc: int, width: int) -> int:
-        """`acc` and the sum of the groups at the current position."""
+        """`acc` plus the dot products of the groups at the current position."""
         a, c = (self.dot_operand(stage, o, p, width) for o, p in zip(plan.operands, plan.packed, strict=True))
         return self.b.pure("DOT", plan.dot.accumulator, width, (acc, a, c), plan.dot.group)
 
     def dot_correction(self, stage: OpenStage, plan: TensorizePlan, acc: int, width: int) -> int:
-        """`acc` and what the flipped sign bits of one operand add to the sum of the groups at the current position."""
+        """`acc` plus the effect of one operand's flipped sign bits on the groups at the current position."""
         at = plan.corrects
         p = plan.packed[1 - at]
         bits = self.b.const(p.dtype, width * p.group, SIGN if p.dtype.kind == "u" else -SIGN)
@@ -98,7 +97,7 @@ class Intrinsics:
         return b.bitcast(p.dtype, value)
 
     def per_element(self, gate: int, lanes: int) -> int:
-        """A gate per group as one per element."""
+        """A gate per element from a gate per group."""
         b = self.b
         words = b.num_lanes[gate]
         if words == 1:
@@ -106,17 +105,17 @@ class Intrinsics:
         return b.pure("SHUFFLE", dtypes.bool, lanes, (gate,), tuple(i * words // lanes for i in range(lanes)))
 
     def tile_shape(self, stage: OpenStage, plan: TensorizePlan) -> tuple[int, int]:
-        """(rows, columns) of a tile in this stage: an axis may have fewer positions."""
+        """(rows, columns) of a tile in this stage, whose axes may have fewer positions."""
         rows, columns = (next((p.extent for p in stage.pieces[a] if p.role == DOT), 1) for a in (plan.rows, plan.columns))
         return rows, columns
 
     def tile_zero(self, stage: OpenStage, plan: TensorizePlan, number: int) -> int:
-        """A new accumulator. Tiles change in place, so that none is merged with another, or made outside of the loop it is used in."""
+        """A new tile accumulator. Tiles change in place, so none is merged with another, or hoisted out of its loop."""
         rows, columns = self.tile_shape(stage, plan)
         return self.b.load("TILEZERO", plan.dot.accumulator, rows * columns, (), (rows, columns, number), ordered=True)
 
     def tile_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
-        """`acc` and the products of the tiles at the current position."""
+        """`acc` plus the product of the tiles at the current position."""
         rows, columns = self.tile_shape(stage, plan)
         g, depth = plan.dot.group, plan.dot.depth
         chosen = self.state.dots[stage.index]

@@ -22,7 +22,7 @@ ALIGNED = 64                    # a step that leaves alone what is known of the 
 
 
 class Spec(NamedTuple):
-    """What a phase's launch needs, before its symbol is known."""
+    """The launch of a phase, before its symbol is known."""
 
     extent: int
     threads: int
@@ -37,7 +37,7 @@ Emitted = tuple[Spec, tuple[Instr, ...]]
 
 
 class Cover(NamedTuple):
-    """What is computed of the positions that an iteration of a launch covers, where variables end axes."""
+    """The positions that an iteration of a launch covers and computes, where variables end axes."""
 
     condition: int                  # the index, which is 0, of a loop that runs once at most and holds everything computed; or -1
     parts: dict[int, int]           # axis → the first position of the part
@@ -45,7 +45,7 @@ class Cover(NamedTuple):
 
 
 class LaunchEmitter:
-    """Launches of a phase's open stage."""
+    """Emits the launches of a phase's open stage."""
 
     def __init__(self, ctx: PhaseContext, stages: Stages):
         self.ctx = ctx
@@ -56,7 +56,7 @@ class LaunchEmitter:
         self.axes = stages.axes
 
     def emit(self, stage: OpenStage, sink: Sink, threads: int, once: bool = False, tail: bool = False) -> Emitted:
-        """The phase. `tail`: its last iteration has a loop of its own, as its vectors alone are not aligned."""
+        """Emit the phase. `tail`: its last iteration gets a loop of its own, as only its vectors are not aligned."""
         b = self.b
         begin, end = b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ())
         loops, extent = self._outermost(stage, threads)
@@ -78,7 +78,7 @@ class LaunchEmitter:
                     group.shared), code
 
     def _outermost(self, stage: OpenStage, threads: int) -> tuple[list[StageLoop], int]:
-        """The loops that the launch is made of, and how many iterations those are."""
+        """The loops that make the launch, and the number of their iterations."""
         if self.ctx.split is not None:
             return [], self.ctx.split.parts
         loops: list[StageLoop] = []
@@ -96,7 +96,7 @@ class LaunchEmitter:
         return loops, extent
 
     def _counts(self, stage: OpenStage, loops: list[StageLoop]) -> tuple[Count, ...]:
-        """How often the loops that a launch is made of run."""
+        """The iteration count of each loop of a launch."""
         if self.ctx.split is not None:
             return (Count((), self.ctx.split.parts, 1, self.ctx.split.parts),)
         counts = []
@@ -114,7 +114,7 @@ class LaunchEmitter:
         return tuple(counts)
 
     def _iterations(self, stage: OpenStage, loops: list[StageLoop], counts: tuple[Count, ...], begin: int, end: int, sink: Sink) -> None:
-        """Iterations `begin` to `end` of a launch that is made of `loops`."""
+        """Iterations `begin` to `end` of a launch made of `loops`."""
         iteration, _ = self.b.open(begin, end, 1)
         if self.ctx.split is not None:
             self.ctx.part = iteration
@@ -134,7 +134,7 @@ class LaunchEmitter:
         return [rest, *reversed(indices)] if loops else []
 
     def _iteration(self, stage: OpenStage, loops: list[StageLoop], indices: list[int], cover: Cover, sink: Sink) -> None:
-        """What one iteration of the launch computes."""
+        """Emit one iteration of the launch."""
         moved: set[int] = set()     # axes that start where the part does
         for (a, piece, point), index in zip(loops, indices, strict=True):
             start: Lin = ({self.b.mul(index, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
@@ -153,8 +153,8 @@ class LaunchEmitter:
 
     # -- extents that depend on variables ------------------------------------------------------------------
     def _where_inside(self, stage: OpenStage, loops: list[StageLoop], indices: list[int], body: Callable[[Cover], None]) -> None:
-        """`body` for one iteration of a launch: where extents depend on variables, without guards if all that the iteration covers is
-        inside, and part by part if only a part is."""
+        """Emit `body` for one iteration of a launch. Where extents depend on variables: without guards if the iteration lies inside,
+        part by part if only a part does."""
         b = self.b
         starts: dict[int, Lin] = {}     # of the axes that variables end
         for (a, piece, _), index in zip(loops, indices, strict=True):
@@ -180,8 +180,8 @@ class LaunchEmitter:
             stage.safe.difference_update(single)
 
     def _conditions(self, stage: OpenStage, whole: list[int], left: dict[int, int]) -> tuple[int, int, dict[int, int]]:
-        """(whether some position is inside, whether all are, `Cover.latest`) of an iteration before whose end `left` positions of each axis
-        are left; the loops of the axes `whole` are all in the launch."""
+        """(some position is inside, all are, `Cover.latest`) of an iteration with `left` positions of each axis from its start. The
+        loops of the axes `whole` are all in the launch."""
         b = self.b
         some = everything = -1
         latest: dict[int, int] = {}
@@ -198,7 +198,7 @@ class LaunchEmitter:
         return some, everything, latest
 
     def _and(self, a: int, b: int) -> int:
-        """Both conditions; -1 is none."""
+        """The conjunction of two conditions, of which -1 is none."""
         return b if a < 0 else self.b.alu("AND", dtypes.bool, 1, a, b)
 
     def _where(self, condition: int, body: Callable[[int], None]) -> None:
@@ -210,7 +210,7 @@ class LaunchEmitter:
         self.ctx.forget_values()
 
     def _in_parts(self, stage: OpenStage, axes: list[int], left: dict[int, int], cover: Cover, body: Callable[[Cover], None]) -> None:
-        """The positions of an iteration that are left, in smaller steps along `axes`."""
+        """The remaining positions of an iteration, in smaller steps along `axes`."""
         if not axes:
             body(cover)
             return

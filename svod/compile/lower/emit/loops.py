@@ -1,4 +1,4 @@
-"""Loops of the axes of an open stage: whole iterations, those that variables end, and rows whose vectors are put at aligned addresses."""
+"""Loops over the axes of an open stage: whole iterations, iterations that variables end, and rows with aligned vectors."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class LoopEmitter:
         self.values = values
 
     def between(self, stage: OpenStage, a: int, stride: int, start: int, stop: int, body: Callable[[], Any], last: int = -1) -> None:
-        """A loop over an axis, of outputs or of a reduction, from `start` below `stop`; positions beyond `last` are moved back to it."""
+        """A loop over an output or reduce axis from `start` to `stop`; positions beyond `last` are moved back to it."""
         b = self.b
         loop, _ = b.open(start, stop, stride)
         stage.open_row(a, ({loop if last < 0 else b.alu("MIN", dtypes.index, 1, loop, last): 1}, 0))
@@ -79,8 +79,8 @@ class LoopEmitter:
                 self.between(stage, a, piece.stride, middle, stop, body)
 
     def aligned_row(self, stage: OpenStage, a: int, piece: EmittedLoop, body: Callable[[], Any]) -> None:
-        """The loop over a row of the output (`aligns_rows`): a vector up to the first multiple of its size, tiles, and vectors for what is
-        left, the last of them moved back.
+        """The loop over an aligned row of the output (`aligns_rows`): one vector up to the first multiple of its size, tiles, and
+        vectors for the rest, the last of them moved back.
 
             for j in 0, 64 … n: y[i, j:j+64]   →   s = -(i*n) % 16;  if s: y[i, 0:16];  for j in s, s+64 … n-64: y[i, j:j+64];
                                                    for j in j, j+16 … n: y[i, j:j+16]
@@ -104,7 +104,7 @@ class LoopEmitter:
 
     def counted(self, stage: OpenStage, a: int, piece: EmittedLoop, iteration: dict[int, int], number: int,
                 body: Callable[[], Any]) -> None:
-        """An output loop that counts iterations by one, for accumulators in scratch."""
+        """An output loop that counts its iterations by one, for accumulators in scratch."""
         b = self.b
         if piece.extent == 1:
             stage.open_row(a, ({}, 0))

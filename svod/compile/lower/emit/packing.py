@@ -2,8 +2,7 @@
 
     p[k/2, n, 2] ← b[k, n]:   x = LOAD b[k, n…];  y = LOAD b[k+1, n…];  STORE p ← SHUFFLE x, y       x0 y0 x1 y1 …
 
-The copies know where the sum ends: what is left of the last group is zero. Whoever reads has whole groups only.
-"""
+The copies fill the rest of the last group with zeros, so readers see whole groups only."""
 from __future__ import annotations
 
 from svod.compile.lower.emit.addresses import Addresses
@@ -18,7 +17,7 @@ from svod.core.kernel.layout import Layout
 
 
 class Packing:
-    """Copies that pack operands."""
+    """Emits the copies that pack operands."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses, values: Values):
         self.b = ctx.b
@@ -70,7 +69,7 @@ class Packing:
         b.store("STORES", WORD, words, (b.pure(op, WORD, 1, (), arg), word, b.bitcast(WORD, value), *extra), (const // g, step))
 
     def packed_value(self, stage: OpenStage, p: Packed, width: int) -> int:
-        """The narrow number at the current position, 0 behind the end of the sum."""
+        """The narrow number at the current position; 0 beyond the end of the sum."""
         b = self.b
         narrow = stage.r.nodes[stage.r.value].src[0]
         source = stage.r.nodes[narrow].dtype
@@ -84,14 +83,14 @@ class Packing:
         return b.bitcast(p.dtype, bits)
 
     def masked_zero(self, stage: OpenStage, n: int) -> bool:
-        """Whether a node is a load, which is 0 behind the end already."""
+        """Whether a node is a load, which gives 0 beyond the end anyway."""
         node = stage.r.nodes[n]
         if node.kind == "bitcast":
             return self.masked_zero(stage, node.src[0])
         return node.kind == "load" and (node.gate < 0 or (stage.r.nodes[node.alt].kind == "const" and stage.r.nodes[node.alt].arg == 0))
 
     def interleaved(self, parts: list[int]) -> int:
-        """Vectors a, b, … as one: a0 b0 … a1 b1 …"""
+        """Vectors a, b, … interleaved: a0 b0 … a1 b1 …"""
         b = self.b
         size = 1        # elements of a part that stay together
         while len(parts) > 1:

@@ -1,4 +1,4 @@
-"""The kinds of phases: what is launched, and where the values go."""
+"""The kinds of phases: the launch, and where the values go."""
 from __future__ import annotations
 
 from svod.compile.lower.emit.context import PhaseContext
@@ -41,7 +41,7 @@ class Phase:
         return self.launch.emit(stage, self._store(pointer, store, stream), self.facts.threads, tail=tail)
 
     def _store(self, pointer: int, linear: LinearIndex, stream: bool) -> Sink:
-        """Values go to elements of an argument."""
+        """Store the values to elements of an argument."""
         return lambda stage: self.values.store_linear(stage, self.values.result(stage), pointer, linear, stream)
 
     def emit_temp(self, r: ResolvedStage, temp: Temporary) -> Emitted:

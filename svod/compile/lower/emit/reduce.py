@@ -22,7 +22,7 @@ EmitPoint = Callable[[int, int], None]      # emits the stages that live at (sta
 
 
 class ScratchAccumulators:
-    """Accumulators of output loops that stand inside reduce loops: one slot of scratch for each, over the iterations of those loops."""
+    """Accumulators of output loops inside reduce loops: one slot of scratch for each iteration of those output loops."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, first: list[int], loops: list[StageLoop], tile_shape: tuple[int, int] | None):
         self.b = ctx.b
@@ -77,7 +77,7 @@ class ReduceLoops:
         self.accumulators = accumulators
 
     def reduce_all(self, stage: OpenStage, k: int, sink: Sink, emit_point: EmitPoint) -> None:
-        """The loops from number k, the first of which reduces, and the results to the sink."""
+        """Emit the loops from number k on, the first of which reduces, and give the results to the sink."""
         loops, first = stage.loops, self.accumulators.identities(stage)
         inner = [j for j in range(k, len(loops)) if loops[j].axis < stage.num_outs and loops[j].piece.extent > 1]
         if not inner:
@@ -92,7 +92,7 @@ class ReduceLoops:
         self._over_outputs(stage, scratch, 0, lambda: self.accumulators.epilogue(stage, scratch.read(), sink))
 
     def _over_outputs(self, stage: OpenStage, scratch: ScratchAccumulators, j: int, body: Callable[[], None]) -> None:
-        """The output loops from number j alone: no stages live here, as what is read after the reduction lives outside its loops."""
+        """The output loops from number j on. No stages live here, as what is read after the reduction lives outside its loops."""
         if j == len(scratch.loops):
             body()
             return
@@ -101,8 +101,8 @@ class ReduceLoops:
 
     def _reduce(self, stage: OpenStage, k: int, end: int, accs: list[int], scratch: ScratchAccumulators | None,
                 emit_point: EmitPoint) -> list[int]:
-        """Open the loops from number k with the accumulators carried; returns the results. Accumulators in scratch are read and written
-        inside loop number `end`, and nothing is carried through the loops around it."""
+        """Open the loops from number k on with carried accumulators, and return the results. Accumulators in scratch are read and
+        written inside loop number `end`; the loops around it carry nothing."""
         if k == end:
             if scratch is None:
                 return self.accumulators.accumulate(stage, accs)
@@ -126,7 +126,7 @@ class ReduceLoops:
         return accs
 
     def _over_axis(self, stage: OpenStage, loop: StageLoop, accs: list[int], inside: Callable[[list[int]], list[int]]) -> list[int]:
-        """One reduce loop around `inside`: whole iterations, and, as a second and shorter copy of the body, what they leave."""
+        """One reduce loop around `inside`: whole iterations, then a shorter copy of the body for the remainder."""
         b, a = self.b, loop.axis
         at = stage.number_of(loop)
         stride = stage.pieces[a][at].stride
@@ -161,7 +161,7 @@ class ReduceLoops:
         return out
 
     def _with_row(self, stage: OpenStage, a: int, value: Lin, body: Callable[[], list[int]]) -> list[int]:
-        """`body` with a row of an axis open."""
+        """Emit `body` with a row of an axis open."""
         stage.open_row(a, value)
         out = body()
         stage.close_row(a)
@@ -169,8 +169,8 @@ class ReduceLoops:
 
     def _up_to_limit(self, stage: OpenStage, loop: StageLoop, positions: int,
                      looped: Callable[[int, int, int, list[int]], list[int]], accs: list[int]) -> list[int]:
-        """A reduce loop of an axis whose extent depends on variables: iterations that are wholly inside, then smaller ones for the rest.
-        `looped(start, stop, step, accumulators)` emits a loop."""
+        """A reduce loop over an axis whose extent depends on variables: iterations that are wholly inside, then smaller ones for the
+        rest. `looped(start, stop, step, accumulators)` emits a loop."""
         b, a = self.b, loop.axis
         at = stage.number_of(loop)
         piece = stage.pieces[a][at]
@@ -194,11 +194,11 @@ class ReduceLoops:
             return looped(b.alu("MAX", dtypes.index, 1, start, middle), stop, step if step < reach else piece.stride, accs)
 
     def _is_cut(self, stage: OpenStage, a: int, at: int) -> bool:
-        """Whether this is the loop that the cores share: the outermost of the axis of a split reduction, in the output stage itself."""
+        """Whether the cores share this loop: the outermost of the axis of a split reduction, in the output stage."""
         return self.ctx.split is not None and stage.r.stage.is_output and self.ctx.split.axis == a and at == 0
 
     def _part_bounds(self, end: int) -> tuple[int, int]:
-        """(start, stop) of this part's positions, of `end`."""
+        """(start, stop) of this part's positions."""
         b = self.b
         assert self.ctx.split is not None
         chunk = self.ctx.split.chunk
@@ -206,14 +206,14 @@ class ReduceLoops:
         return start, b.alu("MIN", dtypes.index, 1, b.add(start, b.index(chunk)), b.index(end))
 
     def _first_of_last_part(self) -> int:
-        """0 in the last part, else 1: the start of a loop up to 1 that the last part alone runs."""
+        """0 in the last part, else 1: the start of a loop to 1 that only the last part runs."""
         b = self.b
         assert self.ctx.split is not None
         last = b.alu("CMPEQ", dtypes.bool, 1, self.ctx.part, b.index(self.ctx.split.parts - 1))
         return b.alu("WHERE", dtypes.index, 1, last, b.index(0), b.index(1))
 
     def _remainder(self, stage: OpenStage, a: int, at: int, start: int, rest: int, body: Callable[[], list[int]]) -> list[int]:
-        """The last, shorter iteration of a reduce loop: the rows inside it are cut to the `rest` positions that are left."""
+        """The last, shorter iteration of a reduce loop: its inner rows are cut to the `rest` positions."""
         pieces, bound = stage.pieces[a], stage.bounds[a]
         cut = []
         left, stride = rest, 1

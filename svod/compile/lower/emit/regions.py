@@ -1,4 +1,4 @@
-"""Required regions: which positions of a stage its readers need, where they stand."""
+"""Required regions: the positions of a stage that its readers need."""
 from __future__ import annotations
 
 from svod.compile.lower.emit.axes import Axes
@@ -8,7 +8,7 @@ from svod.core.kernel.kernel import ResolvedStage
 
 
 class Regions:
-    """What the readers of a stage need, under the loops that are open."""
+    """The regions that readers need under the loops that are open."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes):
         self.ctx = ctx
@@ -18,7 +18,7 @@ class Regions:
         self.axes = axes
 
     def required(self, s: int, dim: int) -> RequiredDim:
-        """What the readers of stage `s` need of its dim, under the loops opened so far."""
+        """The region that the readers of stage `s` need in a dim, under the loops opened so far."""
         full, unsafe = self.facts.positions(s, dim), self.facts.guarded(s, dim) and not self.is_read_inside(s, dim)
         start: Lin | None = None
         lo = hi = 0
@@ -57,7 +57,7 @@ class Regions:
         return RequiredDim((start[0], start[1] + lo), extent, beyond)
 
     def is_read_inside(self, s: int, dim: int) -> bool:
-        """Whether the readers of stage `s`, where they stand, ask for positions of its dim that are inside only."""
+        """Whether the readers of stage `s` ask only for positions inside its dim."""
         if self.kernel.axes[self.kernel.stages[s].outs[dim]].bound is None:
             return False
         for q in self.facts.placement.readers[s]:
@@ -72,7 +72,7 @@ class Regions:
         return True
 
     def stays_inside(self, q: int, r: ResolvedStage, a: int) -> bool:
-        """Whether stage `q`, whose loops may or may not be open, has positions of local axis `a` that are inside only."""
+        """Whether stage `q`, open or not, has only positions of local axis `a` that are inside."""
         if r.axes[a] not in self.facts.unsafe:
             return True
         stage = self.ctx.open_stages.get(q)
@@ -83,7 +83,7 @@ class Regions:
         return self.required(q, a).extent < self.facts.positions(q, a) and self.is_read_inside(q, a)
 
     def extent_of(self, q: int, a: int) -> tuple[Lin, int]:
-        """(start, positions) of local axis `a` of stage `q`, whose loops may or may not be open."""
+        """(start, positions) of local axis `a` of stage `q`, open or not."""
         stage = self.ctx.open_stages.get(q)
         if stage is not None:
             span = stage.span(a)

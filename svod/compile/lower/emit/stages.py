@@ -1,4 +1,4 @@
-"""Stages: the loops of one, the stages that live in them, and where its values are staged for its readers."""
+"""Stages: their loops, the stages inside these, and where values are staged for their readers."""
 from __future__ import annotations
 
 from svod.compile.lower.emit.accumulators import Accumulators
@@ -22,7 +22,7 @@ from svod.core.kernel.scheduler import UPCAST
 
 
 class Stages:
-    """Emits stages, and, at the points of their loops, those that live there."""
+    """Emits stages and, at the points of their loops, the stages that live there."""
 
     def __init__(self, ctx: PhaseContext):
         self.ctx = ctx
@@ -66,7 +66,7 @@ class Stages:
             self.emit_stage(child)
 
     def emit_stage(self, s: int) -> None:
-        """Compute what the readers need of stage `s` at this point."""
+        """Compute the part of stage `s` that its readers need at this point."""
         b = self.b
         r = self.facts.placement.resolved[s]
         assert r is not None
@@ -99,7 +99,7 @@ class Stages:
         self.ctx.forget_values()
 
     def copy_sink(self, s: int, area: tuple[str, int], layout: Layout, base: list[Lin]) -> Sink:
-        """Where the positions of a staged value go: `area` is the operation and arg of its pointer."""
+        """A sink for the positions of a staged value. `area`: op and arg of its pointer."""
         op, arg = area
         if s in self.facts.packed:
             return lambda stage: self.packing.store(stage, op, arg, layout, base)
@@ -116,7 +116,7 @@ class Stages:
                     sink(stage)
 
     def open_root(self, r: ResolvedStage) -> OpenStage:
-        """A stage that is a phase: all its positions, or those of a thread of a group."""
+        """Open a stage that is a phase: all its positions, or those of one thread of a group."""
         s = r.stage.index
         if s in self.facts.derived:
             layout = self.facts.temp_of[s].layout
@@ -125,7 +125,7 @@ class Stages:
         return self._open_rows(r, [self.facts.spanned(s, a) for a in r.stage.outs], [({}, 0)] * len(r.stage.outs))
 
     def _open_rows(self, r: ResolvedStage, extents: list[int], base: list[Lin]) -> OpenStage:
-        """A stage whose loops are rows of the state, over a region of its dims and the part of it that a thread computes."""
+        """Open a stage whose loops are rows of the state, over a region of its dims, or the thread's part of it."""
         bounds = extents + [self.facts.spanned(r.stage.index, a) for a in r.stage.reds]
         starts: list[Lin] = base + [({}, 0)] * len(r.stage.reds)
         nest = self.facts.nest.stages[r.stage.index]
@@ -143,7 +143,7 @@ class Stages:
         return stage
 
     def _open_copy(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout, exact: bool = False) -> OpenStage:
-        """A copy over a region of its stage, whose loops follow its layout."""
+        """Open a copy over a region of its stage; its loops follow its layout."""
         copy = stage_copy(self.state, r, extents, self.facts.layouts, layout, exact)
         stage = OpenStage(r, copy.axes, extents, base, copy.vector, COPY_VECTOR, copy.width)
         stage.loops = [StageLoop(a, copy.axes[a][0], NO_POINT) for a in layout.order]

@@ -1,4 +1,4 @@
-"""The data of emission: linear forms over index values, staged values, vectors of a row, a stage while its loops are open."""
+"""The data of emission: linear forms over index values, staged values, vectors of a row, and open stages."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def sum_lins(values: list[Lin]) -> Lin:
 
 
 def add_lins(a: Lin, b: Lin, k: int) -> Lin:
-    """a + k·b; terms that cancel vanish."""
+    """a + k·b, without terms that cancel."""
     terms = dict(a[0])
     for v, c in b[0].items():
         n = terms.get(v, 0) + k * c
@@ -46,7 +46,7 @@ class StageLoop(NamedTuple):
 
 
 class SplitReduction(NamedTuple):
-    """A reduction that is cut into parts: one iteration of its phase per part."""
+    """A reduction cut into parts: one iteration of its phase per part."""
 
     axis: int                       # local axis
     chunk: int                      # positions of a part
@@ -74,7 +74,7 @@ class Chunk(NamedTuple):
 
 
 def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
-    """The row of `extent` positions as vectors of at most `width` lanes, the last one narrower or masked."""
+    """A row of `extent` positions as vectors of at most `width` lanes, the last one narrower or masked."""
     out = []
     at = 0
     while extent - at >= width:
@@ -90,7 +90,7 @@ def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
 
 
 class RequiredDim(NamedTuple):
-    """What the readers of a stage need of one of its dims."""
+    """The region that readers need in one dim of a stage."""
 
     start: Lin
     extent: int
@@ -98,7 +98,7 @@ class RequiredDim(NamedTuple):
 
 
 class OpenStage:
-    """One stage while it is emitted: its loops, the values of its axes, the current position and vector chunk."""
+    """A stage while it is emitted: its loops, the values of its axes, the current position and vector chunk."""
 
     __slots__ = (
         "aligned",
@@ -174,12 +174,12 @@ class OpenStage:
         return span([p for p in self.pieces[a] if p.role != LOOP] + loops[len(self.opened[a]):])
 
     def is_last(self, a: int, loops: int = 1) -> bool:
-        """Whether all loops of the axis are open when `loops` more are."""
+        """Whether all loops of the axis are open after `loops` more."""
         return len(self.opened[a]) + loops == sum(p.role == LOOP for p in self.pieces[a])
 
     def tail_step(self, a: int) -> int:
-        """Positions per iteration in which what whole iterations of the innermost loop of an axis leave is computed: single ones where as
-        many cost as much in any grouping, a vector where the axis is the vector, half of a tile of accumulators."""
+        """Positions per iteration for the remainder of the innermost loop of an axis: single positions where grouping does not make them
+        cheaper, a vector where the axis is the vector, half of a tile of accumulators."""
         reach, pieces = self.reach(a), self.pieces[a]
         if not is_contiguous(pieces):
             return reach
@@ -191,7 +191,7 @@ class OpenStage:
 
     @contextmanager
     def narrowed(self, a: int, step: int) -> Iterator[None]:
-        """Iterations of the innermost loop of an axis cover `step` positions, of which the last may be outside."""
+        """Narrow the iterations of an axis's innermost loop to `step` positions, of which the last may be outside."""
         if step == self.reach(a):
             yield
             return
@@ -253,7 +253,7 @@ class OpenStage:
         return active > 0 and not any(map(ge, off, self.bounds))
 
     def left(self, a: int, at: int) -> int:
-        """Positions of a reduce axis that the rows from number `at` must cover."""
+        """Positions of a reduce axis that its rows from number `at` on must cover."""
         pieces = self.pieces[a]
         return self.bounds[a] if all(p.extent == 1 for p in pieces[:at]) else pieces[at].extent * pieces[at].stride
 
@@ -271,7 +271,7 @@ class OpenStage:
         return [((*index, c.offset), offsets, c) for index, offsets in positions for c in chunks]
 
     def number_of(self, piece: StageLoop) -> int:
-        """Which of the rows of its axis a loop is, as the axis is cut now."""
+        """The number of a loop among the rows of its axis, as the axis is cut now."""
         return next(i for i, p in enumerate(self.pieces[piece.axis]) if p.row == piece.piece.row)
 
 

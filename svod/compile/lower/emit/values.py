@@ -1,4 +1,4 @@
-"""Values at one position: nodes become instructions, loads and stores among them."""
+"""Values at one position: nodes as instructions, loads and stores included."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _TRANSCENDENTAL = {op.value: op for op in TRANSCENDENTAL}
 
 
 class Address(NamedTuple):
-    """An access at the current position: element start + const, `lane` elements further per lane; or, `vector` given, start + vector."""
+    """An access at the current position: element start + const, `lane` elements further per lane; with `vector`, start + vector."""
 
     start: int                      # an index value
     const: int
@@ -39,7 +39,7 @@ class Values:
         self.addresses = addresses
 
     def evaluate(self, stage: OpenStage, n: int) -> int:
-        """The value of a node at the current position: a scalar where no lane depends on it, else a vector."""
+        """The value of a node at the current position: a vector where lanes differ, else a scalar."""
         node = stage.r.nodes[n]
         deps = node.deps
         if stage.vector_axis in deps:
@@ -124,7 +124,7 @@ class Values:
 
     def load(self, stage: OpenStage, dtype: DType, pointer: int, linear: LinearIndex, gate: int, alt: int, floor: int, ordered: bool,
               base: Base | None = None, slack: bool = False, version: int = 0) -> int:
-        """Load at the current position. `slack`: a vector more behind the area may be read, so that contiguous ones need no mask."""
+        """Load at the current position. `slack`: one vector beyond the area may be read, so that contiguous loads need no mask."""
         b = self.b
         start, const, lane, vector = self.address(stage, linear, base)
         w = stage.chunk.width
@@ -146,7 +146,7 @@ class Values:
         return b.load("LOADS", dtype, lanes, (pointer, start, *extra), (const, lane), floor, ordered, version)
 
     def address(self, stage: OpenStage, linear: LinearIndex, base: Base | None = None) -> Address:
-        """An access at the current position. `base` given: the start of the local axes is already in it (staged values)."""
+        """An access at the current position. With `base`, it contains the start of the local axes already (staged values)."""
         b = self.b
         off = stage.offsets
         start, const = self.addresses.base_of(stage, linear) if base is None else base
@@ -224,7 +224,7 @@ class Values:
 
 
 def pointer_is_output(b: Builder, pointer: int) -> bool:
-    """Scratch has room for positions beyond an extent; arguments and temporaries have not."""
+    """Whether a pointer lacks room for positions beyond an extent: arguments and temporaries do, scratch does not."""
     return b.op[pointer] != "SCRATCH"
 
 
