@@ -461,7 +461,7 @@ class NoExecutor:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeSession]:
     monkeypatch.setattr(tune_run, "TuneSession", FakeSession)
-    monkeypatch.setattr(tune_run, "start_in_background", NoExecutor)
+    monkeypatch.setattr(tune_run, "ExecutorStart", NoExecutor)
     monkeypatch.setattr(FakeSession, "interrupted", False)
     NoExecutor.started = 0
     return FakeSession
@@ -494,7 +494,7 @@ def test_small_budgets_are_not_spent_on_starting_ray(tmp_path: Path, fake: type[
     def start(spec: str, *a: Any, **k: Any) -> Any:
         asked.append(spec)
         raise TuneError("enough")
-    monkeypatch.setattr(tune_run, "start_in_background", start)
+    monkeypatch.setattr(tune_run, "ExecutorStart", start)
     run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), *arguments)
     assert asked == [workers]
 

@@ -47,7 +47,7 @@ from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.kernel_search import BUDGET_SPENT, Finding
 from svod.tune.session import KernelTask, SessionResult, TuneSession, bound_at
-from svod.tune.workers.start import ExecutorStart, start_in_background
+from svod.tune.workers.start import ExecutorStart
 
 # beside EXIT_USAGE and EXIT_INTERRUPTED; each has one meaning, docs/tuning.md
 EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6
@@ -202,7 +202,7 @@ class _Run:
 
     def _start_executor(self) -> ExecutorStart:
         if self.executor is None:
-            self.executor = start_in_background(self._workers(), self.options.address, say=lambda text: say(f"svod-tune: {text}"))
+            self.executor = ExecutorStart(self._workers(), self.options.address, say=lambda text: say(f"svod-tune: {text}"))
         return self.executor
 
     def _workers(self) -> str:

@@ -1,14 +1,14 @@
 """The process that compiles or times candidates, from both sides.
 
-`run_child` is its main loop. `Child` is the handle in the searching process (or in a Ray actor): it starts the process when there is work,
-kills it with SIGKILL at the deadline, replaces it, and turns everything that can happen into an `Outcome`.
+`run_child` is the main loop of the process. `Child` is its handle in the searching process (or in a Ray actor): it starts the process when
+there is work, kills it with SIGKILL at the deadline, replaces it, and turns everything that can happen into an `Outcome`.
 
     item ──encode──▶ [child: function(item, state)] ──encode──▶ Outcome("ok", value)
                        │ raises → "error"     │ dies → "crash"     │ still running at the deadline → "timeout"
 
-Inside, the limits are: no core files, a bound on writable memory and on what it writes to files, stdin closed, stdout and
-stderr in a log of which the end becomes the message of a crash. A candidate that hangs or crashes costs itself and 10 ms: the
-rest of a batch goes on in a fresh process, which receives the setup again.
+The process has limits: no core files, a bound on writable memory and on the size of files, and a closed stdin. Its stdout and stderr go to
+a log, whose end becomes the message of a crash. A candidate that hangs or crashes costs only itself and 10 ms: the rest of a batch runs in
+a new process, which receives the setup again.
 """
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from svod.errors import FormatError
-from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, open_log, read_log
+from svod.tune.workers.forkserver import CLOSED, ForkServer, ServerLost, SpawnServer, open_log, read_log
 from svod.tune.workers.jobs import MAX_MESSAGE, Outcome, decode, encode, resolve_job
 
 HEADER = struct.Struct("<Q")
-BACKSTOP = 5.0              # seconds after its deadline at which a child whose parent is gone or stopped kills itself
+BACKSTOP = 5.0              # seconds after the deadline at which a child whose parent is gone or stopped kills itself
 MAX_FILE = 32 << 20         # bytes a child may write to one file, its log included
-MAX_SETUP_FAILURES = 2      # a setup that crashed or hung this often is not tried again
+MAX_SETUP_FAILURES = 2      # crashes or hangs after which a setup is not tried again
 
 _child_deadline: float | None = None    # in a child, while an item runs: time.monotonic() at which the backstop fires
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One item for a worker, encoded. `setup_key` names the payload ("" without one); `cpus` are the cores to stay on (none: all)."""
+    """One encoded item for a worker. `setup_key` names the setup's payload ("" without one). `cpus`: the cores to stay on (none: all)."""
 
     job: str
     item: bytes
@@ -51,14 +51,14 @@ class Request:
     cpus: tuple[int, ...] = ()
 
 
-def make_call(job: str, item: Any, deadline: float, setup: Any = None, cpus: tuple[int, ...] = ()) -> Request:
-    """A Call of plain data. Raises FormatError when item or setup is not plain data."""
+def make_request(job: str, item: Any, deadline: float, setup: Any = None, cpus: tuple[int, ...] = ()) -> Request:
+    """A Request of plain data. Raises FormatError when item or setup is not plain data."""
     payload = b"" if setup is None else encode(setup)
     return Request(job, encode(item), deadline, payload, setup_key(job, payload), cpus)
 
 
 def setup_key(job: str, payload: bytes) -> str:
-    """The name under which a worker remembers the state made from `payload`."""
+    """The name under which a worker keeps the state made from `payload`."""
     return blake2b(job.encode() + b"\0" + payload, digest_size=16).hexdigest() if payload else ""
 
 
@@ -68,8 +68,8 @@ def send_frame(sock: socket.socket, payload: bytes) -> None:
 
 
 def receive_frame(sock: socket.socket, until: float | None = None) -> bytearray:
-    """The next frame. Raises EOFError at the end of the stream, TimeoutError when time.monotonic() passes `until`, FormatError for a length
-    no frame has."""
+    """The next frame. Raises EOFError at the end of the stream, TimeoutError when time.monotonic() passes `until`, FormatError for an
+    impossible length."""
     (size,) = HEADER.unpack(_receive(sock, HEADER.size, until))
     if size > MAX_MESSAGE + 4096:
         raise FormatError(f"a frame of {size} bytes; the limit is {MAX_MESSAGE}")
@@ -80,7 +80,7 @@ def _receive(sock: socket.socket, size: int, until: float | None) -> bytearray:
     data = bytearray(size)
     view, have = memoryview(data), 0
     while have < size:
-        # once the time is up, one look that does not wait: a result that is there already counts
+        # after `until` a read does not wait: a result that has arrived already counts
         sock.settimeout(None if until is None else max(0.0, until - time.monotonic()))
         try:
             n = sock.recv_into(view[have:])
@@ -119,7 +119,7 @@ def run_child(fd: int, log: int, config: dict[str, Any]) -> None:
             _arm(deadline + BACKSTOP)
             started = time.perf_counter()
             if kind == "setup":
-                state = None        # the old one goes before the new one is made: both may be large
+                state = None        # freed before the new state is made: both may be large
                 state = setup(item) if setup is not None else item
                 answer = encode(("ok", None, time.perf_counter() - started))
             else:
@@ -127,7 +127,7 @@ def run_child(fd: int, log: int, config: dict[str, Any]) -> None:
                 seconds = time.perf_counter() - started
                 answer = encode(("ok", result, seconds))
                 del result
-        except BaseException as e:  # the border of the worker: whatever a candidate raises becomes a record
+        except BaseException as e:  # the border of the worker: any exception of a candidate becomes a record
             answer = encode(("error", type(e).__name__, _text_of(e), time.perf_counter() - started))
         _disarm()
         with contextlib.suppress(OSError, ValueError):     # the log is full, or a candidate closed the stream
@@ -141,7 +141,7 @@ def run_child(fd: int, log: int, config: dict[str, Any]) -> None:
 def _text_of(e: BaseException) -> str:
     try:
         return str(e)[:20_000]
-    except Exception:  # a __str__ that raises is a candidate's failure too, not the worker's
+    except Exception:  # a __str__ that raises is a failure of the candidate too
         return "(its text cannot be made)"
 
 
@@ -151,13 +151,13 @@ def _limit_resources(config: dict[str, Any]) -> None:
     for what, limit in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, memory), (resource.RLIMIT_FSIZE, MAX_FILE)):
         hard = resource.getrlimit(what)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        with contextlib.suppress(OSError, ValueError):     # a limit this system does not have; the deadline still holds
+        with contextlib.suppress(OSError, ValueError):     # this system lacks that limit; the deadline still holds
             resource.setrlimit(what, (limit, hard))
     if sys.platform == "linux":
         with contextlib.suppress(OSError):                  # no /proc
-            Path("/proc/self/oom_score_adj").write_text("1000")     # where memory runs out, this process goes, not the user's
+            Path("/proc/self/oom_score_adj").write_text("1000")     # out of memory, the system kills this process, not the user's
         if config.get("cpus"):
-            with contextlib.suppress(OSError):              # cores this container may not use: the job records where it ran
+            with contextlib.suppress(OSError):              # the container may not use these cores; the job records where it ran
                 os.sched_setaffinity(0, config["cpus"])
     if config["niceness"]:
         os.nice(config["niceness"])
@@ -172,7 +172,7 @@ def default_memory_limit() -> int:
 
 
 def _arm(seconds: float) -> None:
-    """Let the kernel end this process after `seconds`: works in native code and with the GIL held."""
+    """Have the operating system end this process after `seconds`, even in native code that holds the GIL."""
     global _child_deadline
     _child_deadline = time.monotonic() + seconds
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -189,9 +189,9 @@ def _disarm() -> None:
 def step_limit(seconds: float) -> Iterator[None]:
     """Inside a job: end the worker (outcome `timeout`, kind "step") if the body takes longer than `seconds` of wall time.
 
-    For a short limit within an item whose own deadline is long: one first run of a kernel, after seconds of making inputs. Costs two
-    system calls, sends nothing, and is exact to a millisecond. Must be entered in the main thread; without effect in the
-    `inline` executor, where it would end the user's process."""
+    This is a short limit within an item whose own deadline is long: the first run of a kernel, after seconds of making inputs. It is exact
+    to a millisecond. It must be entered in the main thread, and has no effect in the `inline` executor, where it would end the user's
+    process."""
     if _child_deadline is None:
         yield
         return
@@ -205,10 +205,10 @@ def step_limit(seconds: float) -> Iterator[None]:
 
 # -- in the searching process ----------------------------------------------------------------------
 class Child:
-    """A worker process that is there when needed. Not thread-safe, except `interrupt`.
+    """A worker process that is started when it is needed. Not thread-safe, except `interrupt`.
 
-    `run` never raises for what a candidate does; it raises ServerLost when the fork server is gone (the item may run again) and
-    TuneError when no process can be started at all. Start, setup and waiting are outside the deadline of an item."""
+    `run` never raises for a failure of the candidate. It raises ServerLost when the fork server is gone (the item may run again) and
+    TuneError when no process can be started at all. The deadline of an item does not include start, setup and waiting."""
 
     def __init__(self, server: ForkServer | SpawnServer) -> None:
         self._server = server
@@ -225,42 +225,36 @@ class Child:
         """Process id, or 0 while there is no process."""
         return self._pid
 
-    def run(self, call: Request) -> Outcome:
+    def run(self, request: Request) -> Outcome:
         """One item, start to end."""
-        if self._socket is not None and self._cpus != call.cpus:
+        if self._socket is not None and self._cpus != request.cpus:
             self.stop()         # threads of the old process may be pinned elsewhere
         if self._socket is None:
-            self._start(call.cpus)
-        if call.setup_key and call.setup_key != self._setup:
-            failed = self._set_up(call)
+            self._start(request.cpus)
+        if request.setup_key and request.setup_key != self._setup:
+            failed = self._set_up(request)
             if failed is not None:
                 return failed
-        return self._exchange("item", call.job, call.deadline, call.item)
-
-    def run_batch(self, job: str, items: Iterable[Any], deadline: float, setup: Any = None) -> Iterator[tuple[int, Outcome]]:
-        """(index, Outcome) for every item, in order, as they complete; an item that hangs or crashes costs only itself."""
-        first = make_call(job, None, deadline, setup)
-        for i, item in enumerate(items):
-            yield i, self.run(Request(job, encode(item), deadline, first.setup, first.setup_key))
+        return self._exchange("item", request.job, request.deadline, request.item)
 
     def interrupt(self) -> None:
-        """Kill what runs now; `run` in another thread then returns a crash. For shutting down."""
+        """Kill the process, for shutting down. `run` in another thread then returns a crash."""
         if self._pid:
             with contextlib.suppress(ServerLost):
                 self._server.kill(self._pid)
 
     def stop(self) -> None:
-        """End the process, if any; a later `run` starts another."""
+        """End the process, if any. A later `run` starts another."""
         if self._socket is not None:
             with contextlib.suppress(ServerLost):           # then it has died with the server
                 self._bury()
 
     def close(self) -> None:
-        """`stop`, and give up the log. Idempotent."""
+        """End the process and close the log. Idempotent."""
         self.stop()
-        if self._log >= 0:
+        if self._log != CLOSED:
             os.close(self._log)
-            self._log = -1
+            self._log = CLOSED
 
     def _start(self, cpus: tuple[int, ...]) -> None:
         ours, theirs = socket.socketpair()
@@ -275,24 +269,24 @@ class Child:
         self.starts += 1
 
     def _bury(self) -> int | None:
-        """Kill and reap: the wait status, or None if it is still dying."""
+        """Kill and reap the process. Returns its wait status, or None if it is still dying."""
         sock, pid = self._socket, self._pid
         self._socket, self._pid, self._setup = None, 0, ""
         if sock is not None:
             sock.close()
         return self._server.reap(pid)
 
-    def _set_up(self, call: Request) -> Outcome | None:
-        """Make the state of `call` in the process. None, or the outcome its items get."""
-        count, outcome = self._failures.get(call.setup_key, (0, None))
+    def _set_up(self, request: Request) -> Outcome | None:
+        """Make the state of `request` in the process. Returns None, or the outcome that its items get."""
+        count, outcome = self._failures.get(request.setup_key, (0, None))
         if outcome is None or count < MAX_SETUP_FAILURES:
-            outcome = self._exchange("setup", call.job, self._server.config.setup_deadline, call.setup)
+            outcome = self._exchange("setup", request.job, self._server.config.setup_deadline, request.setup)
             if outcome.ok:
-                self._setup = call.setup_key
+                self._setup = request.setup_key
                 return None
-            outcome = Outcome(outcome.status, None, outcome.kind, f"in the setup of {call.job}: {outcome.message}", outcome.seconds)
+            outcome = Outcome(outcome.status, None, outcome.kind, f"in the setup of {request.job}: {outcome.message}", outcome.seconds)
             self._setup = ""
-            self._failures[call.setup_key] = (count + 1, outcome)
+            self._failures[request.setup_key] = (count + 1, outcome)
         return outcome
 
     def _exchange(self, kind: str, job: str, deadline: float, payload: bytes) -> Outcome:
@@ -306,23 +300,21 @@ class Child:
         try:
             sock.settimeout(deadline)
             send_frame(sock, frame)
-            reply = decode(receive_frame(sock, until))
-            if reply[0] == "ok" and len(reply) == 3:
-                return Outcome("ok", reply[1], seconds=reply[2])
-            if reply[0] == "error" and len(reply) == 4:
-                return Outcome("error", None, reply[1], reply[2], reply[3])
-            raise FormatError(f"an answer of an unknown form: {reply!r:.200}")
-        except TimeoutError:
+            match decode(receive_frame(sock, until)):
+                case ("ok", value, seconds):
+                    return Outcome("ok", value, seconds=seconds)
+                case ("error", kind, message, seconds):
+                    return Outcome("error", None, kind, message, seconds)
+                case reply:
+                    raise FormatError(f"an answer of an unknown form: {reply!r:.200}")
+        except (TimeoutError, FormatError, EOFError, ConnectionError) as e:
             seconds = time.monotonic() - started
-            self._bury()
-            return Outcome("timeout", None, "deadline", f"no result within {deadline:.3g} s", seconds)
-        except FormatError as e:            # its memory is damaged: nothing it says can be believed
-            seconds = time.monotonic() - started
-            self._bury()
-            return Outcome("crash", None, "protocol", str(e), seconds)
-        except (EOFError, ConnectionError):
-            seconds = time.monotonic() - started
-            return self._crash(self._bury(), seconds, deadline)
+            status = self._bury()
+            if isinstance(e, TimeoutError):
+                return Outcome("timeout", None, "deadline", f"no result within {deadline:.3g} s", seconds)
+            if isinstance(e, FormatError):      # its memory is damaged: none of its messages can be trusted
+                return Outcome("crash", None, "protocol", str(e), seconds)
+            return self._crash(status, seconds, deadline)
 
     def _crash(self, status: int | None, seconds: float, deadline: float) -> Outcome:
         tail = read_log(self._log)

@@ -1,4 +1,4 @@
-"""Who runs the jobs of a search: one small interface, three carriers.
+"""Executors, which run the jobs of a search: one small interface with three implementations.
 
     inline     in the calling process, one after the other, unprotected: for debugging
     local:N    N compile workers and one bench worker, children of this process            (0.2 s to start)
@@ -9,17 +9,16 @@
         for index, outcome in batch:            # as they complete, every index exactly once
             batch.deadline = 20 * median        # for items that have not started yet
 
-Guarantees, for every carrier but inline where it says so:
+Guarantees (`InlineExecutor` names its exceptions):
 
-* Every item gets exactly one `Outcome`; nothing a candidate does raises here, stops other items, or touches this process.
-* A deadline runs from the start of the item on a ready worker; waiting for a worker, its start, its setup and the machine lock
-  do not count.
-* If a worker is lost through no fault of the candidate, the item is given to another, at most MAX_ATTEMPTS times, then it is `lost`.
-* Bench items run one at a time on the exclusive bench worker, which holds the machine-wide lock of its device
-  (`machine_lock.py`) while there are any. Where compilers and kernels share cores (`shared_cores`: by default below 8 cores) a
-  phase barrier holds: a bench item starts only when no compile child is running, and no compile item starts while a bench item
-  is running or waiting. Idle children sleep in a read.
-* `close` (also at exit and after an exception in a `with`) leaves no process behind; items not finished become `lost`.
+* Every item gets exactly one `Outcome`. Nothing that a candidate does raises here, stops other items, or affects this process.
+* A deadline runs from the start of the item on a ready worker. It does not include waiting for a worker, the worker's start and setup, or
+  the machine lock.
+* If a worker is lost through no fault of the candidate, another worker gets the item. After MAX_ATTEMPTS such losses the item is `lost`.
+* Bench items run one at a time on the only bench worker, which holds the machine-wide lock of its device (`machine_lock.py`) while
+  there are any. Where compilers and kernels share cores (`shared_cores`: by default below 8 cores), a bench item starts only when no
+  compile item is running, and no compile item starts while a bench item is running or waiting.
+* `close` (also at exit and after an exception in a `with`) leaves no process behind. Unfinished items become `lost`.
 """
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from svod.errors import ConfigError, TuneError
-from svod.tune.workers.child import Child, Request, setup_key
+from svod.tune.workers.child import Child, Request, make_request
 from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, start_server
 from svod.tune.workers.jobs import Outcome, WorkerConfig, decode, encode, resolve_job
 from svod.tune.workers.machine_lock import MachineLock
@@ -44,22 +43,22 @@ from svod.tune.workers.machine_lock import MachineLock
 log = logging.getLogger("svod.tune")
 Kind = Literal["compile", "bench"]
 MOST_WORKERS = 4096
-MAX_ATTEMPTS = 3            # times one item may be lost to the infrastructure
-SHARED_BELOW = 8            # cores below which compilers are kept idle while timing
+MAX_ATTEMPTS = 3            # workers that may be lost under one item
+SHARED_BELOW = 8            # with fewer cores than this, compilers are idle during timing
 
 
 class WorkerLost(Exception):
-    """The infrastructure failed under an item; the item may run again elsewhere."""
+    """The infrastructure failed under an item, which may run again elsewhere."""
 
 
 def usable_cores() -> int:
-    """Cores this process may run on."""
+    """The number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Batch(Iterator[tuple[int, Outcome]]):
-    """The items of one `submit`: iterate for (index, outcome) as they complete. `deadline` (seconds) may be changed at any
-    time; it holds for items that start afterwards."""
+    """The items of one `submit`. Iterating gives (index, outcome) as they complete. `deadline` (seconds) may be changed at any time, for
+    items that have not started yet."""
 
     def __init__(self, job: str, items: Iterable[Any], kind: Kind, deadline: float, setup: Any, cpus: Sequence[int],
                  homes: Sequence[str] = ()) -> None:
@@ -67,8 +66,7 @@ class Batch(Iterator[tuple[int, Outcome]]):
         self.homes = homes
         self.deadline = deadline
         self.payloads = [encode(item) for item in items]
-        setup_payload = b"" if setup is None else encode(setup)
-        self._template = Request(job, b"", deadline, setup_payload, setup_key(job, setup_payload), tuple(cpus))
+        self._template = make_request(job, None, deadline, setup, tuple(cpus))
         self._outcomes: queue.SimpleQueue[tuple[int, Outcome] | None] = queue.SimpleQueue()
         self._left = len(self.payloads)
         self.cancelled = False
@@ -76,15 +74,15 @@ class Batch(Iterator[tuple[int, Outcome]]):
     def __len__(self) -> int:
         return len(self.payloads)
 
-    def call(self, index: int) -> Request:
+    def request(self, index: int) -> Request:
         return dataclasses.replace(self._template, item=self.payloads[index], deadline=self.deadline)
 
     def deliver(self, index: int, outcome: Outcome) -> None:
-        """For executors: the outcome of one item."""
+        """Add the outcome of one item; for executors."""
         self._outcomes.put((index, outcome))
 
     def cancel(self) -> None:
-        """Start no further item: those end as `lost`, kind "cancelled"; items that are running finish."""
+        """Start no further item. Those that have not started end as `lost`, kind "cancelled"; running items finish."""
         self.cancelled = True
 
     def __next__(self) -> tuple[int, Outcome]:
@@ -94,7 +92,7 @@ class Batch(Iterator[tuple[int, Outcome]]):
         return outcome
 
     def poll(self, timeout: float | None = 0.0) -> tuple[int, Outcome] | None:
-        """The next (index, outcome), or None when none came within `timeout` seconds or all were given out (`finished`)."""
+        """The next (index, outcome); None when none completes within `timeout` seconds, or all were returned before (`finished`)."""
         if not self._left:
             return None
         try:
@@ -112,21 +110,20 @@ class Batch(Iterator[tuple[int, Outcome]]):
 class Executor(ABC):
     """See the module's docstring."""
 
-    description: str = ""       # stored with the search and shown: "2 local workers"
-    isolates: bool = True       # False: a candidate that crashes takes this process along
+    description: str = ""       # shown, and stored with the search: "2 local workers"
 
     @abstractmethod
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
                cpus: Sequence[int] = (), homes: Sequence[str] = ()) -> Batch:
-        """Queue `items` for `job` (see `svod.tune.workers.jobs`), each with `deadline` seconds of its own. Does not wait.
+        """Queue `items` for `job` (see `svod.tune.workers.jobs`), each with its own deadline of `deadline` seconds. Does not wait.
 
-        `setup`: payload of the job's setup, or None. `cpus`: the cores the workers stay on; none: all. `homes`: per item the worker that
-        keeps something of it (`Outcome.worker`), which takes it before others; where it is busy, others do. Raises FormatError for items
-        that are not plain data, TuneError after `close`."""
+        `setup`: payload of the job's setup, or None. `cpus`: the cores that the workers stay on; none: all. `homes`: per item the preferred
+        worker (`Outcome.worker`), which keeps data of it; another one takes the item when that is busy. Raises FormatError for items that
+        are not plain data, TuneError after `close`."""
 
     @abstractmethod
     def workers(self, kind: Kind) -> int:
-        """How many items of `kind` run at once."""
+        """The number of items of `kind` that run at once."""
 
     @abstractmethod
     def close(self) -> None:
@@ -134,7 +131,7 @@ class Executor(ABC):
 
     @abstractmethod
     def wait_until_ready(self) -> None:
-        """Wait until a first item would start at once. Raises TuneError when workers cannot start."""
+        """Wait until the first item can start at once. Raises TuneError when workers cannot start."""
 
     def run(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
             cpus: Sequence[int] = ()) -> list[Outcome]:
@@ -163,20 +160,20 @@ class _InlineBatch(Batch):
         self._left -= 1
         if self.cancelled or self.executor.closed:
             return index, Outcome("lost", kind="cancelled" if self.cancelled else "closed")
-        return index, self.executor.run_call(self.call(index), self.kind)
+        return index, self.executor.run_request(self.request(index), self.kind)
 
 
 class InlineExecutor(Executor):
-    """In the calling process. No deadline is kept and a crash is everyone's; an exception is still an outcome, Ctrl-C is still Ctrl-C."""
+    """Runs items in the calling process, without deadlines. A crash ends the process. An exception becomes an outcome; Ctrl-C does not."""
 
     description = "inline (unprotected)"
-    isolates = False
 
     def __init__(self, config: WorkerConfig | None = None, device: str = "CPU") -> None:
         self.config = config or WorkerConfig()
         self.closed = False
         self._lock = MachineLock(device)
-        self._state: tuple[str, Any] = ("", None)
+        self._setup = ""            # key of the setup that `_state` was made by
+        self._state: Any = None
 
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
                cpus: Sequence[int] = (), homes: Sequence[str] = ()) -> Batch:
@@ -186,18 +183,19 @@ class InlineExecutor(Executor):
         batch.executor = self
         return batch
 
-    def run_call(self, call: Request, kind: Kind) -> Outcome:
+    def run_request(self, request: Request, kind: Kind) -> Outcome:
         started = time.perf_counter()
         try:
-            run, set_up = resolve_job(call.job, self.config.job_modules)
+            run, set_up = resolve_job(request.job, self.config.job_modules)
             if kind == "bench":
                 self._lock.acquire()
-            if call.setup_key and call.setup_key != self._state[0]:
-                self._state = ("", None)
-                payload = decode(call.setup)
-                self._state = (call.setup_key, payload if set_up is None else set_up(payload))
+            if request.setup_key and request.setup_key != self._setup:
+                self._setup, self._state = "", None
+                payload = decode(request.setup)
+                self._state = payload if set_up is None else set_up(payload)
+                self._setup = request.setup_key
             started = time.perf_counter()
-            result = run(decode(call.item), self._state[1] if call.setup_key else None)
+            result = run(decode(request.item), self._state if request.setup_key else None)
             seconds = time.perf_counter() - started
             return Outcome("ok", decode(encode(result)), seconds=seconds, worker="inline")
         except Exception as e:  # the border of a worker, as in svod.tune.workers.child
@@ -213,28 +211,28 @@ class InlineExecutor(Executor):
 
     def close(self) -> None:
         self.closed = True
-        self._state = ("", None)
+        self._setup, self._state = "", None
 
 
-# -- the dispatcher that local and Ray share --------------------------------------------------------
+# -- the dispatcher of the local and the Ray executor -----------------------------------------------
 class Carrier(Protocol):
-    """Runs items one after the other, wherever. Each is driven by a thread of its own."""
+    """Runs items one after the other in one worker. Each carrier has its own thread."""
 
     name: str
     kind: Kind
-    chunk: int      # most items handed over at once; above 1 where a round trip is dear
+    chunk: int      # most items of one `run`; above 1 where a round trip is expensive
 
     def warm_up(self) -> None:
-        """Called once, before the first item: start what takes long to start. Raises nothing; `run` says what is wrong."""
+        """Start what takes long to start. Called once, before the first item. Raises nothing: a later `run` fails with the reason."""
 
-    def run(self, calls: Sequence[Request]) -> list[Outcome]:
-        """Start to end. Raises WorkerLost when the infrastructure failed, TuneError when there can be no worker at all."""
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Run all requests. Raises WorkerLost when the infrastructure failed, TuneError when no worker can be started at all."""
 
     def idle(self) -> None:
-        """No further item of this kind is waiting: let go of what is exclusive."""
+        """Release what is exclusive. Called when no further item of this kind is waiting."""
 
     def interrupt(self) -> None:
-        """Called from another thread when closing: make `run` return soon."""
+        """Make `run` return soon. Called by another thread when the executor closes."""
 
     def close(self) -> None:
         """Called by the carrier's own thread at its end."""
@@ -252,7 +250,7 @@ class _Task:
 
 
 class DispatchingExecutor(Executor):
-    """Queues, the phase barrier, requeueing, and one thread per carrier."""
+    """Queues, the alternation of compiling and timing, new attempts, and one thread per carrier."""
 
     def __init__(self, description: str, shared_cores: bool | None) -> None:
         self.description = description
@@ -294,7 +292,7 @@ class DispatchingExecutor(Executor):
         return not self._active["compile"]
 
     def _take(self, carrier: Carrier) -> list[_Task]:
-        """The next items for a carrier: one, or up to its chunk while there is enough for all. Empty when closing."""
+        """The next items for a carrier: one, or up to its chunk while there are enough for all carriers. Empty when closing."""
         kind = carrier.kind
         taken: list[_Task] = []
         with self._changed:
@@ -305,7 +303,8 @@ class DispatchingExecutor(Executor):
                 waiting = self._queues[kind]
                 for _ in range(max(1, min(carrier.chunk, len(waiting) // (2 * self.workers(kind))))):
                     homes = [t.home for t in waiting]
-                    at = next((homes.index(h) for h in (carrier.name, "") if h in homes), -1)   # else what others would take last
+                    # its own items first, then those without a home, then what the others would take last
+                    at = next((homes.index(h) for h in (carrier.name, "") if h in homes), len(homes) - 1)
                     task = waiting[at]
                     del waiting[at]
                     if task.batch.cancelled:
@@ -313,11 +312,11 @@ class DispatchingExecutor(Executor):
                     else:
                         taken.append(task)
                         if task.attempts:
-                            break       # it lost a worker once: alone, so that it does not take others along
+                            break       # it lost a worker before and runs alone, so that no others are lost with it
                 if taken:
                     self._active[kind] += 1
                     return taken
-                self._changed.notify_all()      # the last of a kind may have been what the others waited for
+                self._changed.notify_all()      # others may wait for the last item of this kind
         return []
 
     def _drive(self, carrier: Carrier) -> None:
@@ -329,18 +328,18 @@ class DispatchingExecutor(Executor):
             outcomes: list[Outcome]
             retry: list[_Task] = []
             try:
-                outcomes = carrier.run([t.batch.call(t.index) for t in tasks])
+                outcomes = carrier.run([t.batch.request(t.index) for t in tasks])
             except WorkerLost as e:
                 if not self.closing:
                     log.info("worker %s was lost (%s)", carrier.name, e)
                     retry = [t for t in tasks if t.attempts < MAX_ATTEMPTS]
                     tasks = [t for t in tasks if t.attempts >= MAX_ATTEMPTS]
                 outcomes = [Outcome("lost", kind="worker", message=f"{t.attempts} workers lost under it, the last: {e}") for t in tasks]
-            except Exception as e:  # a carrier's border: an item never goes without an outcome, whatever broke
+            except Exception as e:  # the border of a carrier: every item has an outcome, whatever broke
                 outcomes = [Outcome("lost", kind="worker", message=f"{type(e).__name__}: {e}")] * len(tasks)
             for task, outcome in zip(tasks, outcomes, strict=True):
                 if self.closing and outcome.status in ("crash", "lost"):
-                    outcome = Outcome("lost", kind="closed")        # it was killed by close(), not by itself
+                    outcome = Outcome("lost", kind="closed")        # `close` killed it
                 task.batch.deliver(task.index, dataclasses.replace(outcome, worker=carrier.name, attempts=task.attempts))
             with self._changed:
                 if self.closing:
@@ -367,14 +366,14 @@ class DispatchingExecutor(Executor):
             task.batch.deliver(task.index, Outcome("lost", kind="closed"))
         for thread, carrier in self._threads:
             while thread.is_alive():
-                carrier.interrupt()     # again: it may only just have started something
+                carrier.interrupt()     # repeatedly, as it may have just started something
                 thread.join(0.05)
         self._threads.clear()
         self._shut_down()
         atexit.unregister(self.close)
 
     def _shut_down(self) -> None:
-        """After the last thread has ended: what all carriers shared."""
+        """End what all carriers share. Called after the last thread has ended."""
 
 
 # -- local -----------------------------------------------------------------------------------------
@@ -390,16 +389,16 @@ class _LocalCarrier:
         self._lock = MachineLock(owner.device) if kind == "bench" else None
 
     def warm_up(self) -> None:
-        """A child takes 10 ms."""
+        """Does nothing, as a child starts within 10 ms."""
 
-    def run(self, calls: Sequence[Request]) -> list[Outcome]:
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
         if self._lock is not None and not self._lock.acquire(lambda: self._owner.closing):
             raise WorkerLost("closing")
         try:
             if self._child is None:
                 self._server = self._owner.server()
                 self._child = Child(self._server)
-            return [self._child.run(call) for call in calls]
+            return [self._child.run(request) for request in requests]
         except ServerLost as e:
             self._drop_child()
             self._owner.replace_server(self._server)
@@ -425,8 +424,8 @@ class _LocalCarrier:
 
 
 class LocalExecutor(DispatchingExecutor):
-    """N compile children and one bench child of this process, all from one fork server. Starts in the background; processes are made when
-    there is work for them."""
+    """N compile children and one bench child of this process, all from one fork server, which starts in the background. A child is started
+    when there is work for it."""
 
     def __init__(self, workers: int | None = None, config: WorkerConfig | None = None, device: str = "CPU",
                  shared_cores: bool | None = None) -> None:
@@ -434,7 +433,7 @@ class LocalExecutor(DispatchingExecutor):
         self.config = config or WorkerConfig()
         self.device = device
         self._server_lock = threading.Lock()
-        self._server = start_server(self.config)    # first: where it cannot start there is nothing to close
+        self._server = start_server(self.config)    # first, as nothing must be closed if it cannot start
         super().__init__(f"{count} local worker{'s' if count != 1 else ''}", shared_cores)
         for i in range(count):
             self._add(_LocalCarrier(self, "compile", f"local-compile-{i}"))
@@ -464,14 +463,13 @@ def parse_workers(spec: str) -> tuple[str, int | None]:
     """("ray" | "local" | "inline", count or None). Raises ConfigError."""
     name, colon, count = spec.partition(":")
     counted = name in ("ray", "local") and (not colon or (count.isdecimal() and 0 < int(count) <= MOST_WORKERS))
-    valid = counted or spec == "inline"
-    if not valid:
+    if not counted and spec != "inline":
         raise ConfigError(f"asked for workers {spec!r}; use ray:N, local:N (N processes, 1 to {MOST_WORKERS}), ray, local or inline")
     return name, int(count) if count else None
 
 
 def check_address(address: str | None) -> None:
-    """Raise ConfigError for the address of a Ray cluster that cannot be one; None is no cluster."""
+    """Raise ConfigError for a text that cannot be the address of a Ray cluster. None is valid: no cluster."""
     if address is not None and "://" in address:
         raise ConfigError(f"asked for the Ray cluster at {address!r}; svod must run on a node of the cluster and connects with "
                           "--address auto or host:port, because Ray's client protocol cannot kill a worker in time")

@@ -2,13 +2,12 @@
 
     searching process ──(requests)──▶ fork server ──fork──▶ child ◀──(socket)──▶ searching process
 
-multiprocessing has a fork server too; svod has its own because that one is a singleton that the user's program may be using,
-imports the user's `__main__` into every child, and starts a resource tracker. Here a script without a guard around its main
-part is never run twice.
+The fork server of multiprocessing is a singleton that the user's program may be using. It imports the user's `__main__` into every child
+and starts a resource tracker. svod's own never runs a script twice that has no guard around its main part.
 
-Nothing outlives the searching process: the server ends when its request socket closes (so also after SIGKILL), killing its
-children first; a child gets SIGKILL from the kernel when the server dies (Linux), and ends when its own socket closes. Ctrl-C
-is ignored by both: the searching process decides. The server never runs candidates, so it always answers.
+No process outlives the searching process. The server ends when its request socket closes, also after SIGKILL, and kills its children
+first. A child gets SIGKILL from the operating system when the server dies (Linux), and ends when its own socket closes. Both ignore
+Ctrl-C: the searching process decides. The server never runs candidates, so it always answers.
 """
 from __future__ import annotations
 
@@ -26,9 +25,10 @@ from typing import Any
 from svod.errors import TuneError
 from svod.tune.workers.jobs import WorkerConfig, package_roots
 
-START_DEADLINE = 60.0     # seconds until the server must have said hello: a cold disk and a busy machine included
+CLOSED = -1               # in place of a descriptor that was closed
+START_DEADLINE = 60.0     # seconds until the server must have said hello, also with a cold disk and on a busy machine
 REQUEST_DEADLINE = 15.0   # seconds for one request; a fork takes milliseconds
-REAP_DEADLINE = 5.0       # seconds a killed process may take to go (it may have gigabytes to unmap)
+REAP_DEADLINE = 5.0       # seconds that a killed process may take to end, as it may have gigabytes to unmap
 
 # BLAS must not start threads in a process that forks, so this comes before any import of numpy.
 _BOOT = ("import os, sys, json; os.environ.update(OPENBLAS_NUM_THREADS='1', MKL_NUM_THREADS='1', OMP_NUM_THREADS='1'); "
@@ -37,7 +37,7 @@ _BOOT = ("import os, sys, json; os.environ.update(OPENBLAS_NUM_THREADS='1', MKL_
 
 
 class ServerLost(Exception):
-    """The fork server is gone or does not answer. Says nothing about any candidate: what was running may run again."""
+    """The fork server is gone or does not answer. No candidate is to blame: its items may run again."""
 
 
 def _command(main: str, fd: int, config: WorkerConfig) -> list[str]:
@@ -49,7 +49,7 @@ def _command(main: str, fd: int, config: WorkerConfig) -> list[str]:
 
 
 def _popen(command: list[str], fd: int, log: int) -> subprocess.Popen[bytes]:
-    """Start a Python process that never sees a Ctrl-C: SIGINT stays blocked until it ignores it."""
+    """Start a Python process that never sees a Ctrl-C: SIGINT is blocked until the process ignores it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(fd,))
@@ -60,7 +60,7 @@ def _popen(command: list[str], fd: int, log: int) -> subprocess.Popen[bytes]:
 
 
 def open_log() -> int:
-    """A descriptor for the output of a process: anonymous, in memory where the system can, opened for appending."""
+    """A descriptor of an anonymous file for the output of a process, in memory where the system can, opened for appending."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("svod-worker")
     else:
@@ -78,9 +78,9 @@ def read_log(fd: int, limit: int = 2000) -> str:
 
 
 class ForkServer:
-    """The searching process's end. Thread-safe: any thread may ask for children.
+    """The searching process's end of the fork server. Thread-safe.
 
-    Starting does not wait; the first request does. Raises TuneError when the server cannot start (with the reason), ServerLost
+    The constructor does not wait for the server; the first request does. Methods raise TuneError when the server cannot start, ServerLost
     when it is gone."""
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -149,37 +149,37 @@ class ForkServer:
             return self._read_line()
 
     def start_child(self, sock: socket.socket, log: int, cpus: tuple[int, ...]) -> int:
-        """A new child that serves `sock` with its output in `log`, on the given cores (none: all). Returns its process id."""
+        """A new child that serves `sock`, logs to `log`, and stays on the given cores (none: all). Returns its process id."""
         reply = self._request({"do": "fork", "cpus": cpus}, (sock.fileno(), log))
         if "error" in reply:
             raise ServerLost(f"the fork server cannot fork: {reply['error']}")
         return int(reply["pid"])
 
     def kill(self, pid: int) -> None:
-        """SIGKILL a child, without waiting. Safe against reused ids: only the server reaps, and only on request."""
+        """Send SIGKILL to a child, without waiting. Ids are not reused meanwhile: only the server reaps, and only on request."""
         self._request({"do": "kill", "pid": pid})
 
     def reap(self, pid: int) -> int | None:
-        """SIGKILL a child and wait for its end: its wait status, or None when it is still there after REAP_DEADLINE seconds. A child
-        that was already dying keeps the status of what killed it."""
+        """Send SIGKILL to a child and wait for its end. Returns its wait status, or None when it has not ended after REAP_DEADLINE seconds.
+        A child that was already dying keeps the status of what killed it."""
         status = self._request({"do": "reap", "pid": pid})["status"]
         return None if status is None else int(status)
 
     def close(self) -> None:
-        """End the server and all its children. Idempotent; waits until the server is gone."""
+        """End the server and all its children, and wait until the server is gone. Idempotent."""
         self._socket.close()
         try:
             self._process.wait(REAP_DEADLINE + 1)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._log >= 0:
+        if self._log != CLOSED:
             os.close(self._log)
-            self._log = -1
+            self._log = CLOSED
 
 
 class SpawnServer:
-    """The same interface without fork: every child is a Python of its own (about 0.3 s)."""
+    """The same interface without fork: every child is a new Python process (about 0.3 s)."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
@@ -187,7 +187,7 @@ class SpawnServer:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     def wait_until_ready(self) -> None:
-        """Nothing to wait for."""
+        """There is nothing to wait for."""
 
     def start_child(self, sock: socket.socket, log: int, cpus: tuple[int, ...]) -> int:
         command = _command("serve_alone", sock.fileno(), self.config)
@@ -223,5 +223,5 @@ class SpawnServer:
 
 
 def start_server(config: WorkerConfig) -> ForkServer | SpawnServer:
-    """The server `config.start` names; without fork on this system, the one that spawns."""
+    """The server that `config.start` names; on a system without fork a SpawnServer."""
     return ForkServer(config) if config.start == "fork" and hasattr(os, "fork") else SpawnServer(config)

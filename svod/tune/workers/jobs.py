@@ -1,14 +1,13 @@
-"""What travels between the search and its workers: jobs by name, plain data, outcomes, and who each end is.
+"""What travels between the search and its workers: names of jobs, plain data, outcomes, and the identity of each end.
 
-A *job* is a function named by import path, `"svod.tune.measure.work:compile_candidate"`, from `svod.tune.measure.work` or
-a module that `WorkerConfig.job_modules` adds. It is called as `function(item, state)`. A job that keeps something between items (inputs,
-a reference result) has a companion `function_setup(payload)`, here `compile_candidate_setup`, whose result is `state`; a worker calls it
-once per distinct payload, and again after it was replaced. Without a setup `state` is None.
+A *job* is a function named by its import path, such as `"svod.tune.measure.work:compile_candidate"`. Its module is
+`svod.tune.measure.work` or one of `WorkerConfig.job_modules`. It is called as `function(item, state)`. A job that keeps data between items
+(inputs, a reference result) has a companion `function_setup(payload)`, here `compile_candidate_setup`, whose result is `state`. A worker
+calls it once per distinct payload, and again in a new process. Without a setup `state` is None.
 
-Items, payloads and results are *plain data*: None, bool, int, float, str, bytes, lists, tuples, dicts, sets, and frozen dataclasses and
-enums defined in svod. Nothing else is encoded or decoded, so that no code travels, nothing of the user's `__main__` is needed
-on the other side, and a worker whose memory a wrong kernel has overwritten can at worst send a refused message. UOps travel through
-`ast_to_data`.
+Items, payloads and results are *plain data*: None, bool, int, float, str, bytes, lists, tuples, dicts, sets, and dataclasses and enums of
+svod. UOps travel through `ast_to_data`. Nothing else is encoded or decoded: no code travels, the other side does not need the user's
+`__main__`, and the messages of a worker whose memory a wrong kernel has overwritten are refused.
 """
 from __future__ import annotations
 
@@ -24,12 +23,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from svod.core.ir.dtype import to_dtype  # how a DType is restored, the one function a message may name
-from svod.core.ir.serialize import ast_to_data, data_to_ast
+from svod.core.ir.dtype import to_dtype  # restores a DType; the only function that a message may name
 from svod.errors import FormatError, TuneError
 from svod.system.source import source_digest
-
-__all__ = ["Outcome", "Status", "WorkerConfig", "ast_to_data", "data_to_ast", "decode", "encode", "identity", "mismatch", "resolve_job"]
 
 MAX_MESSAGE = 256 << 20    # bytes of one encoded item or result
 WORK_MODULE = "svod.tune.measure.work"
@@ -39,7 +35,7 @@ Status = Literal["ok", "error", "crash", "timeout", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one item. Always a record, whatever the candidate did.
+    """The result of one item, whatever the candidate did.
 
     status     value                              kind                                      message
     ok         what the job returned              ""                                        ""
@@ -53,9 +49,9 @@ class Outcome:
     value: Any = None
     kind: str = ""
     message: str = ""
-    seconds: float = 0.0    # wall time from the start of the item on a ready worker; waiting and set-up not included
-    worker: str = ""        # which worker, e.g. "local-compile-0" or "node1/bench-0"
-    attempts: int = 1       # 1 + how often it was given to another worker because of the infrastructure
+    seconds: float = 0.0    # wall time from the start of the item on a ready worker, without waiting and setup
+    worker: str = ""        # the worker's name, e.g. "local-compile-0"
+    attempts: int = 1       # 1, and one more for each worker that was lost under it
 
     @property
     def ok(self) -> bool:
@@ -71,15 +67,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """How child processes are made; the same for local and Ray workers.
+    """How child processes are made, by local and by Ray workers.
 
-    `preload` lists what the fork server imports once; `module:function` is imported and called (to warm up).
-    `memory_bytes` limits a child's writable memory (0: half of what the machine or container has).
+    `preload` lists the modules that the fork server imports once; of `module:function` the function is called, too (to warm up).
+    `memory_bytes` limits a child's writable memory (0: half of the memory of the machine or container).
     `start` is "fork" (10 ms a child) or "spawn" (0.3 s a child, for systems without fork)."""
 
     preload: tuple[str, ...] = ("numpy", "llvmlite.binding", WORK_MODULE)
     job_modules: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ()             # put on the children's sys.path, after svod's own
+    paths: tuple[str, ...] = ()             # added to the children's sys.path, behind svod's own
     memory_bytes: int = 0
     setup_deadline: float = 30.0            # seconds for one setup
     niceness: int = 0                       # added to the children's nice value
@@ -105,7 +101,7 @@ def _is_plain_class(cls: type) -> bool:
 
 class _Encoder(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        # called for everything but the exact built-in data types
+        # pickle calls this for everything but the exact built-in data types
         if obj is to_dtype or _is_plain_class(obj if isinstance(obj, type) else type(obj)):
             return NotImplemented
         what = f"{type(obj).__module__}.{type(obj).__qualname__}"
@@ -123,7 +119,7 @@ class _Decoder(pickle.Unpickler):
 
 
 def encode(value: Any) -> bytes:
-    """`value` as bytes. Raises FormatError when it is not plain data, nested too deep, or above MAX_MESSAGE bytes."""
+    """`value` as bytes. Raises FormatError for a value that is not plain data, nested too deeply, or above MAX_MESSAGE bytes."""
     out = io.BytesIO()
     try:
         _Encoder(out, protocol=5).dump(value)
@@ -137,18 +133,18 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """The inverse of `encode`. Raises FormatError for anything `encode` would not have written."""
+    """The inverse of `encode`. Raises FormatError for anything that `encode` does not write."""
     try:
         return _Decoder(io.BytesIO(data)).load()
     except FormatError:
         raise
-    except Exception as e:  # damaged pickle data ends in any exception at all: this is the border where it becomes one error
+    except Exception as e:  # damaged pickle data may raise any exception: this border makes one error of them
         raise FormatError(f"a damaged message of {len(data)} bytes: {type(e).__name__}: {e}") from e
 
 
-# -- who is it -------------------------------------------------------------------------------------
+# -- identity --------------------------------------------------------------------------------------
 def identity() -> dict[str, str]:
-    """What must be equal at both ends for a measurement to mean the same: svod's source, Python, LLVM."""
+    """The versions that must be equal at both ends for measurements to be comparable: svod's source, Python, LLVM."""
     import llvmlite
     import llvmlite.binding as llvm
     return {"svod source": source_digest(), "Python": ".".join(platform.python_version_tuple()[:2]),
@@ -156,13 +152,13 @@ def identity() -> dict[str, str]:
 
 
 def mismatch(ours: dict[str, str], theirs: dict[str, str]) -> str:
-    """"" when both ends agree, else what differs: `LLVM 22.1.0 here, 20.1.8 there`."""
+    """The differences between the identities of two ends, as in `LLVM 22.1.0 here, 20.1.8 there`; "" when they agree."""
     return "; ".join(f"{k} {v} here, {theirs.get(k, 'unknown')} there" for k, v in ours.items() if theirs.get(k) != v)
 
 
 def package_roots() -> list[str]:
-    """Directories from which this process imports svod, numpy and llvmlite: what a child needs on its sys.path. Nothing of the
-    user's script directory is passed on, so that a `queue.py` beside a script cannot replace a module of the standard library."""
+    """The directories from which this process imports svod, numpy and llvmlite, which a child needs on its sys.path. The directory of the
+    user's script is left out: a `queue.py` beside a script must not replace a module of the standard library."""
     roots: list[str] = []
     for name in ("svod", "numpy", "llvmlite"):
         spec = importlib.util.find_spec(name)

@@ -1,13 +1,13 @@
 """One timing at a time on a device, over all svod processes of the machine.
 
-Two searches that time kernels at once measure each other. A bench worker holds this lock while it times; the kernel of the operating
-system releases it when the process dies, however it dies. `flock` on two files per device:
+Two searches that time kernels at once disturb each other. A bench worker holds this lock while it times. The operating system releases it
+when the process dies. The lock is `flock` on two files per device:
 
-    svod-bench-CPU.lock   held while timing; its text says who holds it
-    svod-bench-CPU.next   held while waiting: who waits first is next, a process that releases and asks again queues behind
+    svod-bench-CPU.lock   held while timing; its text names the holder
+    svod-bench-CPU.next   held while waiting: the first to wait is next, and a process that releases and asks again queues behind
 
-The files lie in the machine's common temporary directory, not in a user's runtime directory, because two users share the same
-cores. They are never deleted (that would let two holders lock two different inodes of one name).
+The files are in the machine's common temporary directory, not in a user's runtime directory, because users share the cores. They are never
+deleted: two holders could then lock two different inodes of one name.
 """
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ from svod.errors import TuneError
 
 log = logging.getLogger("svod.tune")
 POLL = 0.02             # seconds between attempts
-ANNOUNCE_AFTER = 0.5    # seconds of waiting before it is said
-ANNOUNCE_EVERY = 30.0
+ANNOUNCE_AFTER = 0.5    # seconds of waiting before the first message
+ANNOUNCE_EVERY = 30.0   # seconds between messages
 
 
 def lock_directory() -> Path:
-    """Where lock files lie: /tmp where it exists and can be written, else this process's temporary directory."""
+    """The directory of lock files: /tmp where it exists and can be written, else this process's temporary directory."""
     common = Path("/tmp")
     return common if common.is_dir() and os.access(common, os.W_OK) else Path(tempfile.gettempdir())
 
 
 class MachineLock:
-    """The exclusive right to time on `device` ("CPU", "CUDA:0"). Held or not; `acquire` and `release` are idempotent. Not thread-safe."""
+    """The exclusive right to time on `device` ("CPU", "CUDA:0"). `acquire` and `release` are idempotent. Not thread-safe."""
 
     def __init__(self, device: str = "CPU", directory: Path | None = None) -> None:
         self.device = device
         name = "svod-bench-" + re.sub(r"[^A-Za-z0-9]+", "-", device)
         self._path = (directory or lock_directory()) / f"{name}.lock"
         self._next_path = self._path.with_suffix(".next")
-        self._fd = -1
+        self._fd: int | None = None     # of the locked file, while the lock is held
 
     @property
     def held(self) -> bool:
-        return self._fd >= 0
+        return self._fd is not None
 
     def acquire(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until this process may time; says so through logging when that takes longer than ANNOUNCE_AFTER. False when
-        `stop()` became true first. Raises TuneError when the lock file cannot be opened at all."""
-        if self.held:
+        """Wait until this process may time, with a message when that takes longer than ANNOUNCE_AFTER. False when `stop()` became true
+        first. Raises TuneError when the lock file cannot be opened at all."""
+        if self._fd is not None:
             return True
         started = time.monotonic()
         announced = started + ANNOUNCE_AFTER
-        mine, queue = -1, -1
-        try:
-            mine, queue = _open(self._path), _open(self._next_path)
-            for fd in (queue, mine):
+        with contextlib.ExitStack() as opened:
+            for path in (self._next_path, self._path):
+                fd = _open(path)
+                opened.callback(os.close, fd)
                 while not _try_lock(fd):
                     if stop():
                         return False
@@ -68,39 +68,35 @@ class MachineLock:
                         log.warning("waiting to time on %s: %s is timing", self.device, self.holder() or "another svod process")
                         announced = time.monotonic() + ANNOUNCE_EVERY
                     time.sleep(POLL)
-            self._fd, mine = mine, -1
-        finally:
-            for fd in (mine, queue):
-                if fd >= 0:
-                    os.close(fd)
+            self._fd = os.dup(fd)       # which keeps the lock when the two descriptors are closed
         waited = time.monotonic() - started
         if waited > ANNOUNCE_AFTER:
             log.info("timing on %s after a wait of %.1f s", self.device, waited)
-        with contextlib.suppress(OSError):      # opened read-only, or the disk is full: the lock holds, only its label is missing
+        with contextlib.suppress(OSError):      # opened read-only, or the disk is full: the lock is held, only its label is missing
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"process {os.getpid()} ({Path(sys.argv[0]).name or 'python'})".encode(), 0)
         return True
 
     def release(self) -> None:
-        """Let the next one time."""
-        if self.held:
+        """Let the next process time."""
+        if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, 0)
             os.close(self._fd)
-            self._fd = -1
+            self._fd = None
 
     def holder(self) -> str:
-        """Who says to hold the lock, e.g. `process 4242 (svod-tune)`; "" when unknown."""
+        """The holder by its own label, e.g. `process 4242 (svod-tune)`; "" when unknown."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return self._path.read_text()[:200].strip()
         return ""
 
 
 def _open(path: Path) -> int:
-    """Open or create a lock file that any user may lock. Not through a symbolic link: the directory is everyone's."""
+    """Open or create a lock file that any user may lock. A symbolic link is refused, as every user may write to the directory."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     for attempt in (os.O_RDWR, os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDWR, os.O_RDONLY):
-        # opening without O_CREAT first: Linux refuses O_CREAT on another user's file in a sticky directory
+        # first without O_CREAT, which Linux refuses for another user's file in a sticky directory
         try:
             fd = os.open(path, attempt | flags, 0o666)
         except OSError as e:
@@ -108,7 +104,7 @@ def _open(path: Path) -> int:
             continue
         if attempt & os.O_CREAT:
             with contextlib.suppress(OSError):
-                os.fchmod(fd, 0o666)            # past the umask: other users must be able to lock it
+                os.fchmod(fd, 0o666)            # despite the umask: other users must be able to lock it
         return fd
     raise TuneError(f"cannot open the lock file {path}: {error.strerror}; timing needs it so that two searches do not disturb each other")
 

@@ -1,12 +1,13 @@
-"""The executor on Ray: an embedded one of our own, the user's running one, or a cluster.
+"""The executor on Ray: an embedded Ray, the one that the user's program has started, or a cluster.
 
-Ray carries, it does not judge: no Ray retries, no `ray.cancel` (which does nothing to an actor that computes), one call in flight per
-actor. Deadlines are kept by the child processes inside the actors; an actor that does not answer long after that is killed and replaced.
+Ray only transports items: it retries nothing, `ray.cancel` is not used (it has no effect on an actor that computes), and each actor has one
+call in flight. The child processes inside the actors keep the deadlines. An actor that does not answer long after them is killed and
+replaced.
 
-An embedded Ray (`address=None`) listens on the loopback interface, asks for a token that only this process and its workers
-know, keeps its session in a directory of its own that is removed at the end, and follows neither RAY_ADDRESS nor a cluster that
-happens to run here. A Ray that the program had initialised before is used as it is and left running. Ray prints from threads of
-its own; what they print is kept off this process's stdout and stderr while the executor lives.
+An embedded Ray (`address=None`) listens on the loopback interface and asks for a token that only this process and its workers know. Its
+session has a directory of its own, which is removed at the end. It ignores RAY_ADDRESS and any cluster on this machine. A Ray that the
+program has initialised before is used as it is and left running. Ray's own threads print; while the executor lives their text is kept off
+this process's stdout and stderr.
 """
 from __future__ import annotations
 
@@ -34,29 +35,28 @@ from svod.tune.workers.ray_worker import RayWorker
 
 log = logging.getLogger("svod.tune")
 
-OBJECT_STORE = 80 << 20     # bytes; Ray's minimum is 78,643,200. Lazily mapped, our messages travel inline
+OBJECT_STORE = 80 << 20     # bytes; Ray's minimum is 78,643,200. It is mapped lazily, and svod's messages do not use it
 SESSION_PREFIX = "svod-ray-"
-OWNER = "owner"             # the file in a session's directory that its owner keeps locked
-MAX_TEMP = 40               # characters of a temporary directory below which Ray's socket paths stay under the system's 107
+OWNER = "owner"             # the file in a session's directory that the owner of the session keeps locked
+MAX_TEMP = 40               # longest path of a temporary directory: Ray's socket paths stay under the system's limit of 107
 OUTER_GRACE = 15.0          # seconds beyond all inner deadlines after which an actor is given up
-CHUNK = 4                   # compile items of one call: a round trip costs about a millisecond of two processes
+CHUNK = 4                   # compile items of one call: a round trip costs two processes about a millisecond
 LOCK_SLICE = 1.0            # seconds of one wait for the machine lock inside an actor
-MAX_START_FAILURES = 3      # actors of one carrier that died in a row before a first answer
+MAX_START_FAILURES = 3      # actors of one carrier that may die in a row before their first answer
 NODE_POLL = 1.0             # seconds between looks at the cluster's nodes
-PENDING_NOTICE = 10.0       # seconds an actor waits for a place before it is said
+PENDING_NOTICE = 10.0       # seconds that an actor waits for a place before a message
 
-
-# One token for every Ray this process starts: Ray's core reads it once and keeps it.
+# One token for every Ray that this process starts: Ray's core reads it once and keeps it.
 TOKEN = secrets.token_hex(32)
 
 
 class RayUnavailable(Exception):
-    """Ray is missing or did not come up; says why."""
+    """Ray is missing or did not start; the text has the reason."""
 
 
-# -- Ray's manners -----------------------------------------------------------------------------------
+# -- Ray's output and files --------------------------------------------------------------------------
 class _WithoutRay:
-    """A text stream that drops what Ray's own threads print and passes everything else on."""
+    """A text stream that drops the output of Ray's own threads and passes everything else on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -72,7 +72,7 @@ class _WithoutRay:
 
 
 class _QuietStreams:
-    """Puts `_WithoutRay` before stdout and stderr, and takes it away again where nobody else has replaced them since."""
+    """Puts `_WithoutRay` before stdout and stderr. `restore` removes it where nothing else has replaced them since."""
 
     def __init__(self) -> None:
         self._before = {"stdout": sys.stdout, "stderr": sys.stderr}
@@ -88,7 +88,7 @@ class _QuietStreams:
 
 def _import_ray() -> Any:
     if "ray" not in sys.modules:
-        # Read once, at import; Ray refuses a server in another mode. Where the program has imported Ray, ray.init chooses the mode
+        # Ray reads the mode once, at import, and refuses a server in another mode. If the program has imported Ray, ray.init chooses it
         config.set_default_environment(RAY_AUTH_MODE="token")
     config.set_default_environment(RAY_COLOR_PREFIX="0", RAY_USAGE_STATS_ENABLED="0")
     try:
@@ -100,9 +100,9 @@ def _import_ray() -> Any:
 
 
 class _SessionDirectory:
-    """A directory with a short path for Ray's sockets and logs. A lock on a file in it says that its owner lives, so that those
-    of processes that were killed can be removed by the next. That file goes last: what could not be removed yet, because a process of
-    Ray's wrote its last line or a Ctrl-C came, is removed by the next as well."""
+    """A directory with a short path for Ray's sockets and logs. Its owner locks a file in it, so that the next process can tell and remove
+    the directories of processes that were killed. That file is removed last: what is left after a Ctrl-C, or because a process of Ray's
+    still wrote, is removed by the next process as well."""
 
     def __init__(self) -> None:
         self.path = ""
@@ -117,7 +117,7 @@ class _SessionDirectory:
                              f"and {tempfile.gettempdir()} is longer; set TMPDIR")
 
     def remove(self) -> None:
-        with contextlib.suppress(OSError):              # what is left is for the next, who has found it already where it is gone
+        with contextlib.suppress(OSError):              # the next process removes what is left, and may be doing so already
             for _ in range(40):                         # a process of Ray's may still write its last log line
                 if _remove_session(Path(self.path)):
                     break
@@ -126,7 +126,7 @@ class _SessionDirectory:
 
 
 def _remove_session(directory: Path) -> bool:
-    """Remove a session directory, its owner's file last. Whether it is gone."""
+    """Remove a session directory, its owner's file last. Returns whether it is gone."""
     for entry in os.listdir(directory):
         path = directory / entry
         if entry != OWNER:
@@ -136,7 +136,7 @@ def _remove_session(directory: Path) -> bool:
     (directory / OWNER).unlink()
     try:
         directory.rmdir()
-    except OSError:     # something came meanwhile: it needs its owner's file again, to be found by the next
+    except OSError:     # a new file appeared: the owner's file is needed again, so that the next process recognises the directory
         (directory / OWNER).touch(0o600)
         return False
     return True
@@ -148,17 +148,14 @@ def _remove_dead_sessions(base: Path) -> None:
             owner = os.open(directory / OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:     # another user's, or one that is just being made or removed
             continue
-        try:
+        with contextlib.suppress(OSError):      # its owner lives, or another process removes it as well
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove_session(directory)
-        except OSError:
-            continue        # its owner lives, or another process removes it as well
-        finally:
-            os.close(owner)
+        os.close(owner)
 
 
 class _EmbeddedRay:
-    """A Ray of our own, started and stopped with the executor."""
+    """A Ray that is started and stopped with the executor."""
 
     def __init__(self, ray: Any, workers: int, deadline: float) -> None:
         self._ray = ray
@@ -170,8 +167,8 @@ class _EmbeddedRay:
                                                                    RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1"))
         self._up = threading.Event()
         self._over = threading.Event()
-        # In a thread: init has no timeout, and outside the main thread it leaves the program's SIGTERM handler alone. The thread stays to
-        # the end because the kernel kills Ray's processes together with the thread that started them.
+        # In a thread: init has no timeout, and only in the main thread it replaces the program's SIGTERM handler. The thread lives until
+        # the end because the operating system kills Ray's processes together with the thread that started them.
         self._thread = threading.Thread(target=self._live, args=(workers,), name="ray_start", daemon=True)
         self._thread.start()
         if not self._up.wait(deadline):
@@ -187,16 +184,16 @@ class _EmbeddedRay:
         self._up.set()
         if not self._given_up:
             self._over.wait()
-        with contextlib.suppress(Exception):    # whatever is left of a Ray that failed; its processes end with this thread
+        with contextlib.suppress(Exception):    # Ray may have failed before; its processes end with this thread
             self._ray.shutdown()
         self._environment.close()
         self._directory.remove()
 
     def _start(self, workers: int) -> None:
-        # for Ray's workers, which import svod from where this process has it
+        # Ray's workers import svod from where this process imports it
         paths = os.pathsep.join([*package_roots()[:1], *filter(None, [config.child_environment().get("PYTHONPATH")])])
         try:
-            # Ray would point breakpoint() of this process, and of every process it starts later, to a debugger of its own
+            # Ray would point breakpoint() of this process, and of every process it starts later, to its own debugger
             with config.changed_environment(PYTHONPATH=paths), config.default_environment(PYTHONBREAKPOINT=""):
                 self._ray.init(address="local", num_cpus=workers, include_dashboard=False, object_store_memory=OBJECT_STORE,
                                log_to_driver=False, logging_level=logging.ERROR, _temp_dir=self._directory.path,
@@ -207,39 +204,39 @@ class _EmbeddedRay:
             self._error = e
 
     def close(self) -> None:
-        """Stop Ray and remove its session. Waits until it is gone."""
+        """Stop Ray, remove its session, and wait until both are done."""
         self._over.set()
         self._thread.join()
 
 
 # -- carrying ----------------------------------------------------------------------------------------
 class _RayCarrier:
-    """Runs calls in an actor, which it makes at once, beside those of the others, and replaces when it dies."""
+    """Runs requests in an actor, which it starts early, in parallel with the other carriers, and replaces when it dies."""
 
     def __init__(self, owner: RayExecutor, kind: Kind, name: str) -> None:
         self.kind: Kind = kind
         self.name = name
         self.chunk = CHUNK if kind == "compile" else 1
-        self._starting = threading.Lock()       # its own thread, and `wait_until_ready`
+        self._starting = threading.Lock()       # its own thread and `wait_until_ready` start the actor
         self._owner = owner
         self._ray = owner.ray
         self._actor: Any = None
         self._failures = 0
-        self._hopeless: TuneError | None = None     # why there is no sense in another attempt to start
+        self._hopeless: TuneError | None = None     # why another attempt to start would fail as well
         self._locked = False
 
     def warm_up(self) -> None:
-        with contextlib.suppress(WorkerLost, TuneError):    # tried again for the first call, which says so
+        with contextlib.suppress(WorkerLost, TuneError):    # the first `run` tries again, and raises the error
             self.start()
 
-    def run(self, calls: Sequence[Request]) -> list[Outcome]:
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
         ray = self._ray
         try:
             actor = self.start()
             if self.kind == "bench" and not self._locked:
                 self._await_lock(actor)
-            patience = OUTER_GRACE + sum(c.deadline + (self._owner.config.setup_deadline if c.setup else 0.0) for c in calls)
-            outcomes: list[Outcome] = ray.get(actor.run.remote(list(calls)), timeout=patience)
+            patience = OUTER_GRACE + sum(c.deadline + (self._owner.config.setup_deadline if c.setup else 0.0) for c in requests)
+            outcomes: list[Outcome] = ray.get(actor.run.remote(list(requests)), timeout=patience)
         except ray.exceptions.GetTimeoutError as e:
             self._drop()
             raise WorkerLost("the worker did not answer long after every deadline") from e
@@ -255,7 +252,7 @@ class _RayCarrier:
         return outcomes
 
     def start(self) -> Any:
-        """The actor, after it said who it is. Raises WorkerLost, or TuneError when there is no sense in another attempt."""
+        """The actor, after its identity was checked. Raises WorkerLost, or TuneError when another attempt would fail as well."""
         with self._starting:
             return self._actor if self._actor is not None else self._start()
 
@@ -280,7 +277,7 @@ class _RayCarrier:
         self._failures = 0
         ours = identity()
         if self._owner.embedded:
-            del ours["svod source"]     # the same files; they can only differ by an edit since this process began
+            del ours["svod source"]     # the same files: they can only differ by an edit since this process began
         different = mismatch(ours, theirs)
         if different:
             self._drop()
@@ -290,12 +287,12 @@ class _RayCarrier:
         return self._actor
 
     def _await(self, ref: Any) -> Any:
-        """The value of `ref`, which may have to wait for a place in the cluster."""
+        """The value of `ref`, whose actor may have to wait for a place in the cluster."""
         notice = time.monotonic() + PENDING_NOTICE
         while not self._ray.wait([ref], timeout=0.5)[0]:
             if self._owner.closing:
                 raise WorkerLost("closing")
-            if time.monotonic() > notice and not self._owner.embedded:      # whose actors need none
+            if time.monotonic() > notice and not self._owner.embedded:      # actors of an embedded Ray need no place
                 log.warning("%s is waiting for a place in the Ray cluster", self.name)
                 notice = float("inf")
         return self._ray.get(ref)
@@ -313,13 +310,13 @@ class _RayCarrier:
     def idle(self) -> None:
         if self._locked:
             self._locked = False
-            with contextlib.suppress(self._ray.exceptions.RayError):    # the lock went with the actor
+            with contextlib.suppress(self._ray.exceptions.RayError):    # the actor is dead, and its lock released
                 self._ray.get(self._actor.release.remote(), timeout=OUTER_GRACE)
 
     def interrupt(self) -> None:
         actor = self._actor
         if actor is not None:
-            with contextlib.suppress(Exception):    # it may be gone, or Ray may be
+            with contextlib.suppress(Exception):    # the actor or Ray may be gone
                 self._ray.kill(actor, no_restart=True)
 
     def close(self) -> None:
@@ -331,7 +328,7 @@ class _RayCarrier:
 
 
 class RayExecutor(DispatchingExecutor):
-    """See the module's docstring. Made by `start_ray_executor`."""
+    """The executor of this module, made by `start_ray_executor`."""
 
     def __init__(self, ray: Any, description: str, count: int | None, embedded: _EmbeddedRay | None, connected: bool, quiet: _QuietStreams,
                  config: WorkerConfig, device: str, shared_cores: bool | None) -> None:
@@ -362,7 +359,7 @@ class RayExecutor(DispatchingExecutor):
         return carrier
 
     def _grow(self) -> None:
-        """One compile worker per core of the nodes that are there, or as many as were asked for."""
+        """Add compile workers: one per core of the present nodes, or as many as were asked for."""
         cores = int(sum(n["Resources"].get("CPU", 0) for n in self.ray.nodes() if n["Alive"]))
         for _ in range(self._compile, self._count or cores):
             self._add_compile()
@@ -384,14 +381,14 @@ class RayExecutor(DispatchingExecutor):
             known = set(alive)
 
     def options(self, kind: Kind) -> dict[str, Any]:
-        """Options of an actor: no restarts, no retries; compilers spread, the timer on the machine that offers `bench`, else on
-        this one."""
+        """Options of an actor, without restarts and retries. Compile workers spread over the cluster. The bench worker runs on the machine
+        that has the resource `bench`, else on this one."""
         fixed: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "num_cpus": 0}
         if self._embedded is not None:
             return fixed
         if kind == "compile":
             return {**fixed, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
-        # Ray's workers are nice 15, under which one busy process makes a timing 31 times slower
+        # Ray's workers have the nice value 15, with which one busy process makes a timing 31 times slower
         fixed["runtime_env"] = {"env_vars": {"RAY_worker_niceness": "0"}}
         if any(n["Alive"] and n["Resources"].get("bench", 0) for n in self.ray.nodes()):
             return {**fixed, "resources": {"bench": 1}}
@@ -401,7 +398,7 @@ class RayExecutor(DispatchingExecutor):
 
     @property
     def embedded(self) -> bool:
-        """Whether Ray runs on this machine alone, started by this executor."""
+        """Whether this executor started Ray, on this machine only."""
         return self._embedded is not None
 
     def wait_until_ready(self) -> None:
@@ -409,7 +406,7 @@ class RayExecutor(DispatchingExecutor):
             self._lead.start()
         except WorkerLost as e:
             raise TuneError(f"no Ray worker could be started: {e}") from e
-        if self.embedded:       # a cluster may be long in finding a place for all; those here take two seconds and disturb what is timed
+        if self.embedded:       # these start within two seconds, and would disturb what is timed; a cluster may take long to place all
             for carrier in self._carriers:
                 carrier.warm_up()
 
@@ -445,7 +442,7 @@ def _connect(ray: Any, address: str, deadline: float) -> None:
         except BaseException as e:  # ConnectionError, AuthenticationError, ValueError, RuntimeError: handed to the thread that waits
             errors.append(e)
 
-    # outside the main thread Ray leaves the program's SIGTERM handler alone; and init has no timeout
+    # in a thread: init has no timeout, and only in the main thread it replaces the program's SIGTERM handler
     thread = threading.Thread(target=init, name="ray_connect", daemon=True)
     thread.start()
     thread.join(deadline)
@@ -457,10 +454,10 @@ def _connect(ray: Any, address: str, deadline: float) -> None:
 
 def start_ray_executor(count: int | None, address: str | None, config: WorkerConfig | None, device: str, shared_cores: bool | None,
                        start_deadline: float) -> RayExecutor:
-    """Bring Ray up (or connect) and return the executor once its first worker has answered.
+    """Start Ray (or connect to it) and return the executor once its first worker has answered.
 
-    Raises ConfigError for an address svod cannot use, RayUnavailable when Ray is missing, does not come up in time, or its workers cannot
-    run svod (another version, not installed)."""
+    Raises ConfigError for an address that svod cannot use, RayUnavailable when Ray is missing or does not start in time, or its workers
+    cannot run svod (another version, not installed)."""
     check_address(address)
     started = time.monotonic()
     ray = _import_ray()

@@ -1,7 +1,7 @@
-"""What runs inside a Ray actor: one child process and, for timing, the machine's lock. Imports no Ray.
+"""The worker inside a Ray actor: one child process and, for timing, the machine's lock. This module does not import Ray.
 
-The actor itself never touches a candidate, so it cannot be killed by one: any error Ray reports about it means the
-infrastructure, and the item in flight may run again elsewhere.
+The actor itself never runs a candidate, so no candidate can kill it: an error that Ray reports about it is a failure of the infrastructure,
+and its items may run again elsewhere.
 """
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from svod.tune.workers.machine_lock import MachineLock
 
 
 class RayWorker:
-    """Serves one call at a time (a synchronous actor)."""
+    """Runs one method at a time (a synchronous actor)."""
 
     def __init__(self, config: WorkerConfig, device: str | None) -> None:
-        """`device`: what a bench worker times on and locks; None for a compile worker."""
+        """`device`: the device that a bench worker times on and locks; None for a compile worker."""
         self._config = config
         self._server = start_server(config)
         self._child = Child(self._server)
         self._lock = None if device is None else MachineLock(device)
 
     def hello(self) -> dict[str, str]:
-        """Who this is (`jobs.identity`) and where, once a first item would start at once. Raises TuneError when children cannot start."""
+        """This worker's `jobs.identity` and host, once the first item can start at once. Raises TuneError when children cannot start."""
         self._server.wait_until_ready()
         return {**identity(), "host": platform.node(), "nice": str(os.nice(0))}
 
     def acquire(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the right to time on this machine; whether it is held."""
+        """Wait up to `seconds` for the right to time on this machine. Returns whether it is held."""
         if self._lock is None:
             return True
         end = time.monotonic() + seconds
         return self._lock.acquire(lambda: time.monotonic() > end)
 
     def release(self) -> None:
-        """Let other svod processes of the machine time."""
+        """Let other processes of the machine time."""
         if self._lock is not None:
             self._lock.release()
 
-    def run(self, calls: list[Request]) -> list[Outcome]:
-        """Items one after the other; an outcome `lost` where this machine could not run it."""
-        return [self._run(call) for call in calls]
+    def run(self, requests: list[Request]) -> list[Outcome]:
+        """Run items one after the other. The outcome is `lost` where this machine could not run one."""
+        return [self._run(request) for request in requests]
 
-    def _run(self, call: Request) -> Outcome:
+    def _run(self, request: Request) -> Outcome:
         try:
-            return self._child.run(call)
+            return self._child.run(request)
         except ServerLost as e:
             self._child.close()
             self._server.close()

@@ -1,4 +1,4 @@
-"""What runs in the fork server, and in a child that is spawned instead of forked (`forkserver.py` is the searching process's side)."""
+"""The main functions of the fork server and of a spawned child. `forkserver.py` is the searching process's side."""
 from __future__ import annotations
 
 import contextlib
@@ -33,7 +33,7 @@ def _preload(config: dict[str, Any]) -> None:
 
 
 def serve(fd: int, config: dict[str, Any]) -> None:
-    """Main of the fork server: preload, say hello, then fork, kill and reap on request until the other side closes."""
+    """Main of the fork server: preload modules, say hello, then fork, kill and reap on request until the other side closes."""
     _ignore_interrupts()
     control = socket.socket(fileno=fd)
     control.set_inheritable(False)
@@ -43,14 +43,14 @@ def serve(fd: int, config: dict[str, Any]) -> None:
 
     try:
         _preload(config)
-    except Exception as e:  # a worker's border: it becomes the message of a TuneError on the other side
+    except Exception as e:  # the border of a worker: the exception becomes a TuneError on the other side
         reply({"error": f"{type(e).__name__}: {e}"})
         return
     gc.collect()
-    gc.freeze()     # keep pages shared with the children: no collection touches the headers of preloaded objects
+    gc.freeze()     # no collection writes to preloaded objects, so that their pages stay shared with the children
     children: set[int] = set()
     reply({"ready": True})
-    with contextlib.suppress(OSError):      # the other side went away in the middle of an answer: the same as its end
+    with contextlib.suppress(OSError):      # the other side ended in the middle of an answer
         _answer_requests(control, children, reply, config)
     for pid in children:
         os.kill(pid, signal.SIGKILL)
@@ -65,7 +65,7 @@ def _answer_requests(control: socket.socket, children: set[int], reply: Callable
         data, fds, _, _ = socket.recv_fds(control, 65536, 2)
         if not data:
             return
-        message = json.loads(data)      # requests are answered one by one and are small: one recv, one message
+        message = json.loads(data)      # one recv is one message: requests are small and answered one by one
         if message["do"] == "fork":
             try:
                 pid = os.fork()
@@ -110,7 +110,7 @@ def _reap(pid: int, deadline: float) -> int | None:
 
 
 def _become_child(control: socket.socket, server: int, fds: list[int], config: dict[str, Any]) -> None:
-    """In the forked process: never returns."""
+    """Serve as a child in the forked process. Never returns."""
     code = 1
     try:
         control.close()
@@ -122,10 +122,10 @@ def _become_child(control: socket.socket, server: int, fds: list[int], config: d
 
 
 def _die_with_parent(parent: int) -> None:
-    """Linux: SIGKILL this process when its parent dies (prctl PR_SET_PDEATHSIG, 1). Elsewhere the server's own end takes care."""
+    """On Linux, have this process killed when its parent dies (prctl PR_SET_PDEATHSIG, 1). Elsewhere the server kills it at its own end."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:      # it died before the call
+        if os.getppid() != parent:      # the parent died before prctl
             os._exit(1)
 
 
@@ -133,5 +133,4 @@ def serve_alone(fd: int, config: dict[str, Any]) -> None:
     """Main of a spawned child (`SpawnServer`)."""
     _ignore_interrupts()
     _preload(config)
-    log = os.dup(2)
-    run_child(fd, log, config)
+    run_child(fd, os.dup(2), config)

@@ -1,4 +1,4 @@
-"""Starting the executor that a user asked for: inline, local or Ray, now or in the background."""
+"""Starting the executor that the user asked for: inline, local or Ray, now or in the background."""
 from __future__ import annotations
 
 import contextlib
@@ -20,10 +20,9 @@ def make_executor(spec: str = "local", address: str | None = None, config: Worke
                   say: Callable[[str], None] = log.warning) -> Executor:
     """The executor that `spec` names ("ray:N", "local:N", "inline"; without N: one worker per core).
 
-    `address` (Ray only): None starts a Ray of our own on this machine; "auto" or "host:port" connects to a cluster. Where an
-    own Ray is missing or not up within `start_deadline` seconds, the local executor takes over and `say` gets one line; a
-    cluster that was asked for by address and cannot be reached is a TuneError. Raises ConfigError for a spec or an address that
-    cannot be used."""
+    `address` (Ray only): "auto" or "host:port" connects to a cluster, None starts a new Ray on this machine. Where Ray is not installed or
+    the new one is not up within `start_deadline` seconds, the local executor takes over and `say` gets one line. Raises TuneError for a
+    cluster that cannot be reached, ConfigError for an invalid spec or address."""
     name, count = parse_workers(spec)
     if address is not None and name != "ray":
         raise ConfigError(f"asked for workers {spec!r} at address {address!r}; an address needs ray workers: ray:N or ray")
@@ -41,7 +40,7 @@ def make_executor(spec: str = "local", address: str | None = None, config: Worke
 
 
 class ExecutorStart:
-    """`make_executor` begun in the background, for Ray's seconds while something else goes on. `result` waits for it; `close` ends it."""
+    """A call of `make_executor` in the background, as Ray takes seconds to start. `result` waits for the executor; `close` ends it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._made: Executor | None = None
@@ -65,10 +64,5 @@ class ExecutorStart:
 
     def close(self) -> None:
         """End the executor, also one that is still starting. Idempotent."""
-        with contextlib.suppress(Exception):    # one that did not start needs no end; the error is `result`'s to tell
+        with contextlib.suppress(Exception):    # an executor that did not start needs no end; `result` raises the error
             self.result().close()
-
-
-def start_in_background(spec: str = "local", address: str | None = None, **kwargs: Any) -> ExecutorStart:
-    """Begin `make_executor(spec, address, …)` now, wait for it later."""
-    return ExecutorStart(spec, address, **kwargs)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from svod.errors import TuneError
-from svod.tune.workers.child import Child, Request, make_call
+from svod.tune.workers.child import Child, Request, make_request
 from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, start_server
 from svod.tune.workers.jobs import Outcome, WorkerConfig
 from tests.tune.fault_jobs import FAULTS
@@ -23,7 +23,7 @@ CONFIG = WorkerConfig(preload=("numpy", "llvmlite.binding"), job_modules=(JOBS,)
 
 
 def call(job: str, item: object, deadline: float = 20.0, setup: object = None, cpus: tuple[int, ...] = ()) -> Request:
-    return make_call(f"{JOBS}:{job}", item, deadline, setup, cpus)
+    return make_request(f"{JOBS}:{job}", item, deadline, setup, cpus)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -114,10 +114,9 @@ def test_large_results_and_items_arrive_whole(child: Child) -> None:
 
 def test_a_batch_goes_on_behind_hangs_and_crashes(child: Child) -> None:
     items = [1, "segfault", 2, "spin native", 3, "raise", 4]
-    outcomes = list(child.run_batch(f"{JOBS}:fault_or_add", items, 0.5, setup=100))
-    assert [i for i, _ in outcomes] == list(range(7))
-    assert [o.status for _, o in outcomes] == ["ok", "crash", "ok", "timeout", "ok", "error", "ok"]
-    values = [o.value for _, o in outcomes if o.ok]
+    outcomes = [child.run(call("fault_or_add", item, 0.5, setup=100)) for item in items]
+    assert [o.status for o in outcomes] == ["ok", "crash", "ok", "timeout", "ok", "error", "ok"]
+    values = [o.value for o in outcomes if o.ok]
     assert [v["sum"] for v in values] == [101, 102, 103, 104]
     # state lives as long as the process: fresh after the crash and after the hang, kept after an exception
     assert [v["count"] for v in values] == [1, 1, 1, 2]
@@ -161,7 +160,7 @@ def test_a_step_has_a_limit_of_its_own(child: Child) -> None:
 
 
 def test_jobs_outside_the_registry_are_errors(child: Child) -> None:
-    outcome = child.run(make_call("os:system", "true", 10.0))
+    outcome = child.run(make_request("os:system", "true", 10.0))
     assert (outcome.status, outcome.kind) == ("error", "TuneError")
 
 
@@ -222,7 +221,7 @@ def test_without_fork() -> None:
     assert isinstance(server, SpawnServer)
     child = Child(server)
     items = [1, "segfault", 2, "exit", 3]
-    outcomes = [o for _, o in child.run_batch(f"{JOBS}:fault_or_add", items, 20.0, setup=1)]
+    outcomes = [child.run(call("fault_or_add", item, setup=1)) for item in items]
     assert [o.status for o in outcomes] == ["ok", "crash", "ok", "crash", "ok"]
     assert [o.kind for o in outcomes] == ["", "SIGSEGV", "", "exit 7", ""]
     pid = child.pid

@@ -34,7 +34,7 @@ NICE = os.getpriority(os.PRIO_PROCESS, 0)       # of whoever runs the tests: tho
 
 PRELUDE = f"""import sys, os, signal, json, logging; sys.path.insert(0, sys.argv[1])
 START, NICE = {START}, {NICE}
-from svod.tune.workers.start import make_executor, start_in_background
+from svod.tune.workers.start import make_executor, ExecutorStart
 from svod.tune.workers.machine_lock import lock_directory
 from tests.tune.workers.test_child import CONFIG, JOBS
 def facts(e, kind="compile"): return e.run(JOBS + ":facts", [None], kind=kind, deadline=START)[0].value
@@ -61,7 +61,7 @@ def test_an_embedded_ray_has_manners(tmp_path: Path) -> None:
 handler = lambda *a: None
 signal.signal(signal.SIGTERM, handler)
 before = dict(os.environ)
-start = start_in_background("ray:2", config=CONFIG, device=f"TEST {os.getpid()}", start_deadline=START)      # nobody else times on it
+start = ExecutorStart("ray:2", config=CONFIG, device=f"TEST {os.getpid()}", start_deadline=START)      # nobody else times on it
 e = start.result()
 import ray
 session = ray._private.worker._global_node.get_session_dir_path()
