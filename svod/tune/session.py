@@ -131,7 +131,7 @@ class _Planned:
 
 
 class TuneSession:
-    """One budget, many kernels. `strategy` names an entry of `svod.tune.search.strategy.STRATEGIES`. `ceilings`: what the machine can do,
+    """One budget, many kernels. `ceilings`: what the machine can do,
     or what tells it, which is called at most once, after the warm-up rounds of the first kernel, while the workers have nothing to do.
 
     `measurer_of` makes what measures a kernel; the default uses the executor's workers."""
@@ -139,7 +139,7 @@ class TuneSession:
     def __init__(self, tasks: Sequence[KernelTask], target: Target, *, executor: Executor, db: TuningDB, config: BeamConfig,
                  bench: BenchConfig | None = None, budget: ModelBudget | None = None,
                  ceilings: Ceilings | Callable[[], Ceilings | None] | None = None,
-                 listener: Listener = nobody, strategy: str = "beam", shrink: bool = True,
+                 listener: Listener = nobody, shrink: bool = True,
                  measurer_of: Callable[[Kernel], Measurer] | None = None) -> None:
         self.tasks = sorted({t.key: t for t in tasks}.values(), key=lambda t: (-t.share, t.key))
         self.target, self.executor, self.db, self.config = target, executor, db, config
@@ -147,7 +147,7 @@ class TuneSession:
         self.budget = budget or ModelBudget(per_kernel=config.kernel_budget)
         self.ceilings: Ceilings | None = None if callable(ceilings) else ceilings
         self._tell_ceilings = ceilings if callable(ceilings) else None
-        self.listener, self.strategy = listener, strategy
+        self.listener = listener
         self.measurer_of = measurer_of or (lambda kernel: self._worker_measurer(kernel, shrink))
         self.result = SessionResult()
         self._claims: dict[str, Any] = {}
@@ -268,11 +268,11 @@ class TuneSession:
         self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
                                      structure=family_key(kernel.ast), flops=float(count_operations(kernel.ast).flops),
                                      bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
-        self._searches[task.key] = self.db.begin_search(task.key, self.target.key, strategy=self.strategy,
+        self._searches[task.key] = self.db.begin_search(task.key, self.target.key,
                                                         executor=self.executor.description, config=dataclasses.asdict(self.config))
         search = KernelSearch(task.key, task.name or task.key[:12], base, heuristic(base), self.config, self.measurer_of(kernel),
                               seeds=seeds, known=frozenset(known), bound=self._bound(task),
-                              calls=task.calls, strategy_name=self.strategy, listener=self.listener, clock=self.budget.clock)
+                              calls=task.calls, listener=self.listener, clock=self.budget.clock)
         search.record = lambda candidates: self._record_round(search, candidates)
         return search
 

@@ -40,7 +40,8 @@ JUDGES = 4                 # times width: the fastest that say which predictions
 
 
 class Beam:
-    """The default strategy. `base` is the untouched state."""
+    """What one search of a kernel tries and keeps. `base`: the untouched state. Filters, building, timing, verification, the database
+    and the budget are the search's; the beam changes nothing that they measured."""
 
     def __init__(self, base: Any, config: BeamConfig) -> None:
         self.base, self.config = base, config
@@ -57,6 +58,7 @@ class Beam:
 
     @property
     def queued(self) -> int:
+        """Proposals that wait for a later round."""
         return len(self.queue)
 
     @property
@@ -128,6 +130,7 @@ class Beam:
             self.queue[candidate.digest] = candidate
 
     def propose(self) -> list[Candidate]:
+        """Candidates for the next round; none when there is nothing left to try."""
         self.round += 1
         for member in self.members:
             if not member.expanded:
@@ -163,6 +166,7 @@ class Beam:
         return {family for family, end in self.sketch_families.items() if self.round < end}
 
     def racers(self, screened: Sequence[Candidate]) -> list[Candidate]:
+        """Which screened candidates are raced against the incumbent, best first."""
         ranked = sorted(screened, key=lambda c: (c.seconds, *chain_order(c.chain)))
         chosen = ranked[:2 * self.width]
         most = 2 * len(chosen)      # some kernels have sketches of dozens of families, and a race takes as long as it has racers

@@ -1,4 +1,4 @@
-"""The search of one kernel, round by round: what every strategy shares.
+"""The search of one kernel, round by round, around the beam (`beam.py`).
 
     step 1      the heuristic alone: lower, build, time, verify. It is the baseline, the first incumbent, and what a search
                 that finds nothing better returns.
@@ -12,7 +12,7 @@ digest that this search or the database has seen. Building and screening go in s
 the rest of the round shorter and a spent budget ends it: what was not built goes back to the queue.
 
 A search stops after BEAM_PATIENCE rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent
-has to keep when it is measured again, and when there is nothing left to try: unless the strategy can widen, which starts that patience
+has to keep when it is measured again, and when there is nothing left to try: unless the beam can widen, which starts that patience
 anew. Where the incumbents of two races in a row, by the races' own clock, were at 1.05 × the roofline bound, one round without a gain,
 and none in sight, is enough; a noisy race, and one that refutes the bound, ends the row. It stops in any case when its budget is spent.
 `BEAM_STRICT=reference`: after one round without a gain above BEAM_MIN_PROGRESS.
@@ -38,6 +38,7 @@ from svod.tune.db.records import canonical
 from svod.tune.db.winners import WORST_RATIO, Standing, best_of
 from svod.tune.measure.candidate import FAILED, Candidate, Origin, Status, chain_text
 from svod.tune.measure.measurer import Confirmed, Failure, Measurer, Screened
+from svod.tune.search.beam import Beam
 from svod.tune.search.events import (
     BaselineTimed,
     CandidateDropped,
@@ -48,7 +49,6 @@ from svod.tune.search.events import (
     RoundFinished,
     nobody,
 )
-from svod.tune.search.strategy import make_strategy
 
 log = logging.getLogger("svod.tune")
 
@@ -139,7 +139,6 @@ class KernelSearch:
     known: Collection[str] = ()
     bound: float = 0.0
     calls: float = 1.0
-    strategy_name: str = "beam"
     listener: Listener = nobody
     record: Callable[[Sequence[Candidate]], None] | None = None
     clock: Callable[[], float] = time.monotonic
@@ -147,17 +146,17 @@ class KernelSearch:
     history: list[float] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     spent: float = 0.0
-    widened: int = 0               # how often the strategy did
+    widened: int = 0               # how often the beam did
     finished: bool = False
     why: str = ""
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        self.strategy = make_strategy(self.strategy_name, self.base, self.config)
+        self.beam = Beam(self.base, self.config)
         self.strict = self.config.strict == "reference"
         self.patience = 1 if self.strict else self.config.patience
         self.digests: set[str] = set()
-        self.pool: list[Candidate] = []            # screened or better; the strategy chooses from the raced ones
+        self.pool: list[Candidate] = []            # screened or better; the beam chooses from the raced ones
         self.compile_seconds: list[float] = []
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
         self.refuted: list[Candidate] = []         # right without passes, wrong with them
@@ -166,7 +165,7 @@ class KernelSearch:
         self.verify_pace = 0.0                     # seconds to verify one candidate, the latest
         self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
-        self.wider = False                         # the strategy has widened and has not been given what to keep
+        self.wider = False                         # the beam has widened and has not been given what to keep
         self.settled = float("inf")                # the least that an incumbent kept when it was measured again
         self.at_bound = 0                          # latest races in a row whose incumbent was at the roofline bound
         self.incumbent: Candidate | None = None
@@ -223,7 +222,7 @@ class KernelSearch:
     def _time_baseline(self) -> None:
         self.listener(KernelStarted(self.key, self.name, len(self.seeds), self.bound))
         if self.config.sketches:
-            self.strategy.seed([self.baseline])
+            self.beam.seed([self.baseline])
         self._build_and_screen(self._prepare([self.baseline], exempt=True))
         if self.baseline.status is Status.SCREENED:
             self.baseline.score = self.baseline.seconds
@@ -236,7 +235,7 @@ class KernelSearch:
             if self.config.sketches:
                 self._set_incumbent(self.baseline)
                 self.settled = self.baseline.score
-                self.strategy.keep(self.pool, self._verify)
+                self.beam.keep(self.pool, self._verify)
             self.listener(BaselineTimed(self.key, self.baseline.score))
         self.history.append(self.best)
         self._report([self.baseline])
@@ -244,7 +243,7 @@ class KernelSearch:
     def _round(self, deadline: float) -> None:
         started, before = self.clock(), self.incumbent
         self.judged.clear()
-        seeds = self.strategy.seed([*self.stored, *self._untouched(), *self.first]) if len(self.history) == 1 else []
+        seeds = self.beam.seed([*self.stored, *self._untouched(), *self.first]) if len(self.history) == 1 else []
         # enough seeds are a round of their own: the first one is short, and what follows starts from the best of them
         seeds_alone = len(seeds) >= SEED_ROUND and not self.strict
         batch = list(seeds) if seeds_alone else [*seeds, *self._propose()]
@@ -254,7 +253,7 @@ class KernelSearch:
         self.counts.proposed += len(batch)
         candidates = self._prepare(batch, exempt=False)
         left = self._build_in_chunks(candidates, deadline)
-        self.strategy.requeue(left)
+        self.beam.requeue(left)
         built = self.clock()
         noisy = self._race(candidates)
         self.round_ends.append(self.clock() - built)
@@ -273,18 +272,18 @@ class KernelSearch:
         return [candidate]
 
     def _propose(self) -> list[Candidate]:
-        """The strategy's proposals; one that has none left widens. None where that does not help."""
+        """The beam's proposals; a beam without any widens. None where that does not help."""
         while True:
             if self.wider:
                 self.wider = False
-                self.strategy.keep(self.pool, self._verify)
-            proposals = self.strategy.propose()
+                self.beam.keep(self.pool, self._verify)
+            proposals = self.beam.propose()
             if proposals or not self._widen():
                 return proposals
 
     def _widen(self) -> bool:
-        """Go on from everything measured so far with more of it, instead of ending; False where the strategy does not."""
-        if not self.strategy.widen():
+        """Go on from everything measured so far with more of it, instead of ending; False where the beam does not widen."""
+        if not self.beam.widen():
             return False
         self.widened, self.wider, self.flat = self.widened + 1, True, 0
         log.info("%s: nothing gained for now, the search goes on with more of what it has measured", self.name)
@@ -294,7 +293,7 @@ class KernelSearch:
         self.listener(RoundFinished(
             self.key, len(self.history) - 1, len(batch), sum(c.linear != "" and c.size > 0 for c in batch),
             sum(bool(c.samples) for c in batch), sum(c.status is Status.WRONG for c in batch),
-            sum(c.status in FAILED for c in batch), self.strategy.queued, self.best,
+            sum(c.status in FAILED for c in batch), self.beam.queued, self.best,
             chain_text(self.incumbent.chain) if self.incumbent else "", self.clock() - started, noisy))
 
     def _judge_progress(self, before: Candidate | None, seeds_alone: bool) -> None:
@@ -447,13 +446,13 @@ class KernelSearch:
         self.listener(CandidateDropped(self.key, str(c.status), c.reason, chain_text(c.chain)))
 
     def _race(self, fresh: Sequence[Candidate]) -> bool:
-        """Race the best of what was screened against the incumbent, then let the strategy keep. Whether the race was noisy."""
+        """Race the best of what was screened against the incumbent, then let the beam keep. Whether the race was noisy."""
         noisy = False
-        racers = self.strategy.racers([c for c in self.pool if c.status is Status.SCREENED])
+        racers = self.beam.racers([c for c in self.pool if c.status is Status.SCREENED])
         if self.incumbent is None and racers:
             first = racers.pop(0)
             first.score, first.status = first.seconds, Status.RACED
-            self.strategy.keep(self.pool, self._verify)
+            self.beam.keep(self.pool, self._verify)
             self._choose_incumbent()
         if self.incumbent is not None and racers:
             along = self._is_measured_again(self.incumbent)
@@ -469,7 +468,7 @@ class KernelSearch:
                 else:
                     c.score, c.status, c.noisy = self.incumbent.score * ratio, Status.RACED, race.noisy
                     self.judged.append(c)
-        self.strategy.keep(self.pool, self._verify)
+        self.beam.keep(self.pool, self._verify)
         self._choose_incumbent()
         return noisy
 
