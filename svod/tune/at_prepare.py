@@ -116,7 +116,7 @@ def _run(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler
             continue
         better += 1
         chain = tuple(Opt.from_json(list(o)) for o in finding.chain)
-        chosen[key] = Choice(chain, "beam", f"{finding.speedup[1]:.2f}× the heuristic, {finding.why}")
+        chosen[key] = Choice(chain, "beam", f"{finding.speedup.median:.2f}× the heuristic, {finding.why}")
     for key in result.pending:
         chosen[key] = Choice(compiler.heuristic(unknown[key]), "pending", "another process is searching this kernel")
     where = f"{'kept in' if result.rows else 'nothing was added to'} {db.path}" if db.path is not None else "the database is in memory only"

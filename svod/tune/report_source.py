@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from svod.bench.race import Ratio
 from svod.bench.report.data import Course, Trial, TunedKernel, Tuning, fates_of, kind_of_step
 from svod.bench.roofline import Ceilings, known_ceilings
 from svod.compile.backend import backend_named
@@ -111,7 +112,7 @@ def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None,
     except SvodError as e:
         problem = f"the stored chain or kernel cannot be replayed by this svod: {e}"
     chain = tuple(str(Opt.from_json(list(o))) for o in winner.chain) if winner else ()
-    speedup = (1 / winner.ratio_high, 1 / winner.ratio, 1 / winner.ratio_low) if winner else None
+    speedup = Ratio(1 / winner.ratio, 1 / winner.ratio_high, 1 / winner.ratio_low) if winner else None
     seconds = winner.time if winner else None
     heuristic = seconds / winner.ratio if winner and seconds is not None else None
     return TunedKernel(record.kernel, record.name or "kernel", shape, dtype, tuple(origins), flops, moved,

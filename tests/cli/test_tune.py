@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from svod import config
+from svod.bench.race import Ratio
 from svod.bench.roofline import Ceilings
 from svod.cli.installation import program
 from svod.cli.tune import run as tune_run
@@ -407,7 +408,7 @@ def test_progress_on_a_terminal_fits_80_columns(monkeypatch: pytest.MonkeyPatch)
 
 def test_tables_fit_their_width() -> None:
     row = a_row("a_kernel_with_a_rather_long_name")
-    outcome = KernelReport(row, (), "database", 1e-4, 4e-5, True, True, (2.4, 2.5, 2.6), "", "budget spent")
+    outcome = KernelReport(row, (), "database", 1e-4, 4e-5, True, True, Ratio(2.5, 2.4, 2.6), "", "budget spent")
     for width in (80, 110):
         lines = kernel_table([outcome], TARGET, CEILINGS, width)
         assert max(map(len, lines)) <= width and "2.50×" in lines[2] and "yes" in lines[2]
@@ -417,8 +418,8 @@ def test_tables_fit_their_width() -> None:
     unmeasured = replace(outcome, tuned=None, verified=False)
     assert kernel_table([unmeasured], TARGET, None, 80)[2].endswith("no")
     assert "2.50× " in kernel_table([outcome], TARGET, CEILINGS, 110)[2] and len(kernel_table([outcome], TARGET, CEILINGS, 110)) == 3
-    doubtful = kernel_table([replace(outcome, speedup=(1.8, 2.5, 3.1))], TARGET, CEILINGS, 110)
-    apart = kernel_table([replace(outcome, speedup=(1.09, 1.1, 1.11))], TARGET, CEILINGS, 110)
+    doubtful = kernel_table([replace(outcome, speedup=Ratio(2.5, 1.8, 3.1))], TARGET, CEILINGS, 110)
+    apart = kernel_table([replace(outcome, speedup=Ratio(1.1, 1.09, 1.11))], TARGET, CEILINGS, 110)
     assert "1.10× ~" in apart[2], "the samples side by side count, and the medians do not agree"
     assert "2.50× ~" in doubtful[2] and doubtful[3] == "~ known to worse than ±5 %"
 
@@ -437,8 +438,8 @@ class FakeSession:
         for t in self.tasks:
             linear = compiler().linear_of(t.kernel, ())
             self.result.rows += self.db.record(records_of_winner(t.key, (), linear))
-            self.result.findings[t.key] = Finding((), "beam", 5e-6, 1e-5, True, True, "2 rounds without a gain", linear, (1.9, 2.0, 2.1),
-                                                  None, None)
+            self.result.findings[t.key] = Finding((), "beam", 5e-6, 1e-5, True, True, "2 rounds without a gain", linear,
+                                                  Ratio(2.0, 1.9, 2.1), None, None)
         self.result.interrupted, self.result.candidates, self.result.seconds = self.interrupted, 40, 2.0
         return self.result
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from svod import BeamConfig, PrepareConfig, Tensor, Variable
+from svod.bench.race import Ratio
 from svod.errors import TuneError
 from svod.tune import at_prepare as search
 from svod.tune.search.kernel_search import Finding
@@ -40,7 +41,7 @@ def test_kernels_that_could_not_be_measured_are_said(monkeypatch: pytest.MonkeyP
 
         def run(self) -> SessionResult:
             why = "every candidate failed (error FormatError: not plain data)"
-            found = Finding((), "heuristic", float("inf"), float("inf"), False, False, why, "", (1.0, 1.0, 1.0), None, None)
+            found = Finding((), "heuristic", float("inf"), float("inf"), False, False, why, "", Ratio(1.0, 1.0, 1.0), None, None)
             return SessionResult(dict.fromkeys(self.keys, found))
     monkeypatch.setattr(search, "TuneSession", Failing)
     monkeypatch.setattr(search, "cached_ceilings", lambda *args, **kwargs: None)

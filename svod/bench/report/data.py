@@ -1,4 +1,4 @@
-"""What the report shows beside runs: the tuning database as plain data, and the one view of several runs.
+"""What the report shows: the tuning database as plain data, and several runs as one.
 
 The classes hold no reference to the database; `svod.tune.report_source` fills them in. Times are seconds, sizes bytes.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from svod.bench.race import Ratio
 from svod.bench.results import CaseResult, Run
 from svod.bench.roofline import Ceilings
 
@@ -24,8 +26,16 @@ KINDS: Mapping[str, frozenset[str]] = {
 START, SEVERAL = "start", "several at once"
 KIND_OF = {op: kind for kind, ops in KINDS.items() for op in ops}
 
-#: Where a proposal may end, from nowhere to the winner: (name, what it means).
-FATES: tuple[tuple[str, str], ...] = (
+
+class Fate(NamedTuple):
+    """Where a candidate of a search may end, and what that means."""
+
+    name: str
+    meaning: str
+
+
+#: Every fate, from "never built" to the confirmed winner.
+FATES = tuple(Fate(name, meaning) for name, meaning in (
     ("over a limit", "needs too many registers, instructions or operations: not built"),
     ("duplicate", "the same code was measured before: not built"),
     ("not built", "proposed, and put back when the time of its round was over"),
@@ -36,13 +46,14 @@ FATES: tuple[tuple[str, str], ...] = (
     ("screened", "timed alone, not good enough to race"),
     ("raced", "timed against the best in interleaved rounds"),
     ("confirmed", "timed against the heuristic at full size"),
-)
+))
+
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One timed candidate. `number`: among the distinct ones of its search, from 1; `at`: seconds since the search began; `raced`: its time
-    was taken against the best, which is what counts."""
+    """One timed candidate. `number` counts the distinct candidates of its search from 1. `at` is seconds since the search began. `raced`
+    says that it was timed against the best; only such times count."""
 
     number: int
     at: float
@@ -54,7 +65,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Course:
-    """One search of one kernel. `spent`: seconds given to this kernel; `ended_by`: in words; `fates`: candidates by name of FATES."""
+    """One search of one kernel. `spent` is the seconds given to this kernel; `fates` counts candidates by the names of FATES."""
 
     search: str
     started: float
@@ -79,9 +90,11 @@ class Course:
 
 @dataclass(frozen=True)
 class TunedKernel:
-    """A kernel of the database on one target, and its winner. `speedup`: (lower end, middle, upper end) over the heuristic in the run that
-    confirmed it, None where nothing is confirmed; `seconds`: of the winner, median, `heuristic`: as much longer as the paired ratio says,
-    which two medians of a noisy machine may not; `nest`: the winner's loop nest, or "" and `problem` says why."""
+    """A kernel of the database on one target, and its winner.
+
+    `speedup` is over the heuristic, in the race that confirmed the winner; None where no winner is confirmed. `seconds` is the winner's
+    median. `heuristic` is `seconds` times the speed-up, as two medians of a noisy machine may disagree with the paired ratio. `nest` is
+    the winner's loop nest; where it is "", `problem` says why."""
 
     key: str
     name: str
@@ -93,7 +106,7 @@ class TunedKernel:
     chain: tuple[OptText, ...]
     seconds: float | None
     heuristic: float | None
-    speedup: tuple[float, float, float] | None
+    speedup: Ratio | None
     verified: str
     nest: str
     problem: str
@@ -107,7 +120,7 @@ class TunedKernel:
     @property
     def gain(self) -> float | None:
         """How many times faster than the heuristic."""
-        return self.speedup[1] if self.speedup else None
+        return self.speedup.median if self.speedup else None
 
     @property
     def saved(self) -> float:
@@ -117,7 +130,7 @@ class TunedKernel:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a tuning database knows about one target. `other_targets`: of which it knows something as well; `remarks`: what was skipped."""
+    """What a tuning database knows about one target. `other_targets` have records too; `remarks` say which records were skipped."""
 
     database: str
     target: str
@@ -159,7 +172,7 @@ def kind_of_step(chain: Sequence[OptText], earlier: Iterable[Sequence[OptText]])
 
 
 def fates_of(counts: Mapping[str, int], ended: Mapping[str, int]) -> dict[str, int]:
-    """Candidates by name of FATES. `counts`: totals the search kept of what was never built; `ended`: distinct measured ones by fate."""
+    """Candidates by the names of FATES. `counts`: the search's totals of what it never built; `ended`: measured candidates by fate."""
     fates = {name: int(ended.get(name, 0)) for name, _ in FATES}
     fates["over a limit"] = int(counts.get("limited", 0))
     fates["duplicate"] = int(counts.get("duplicate", 0))
@@ -170,7 +183,7 @@ def fates_of(counts: Mapping[str, int], ended: Mapping[str, int]) -> dict[str, i
 
 @dataclass(frozen=True)
 class Overview:
-    """Several runs as one: of a case that stands in more than one the latest counts."""
+    """Several runs as one: where two runs hold the same case, the later one counts."""
 
     runs: tuple[Run, ...]
     cases: tuple[CaseResult, ...]
@@ -191,7 +204,7 @@ class Overview:
 
 
 def overview(runs: Sequence[Run]) -> Overview:
-    """The runs in order of time, and each case as it was measured last, in the order in which suites list them."""
+    """The runs in order of time, and each case as it was measured last."""
     ordered = tuple(sorted(runs, key=lambda r: r.settings.started))
     cases: dict[str, CaseResult] = {}
     source: dict[str, Run] = {}

@@ -93,7 +93,7 @@ def _templates(kind: str) -> Environment:
     env.globals.update({name: value for name, value in vars(words).items() if callable(value)},
                        q=q, charts=charts, headline=headline, sections=sections, shapes_of_stack=charts.stacked, FASTER=words.FASTER,
                        FATES=FATES, ALL=ALL, BEST_PEER=BEST_PEER, OPEN_KERNELS=OPEN_KERNELS, DRAWN_KERNELS=DRAWN_KERNELS,
-                       kinds_of=_kinds_of)
+                       kinds_of=_kinds_of, column=sections.Column)
     env.filters.update(part=lambda x: f"{100 * x:.2f}%", px=lambda y: f"{y:.1f}", has_any=_has_any, opt_words=words.opt_words,
                        searched=words.search_seconds, in_cell=_in_cell, time_or_status=_time_or_status, fates_words=_fates_words)
     return env

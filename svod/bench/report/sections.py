@@ -1,14 +1,14 @@
-"""The data of the report's sections that needs working out; each function gives None or nothing where its data is missing."""
+"""The data of the report's sections. Each function returns None or an empty list where its data is missing."""
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from svod.bench.report import charts
 from svod.bench.report.charts import Bar, Frame, Point, Roof, Shape
-from svod.bench.report.data import FATES, Course, Overview, TunedKernel, Tuning
+from svod.bench.report.data import FATES, Course, Fate, Overview, TunedKernel, Tuning
 from svod.bench.report.words import (
     CUT_SHORT,
     FASTER,
@@ -31,40 +31,44 @@ PEER_CLASSES = ("peer-a", "peer-b", "peer-c", "peer-d", "peer-e", "peer-f")
 NEXT = 6                # kernels in "what to tune next"
 
 
-# A column of a table is (title, class, what it means); the class minor leaves it out on narrow screens.
-Column = tuple[str, str, str]
+class Column(NamedTuple):
+    """A column of a table. The class `num` aligns numbers; `minor` leaves the column out on narrow screens. `help` is shown on hover."""
+
+    title: str
+    cls: str = ""
+    help: str = ""
 
 
 def minor_columns(names: Sequence[str]) -> list[Column]:
-    """Columns of numbers for libraries."""
-    return [(name, "num minor", "") for name in names]
+    """Columns of numbers, one for each peer library."""
+    return [Column(name, "num minor") for name in names]
 
 
 def is_minor_fate(name: str) -> bool:
-    """Whether a narrow screen leaves out the column of a fate."""
+    """Whether narrow screens leave out the column of a fate."""
     return name not in ("raced", "confirmed")
 
 
-def fate_columns(fates: Sequence[tuple[str, str]]) -> list[Column]:
-    """Columns of numbers of candidates."""
-    return [(name, "num minor" if is_minor_fate(name) else "num", meaning) for name, meaning in fates]
+def fate_columns(fates: Sequence[Fate]) -> list[Column]:
+    """Columns that count candidates by fate."""
+    return [Column(name, "num minor" if is_minor_fate(name) else "num", meaning) for name, meaning in fates]
 
 
 def is_minor_kind(kind: str) -> bool:
-    """Whether a narrow screen leaves out the column of a kind of traffic."""
+    """Whether narrow screens leave out the column of a kind of traffic."""
     return kind.endswith("stream") or kind == "write"
 
 
 def kind_columns(kinds: Sequence[str]) -> list[Column]:
-    """Columns of bandwidths."""
-    return [(k.replace("_stream", ", streamed"), "num minor" if is_minor_kind(k) else "num", "") for k in kinds]
+    """Columns of bandwidths, one for each kind of traffic."""
+    return [Column(k.replace("_stream", ", streamed"), "num minor" if is_minor_kind(k) else "num") for k in kinds]
 
 
 # -- roofline ---------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Roofline:
-    """The plot, its roofs, and what is to be known of it."""
+    """The plot, the machine's ceilings, and remarks that stand below the plot."""
 
     plot: Frame
     roofs: Sequence[Roof]
@@ -73,27 +77,28 @@ class Roofline:
 
 
 def roofline(view: Overview, tuning: Tuning | None) -> Roofline | None:
-    """Every kernel with arithmetic under the machine's ceilings."""
+    """Every kernel that computes, under the machine's ceilings."""
     timed = [(c, c.svod) for c in view.cases if c.svod is not None and c.svod.median]
     drawn = [(c, best) for c, best in timed if _has_intensity(c)]
     points = [_case_point(c, best) for c, best in drawn]
-    whole = all(c.suite == "models" for c in view.cases)        # none, or models: their kernels say more
-    if whole and tuning is not None:
+    if all(c.suite == "models" for c in view.cases) and tuning is not None:
         points += [_kernel_point(k, k.seconds) for k in tuning.kernels if k.seconds and k.flops and k.bytes]
     if not points:
         return None
     ceilings = view.ceilings or (tuning.ceilings if tuning is not None else None)
     roofs = roofs_of(ceilings, [c.dtype for c in view.cases]) if ceilings is not None else []
-    notes = {"The machine's ceilings are not known here, so no roofs are drawn: `svod-bench ceilings` measures them.": not roofs,
-             "Beside the models stand the kernels that the tuning database knows, as they were confirmed.":
-                 len(points) > len(drawn) > 0,
-             f"Without arithmetic, and so not on this plot: {listed([c.title for c, _ in timed if not _has_intensity(c)])}.":
-                 len(drawn) < len(timed)}
-    return Roofline(charts.roofline(points, roofs), roofs, any(p.peer for p in points), [text for text, holds in notes.items() if holds])
+    notes = []
+    if not roofs:
+        notes.append("The machine's ceilings are not known here, so no roofs are drawn: `svod-bench ceilings` measures them.")
+    if len(points) > len(drawn) > 0:
+        notes.append("Beside the models stand the kernels that the tuning database knows, as they were confirmed.")
+    if len(drawn) < len(timed):
+        notes.append(f"Not on this plot, because they do no arithmetic: {listed([c.title for c, _ in timed if not _has_intensity(c)])}.")
+    return Roofline(charts.roofline(points, roofs), roofs, any(p.peer for p in points), notes)
 
 
 def roofs_of(ceilings: Ceilings, dtypes: Sequence[str]) -> list[Roof]:
-    """The ceilings of all cores as lines: multiply-adds of the types that occur, bandwidth of what was measured below l1."""
+    """The ceilings of all cores as lines: multiply-adds of the dtypes that occur, and the bandwidth of each level below L1."""
     roofs = [Roof("f32 FMA", ceilings.flops["float32"][1], True, "flat")] if "float32" in ceilings.flops else []
     if "float64" in dtypes and "float64" in ceilings.flops:
         roofs.append(Roof("f64 FMA", ceilings.flops["float64"][1], True, "flat second"))
@@ -127,9 +132,17 @@ def _kernel_point(k: TunedKernel, seconds: float) -> Point:
 
 # -- speed-ups --------------------------------------------------------------------------------------
 
+class Figure(NamedTuple):
+    """A speed-up in words, its class, and what it is over."""
+
+    speedup: str
+    cls: str
+    over: str
+
+
 @dataclass(frozen=True)
 class SpeedupRow:
-    """A kernel's bars. `under`: of its name; `figures`: (speed-up, class, over what)."""
+    """A kernel's bars. `under` stands in small print below the name."""
 
     name: str
     href: str
@@ -138,21 +151,29 @@ class SpeedupRow:
     label: str
     height: int
     shapes: Sequence[Shape]
-    figures: Sequence[tuple[str, str, str]]
+    figures: Sequence[Figure]
+
+
+class SpeedupGroup(NamedTuple):
+    """A group of kernels, with its geometric means in words."""
+
+    name: str
+    means: str
+    rows: Sequence[SpeedupRow]
 
 
 @dataclass(frozen=True)
 class Speedups:
-    """Rows by group: (name, geometric means in words, rows). `peers`: (name, class of dots); `left_out`: kernels that gained nothing."""
+    """Rows by group. `peers` maps each library to the class of its dots; `left_out` counts the kernels that gained nothing."""
 
     axis: Sequence[Shape]
-    groups: Sequence[tuple[str, str, Sequence[SpeedupRow]]]
-    peers: Sequence[tuple[str, str]] = ()
+    groups: Sequence[SpeedupGroup]
+    peers: Mapping[str, str] = field(default_factory=dict)
     left_out: int = 0
 
 
 def speedups(view: Overview) -> Speedups | None:
-    """Bars against the best peer and the heuristic, one row per case, by group."""
+    """A row for each case, with bars against the best peer and the heuristic."""
     rows = [(c, over_best_peer(c), over_heuristic(c)) for c in view.cases if c.svod is not None]
     rows = [r for r in rows if r[1] is not None or r[2] is not None]
     if not rows:
@@ -164,23 +185,23 @@ def speedups(view: Overview) -> Speedups | None:
     for case, peer, heuristic in rows:
         groups.setdefault(case.group, []).append(_speedup_row(case, peer, heuristic, classes, scale))
     means = {g.name: _means(g.speedups) for g in group_results(view.cases)}
-    return Speedups(charts.speedup_axis(scale), [(g, means.get(g, ""), members) for g, members in groups.items()], list(classes.items()))
+    return Speedups(charts.speedup_axis(scale), [SpeedupGroup(g, means.get(g, ""), members) for g, members in groups.items()], classes)
 
 
 def _speedup_row(case: CaseResult, peer: Speedup | None, heuristic: Speedup | None, classes: Mapping[str, str],
                  scale: charts.Scale) -> SpeedupRow:
-    """The bars of one case, and its figures. `classes`: of the dots of libraries."""
+    """The bars and figures of one case. `classes` maps each library to the class of its dot."""
     assert case.svod is not None, "cases without a time of svod were left out"
     bars, figures = [], []
     if peer is not None:
         cls, best = side_of(peer), case.best_peer or ""
         bars.append(Bar(peer.median, peer.low, peer.high, cls, f"{q.times(peer.median)} {best}{_interval(peer.low, peer.high)}"))
-        figures.append((q.times(peer.median), cls, best))
+        figures.append(Figure(q.times(peer.median), cls, best))
     if heuristic is not None:
         tuned, interval = case.outcome("tuned"), _interval(heuristic.low, heuristic.high)
         bars.append(Bar(heuristic.median, heuristic.low, heuristic.high, "gain", f"{q.times(heuristic.median)} heuristic{interval}"))
         same = tuned is not None and tuned.same_as == "heuristic"
-        figures.append((q.times(heuristic.median), "", "same code" if same else "heuristic"))
+        figures.append(Figure(q.times(heuristic.median), "", "same code" if same else "heuristic"))
     others = {o.name: s for o in case.peers if (s := case.svod.speedups.get(o.name)) is not None and o.name != case.best_peer}
     dots = [Bar(s.median, None, None, classes.get(n, PEER_CLASSES[0]), f"{q.times(s.median)} {n}{_interval(s.low, s.high)}")
             for n, s in others.items()]
@@ -201,19 +222,19 @@ def _means(speedups: Mapping[str, float]) -> str:
 
 
 def database_speedups(tuning: Tuning | None) -> Speedups | None:
-    """The winners of a database over the heuristic, the largest gain first; without those that gained nothing, where others did."""
+    """The winners of a database over the heuristic, largest gain first. Kernels that gained nothing are shown only if no kernel gained."""
     won = [(k, k.speedup) for k in tuning.kernels if k.speedup is not None] if tuning is not None else []
     if not won:
         return None
-    scale = charts.speedup_scale([v for _, speedup in won for v in speedup])
+    scale = charts.speedup_scale([v for _, s in won for v in (s.low, s.median, s.high)])
     gained = [(k, s) for k, s in won if abs((k.gain or 1.0) - 1.0) >= FASTER - 1.0] or won
     rows = []
-    for k, (low, middle, high) in sorted(gained, key=lambda w: -w[1][1]):
-        bar = Bar(middle, low, high, "ahead" if low > 1 else "level", f"{q.times(middle)} heuristic{_interval(low, high)}")
+    for k, s in sorted(gained, key=lambda w: -w[1].median):
+        bar = Bar(s.median, s.low, s.high, "ahead" if s.low > 1 else "level", f"{q.times(s.median)} heuristic{_interval(s.low, s.high)}")
         rows.append(SpeedupRow(short_name(k), f"#{k.id}", k.shape, "", f"{kernel_title(k)}: {bar.title}", charts.speedup_height([bar]),
                                charts.speedup_row([bar], [], scale),
-                               [(q.times(middle), "", f"{q.seconds(k.heuristic)} → {q.seconds(k.seconds)}")]))
-    return Speedups(charts.speedup_axis(scale), [("", "", rows)], left_out=len(won) - len(gained))
+                               [Figure(q.times(s.median), "", f"{q.seconds(k.heuristic)} → {q.seconds(k.seconds)}")]))
+    return Speedups(charts.speedup_axis(scale), [SpeedupGroup("", "", rows)], left_out=len(won) - len(gained))
 
 
 # -- what to tune next, suites, machine -------------------------------------------------------------
@@ -241,7 +262,8 @@ def cut_short(tuning: Tuning | None) -> list[TunedKernel]:
 
 
 class SuiteRow(NamedTuple):
-    """A suite: geometric means over the best peer and of heuristic over tuned; seconds of its searches; the least rate over a neighbour."""
+    """A suite. `over_peer` and `heuristic` (over tuned) are geometric means; `search` and `longest` are seconds; `least` is a rate over
+    that of the round neighbour."""
 
     name: str
     cases: int
@@ -273,23 +295,23 @@ def mean_of(run: Run, key: str) -> float | None:
 
 # -- searches ---------------------------------------------------------------------------------------
 
-def fates_of(courses: Sequence[Course]) -> dict[str, int]:
-    """The candidates of searches by what became of them."""
+def total_fates(courses: Sequence[Course]) -> dict[str, int]:
+    """The candidates of several searches by fate."""
     return {name: sum(c.fates[name] for c in courses) for name, _ in FATES}
 
 
-def fates_shown(total: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The fates that some candidate met, each with what it means."""
-    return [(name, meaning) for name, meaning in FATES if total[name]]
+def fates_shown(total: Mapping[str, int]) -> list[Fate]:
+    """The fates that some candidate met."""
+    return [fate for fate in FATES if total[fate.name]]
 
 
 def searched_kernels(tuning: Tuning) -> list[TunedKernel]:
-    """The kernels of which more than the heuristic was tried."""
-    return [k for k in tuning.kernels if sum(fates_of(k.courses).values()) > 1]
+    """The kernels for which more than the heuristic was tried."""
+    return [k for k in tuning.kernels if sum(c.candidates for c in k.courses) > 1]
 
 
 def courses_told(k: TunedKernel) -> list[tuple[int, Course]]:
-    """The searches of a kernel with their numbers. A search in which nothing was tried is told where it is the only one."""
+    """The searches of a kernel with their numbers, without those that timed only the heuristic; the last search if all are such."""
     numbered = list(enumerate(k.courses, 1))
     return [(n, c) for n, c in numbered if len(c.trials) > 1] or numbered[-1:]
 

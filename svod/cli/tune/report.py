@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from svod.bench.race import Ratio
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import NOISY
 from svod.cli.tune.progress import short_origin
@@ -22,10 +23,10 @@ KEY_SHOWN = 8
 
 @dataclass(frozen=True)
 class KernelReport:
-    """What became of one kernel. `chain`: what the next `prepare` uses, as plain data; `source`: database, heuristic, …; seconds of one
-    call, None where not measured; `confirmed`: timed against the heuristic at full size; `speedup`: lower end, middle, upper end;
-    `against`: digest of the LINEAR that the heuristic had then, empty where it is today's. Of a kernel with variables the seconds are
-    geometric means over `sizes`."""
+    """What became of one kernel. `chain` is what the next `prepare` uses, as plain data, and `source` where it is from (database,
+    heuristic, …). `heuristic` and `tuned` are seconds of one call, geometric means over `sizes` for a kernel with variables; None where
+    not measured. `confirmed`: timed against the heuristic at full size. `against` is the digest of the LINEAR that the heuristic had
+    then, empty where it is today's."""
 
     row: SurveyRow
     chain: tuple[Any, ...]
@@ -34,7 +35,7 @@ class KernelReport:
     tuned: float | None
     verified: bool
     confirmed: bool
-    speedup: tuple[float, float, float] | None
+    speedup: Ratio | None
     linear: str
     why: str
     against: str = ""
@@ -42,11 +43,10 @@ class KernelReport:
 
     @property
     def gain(self) -> float | None:
-        """How many times faster than the heuristic: of samples taken side by side where there are such, else of the times; None where it
-        was not measured."""
+        """How many times faster than the heuristic: from paired samples where there are any, else from the times."""
         if not self.heuristic or not self.tuned:
             return None
-        return self.heuristic / self.tuned if self.speedup is None else self.speedup[1]
+        return self.heuristic / self.tuned if self.speedup is None else self.speedup.median
 
 
 def kernel_table(outcomes: Sequence[KernelReport], target: Target, ceilings: Ceilings | None, width: int) -> list[str]:
@@ -71,8 +71,7 @@ def _doubt(o: KernelReport) -> str:
     """The mark of a gain whose interval is wide, or that the medians of the times do not show."""
     if o.speedup is None or o.gain is None or not o.heuristic or not o.tuned:
         return ""
-    low, _, high = o.speedup
-    known = low > 0.0 and 0.5 * math.log(high / low) <= NOISY and abs(math.log(o.gain * o.tuned / o.heuristic)) <= NOISY
+    known = o.speedup.half_width <= NOISY and abs(math.log(o.gain * o.tuned / o.heuristic)) <= NOISY
     return "" if known else " ~"
 
 
@@ -125,8 +124,9 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
 
 def outcome_json(o: KernelReport, target: Target, ceilings: Ceilings | None) -> dict[str, Any]:
     rate = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else None
+    interval = None if o.speedup is None else [o.speedup.low, o.speedup.median, o.speedup.high]
     return {**row_json(o.row), "chain": o.chain, "source": o.source, "heuristic_seconds": o.heuristic, "tuned_seconds": o.tuned,
-            "verified": o.verified, "confirmed": o.confirmed, "speedup": o.speedup, "linear": o.linear, "why": o.why,
+            "verified": o.verified, "confirmed": o.confirmed, "speedup": interval, "linear": o.linear, "why": o.why,
             "sizes": [asdict(s) for s in o.sizes],
             "rate": None if rate is None else {"per_second": rate.value, "unit": rate.unit, "ceiling_share": rate.share}}
 

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from svod import config
+from svod.bench.race import Ratio
 from svod.bench.roofline import Ceilings, cached_ceilings
 from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
 from svod.cli.installation import program
@@ -273,7 +274,7 @@ class _Run:
                                         finding.linear, why, sizes=self._sizes(winner) if used else ()))
             elif winner is not None and choice.source == "database":
                 out.append(KernelReport(row, chain, choice.source, winner.baseline, winner.time, True, True,
-                                        (1 / winner.ratio_high, winner.speedup, 1 / winner.ratio_low), winner.linear, choice.why,
+                                        Ratio(winner.speedup, 1 / winner.ratio_high, 1 / winner.ratio_low), winner.linear, choice.why,
                                         winner.baseline_linear, self._sizes(winner)))
             else:
                 pending = self.result is not None and row.key in self.result.pending

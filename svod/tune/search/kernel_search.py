@@ -30,6 +30,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from svod.bench.race import Ratio
 from svod.config import BeamConfig
 from svod.core.cost.cost_model import cost_of, tiling_family
 from svod.core.kernel.groups import most_threads
@@ -104,7 +105,7 @@ class Finding:
     confirmed: bool                # timed at full size against the heuristic, with passes
     why: str                       # what ended the search
     linear: str                    # digest of the winner's LINEAR, without passes' influence: LINEAR has none
-    speedup: tuple[float, float, float]   # heuristic over winner: lower end, middle, upper end of the 95 % interval
+    speedup: Ratio                  # heuristic over winner
     winner: Candidate | None
     baseline: Candidate | None
 
@@ -596,7 +597,7 @@ class KernelSearch:
         winner, time_ = usable[best_of([Standing(t.high, c is baseline, len(c.chain), canonical([o.to_json() for o in c.chain]), c.linear)
                                         for c, t in usable])]
         reference = next((t for c, t in self.confirmed if c is baseline), None)
-        speedup = (1 / time_.high, 1 / time_.ratio, 1 / time_.low) if reference is not None else (1.0, 1.0, 1.0)
+        speedup = Ratio(1 / time_.ratio, 1 / time_.high, 1 / time_.low) if reference is not None else Ratio(1.0, 1.0, 1.0)
         return self._found(winner, time_.seconds, reference.seconds if reference else float("inf"), True, speedup)
 
     def result(self) -> Finding:
@@ -609,13 +610,12 @@ class KernelSearch:
                 why = f"{self.why or 'ended'} before anything was measured"
             why += ", the heuristic is used unverified"
             return Finding(self.baseline.chain, "heuristic", float("inf"), float("inf"), False, False, why, self.baseline.linear,
-                           (1.0, 1.0, 1.0), None, None)
+                           Ratio(1.0, 1.0, 1.0), None, None)
         base = self.baseline.score if self.baseline.status is Status.VERIFIED else float("inf")
         ratio = base / best.score if base < float("inf") else 1.0
-        return self._found(best, best.score, base, False, (ratio, ratio, ratio))
+        return self._found(best, best.score, base, False, Ratio(ratio, ratio, ratio))
 
-    def _found(self, winner: Candidate, seconds: float, heuristic: float, confirmed: bool,
-               speedup: tuple[float, float, float]) -> Finding:
+    def _found(self, winner: Candidate, seconds: float, heuristic: float, confirmed: bool, speedup: Ratio) -> Finding:
         source = "heuristic" if winner is self.baseline else "database" if winner.origin is Origin.DATABASE else "beam"
         self.listener(KernelFinished(self.key, seconds, heuristic, chain_text(winner.chain), self.why, True))
         baseline = self.baseline if self.baseline.status is Status.VERIFIED else None

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
+from svod.bench.race import Ratio
 from svod.bench.report import charts
 from svod.bench.report.data import FATES, KINDS, SEVERAL, START, Course, Trial, TunedKernel, Tuning, fates_of, kind_of_step, overview
 from svod.bench.report.page import NO_DATA, render_html, render_markdown, write_report
@@ -65,14 +66,14 @@ def tuning(name: str = "layer1.0.conv1") -> Tuning:
         ("UPCAST(o0, 32)", "THREAD(o1, 2)"),
         1e-3,
         2e-3,
-        (1.9, 2.0, 2.1),
+        Ratio(2.0, 1.9, 2.1),
         "every element, integers",
         "phase 0: out → p0\n  for o0 in 0…64\n    p0[o0] = p1[o0]",
         "",
         (course,),
     )
     kept = replace(
-        won, key="b" * 32, origins=(), speedup=(1.0, 1.0, 1.0), seconds=2e-3, nest="", problem="it is for another machine", courses=()
+        won, key="b" * 32, origins=(), speedup=Ratio(1.0, 1.0, 1.0), seconds=2e-3, nest="", problem="it is for another machine", courses=()
     )
     return Tuning("tuning.db", "x86_64/znver5/avx512f/l1 48k/l2 1m/l3 32m/t2", "LLVM 22.1", {"governor": "performance"}, (won, kept))
 
