@@ -1,8 +1,8 @@
-"""Captures: the plans that a process prepared, as files from which they can be tuned and timed without model, data or script.
+"""Captures: the plans that a process prepared, as files. They can be tuned and timed without the model, its data or its script.
 
-With SVOD_CAPTURE=DIRECTORY (PrepareConfig.capture) every `prepare` calls `announce` once it knows its kernels, before it compiles them,
-and `append` when it has a plan; they add lines of JSON to a file of this process in that directory.
-`read_capture` reads a directory or a file and merges what several processes wrote; `write_capture` makes one file of it.
+With SVOD_CAPTURE=DIRECTORY (PrepareConfig.capture) every `prepare` calls `announce` before it compiles its kernels, and `append` when it
+has a plan. Both add lines of JSON to this process's file in that directory. `read_capture` reads a file, or a directory with the files of
+several processes; `write_capture` writes all of it to one file.
 
     {"format": "svod-capture", "version": 3, "svod": …, "python": …, "command": […]}       first line of every file
     {"kernel": key, "target": …, "name": …, "structure": family, "ast": …}                 once per kernel, before the plans with it
@@ -11,11 +11,11 @@ and `append` when it has a plan; they add lines of JSON to a file of this proces
      "buffers": [[dtype, elements, kind], …], "outputs": [buffer, …], "seconds": {kernel: seconds of one call}}
     {"runs": digest, "count": n}                           how often the plan was run so far; the last such line of a file counts
 
-What is read is data: JSON, checked field by field, kernels rebuilt through `core.serialize` and their keys recomputed; never a pickle. A
-line that is not what it should be is reported in `Capture.problems` and skipped; the half line of a process that was killed is left out.
+A capture is data: JSON, never a pickle. Its fields are checked, its kernels rebuilt through `svod.core.ir.serialize`, and their keys
+recomputed. An invalid line is skipped and reported in `Capture.problems`; the half line of a process that was killed is ignored.
 
-Whoever runs a script to capture it can end it early: `request_stop(directory)` leaves a file there, and the next `prepare` of each process
-raises StopCapture (`check_stop`).
+A captured script can be ended early: `request_stop(directory)` leaves a file there, and the next `prepare` of each process raises
+StopCapture (`check_stop`).
 """
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ import math
 import os
 import sys
 import threading
+import time
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import pairwise
@@ -57,19 +58,19 @@ from svod.system.forksafe import remake_after_fork
 log = logging.getLogger("svod")
 
 FORMAT, VERSION = "svod-capture", 3
-RECORDS_FORMAT = "svod-tune-db"     # of another file of ours that people may mix up with this one
+RECORDS_FORMAT = "svod-tune-db"     # the format of tuning records, which people may mistake for this one
 STOP_FILE = "stop"
 FLUSH_SECONDS = 0.5         # how often the runs of live plans are written
 MAKE_ONE = "make a capture with svod-tune --capture-to FILE SCRIPT"
-MAX_ELEMENTS = 1 << 40      # of a buffer that a file may ask for
+MAX_ELEMENTS = 1 << 40      # the largest buffer that a file may ask for
 
 
 class StopCapture(BaseException):
-    """Ends the script that is captured: enough was seen. Not an Exception, so that a script's own handlers let it pass."""
+    """Ends the captured script. It is not an Exception, so that the script's own handlers let it pass."""
 
 
 class Counted(Protocol):
-    """What counts how often it was run: an ExecutionPlan."""
+    """An object that counts its runs, such as an ExecutionPlan."""
 
     runs: int
 
@@ -77,7 +78,7 @@ class Counted(Protocol):
 # -- the lines ----------------------------------------------------------------------------------------------------------
 
 Elements = Annotated[int, Meta(ge=0, le=MAX_ELEMENTS)]
-Number = Annotated[int, Meta(ge=0, le=1 << 40)]         # of something, counted from 0
+Number = Annotated[int, Meta(ge=0, le=1 << 40)]         # an index or a level
 Seconds = Annotated[float, Meta(gt=0, le=float_info.max)]
 
 
@@ -112,7 +113,7 @@ class KernelLine:
 
 @dataclass(frozen=True)
 class PlanLine:
-    """A plan, named by its digest. `seconds`: of one call, by kernel."""
+    """A plan, named by its digest. `seconds` are of one call of each kernel."""
 
     plan: str
     target: str
@@ -124,7 +125,7 @@ class PlanLine:
 
 @dataclass(frozen=True)
 class RunsLine:
-    """How often a plan was run so far."""
+    """How often the plan with the digest `runs` was run so far."""
 
     runs: str
     count: Annotated[int, Meta(ge=0, le=1 << 60)]
@@ -134,17 +135,16 @@ class RunsLine:
 
 def append(directory: str | os.PathLike[str], unbound: UnboundPlan, seconds: Mapping[str, float], *, target: Target | None = None,
            plan: Counted | None = None) -> None:
-    """Add a prepared plan to this process's file in `directory`, which is made if need be.
+    """Add a prepared plan to this process's file in `directory`, which is created if need be.
 
-    `seconds`: of one call, by kernel key, for the kernels that were timed. `target`: what it was prepared for; default: this machine.
-    `plan`: where its `runs` are counted; a plan counts as run once at least. Raises TuneError when nothing can be written, StopCapture
-    when the capture was ended."""
+    `seconds`: the seconds of one call, by key, of the kernels that were timed. `target`: of the plan; None: this machine. `plan` counts its
+    `runs`, at least one. Raises TuneError when nothing can be written, StopCapture when the capture has ended."""
     _recorder_for(Path(directory)).append(unbound, seconds, target or host_target(), plan)
     check_stop(directory)
 
 
 def announce(directory: str | os.PathLike[str], unbound: UnboundPlan, *, target: Target | None = None) -> None:
-    """Add the kernels of a plan that is about to be compiled: whoever watches the capture gets ready meanwhile. Raises as `append` does."""
+    """Add the kernels of a plan before they are compiled, so that a watcher of the capture can get ready. Raises what `append` raises."""
     _recorder_for(Path(directory)).announce(unbound, target or host_target())
     check_stop(directory)
 
@@ -157,12 +157,12 @@ def check_stop(directory: str | os.PathLike[str]) -> None:
 
 
 def request_stop(directory: str | os.PathLike[str]) -> None:
-    """Let every process that is captured into `directory` end at its next `prepare`. Raises OSError."""
+    """Have every process that is captured into `directory` end at its next `prepare`. Raises OSError."""
     Path(directory, STOP_FILE).touch()
 
 
 class _Runs:
-    """How often the plans of one digest were run by this process. Plans die with their models: what they ran is kept."""
+    """How often this process has run the plans of one digest. The counts of plans that no longer exist are kept."""
 
     def __init__(self) -> None:
         self.finished = 0
@@ -176,7 +176,7 @@ class _Runs:
             self.live.append((weakref.ref(plan), 1))
 
     def total(self) -> int:
-        """Runs so far; a plan counts one at least, as some are seen for the last time before their first run."""
+        """The runs so far. A plan counts at least one, as it may be deleted before it is counted again."""
         live = []
         for ref, seen in self.live:
             plan = ref()
@@ -209,31 +209,18 @@ class _Recorder:
 
     def announce(self, unbound: UnboundPlan, target: Target) -> None:
         with self._lock:
-            self._write(self._new_kernels(unbound, target))
-
-    def _new_kernels(self, unbound: UnboundPlan, target: Target) -> list[dict[str, Any]]:
-        lines = []
-        if any((key, target.key) not in self._kernels for key in unbound.kernels):
-            for line in kernel_lines(unbound, target.key):
-                if (line["kernel"], target.key) not in self._kernels:
-                    self._kernels.add((line["kernel"], target.key))
-                    lines.append(line)
-        return lines
+            self._write([*kernel_lines(unbound, target.key, self._kernels)])
 
     def append(self, unbound: UnboundPlan, seconds: Mapping[str, float], target: Target, plan: Counted | None) -> None:
         with self._lock:
-            lines = []
             digest = plan_digest(unbound, target.key)
-            known = self._runs.get(digest)
-            if known is None:
-                known = self._runs[digest] = _Runs()
-                lines = self._new_kernels(unbound, target)
-                lines.append(plan_line(unbound, seconds, target.key))
-            known.add(plan)
-            self._write(lines)
+            new = digest not in self._runs
+            self._runs.setdefault(digest, _Runs()).add(plan)
+            if new:
+                self._write([*kernel_lines(unbound, target.key, self._kernels), plan_line(unbound, seconds, target.key)])
 
     def flush(self) -> None:
-        """Write the counts that have changed. Never raises: it runs at exit and beside the script."""
+        """Write the counts that have changed. Never raises, as it runs at exit and beside the script."""
         if os.getpid() != self.pid:
             return
         with self._lock:
@@ -250,13 +237,13 @@ class _Recorder:
 
     def _flush_now_and_then(self) -> None:
         while True:
-            _wake.wait(FLUSH_SECONDS)
+            time.sleep(FLUSH_SECONDS)
             self.flush()
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
         if not lines:
             return
-        data = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines).encode()
+        data = to_text(lines).encode()
         try:
             while data:
                 data = data[os.write(self._file, data):]
@@ -264,7 +251,6 @@ class _Recorder:
             raise TuneError(f"kernels cannot be captured into {self.path}: {e.strerror or e}") from e
 
 
-_wake = threading.Event()   # never set: what the writing thread sleeps on
 _recorders: dict[Path, _Recorder] = {}
 _recorders_lock = threading.Lock()
 remake_after_fork(sys.modules[__name__], "_recorders_lock", threading.Lock)
@@ -280,7 +266,7 @@ def _recorder_for(directory: Path) -> _Recorder:
 
 
 def _silence_stop() -> None:
-    """A StopCapture that reaches the top ends the process without a traceback: nothing went wrong."""
+    """Have an uncaught StopCapture end the process without a traceback."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -299,14 +285,18 @@ def header() -> dict[str, Any]:
     return {"format": FORMAT, "version": VERSION, "svod": version, "python": sys.version.split()[0], "command": sys.argv}
 
 
-def kernel_lines(unbound: UnboundPlan, target: str) -> Iterator[dict[str, Any]]:
-    """The lines of a plan's kernels, each named as it is where it is first called."""
-    names: dict[str, str] = {}
-    for call in unbound.calls:
-        names.setdefault(call.kernel, call.name)
+def to_text(lines: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines)
+
+
+def kernel_lines(unbound: UnboundPlan, target: str, written: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    """The lines of a plan's kernels, named as in their first calls. `written`, by key and target, lacks them and gets them."""
+    names = {call.kernel: call.name for call in reversed(unbound.calls)}
     for key, kernel in unbound.kernels.items():
-        yield {"kernel": key, "target": target, "name": names.get(key, ""), "structure": family_key(kernel.ast),
-               "ast": ast_to_data(kernel.ast)}
+        if (key, target) not in written:
+            written.add((key, target))
+            yield {"kernel": key, "target": target, "name": names.get(key, ""), "structure": family_key(kernel.ast),
+                   "ast": ast_to_data(kernel.ast)}
 
 
 def plan_line(unbound: UnboundPlan, seconds: Mapping[str, float], target: str) -> dict[str, Any]:
@@ -322,7 +312,7 @@ def _variables(call: Call) -> list[Any]:
 
 
 def plan_digest(unbound: UnboundPlan, target: str) -> str:
-    """The identity of a plan: what it computes, on what; not what things are called."""
+    """The identity of a plan: what it computes, on which buffers and target. Names are not part of it."""
     content = [target, [[c.kernel, list(c.args), c.level, list(c.offsets), _variables(c)] for c in unbound.calls],
                [[b.dtype.name, b.size, b.kind] for b in unbound.buffers], list(unbound.outputs)]
     return hashlib.blake2b(json.dumps(content, separators=(",", ":")).encode(), digest_size=16).hexdigest()
@@ -332,7 +322,7 @@ def plan_digest(unbound: UnboundPlan, target: str) -> str:
 
 @dataclass
 class CapturedPlan:
-    """One plan. `runs`: how often it was run, over all processes; `seconds`: of one call by kernel key, where it was timed."""
+    """One plan. `runs`: how often all processes have run it. `seconds`: of one call, by kernel key, where it was timed."""
 
     digest: str
     target: str
@@ -343,7 +333,7 @@ class CapturedPlan:
 
 @dataclass
 class Capture:
-    """What was captured. `problems`: what was skipped, and why."""
+    """The content of a capture. `problems`: the lines that were skipped, and why."""
 
     plans: list[CapturedPlan] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -368,7 +358,7 @@ def read_capture(path: str | os.PathLike[str]) -> Capture:
     capture = Capture()
     plans: dict[str, CapturedPlan] = {}
     for file, data in texts:
-        if data or file == root:    # a process that was killed before it wrote anything leaves an empty file
+        if data or file == root:    # a process that was killed before it wrote leaves an empty file
             _Reader(file, capture, plans).read(data, whole=file == root)
     capture.plans = list(plans.values())
     return capture
@@ -376,21 +366,16 @@ def read_capture(path: str | os.PathLike[str]) -> Capture:
 
 def write_capture(path: str | os.PathLike[str], capture: Capture) -> None:
     """Write a capture as one file that `read_capture` reads. Raises OSError."""
-    lines: list[dict[str, Any]] = [header()]
-    if capture.commands:
-        lines[0]["command"] = capture.commands[0]
-    known: set[tuple[str, str]] = set()
+    lines = [header() | ({"command": capture.commands[0]} if capture.commands else {})]
+    written: set[tuple[str, str]] = set()
     for plan in capture.plans:
-        for line in kernel_lines(plan.unbound, plan.target):
-            if (line["kernel"], plan.target) not in known:
-                known.add((line["kernel"], plan.target))
-                lines.append(line)
-        lines += [plan_line(plan.unbound, plan.seconds, plan.target), {"runs": plan.digest, "count": plan.runs}]
-    write_text(Path(path), "".join(json.dumps(x, separators=(",", ":"), allow_nan=False) + "\n" for x in lines))
+        lines += [*kernel_lines(plan.unbound, plan.target, written), plan_line(plan.unbound, plan.seconds, plan.target),
+                  {"runs": plan.digest, "count": plan.runs}]
+    write_text(Path(path), to_text(lines))
 
 
 class _Reader:
-    """One file."""
+    """Reads one file into `capture` and `plans`."""
 
     def __init__(self, file: Path, capture: Capture, plans: dict[str, CapturedPlan]) -> None:
         self.file, self.capture, self.plans = file, capture, plans
@@ -398,8 +383,8 @@ class _Reader:
         self.runs: dict[str, int] = {}
 
     def read(self, data: bytes, *, whole: bool) -> None:
-        """Read the file's content. `whole`: it should have an end; else a last line that is cut off is that of a process that was killed
-        while it wrote it."""
+        """Read the file's content. `whole`: the file should be complete; else its last line may be cut off, as its process may have been
+        killed."""
         if not data.strip():
             raise FormatError(f"{self.file} is empty; {MAKE_ONE}")
         lines = data.split(b"\n")
@@ -533,8 +518,7 @@ def _checked(line: dict[str, Any], kind: Any) -> Any:
 
 @dataclass
 class News:
-    """What has appeared in a capture: keys of kernels, and of plans the seconds that one run spends in each kernel, by key, where the
-    plan's kernels were timed."""
+    """What has appeared in a capture: keys of kernels, and for each plan the seconds that one run spends in each timed kernel, by key."""
 
     kernels: list[str] = field(default_factory=list)
     plans: list[dict[str, float]] = field(default_factory=list)
@@ -544,7 +528,7 @@ class News:
 
 
 class CaptureWatch:
-    """What appears in a capture directory while it is written."""
+    """Reports what appears in a capture directory while it is written."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -561,20 +545,20 @@ class CaptureWatch:
             end = data.rfind(b"\n") + 1
             self._read[file] = self._read.get(file, 0) + end
             for line in data[:end].splitlines():
-                # the writer's own form, looked at without parsing the AST behind it
+                # these prefixes are the writer's own: the AST behind them need not be parsed
                 if line.startswith(b'{"kernel":"'):
                     key = line[11:11 + 64].split(b'"', 1)[0].decode(errors="replace")
                     if key not in self.seen:
                         self.seen.add(key)
                         new.kernels.append(key)
                 elif line.startswith(b'{"plan":"'):
-                    with contextlib.suppress(SvodError, KeyError, TypeError, ValueError):    # `read_capture` says what is wrong with it
+                    with contextlib.suppress(SvodError, KeyError, TypeError, ValueError):    # `read_capture` reports what is wrong
                         new.plans.append(_spent(_parse(line)))
         return new
 
 
 def _spent(plan: dict[str, Any]) -> dict[str, float]:
-    """Seconds that one run of a plan, as it was written, spends in each kernel."""
+    """The seconds that one run of a plan, given as its line, spends in each kernel."""
     spent: dict[str, float] = {}
     for key, *_ in plan["calls"]:
         if key in plan["seconds"]:

@@ -1,14 +1,13 @@
 """Which opts to try next: the default grid, the reference systems' grid, and mutations of a chain.
 
-Nothing here decides legality: an opt that does not apply raises `KernelOptError` in `apply_opt`, in microseconds, and the
-proposal is dropped. What this file decides is which amounts are *worth* an attempt. The default grid is derived per named
-axis from the target and the extent:
+This file decides which amounts are worth an attempt, not which are legal: an opt that does not apply raises `KernelOptError` in
+`apply_opt`, in microseconds, and the proposal is dropped. The default grid is derived per named axis from the target and the extent:
 
     output axis     UPCAST  small divisors, 1-4 vectors, as     register tiles and lanes
                             many rows of them as registers hold
                     THREAD  the target's cores and their divisors
                     TILE    sizes near powers of two             cache blocks
-                    PADTO   the next multiple of a vector
+                    PADTO   the next multiple of one vector
     reduce axis     UNROLL  2, 4, 8, small divisors, whole       straight-line code, same accumulators
                     UPCAST  1-4 vectors, 4                       partial results
                     TILE, THREAD as above
@@ -18,15 +17,15 @@ axis from the target and the extent:
     vectors         LANES of each upcast axis
     dot instructions  TC with each one that the target has and a contraction fits
 
-Loops of several stages may run over one dimension of a tensor: the columns of softmax are those of its maximum, its sum and its
-output. They are *tied*: what divides one of them (`SPLITS`) is proposed for it alone, and with the same amount for all.
+Loops of several stages may run over one dimension of a tensor: in softmax the maximum, the sum and the output all run over the columns.
+Such loops are *tied*: an opt that divides one of them (`SPLITS`) is proposed for that loop alone, and with the same amount for all.
 
-An amount equal to the extent is written 0, "whole", and only there. The reference grid (`--actions reference`) is that of
-tinygrad and of Svod in Rust: 193 positional opts, the positions resolved to names when the action is generated.
+The amount 0 stands for the whole extent. The reference grid (`--actions reference`) is that of tinygrad and of Svod in Rust: 193
+positional opts, whose positions become names when the action is generated.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -38,10 +37,9 @@ from svod.errors import KernelOptError
 
 WHOLE = 0
 MAX_UNROLL = 32
-MAX_PARTS = 64          # of a reduction that groups share
+MAX_PARTS = 64          # parts of a reduction that groups share
+MAX_WASTE = 1.25        # An amount whose tail adds more than a quarter of the work is not tried.
 TILE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
-# A tail that wastes more than a quarter of the work is left to amounts that fit better.
-MAX_WASTE = 1.25
 SPLITS = frozenset({"UPCAST", "UNROLL", "TILE"})
 
 
@@ -57,34 +55,35 @@ def wasted(extent: int, amount: int) -> float:
     return -(-extent // amount) * amount / extent
 
 
+def fitting_amounts(amounts: Iterable[int], extent: int, longest_whole: int) -> tuple[int, ...]:
+    """The amounts below `extent` that waste little, in ascending order, and the whole axis where it is no longer than `longest_whole`."""
+    fitting = sorted(n for n in set(amounts) if 1 < n < extent and wasted(extent, n) <= MAX_WASTE)
+    return (*fitting, WHOLE) if 1 < extent <= longest_whole else tuple(fitting)
+
+
 @lru_cache(maxsize=4096)
 def register_amounts(extent: int, lanes: int, registers: int) -> tuple[int, ...]:
     """Amounts of a register tile on an output axis: small ones that fit the extent, one to four vectors, and as many rows of one to four
     vectors as `registers` hold."""
     amounts = {d for d in divisors(extent) if 2 <= d <= 16} | {2, 3, 4, 6, 8, 12} | {lanes * k for k in (1, 2, 3, 4)}
-    amounts |= {rows_held(v, registers) for v in (1, 2, 3, 4)}
-    fitting = sorted(n for n in amounts if 1 < n < extent and wasted(extent, n) <= MAX_WASTE)
-    return (*fitting, WHOLE) if 1 < extent <= 4 * lanes else tuple(fitting)
+    return fitting_amounts(amounts | {rows_held(v, registers) for v in (1, 2, 3, 4)}, extent, 4 * lanes)
 
 
 @lru_cache(maxsize=4096)
 def unroll_amounts(extent: int) -> tuple[int, ...]:
-    """Iterations of a reduce axis to unroll: 2, 4, 8, divisors up to 8, and all of them where that is short."""
-    amounts = {2, 4, 8} | {d for d in divisors(extent) if 2 <= d <= 8}
-    fitting = sorted(n for n in amounts if n < extent and wasted(extent, n) <= MAX_WASTE)
-    return (*fitting, WHOLE) if 1 < extent <= MAX_UNROLL else tuple(fitting)
+    """Iterations of a reduce axis to unroll: 2, 4, 8, divisors up to 8, and all of a short axis."""
+    return fitting_amounts({2, 4, 8} | {d for d in divisors(extent) if 2 <= d <= 8}, extent, MAX_UNROLL)
 
 
 @lru_cache(maxsize=4096)
 def partial_amounts(extent: int, lanes: int) -> tuple[int, ...]:
-    """Partial results side by side on a reduce axis: whole vectors first of all."""
-    fitting = sorted(n for n in {4, *(lanes * k for k in (1, 2, 4, 8))} if 1 < n < extent and wasted(extent, n) <= MAX_WASTE)
-    return (*fitting, WHOLE) if 1 < extent <= 2 * lanes else tuple(fitting)
+    """Partial results side by side on a reduce axis: four, or whole vectors."""
+    return fitting_amounts({4, *(lanes * k for k in (1, 2, 4, 8))}, extent, 2 * lanes)
 
 
 @lru_cache(maxsize=4096)
 def tile_amounts(extent: int) -> tuple[int, ...]:
-    """Cache blocks: for each power of two the divisor of the extent nearest to it, or the power itself."""
+    """Sizes of cache blocks: for each of TILE_SIZES the nearest divisor of the extent, or the size itself where none is near."""
     amounts = set()
     for size in TILE_SIZES:
         if size >= extent:
@@ -96,26 +95,26 @@ def tile_amounts(extent: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def group_amounts(extent: int, threads: int) -> tuple[int, ...]:
-    """Threads of a group along an axis: powers of two, and the whole axis where a group holds it."""
+    """Threads of a group along an axis: powers of two, and the whole axis where it fits a group."""
     fitting = [1 << k for k in range(1, 11) if 1 << k < extent and 1 << k <= threads]
     return (*fitting, WHOLE) if 1 < extent <= threads else tuple(fitting)
 
 
 @lru_cache(maxsize=256)
 def thread_amounts(extent: int, threads: int) -> tuple[int, ...]:
-    """How many cores: all of them, and the numbers that divide all of them."""
+    """Numbers of cores: the divisors of the number of all cores."""
     return tuple(n for n in divisors(threads) if 1 < n <= extent)
 
 
 def lanes_of(kernel: Any, target: Any) -> int:
-    """Elements in one vector of what the kernel computes: of the widest element type stored, at least 32 bits wide."""
+    """Elements in one vector of the widest stored element type, which counts as at least 32 bits wide."""
     widest = max(max(4, s.dtype.itemsize) for s in kernel.stages if s.is_output)
     return max(1, int(target.vector_bytes // widest))
 
 
 def loop_rows(state: Any) -> list[tuple[Loop, str, int]]:
-    """(row, kind, stage) of every loop that an opt can change, in table order: something is left to split, and the stage has loops of
-    its own (it is an output, or it reduces and is not computed in place by its readers)."""
+    """(row, kind, stage) of every loop that an opt can change, in table order: its extent is above 1, and its stage has its own loops,
+    being an output, or a reduction that is not inlined into its readers."""
     kernel, loops = state.kernel, []
     for row in state.rows:
         if row.role == LOOP and row.extent > 1:
@@ -127,7 +126,7 @@ def loop_rows(state: Any) -> list[tuple[Loop, str, int]]:
 
 
 def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
-    """The grid derived from target and extents, for one state. Amounts are ints, 0 for the whole axis."""
+    """The opts of the default grid for one state."""
     kernel, threads = state.kernel, state.target.threads
     loops = loop_rows(state)
     for row, kind, _ in loops:
@@ -162,7 +161,7 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
 
 
 def _placements(state: Any, loops: list[tuple[Loop, str, int]]) -> Iterator[Opt]:
-    """Where each stage may live, and outputs too large for the caches stored past them."""
+    """Where each stage may be placed, and non-temporal stores of outputs that are too large for the cache."""
     for s in state.kernel.stages:
         if s.is_output:
             if bytes_of(state, s.index) > state.target.l2:
@@ -176,7 +175,7 @@ def _placements(state: Any, loops: list[tuple[Loop, str, int]]) -> Iterator[Opt]
 
 
 def _group_actions(row: Loop, kind: str, threads: int) -> Iterator[Opt]:
-    """Loops bound to groups of threads and to the grid."""
+    """Opts that bind a loop to the threads of a group or to the grid."""
     for n in group_amounts(row.extent, threads):
         for op in ("LOCAL",) if kind == "o" else ("GROUP", "GROUPTOP"):
             yield Opt(op, row.name, n)
@@ -186,8 +185,8 @@ def _group_actions(row: Loop, kind: str, threads: int) -> Iterator[Opt]:
 
 
 def apply_tied(state: Any, opt: Opt, after: Any) -> Any | None:
-    """`after`, which is `state` with a split applied, with the same split of what is tied to the loop: loops of other stages over the same
-    dimension, with as many positions left. None where nothing is, or none of it applies."""
+    """`after`, which is `state` with the split `opt`, with the same split applied to all tied loops: loops of other stages over the same
+    dimension, with the same extent and stride. None where no loop is tied, or the split applies to none."""
     if opt.op not in SPLITS:
         return None
     dimension, loops = state.kernel.dimensions, loop_rows(state)
@@ -220,11 +219,11 @@ _WHOLE_LISTED = frozenset((op, axis) for op, axis, n in REFERENCE_GRID if n == W
 
 
 def reference_actions(state: Any, *, padto: bool = False) -> Iterator[Opt]:
-    """The reference systems' 193 actions (200 with `padto`), each position read as the k-th live row of its kind.
+    """The reference systems' 193 actions (200 with `padto`). A position k means the k-th live row of its kind.
 
-    UNROLL and GROUP* count the live reduce rows of the output stage, everything else all its live rows, output loops first. An
-    explicit amount equal to the extent is skipped where the grid also lists the whole axis. A position beyond the state's rank is no
-    action. The tensor-core entries exist for targets with such instructions; the CPU's Scheduler refuses them."""
+    UNROLL and GROUP* count the live reduce rows of the output stage; all others count all its live rows, output loops first. An explicit
+    amount equal to the extent is skipped where the grid also lists the whole axis. A position beyond the state's rank gives no action. The
+    tensor-core entries are refused by a target without such instructions."""
     axes = state.kernel.axes
     rank = {("o", LOOP): 0, ("o", LOCAL): 1, ("r", GROUP): 1, ("o", UPCAST): 2, ("o", DOT): 2, ("r", LOOP): 3, ("r", UPCAST): 4,
             ("r", UNROLL): 5, ("r", DOT): 5}
@@ -245,7 +244,7 @@ def reference_actions(state: Any, *, padto: bool = False) -> Iterator[Opt]:
 
 # -- mutations ----------------------------------------------------------------------------------------------------------------
 def neighbour_amounts(amount: int, extent: int, lanes: int) -> tuple[int, ...]:
-    """What one amount may become: doubled, halved, the divisors of the extent on either side, one vector more or less."""
+    """What one amount may become: its double, its half, the next divisors of the extent, one vector more or less."""
     n = extent if amount == WHOLE else amount
     below = [d for d in divisors(extent) if 1 < d < n]
     above = [d for d in divisors(extent) if d > n]
@@ -274,7 +273,7 @@ def _replacements(opt: Opt, state: Any, lanes: int) -> Iterator[Opt]:
 
 
 def _tied_later(state: Any, chain: Sequence[Opt], i: int) -> frozenset[int]:
-    """Where else, later in the chain that led to `state`, the split number i is made of what is tied to its loop, by the same amount."""
+    """The later places in the chain that led to `state` where opt i, a split, is repeated for a tied loop with the same amount."""
     opt = chain[i]
     if opt.op not in SPLITS:
         return frozenset()
@@ -286,11 +285,11 @@ def _tied_later(state: Any, chain: Sequence[Opt], i: int) -> frozenset[int]:
 
 
 def mutations(base: Any, chain: Sequence[Opt], lanes: int) -> Iterator[Any]:
-    """States one change away from `chain`: one amount or place replaced, or one opt left out; where the same split is made of what is tied,
-    also all of these.
+    """States one change away from `chain`: one amount or place replaced, or one opt left out. If tied loops have the same split, all of
+    these splits are changed together as well.
 
-    `base` is the untouched state. A chain whose remainder no longer applies after the change is dropped silently: most
-    changes of an early split take away what a later opt names."""
+    `base` is the untouched state. A chain whose remainder does not apply after the change is dropped: most changes of an early split
+    remove a loop that a later opt names."""
     prefix, whole = base, apply_opts(base, chain)
     for i, opt in enumerate(chain):
         tied = _tied_later(whole, chain, i)

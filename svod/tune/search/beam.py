@@ -2,26 +2,27 @@
 
 One round, as this file sees it:
 
-    propose   every member that is new in the beam × (actions + mutations)  → queue, by the digest of the state
-              the most promising of the queue by predicted cycles, none that is clearly behind, and a fifth at random
-    racers    the best 2 × width of what was screened, the best of each protected sketch family and a few more of their sketches, which
-              one unlucky sample is not to take out: as many again at most
+    propose   each new member of the beam × (actions + mutations) goes to the queue, by the digest of the state;
+              the best predictions of the queue are measured, none that is clearly behind, and a fifth at random
+    racers    the best 2 × width of the screened, the best of each protected sketch family, and a few more sketches of these families,
+              so that one unlucky sample excludes no family: at most 4 × width
     keep      the best `width` of all raced states whose outputs are right,
               at most half of them from one family; a sketch family keeps one place for two rounds
 
 A state reached by two chains is one candidate and keeps the shorter chain. Proposals that a round has no room for stay queued.
-Clearly behind is what is predicted to take longer than each of the 4 × width fastest that were measured: how far the predictions of this
-kernel are wrong is what those say, which were predicted like all. Only the random fifth may be behind.
+A proposal is clearly behind if it is predicted to take longer than each of the 4 × width fastest measured candidates: their predictions
+show how far the predictions for this kernel are wrong. Only the random fifth may be behind.
 
-A beam wider than FIRST_WIDTH begins as one of that width, and the search has it doubled wherever it would end for lack of gains: what a
-narrower one does is how a wide one begins, candidate by candidate, so that it finds no less. What it takes in when it widens is the best of
-all that was raced; what the narrow one had no room for is still queued.
-With `BEAM_STRICT=reference` the rules are those of the reference systems: single actions only, all of them measured, the beam
-taken from the latest round, as wide as asked for at once.
+A beam wider than FIRST_WIDTH begins with that width. Where the search would end for lack of gains, the width is doubled: a wide beam begins
+as a narrow one does, candidate by candidate, and finds no less. A beam that widens takes the best of all that was raced; the proposals that
+the narrow one had no room for are still queued.
+With `BEAM_STRICT=reference` the rules are those of the reference systems: single actions only, all of them measured, and a beam of the full
+width from the start, taken from the latest round.
 """
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -32,11 +33,11 @@ from svod.errors import KernelOptError
 from svod.tune.measure.candidate import Candidate, Origin, Status, chain_order
 from svod.tune.search.actions import apply_tied, default_actions, lanes_of, mutations, reference_actions
 
-FIRST_WIDTH = 4            # of a search; wider beams get there by doubling
-RANDOM_SHARE = 0.2
+FIRST_WIDTH = 4            # of a wide beam, which doubles it until it has its own
+RANDOM_SHARE = 0.2         # share of a round that is drawn at random
 SKETCH_ROUNDS = 2          # rounds in which a sketch family keeps a place
-LEAST_ROUND = 8            # of the best predictions, however many of them are behind
-JUDGES = 4                 # times width: the fastest that say which predictions are clearly behind
+LEAST_ROUND = 8            # least number of best predictions in a round, even if they are behind
+JUDGES = 4                 # times width: the number of fastest candidates that define which predictions are clearly behind
 
 
 class Beam:
@@ -63,11 +64,11 @@ class Beam:
 
     @property
     def room(self) -> int:
-        """Most candidates of a round."""
+        """The largest number of candidates of a round."""
         return self.config.round_size * self.width
 
     def widen(self) -> bool:
-        """Double the width up to that of the configuration; False where it has that. `keep` fills the beam."""
+        """Double the width up to the configured one. False where the beam has it already. `keep` fills the beam."""
         if self.width >= self.config.width:
             return False
         self.width = min(2 * self.width, self.config.width)
@@ -96,7 +97,7 @@ class Beam:
                 self.sketch_families.setdefault(tiling_family(c.state), self.round + SKETCH_ROUNDS + 1)
         if self.strict or len(fresh) <= self.room:
             return fresh
-        # the best prediction of each family, then by prediction; what the first round has no room for is proposed in later ones
+        # the best prediction of each family first, then by prediction; later rounds propose what this one has no room for
         ranked = sorted(fresh, key=lambda c: c.predicted)
         leaders = {id(c) for c in {tiling_family(c.state): c for c in reversed(ranked)}.values()}
         ranked.sort(key=lambda c: (c.origin is Origin.SKETCH, id(c) not in leaders))
@@ -109,7 +110,7 @@ class Beam:
         return default_actions(state, self.lanes)
 
     def expand(self, member: Candidate) -> None:
-        """Queue everything one action or mutation away from `member`, once."""
+        """Queue all states one action or mutation away from `member`."""
         member.expanded = True
         for opt in self.actions(member.state):
             try:
@@ -141,7 +142,7 @@ class Beam:
         limit = float("inf") if self.strict else self.behind()
         near = sum(c.predicted <= limit for c in ranked)
         if len(chosen) > room or near < len(chosen):
-            # a fifth of what is taken is random, of few that are not behind as of many
+            # a fifth is random, whether few or many proposals are not behind
             best = min(room - int(room * RANDOM_SHARE), max(near, LEAST_ROUND))
             at_random = min(int(best * RANDOM_SHARE / (1 - RANDOM_SHARE)), len(ranked) - best, room - best)
             chosen = ranked[:best] + self.random.sample(ranked[best:], max(0, at_random))
@@ -151,13 +152,13 @@ class Beam:
         return chosen
 
     def behind(self) -> float:
-        """The predicted cycles above which a proposal is clearly behind; infinite until twice as many were measured as say so."""
+        """The predicted cycles above which a proposal is clearly behind; infinite until twice as many candidates were measured."""
         measured = sorted((c for c in self.seen.values() if c.samples and c.predicted < float("inf")), key=lambda c: c.seconds)
         judges = JUDGES * self.width
         return max(c.predicted for c in measured[:judges]) if len(measured) >= 2 * judges else float("inf")
 
     def requeue(self, candidates: Sequence[Candidate]) -> None:
-        """Put back what a round had no time for."""
+        """Put back the candidates that a round had no time for."""
         for c in candidates:
             self.queue[c.digest] = c
 
@@ -187,31 +188,15 @@ class Beam:
         if self.strict:
             latest = [c for c in ranked if c.round == self.round]
             return (latest or ranked)[:self.width]
-        cap = -(-self.width // 2)
-        kept: list[Candidate] = []
-        taken: dict[Any, int] = {}
-
-        def take(c: Candidate) -> None:
-            kept.append(c)
-            taken[tiling_family(c.state)] = taken.get(tiling_family(c.state), 0) + 1
-
-        if ranked:
-            take(ranked[0])
-        for family in self.protected():
-            if family not in taken:
-                best = next((c for c in ranked if tiling_family(c.state) == family), None)
-                if best is not None:
-                    take(best)
+        leaders = {tiling_family(c.state): c for c in reversed(ranked)}
+        protected = sorted((leaders[f] for f in self.protected() if f in leaders), key=lambda c: c.order)
         # places kept for sketches never push out the best, and the best sketches come first where there are too many
-        kept = kept[:1] + sorted(kept[1:], key=lambda c: c.order)[:self.width - 1]
-        taken = {}
-        for c in kept:
-            taken[tiling_family(c.state)] = taken.get(tiling_family(c.state), 0) + 1
+        kept = [*ranked[:1], *(c for c in protected if c is not ranked[0])][:self.width]
+        taken = Counter(tiling_family(c.state) for c in kept)
         for c in ranked:
-            if len(kept) >= self.width:
-                break
-            if c not in kept and taken.get(tiling_family(c.state), 0) < cap:
-                take(c)
+            if len(kept) < self.width and c not in kept and taken[tiling_family(c.state)] < -(-self.width // 2):
+                kept.append(c)
+                taken[tiling_family(c.state)] += 1
         return sorted(kept, key=lambda c: c.order)
 
     def keep(self, pool: Sequence[Candidate], verify: Callable[[Sequence[Candidate]], None]) -> None:
@@ -225,7 +210,7 @@ class Beam:
 
 
 def predict(candidate: Candidate) -> bool:
-    """Ask the candidate's state for its cycles. False, and the candidate failed, where its opts are each legal and do not go together."""
+    """Predict the cycles of a candidate. Returns False, and marks it as failed, where its opts are legal one by one but not together."""
     try:
         candidate.predicted = cost_of(candidate.state).cycles
     except KernelOptError as e:

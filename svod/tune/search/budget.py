@@ -1,17 +1,17 @@
-"""The model's budget over its kernels: whose round comes next, and when to stop.
+"""The budget of a model over its kernels: whose round comes next, and when to stop.
 
-Kernels advance in interleaved rounds. Each begins with two warm-up rounds, one after the other, those that take most of the model's
-time first: the heuristic, which is timed and verified, and the first proposals, so that a first gain is there within seconds. After
-that the next round goes to the kernel with the largest
+Kernels advance in interleaved rounds. Each kernel begins with two warm-up rounds: the heuristic, which is timed and verified, and the
+first proposals. The kernels that take most of the model's time come first, so that a first gain is there within seconds. Then the next
+round goes to the kernel with the largest
 
-    calls × (time − what it can still be expected to reach)
+    calls × (time − expected time after more search)
 
-and may take that kernel's share of what is left, so that a short budget reaches every kernel. A search that has widened instead of
-ending has little to hope for: it waits until the others have done as much, so that wide beams do what narrow ones do first, for a list of
-kernels as for one. Among such the one that has most to gain at best comes first.
+and may take that kernel's share of the remaining time, so that a short budget reaches every kernel. A search that has widened instead of
+ending has little to gain. It waits until the others have widened as often, so that a list of kernels does first what narrow beams do.
+Among such searches the one with the largest possible gain comes first.
 
-What a kernel can still reach is no less than its roofline bound, and no less than its own trend: gains that shrink by a
-constant factor q from round to round (the ratio of the last two, at most 0.8) sum to gain·q/(1−q).
+The expected time is at least the roofline bound, and at least what the kernel's own trend gives: gains that shrink by a constant factor q
+from round to round (the ratio of the last two, at most 0.8) sum to gain·q/(1−q).
 """
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from typing import Protocol, TypeVar
 
 WARM_UP_ROUNDS = 2        # the heuristic's, and one of proposals
 MAX_TREND = 0.8
-MIN_ROUND = 1.5           # seconds: less than this does not pay for its race
+MIN_ROUND = 1.5           # seconds; a shorter round does not pay for its race
 
-MODEL_SECONDS = 600.0     # svod-tune, a whole model
-KERNEL_SECONDS = 40.0     # one kernel
+MODEL_SECONDS = 600.0     # default budget of a whole model
+KERNEL_SECONDS = 40.0     # default budget of one kernel
 
 
 class Budgeted(Protocol):
@@ -43,7 +43,7 @@ class Budgeted(Protocol):
         """Wall seconds of search so far."""
     @property
     def widened(self) -> int:
-        """How often the search has gone on with a wider beam where it would have ended."""
+        """How often the search has continued with a wider beam instead of ending."""
     @property
     def finished(self) -> bool: ...
 
@@ -52,13 +52,12 @@ S = TypeVar("S", bound=Budgeted)
 
 
 def expected_seconds(history: Sequence[float], bound: float) -> float:
-    """What a kernel with these best times per round can be expected to reach, in seconds; never below `bound`."""
+    """The seconds that a kernel with these best times per round is expected to reach; never below `bound`."""
     if len(history) < 3 or history[-2] == float("inf") or history[-3] == float("inf"):
         return bound
     gain, before = history[-2] - history[-1], history[-3] - history[-2]
     if gain <= 0:
-        # one flat round after a gain halves the hope, two flat rounds end it
-        gain = before / 2
+        gain = before / 2       # one flat round after a gain halves the expected gain, two flat rounds end it
         if gain <= 0:
             return history[-1]
     q = min(MAX_TREND, gain / before if before > 0 else MAX_TREND)
@@ -79,7 +78,7 @@ def possible_gain(kernel: Budgeted) -> float:
 
 @dataclass
 class ModelBudget:
-    """Wall seconds for all kernels of a model, and for each of them. `clock` gives seconds."""
+    """Wall seconds for all kernels of a model, and for each of them, as `clock` measures them."""
 
     total: float = MODEL_SECONDS
     per_kernel: float = KERNEL_SECONDS
@@ -97,9 +96,8 @@ class ModelBudget:
         return max(0.0, self.total - self.elapsed)
 
     def next(self, kernels: Sequence[S]) -> S | None:
-        """The kernel whose round comes next, or None when the budget is spent or every search has finished.
-
-        Warm-up rounds go in the order given, which should be by share of the run time, both of a kernel before those of the next."""
+        """The kernel whose round comes next, or None when the budget is spent or every search has finished. Warm-up rounds follow the order
+        of `kernels`, which should be by share of the run time."""
         if self.left <= 0:
             return None
         open_kernels = [k for k in kernels if not k.finished and k.spent < self.per_kernel]
@@ -109,9 +107,9 @@ class ModelBudget:
         return min(open_kernels, key=lambda k: (k.widened, -expected_gain(k), -possible_gain(k)), default=None)
 
     def deadline(self, kernel: S, kernels: Sequence[S]) -> float:
-        """The clock's time at which the next round of this kernel has to wind up: its share, by expected gain, of what is left."""
+        """When, on `clock`, the next round of this kernel has to end. The kernel's share of the remaining time is by its expected gain."""
         limit = min(self.left, max(0.0, self.per_kernel - kernel.spent))
-        if len(kernel.history) < WARM_UP_ROUNDS:        # leave the others time for theirs
+        if len(kernel.history) < WARM_UP_ROUNDS:        # leave the others time for their warm-up
             cold = sum(len(k.history) < WARM_UP_ROUNDS and not k.finished for k in kernels)
             return self.clock() + min(limit, max(MIN_ROUND, self.left / max(1, cold)))
         alike = [k for k in kernels if not k.finished and k.widened == kernel.widened]

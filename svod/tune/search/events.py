@@ -1,4 +1,4 @@
-"""What a search says while it runs. The command line draws these, `prepare` logs two of them, tests compare traces."""
+"""The events of a running search. The command line shows them, `prepare` counts finished kernels, and tests compare traces."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SearchEvent:
-    """Root of the events; `kernel` is the key of the kernel concerned, empty for the whole session."""
+    """Base of the events. `kernel` is the key of the kernel concerned, empty for the whole session. All times are seconds."""
 
     kernel: str
 
 
 @dataclass(frozen=True)
 class SessionStarted(SearchEvent):
-    """Before anything is searched. Seconds."""
-
     kernels: int
     budget: float
     executor: str
@@ -30,14 +28,12 @@ class KernelStarted(SearchEvent):
 
 @dataclass(frozen=True)
 class BaselineTimed(SearchEvent):
-    """The heuristic's time, seconds."""
-
-    seconds: float
+    seconds: float            # of the heuristic
 
 
 @dataclass(frozen=True)
 class RoundFinished(SearchEvent):
-    """One round of one kernel. Counts are of this round, times in seconds."""
+    """The counts are of this round."""
 
     round: int
     proposed: int
@@ -54,7 +50,7 @@ class RoundFinished(SearchEvent):
 
 @dataclass(frozen=True)
 class Improved(SearchEvent):
-    """A new verified incumbent, seconds."""
+    """There is a new verified incumbent."""
 
     seconds: float
     before: float
@@ -63,7 +59,7 @@ class Improved(SearchEvent):
 
 @dataclass(frozen=True)
 class CandidateDropped(SearchEvent):
-    """A candidate that failed or computed something wrong."""
+    """A candidate failed, or its output is wrong."""
 
     status: str
     reason: str
@@ -72,7 +68,7 @@ class CandidateDropped(SearchEvent):
 
 @dataclass(frozen=True)
 class KernelFinished(SearchEvent):
-    """The search of one kernel is over; `why` says what ended it. Seconds."""
+    """The search of one kernel is over; `why` says what ended it."""
 
     seconds: float
     heuristic: float

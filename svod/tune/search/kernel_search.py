@@ -1,15 +1,14 @@
 """The search of one kernel, round by round, around the beam (`beam.py`).
 
-    step 1      the heuristic alone: lower, build, time, verify. It is the baseline, the first incumbent, and what a search
-                that finds nothing better returns.
-                With BEAM_SKETCHES=0 it is the baseline alone: nothing starts from it, and it is the answer where nothing else is.
+    step 1      lower, build, time and verify the heuristic: it is the baseline, the first incumbent, and the result of a search that finds
+                nothing better. With BEAM_SKETCHES=0 it is only the baseline: nothing starts from it
     step n      propose → limits → lower → filter → build → screen → race → verify → keep
-    finish()    the best are raced once more; then the finalists, the heuristic and a stored winner, compiled with passes, at full size
+    finish()    race the best once more; compile the finalists, the heuristic and a stored winner with passes, and time them at full size
 
-Filters of a round, in this order: accumulators in vector registers over BEAM_UPCAST_MAX; `len(LINEAR) ≥ BEAM_UOPS_MAX`; more than
-1000 times the work of the leanest candidate of the whole round (exactly 1000 times may stay, unknown work is exempt); a LINEAR
-digest that this search or the database has seen. Building and screening go in small chunks, so that a better incumbent cuts
-the rest of the round shorter and a spent budget ends it: what was not built goes back to the queue.
+A round drops candidates in this order: accumulators need more vector registers than BEAM_UPCAST_MAX; `len(LINEAR) ≥ BEAM_UOPS_MAX`; more
+than 1000 times the work of the leanest candidate of the round (unknown work is exempt); this search or the database has seen the LINEAR
+digest. Building and screening go in small chunks: a better incumbent shortens the rest of the round, and a spent budget ends it.
+Candidates that were not built go back to the queue.
 
 A search stops after BEAM_PATIENCE rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent
 has to keep when it is measured again, and when there is nothing left to try: unless the beam can widen, which starts that patience
@@ -17,7 +16,7 @@ anew. Where the incumbents of two races in a row, by the races' own clock, were 
 and none in sight, is enough; a noisy race, and one that refutes the bound, ends the row. It stops in any case when its budget is spent.
 `BEAM_STRICT=reference`: after one round without a gain above BEAM_MIN_PROGRESS.
 
-A KeyboardInterrupt leaves `step` at once; everything measured in earlier rounds is kept, `result()` gives the best of it.
+A KeyboardInterrupt leaves `step` at once. Earlier rounds are kept, and `result()` gives the best of them.
 """
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from svod.bench.race import Ratio
 from svod.config import BeamConfig
@@ -55,35 +54,36 @@ log = logging.getLogger("svod.tune")
 
 BUDGET_SPENT, INTERRUPTED = "budget spent", "interrupted"     # the reasons why a search ends that has more to try
 
-MAX_WORK_RATIO = 1000          # A candidate with more operations than this many times the leanest one's of its round is dropped.
-RELATIVE_PROGRESS = 0.005      # A round that gains less than this share counts as flat.
-BOUND_REACHED = 1.05           # A search ends when its incumbent takes less than this many roofline bounds,
-BOUND_RACES = 2                # in this many races in a row: the bound is of another minute, and the machine may have a good moment.
-BOUND_REFUTED = 0.95           # A time below this many bounds says that the bound is wrong.
-HOPELESS = 30.0                # An untouched kernel that is predicted to take this many times the heuristic's cycles is not run.
-CHUNK = 24                     # Candidates are built and screened in chunks; between them the search looks at incumbent and budget.
-FIRST_CHUNK = 6                # The first chunk of a search whose pace is not known and whose time is limited is smaller.
+MAX_WORK_RATIO = 1000          # A candidate with more than this many times the operations of the round's leanest one is dropped.
+RELATIVE_PROGRESS = 0.005      # A round that gains less than this share is flat.
+BOUND_REACHED = 1.05           # A search ends when its incumbent takes less than this many roofline bounds
+BOUND_RACES = 2                # in this many races in a row: the machine may have been slower when the bound was measured.
+BOUND_REFUTED = 0.95           # A time below this many bounds shows that the bound is wrong.
+HOPELESS = 30.0                # The untouched kernel is not run if it is predicted to take this many times the heuristic's cycles.
+CHUNK = 24                     # Candidates are built and screened in chunks of this size.
+FIRST_CHUNK = 6                # The first chunk is smaller if the time is limited, as the pace is not known yet.
 MOST_OF_A_CHUNK = 0.75         # If more than this share of a chunk is too slow, the incumbent is timed again.
 SLOWER_MACHINE = 1.1           # If the incumbent then takes this many times its old time, the machine has become slower.
 YARDSTICK_REACH = 4.0          # A baseline that takes more than this many times the incumbent is not raced along.
-FINALISTS = 3                  # At least so many finalists, else as many as the beam is wide: the passes may part code that is level.
-PASSES_BRING = 1.25            # The passes may bring one family this factor: the best of each family within it is a finalist.
-SEMIFINAL = 4                  # So many times the finalists are raced side by side, to choose them.
+FINALISTS = 3                  # The least number of finalists; a wider beam has as many as it is wide.
+PASSES_BRING = 1.25            # LLVM's passes may speed up one family by this factor: the best of each family within it is a finalist.
+SEMIFINAL = 4                  # This many times the number of finalists are raced side by side, to choose them.
 SEMIFINAL_SHARE = 0.25         # The semifinal takes this share of the seconds of a confirmation.
-RACE_RUNS = 10                 # A race runs each candidate about so many times.
-SEED_ROUND = 8
-CONFIRM_SECONDS = 3.0          # of a confirmation, at most
-CONFIRM_SHARE, CONFIRM_LEAST = 0.2, 1.0   # a confirmation takes at most that share of what the search took, or so many seconds: the larger
-CONFIRM_FLOOR = 0.5            # whatever the deadline leaves
-ROUND_ENDS = 3                 # rounds whose ends say how long the next one's takes
-WIND_UP = 0.5                  # seconds to store what was found and to end the workers
-CONFIRM_ROUNDS = 15            # of a confirmation, as a rule, for how many finalists there is time
-COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # compile deadline: max(1 s, 20 × the median so far)
+RACE_RUNS = 10                 # A race runs each candidate about this many times.
+SEED_ROUND = 8                 # This many seeds are a round of their own.
+CONFIRM_SECONDS = 3.0          # A confirmation takes at most this many seconds,
+CONFIRM_SHARE = 0.2            # and at most this share of the search's seconds
+CONFIRM_LEAST = 1.0            # unless that is less than this many seconds.
+CONFIRM_FLOOR = 0.5            # Seconds that a confirmation always has, whatever the deadline is.
+CONFIRM_ROUNDS = 15            # A confirmation usually has this many rounds, which limits the number of finalists.
+ROUND_ENDS = 3                 # The ends of this many rounds predict the end of the next.
+WIND_UP = 0.5                  # Seconds to store the results and to end the workers.
+COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # The compile deadline is max(1 s, 20 × the median so far).
 
 
 def _finalists(ranked: Sequence[Candidate], count: int, most: int) -> list[Candidate]:
-    """The best `count` of the candidates, which come best first, and the best of as many other families, as all were timed without passes;
-    `most` altogether."""
+    """The best `count` of the candidates in `ranked`, which has the best first, and the best of up to as many other families, as the passes
+    may change the order; `most` altogether."""
     chosen = list(ranked[:count])
     families = {tiling_family(c.state) for c in chosen}
     for c in ranked[count:]:
@@ -93,9 +93,17 @@ def _finalists(ranked: Sequence[Candidate], count: int, most: int) -> list[Candi
     return chosen
 
 
+class SpeedupInterval(NamedTuple):
+    """The heuristic's time over the winner's, with its 95 % interval."""
+
+    low: float = 1.0
+    middle: float = 1.0
+    high: float = 1.0
+
+
 @dataclass(frozen=True)
 class Finding:
-    """What a search found for one kernel. Times are seconds of one call; infinite where nothing was measured."""
+    """The result of a search for one kernel. Times are seconds of one call; infinite where nothing was measured."""
 
     chain: tuple[Any, ...]
     source: str                    # 'beam', 'database' or 'heuristic': who proposed the chain
@@ -118,7 +126,7 @@ class Counts:
     limited: int = 0
     duplicate: int = 0
     built: int = 0
-    timed: int = 0                 # new LINEAR, compiled, ran, has a sample
+    timed: int = 0                 # have a new LINEAR, compiled, ran, and have a sample
     wrong: int = 0
     failed: int = 0
 
@@ -127,8 +135,8 @@ class Counts:
 class KernelSearch:
     """The search of one kernel. `base` is its untouched state, `heuristic` the heuristic's; `seeds` are more first states.
 
-    `known` holds the LINEAR digests that the database has measurements of; its own seeds are exempt, they need a score of this run.
-    `record` is given every candidate that reached an end in a round, after the round. `calls` weighs this kernel in the model."""
+    `known` holds the LINEAR digests that the database has measurements of. Seeds from the database are exempt: they need a score of this
+    run. After each round `record` gets its finished candidates. `calls` is the weight of this kernel in the model."""
 
     key: str
     name: str
@@ -161,9 +169,9 @@ class KernelSearch:
         self.compile_seconds: list[float] = []
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
         self.refuted: list[Candidate] = []         # right without passes, wrong with them
-        self.pace = 0.0                            # seconds to build and screen one candidate, of the latest chunk
+        self.pace = 0.0                            # seconds to build and screen one candidate, in the latest chunk
         self.round_ends: deque[float] = deque(maxlen=ROUND_ENDS)       # seconds from the last chunk of a round to its end
-        self.verify_pace = 0.0                     # seconds to verify one candidate, the latest
+        self.verify_pace = 0.0                     # seconds to verify one candidate, in the latest verification
         self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
         self.wider = False                         # the beam has widened and has not been given what to keep
@@ -171,7 +179,7 @@ class KernelSearch:
         self.at_bound = 0                          # latest races in a row whose incumbent was at the roofline bound
         self.incumbent: Candidate | None = None
         self.told = float("inf")                   # the least time that was announced
-        self.estimates: list[float] = []           # logarithms of the incumbent's seconds by the races since it became that
+        self.estimates: list[float] = []           # logarithms of the incumbent's seconds in each race as incumbent
         self.baseline = Candidate(self.heuristic, self.heuristic.applied_opts, Origin.HEURISTIC)
         self.stored = [Candidate(s, s.applied_opts, o) for s, o in self.seeds if o is Origin.DATABASE]
         self.first = [Candidate(s, s.applied_opts, o) for s, o in self.seeds if o is not Origin.DATABASE]
@@ -182,29 +190,29 @@ class KernelSearch:
 
     @property
     def round_end(self) -> float:
-        """Seconds from the last chunk of the next round to its end, about: the longest of the latest, as races that are
+        """The expected seconds from the last chunk of the next round to its end: the longest of the latest rounds, as races that are
         repeated take several times as long as others."""
         return max(self.round_ends, default=0.0)
 
     @property
     def places(self) -> int:
-        """How many finalists there are, of whichever family."""
+        """The number of finalists, apart from the best of other families."""
         return max(FINALISTS, self.config.width)
 
     @property
     def compile_deadline(self) -> float:
-        """Seconds one candidate may compile."""
+        """The seconds that one candidate may compile."""
         floor = COMPILE_FACTOR * statistics.median(self.compile_seconds) if self.compile_seconds else self.config.timeout_sec
         return min(self.config.timeout_sec, max(COMPILE_FLOOR, floor))
 
     @property
     def closing(self) -> float:
-        """Seconds that building and verifying the finalists will take, about; their timing comes on top."""
+        """The expected seconds for building and verifying the finalists, without timing them."""
         return (1 + self._most_finalists(CONFIRM_SECONDS) + len(self.stored)) * (self.pace + self.verify_pace)
 
     # -- steps ------------------------------------------------------------------------------------------------------------
     def step(self, deadline: float = float("inf")) -> None:
-        """One round; `deadline` on `clock` is when it has to wind up, for about `round_end`. Raises what the measurer may raise."""
+        """Run one round. After `deadline`, on `clock`, no further chunk begins. Raises what the measurer may raise."""
         if self.finished:
             return
         started = self.clock()
@@ -217,7 +225,7 @@ class KernelSearch:
             self.spent += self.clock() - started
 
     def stop(self, why: str) -> None:
-        """End the search; `result()` is what it found."""
+        """End the search. `result()` has its result."""
         self.finished, self.why = True, self.why or why
 
     def _time_baseline(self) -> None:
@@ -229,7 +237,7 @@ class KernelSearch:
             self.baseline.score = self.baseline.seconds
             self.baseline.status = Status.RACED
             self._verify([self.baseline])
-        if not self.config.sketches:        # it may be found again
+        if not self.config.sketches:        # the search may propose it again
             self.pool.clear()
             self.digests.discard(self.baseline.linear)
         if self.baseline.status is Status.VERIFIED:
@@ -265,12 +273,11 @@ class KernelSearch:
         self._judge_progress(before, seeds_alone)
 
     def _untouched(self) -> list[Candidate]:
-        """The untouched kernel, unless other seeds make it hopeless: its first run would be killed, and with the child what that knows."""
-        candidate = Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED)
+        """The untouched kernel. Left out where there are other seeds and it is hopeless: its first run would end with a killed child."""
         others = self.config.sketches and not self.strict and self.incumbent is not None and (self.stored or self.first)
         if others and cost_of(self.base).cycles > HOPELESS * cost_of(self.heuristic).cycles:
             return []
-        return [candidate]
+        return [Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED)]
 
     def _propose(self) -> list[Candidate]:
         """The beam's proposals; a beam without any widens. None where that does not help."""
@@ -298,9 +305,10 @@ class KernelSearch:
             chain_text(self.incumbent.chain) if self.incumbent else "", self.clock() - started, noisy))
 
     def _judge_progress(self, before: Candidate | None, seeds_alone: bool) -> None:
-        """A gain is what the incumbent keeps when it is measured again; `before`: the incumbent that the round began with. One that has
-        just won a race, and may have won it by luck, is given the round that tells. In a round of seeds alone nothing was proposed: it is
-        none without a gain."""
+        """End the search, or let it widen, where it makes no progress. `before`: the incumbent that the round began with.
+
+        A gain counts when the incumbent keeps it in another measurement. A new incumbent may have won its race by luck, so the search goes
+        on for the round that measures it again. A round of seeds alone is never flat, as nothing was proposed."""
         least = self.config.min_progress * 1e-6
         if not self.strict and self.best < float("inf"):
             least = max(least, self.best * max(RELATIVE_PROGRESS, self.noise))
@@ -312,7 +320,7 @@ class KernelSearch:
             self.flat += not seeds_alone
         promising = self.settled - self.best > least
         if self.best < BOUND_REFUTED * self.bound:
-            # the ceilings were measured while the machine was busy: such a bound must not end anything
+            # the ceilings were measured while the machine was busy: such a bound must not end the search
             log.info("%s: %.3g s is below the roofline bound of %.3g s, which is ignored from now on", self.name, self.best, self.bound)
             self.bound, self.at_bound = 0.0, 0
         if self.at_bound >= BOUND_RACES and self.flat and not promising:
@@ -322,8 +330,8 @@ class KernelSearch:
 
     # -- the parts of a round ---------------------------------------------------------------------------------------------
     def _prepare(self, batch: Sequence[Candidate], *, exempt: bool) -> list[Candidate]:
-        """Limits, lowering and the filters that follow it; the candidates worth building. `exempt`: for the heuristic, which runs
-        when all else fails, there are no limits."""
+        """Apply the limits, lower, and filter. Returns the candidates worth building. `exempt`: no limits, for the heuristic, which must
+        run in any case."""
         within = []
         for c in batch:
             try:
@@ -374,7 +382,7 @@ class KernelSearch:
         return kept
 
     def _build_in_chunks(self, candidates: Sequence[Candidate], deadline: float) -> list[Candidate]:
-        """Build and screen; the candidates that the deadline left no time for, as they were before lowering."""
+        """Build and screen. Returns the candidates that the deadline left no time for, as they were before lowering."""
         ordered = sorted(candidates, key=lambda c: c.origin in (Origin.ACTION, Origin.MUTATION))   # seeds first
         start = 0
         while start < len(ordered):
@@ -392,7 +400,7 @@ class KernelSearch:
         return []
 
     def _chunk_size(self, seconds: float) -> int:
-        """How many candidates to build next, so that they end within `seconds` at the pace of the latest ones."""
+        """The number of candidates that can be built within `seconds` at the pace of the latest ones."""
         if seconds == float("inf"):
             return CHUNK
         if self.pace == 0.0:
@@ -474,12 +482,12 @@ class KernelSearch:
         return noisy
 
     def _is_measured_again(self, c: Candidate) -> bool:
-        """Whether the baseline is raced along with the incumbent `c`. An incumbent was the luckiest of a race; were its score kept, every
-        next one would add its own luck, so it is measured again in each race, against what nobody chose."""
+        """Whether the baseline is raced along with the incumbent `c`. An incumbent was the luckiest of its race. To remove that luck from
+        its score, each race measures it again, against the baseline, which was not chosen by a race."""
         return c is not self.baseline and self.baseline.status is Status.VERIFIED and self.baseline.score <= YARDSTICK_REACH * c.score
 
     def _assess_again(self, ratio: float | Failure) -> None:
-        """Score the incumbent by the races since it became that; `ratio`: the baseline's time over its own in the latest."""
+        """Score the incumbent by all its races as incumbent. `ratio`: the baseline's time over its own in the latest race."""
         assert self.incumbent is not None
         if not isinstance(ratio, Failure):
             self.estimates.append(math.log(self.baseline.score / ratio))
@@ -518,18 +526,18 @@ class KernelSearch:
     # -- the end ----------------------------------------------------------------------------------------------------------
     @property
     def improved(self) -> bool:
-        """Something better than the heuristic was found."""
+        """Whether the search has found a better chain than the heuristic's."""
         return self.incumbent is not None and self.incumbent is not self.baseline
 
     def finish(self, seconds: float = CONFIRM_SECONDS, deadline: float = float("inf")) -> Finding:
-        """Confirm the finalists within about `seconds`, less after a short search, and say what was found, by about `deadline` on `clock`.
-        Falls back to `result()` where confirmation fails altogether."""
+        """Confirm the finalists within about `seconds`, or less after a short search, and by about `deadline` on `clock`. Where no finalist
+        can be confirmed, the answer is that of `result()`."""
         self.stop(BUDGET_SPENT)
         seconds = min(seconds, max(CONFIRM_LEAST, CONFIRM_SHARE * self.spent))
         verified = self._race_the_best(SEMIFINAL_SHARE * seconds)
-        # the incumbent always, the stored winners always
         most = self._most_finalists(seconds)
         finalists = _finalists(verified, min(self.places, most), most)
+        # stored winners are always confirmed
         finalists += [c for c in self.stored if c.status is Status.VERIFIED and c not in finalists]
         baseline = self.baseline if self.baseline.status is Status.VERIFIED else None
         field_ = [*([baseline] if baseline else []), *finalists]
@@ -540,7 +548,7 @@ class KernelSearch:
             else:
                 c.built = answer
                 built.append(c)
-        # what the passes made is another binary: it is judged again before it can win
+        # the passes make another binary, which is verified before it can win
         right = []
         for c, v in zip(built, self.measurer.verify(built), strict=True):
             if v.right:
@@ -549,7 +557,7 @@ class KernelSearch:
                 c.fail(Status.WRONG, f"with LLVM's passes: {v.reason}")
                 self.refuted.append(c)
                 self._forget(c)
-        left = max(CONFIRM_FLOOR, deadline - self.clock() - WIND_UP)      # compiling and verifying the finalists took of it
+        left = max(CONFIRM_FLOOR, deadline - self.clock() - WIND_UP)
         answers = self.measurer.confirm(right, min(seconds, left)) if right else []
         self.confirmed = [(c, t) for c, t in zip(right, answers, strict=True) if isinstance(t, Confirmed)]
         if not self.confirmed:
@@ -557,12 +565,12 @@ class KernelSearch:
         return self._decide(baseline if baseline in right else None)
 
     def _most_finalists(self, seconds: float) -> int:
-        """How many there is time for in a confirmation of so many seconds: of a long kernel few, one at least."""
+        """The number of finalists, at least one, that a confirmation of so many seconds has time for."""
         return max(1, min(2 * self.places, int(seconds / (CONFIRM_ROUNDS * max(self.best, 1e-9))) - 1))
 
     def _race_the_best(self, seconds: float) -> list[Candidate]:
-        """All that is verified, best first. Scores are of several races, and those of the best few of hundreds are the luckiest: what this
-        many seconds leave time for is raced side by side, and counts as much as all that was known."""
+        """All verified candidates, best first. Scores come from several races, and the best few of hundreds were the luckiest. So many as
+        there is time for within `seconds` are raced side by side, and the new scores count as much as the old ones."""
         verified = sorted((c for c in self.pool if c.status is Status.VERIFIED and c is not self.baseline), key=lambda c: c.order)
         count = min(SEMIFINAL * self.places, int(seconds / (RACE_RUNS * max(self.best, 1e-9))))
         if min(count, len(verified)) <= self.places:
@@ -581,16 +589,15 @@ class KernelSearch:
         return sorted((c for c in verified if c.status is Status.VERIFIED), key=lambda c: c.order)
 
     def _forget(self, c: Candidate) -> None:
-        """`c` turned out wrong: the best of the others is the incumbent."""
+        """Remove `c`, which turned out wrong. If it was the incumbent, the best of the others takes its place."""
         self.pool = [x for x in self.pool if x is not c]
         if self.incumbent is c:
             self.incumbent = self.baseline if self.baseline.status is Status.VERIFIED else None
             self._choose_incumbent()
 
     def _decide(self, baseline: Candidate | None) -> Finding:
-        """By the database's rule (`svod.tune.db.winners`), so that what is reported is what is used later: the lowest upper end of the
-        ratio to the baseline, the speed-up that is sure; of what is level with it the baseline, else the shorter chain. Nothing that is
-        slower for sure, or that is much slower at one size of a kernel with variables."""
+        """Choose among the confirmed finalists by the database's rules 6 to 8 (`svod.tune.db.winners`), so that the finding is what is used
+        later."""
         for c, t in self.confirmed:
             c.score, c.known["confirmed"] = t.seconds, t
         usable = [(c, t) for c, t in self.confirmed if (t.low <= 1.0 and t.worst <= WORST_RATIO) or baseline is None]
