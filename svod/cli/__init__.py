@@ -1,9 +1,8 @@
 """The command lines. Each console script is a small `main` here that calls `run_command` with the module of its real commands.
 
-`run_command` is the guard they share: a missing extra is answered with the line to paste, bad input with one line and exit status 2,
-Ctrl-C with one line and 130 at whatever moment it comes, a closed pipe with silence; none of them with a traceback. Characters that a
-stream's encoding lacks are replaced. For the sake of Ctrl-C this module imports next to nothing: what takes time is imported inside the
-guard.
+`run_command` is the guard they share: bad input ends with one line and exit status 2, Ctrl-C with one line and 130 at whatever moment it
+comes, a closed pipe with silence; none of them shows a traceback. Characters that a stream's encoding lacks are replaced. The guard must be
+up before a Ctrl-C can come, so this module imports little, and the guard imports the rest.
 """
 from __future__ import annotations
 
@@ -24,15 +23,14 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def run_command(program: str, module: str, needs: tuple[str, ...] = ("click",),
-                defaults: Mapping[str, str] | None = None) -> NoReturn:
+def run_command(program: str, module: str, defaults: Mapping[str, str] | None = None) -> NoReturn:
     """Import `module`, call its click command `cli` and exit the process.
 
-    `program` is the name in messages, `needs` what must be installed beyond the base, `defaults` environment variables that libraries
-    read when they are imported, unless the user has set them."""
+    `program` is the name in messages, `defaults` environment variables that libraries read when they are imported, unless the user has
+    set them."""
     try:
         prepare_streams()
-        status = _run(program, module, needs, defaults or {})
+        status = _run(program, module, defaults or {})
         sys.stdout.flush()
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
@@ -59,20 +57,14 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _run(program: str, module: str, needs: tuple[str, ...], defaults: Mapping[str, str]) -> int:
+def _run(program: str, module: str, defaults: Mapping[str, str]) -> int:
     """The exit status of the command; bad input is answered here."""
     import importlib
 
-    from svod.cli.installation import INSTALL_LINE, missing_modules
     from svod.config import set_default_environment, unknown_variables_once
     from svod.errors import SvodError
 
     set_default_environment(**defaults)
-    missing = missing_modules(needs)
-    if missing:
-        print(f"{program} needs {' and '.join(missing)}, which the base install does not bring. Paste this:\n\n    {INSTALL_LINE}\n",
-              file=sys.stderr)
-        return EXIT_USAGE
     for message in unknown_variables_once():
         print(f"{program}: warning: {message}", file=sys.stderr)
     from click import ClickException

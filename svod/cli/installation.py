@@ -1,18 +1,9 @@
-"""What is installed here, and how to call it from here."""
+"""How to call a program of this installation."""
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
-
-INSTALL_LINE = f"{shlex.quote(sys.executable)} -m pip install 'svod[tune]'"   # the pip that belongs to this Python, whichever is in PATH
-
-
-def missing_modules(needs: tuple[str, ...]) -> list[str]:
-    """Those of `needs` that are not installed. Imports nothing."""
-    return [name for name in needs if find_spec(name) is None]
 
 
 def program(name: str) -> str:

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from svod.cli.db.commands import chain_words, cli
-from svod.cli.installation import missing_modules
 from svod.errors import ConfigError, DatabaseError
 from svod.system.quantities import seconds
 from svod.tune.db import OriginRecord, Search, TuningDB, layers
@@ -203,14 +202,6 @@ def test_a_database_that_is_none(tmp_path: Path, command: str) -> None:
 def test_variables_that_are_not_used_are_not_looked_at(path: Path) -> None:
     done = main("list", SVOD_TUNE_DB=str(path), SVOD_THREADS="many", BEAM="abc")
     assert done.returncode == 0 and GEMM[:12] in done.stdout and not done.stderr
-
-
-def test_without_the_extra_it_says_what_to_paste() -> None:
-    code = "from svod.cli import run_command; run_command('svod-db', 'svod.cli.db.commands', needs=('no_such_module', 'click'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 2 and "pip install 'svod[tune]'" in done.stderr and "no_such_module" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "click" not in missing_modules(("click",))
 
 
 @pytest.mark.parametrize("where", ["while it is imported", "while it runs", "while its options are read"])

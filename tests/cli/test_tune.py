@@ -42,7 +42,7 @@ from svod.tune.db import Measurement, Search, TuningDB, Verdict, files, layers
 from svod.tune.db.records import SizeTime
 from svod.tune.plan_check import Gain, check_values
 from svod.tune.search.events import BaselineTimed, Improved, KernelFinished, KernelStarted, RoundFinished, SessionStarted
-from svod.tune.search.kernel_search import Finding, SpeedupInterval
+from svod.tune.search.kernel_search import Finding
 from svod.tune.session import SessionResult
 from svod.tune.workers.executor import InlineExecutor
 from tests.plans import canonical, gemm_then_softmax, scaled

@@ -11,7 +11,7 @@ from svod import BeamConfig, PrepareConfig, Tensor, Variable
 from svod.bench.race import Ratio
 from svod.errors import TuneError
 from svod.tune import at_prepare as search
-from svod.tune.search.kernel_search import Finding, SpeedupInterval
+from svod.tune.search.kernel_search import Finding
 from svod.tune.session import SessionResult
 
 

@@ -17,7 +17,6 @@ from svod.system.quantities import seconds as in_words
 from svod.system.tables import text_table
 from svod.tune.db.records import SizeTime
 from svod.tune.plan_check import PlanCheck, name_of
-from svod.tune.search.kernel_search import SpeedupInterval
 
 KEY_SHOWN = 8
 

@@ -46,7 +46,7 @@ from svod.tune.db.records import SizeTime
 from svod.tune.db.winners import Winner
 from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.budget import ModelBudget
-from svod.tune.search.kernel_search import BUDGET_SPENT, Finding, SpeedupInterval
+from svod.tune.search.kernel_search import BUDGET_SPENT, Finding
 from svod.tune.session import KernelTask, SessionResult, TuneSession, bound_at
 from svod.tune.workers.start import ExecutorStart
 
