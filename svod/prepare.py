@@ -21,7 +21,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
 from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, build_plan
-from svod.config import OptimizerConfig, PrepareConfig
+from svod.config import PrepareConfig
 from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
 from svod.core.graph.buffer import buffer_of
@@ -110,12 +110,6 @@ def complete_config(config: PrepareConfig | None) -> PrepareConfig:
         raise e.with_traceback(None) from None      # how the environment is read says nothing about the variable that is wrong
 
 
-def allowed_target(target: Target, optimizer: OptimizerConfig) -> Target:
-    """What opts may use of a target: TC=0 leaves out its dot and matrix instructions, NOLOCALS its groups of more than one thread."""
-    return replace(target, uses_intrinsics=optimizer.tc, group_threads=min(1, target.group_threads) if optimizer.nolocals
-                   else target.group_threads)
-
-
 # -- the pipeline -----------------------------------------------------------------------------------
 
 class Prepared:
@@ -160,7 +154,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
             raise DeviceError(f"a value is to be computed on or copied to {u.arg!r}; svod runs on the device {HOST!r} only")
     backend = device_named(config.device or HOST).backend
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
-    target = allowed_target(backend.target(config.threads), config.optimizer)
+    target = backend.target(config.threads).allowing(config.optimizer.tc, not config.optimizer.nolocals)
     unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True)
     native = unbound.native
     nodes, arrays = memory_of(unbound, buffers, inputs)

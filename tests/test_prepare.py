@@ -10,15 +10,16 @@ import pytest
 
 import svod
 from svod import Tensor
+from svod.compile.backend import backend_named
 from svod.compile.cpu.host import host_target
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
 from svod.config import OptimizerConfig, PrepareConfig
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.isa import DOTS
+from svod.core.machine.target import HOST
 from svod.core.schedule import schedule
 from svod.errors import ArgumentError, ConfigError, DeviceError, KernelOptError, LaunchError, ScheduleError, SvodError, UnsupportedError
-from svod.prepare import allowed_target
 from tests.plans import gemm_then_softmax
 from tests.toy_backend.target import TOY
 
@@ -50,11 +51,12 @@ def test_without_tc_no_kernel_has_a_dot_or_matrix_instruction() -> None:
 
 
 def test_what_the_configuration_allows_of_a_target() -> None:
-    host = allowed_target(host_target(), OptimizerConfig())
-    assert host == host_target()
-    assert allowed_target(host_target(), OptimizerConfig(tc=False)).key != host.key, "chains with and without are different records"
-    assert allowed_target(TOY, OptimizerConfig(nolocals=True)).group_threads == 1
-    assert allowed_target(host_target(), OptimizerConfig(nolocals=True)) == host, "a CPU has no groups"
+    host = host_target()
+    assert host.allowing(True, True) == host
+    assert host.allowing(False, True).key != host.key, "chains with and without are different records"
+    assert backend_named(HOST).target_with(host.allowing(False, True).key) == host.allowing(False, True)
+    assert TOY.allowing(True, False).group_threads == 1
+    assert host.allowing(True, False) == host, "a CPU has no groups"
 
 
 def test_another_device_than_the_cpu_is_refused() -> None:

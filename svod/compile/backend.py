@@ -130,13 +130,13 @@ class Backend(ABC):
         """Load what queues need, from the object cache where it is there. Called before a plan is made; queues work without."""
 
     def target_with(self, key: str) -> Target | None:
-        """The device of this machine, with as many threads as a target's key says; None where that is not its key."""
+        """The device of this machine, with the threads and the instructions that a target's key allows; None where that is not its key."""
         threads = threads_of(key)
         try:
             target = self.target(threads if threads is not None and 0 < threads <= MOST_THREADS else None)
         except DeviceError:
             return None
-        return target if target.key == key else None
+        return next((t for t in (target, target.allowing(False, True)) if t.key == key), None)
 
 
 class Device(NamedTuple):

@@ -27,7 +27,7 @@ from svod.tune.chains import choose
 from svod.tune.db import TuningDB
 from svod.tune.measure.sizes import merged_sizes
 from svod.tune.search.budget import ModelBudget
-from svod.tune.search.events import KernelFinished
+from svod.tune.search.events import KernelFinished, SearchEvent, debug_line
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.start import make_executor
 
@@ -87,6 +87,7 @@ def _run(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler
     assert beam is not None
     counts = unbound.counts
     names = {c.kernel: c.name for c in reversed(unbound.calls)}
+    named = {k.key: names[key] for key, k in unknown.items()}
     origins: dict[str, list[str]] = {}
     for c in unbound.calls:
         if c.origin:
@@ -102,9 +103,15 @@ def _run(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler
             TextColumn("kernels searched"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=Console(stderr=True),
             transient=True, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("", total=len(tasks))
+
+        def listen(event: SearchEvent) -> None:
+            progress.advance(bar, isinstance(event, KernelFinished))
+            if line := debug_line(event, beam.debug):
+                progress.console.print(f"{named.get(event.kernel, '')}: {line}", highlight=False, markup=False, soft_wrap=True)
+
         session = TuneSession(tasks, compiler.target, executor=executor, db=db, config=beam, bench=BenchConfig.from_env(),
                               budget=ModelBudget(max(0.0, seconds - (time.monotonic() - started)), per_kernel=beam.kernel_budget),
-                              ceilings=ceilings, listener=lambda e: progress.advance(bar, isinstance(e, KernelFinished)))
+                              ceilings=ceilings, listener=listen)
         result = session.run()
     chosen: dict[str, Choice] = {}
     better = 0

@@ -11,8 +11,9 @@ from svod import BeamConfig, PrepareConfig, Tensor, Variable
 from svod.bench.race import Ratio
 from svod.errors import TuneError
 from svod.tune import at_prepare as search
+from svod.tune.search.events import CandidateDropped
 from svod.tune.search.kernel_search import Finding
-from svod.tune.session import SessionResult
+from svod.tune.session import SessionResult, TuneSession
 
 
 @pytest.mark.parametrize(("error", "word"), [(TuneError("no worker starts"), "no worker starts"), (KeyboardInterrupt(), "Ctrl-C")])
@@ -51,6 +52,22 @@ def test_kernels_that_could_not_be_measured_are_said(monkeypatch: pytest.MonkeyP
         plan = (Tensor(np.arange(41, dtype=np.float32)) * 3).prepare(config)
     assert "1 was not measured: every candidate failed (error FormatError: not plain data)" in caplog.text
     assert [k.opts_source for k in plan.kernels] == ["heuristic"]
+
+
+@pytest.mark.parametrize("debug", [0, 1, 2])
+def test_beam_debug_prints_what_a_search_does(debug: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Dropping(TuneSession):
+        def run(self) -> SessionResult:
+            self.listener(CandidateDropped(self.tasks[0].key, "wrong", "off by 3", "UPCAST(o0, 8)"))
+            return super().run()
+    monkeypatch.setattr(search, "TuneSession", Dropping)
+    monkeypatch.setattr(search, "cached_ceilings", lambda *args, **kwargs: None)
+    monkeypatch.setattr(search, "_spent", 0.0)
+    config = PrepareConfig(beam=BeamConfig(width=1, executor="inline", debug=debug), db=":none:")
+    (Tensor(np.arange(43 + debug, dtype=np.float32)) * 3).prepare(config)     # kernels that no test before has searched
+    printed = capsys.readouterr().err
+    assert ("elementwise: round 1: " in printed) == (": ended, " in printed) == (debug > 0), printed
+    assert ("elementwise: UPCAST(o0, 8) dropped, wrong: off by 3" in printed) == (debug > 1), printed
 
 
 def test_kernels_with_variables_are_searched_at_their_hints_and_buckets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,13 +17,13 @@ from svod.cli.tune.survey import SurveyRow
 from svod.system.quantities import seconds as in_words
 from svod.tune.search.events import (
     BaselineTimed,
-    CandidateDropped,
     Improved,
     KernelFinished,
     KernelStarted,
     RoundFinished,
     SearchEvent,
     SessionStarted,
+    debug_line,
 )
 
 HEARTBEAT = 15.0        # seconds between lines when nothing improves
@@ -123,18 +123,11 @@ class LineProgress(_Board):
     def __call__(self, event: SearchEvent) -> None:
         state = self.update(event)
         now = self.clock()
-        if state is not None and isinstance(event, Improved) and state.faster and now - state.said >= QUIET:
+        if state is not None and state.faster and ((isinstance(event, Improved) and now - state.said >= QUIET)
+                                                   or (isinstance(event, KernelFinished) and state.best != state.said_best)):
             self._say_gain(state, now)
-        elif state is not None and isinstance(event, KernelFinished):
-            if state.best != state.said_best and state.faster:
-                self._say_gain(state, now)
-            if self.verbose:
-                self._line(f"{state.label}: ended, {event.why}: {event.chain or 'as it is'}")
-        elif state is not None and self.verbose and isinstance(event, RoundFinished):
-            self._line(f"{state.label}: round {event.round}: {event.proposed} proposed, {event.timed} timed, {event.failed} failed, "
-                       f"best {in_words(state.best)}: {event.chain or 'as it is'}{' (noisy)' if event.noisy else ''}")
-        elif state is not None and self.verbose and isinstance(event, CandidateDropped):
-            self._line(f"{state.label}: {event.chain or 'as it is'} dropped, {event.status}: {event.reason}")
+        if state is not None and self.verbose and (line := debug_line(event, 2)):
+            self._line(f"{state.label}: {line}")
         if now - self.last_line >= HEARTBEAT:
             self._line(f"{self.candidates} candidates, {self.faster} of {len(self.states)} kernels faster")
 

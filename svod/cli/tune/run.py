@@ -190,7 +190,8 @@ class _Run:
         options = self.options
         if options.script is None:
             return capture.read_capture(options.source or "")
-        foresight = Foresight(self.db, backend_named(HOST).target(self.config.threads))
+        allowed = config.OptimizerConfig.from_env()
+        foresight = Foresight(self.db, backend_named(HOST).target(self.config.threads).allowing(allowed.tc, not allowed.nolocals))
 
         def meet(news: capture.News) -> None:
             if self.executor is None and not options.dry_run and foresight.needs_search(news):

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from svod.core.ir.dtype import DType
@@ -50,6 +50,10 @@ class Target:
     def has_groups(self) -> bool:
         """Whether a phase is launched as a grid of groups of threads."""
         return self.group_threads > 0
+
+    def allowing(self, intrinsics: bool, locals: bool) -> Target:
+        """The target as opts may use it: without its dot and matrix instructions, with groups of one thread."""
+        return replace(self, uses_intrinsics=intrinsics, group_threads=self.group_threads if locals else min(1, self.group_threads))
 
     @property
     def key(self) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from svod.system.quantities import seconds as in_words
+
 
 @dataclass(frozen=True)
 class SearchEvent:
@@ -90,3 +92,15 @@ Listener = Callable[[SearchEvent], None]
 
 def nobody(event: SearchEvent) -> None:
     """A listener that ignores everything."""
+
+
+def debug_line(event: SearchEvent, level: int) -> str | None:
+    """What BEAM_DEBUG=`level` prints of an event: at 1 each round and the end of each kernel, at 2 each dropped candidate too."""
+    if level >= 1 and isinstance(event, RoundFinished):
+        return (f"round {event.round}: {event.proposed} proposed, {event.timed} timed, {event.failed} failed, best {in_words(event.best)}: "
+                f"{event.chain or 'as it is'}{' (noisy)' if event.noisy else ''}")
+    if level >= 1 and isinstance(event, KernelFinished):
+        return f"ended, {event.why}: {event.chain or 'as it is'}"
+    if level >= 2 and isinstance(event, CandidateDropped):
+        return f"{event.chain or 'as it is'} dropped, {event.status}: {event.reason}"
+    return None

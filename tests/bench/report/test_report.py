@@ -18,6 +18,7 @@ from svod.bench.report import charts
 from svod.bench.report.data import FATES, KINDS, SEVERAL, START, Course, Trial, TunedKernel, Tuning, fates_of, kind_of_step, overview
 from svod.bench.report.page import NO_DATA, render_html, render_markdown, write_report
 from svod.bench.results import Run, read_run
+from svod.core.kernel.opts import OPTS
 from svod.errors import ConfigError
 from svod.system import quantities as q
 
@@ -34,6 +35,10 @@ def run() -> Run:
 @pytest.fixture(scope="module")
 def model_run() -> Run:
     return read_run(DATA / "resnet18.json")
+
+
+def test_every_opt_has_a_kind() -> None:
+    assert sorted(op for ops in KINDS.values() for op in ops) == sorted(OPTS)
 
 
 def trials() -> tuple[Trial, ...]:
