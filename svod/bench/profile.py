@@ -30,7 +30,7 @@ from svod.config import data_dir
 from svod.core.cost.op_count import Work
 from svod.core.machine.target import Target
 from svod.errors import ArgumentError, LaunchError
-from svod.system.quantities import percent
+from svod.system.quantities import count, percent
 from svod.system.quantities import seconds as duration
 from svod.system.tables import text_table
 
@@ -108,7 +108,7 @@ class Profile:
         rows = [(k.name or k.key[:12], duration(k.seconds), percent(k.share), percent(k.ceiling_share), k.source, k.origin or UNKNOWN)
                 for k in shown]
         out = [f"plan {duration(self.plan_seconds)}, {len(self.kernels)} kernels {duration(self.kernel_seconds)} one by one, "
-               f"{self.threads} thread{'s' if self.threads > 1 else ''}", ""]
+               f"{count(self.threads, 'thread')}", ""]
         out += text_table(("kernel", "time", "share", "ceiling", "opts", "origin"), rows, right={"time", "share", "ceiling"},
                           shrink={"kernel", "origin"}, width=width)
         if len(shown) < len(ranked):

@@ -65,7 +65,7 @@ def race(contestants: Sequence[Contestant], rounds: int = 6, *, anchor: int = 0,
     for batch in range(1, void_repeats + 2):
         seen = watch()
         start = _anchor_time(contestants[anchor], calibrated[anchor], clock)
-        taken = [_round(contestants, calibrated, rng, clock) for _ in range(rounds)]
+        taken = [interleave(contestants, calibrated, rng, clock=clock) for _ in range(rounds)]
         end = _anchor_time(contestants[anchor], calibrated[anchor], clock)
         load = seen()
         every += taken
@@ -131,7 +131,7 @@ def confirm(contestants: Sequence[Contestant], *, min_rounds: int = 15, precisio
     rounds: list[tuple[float, ...]] = []
     reached = False
     while len(rounds) < min_rounds or (not reached and clock() - begin < budget_seconds):
-        rounds.append(_round(contestants, calibrated, rng, clock))
+        rounds.append(interleave(contestants, calibrated, rng, clock=clock))
         if len(rounds) >= min_rounds:
             reached = all(r.half_width <= precision for r in _ratios(rounds))
     load = seen()
@@ -176,8 +176,7 @@ def _ratios(rounds: Sequence[Sequence[float]]) -> tuple[Ratio, ...]:
 
 
 def interleave(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, float]], rng: random.Random, *,
-               clock: Clock = time.perf_counter, pause: Callable[[], None] | None = None,
-               warm: float | None = None) -> tuple[float, ...]:
+               clock: Clock = time.perf_counter, pause: Callable[[], None] | None = None, warm: float | None = None) -> tuple[float, ...]:
     """One round: a sample of each contestant, in random order; seconds per run, in the order given. `calibrated`: what `timer.calibrate`
     says of each. `pause` is called before each, so that the threads of the one before come to rest; `warm`: as for
     `timer.take_sample`."""
@@ -189,11 +188,6 @@ def interleave(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int
             pause()
         times[i] = take_sample(contestants[i], *calibrated[i], clock, warm)
     return tuple(times)
-
-
-def _round(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, float]], rng: random.Random,
-           clock: Clock) -> tuple[float, ...]:
-    return interleave(contestants, calibrated, rng, clock=clock)
 
 
 def _anchor_time(contestant: Contestant, calibrated: tuple[int, float], clock: Clock) -> float:

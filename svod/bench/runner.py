@@ -19,7 +19,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -166,10 +166,13 @@ class _CaseRun:
             prepared, outcome = _prepare(peer, case, operands, wanted)
             identity = None if prepared is None else prepared.identity
             same = next((n for n, p in self.ready.items() if identity is not None and p.identity == identity), None)
-            self.outcomes.append(outcome if same is None else _same(outcome, same))
+            self.outcomes.append(outcome if same is None else replace(outcome, same_as=same))
             if prepared is not None and same is None:
                 self.ready[peer.name] = prepared
-        self.moved = [_prepare_elsewhere(case, contestants, self.ready, case.draw(seed), wanted) for _ in range(PLACEMENTS - 1)]
+        self.moved = []
+        for _ in range(PLACEMENTS - 1):
+            again = case.draw(seed)
+            self.moved.append({p.name: _elsewhere(p, case, again, wanted, self.ready[p.name]) for p in contestants if p.name in self.ready})
         if case.neighbour is not None:
             places, self.neighbour = _prepare_neighbour(case.neighbour, contestants, self.outcomes, seed)
             for there, prepared in zip((self.ready, *self.moved), places, strict=False):
@@ -238,12 +241,6 @@ def load_of(load: MachineLoad) -> Load:
     return Load(load.load_average, load.steal, load.foreign, load.involuntary_switches, load.busy)
 
 
-def _same(outcome: ContestantResult, other: str) -> ContestantResult:
-    return ContestantResult(outcome.name, "ok", preallocated=outcome.preallocated, error=outcome.error, same_as=other,
-                            remark=outcome.remark,
-                            kernels=outcome.kernels, prepare_seconds=outcome.prepare_seconds, search_seconds=outcome.search_seconds)
-
-
 class _BrokeError(Exception):
     """A contestant failed while it was timed."""
 
@@ -279,12 +276,6 @@ def _prepare_neighbour(case: Case, contestants: Sequence[Peer], outcomes: Sequen
     first, outcome = _prepare(svod, case, operands, wanted)
     places = [] if first is None else [first, *(_elsewhere(svod, case, case.draw(seed), wanted, first) for _ in range(PLACEMENTS - 1))]
     return places, Neighbour(case.name, case.title, None, None, outcome.why)
-
-
-def _prepare_elsewhere(case: Case, contestants: Sequence[Peer], ready: Mapping[str, PreparedPeer], operands: Sequence[Array],
-                       wanted: Array) -> dict[str, PreparedPeer]:
-    """All contestants that are `ready`, over other operands of the same values."""
-    return dict(ready) | {p.name: _elsewhere(p, case, operands, wanted, ready[p.name]) for p in contestants if p.name in ready}
 
 
 def _elsewhere(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array, first: PreparedPeer) -> PreparedPeer:

@@ -12,18 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from svod.bench.race import Ratio, median_interval, paired_ratio
-from svod.bench.results import (
-    SVOD,
-    CaseResult,
-    ContestantResult,
-    GroupResult,
-    Load,
-    Neighbour,
-    Rates,
-    Searching,
-    Speedup,
-    SuiteResult,
-)
+from svod.bench.results import SVOD, CaseResult, ContestantResult, GroupResult, Load, Neighbour, Rates, Searching, Speedup, SuiteResult
 from svod.bench.roofline import Bound
 
 PRECISION = 0.01            # half the width of an interval of a speed-up that counts as known

@@ -62,8 +62,7 @@ def time_calls(contestant: Contestant, repeats: int, clock: Clock = time.perf_co
     return clock() - start
 
 
-def take_sample(contestant: Contestant, repeats: int, seconds: float, clock: Clock = time.perf_counter,
-                warm: float | None = None) -> float:
+def take_sample(contestant: Contestant, repeats: int, seconds: float, clock: Clock = time.perf_counter, warm: float | None = None) -> float:
     """One sample: seconds of one run, the mean of `repeats` calls. Before it go untimed calls for `warm` seconds; for None one, where a
     call takes less than WARM_BELOW_SECONDS. `seconds`: what it takes, about."""
     if warm is not None or seconds < WARM_BELOW_SECONDS:

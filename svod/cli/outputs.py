@@ -25,8 +25,7 @@ class Finite(click.FloatRange):
         return number
 
 
-def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | os.PathLike[str] | None,
-                 stdout: bool = False) -> None:
+def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | os.PathLike[str] | None, stdout: bool = False) -> None:
     """Raise ConfigError where the file that `option` names could not be written, as far as that shows without writing, or would take the
     place of what cannot be made again: of a database, or of one of the files that the command reads. None is fine, and "-" where that
     means the standard output."""

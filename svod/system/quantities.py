@@ -7,6 +7,11 @@ from collections.abc import Sequence
 NOTHING = "–"
 
 
+def count(n: int, what: str) -> str:
+    """`3 kernels`, `1 search`, `2 searches`."""
+    return f"{n} {what}{'' if n == 1 else 'es' if what.endswith('ch') else 's'}"
+
+
 def digits(value: float, significant: int = 3) -> str:
     """`value` with so many significant digits and never an exponent: 1.23, 12.3, 123, 1 230."""
     if value == 0 or not math.isfinite(value):

@@ -56,17 +56,18 @@ class Peer(Protocol):
 
 
 class Library(NamedTuple):
-    """`needs`: modules that must be installed."""
+    """The class `peer` of `module` is made with the number of threads. `needs` are the modules that must be installed."""
 
     needs: tuple[str, ...]
     module: str
+    peer: str
 
 
 LIBRARIES = {
-    "numpy": Library(("numpy",), "svod.bench.peers.with_numpy"),
-    "torch": Library(("torch",), "svod.bench.peers.with_torch"),
-    "onnxruntime": Library(("onnxruntime", "onnx"), "svod.bench.peers.with_onnxruntime"),
-    "jax": Library(("jax",), "svod.bench.peers.with_jax"),
+    "numpy": Library(("numpy",), "svod.bench.peers.with_numpy", "NumpyPeer"),
+    "torch": Library(("torch",), "svod.bench.peers.with_torch", "TorchPeer"),
+    "onnxruntime": Library(("onnxruntime", "onnx"), "svod.bench.peers.with_onnxruntime", "OnnxRuntimePeer"),
+    "jax": Library(("jax",), "svod.bench.peers.with_jax", "JaxPeer"),
 }
 
 
@@ -95,7 +96,7 @@ def load_peers(names: Sequence[str], threads: int) -> tuple[list[Peer], list[Pee
             infos.append(PeerInfo(name, None, f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed", None, ""))
             continue
         try:
-            peer: Peer = importlib.import_module(library.module).make_peer(threads)
+            peer: Peer = getattr(importlib.import_module(library.module), library.peer)(threads)
         except ImportError as e:        # installed, and cannot be loaded: another build, a missing system library
             infos.append(PeerInfo(name, None, f"it cannot be imported: {e}", None, ""))
             continue

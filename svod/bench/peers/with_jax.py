@@ -47,13 +47,7 @@ class JaxPeer:
         def step() -> None:
             last[0] = jax.block_until_ready(jitted(*values))
         return PreparedPeer(calls(step), lambda: np.asarray(last[0].astype(jnp.float32) if case.out_dtype == "bfloat16" else last[0]),
-                            False,
-                            "a new array every run")
-
-
-def make_peer(threads: int) -> JaxPeer:
-    """The peer, told to use `threads` threads."""
-    return JaxPeer(threads)
+                            False, self.outputs)
 
 
 def _value(array: Array, dtype: str) -> Any:
@@ -81,12 +75,8 @@ def _attention(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
     return jax.nn.softmax(scores, -1) @ v
 
 
-def _matmul(options: Mapping[str, Any], a: Any, b: Any) -> Any:
-    return jnp.matmul(a, b, preferred_element_type=jnp.int32) if a.dtype == jnp.int8 else a @ b
-
-
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
-    "matmul": _matmul,
+    "matmul": lambda options, a, b: jnp.matmul(a, b, preferred_element_type=jnp.int32 if a.dtype == jnp.int8 else None),
     "linear_gelu": lambda options, x, w, b: jax.nn.gelu(x @ w.T + b, approximate=False),
     "conv2d": lambda options, x, w: _conv2d(x, w, **options),
     "softmax": lambda options, x: jax.nn.softmax(x, -1),

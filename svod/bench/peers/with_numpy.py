@@ -39,11 +39,6 @@ class NumpyPeer:
         return PreparedPeer(calls(step), lambda: out, True, remark)
 
 
-def make_peer(threads: int) -> NumpyPeer:
-    """The peer, told to use `threads` threads."""
-    return NumpyPeer(threads)
-
-
 def _matmul(options: Mapping[str, Any], out: Array, a: Array, b: Array) -> tuple[Step, str]:
     if out.dtype == np.float32:
         return lambda: np.matmul(a, b, out=out), ""
@@ -81,10 +76,6 @@ def _conv2d(options: Mapping[str, Any], out: Array, x: Array, w: Array) -> tuple
                 np.multiply(padded[:, :, i:i + s * height:s, j:j + s * width:s], w[:, 0, i, j][:, None, None], out=product)
                 np.add(out, product, out=out)
     return taps, "a product and a sum for each tap"
-
-
-def _softmax(options: Mapping[str, Any], out: Array, x: Array) -> tuple[Step, str]:
-    return lambda: _softmax_into(x, out), ""
 
 
 def _softmax_into(x: Array, out: Array) -> None:
@@ -146,7 +137,7 @@ WHY_NOT = {"gelu": "NumPy has no erf", "linear_gelu": "NumPy has no erf",
 OPERATIONS: Mapping[str, Callable[..., tuple[Step, str]]] = {
     "matmul": _matmul,
     "conv2d": _conv2d,
-    "softmax": _softmax,
+    "softmax": lambda options, out, x: (lambda: _softmax_into(x, out), ""),
     "layer_norm": _layer_norm,
     "attention": _attention,
     "sum": lambda options, out, x: (lambda: np.sum(x, axis=options["axis"], out=out), ""),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,11 +68,6 @@ class OnnxRuntimePeer:
             if any(word in text for word in NOT_THERE):
                 raise UnsupportedError(f"ONNX Runtime does not run this on the CPU: {text:.120}") from None
             raise
-
-
-def make_peer(threads: int) -> OnnxRuntimePeer:
-    """The peer, told to use `threads` threads."""
-    return OnnxRuntimePeer(threads)
 
 
 def build_model(case: Case, operands: Sequence[Array]) -> Any:
@@ -166,14 +162,8 @@ class _Graph:
         return self.node("Reshape", together, self.weight(np.array([0, 0, -1])))
 
 
-def _matmul(g: _Graph, case: Case, a: str, b: str) -> str:
-    return g.node("MatMulInteger" if case.dtype == "int8" else "MatMul", a, b)
-
-
-def _reduce(kind: str) -> Callable[..., str]:
-    def build(g: _Graph, case: Case, x: str) -> str:
-        return g.node(kind, x, g.weight(np.array([case.options["axis"]])), keepdims=0)
-    return build
+def _reduce(kind: str, g: _Graph, case: Case, x: str) -> str:
+    return g.node(kind, x, g.weight(np.array([case.options["axis"]])), keepdims=0)
 
 
 def _conv2d(g: _Graph, case: Case, x: str, w: str) -> str:
@@ -188,14 +178,14 @@ def _attention(g: _Graph, case: Case, q: str, k: str, v: str) -> str:
 
 
 OPERATIONS: Mapping[str, Callable[..., str]] = {
-    "matmul": _matmul,
+    "matmul": lambda g, case, a, b: g.node("MatMulInteger" if case.dtype == "int8" else "MatMul", a, b),
     "linear_gelu": lambda g, case, x, w, b: g.node("Gelu", g.node("Gemm", x, w, b, transB=1)),
     "conv2d": _conv2d,
     "softmax": lambda g, case, x: g.node("Softmax", x, axis=-1),
     "layer_norm": lambda g, case, x, gain, offset: g.node("LayerNormalization", x, gain, offset, axis=-1, epsilon=case.options["eps"]),
     "attention": _attention,
-    "sum": _reduce("ReduceSum"),
-    "max": _reduce("ReduceMax"),
+    "sum": partial(_reduce, "ReduceSum"),
+    "max": partial(_reduce, "ReduceMax"),
     "max_pool2d": lambda g, case, x: g.max_pool2d(x, *(case.options[k] for k in ("kernel", "stride", "padding"))),
     "gelu": lambda g, case, x: g.node("Gelu", x),
     "axpy": lambda g, case, x, y: g.node("Add", g.node("Mul", x, g.weight(np.float32(case.options["a"]))), y),

@@ -41,11 +41,6 @@ class TorchPeer:
         raise UnsupportedError(f"{case.op} is not written for torch")
 
 
-def make_peer(threads: int) -> TorchPeer:
-    """The peer, told to use `threads` threads."""
-    return TorchPeer(threads)
-
-
 def _tensor(array: Array, dtype: str) -> Tensor:
     """A tensor over the same memory."""
     if dtype == "bfloat16":

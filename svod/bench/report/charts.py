@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from svod.bench.report.data import SEVERAL, START, Course, Trial
@@ -160,10 +160,6 @@ class Frame:
         """The ticks of x: (part of the width, caption)."""
         return [(self.x.at(v), f"{v:g}") for v in self.x.ticks(self.x_ticks)]
 
-    def with_shapes(self, shapes: Sequence[Shape], label: str) -> Frame:
-        """The plot with shapes in it and a name for screen readers."""
-        return Frame(self.x, self.y, self.height, self.y_text, self.x_title, self.y_title, label, self.x_ticks, self.y_ticks, tuple(shapes))
-
 
 # -- roofline ---------------------------------------------------------------------------------------
 
@@ -210,7 +206,7 @@ def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Frame:
     leaders = [s for s in names if isinstance(s, Line)]
     shapes = [*leaders, *(s for s in drawn_roofs if isinstance(s, Line)), *_draw_points(f, points),
               *(s for s in (*drawn_roofs, *names) if isinstance(s, Text))]
-    return f.with_shapes(shapes, f"Roofline with {len(points)} kernels; the same figures stand in the table below")
+    return replace(f, shapes=tuple(shapes), label=f"Roofline with {len(points)} kernels; the same figures stand in the table below")
 
 
 def _short_rate(value: float) -> str:
@@ -395,7 +391,7 @@ def _course(course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], flo
         shapes.append(Symbol(SYMBOLS[t.kind], f.x.at(x_of(t)), max(3.0, f.up(t.seconds)), slug(t.kind) + " faint" * (not t.raced), title))
     shapes.append(Text(1, reference + (-6 if reference > 20 else 14), f"heuristic {q.seconds(start)}", "rooftext halo", "end"))
     gained = f"from {q.seconds(steps[0][1].seconds)} to {q.seconds(steps[-1][1].seconds)}" if steps else "no candidate was raced"
-    return f.with_shapes(shapes, f"Best time over {x_title}: {gained}")
+    return replace(f, shapes=tuple(shapes), label=f"Best time over {x_title}: {gained}")
 
 
 def best_steps(trials: Sequence[Trial], x_of: Callable[[Trial], float]) -> list[tuple[float, Trial]]:

@@ -49,7 +49,6 @@ FATES = tuple(Fate(name, meaning) for name, meaning in (
 ))
 
 
-
 @dataclass(frozen=True)
 class Trial:
     """One timed candidate. `number` counts the distinct candidates of its search from 1. `at` is seconds since the search began. `raced`

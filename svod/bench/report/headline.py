@@ -6,17 +6,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from svod.bench.report.data import Overview, Tuning
-from svod.bench.report.words import (
-    CUT_SHORT,
-    FASTER,
-    NEAR_CEILING,
-    count,
-    kernel_title,
-    listed,
-    over_best_peer,
-    over_heuristic,
-    peer_names,
-)
+from svod.bench.report.words import CUT_SHORT, FASTER, NEAR_CEILING, kernel_title, listed, over_best_peer, over_heuristic, peer_names
 from svod.bench.results import SVOD
 from svod.bench.summary import geometric_mean, group_results
 from svod.core.machine.target import threads_of
@@ -45,13 +35,13 @@ def subtitle(view: Overview, tuning: Tuning | None) -> str:
     """Threads, day, version and command or database."""
     run = view.latest
     if run is not None:
-        parts = [count(run.machine.threads, "thread"), run.settings.started.split("T")[0], f"svod {run.versions.get('svod', '')}".strip(),
+        parts = [q.count(run.machine.threads, "thread"), run.settings.started.split("T")[0], f"svod {run.versions.get('svod', '')}".strip(),
                  run.settings.command]
     else:
         assert tuning is not None, "there is something to show"
         when = max((c.started for c in tuning.courses), default=0.0)
         threads = threads_of(tuning.target)
-        parts = [count(threads, "thread") if threads is not None else "",
+        parts = [q.count(threads, "thread") if threads is not None else "",
                  datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d") if when else "", tuning.compiler, tuning.database]
     return " · ".join(p for p in parts if p)
 
@@ -82,7 +72,7 @@ def _gain(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
         gains = [k.gain for k in tuning.kernels if k.gain is not None]
     if not gains:
         return None
-    detail = f"geometric mean; {sum(g >= FASTER for g in gains)} of {count(len(gains), 'kernel')} gained, the most {q.times(max(gains))}"
+    detail = f"geometric mean; {sum(g >= FASTER for g in gains)} of {q.count(len(gains), 'kernel')} gained, the most {q.times(max(gains))}"
     return KeyFigure(q.times(means.get("tuned/heuristic", geometric_mean(gains))), "tuned over heuristic", detail)
 
 
@@ -122,10 +112,10 @@ def _time(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
         tried = f"{sum(c.candidates for c in tuning.courses):,}".replace(",", " ")
         timed = sum(c.fates[f] for c in tuning.courses for f in TIMED_FATES)
         return KeyFigure(q.seconds(sum(c.spent for c in tuning.courses)), "spent searching",
-                         f"{count(len(tuning.kernels), 'kernel')}, {tried} candidates, {timed} of them timed")
+                         f"{q.count(len(tuning.kernels), 'kernel')}, {tried} candidates, {timed} of them timed")
     if not view.runs:
         return None
-    return KeyFigure(q.seconds(sum(r.settings.seconds for r in view.runs)), "spent measuring", f"in {count(len(view.runs), 'run')}")
+    return KeyFigure(q.seconds(sum(r.settings.seconds for r in view.runs)), "spent measuring", f"in {q.count(len(view.runs), 'run')}")
 
 
 def verdict(view: Overview, tuning: Tuning | None) -> str:
@@ -141,12 +131,12 @@ def verdict(view: Overview, tuning: Tuning | None) -> str:
                          f"{q.times(k.gain)}.")
     below = sum(c.svod is not None and c.svod.ceiling_share is not None and c.svod.ceiling_share < NEAR_CEILING for c in view.cases)
     if below:
-        sentences.append(f"{count(below, 'kernel')} {'is' if below == 1 else 'are'} below {q.percent(NEAR_CEILING)} of what the "
+        sentences.append(f"{q.count(below, 'kernel')} {'is' if below == 1 else 'are'} below {q.percent(NEAR_CEILING)} of what the "
                          "machine can do.")
     elif tuning is not None:
         unfinished = sum(bool(k.courses) and k.courses[-1].ended_by in CUT_SHORT for k in tuning.kernels)
         if unfinished:
-            sentences.append(f"{count(unfinished, 'search')} ended with more to try.")
+            sentences.append(f"{q.count(unfinished, 'search')} ended with more to try.")
     return " ".join(sentences)
 
 
@@ -164,4 +154,4 @@ def gaps(view: Overview, tuning: Tuning | None) -> Iterator[str]:
     if tuning is None or not tuning.kernels:
         yield "searches and winning chains (no tuning database with searches was given: --db PATH)."
     elif tuning.other_targets:
-        yield f"records of {count(len(tuning.other_targets), 'other kind')} of machine in the database."
+        yield f"records of {q.count(len(tuning.other_targets), 'other kind')} of machine in the database."

@@ -45,11 +45,6 @@ def search_seconds(case: CaseResult) -> float | None:
     return next((o.search_seconds for o in case.contestants if o.search_seconds is not None), None)
 
 
-def count(n: int, what: str) -> str:
-    """`3 kernels`, `1 search`, `2 searches`."""
-    return f"{n} {what}{'' if n == 1 else 'es' if what.endswith('ch') else 's'}"
-
-
 def listed(names: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1] if names else "")))

@@ -119,13 +119,10 @@ def matmul(name: str, title: str, a: tuple[int, ...], b: tuple[int, ...], dtype:
     fill: Fill = "integers" if dtype == "int8" else "normal"
     out = a[:-1] + b[-1:] if len(b) > 1 else a[:-1]
     flops = 2 * math.prod(a) * (b[-1] if len(b) > 1 else 1)
+    operands = CaseOperand(a, dtype, fill=fill), CaseOperand(b, dtype, fill=fill)
     if dtype == "int8":
-        return Case(name, title, suite, group, "matmul", (CaseOperand(a, dtype, fill=fill), CaseOperand(b, dtype, fill=fill)), out, "int32",
-                    flops,
-                    lambda x, y: x.cast("int32") @ y.cast("int32"))
-    return Case(name, title, suite, group, "matmul", (CaseOperand(a, dtype, fill=fill), CaseOperand(b, dtype, fill=fill)), out, dtype,
-                flops,
-                lambda x, y: x @ y)
+        return Case(name, title, suite, group, "matmul", operands, out, "int32", flops, lambda x, y: x.cast("int32") @ y.cast("int32"))
+    return Case(name, title, suite, group, "matmul", operands, out, dtype, flops, lambda x, y: x @ y)
 
 
 def linear_gelu(name: str, title: str, m: int, k: int, n: int) -> Case:
@@ -143,8 +140,7 @@ def conv2d(name: str, title: str, channels: int, outputs: int, kernel: int, size
     weight = (outputs, channels // groups, kernel, kernel)
     operands = CaseOperand((1, channels, size, size)), CaseOperand(weight, weight=True)
     return Case(name, title, suite, "conv", "conv2d", operands, (1, outputs, out, out), "float32", 2 * math.prod(weight) * out * out,
-                lambda x, w: x.conv2d(w, stride=stride, padding=pad, groups=groups),
-                {"stride": stride, "padding": pad, "groups": groups})
+                lambda x, w: x.conv2d(w, stride=stride, padding=pad, groups=groups), {"stride": stride, "padding": pad, "groups": groups})
 
 
 def softmax(name: str, title: str, rows: int, columns: int, *, suite: str = "core") -> Case:
@@ -179,8 +175,8 @@ def max_pool2d(name: str, title: str, channels: int, size: int) -> Case:
     """3×3, stride 2, padding 1: ResNet's."""
     out = (size + 2 - 3) // 2 + 1
     return Case(name, title, "core", "reduction", "max_pool2d", (CaseOperand((1, channels, size, size)),), (1, channels, out, out),
-                "float32",
-                9 * channels * out * out, lambda x: x.max_pool2d(3, stride=2, padding=1), {"kernel": 3, "stride": 2, "padding": 1})
+                "float32", 9 * channels * out * out, lambda x: x.max_pool2d(3, stride=2, padding=1),
+                {"kernel": 3, "stride": 2, "padding": 1})
 
 
 def gelu(name: str, title: str, count: int) -> Case:

@@ -1,8 +1,8 @@
-"""Kernels of the kinds of the suite core, of extents that a seed decides: the same seed gives the same kernels, everywhere.
+"""The suite random: kernels of the kinds of the suite core, with extents drawn from a seed. A seed gives the same kernels everywhere.
 
-Kinds come as often as in core: they are dealt from a shuffled deck, and reshuffled when it is used up. Extents are spread evenly on the
-scale of logarithms; a third of them are primes, a third multiples of 16, a third whatever was drawn. A draw whose time at nominal rates is
-outside `LEAST_SECONDS` … `MOST_SECONDS` is drawn again: a kernel then takes 50 µs to 30 ms on machines from a quarter to four times as
+Each kind comes as often as in core: kinds are dealt from a shuffled deck, which is reshuffled when it is used up. Extents are spread
+evenly on a logarithmic scale: a third are primes, a third are multiples of 16, a third stay as drawn. A case whose time at nominal rates
+is outside `LEAST_SECONDS` … `MOST_SECONDS` is drawn again, so that a kernel takes 50 µs to 30 ms on a machine a quarter to four times as
 fast.
 """
 from __future__ import annotations
@@ -12,20 +12,8 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from svod.bench.suites.cases import (
-    Case,
-    attention,
-    axpy,
-    conv2d,
-    gelu,
-    layer_norm,
-    linear_gelu,
-    matmul,
-    max_pool2d,
-    reduction,
-    softmax,
-    transpose,
-)
+from svod.bench.suites import cases
+from svod.bench.suites.cases import Case
 from svod.core.ir.dtype import BY_NAME
 from svod.errors import ConfigError
 
@@ -36,7 +24,7 @@ LEAST_SECONDS, MOST_SECONDS = 200e-6, 7.5e-3    # at those rates
 
 
 class Draw:
-    """Numbers from a seed. Only `Random.random` is used, whose sequence no version of Python changes."""
+    """Numbers from a seed. It uses `Random.random` only, whose sequence is the same in every version of Python."""
 
     def __init__(self, seed: int) -> None:
         self._next = random.Random(seed).random
@@ -46,7 +34,7 @@ class Draw:
         return values[int(self._next() * len(values))]
 
     def extent(self, low: int, high: int) -> int:
-        """From about `low` to `high`, which is at least 16."""
+        """A number from about `low` to `high`; `high` is at least 16."""
         n = round(math.exp(math.log(low) + math.log(high / low) * self._next()))
         kind = self._next()
         if kind < 1 / 3:
@@ -62,30 +50,29 @@ Kind = Callable[[Draw], Case]
 
 
 def is_prime(n: int) -> bool:
-    """By trial division."""
     return n > 1 and all(n % d for d in range(2, math.isqrt(n) + 1))
 
 
 def random_cases(count: int, seed: int) -> list[Case]:
-    """`count` cases, all different, of the suite random. Raises ConfigError for a count below 1."""
+    """`count` different cases of the suite random. Raises ConfigError for a count below 1."""
     if count < 1:
-        raise ConfigError(f"{count} random kernels were asked for; it takes one at least")
+        raise ConfigError(f"{count} random kernels were requested; at least one is needed")
     draw = Draw(seed)
-    cases: dict[str, Case] = {}
+    drawn: dict[str, Case] = {}
     deck: list[Kind] = []
-    while len(cases) < count:
+    while len(drawn) < count:
         if not deck:
             deck = draw.shuffled(KINDS)
         kind = deck.pop()
         case = kind(draw)
-        while case.name in cases or not LEAST_SECONDS <= nominal_seconds(case) <= MOST_SECONDS:
+        while case.name in drawn or not LEAST_SECONDS <= nominal_seconds(case) <= MOST_SECONDS:
             case = kind(draw)
-        cases[case.name] = replace(case, suite=RANDOM)
-    return list(cases.values())
+        drawn[case.name] = replace(case, suite=RANDOM)
+    return list(drawn.values())
 
 
 def nominal_seconds(case: Case) -> float:
-    """What a case takes at the nominal rates; twice as many numbers of half the size are multiplied in the same time."""
+    """Seconds of a case at the nominal rates. Numbers of half the size are multiplied twice as fast."""
     return max(case.flops / FLOPS * min(4, BY_NAME[case.dtype].itemsize) / 4, (case.bytes_read + case.bytes_written) / BYTES)
 
 
@@ -98,85 +85,72 @@ def _name(kind: str, *extents: int) -> tuple[str, str]:
 def _gemm(d: Draw, dtype: str = "float32") -> Case:
     m, k, n = (d.extent(64, 2500) for _ in range(3))
     words, group = ("gemm", "gemm") if dtype == "float32" else (f"gemm {dtype}", "low precision")
-    return matmul(*_name(words, m, k, n), (m, k), (k, n), dtype, group=group)
+    return cases.matmul(*_name(words, m, k, n), (m, k), (k, n), dtype, group=group)
 
 
 def _linear_gelu(d: Draw) -> Case:
     m, k, n = d.extent(32, 1024), d.extent(64, 2048), d.extent(64, 4096)
-    return linear_gelu(*_name("linear gelu", m, k, n), m, k, n)
+    return cases.linear_gelu(*_name("linear gelu", m, k, n), m, k, n)
 
 
 def _batched(d: Draw) -> Case:
     b, m, k, n = d.extent(2, 32), d.extent(32, 768), d.extent(32, 768), d.extent(32, 768)
-    return matmul(*_name("bmm", b, m, k, n), (b, m, k), (b, k, n))
+    return cases.matmul(*_name("bmm", b, m, k, n), (b, m, k), (b, k, n))
 
 
 def _gemv(d: Draw) -> Case:
     m, k = d.extent(512, 8192), d.extent(512, 8192)
-    return matmul(*_name("gemv", m, k), (m, k), (k,))
+    return cases.matmul(*_name("gemv", m, k), (m, k), (k,))
 
 
 def _conv(d: Draw, kernel: int) -> Case:
     stride = d.choice(1, 1, 2)
     channels, outputs, size = d.extent(3, 384), d.extent(16, 384), d.extent(14, 160)
-    return conv2d(*_name(f"conv{kernel}x{kernel}{'_s2' if stride == 2 else ''}", channels, outputs, size), channels, outputs, kernel, size,
-                  stride)
+    name = _name(f"conv{kernel}x{kernel}{'_s2' if stride == 2 else ''}", channels, outputs, size)
+    return cases.conv2d(*name, channels, outputs, kernel, size, stride)
 
 
 def _depthwise(d: Draw) -> Case:
     channels, kernel, size, stride = d.extent(16, 512), d.choice(3, 5), d.extent(28, 256), d.choice(1, 1, 2)
-    return conv2d(*_name(f"depthwise{kernel}x{kernel}{'_s2' if stride == 2 else ''}", channels, size), channels, channels, kernel, size,
-                  stride, channels)
+    name = _name(f"depthwise{kernel}x{kernel}{'_s2' if stride == 2 else ''}", channels, size)
+    return cases.conv2d(*name, channels, channels, kernel, size, stride, channels)
 
 
-def _softmax(d: Draw) -> Case:
-    rows, columns = d.extent(64, 8192), d.extent(64, 8192)
-    return softmax(*_name("softmax", rows, columns), rows, columns)
-
-
-def _layer_norm(d: Draw) -> Case:
-    rows, columns = d.extent(64, 8192), d.extent(64, 4096)
-    return layer_norm(*_name("layer norm", rows, columns), rows, columns)
+def _matrix(d: Draw, kind: str, make: Callable[[str, str, int, int], Case], least: int, most_columns: int) -> Case:
+    rows, columns = d.extent(least, 8192), d.extent(least, most_columns)
+    return make(*_name(kind, rows, columns), rows, columns)
 
 
 def _attention(d: Draw) -> Case:
     heads, length, width = d.extent(2, 24), d.extent(64, 1024), d.choice(32, 64, 80, 128)
-    return attention(*_name("attention", heads, length, width), heads, length, width)
+    return cases.attention(*_name("attention", heads, length, width), heads, length, width)
 
 
 def _sum(d: Draw) -> Case:
     count = d.extent(1 << 20, 1 << 26)
-    return reduction(*_name("sum", count), "sum", (count,), 0)
+    return cases.reduction(*_name("sum", count), "sum", (count,), 0)
 
 
 def _sums(d: Draw, axis: int) -> Case:
     rows, columns = d.extent(64, 16384), d.extent(64, 16384)
-    return reduction(*_name("column sums" if axis == 0 else "row sums", rows, columns), "sum", (rows, columns), axis)
+    return cases.reduction(*_name("column sums" if axis == 0 else "row sums", rows, columns), "sum", (rows, columns), axis)
 
 
 def _max_pool(d: Draw) -> Case:
     channels, size = d.extent(16, 512), d.extent(28, 256)
-    return max_pool2d(*_name("max pool", channels, size), channels, size)
+    return cases.max_pool2d(*_name("max pool", channels, size), channels, size)
 
 
-def _gelu(d: Draw) -> Case:
+def _vector(d: Draw, kind: str, make: Callable[[str, str, int], Case]) -> Case:
     count = d.extent(1 << 20, 1 << 25)
-    return gelu(*_name("gelu", count), count)
-
-
-def _axpy(d: Draw) -> Case:
-    count = d.extent(1 << 20, 1 << 25)
-    return axpy(*_name("axpy", count), count)
-
-
-def _transpose(d: Draw) -> Case:
-    rows, columns = d.extent(256, 8192), d.extent(256, 8192)
-    return transpose(*_name("transpose", rows, columns), rows, columns)
+    return make(*_name(kind, count), count)
 
 
 # as often as in core
 KINDS: list[Kind] = [
     _gemm, _gemm, _gemm, _gemm, _linear_gelu, _batched, _gemv, lambda d: _conv(d, 3), lambda d: _conv(d, 1), lambda d: _conv(d, 7),
-    _depthwise, _softmax, _layer_norm, _attention, _sum, lambda d: _sums(d, 1), lambda d: _sums(d, 0), _max_pool, _gelu, _axpy, _transpose,
+    _depthwise, lambda d: _matrix(d, "softmax", cases.softmax, 64, 8192), lambda d: _matrix(d, "layer norm", cases.layer_norm, 64, 4096),
+    _attention, _sum, lambda d: _sums(d, 1), lambda d: _sums(d, 0), _max_pool, lambda d: _vector(d, "gelu", cases.gelu),
+    lambda d: _vector(d, "axpy", cases.axpy), lambda d: _matrix(d, "transpose", cases.transpose, 256, 8192),
     lambda d: _gemm(d, "float16"), lambda d: _gemm(d, "bfloat16"), lambda d: _gemm(d, "int8"),
 ]

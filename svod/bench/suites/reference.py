@@ -60,10 +60,6 @@ def _gelu(options: Mapping[str, Any], x: Array) -> Array:
     return 0.5 * x * (1.0 + _erf(x / math.sqrt(2.0)))
 
 
-def _linear_gelu(options: Mapping[str, Any], x: Array, w: Array, b: Array) -> Array:
-    return _gelu(options, x @ w.T + b)
-
-
 def _conv2d(options: Mapping[str, Any], x: Array, w: Array) -> Array:
     p, s, groups, k = options["padding"], options["stride"], options["groups"], w.shape[-1]
     padded = np.pad(x, ((0, 0), (0, 0), (p, p), (p, p)))
@@ -96,7 +92,7 @@ def _max_pool2d(options: Mapping[str, Any], x: Array) -> Array:
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "matmul": _matmul,
-    "linear_gelu": _linear_gelu,
+    "linear_gelu": lambda options, x, w, b: _gelu(options, x @ w.T + b),
     "conv2d": _conv2d,
     "softmax": _softmax,
     "layer_norm": _layer_norm,

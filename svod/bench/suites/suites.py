@@ -3,7 +3,7 @@
     core     the kernels models are made of, at the sizes they have there
     odd      the shapes nobody rounds, each with the round neighbour that its rate is held against
     models   the models of experiments/models, whole
-    random   kernels of the kinds of core, of extents that a seed decides (`random_suite.py`)
+    random   kernels of the kinds of core, of extents that a seed decides (`random_kernels.py`)
 """
 from __future__ import annotations
 
@@ -11,79 +11,66 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from svod.bench.suites.cases import (
-    Case,
-    attention,
-    axpy,
-    conv2d,
-    gelu,
-    layer_norm,
-    linear_gelu,
-    matmul,
-    max_pool2d,
-    model,
-    reduction,
-    softmax,
-    transpose,
-)
+from svod.bench.suites import cases
+from svod.bench.suites.cases import Case
 from svod.bench.suites.random_kernels import RANDOM, RANDOM_COUNT, random_cases
 from svod.errors import ConfigError
 
 
 def _square(n: int, dtype: str = "float32", *, suite: str = "core") -> Case:
     suffix, words, group = ("", "", "gemm") if dtype == "float32" else (f"_{dtype}", f" {dtype}", "low precision")
-    return matmul(f"gemm_{n}{suffix}", f"GEMM {n}{words}", (n, n), (n, n), dtype, suite=suite, group=group)
+    return cases.matmul(f"gemm_{n}{suffix}", f"GEMM {n}{words}", (n, n), (n, n), dtype, suite=suite, group=group)
 
 
 CORE = (
     *map(_square, (256, 512, 1024, 2048)),
-    linear_gelu("gemm_bias_gelu", "GEMM + bias + GELU 512×768×3072", 512, 768, 3072),
-    matmul("bmm_12", "batched GEMM 12×512×64×512", (12, 512, 64), (12, 64, 512)),
-    matmul("gemv_4096", "GEMV 4096", (4096, 4096), (4096,)),
-    conv2d("conv3x3_64_56", "conv 3×3 64→64 at 56²", 64, 64, 3, 56),
-    conv2d("conv1x1_256_56", "conv 1×1 256→64 at 56²", 256, 64, 1, 56),
-    conv2d("conv7x7_s2_224", "conv 7×7 stride 2 3→64 at 224²", 3, 64, 7, 224, 2),
-    conv2d("conv_depthwise_112", "conv 3×3 depthwise 96 at 112²", 96, 96, 3, 112, groups=96),
-    softmax("softmax_4096x1024", "softmax 4096×1024", 4096, 1024),
-    layer_norm("layer_norm_4096x768", "layer norm 4096×768", 4096, 768),
-    attention("attention_12x512x64", "attention 12 heads × 512 × 64", 12, 512, 64),
-    reduction("sum_16m", "sum of 16 M", "sum", (1 << 24,), 0),
-    reduction("row_sum_4096", "row sums of 4096²", "sum", (4096, 4096), 1),
-    reduction("column_sum_4096", "column sums of 4096²", "sum", (4096, 4096), 0),
-    max_pool2d("max_pool_64_112", "max pool 3×3 64 at 112²", 64, 112),
-    gelu("gelu_4m", "GELU of 4 M", 1 << 22),
-    axpy("axpy_16m", "axpy of 16 M", 1 << 24),
-    transpose("transpose_4096", "transpose 4096²", 4096, 4096),
+    cases.linear_gelu("gemm_bias_gelu", "GEMM + bias + GELU 512×768×3072", 512, 768, 3072),
+    cases.matmul("bmm_12", "batched GEMM 12×512×64×512", (12, 512, 64), (12, 64, 512)),
+    cases.matmul("gemv_4096", "GEMV 4096", (4096, 4096), (4096,)),
+    cases.conv2d("conv3x3_64_56", "conv 3×3 64→64 at 56²", 64, 64, 3, 56),
+    cases.conv2d("conv1x1_256_56", "conv 1×1 256→64 at 56²", 256, 64, 1, 56),
+    cases.conv2d("conv7x7_s2_224", "conv 7×7 stride 2 3→64 at 224²", 3, 64, 7, 224, 2),
+    cases.conv2d("conv_depthwise_112", "conv 3×3 depthwise 96 at 112²", 96, 96, 3, 112, groups=96),
+    cases.softmax("softmax_4096x1024", "softmax 4096×1024", 4096, 1024),
+    cases.layer_norm("layer_norm_4096x768", "layer norm 4096×768", 4096, 768),
+    cases.attention("attention_12x512x64", "attention 12 heads × 512 × 64", 12, 512, 64),
+    cases.reduction("sum_16m", "sum of 16 M", "sum", (1 << 24,), 0),
+    cases.reduction("row_sum_4096", "row sums of 4096²", "sum", (4096, 4096), 1),
+    cases.reduction("column_sum_4096", "column sums of 4096²", "sum", (4096, 4096), 0),
+    cases.max_pool2d("max_pool_64_112", "max pool 3×3 64 at 112²", 64, 112),
+    cases.gelu("gelu_4m", "GELU of 4 M", 1 << 22),
+    cases.axpy("axpy_16m", "axpy of 16 M", 1 << 24),
+    cases.transpose("transpose_4096", "transpose 4096²", 4096, 4096),
     *(_square(1024, dtype) for dtype in ("float16", "bfloat16", "int8")),
 )
 
 ODD = (
     replace(_square(1000, suite="odd"), neighbour=_square(1024)),
-    replace(matmul("gemm_197x768x3072", "GEMM 197×768×3072", (197, 768), (768, 3072), suite="odd"),
-            neighbour=matmul("gemm_192x768x3072", "GEMM 192×768×3072", (192, 768), (768, 3072))),
-    replace(matmul("gemm_255x513x127", "GEMM 255×513×127", (255, 513), (513, 127), suite="odd"),
-            neighbour=matmul("gemm_256x512x128", "GEMM 256×512×128", (256, 512), (512, 128))),
-    replace(matmul("gemm_1x4096x4096", "GEMM 1×4096×4096", (1, 4096), (4096, 4096), suite="odd"),
-            neighbour=matmul("gemv_4096", "GEMV 4096", (4096, 4096), (4096,))),
-    replace(conv2d("conv3x3_64_57", "conv 3×3 64→64 at 57²", 64, 64, 3, 57, suite="odd"),
-            neighbour=conv2d("conv3x3_64_56", "conv 3×3 64→64 at 56²", 64, 64, 3, 56)),
-    replace(conv2d("conv3x3_256_13", "conv 3×3 256→256 at 13²", 256, 256, 3, 13, suite="odd"),
-            neighbour=conv2d("conv3x3_256_16", "conv 3×3 256→256 at 16²", 256, 256, 3, 16)),
-    replace(softmax("softmax_50257", "softmax 64×50257", 64, 50257, suite="odd"),
-            neighbour=softmax("softmax_50176", "softmax 64×50176", 64, 50176)),
-    replace(reduction("sum_1000003", "sum of 1,000,003", "sum", (1_000_003,), 0, suite="odd"),
-            neighbour=reduction("sum_1m", "sum of 1 M", "sum", (1 << 20,), 0)),
-    replace(reduction("max_1000003", "maximum of 1,000,003", "max", (1_000_003,), 0, suite="odd"),
-            neighbour=reduction("max_1m", "maximum of 1 M", "max", (1 << 20,), 0)),
-    replace(reduction("row_sum_1000003", "row sums of 7×1,000,003", "sum", (7, 1_000_003), 1, suite="odd"),
-            neighbour=reduction("row_sum_1m", "row sums of 8×1 M", "sum", (8, 1 << 20), 1)),
+    replace(cases.matmul("gemm_197x768x3072", "GEMM 197×768×3072", (197, 768), (768, 3072), suite="odd"),
+            neighbour=cases.matmul("gemm_192x768x3072", "GEMM 192×768×3072", (192, 768), (768, 3072))),
+    replace(cases.matmul("gemm_255x513x127", "GEMM 255×513×127", (255, 513), (513, 127), suite="odd"),
+            neighbour=cases.matmul("gemm_256x512x128", "GEMM 256×512×128", (256, 512), (512, 128))),
+    replace(cases.matmul("gemm_1x4096x4096", "GEMM 1×4096×4096", (1, 4096), (4096, 4096), suite="odd"),
+            neighbour=cases.matmul("gemv_4096", "GEMV 4096", (4096, 4096), (4096,))),
+    replace(cases.conv2d("conv3x3_64_57", "conv 3×3 64→64 at 57²", 64, 64, 3, 57, suite="odd"),
+            neighbour=cases.conv2d("conv3x3_64_56", "conv 3×3 64→64 at 56²", 64, 64, 3, 56)),
+    replace(cases.conv2d("conv3x3_256_13", "conv 3×3 256→256 at 13²", 256, 256, 3, 13, suite="odd"),
+            neighbour=cases.conv2d("conv3x3_256_16", "conv 3×3 256→256 at 16²", 256, 256, 3, 16)),
+    replace(cases.softmax("softmax_50257", "softmax 64×50257", 64, 50257, suite="odd"),
+            neighbour=cases.softmax("softmax_50176", "softmax 64×50176", 64, 50176)),
+    replace(cases.reduction("sum_1000003", "sum of 1,000,003", "sum", (1_000_003,), 0, suite="odd"),
+            neighbour=cases.reduction("sum_1m", "sum of 1 M", "sum", (1 << 20,), 0)),
+    replace(cases.reduction("max_1000003", "maximum of 1,000,003", "max", (1_000_003,), 0, suite="odd"),
+            neighbour=cases.reduction("max_1m", "maximum of 1 M", "max", (1 << 20,), 0)),
+    replace(cases.reduction("row_sum_1000003", "row sums of 7×1,000,003", "sum", (7, 1_000_003), 1, suite="odd"),
+            neighbour=cases.reduction("row_sum_1m", "row sums of 8×1 M", "sum", (8, 1 << 20), 1)),
 )
 
 MODELS = (
-    model("mlp", "perceptron 64×256", "mlp", "Perceptron", (64, 256), (64, 10)),
-    model("resnet18", "ResNet-18 1×3×224×224", "resnet18", "ResNet18", (1, 3, 224, 224), (1, 1000)),
-    model("bert_block", "BERT base block 1×128×768", "bert_block", "BertBlock", (1, 128, 768), (1, 128, 768)),
-    model("gpt2_block", "GPT-2 block 1×256×768", "gpt2_block", "Gpt2Block", (1, 256, 768), (1, 256, 768)),
+    cases.model("mlp", "perceptron 64×256", "mlp", "Perceptron", (64, 256), (64, 10)),
+    cases.model("resnet18", "ResNet-18 1×3×224×224", "resnet18", "ResNet18", (1, 3, 224, 224), (1, 1000)),
+    cases.model("bert_block", "BERT base block 1×128×768", "bert_block", "BertBlock", (1, 128, 768), (1, 128, 768)),
+    cases.model("gpt2_block", "GPT-2 block 1×256×768", "gpt2_block", "Gpt2Block", (1, 256, 768), (1, 256, 768)),
 )
 
 SUITES: Mapping[str, Sequence[Case]] = {"core": CORE, "odd": ODD, "models": MODELS}
@@ -112,7 +99,7 @@ def select_cases(suites: str, pattern: str = "*", *, seed: int = 0, count: int =
     for part in filter(None, (p.strip() for p in pattern.split(","))):
         matching = [c for c in known if fnmatch.fnmatchcase(c.name, part)]
         if not matching:
-            elsewhere = [n for n, cases in SUITES.items() if n not in names and any(fnmatch.fnmatchcase(c.name, part) for c in cases)]
+            elsewhere = [n for n, own in SUITES.items() if n not in names and any(fnmatch.fnmatchcase(c.name, part) for c in own)]
             hint = f"; --suite {elsewhere[0]} has it" if elsewhere else ""
             raise ConfigError(f"no kernel of suite {suites!r} matches {part!r}{hint}. It has: {', '.join(c.name for c in known)}")
         chosen.update((c.name, c) for c in matching)

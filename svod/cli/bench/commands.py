@@ -22,6 +22,7 @@ from svod import config
 from svod.cli.outputs import check_database, check_is_there, check_output
 from svod.errors import DatabaseError
 from svod.system.files import write_text
+from svod.system.quantities import count as counted
 
 if TYPE_CHECKING:
     from svod.bench.results import Run, Settings
@@ -160,7 +161,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
     ceilings = cached_ceilings(path, target)
     contestants = [*svod_contestants(settings.mode, settings.beam, fresh=settings.fresh, db=db, config=prepare), *libraries]
     together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
-    _say(f"{_kernels(len(cases))}, {target.threads} thread{'s' if target.threads > 1 else ''} each: {together}")
+    _say(f"{counted(len(cases), 'kernel')}, {counted(target.threads, 'thread')} each: {together}")
 
     def finished(so_far: Run) -> None:
         click.echo("\n".join(describe_case(so_far.cases[-1])) + "\n")
@@ -181,7 +182,7 @@ def _conclude(result: Run, asked_for: int, json_path: Path | None) -> int:
         _write_at_last(json_path, result)
     done = len(result.cases)
     missing = "" if done == asked_for else f"; interrupted, {asked_for - done} are missing"
-    _say(f"{_kernels(done)} in {result.settings.seconds:.0f} s{missing}")
+    _say(f"{counted(done, 'kernel')} in {result.settings.seconds:.0f} s{missing}")
     wrong = [f"{c.name} ({o.name})" for c in result.cases for o in c.contestants if o.name in ("heuristic", "tuned")
              and o.status in ("wrong", "failed")]
     if wrong:
@@ -270,10 +271,6 @@ def _mode(beam: int | None, heuristic: bool, db_only: bool, fresh: bool) -> tupl
     if fresh and width is None:
         raise click.UsageError("--fresh needs a search; add --beam N")
     return ("heuristic" if heuristic else "beam" if width is not None else "db-only"), width
-
-
-def _kernels(n: int) -> str:
-    return f"{n} kernel{'s' * (n != 1)}"
 
 
 def _ceilings_path() -> Path:

@@ -1,7 +1,6 @@
 """What svod-bench prints: a block per kernel while it runs, tables at the end. Pure text; widths between 80 and 120 columns."""
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ def times(value: Speedup, other: str) -> str:
     """1.04× onnxruntime ±0.5 %; a difference below the spread is none."""
     if value.low is None or value.high is None:
         return f"{value.median:.3g}× {other}, too few rounds"
-    half = spread(0.5 * math.log(value.high / value.low))
+    half = spread(half_width(value))
     return f"= {other} {half}" if value.is_none else f"{value.median:.3g}× {other} {half}"
 
 
@@ -55,7 +54,7 @@ def describe_case(case: CaseResult) -> list[str]:
 
 
 def _rate_words(rate: Speedup) -> str:
-    half = "" if rate.low is None or rate.high is None else f" {spread(0.5 * math.log(rate.high / rate.low))}"
+    half = "" if rate.low is None or rate.high is None else f" {spread(half_width(rate))}"
     return f"{percent(rate.median)}{half}"
 
 

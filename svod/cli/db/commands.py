@@ -377,12 +377,6 @@ def export(context: click.Context, output: Path, winners: bool, kernels: tuple[s
     _report(db.skipped)
 
 
-def _say_merged(db: TuningDB, source: Path, merged: Merged) -> None:
-    skipped = f", {len(merged.skipped)} skipped" if merged.skipped else ""
-    click.echo(f"{source}: {merged.added} new records, {merged.known} known{skipped}; in {db.path}")
-    _report(merged.skipped)
-
-
 @cli.command("import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE...")
 @click.pass_context
@@ -410,7 +404,9 @@ def _add(db: TuningDB, sources: tuple[Path, ...], add: Callable[[Path], Merged])
     skipped = 0
     for path in sources:
         merged = add(path)
-        _say_merged(db, path, merged)
+        click.echo(f"{path}: {merged.added} new records, {merged.known} known"
+                   f"{f', {len(merged.skipped)} skipped' if merged.skipped else ''}; in {db.path}")
+        _report(merged.skipped)
         skipped += len(merged.skipped)
     if skipped:
         sys.exit(EXIT_SKIPPED)

@@ -9,22 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from svod.cli.tune.survey import SurveyRow
 from svod.system.quantities import seconds as in_words
-from svod.tune.search.events import (
-    BaselineTimed,
-    Improved,
-    KernelFinished,
-    KernelStarted,
-    RoundFinished,
-    SearchEvent,
-    SessionStarted,
-    debug_line,
-)
+from svod.tune.search import events
+from svod.tune.search.events import SearchEvent
 
 HEARTBEAT = 15.0        # seconds between lines when nothing improves
 QUIET = 2.0             # seconds between two lines about one kernel
@@ -54,23 +47,8 @@ class _State:
         return f"{self.heuristic / self.best:.2f}×" if self.heuristic and self.best else ""
 
 
-class Progress(Protocol):
-    """A listener of a session, shown while it is entered."""
-
-    def __call__(self, event: SearchEvent) -> None: ...
-    def __enter__(self) -> Progress: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
-
-
-def make_progress(rows: Sequence[SurveyRow], stream: TextIO, *, verbose: bool = False) -> Progress:
-    """Redrawn where `stream` is a terminal, else lines. `verbose`: lines in any case, with every round and dropped candidate."""
-    if stream.isatty() and not verbose:
-        return LiveProgress(rows, stream)
-    return LineProgress(rows, stream, verbose=verbose)
-
-
-class _Board:
-    """What both forms keep."""
+class Progress(AbstractContextManager["Progress", None]):
+    """A listener of a session, shown while it is entered. It keeps what both forms show."""
 
     def __init__(self, rows: Sequence[SurveyRow], clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.started = clock, clock()
@@ -87,32 +65,38 @@ class _Board:
 
     def update(self, event: SearchEvent) -> _State | None:
         """Take an event in; the state of the kernel it is about."""
-        if isinstance(event, SessionStarted):
+        if isinstance(event, events.SessionStarted):
             self.started, self.budget, self.executor = self.clock(), event.budget, event.executor
         state = self.states.get(event.kernel)
         if state is None:
             return None
-        if isinstance(event, KernelStarted):
+        if isinstance(event, events.KernelStarted):
             state.status = "heuristic"
-        elif isinstance(event, BaselineTimed):
+        elif isinstance(event, events.BaselineTimed):
             state.heuristic = state.best = event.seconds
             self.candidates += 1
-        elif isinstance(event, Improved):
+        elif isinstance(event, events.Improved):
             state.best = event.seconds
-        elif isinstance(event, RoundFinished):
+        elif isinstance(event, events.RoundFinished):
             state.rounds, state.status = event.round, f"round {event.round}"
             self.candidates += event.timed
             if event.best < float("inf"):
                 state.best = event.best
-        elif isinstance(event, KernelFinished):
+        elif isinstance(event, events.KernelFinished):
             state.status = event.why or "done"
             if event.heuristic < float("inf"):
                 state.heuristic = event.heuristic
             state.best = event.seconds if event.seconds < float("inf") else None
         return state
 
+    def __call__(self, event: SearchEvent) -> None:
+        self.update(event)
 
-class LineProgress(_Board):
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+
+class LineProgress(Progress):
     """Plain lines, for logs and pipes."""
 
     def __init__(self, rows: Sequence[SurveyRow], stream: TextIO, *, verbose: bool = False,
@@ -123,10 +107,10 @@ class LineProgress(_Board):
     def __call__(self, event: SearchEvent) -> None:
         state = self.update(event)
         now = self.clock()
-        if state is not None and state.faster and ((isinstance(event, Improved) and now - state.said >= QUIET)
-                                                   or (isinstance(event, KernelFinished) and state.best != state.said_best)):
+        if state is not None and state.faster and ((isinstance(event, events.Improved) and now - state.said >= QUIET)
+                                                   or (isinstance(event, events.KernelFinished) and state.best != state.said_best)):
             self._say_gain(state, now)
-        if state is not None and self.verbose and (line := debug_line(event, 2)):
+        if state is not None and self.verbose and (line := events.debug_line(event, 2)):
             self._line(f"{state.label}: {line}")
         if now - self.last_line >= HEARTBEAT:
             self._line(f"{self.candidates} candidates, {self.faster} of {len(self.states)} kernels faster")
@@ -139,14 +123,8 @@ class LineProgress(_Board):
         self.last_line = self.clock()
         print(f"[{self.elapsed:4.0f} s] {text}", file=self.stream, flush=True)
 
-    def __enter__(self) -> LineProgress:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pass
-
-
-class LiveProgress(_Board):
+class LiveProgress(Progress):
     """A table that rich redraws, with as many kernels as the terminal has room for."""
 
     def __init__(self, rows: Sequence[SurveyRow], stream: TextIO) -> None:
@@ -156,9 +134,6 @@ class LiveProgress(_Board):
 
         self.console = Console(file=stream)
         self.live = Live(get_renderable=self.render, console=self.console, refresh_per_second=REFRESH_PER_SECOND, transient=True)
-
-    def __call__(self, event: SearchEvent) -> None:
-        self.update(event)
 
     def render(self) -> Any:
         from rich.table import Table
@@ -185,6 +160,13 @@ class LiveProgress(_Board):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.live.stop()
+
+
+def make_progress(rows: Sequence[SurveyRow], stream: TextIO, *, verbose: bool = False) -> Progress:
+    """Redrawn where `stream` is a terminal, else lines. `verbose`: lines in any case, with every round and dropped candidate."""
+    if stream.isatty() and not verbose:
+        return LiveProgress(rows, stream)
+    return LineProgress(rows, stream, verbose=verbose)
 
 
 def label(row: SurveyRow) -> str:

@@ -12,7 +12,7 @@ from svod.bench.summary import NOISY
 from svod.cli.tune.progress import short_origin
 from svod.cli.tune.survey import KernelRate, SurveyRow, rate_of
 from svod.core.machine.target import Target
-from svod.system.quantities import percent
+from svod.system.quantities import count, percent
 from svod.system.quantities import seconds as in_words
 from svod.system.tables import text_table
 from svod.tune.db.records import SizeTime
@@ -57,14 +57,15 @@ def kernel_table(outcomes: Sequence[KernelReport], target: Target, ceilings: Cei
         giga = shown.value / 1e9
         rate = f"{giga:.{0 if giga >= 10 else 1}f} {shown.unit}" if o.tuned else ""
         gain = "" if o.gain is None else f"{o.gain:.2f}×{_doubt(o)}"
-        more = f" +{len(o.row.origins) - 1}" if len(o.row.origins) > 1 else ""
-        origin = (short_origin(o.row.origins[0]) if o.row.origins else "") + more
-        verified = "yes" if o.verified else "no"
-        rows.append((f"{o.row.name} {o.row.key[:KEY_SHOWN]}", origin, in_words(o.heuristic), in_words(o.tuned), gain, rate,
-                     percent(shown.share), verified))
+        rows.append((f"{o.row.name} {o.row.key[:KEY_SHOWN]}", _origin_words(o.row), in_words(o.heuristic), in_words(o.tuned), gain, rate,
+                     percent(shown.share), "yes" if o.verified else "no"))
     lines = text_table(("kernel", "from", "heuristic", "tuned", "gain", "rate", "ceiling", "verified"), rows,
                        right={"heuristic", "tuned", "gain", "rate", "ceiling"}, width=width, shrink=("kernel", "from"))
     return [*lines, *([f"~ known to worse than ±{100 * NOISY:.0f} %"] if any(map(_doubt, outcomes)) else [])]
+
+
+def _origin_words(row: SurveyRow) -> str:
+    return (short_origin(row.origins[0]) if row.origins else "") + (f" +{len(row.origins) - 1}" if len(row.origins) > 1 else "")
 
 
 def _doubt(o: KernelReport) -> str:
@@ -81,12 +82,10 @@ def dry_table(rows: Sequence[SurveyRow], estimates: Mapping[str, float], width: 
     lines = []
     for r in rows:
         database = f"{r.winner.speedup:.2f}× the heuristic" if r.winner is not None else "nothing"
-        origin = (short_origin(r.origins[0]) if r.origins else "") + (f" +{len(r.origins) - 1}" if len(r.origins) > 1 else "")
-        lines.append((f"{r.name} {r.key[:KEY_SHOWN]}", origin, f"{r.calls:g}", percent(r.share), str(families[r.family]),
+        lines.append((f"{r.name} {r.key[:KEY_SHOWN]}", _origin_words(r), f"{r.calls:g}", percent(r.share), str(families[r.family]),
                       in_words(r.seconds), in_words(estimates.get(r.key)), database, r.decision))
     return text_table(("kernel", "from", "calls", "share", "family", "heuristic", "bound", "database", "plan"), lines,
-                      right={"calls", "share", "family", "heuristic", "bound"}, width=width,
-                      shrink=("kernel", "from", "database"))
+                      right={"calls", "share", "family", "heuristic", "bound"}, width=width, shrink=("kernel", "from", "database"))
 
 
 def size_lines(outcomes: Sequence[KernelReport]) -> list[str]:
@@ -103,14 +102,13 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
     predicted = f"{in_words(check.predicted):>8}   {check.heuristic / check.predicted:.2f}×   the sum of what its kernels gained" \
         if check.predicted > 0 else f"{'–':>8}           more than it takes now: its kernels were tuned on a slower machine"
     at = ", ".join(f"{name}={value}" for name, value in check.at.items())
-    lines = [f"whole plan{name} ({kernels} kernel{'s' * (kernels != 1)}{f', at {at}' * bool(at)})",
+    lines = [f"whole plan{name} ({count(kernels, 'kernel')}{f', at {at}' * bool(at)})",
              f"  heuristic  {in_words(check.heuristic):>8}"]
     if not check.changed:
         return [*lines, "  tuned      the same: every kernel keeps the heuristic's chain"]
-    rounds = f"{check.rounds} interleaved round{'s' * (check.rounds != 1)}"
-    lines += [
-        f"  predicted  {predicted}",
-        f"  measured   {in_words(check.heuristic * r.median):>8}   {1 / r.median:.2f}×   {rounds}{interval}"]
+    rounds = count(check.rounds, "interleaved round")
+    lines += [f"  predicted  {predicted}",
+              f"  measured   {in_words(check.heuristic * r.median):>8}   {1 / r.median:.2f}×   {rounds}{interval}"]
     if check.differs:
         promised = f"{in_words(check.promised)} were promised" if check.promised > 0 else "nothing was promised"
         way = "gained" if check.gained >= 0 else "lost"

@@ -38,6 +38,7 @@ from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.core.machine.target import HOST, Target
 from svod.errors import SvodError, TuneError
 from svod.system.files import write_text
+from svod.system.quantities import count
 from svod.tune import capture
 from svod.tune.capture import Capture, CapturedPlan
 from svod.tune.chains import choose
@@ -130,7 +131,7 @@ class _Run:
             return f"what was found is kept in {self.saved}, as the database could not be written: {self.db.problem}"
         if self.db.path is None:
             return "nothing was stored" + (f": {self.db.problem}" if self.db.problem else "")
-        return f"{_count(rows, 'measurement')} kept in {self.db.path}" if rows else f"nothing was added to {self.db.path}"
+        return f"{count(rows, 'measurement')} kept in {self.db.path}" if rows else f"nothing was added to {self.db.path}"
 
     # -- the phases ---------------------------------------------------------------------------------------------------------
     def run(self) -> int:
@@ -154,7 +155,7 @@ class _Run:
             self._keep_capture(captured, self.options.capture_to)
         if self.script is not None and self.script.failure:
             say(f"svod-tune: {self.options.script} {self.script.failure}; "
-                f"tuning the {_count(len(captured.kernels), 'kernel')} it had prepared by then")
+                f"tuning the {count(len(captured.kernels), 'kernel')} it had prepared by then")
 
         target = pick_target(captured)
         compiler = compiler_for(target, self.config)
@@ -162,7 +163,7 @@ class _Run:
         decide(rows, target, compiler, self.db, self.config, top=self.options.top, only=self.options.only)
         if self.options.only and not any(r.decision in ("search", "known") for r in rows):
             say(f"svod-tune: no kernel's key, name or origin fits --only {' '.join(self.options.only)}; "
-                f"--dry-run lists the {_count(len(rows), 'kernel')} there are")
+                f"--dry-run lists the {count(len(rows), 'kernel')} there are")
             return EXIT_USAGE
         self.seconds["survey"] = self.elapsed
         self._say_work(rows)
@@ -221,7 +222,7 @@ class _Run:
         signal.signal(signal.SIGTERM, _terminate)       # Ray puts a handler of its own there, which ends the process on the spot
         self.seconds["workers"] = self.elapsed
         seconds = max(self.options.budget / 2, self.options.budget - self.elapsed - self._check_seconds(CHECK_SECONDS))
-        say(f"svod-tune: searching {_count(len(rows), 'kernel')} with beam {self.options.beam} for at most {seconds:.0f} s on "
+        say(f"svod-tune: searching {count(len(rows), 'kernel')} with beam {self.options.beam} for at most {seconds:.0f} s on "
             f"{executor.description} (Ctrl-C ends the search and keeps what it found)")
         progress = make_progress(rows, sys.stderr, verbose=self.options.verbose)
         session = TuneSession(tasks, target, executor=executor, db=self.db, config=self.beam, bench=config.BenchConfig.from_env(),
@@ -377,14 +378,14 @@ class _Run:
 
     def _say_work(self, rows: Sequence[SurveyRow]) -> None:
         groups = {d: [r for r in rows if r.decision == d] for d in ("search", "known", "small", "left out")}
-        words = [_count(len(groups["search"]), "kernel") + " to search"] if groups["search"] else ["nothing to search"]
+        words = [count(len(groups["search"]), "kernel") + " to search"] if groups["search"] else ["nothing to search"]
         words += [f"{len(groups['known'])} known to the database"] if groups["known"] else []
         small = groups["small"]
         if small:
             words.append(f"{len(small)} too small to matter ({100 * sum(r.share for r in small):.1f} % of the time) keep the heuristic")
         words += [f"{len(groups['left out'])} left out"] if groups["left out"] else []
         families = len({r.family for r in rows})
-        say(f"svod-tune: {_count(len(rows), 'distinct kernel')} in {families} famil{'y' if families == 1 else 'ies'}: {', '.join(words)}")
+        say(f"svod-tune: {count(len(rows), 'distinct kernel')} in {families} famil{'y' if families == 1 else 'ies'}: {', '.join(words)}")
 
     def _keep_capture(self, captured: Capture, path: str) -> None:
         try:
@@ -426,7 +427,7 @@ class _Run:
         for o in unverified[:MAX_PROBLEMS]:
             lines.append(f"{o.row.name} {o.row.key[:8]} keeps the heuristic: {o.why}")
         if len(unverified) > MAX_PROBLEMS:
-            lines.append(f"… and {_count(len(unverified) - MAX_PROBLEMS, 'kernel')} more, for such reasons")
+            lines.append(f"… and {count(len(unverified) - MAX_PROBLEMS, 'kernel')} more, for such reasons")
         for number, (plan, check) in enumerate(checks, 1):
             name = f" {number} of {len(checks)}" if len(checks) > 1 else ""
             lines += plan_lines(check, name, len(plan.unbound.calls))
@@ -438,14 +439,14 @@ class _Run:
         if r is None:
             return f"nothing was searched: the database has all kernels ({self.elapsed:.1f} s)"
         rate = f", {r.candidates / r.seconds:.0f} per second" if r.seconds > 0 else ""
-        text = f"{_count(r.candidates, 'candidate')} timed in {r.seconds:.0f} s{rate}, on {self.executor_name}; {self.elapsed:.0f} s in all"
+        text = f"{count(r.candidates, 'candidate')} timed in {r.seconds:.0f} s{rate}, on {self.executor_name}; {self.elapsed:.0f} s in all"
         return text + (", ended early by Ctrl-C" if r.interrupted else "")
 
     def _stored(self, status: int) -> list[str]:
         if self.result is None:
             return []
         if self.db.path is not None:
-            return [f"{_count(self.result.rows, 'measurement')} stored in {self.db.path}"]
+            return [f"{count(self.result.rows, 'measurement')} stored in {self.db.path}"]
         if status == EXIT_NOT_STORED or self.db.problem:
             where = f"they are in {self.saved}" if self.saved is not None else "they are lost"
             return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}", where]
@@ -474,7 +475,7 @@ class _Run:
         prefix = "or:  " if lines else "next: "
         if hopeful:
             command = o.command_line(budget=f"{2 * o.budget:g}", fresh=True)
-            lines.append(f"{prefix}{command}    # {_count(len(hopeful), 'search')} ended with the budget")
+            lines.append(f"{prefix}{command}    # {count(len(hopeful), 'search')} ended with the budget")
         elif any(c.fell_short for _, c in checks) or not lines:
             lines.append(f"{prefix}{o.command_line(beam=2 * o.beam, fresh=True)}    # a wider beam")
         else:
@@ -540,8 +541,3 @@ def _plan_seconds(plan: CapturedPlan, seconds: Mapping[str, float]) -> float:
 
 def _finite(seconds: float) -> float | None:
     return seconds if seconds < float("inf") else None
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'es' * (n != 1) if what.endswith('ch') else 's' * (n != 1)}"
-
