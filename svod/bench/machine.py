@@ -9,9 +9,9 @@ import numpy as np
 from svod import __version__
 from svod.bench.results import Machine
 from svod.bench.timer import BENCH_PROTOCOL
+from svod.compile.backend import device_named
 from svod.compile.cpu.host import host_facts
-from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
-from svod.core.machine.target import Target
+from svod.core.machine.target import HOST, Target
 
 
 def machine_of(target: Target) -> Machine:
@@ -28,5 +28,6 @@ def machine_of(target: Target) -> Machine:
 
 def versions() -> dict[str, str]:
     """Versions that decide what code runs and how it is timed."""
-    return {"svod": __version__, "codegen": str(CODEGEN_REVISION), "compiler": COMPILER, "protocol": str(BENCH_PROTOCOL),
+    pair = device_named(HOST).pair
+    return {"svod": __version__, "codegen": str(pair.revision), "compiler": pair.key, "protocol": str(BENCH_PROTOCOL),
             "python": platform.python_version(), "numpy": np.__version__}

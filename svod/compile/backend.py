@@ -34,12 +34,14 @@ BACKENDS = {HOST: "svod.compile.cpu.backend"}
 class CompilerPair(ABC):
     """A renderer and a compiler: from a program to its source, its binary, and code that a queue can launch.
 
-    `key` names the pair and its version in the keys of the object cache. `optimize`: False gives code sooner and for buffers that begin
+    `key` names the pair and its version in the keys of the object cache and in the tuning database. `revision` is raised with every change
+    of the code that svod generates. `optimize`: False gives code sooner and for buffers that begin
     at a multiple of 64 bytes only; the search looks at most candidates this way. Each step raises CompileError for input that the step
     before cannot have made."""
 
     name: str
     key: str
+    revision: int
 
     @abstractmethod
     def render(self, program: Program, target: Target, optimize: bool = True) -> str:
@@ -114,6 +116,10 @@ class Backend(ABC):
     @abstractmethod
     def heuristic(self, state: Scheduler) -> Scheduler:
         """The state that a kernel runs in when nothing is known about it."""
+
+    @abstractmethod
+    def sketches(self, state: Scheduler) -> Sequence[Scheduler]:
+        """The states that a search starts from, beside the heuristic's."""
 
     @abstractmethod
     def allocate(self, nbytes: int, touch: bool = True) -> Memory:

@@ -42,7 +42,6 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 from msgspec import Meta
 
-from svod.compile.cpu.host import host_target
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
 from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, call_sizes
 from svod.core.ir.dtype import BY_NAME, dtypes
@@ -133,19 +132,19 @@ class RunsLine:
 
 # -- writing ------------------------------------------------------------------------------------------------------------
 
-def append(directory: str | os.PathLike[str], unbound: UnboundPlan, seconds: Mapping[str, float], *, target: Target | None = None,
+def append(directory: str | os.PathLike[str], unbound: UnboundPlan, seconds: Mapping[str, float], *, target: Target,
            plan: Counted | None = None) -> None:
     """Add a prepared plan to this process's file in `directory`, which is created if need be.
 
-    `seconds`: the seconds of one call, by key, of the kernels that were timed. `target`: of the plan; None: this machine. `plan` counts its
+    `seconds`: the seconds of one call, by key, of the kernels that were timed. `target`: of the plan. `plan` counts its
     `runs`, at least one. Raises TuneError when nothing can be written, StopCapture when the capture has ended."""
-    _recorder_for(Path(directory)).append(unbound, seconds, target or host_target(), plan)
+    _recorder_for(Path(directory)).append(unbound, seconds, target, plan)
     check_stop(directory)
 
 
-def announce(directory: str | os.PathLike[str], unbound: UnboundPlan, *, target: Target | None = None) -> None:
+def announce(directory: str | os.PathLike[str], unbound: UnboundPlan, *, target: Target) -> None:
     """Add the kernels of a plan before they are compiled, so that a watcher of the capture can get ready. Raises what `append` raises."""
-    _recorder_for(Path(directory)).announce(unbound, target or host_target())
+    _recorder_for(Path(directory)).announce(unbound, target)
     check_stop(directory)
 
 

@@ -4,7 +4,6 @@
 """
 from __future__ import annotations
 
-from svod.compile.llvm.codegen import CODEGEN_REVISION
 from svod.compile.plan.compiler import Chain, Choice, Compiler
 from svod.config import PrepareConfig
 from svod.core.kernel.kernel import Kernel
@@ -49,6 +48,6 @@ def _from_database(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Choice |
     except KernelOptError as e:
         return f"the stored chain does not apply any more: {e}"
     if linear != winner.linear:
-        return (f"the stored chain gives other code since it was verified (code generator {winner.codegen}, now {CODEGEN_REVISION}); "
+        return (f"the stored chain gives other code since it was verified (code generator {winner.codegen}, now {compiler.pair.revision}); "
                 "tune again")
     return Choice(chain, "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed")

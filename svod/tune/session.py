@@ -26,10 +26,9 @@ from typing import Any
 
 from svod.bench.roofline import Bound, Ceilings
 from svod.bench.timer import PROTOCOL_REVISION
-from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
+from svod.compile.backend import device_named
 from svod.config import BeamConfig, BenchConfig
 from svod.core.cost.op_count import count_operations
-from svod.core.cost.sketch import heuristic, sketches
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
@@ -143,6 +142,7 @@ class TuneSession:
                  measurer_of: Callable[[Kernel], Measurer] | None = None) -> None:
         self.tasks = sorted({t.key: t for t in tasks}.values(), key=lambda t: (-t.share, t.key))
         self.target, self.executor, self.db, self.config = target, executor, db, config
+        self.backend, self.pair = device_named(target.device)
         self.bench = bench or BenchConfig()
         self.budget = budget or ModelBudget(per_kernel=config.kernel_budget)
         self.ceilings: Ceilings | None = None if callable(ceilings) else ceilings
@@ -261,17 +261,17 @@ class TuneSession:
         known: Mapping[str, Measurement] = {}
         seeds: list[tuple[Scheduler, Origin]] = []
         if not self.config.ignore_cache:
-            known = self.db.known_digests(task.key, self.target.key, CODEGEN_REVISION, COMPILER, PROTOCOL_REVISION)
+            known = self.db.known_digests(task.key, self.target.key, self.pair.revision, self.pair.key, PROTOCOL_REVISION)
             seeds = self._stored_seeds(base, known)
         if self.config.sketches and self.config.strict != "reference":
-            seeds += [(s, Origin.SKETCH) for s in sketches(base)]
+            seeds += [(s, Origin.SKETCH) for s in self.backend.sketches(base)]
         self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
                                      structure=family_key(kernel.ast), flops=float(count_operations(kernel.ast).flops),
                                      bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
         self._searches[task.key] = self.db.begin_search(task.key, self.target.key,
                                                         executor=self.executor.description, config=dataclasses.asdict(self.config))
-        search = KernelSearch(task.key, task.name or task.key[:12], base, heuristic(base), self.config, self.measurer_of(kernel),
-                              seeds=seeds, known=frozenset(known), bound=self._bound(task),
+        search = KernelSearch(task.key, task.name or task.key[:12], base, self.backend.heuristic(base), self.config,
+                              self.measurer_of(kernel), seeds=seeds, known=frozenset(known), bound=self._bound(task),
                               calls=task.calls, listener=self.listener, clock=self.budget.clock)
         search.record = lambda candidates: self._record_round(search, candidates)
         return search
@@ -299,7 +299,7 @@ class TuneSession:
         baseline = search.baseline
         return Measurement(
             kernel=search.key, target=self.target.key, chain=tuple(tuple(o.to_json()) for o in c.chain), linear=c.linear,
-            status=_RECORDED[c.status], codegen=CODEGEN_REVISION, compiler=COMPILER, protocol=PROTOCOL_REVISION, step=step,
+            status=_RECORDED[c.status], codegen=self.pair.revision, compiler=self.pair.key, protocol=PROTOCOL_REVISION, step=step,
             reason=c.reason[:2000], baseline_linear=baseline.linear, search=self._searches[search.key], taken_at=time.time(),
             host={"load": round(os.getloadavg()[0], 2), "executor": self.executor.description, **host}, **more)
 
@@ -320,7 +320,7 @@ class TuneSession:
 
     def _verdict(self, search: KernelSearch, c: Candidate) -> Verdict:
         wrong = c.status is Status.WRONG
-        return Verdict(search.key, self.target.key, c.linear, "wrong" if wrong else "verified", CODEGEN_REVISION, compiler=COMPILER,
+        return Verdict(search.key, self.target.key, c.linear, "wrong" if wrong else "verified", self.pair.revision, compiler=self.pair.key,
                        by=whoami(), method=c.known.get("how", ""), reason=c.reason[:2000], search=self._searches[search.key],
                        taken_at=time.time())
 

@@ -26,7 +26,7 @@ LOCAL_THREADS, REDUCERS = 8, 4
 class Grid(CompilerPair):
     """LINEAR as text."""
 
-    name, key = "grid", "LINEAR on a grid"
+    name, key, revision = "grid", "LINEAR on a grid", 1
 
     def render(self, program: Program, target: Target, optimize: bool = True) -> str:
         return render_linear(program)
@@ -139,6 +139,10 @@ class Toy(Backend):
 
     def start(self, cache: ObjectCache) -> None:
         """Queues need nothing."""
+
+    def sketches(self, state: Scheduler) -> list[Scheduler]:
+        """The search starts from the heuristic."""
+        return []
 
     def heuristic(self, state: Scheduler) -> Scheduler:
         """Threads along the innermost output axis; a few of them share the outermost reduction."""

@@ -20,6 +20,8 @@ import click
 
 from svod import config
 from svod.cli.outputs import check_database, check_is_there, check_output
+from svod.compile.backend import backend_named
+from svod.core.machine.target import HOST
 from svod.errors import DatabaseError
 from svod.system.files import write_text
 from svod.system.quantities import count as counted
@@ -50,10 +52,9 @@ def ceilings(json_path: Path | None, refresh: bool) -> None:
     """What this machine can do at best: multiply-adds, bandwidth by cache level, the price of a launch."""
     from svod.bench.roofline import cached_ceilings
     from svod.cli.bench.tables import print_ceilings
-    from svod.compile.cpu.host import host_target
 
     check_output("--json", json_path)
-    target = host_target()
+    target = backend_named(HOST).target()
     _warn_if_busy(target.threads)
     path = _ceilings_path()
     start = time.monotonic()
@@ -146,9 +147,8 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
     from svod.bench.runner import run_suite
     from svod.cli.bench.contestants import svod_contestants
     from svod.cli.bench.tables import describe_case
-    from svod.compile.cpu.host import host_target
 
-    target = host_target()
+    target = backend_named(HOST).target()
     _warn_if_busy(target.threads)
     libraries, infos = load_peers(names, target.threads)
     left_out = [f"{i.name} ({i.missing})" for i in infos if i.missing is not None]

@@ -11,12 +11,12 @@ from svod.compile.cpu.interpreted import InterpretedProgram, encode_linear, rend
 from svod.compile.cpu.pool import Arena
 from svod.compile.cpu.queue import CpuQueue
 from svod.compile.cpu.runtime import runtime
-from svod.compile.llvm.codegen import COMPILER, LoadedProgram, compile_object
+from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import PreparedKernel, Variant
-from svod.core.cost.sketch import heuristic
+from svod.core.cost.sketch import heuristic, sketches
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target
 
@@ -24,7 +24,7 @@ from svod.core.machine.target import HOST, Target
 class Llvm(CompilerPair):
     """LINEAR → LLVM IR → an object."""
 
-    name, key = "llvm", COMPILER
+    name, key, revision = "llvm", COMPILER, CODEGEN_REVISION
 
     def render(self, program: Program, target: Target, optimize: bool = True) -> str:
         return render(program, target, aligned=not optimize)
@@ -39,7 +39,7 @@ class Llvm(CompilerPair):
 class Interpreter(CompilerPair):
     """LINEAR as text, interpreted."""
 
-    name, key = "interpreter", "LINEAR, interpreted"
+    name, key, revision = "interpreter", "LINEAR, interpreted", CODEGEN_REVISION
 
     def render(self, program: Program, target: Target, optimize: bool = True) -> str:
         return render_linear(program)
@@ -62,6 +62,9 @@ class Cpu(Backend):
 
     def heuristic(self, state: Scheduler) -> Scheduler:
         return heuristic(state)
+
+    def sketches(self, state: Scheduler) -> list[Scheduler]:
+        return sketches(state)
 
     def allocate(self, nbytes: int, touch: bool = True) -> Arena:
         return Arena(nbytes, 0, touch=touch)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from svod.compile.backend import Device, device_named
-from svod.compile.llvm.codegen import CODEGEN_REVISION
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.object_cache import CachedObject, ObjectCache, object_key
 from svod.compile.plan.plan_parts import LoadedCode
@@ -79,7 +78,7 @@ class Compiler:
         remake_after_fork(self, "_flights", _make_flights)
 
     def _key(self, kernel: Kernel, what: str) -> str:
-        return object_key(kernel.key, what, self.target.key, CODEGEN_REVISION, self.generator)
+        return object_key(kernel.key, what, self.target.key, self.pair.revision, self.generator)
 
     def compile(self, kernel: Kernel, choice: Choice) -> Compiled:
         """The code of a kernel under a chain. Raises KernelOptError for a chain that does not apply, CompileError."""

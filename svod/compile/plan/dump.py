@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-from svod.compile.llvm.render import render
+from svod.compile.backend import CompilerPair, device_named
 from svod.compile.lower.linear import format_linear
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PreparedKernel
@@ -29,7 +29,7 @@ from svod.core.ir.uop import UOp
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest
-from svod.core.machine.target import Target
+from svod.core.machine.target import HOST, Target
 from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ConfigError
 from svod.system.quantities import amount
@@ -45,6 +45,7 @@ class Subject:
     unbound: UnboundPlan
     plan: ExecutionPlan
     target: Target
+    compiler: CompilerPair
 
     @property
     def first(self) -> Mapping[str, PreparedKernel]:
@@ -71,7 +72,7 @@ def dump(sink: UOp, constants: frozenset[UOp], unbound: UnboundPlan, plan: Execu
 
     Raises ConfigError for a pass that does not exist."""
     chosen = passes_of(config)
-    subject = Subject(explain_schedule(sink, constants), unbound, plan, target)
+    subject = Subject(explain_schedule(sink, constants), unbound, plan, target, device_named(config.device or HOST).pair)
     out = sys.stderr if file is None else file
     for p in chosen:
         for title, text in p.show(subject):
@@ -139,7 +140,7 @@ def _linear(s: Subject) -> Iterator[Section]:
 
 def _llvm(s: Subject) -> Iterator[Section]:
     for key, k in s.first.items():
-        yield _title(k), render(lower_kernel(s.unbound.kernels[key], s.target, _chain(k)), s.target)
+        yield _title(k), s.compiler.render(lower_kernel(s.unbound.kernels[key], s.target, _chain(k)), s.target)
 
 
 def _memory(s: Subject) -> Iterator[Section]:
