@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from svod.compile.lower.program import Program, ProgramSpec
-from svod.compile.object_cache import ObjectCache
+from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import Launches, LoadedCode, PreparedKernel, Segment, Variant
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target, threads_of

@@ -13,8 +13,8 @@ from svod.compile.cpu.host import host_target
 from svod.compile.cpu.interpreted import InterpretedProgram
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import PhaseSpec, Program
-from svod.compile.object_cache import CachedObject, ObjectCache
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.object_cache import CachedObject, ObjectCache
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import to_numpy
 from svod.core.kernel.kernel import Kernel

@@ -10,7 +10,7 @@ import numpy as np
 from svod.compile.backend import Backend, CompilerPair
 from svod.compile.cpu.interpreted import InterpretedProgram, encode_linear, render_linear
 from svod.compile.lower.program import Program, ProgramSpec
-from svod.compile.object_cache import ObjectCache
+from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Segment, Variant, levels_of, names_of, temporary_numbers
 from svod.core.cost.sketch_facts import try_opt
 from svod.core.graph.buffer import Array

@@ -11,9 +11,9 @@ import pytest
 
 from svod.compile.cpu import backend
 from svod.compile.cpu.host import host_target
-from svod.compile.object_cache import ObjectCache
 from svod.compile.plan import compiler as compiler_module
 from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
+from svod.compile.plan.object_cache import ObjectCache
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt
 from svod.errors import CompileError, KernelOptError, SvodError

@@ -14,7 +14,7 @@ from svod.compile.cpu.runtime import runtime
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.program import Program, ProgramSpec
-from svod.compile.object_cache import ObjectCache
+from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import PreparedKernel, Variant
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.kernel.scheduler import Scheduler

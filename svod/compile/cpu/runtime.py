@@ -44,7 +44,7 @@ from string import Template
 from svod.compile.cpu.host import host_target
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, compile_object
 from svod.compile.lower.program import ProgramSpec
-from svod.compile.object_cache import CachedObject, ObjectCache, object_key
+from svod.compile.plan.object_cache import CachedObject, ObjectCache, object_key
 from svod.system.forksafe import remake_after_fork
 
 # Layout of the pool, in bytes. Words written by different sides have cache lines of their own.

@@ -16,7 +16,7 @@ from typing import Any
 
 from svod.compile.backend import Device, device_named
 from svod.compile.lower.program import ProgramSpec
-from svod.compile.object_cache import CachedObject, ObjectCache, object_key
+from svod.compile.plan.object_cache import CachedObject, ObjectCache, object_key
 from svod.compile.plan.plan_parts import LoadedCode
 from svod.compile.plan.stages import add_stage, build, lower_kernel, make_program, spec_of, stage_of
 from svod.config import PrepareConfig, object_cache_dir

@@ -2,7 +2,7 @@
 from svod.compile.cpu import runtime as rt
 from svod.compile.cpu.host import host_target
 from svod.compile.llvm.codegen import LoadedProgram, compile_object
-from svod.compile.object_cache import ObjectCache
+from svod.compile.plan.object_cache import ObjectCache
 
 
 def test_made_once():

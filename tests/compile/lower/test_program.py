@@ -12,8 +12,8 @@ from svod.compile.llvm.codegen import LoadedProgram, compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import PhaseSpec, ProgramSpec
-from svod.compile.object_cache import CachedObject, ObjectCache, spec_from_json, spec_to_json
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.object_cache import CachedObject, ObjectCache, spec_from_json, spec_to_json
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops
 from svod.core.kernel.kernel import Kernel

@@ -18,8 +18,8 @@ from svod.compile.cpu.host import host_target
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
-from svod.compile.object_cache import CachedObject, ObjectCache
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.object_cache import CachedObject, ObjectCache
 from svod.compile.plan.stages import STAGES, add_stage, build, load_program, lower_kernel, make_program, spec_of, stage_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.launch import ONCE, Launch, Sizes

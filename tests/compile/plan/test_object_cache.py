@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from svod.compile.lower.program import PhaseSpec, ProgramSpec
-from svod.compile.object_cache import MAGIC, CachedObject, ObjectCache, object_key, pack, spec_from_json, spec_to_json, unpack
+from svod.compile.plan.object_cache import MAGIC, CachedObject, ObjectCache, object_key, pack, spec_from_json, spec_to_json, unpack
 from svod.core.ir.dtype import STORABLE
 
 SPEC = ProgramSpec("gemm", tuple((d, 7 + k) for k, d in enumerate(STORABLE)), (0, 2), (64, 4096),
