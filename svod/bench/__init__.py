@@ -1,1 +1,1 @@
-"""How fast: timers, ceilings, comparisons, runs."""
+"""Measuring speed: timers, ceilings, comparisons, benchmark runs."""

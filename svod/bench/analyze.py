@@ -4,16 +4,16 @@
     print(a)                # kernels, then the plan as a whole
     a.to_json()
 
-Per kernel the work of a direct loop nest (flops, bytes of arguments, each once), what its program needs beside (scratch of the workers,
-temporaries), how many threads it asks for, and an estimate of its time: what the machine's ceilings allow, and the price of its launches.
-For the plan:
+For each kernel: the work of a direct loop nest (flops, and the bytes of the arguments, each counted once), the memory of its program
+(scratch of the workers, temporaries), the number of threads, and an estimate of its time. The estimate is the bound of the machine's
+ceilings plus the cost of the launches. For the plan:
 
-    dependencies    data: reads what the other writes;  control: writes what the other has read or written before (intermediates that share
-                    memory by the planner's choice are not listed: their kernels are of different levels, which wait for each other)
-    callbacks       functions of Python among the kernels: their work is not known, their bytes are those of the arrays
+    dependencies    data: the kernel reads what the other writes.  control: it writes what the other has read or written before.
+                    Intermediates that the planner placed in the same memory are not listed: their kernels are of different levels
+    callbacks       Python functions among the kernels. Their work is unknown; their bytes are those of their arrays
     critical path   the chain of dependent kernels with the largest sum of estimates: no schedule on any number of cores is shorter
-    memory          what is alive at once by lifetimes (the lower bound) and what the planner made of it (the peak)
-    fusions         intermediates, each a place where two kernels could have been one: why they are not, and what it costs
+    memory          the most bytes alive at once (the lower bound), and the bytes that the planner allocates (the peak)
+    fusions         each intermediate is a place where two kernels could have been one: why they are not, and what that costs
 """
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ from svod.system.tables import text_table
 
 @dataclass(frozen=True)
 class KernelAnalysis:
-    """One kernel of the plan, in its order; kernels of one `level` may run at the same time. `why`: the rule that made it a kernel.
+    """One kernel of the plan, in the plan's order. Kernels of the same `level` may run at the same time. `why` is the rule that made it a
+    kernel of its own.
 
-    `flops`, `bytes_read`, `bytes_written`: None where the work is not known; a function of Python has the bytes of its arrays.
-    `scratch_bytes`: of all its workers; `temporary_bytes`: between its phases; `kept_bytes`: temporaries that are written once, at prepare.
-    `threads`: the most that a phase uses; `launches`: of one run. `seconds`: estimated; `bound_by`: compute, memory or launch, host
-    callback for a function of Python."""
+    `flops`, `bytes_read` and `bytes_written` are None where the work is unknown; a Python function has the bytes of its arrays.
+    `scratch_bytes` counts all workers, `temporary_bytes` what lies between phases, `kept_bytes` temporaries written once, at prepare.
+    `threads` is the most that a phase uses, `launches` their number in one run. `seconds` is estimated; `bound_by` is compute, memory,
+    launch, or host callback."""
 
     index: int
     name: str
@@ -66,7 +67,7 @@ class KernelAnalysis:
 
 @dataclass(frozen=True)
 class Dependency:
-    """Kernel `after` must wait for kernel `before` (positions in the plan) because of `buffer`, of `bytes`."""
+    """Kernel `after` must wait for kernel `before` (positions in the plan), because both use `bytes` of `buffer`."""
 
     before: int
     after: int
@@ -77,8 +78,8 @@ class Dependency:
 
 @dataclass(frozen=True)
 class Fusion:
-    """An intermediate, which a fusion of `producer` with `consumers` would do without: `bytes` of memory, `traffic` bytes written and read
-    again, and `peak_saved` bytes off the lower bound of the plan's memory. `why` they are kernels of their own."""
+    """An intermediate of `bytes` that fusing `producer` with `consumers` would remove. That saves `traffic` bytes written and read again,
+    and `peak_saved` bytes of the lower bound of the plan's memory. `why` says why they were not fused."""
 
     producer: int
     consumers: tuple[int, ...]
@@ -91,8 +92,8 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Memory that is only moved. `kind`: copy (a kernel without arithmetic, in every run), once (weights that a kernel arranges for itself,
-    at prepare). `bytes`: read and written, of a once phase what it leaves."""
+    """A kernel that only moves data. `kind` copy: a kernel without arithmetic, in every run; `bytes` are those it reads and writes. `kind`
+    once: weights that a kernel packs at prepare; `bytes` are those it keeps."""
 
     kernel: int
     kind: Literal["copy", "once"]
@@ -101,8 +102,8 @@ class Transfer:
 
 @dataclass(frozen=True)
 class MemoryAnalysis:
-    """Bytes. `peak`: intermediates and temporaries of one run, as the planner (`mode`) placed them; `lower_bound`: the most that is alive
-    at one level, which no placement can do without. `kept`: weights as kernels have arranged them. The rest is the user's."""
+    """All in bytes. `peak`: intermediates and temporaries of one run, as the planner in `mode` placed them. `lower_bound`: the most that is
+    alive at one level, which every placement needs. `kept`: weights that kernels have packed. The other fields are the user's arrays."""
 
     mode: str
     peak: int
@@ -115,9 +116,9 @@ class MemoryAnalysis:
 
 @dataclass(frozen=True)
 class PlanAnalysis:
-    """`critical_path`: positions of kernels. Its seconds, and `seconds`, the sum over all kernels, are None where the work of one is not
-    known. `launches` of one run, of which `synchronisations` are shared out to several threads and waited for, in `native_calls`; between
-    these `callbacks` (positions) are called."""
+    """`critical_path` and `callbacks` are positions of kernels. `critical_seconds`, and `seconds` (the sum over all kernels), are None
+    where the work of a kernel is unknown. One run makes `launches`, of which `synchronisations` run on several threads. They are spread
+    over `native_calls`; the callbacks run between these."""
 
     kernels: tuple[KernelAnalysis, ...]
     dependencies: tuple[Dependency, ...]
@@ -135,15 +136,15 @@ class PlanAnalysis:
 
     @property
     def parallelism(self) -> float | None:
-        """How many kernels could run at once on average: all estimates over the critical path's."""
+        """How many kernels could run at once on average: `seconds` over `critical_seconds`."""
         return self.seconds / self.critical_seconds if self.seconds and self.critical_seconds else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; the classes of this module are its schema."""
+        """Plain data. The classes of this module are its schema."""
         return {"format": "svod-analysis", "version": 1, **asdict(self), "parallelism": self.parallelism}
 
     def table(self, width: int = 110, fusions: int = 10) -> str:
-        """As text of at most `width` columns (60 at least), with the `fusions` that would save most."""
+        """Text of at most `width` columns (at least 60), with the `fusions` that would save most."""
         rows = [(f"{k.index} {k.name}".rstrip(), str(k.level), amount(k.flops, "FLOP"), amount(k.bytes_read, "B"),
                  amount(k.bytes_written, "B"), amount(k.scratch_bytes + k.temporary_bytes, "B"), str(k.threads), duration(k.seconds),
                  k.bound_by, k.origin) for k in self.kernels]
@@ -180,10 +181,10 @@ class PlanAnalysis:
 
 
 def analyze(plan: ExecutionPlan, ceilings: Ceilings | None = None) -> PlanAnalysis:
-    """`ExecutionPlan.analyze`. `ceilings` None: of this machine, as they are cached, else measured quickly."""
+    """`ExecutionPlan.analyze`. Without `ceilings` it uses the cached ones of this machine, or measures them quickly."""
     target = backend_named(plan.device).target()
     limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", target, quick=True)
-    with plan.lock:     # a value that is given meanwhile may choose other kernels
+    with plan.lock:     # another thread that sets a variable may choose other kernels
         return _analyze(plan, limits, target)
 
 
@@ -215,7 +216,7 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits
     if isinstance(k.estimate, Work):
         flops, read, written = k.estimate.flops, k.estimate.bytes_read, k.estimate.bytes_written
         bound, launches = limits.bound(k.estimate.arithmetic, read, written, target, threads), len(phases) * limits.dispatch[threads > 1]
-        # an estimate holds traffic from a level that was not measured against memory
+        # the estimate takes the memory's rate for a level that was not measured
         roof = bound.seconds if bound.is_measured else (read + written) / limits.bytes_per_second("read", threads=threads)
         seconds, by = roof + launches, "launch" if launches > roof else bound.by
     elif k.is_callback:
@@ -228,8 +229,7 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits
 
 
 def dependencies_of(plan: ExecutionPlan) -> tuple[Dependency, ...]:
-    """Which kernel waits for which, and for what; of several reasons between two kernels each buffer is one. Kernels that reach different
-    parts of a buffer do not wait for each other."""
+    """Which kernel waits for which, one entry for each buffer. Kernels that use different parts of a buffer do not wait for each other."""
     out: list[Dependency] = []
     writers: dict[int, list[_Use]] = {}
     readers: dict[int, list[_Use]] = {}
@@ -254,25 +254,25 @@ def dependencies_of(plan: ExecutionPlan) -> tuple[Dependency, ...]:
 
 
 class _Use(NamedTuple):
-    """The part of a buffer that a kernel of a level reaches."""
+    """The part of a buffer that a kernel of `level` uses."""
 
     kernel: int
     level: int | None
     region: Region
 
     def meets(self, other: _Use) -> bool:
-        """Whether both reach one byte; kernels of one level never do."""
+        """Whether both use a common byte; kernels of the same level never do."""
         return (self.level is None or self.level != other.level) and not are_disjoint(self.region, other.region)
 
 
 def _reads_own(k: PreparedKernel, buffer: int) -> bool:
-    """Whether a kernel that writes a buffer is also given it to read."""
+    """Whether a kernel that writes `buffer` also takes it as an input."""
     return any(b == buffer and slot not in k.spec.outs for slot, b in enumerate(k.buffers))
 
 
 def critical_path(seconds: Sequence[float | None], dependencies: Sequence[Dependency]) -> tuple[tuple[int, ...], float | None]:
-    """The chain of dependent kernels whose seconds have the largest sum, and that sum; kernels in an order that can run. Where the time of
-    a kernel is not known it counts as none, and the sum is None."""
+    """The chain of dependent kernels with the largest sum of `seconds`, and that sum. Kernels are in an order that can run. An unknown time
+    counts as 0 and makes the sum None."""
     before: dict[int, set[int]] = {}
     for d in dependencies:
         before.setdefault(d.after, set()).add(d.before)
@@ -292,7 +292,7 @@ def critical_path(seconds: Sequence[float | None], dependencies: Sequence[Depend
 
 
 def fusions_of(plan: ExecutionPlan) -> tuple[Fusion, ...]:
-    """An entry per intermediate that kernels alone use, in the order in which they are written."""
+    """One entry for each intermediate that no callback uses, in the order in which they are written."""
     alive = lifetimes_of(plan.kernels, plan.buffers)
     bound = plan.memory.lower_bound
     out = []
@@ -316,7 +316,7 @@ def _transfers(kernels: Sequence[KernelAnalysis]) -> tuple[Transfer, ...]:
 
 
 def _launches(plan: ExecutionPlan, groups: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """(launches of one run, those of them that several threads work on). Single-core kernels of one level are one launch together."""
+    """(launches of one run, how many of them run on several threads). The single-core kernels of a level are one launch together."""
     launches = shared = 0
     for group in groups:
         together = [i for i in group if plan.kernels[i].single_core] if plan.threads > 1 else []

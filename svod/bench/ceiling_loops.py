@@ -1,20 +1,19 @@
-"""Measuring what this machine can do at best: multiply-adds per second, bytes per second by cache level, and the price of a launch.
+"""Measures the peak rates of this machine: multiply-adds per second, bytes per second of each cache level, and the cost of a launch.
 
-Measured by loops compiled for the target, run through the same pool as every kernel:
+The loops are compiled for the target and run through the same thread pool as every kernel:
 
-    fma     A independent accumulators, acc = acc * m + c, A more than latency × issue width
-    dot     as many, acc += sums of 2 products of bfloat16, or 4 of bytes, where the target has the instruction
-    tile    four tiles of 16 by 16 sums, each += those of 32 products of bfloat16, or 64 of bytes, where the target has them
+    fma     A independent accumulators, acc = acc * m + c, with A above latency × issue width
+    dot     A accumulators, acc += sums of 2 products of bfloat16, or of 4 of bytes, where the target has the instruction
+    tile    four tiles of 16 by 16 sums of 32 products of bfloat16, or of 64 of bytes, where the target has the instruction
     read    eight vector loads a turn, or four, or four of half a vector, each into an accumulator of its own
-    write   eight vector stores a turn; write_stream: past the caches
-    copy    a load and a store each; copy_stream: the store past the caches
+    write   eight vector stores a turn; write_stream uses non-temporal stores
+    copy    a load and a store each; copy_stream uses non-temporal stores
 
-A figure is the lower quartile of several samples' times: disturbances make a sample slower, but on virtual machines single samples of
-memory loops are too fast by up to 2× as well (a C program sees the same), so the least will not do. Bandwidth counts bytes the
-kernel asks for: a copy of n bytes counts 2n; what the hardware reads in addition before it overwrites a line is not counted. Numbers
-are per second, in flops and bytes, for one core and for all threads. A sample of a memory loop is one launch, of as many passes as
-make it long enough: which thread takes which slice changes from launch to launch, and the first pass after a change fetches from the other
-core. `experiments/ceilings_c` is the same in C.
+Rates are flops or bytes per second, for one core and for all threads. A rate comes from the lower quartile of several samples' times.
+Disturbances make samples slower; on virtual machines, samples of memory loops can also be up to 2× too fast (in C as well), so the minimum
+cannot be used. Bandwidth counts the bytes that the kernel asks for: a copy of n bytes counts 2n, without the line that the hardware reads
+before it overwrites one. A sample of a memory loop is one launch of many passes, because threads may swap their slices from launch to
+launch, and the first pass after a swap reads from the other core's cache. `experiments/ceilings_c` has the same loops in C.
 """
 from __future__ import annotations
 
@@ -34,17 +33,17 @@ from svod.core.ir.dtype import BY_NAME, DType, dtypes, to_numpy
 from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 
-REVISION = 8                    # of the loops below: cached figures of another one are measured anew
+REVISION = 8                    # of the loops below: cached figures of another revision are measured again
 UNROLL = 8                      # vectors per turn of a memory loop
-# (loads a turn, parts of a vector) of reads, the best counts: eight are 3 % better from the first cache, four 9 % from the second, and an
-# AMD Zen 4 reads memory faster in halves
+# (loads a turn, parts of a vector) of read loops. The best counts: eight loads are 3 % faster from L1, four are 9 % faster from L2, and an
+# AMD Zen 4 reads memory faster by half vectors.
 READS = ((8, 1), (4, 1), (4, 2))
-FMA_TURNS = 1 << 16             # of a thread, in a launch
-GAP = 16 << 10                  # between the slices of threads: what one prefetches past its end is not what another one writes
-MAX_MEMORY = 512 << 20          # never use more than this, unless twice the last-level cache asks for it
-QUICK_MEMORY = 128 << 20        # of all threads, where a quick measurement is asked for: a large last-level cache has part of it
+FMA_TURNS = 1 << 16             # of one thread in one launch
+GAP = 16 << 10                  # bytes between the slices of threads: a prefetch past a slice does not touch the next one
+MAX_MEMORY = 512 << 20          # bytes of all threads, at most, unless twice the last-level cache is more
+QUICK_MEMORY = 128 << 20        # bytes of all threads in a quick measurement; a large last-level cache holds part of it
 SAMPLE_SECONDS = 2e-3
-SHARED_SECONDS = 1e-2           # of a memory loop of several threads, whose first pass may find its slice in another core's cache
+SHARED_SECONDS = 1e-2           # of a memory loop of several threads: the first pass may find its slice in another core's cache
 SAMPLES, QUICK_SAMPLES, CURVE_SAMPLES = 20, 5, 8
 FMA_DTYPES = (dtypes.float32, dtypes.float64)
 INSTRUCTIONS = {"bfloat16": (DOTS["bf16"], DOTS["amxbf16"]), "int8": (DOTS["vnni8"], DOTS["amx8"])}    # of operands: vectors, tiles
@@ -55,7 +54,7 @@ LEVELS = ("l1", "l2", "l3", "memory")
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What all threads reach over a working set of `bytes` together, bytes per second; a copy with the better kind of stores."""
+    """Bytes per second of all threads over a common working set of `bytes`; `copy` uses the better kind of stores."""
 
     bytes: int
     read: float
@@ -73,8 +72,8 @@ class Figures:
 
 
 def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
-    """Measure with one thread and with `threads`. Arithmetic takes a small part of it, and a hypervisor may have two virtual cores on one
-    for so long, which nothing shows. So it is measured at both ends, and the best counts."""
+    """Measure with one thread and with `threads`. A hypervisor may run two virtual cores on one core for a while, which nothing shows.
+    Arithmetic takes little time, so it is measured at both ends, and the best counts."""
     counts = sorted({1, threads})
     loops = CeilingLoops(target)
     samples = QUICK_SAMPLES if quick else SAMPLES
@@ -109,19 +108,18 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
 
 
 def measure_flops(loops: CeilingLoops, counts: Sequence[int], samples: int, fma: Sequence[DType]) -> dict[str, tuple[float, float]]:
-    """Flops per second of one thread and of all, which `counts` has: multiply-adds of the types in `fma`, and what has dot products."""
+    """Flops per second for each number of threads in `counts`: of multiply-adds on types in `fma`, and of dot and matrix instructions."""
     flops = {dtype.name: _both([loops.fma_round(dtype, n).rate(samples) for n in counts]) for dtype in fma}
     for name in INSTRUCTIONS:
         if tried := [_both([r.rate(samples) for r in rounds]) for rounds in zip(*(loops.rounds_of(name, n) for n in counts), strict=True)]:
-            # what is converted once is as fast as float32, and there are processors on which that is faster than their instruction
+            # bfloat16 operands converted to float32 once run at its rate, which on some processors is above that of the instruction
             one, many = zip(*tried, flops["float32"] if name == "bfloat16" else (0.0, 0.0), strict=True)
             flops[name] = max(one), max(many)
     return flops
 
 
 def falling(points: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
-    """Points of ascending sizes, each at least as fast as all larger ones: what comes faster over more bytes can be had over fewer, and the
-    point was disturbed."""
+    """Points of ascending sizes, each at least as fast as all larger ones. A point below a larger one was disturbed."""
     out: list[CurvePoint] = []
     for p in reversed(list(points)):
         out.append(p if not out else CurvePoint(p.bytes, max(p.read, out[-1].read), max(p.copy, out[-1].copy)))
@@ -129,13 +127,13 @@ def falling(points: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
 
 
 def kinds_of(level: str) -> tuple[str, ...]:
-    """What is measured in a level. A streaming store leaves the inner caches by its nature."""
+    """The kinds of traffic that are measured in a level. Streaming stores bypass the inner caches."""
     every = tuple(kind for kinds in STREAMS.values() for kind in kinds)
     return tuple(k for k in every if not k.endswith("_stream")) if level in ("l1", "l2") else every
 
 
 def curve_sizes(target: Target, threads: int) -> list[int]:
-    """Bytes per thread of the working sets between those of the levels: twice the first cache, the second, and doubling from there."""
+    """Bytes per thread of the working sets between those of the levels: twice L1, L2, and doubling from there."""
     last = working_set(target, "memory", threads)
     sizes = [2 * target.l1, target.l2]
     while 2 * sizes[-1] < last:
@@ -145,14 +143,14 @@ def curve_sizes(target: Target, threads: int) -> list[int]:
 
 
 def _both(rates: list[float]) -> tuple[float, float]:
-    """(one core, all threads); on a single core they are the same measurement."""
+    """(one core, all threads), which are one measurement on a single core."""
     return rates[0], rates[-1]
 
 
 def working_set(target: Target, level: str, threads: int) -> int:
-    """Bytes per thread that live in `level` and not in the one below; 0 if there are none. Half a cache leaves room for what else is in it.
-    Of a last-level cache eight times the one below is enough: a large one is shared with other cores, or other machines, and how much of
-    it one has is not told. Memory is four times the last-level cache over all threads (of twice, a third is still found in the cache)."""
+    """Bytes per thread that fit in `level` but not in the level below; 0 if no size does. Half a cache leaves room for other data. A
+    last-level cache may be shared with other cores or machines, in unknown parts, so eight times L2 is enough. For memory all threads
+    together take four times the last-level cache; of twice its size a third would still be found in it."""
     last = target.l3 or target.l2 * threads
     if level == "l1":
         size = target.l1 // 2
@@ -168,11 +166,11 @@ def working_set(target: Target, level: str, threads: int) -> int:
 
 
 class HugePages:
-    """Whole huge pages where the system grants them, not touched yet: the first write decides which node they belong to. In a huge page
-    neighbours are neighbours in physical memory too; over small ones a cache of many sets is filled unevenly, and differently each time."""
+    """Untouched memory in huge pages, where the system grants them. The first write to a page decides on which node it lies. A huge page is
+    contiguous in physical memory; small pages fill the sets of a large cache unevenly, and differently each time."""
 
     def __init__(self, size: int, threads: int = 1) -> None:
-        """For `size` bytes in slices of `threads` threads, each in two parts, and the gaps between them."""
+        """For `size` bytes, cut into two parts for each of `threads` threads, with gaps between them."""
         whole = -(-(size + 2 * threads * GAP) // HUGE_PAGE) * HUGE_PAGE
         self._map = private_memory(whole + HUGE_PAGE)
         want_huge_pages(self._map)
@@ -183,7 +181,7 @@ class HugePages:
 
 @dataclass(frozen=True)
 class Round:
-    """Arithmetic alone, on all threads it was made for: `run(n)` runs n rounds of `flops` each."""
+    """Arithmetic without memory traffic: `run(n)` runs n rounds of `flops` each, on all its threads."""
 
     run: Callable[[int], None]
     flops: float
@@ -194,7 +192,7 @@ class Round:
 
 
 class CeilingLoops:
-    """The loops for one target, each compiled when it is first asked for."""
+    """The loops for one target. Each is compiled at its first use."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -232,7 +230,7 @@ class CeilingLoops:
         """Multiply-adds on vectors of `dtype`."""
         lanes, extent, turns = self.target.lanes(dtype), threads, FMA_TURNS
         out = np.zeros(extent * lanes, to_numpy(dtype))
-        # m = 0.5, c = 1 and different starts: the accumulators converge to 2 and are never the same expression.
+        # m = 0.5, c = 1 and different starts: the accumulators converge to 2 and stay different expressions
         start = np.concatenate([np.full(lanes, 0.5), np.full(lanes, 1.0), np.repeat(np.arange(self.accumulators), lanes)])
         plan = self._plan(f"fma_{dtype.name}", [out, start.astype(to_numpy(dtype))], dtype, extent, threads, turns=turns)
         return Round(plan.repeat, 2.0 * lanes * self.accumulators * turns * extent)
@@ -254,20 +252,20 @@ class CeilingLoops:
         return Round(plan.repeat, 2.0 * 16 * 16 * 64 / BY_NAME[name].itemsize * TILES * turns * extent)
 
     def rounds_of(self, name: str, threads: int) -> list[Round]:
-        """The dot and matrix instructions on operands of `name` (of `INSTRUCTIONS`) that the target has; none for other types."""
+        """A round for each dot or matrix instruction of the target on operands of `name`; empty for types without one."""
         target = replace(self.target, uses_intrinsics=True)
         have = [dot for dot in INSTRUCTIONS.get(name, ()) if dot.runs_on(target)]
         return [self.tile_round(name, threads) if dot.is_tile else self.dot_round(name, threads) for dot in have]
 
     def best_round(self, dtype: DType, threads: int) -> Round:
-        """The fastest arithmetic on operands of `dtype`: what `Ceilings.flops_per_second` of that type is the rate of."""
+        """The fastest arithmetic on operands of `dtype`; its rate is `Ceilings.flops_per_second`."""
         rounds = self.rounds_of(dtype.name, threads)
         if not rounds or dtype.name == "bfloat16":
             rounds.append(self.fma_round(dtypes.float64 if dtype.bits == 64 else dtypes.float32, threads))
         return max(rounds, key=lambda r: r.rate(QUICK_SAMPLES)) if len(rounds) > 1 else rounds[0]
 
     def fill(self, memory: HugePages, threads: int) -> None:
-        """Write every page. Pages that were never written are all one page of zeros: reading them would time the first cache."""
+        """Write every page. Pages that were never written share one page of zeros: reading them would time L1."""
         share = memory.words.nbytes // threads // 8192 * 8192
         plan = self._plan(f"write_{UNROLL}_1", [memory.words, memory.words[:1]], dtypes.int64, threads, threads, bytes=share, passes=1,
                           stride=share)
@@ -294,7 +292,7 @@ class CeilingLoops:
         return (2.0 if copies else 1.0) * slice_bytes * threads / seconds
 
     def dispatch_cost(self, threads: int) -> float:
-        """Seconds of a launch of `threads` threads inside a plan when there is nothing to do."""
+        """Seconds of an empty launch of `threads` threads inside a plan."""
         return _settled(self._plan("nothing", [np.zeros(1, np.int64)], dtypes.int64, threads, threads).repeat, 10)
 
 
@@ -360,8 +358,8 @@ def _dot_ir(name: str, accumulators: int) -> str:
 
 
 def _accumulate_ir(symbol: str, operand: str, vector: str, add: str, size: int, accumulators: int, step: Callable[[int], list[str]]) -> str:
-    """args: (out, [m, c, start values…], each of `size` bytes); vars: turns. out[i] = the sum of the accumulators after `turns` turns, in
-    each of which `step(n)` makes %yn of %xn, %m and %c."""
+    """args: (out, [m, c, start values…], each of `size` bytes); vars: turns. out[i] = the sum of the accumulators after `turns` turns.
+    `step(n)` computes %yn from %xn, %m and %c."""
     names, setup = range(accumulators), []
     for n, (name, kind) in enumerate([("m", operand), ("c", operand), *((f"s{n}", vector) for n in names)]):
         setup += [f"  %p.{name} = getelementptr i8, ptr %b, i64 {n * size}", f"  %{name} = load {kind}, ptr %p.{name}, align 4"]
@@ -376,7 +374,7 @@ def _accumulate_ir(symbol: str, operand: str, vector: str, add: str, size: int, 
 
 
 def tile_shapes() -> bytes:
-    """What sets all eight tile registers to 16 rows of 64 bytes (Intel SDM volume 1, chapter 18)."""
+    """The configuration of all eight tile registers as 16 rows of 64 bytes (Intel SDM volume 1, chapter 18)."""
     shapes = bytearray(64)
     shapes[0] = 1
     shapes[16:32:2] = bytes([64] * 8)
@@ -385,8 +383,8 @@ def tile_shapes() -> bytes:
 
 
 def _tile_ir(name: str) -> str:
-    """args: (out, [shapes, operand]); vars: turns. out[i] = 16 by 16 sums, those of the first accumulator after `turns` turns: the operand,
-    16 rows of 64 bytes, times itself."""
+    """args: (out, [shapes, operand]); vars: turns. out[i] = the 16 by 16 sums of the first accumulator after `turns` turns, each of which
+    adds the operand (16 rows of 64 bytes) times itself."""
     function = INSTRUCTIONS[name][1].llvm
     operand, other = TILES, TILES + 1
     body = ["  call void @llvm.x86.ldtilecfg(ptr %b)", "  %rows = getelementptr i8, ptr %b, i64 64"]
@@ -402,10 +400,9 @@ def _tile_ir(name: str) -> str:
 
 
 def _memory_ir(symbol: str, kind: str, vector_bytes: int, unroll: int) -> str:
-    """Loads and stores of `vector_bytes`, `unroll` a turn. args: (destination, source), a read has one array as both; vars: (bytes of a
-    slice, passes over it, bytes from one slice to the next). Iteration i works on slice i. A pointer moves through what is loaded, or
-    written where nothing is; a copy stores at the same distance from it each time: an index beside the pointer costs reads 5 % even
-    from memory."""
+    """Loads and stores of `vector_bytes`, `unroll` a turn. args: (destination, source), which are one array for a read; vars: (bytes of a
+    slice, passes over it, bytes from one slice to the next). Iteration i works on slice i. One pointer moves through the loaded array, or
+    the written one, and a copy stores at a fixed distance from it: a separate index makes reads 5 % slower, even from memory."""
     vector = f"<{vector_bytes // 8} x i64>"
     loads, stores, streams = kind != "write" and kind != "write_stream", kind != "read", kind.endswith("_stream")
     units = range(unroll)
@@ -437,7 +434,7 @@ def _memory_ir(symbol: str, kind: str, vector_bytes: int, unroll: int) -> str:
              "  %r.next = add i64 %r, 1", "  %again = icmp slt i64 %r.next, %passes", "  br i1 %again, label %pass, label %outer.end"]
     finish = []
     if not stores:
-        # The result goes where the slice begins, so that the loads are needed; a store per slice is not seen.
+        # one store per slice keeps the loads alive and costs nothing that shows
         total = "%w0"
         for n in units[1:]:
             finish.append(f"  %sum{n} = xor {vector} {total}, %w{n}")

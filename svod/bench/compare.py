@@ -3,8 +3,8 @@
     change = median after / median before
     noise  = max(3 %, spread before + spread after + drift)
 
-on the scale of logarithms; drift is how far the times of the peers moved that took part in both runs in the same version: they run the same
-code, so what moved them moved svod as well. A change within the noise is none, and a case that one of the runs calls noisy is not judged.
+on a logarithmic scale. Drift is how far the times of the peers moved that took part in both runs in the same version: they run the same
+code, so what slowed them slowed svod as well. A change within the noise does not count. A case that either run calls noisy is not judged.
 """
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Verdict = Literal["faster", "slower", "same", "noisy", "broken", "repaired", "go
 
 @dataclass(frozen=True)
 class Change:
-    """One contestant in one case. `ratio`: median after over median before (below 1: faster); `noise`: what it has to exceed, as a share;
-    both None where there is no time on one side. `why`: in words, for verdicts that are no times."""
+    """One contestant in one case. `ratio` is the median after over the median before: below 1 is faster. A change counts where it exceeds
+    `noise`, a share. Both are None where one run has no time. `why` explains, in words, a verdict that does not come from times."""
 
     case: str
     contestant: str
@@ -39,23 +39,23 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`changes` in the order of the cases; `means`: per contestant the geometric mean of its ratios, noisy cases included."""
+    """`changes` are in the order of the cases. `means` has each contestant's geometric mean of ratios, noisy cases included."""
 
     changes: tuple[Change, ...]
     means: dict[str, float]
 
     def timed(self, contestant: str) -> list[Change]:
-        """The changes that are in the mean of a contestant."""
+        """The changes that enter a contestant's mean."""
         return [c for c in self.changes if c.contestant == contestant and c.ratio is not None]
 
     @property
     def worse(self) -> bool:
-        """Something got slower beyond the noise, or does not work any more."""
+        """Whether something got slower beyond the noise, or no longer works."""
         return any(c.verdict in ("slower", "broken") for c in self.changes)
 
 
 def check_comparable(before: Run, after: Run) -> None:
-    """Raise FormatError, saying what differs, for runs whose times mean different things."""
+    """Raise FormatError, which names the differences, for runs whose times cannot be compared."""
     facts = [("target", before.machine.target, after.machine.target), ("processor", before.machine.cpu, after.machine.cpu),
              ("threads", before.machine.threads, after.machine.threads),
              ("protocol of measuring", before.versions.get("protocol"), after.versions.get("protocol")),
@@ -63,11 +63,11 @@ def check_comparable(before: Run, after: Run) -> None:
     different = [f"{name}: {a} and {b}" for name, a, b in facts if a != b]
     if different:
         raise FormatError(f"the runs cannot be compared, they differ in {'; '.join(different)}; measure both on one machine, or add "
-                          "--force to compare them all the same")
+                          "--force to compare them anyway")
 
 
 def compare_runs(before: Run, after: Run) -> Comparison:
-    """What changed for svod, in every case that one of the runs has."""
+    """What changed for svod in the cases of either run."""
     versions = {p.name: p.version for p in before.peers}
     stable = {p.name for p in after.peers if p.version is not None and versions.get(p.name) == p.version}
     names = list(dict.fromkeys([c.name for c in before.cases] + [c.name for c in after.cases]))

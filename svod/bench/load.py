@@ -1,7 +1,7 @@
 """How busy the machine was while something was timed.
 
-A batch of measurements is bracketed by `watch_machine()`: what happened between its two readings is a `MachineLoad`, which
-is stored with the batch and says whether the batch can be trusted.
+`watch_machine()` reads the machine's counters before and after a batch of measurements. The difference is a `MachineLoad`: it is stored
+with the batch and says whether the batch can be trusted.
 """
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 STEAL_LIMIT = 0.02              # share of the machine's time taken by other virtual machines
 FOREIGN_LIMIT = 0.02            # share of the machine's time used by other processes
 SWITCHES_PER_SECOND = 50.0      # involuntary context switches of this process
-TICKS_SEEN = 3                  # /proc/stat counts ticks of 10 ms: fewer than this are not told from none
+TICKS_SEEN = 3                  # /proc/stat counts ticks of 10 ms: fewer than this count as none
 
 
 @dataclass(frozen=True)
 class MachineLoad:
-    """What happened during `seconds` of wall time. `steal` and `foreign` are shares (0 … 1) of all cores' time."""
+    """The load during `seconds` of wall time. `steal` and `foreign` are shares (0 … 1) of the time of all cores."""
 
     seconds: float = 0.0
     steal: float = 0.0
@@ -30,7 +30,7 @@ class MachineLoad:
 
     @property
     def busy(self) -> str | None:
-        """Why times taken meanwhile cannot be trusted; None when they can."""
+        """Why times from this period cannot be trusted; None where they can."""
         if self.steal > STEAL_LIMIT:
             return f"{100 * self.steal:.0f} % of the machine's time was stolen by other virtual machines"
         if self.foreign > FOREIGN_LIMIT:
@@ -42,12 +42,12 @@ class MachineLoad:
 
 @dataclass(frozen=True)
 class MachineState:
-    """One reading of the counters: seconds since some start, each summed over the cores where it says so."""
+    """One reading of the counters, in seconds from an arbitrary start."""
 
     wall: float
-    steal: float                # all cores
-    used: float                 # all cores, all processes
-    own: float                  # this process and its ended children
+    steal: float                # sum over all cores
+    used: float                 # sum over all cores and processes
+    own: float                  # of this process and its ended children
     involuntary_switches: int
     load_average: float
     cores: int
@@ -64,11 +64,11 @@ class MachineState:
 
 
 Watch = Callable[[], Callable[[], MachineLoad]]
-"""Called when a batch begins; what it returns is called when the batch ends."""
+"""It is called when a batch begins; the function it returns is called when the batch ends."""
 
 
 def read_machine(stat: Path = Path("/proc/stat")) -> MachineState:
-    """Read the counters now. Where the system has no /proc/stat, steal and foreign use read as none."""
+    """Read the counters now. Without /proc/stat, stolen time and the time of other processes count as 0."""
     tick = 1.0 / os.sysconf("SC_CLK_TCK")
     usage, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     own = usage.ru_utime + usage.ru_stime + ended.ru_utime + ended.ru_stime
@@ -82,6 +82,6 @@ def read_machine(stat: Path = Path("/proc/stat")) -> MachineState:
 
 
 def watch_machine() -> Callable[[], MachineLoad]:
-    """Begin to watch; the returned function reads the counters again and says what happened in between."""
+    """Read the counters now; the returned function reads them again and returns the load in between."""
     before = read_machine()
     return lambda: read_machine().since(before)

@@ -1,4 +1,4 @@
-"""What a run of the benchmarks says about where it ran: the machine, and the versions of everything that is not a peer."""
+"""The machine that a benchmark run ran on, and the versions of everything but the peers."""
 from __future__ import annotations
 
 import os
@@ -15,11 +15,11 @@ from svod.core.machine.target import HOST, Target
 
 
 def machine_of(target: Target) -> Machine:
-    """This machine, which is what `target` describes."""
+    """This machine, which `target` describes."""
     facts = host_facts()
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):       # a system that does not tell
+    except (ValueError, OSError):       # unknown to this system
         memory = 0
     system = f"{platform.system()} {platform.release()}"
     return Machine(platform.node(), facts.get("model", target.cpu), system, target.key, os.cpu_count() or 1, target.threads,
@@ -27,7 +27,7 @@ def machine_of(target: Target) -> Machine:
 
 
 def versions() -> dict[str, str]:
-    """Versions that decide what code runs and how it is timed."""
+    """The versions that decide which code runs and how it is timed."""
     pair = device_named(HOST).pair
     return {"svod": __version__, "codegen": str(pair.revision), "compiler": pair.key, "protocol": str(BENCH_PROTOCOL),
             "python": platform.python_version(), "numpy": np.__version__}

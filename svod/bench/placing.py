@@ -1,4 +1,4 @@
-"""Which core each thread that works for a contestant runs on, while contestants are timed.
+"""Pins each thread that works for a contestant to a core while contestants are timed.
 
     thread               core
     the caller           0
@@ -6,9 +6,9 @@
     PyTorch's worker     1
     XLA's threads        0, 1     by the processor time that each uses
 
-A system may wake a library's thread on the core where the caller runs by then, and leave it there, although another core idles: in a
-process of several libraries they shared a core in most runs, and took twice the time that the same call takes in a process of its own. Who
-works is not asked of the libraries but seen: the threads that used processor time while the contestant ran.
+A system may wake a library's thread on the caller's core and leave it there although another core idles. In a process of several
+libraries they shared a core in most runs and took twice as long as in a process of their own. The threads that work for a contestant are
+those that use processor time while it runs; the libraries are not asked.
 """
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from svod.bench.timer import Contestant, warm_up
 from svod.compile.cpu.pool import spread
 
 TASKS = Path("/proc/self/task")
-LOOK_SECONDS = 20e-3        # that a contestant runs, one run at least, to see who works
-WORKING_SHARE = 0.1         # of the processor time of the busiest thread: who used less only waits
+LOOK_SECONDS = 20e-3        # a contestant runs this long, at least once, to see which threads work
+WORKING_SHARE = 0.1         # of the processor time of the busiest thread: a thread that uses less only waits
 
-Place = Callable[[Sequence[Contestant], Callable[[], None]], AbstractContextManager[None]]      # `placed`, or another like it
+Place = Callable[[Sequence[Contestant], Callable[[], None]], AbstractContextManager[None]]      # `placed`, or a stand-in in tests
 
 
 @contextmanager
 def placed(contestants: Sequence[Contestant], pause: Callable[[], None]) -> Iterator[None]:
-    """Within the context the calling thread stays on one core, and so does every other thread that works for one of `contestants`: the
-    busiest first, each on the core that has the least to do for it. A thread that works for several stays where the first of them had it,
-    and one that is pinned already where it is. Afterwards all may run where they were allowed to before. `pause` lets the threads of one
-    contestant come to rest before the next runs. Nothing is done on one core, and where the system does not tell who works (other than
-    Linux)."""
+    """Within the context the calling thread stays on one core, and so does each thread that works for one of `contestants`: the busiest
+    first, each on the core with the least work for that contestant. A thread that works for several contestants keeps its first core; a
+    pinned thread stays where it is. On exit every thread gets its former cores back. `pause` lets the threads of one contestant come to
+    rest before the next runs. Nothing happens on a single core, or where the system does not report the time of threads, as Linux does."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
     if len(allowed) < 2 or not any(_processor_times().values()):
         yield
@@ -46,7 +45,7 @@ def placed(contestants: Sequence[Contestant], pause: Callable[[], None]) -> Iter
     own = next((c for c in spread(allowed, min(allowed)) if c not in pinned), min(allowed))
 
     def may_run_on(thread: int) -> set[int]:
-        cores = _cores_of(thread)       # a thread that was made meanwhile has the caller's core from the caller, unless it took another
+        cores = _cores_of(thread)       # a new thread inherits the caller's single core
         return allowed if thread not in before and cores == {own} else cores
     try:
         _keep_on(get_native_id(), {own})
@@ -64,9 +63,8 @@ def placed(contestants: Sequence[Contestant], pause: Callable[[], None]) -> Iter
 
 
 def distribute(used: Mapping[int, int], cores_of: Mapping[int, Collection[int]], order: Sequence[int]) -> dict[int, int]:
-    """The core for each thread that may run on several: of those the one with the least processor time, of equal ones the first in `order`;
-    the busiest thread first. `used`: processor time by thread; `cores_of`: the cores it may run on. Those that used next to nothing are
-    left out."""
+    """A core for each thread that may run on several, the busiest thread first: the core with the least processor time, of equal ones the
+    first in `order`. `used` has the processor time of each thread, `cores_of` the cores it may run on. Idle threads are left out."""
     least = WORKING_SHARE * max(used.values(), default=0)
     load = Counter[int]()
     for thread, t in used.items():
@@ -82,28 +80,28 @@ def distribute(used: Mapping[int, int], cores_of: Mapping[int, Collection[int]],
 
 
 def _used_by(contestant: Contestant) -> dict[int, int]:
-    """Nanoseconds of processor time by thread while it runs."""
+    """Nanoseconds of processor time of each thread while `contestant` runs."""
     before = _processor_times()
     warm_up(contestant, LOOK_SECONDS, time.perf_counter)
     return {thread: t - before.get(thread, 0) for thread, t in _processor_times().items() if t > before.get(thread, 0)}
 
 
 def _processor_times() -> dict[int, int]:
-    """Nanoseconds that each thread of this process has run; empty or zeros where the system does not tell."""
+    """Nanoseconds that each thread of this process has run; empty or zeros where the system does not report them."""
     times = {}
     with suppress(FileNotFoundError, NotADirectoryError):
         for task in TASKS.iterdir():
-            with suppress(FileNotFoundError, ProcessLookupError):       # it ended meanwhile
+            with suppress(FileNotFoundError, ProcessLookupError):       # the thread has ended
                 times[int(task.name)] = int((task / "schedstat").read_text().split()[0])
     return times
 
 
 def _cores_of(thread: int) -> set[int]:
-    with suppress(OSError):         # it ended meanwhile
+    with suppress(OSError):         # the thread has ended
         return os.sched_getaffinity(thread)
     return set()
 
 
 def _keep_on(thread: int, cores: Collection[int]) -> None:
-    with suppress(OSError):         # it ended meanwhile, or the process may use fewer cores by now
+    with suppress(OSError):         # the thread has ended, or the process may use fewer cores now
         os.sched_setaffinity(thread, cores)

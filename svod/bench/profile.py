@@ -4,12 +4,12 @@
     print(p)                            # kernels by time, then the layers as a tree
     p.to_json()
 
-Kernels run in the plan's order, so that each finds the caches as the one before leaves them; a pass times each of them once, the figure is
-the median over passes, less what an empty call costs. Inside the plan kernels that do not depend on each other may run at the same time:
-`plan_seconds` can be less than the sum.
+A pass times each kernel once, in the plan's order, so that each finds the caches as the previous one leaves them. A kernel's time is the
+median over passes minus the cost of an empty call. In the plan itself independent kernels may run at the same time, so `plan_seconds` can
+be less than the sum.
 
-A layer is a module path (`svod.scope`), else a file with its lines. Its exclusive time is that of the kernels that come from exactly there,
-its inclusive time has everything below as well. A kernel that was fused of several layers counts for the one that its origin names.
+A layer is a module path (`svod.scope`), or else a file with its lines. Its exclusive time covers the kernels that come from exactly there;
+its inclusive time also covers everything below. A kernel that was fused from several layers counts for the one that its origin names.
 """
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ _FILE_AND_LINE = re.compile(r"(.+):(\d+)")
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One kernel of the plan, in its order. `seconds`: of one run, median; `share`: of the sum of all kernels. `bound`: the least seconds
-    that the machine's ceilings allow (`Ceilings.bound`); None where the work or the ceiling is not known."""
+    """One kernel of the plan, in the plan's order. `seconds` is the median of one run, `share` its part of the sum over all kernels.
+    `bound` is the least time in seconds that the machine's ceilings allow (`Ceilings.bound`); None where the work or the ceiling is
+    unknown."""
 
     index: int
     name: str
@@ -58,13 +59,13 @@ class KernelTime:
 
     @property
     def ceiling_share(self) -> float | None:
-        """bound / seconds; above 1 where the operands are found in a cache."""
+        """bound / seconds; above 1 where a cache holds the operands."""
         return None if self.bound is None or not self.seconds else self.bound / self.seconds
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One layer. `path`: its module path, or file, or file:line; `depth`: how many layers stand above it. Seconds of one run."""
+    """One layer. `path` is a module path, a file or file:line; `depth` counts the layers above it. Times are seconds of one run."""
 
     path: str
     depth: int
@@ -76,14 +77,14 @@ class LayerTime:
 
     @property
     def ceiling_share(self) -> float | None:
-        """What the ceilings allow for all its kernels over its inclusive time."""
+        """The bound of all its kernels over its inclusive time."""
         return None if self.bound is None or not self.inclusive else self.bound / self.inclusive
 
 
 @dataclass(frozen=True)
 class Profile:
-    """`kernels` in the plan's order; `layers` as a tree, depth first, in order of the plan. `plan_seconds`: a run of the whole plan;
-    `kernel_seconds`: the sum of the kernels."""
+    """`kernels` are in the plan's order; `layers` are a tree, depth first, in the plan's order. `plan_seconds` is the median of a run of
+    the whole plan, `kernel_seconds` the sum over the kernels."""
 
     kernels: tuple[KernelTime, ...]
     layers: tuple[LayerTime, ...]
@@ -102,7 +103,7 @@ class Profile:
                 "layers": [row(x) for x in self.layers]}
 
     def table(self, top: int | None = None, width: int = 100) -> str:
-        """Two tables as text: the kernels that take most time (`top` of them), and the layers. At most `width` columns, 60 at least."""
+        """Two tables as text of at most `width` columns (at least 60): the `top` kernels that take most time, and the layers."""
         ranked = sorted(self.kernels, key=lambda k: -k.seconds)
         shown = ranked[:top]
         rows = [(k.name or k.key[:12], duration(k.seconds), percent(k.share), percent(k.ceiling_share), k.source, k.origin or UNKNOWN)
@@ -125,14 +126,14 @@ class Profile:
 
 
 def profile(plan: ExecutionPlan, *, seconds: float = 1.0, ceilings: Ceilings | None = None, clock: Clock = time.perf_counter) -> Profile:
-    """Time the kernels of a plan for about `seconds`. `ceilings`: of this machine; None: as they are cached, else measured quickly.
+    """Time the kernels of a plan for about `seconds`. Without `ceilings` it uses the cached ones of this machine, or measures them quickly.
 
-    Raises ArgumentError for what is no plan, LaunchError for a plan without kernels, and what running it raises."""
+    Raises ArgumentError for an argument that is not a plan, LaunchError for a plan without kernels, and the errors of running it."""
     if not isinstance(plan, ExecutionPlan):
-        raise ArgumentError(f"svod.profile takes an ExecutionPlan, got {type(plan).__name__}; a tensor has one by plan = t.prepare(), a "
-                            "function under svod.jit that was called has them in f.plans")
+        raise ArgumentError(f"svod.profile takes an ExecutionPlan, got {type(plan).__name__}; a tensor has one by plan = t.prepare(), "
+                            "and a function f under svod.jit, once it was called, has them in f.plans")
     if not plan.kernels:
-        raise LaunchError("this plan has no kernels: its outputs are inputs or constants, there is nothing to profile")
+        raise LaunchError("this plan has no kernels: its outputs are inputs or constants, so there is nothing to profile")
     target = backend_named(plan.device).target()
     limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", target, quick=True)
     with plan.lock:
@@ -147,7 +148,7 @@ def profile(plan: ExecutionPlan, *, seconds: float = 1.0, ceilings: Ceilings | N
 
 
 def _time_passes(plan: ExecutionPlan, seconds: float, clock: Clock) -> tuple[int, list[list[float]], list[float], float]:
-    """(passes, seconds of each kernel by pass, of the whole plan by pass, of an empty call)."""
+    """(passes, seconds of each kernel by pass, seconds of the whole plan by pass, seconds of an empty call)."""
     times: list[list[float]] = [[] for _ in plan.kernels]
     whole: list[float] = []
     empty: list[float] = []
@@ -193,7 +194,7 @@ def layer_path(origin: str) -> tuple[str, ...]:
 
 
 def roll_up(kernels: Sequence[KernelTime]) -> tuple[LayerTime, ...]:
-    """Times by layer: every layer that a kernel's origin names, and all above it."""
+    """Times by layer: of every layer that a kernel's origin names, and of all layers above it."""
     exclusive: dict[tuple[str, ...], float] = {}
     inclusive: dict[tuple[str, ...], float] = {}
     bounds: dict[tuple[str, ...], float | None] = {}
@@ -213,7 +214,7 @@ def roll_up(kernels: Sequence[KernelTime]) -> tuple[LayerTime, ...]:
 
 
 def _depth_first(paths: Mapping[tuple[str, ...], object]) -> list[tuple[str, ...]]:
-    """Every path before those below it, siblings in order of first appearance."""
+    """Every path before the paths below it; siblings are in order of first appearance."""
     below: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for p in paths:
         below.setdefault(p[:-1], []).append(p)

@@ -1,12 +1,12 @@
-"""Comparing contestants: interleaved rounds, so that whatever slows the machine down slows all of them alike.
+"""Compares contestants in interleaved rounds: whatever slows the machine down slows all of them alike.
 
     round 1:  b  a  c        each a sample (timer.take_sample), in random order
     round 2:  a  c  b
     …
     score(a) = median over rounds of log(t(a, round) / median of the round)
 
-`race` ranks; `confirm` goes on until the ratio of each contestant to the first is known to ±1 %, or its time is spent. The formulas are
-in docs/measuring.md.
+`race` ranks contestants. `confirm` runs until the ratio of each contestant to the first is known to ±1 %, or its time is spent. The
+formulas are in docs/measuring.md.
 """
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Race:
-    """`rounds[r][i]`: seconds per run of contestant i in round r. `scores[i]`: see the module; 0 is the middle of the field, -0.1 is
-    10 % faster. `noisy`: why the order may be wrong, None for a good race. `anchor`: seconds of the anchor at both ends of the
-    last batch."""
+    """`rounds[r][i]` are seconds per run of contestant i in round r. `scores[i]` follow the module's formula: 0 is the middle of the field,
+    -0.1 is 10 % faster. `noisy` says why the order may be wrong; None for a good race. `anchor` has the anchor's seconds at both ends of
+    the last batch."""
 
     rounds: tuple[tuple[float, ...], ...]
     scores: tuple[float, ...]
@@ -55,11 +55,11 @@ def race(contestants: Sequence[Contestant], rounds: int = 6, *, anchor: int = 0,
          watch: Watch = watch_machine, min_sample: float = MIN_SAMPLE_SECONDS, void_repeats: int = VOID_REPEATS) -> Race:
     """Time all contestants in `rounds` interleaved rounds of random order.
 
-    Contestant `anchor` (the incumbent) is timed before the first and after the last round as well. If it moved by more than 5 %, or the
-    machine was busy, the batch is void and repeated. After `void_repeats` repetitions the race is marked noisy and its scores are taken
-    over the rounds of all batches, which one disturbance spoils less than any single batch. Raises ValueError without contestants."""
+    Contestant `anchor` (the incumbent) is also timed before the first and after the last round. If its time moved by more than 5 %, or the
+    machine was busy, the batch is void and repeated. After `void_repeats` repetitions the race is marked noisy and scored over the rounds
+    of all batches, which one disturbance spoils less than a single batch. Raises ValueError without contestants."""
     if not contestants or rounds < 1:
-        raise ValueError(f"a race of {len(contestants)} contestants over {rounds} rounds was asked for; it takes one of each at least")
+        raise ValueError(f"a race of {len(contestants)} contestants over {rounds} rounds was requested; it needs at least one of each")
     calibrated = [calibrate(c, None, clock, min_sample) for c in contestants]
     every: list[tuple[float, ...]] = []
     for batch in range(1, void_repeats + 2):
@@ -76,7 +76,7 @@ def race(contestants: Sequence[Contestant], rounds: int = 6, *, anchor: int = 0,
 
 
 def scores(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Per contestant the median over rounds of log(t / median of the round)."""
+    """For each contestant the median over rounds of log(t / median of the round)."""
     logs = []
     for times in rounds:
         middle = statistics.median(times)
@@ -94,17 +94,17 @@ class Ratio:
 
     @property
     def half_width(self) -> float:
-        """Half the width of the interval on the scale of logarithms: 0.01 is ±1 %."""
+        """Half the width of the interval on a logarithmic scale: 0.01 is ±1 %."""
         return 0.5 * math.log(self.high / self.low) if self.low > 0.0 else math.inf
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """Outcome of `confirm`. `ratios[i]`: contestant i's time over that of contestant 0."""
+    """Outcome of `confirm`. `ratios[i]` is the time of contestant i over that of contestant 0."""
 
     rounds: tuple[tuple[float, ...], ...]
     ratios: tuple[Ratio, ...]
-    reached: bool               # all intervals are within the precision that was asked for
+    reached: bool               # whether all intervals are within the requested precision
     noisy: str | None
     load: MachineLoad
 
@@ -120,12 +120,12 @@ class Confirmation:
 def confirm(contestants: Sequence[Contestant], *, min_rounds: int = 15, precision: float = 0.01, budget_seconds: float = 3.0,
             rng: random.Random, clock: Clock = time.perf_counter, watch: Watch = watch_machine,
             min_sample: float = MIN_SAMPLE_SECONDS) -> Confirmation:
-    """Interleaved rounds, at least `min_rounds`, until each contestant's ratio to contestant 0 is known to ±`precision` with 95 %
-    confidence or `budget_seconds` are spent. Contestant 0 (the heuristic, or the incumbent) is the anchor: if it moved by more than
-    5 % from the first to the last three rounds, or the machine was busy, the result is marked noisy. Raises ValueError
-    without contestants."""
+    """Run at least `min_rounds` interleaved rounds, until each contestant's ratio to contestant 0 is known to ±`precision` with 95 %
+    confidence or `budget_seconds` are spent. Contestant 0 (the heuristic, or the incumbent) is the anchor: if its time moved by more than
+    5 % from the first to the last three rounds, or the machine was busy, the result is marked noisy. Raises ValueError without
+    contestants."""
     if not contestants:
-        raise ValueError("a confirmation without contestants was asked for")
+        raise ValueError("a confirmation needs at least one contestant")
     calibrated = [calibrate(c, None, clock, min_sample) for c in contestants]
     begin, seen = clock(), watch()
     rounds: list[tuple[float, ...]] = []
@@ -143,13 +143,13 @@ def paired_ratio(times: Sequence[float], base: Sequence[float]) -> Ratio:
     """Median of times[r] / base[r] over rounds, with the distribution-free 95 % interval of the median.
 
     The interval is [x(k), x(n+1-k)] of the sorted ratios with the largest k for which 2·P(B < k) ≤ 5 %, B binomial (n, ½): the sign test
-    turned round (Conover, Practical Nonparametric Statistics, 3.2). Below six rounds there is none and the interval is unbounded."""
+    inverted (Conover, Practical Nonparametric Statistics, 3.2). Below six rounds no such k exists and the interval is unbounded."""
     ratios = [t / b for t, b in zip(times, base, strict=True)]
     return Ratio(statistics.median(ratios), *(median_interval(ratios) or (0.0, math.inf)))
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The distribution-free 95 % interval of the median of independent values, as in `paired_ratio`; None below six of them."""
+    """The distribution-free 95 % interval of the median of independent values, as in `paired_ratio`; None for fewer than six."""
     ordered = sorted(values)
     k = _sign_rank(len(ordered))
     return (ordered[k - 1], ordered[-k]) if k else None
@@ -157,9 +157,9 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 @lru_cache(maxsize=4096)
 def _sign_rank(n: int) -> int:
-    """The largest k with 2·P(B < k) ≤ 1 - CONFIDENCE for B binomial (n, ½); 0 when there is none. Exact, in integers."""
+    """The largest k with 2·P(B < k) ≤ 1 - CONFIDENCE for B binomial (n, ½); 0 where no k fits. Exact below n = 1000."""
     limit = math.floor((1.0 - CONFIDENCE) / 2.0 * 2**n * (1 + 1e-12)) if n < 1000 else None
-    if limit is None:           # normal approximation, far within one rank at this size
+    if limit is None:           # the normal approximation is far within one rank at this size
         return max(0, math.floor((n - 1.959964 * math.sqrt(n)) / 2.0))
     total, k = 0, 0
     while k <= n:
@@ -177,9 +177,9 @@ def _ratios(rounds: Sequence[Sequence[float]]) -> tuple[Ratio, ...]:
 
 def interleave(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, float]], rng: random.Random, *,
                clock: Clock = time.perf_counter, pause: Callable[[], None] | None = None, warm: float | None = None) -> tuple[float, ...]:
-    """One round: a sample of each contestant, in random order; seconds per run, in the order given. `calibrated`: what `timer.calibrate`
-    says of each. `pause` is called before each, so that the threads of the one before come to rest; `warm`: as for
-    `timer.take_sample`."""
+    """One round: a sample of each contestant in random order. Returns seconds per run, in the given order. `calibrated` has the result of
+    `timer.calibrate` for each. `pause` is called before each sample, so that the threads of the previous contestant come to rest. `warm` is
+    that of `timer.take_sample`."""
     order = list(range(len(contestants)))
     rng.shuffle(order)
     times = [0.0] * len(order)
@@ -195,7 +195,7 @@ def _anchor_time(contestant: Contestant, calibrated: tuple[int, float], clock: C
 
 
 def disturbance(anchor: Contestant, start: float, end: float, load: MachineLoad) -> str | None:
-    """Why times cannot be trusted: the anchor, timed at both ends (seconds per run), moved, or the machine was busy; None when they can."""
+    """Why times cannot be trusted, or None: the anchor's time moved from `start` to `end` (seconds per run), or the machine was busy."""
     if abs(end / start - 1.0) > ANCHOR_TOLERANCE:
         return f"{anchor.name or 'the anchor'} took {duration(start)} before and {duration(end)} after"
     return load.busy

@@ -1,12 +1,12 @@
-"""What a run of the benchmarks found, as versioned JSON: written by `svod-bench run`, read by `compare` and `report`.
+"""The results of a benchmark run as versioned JSON. `svod-bench run` writes them; `compare` and `report` read them.
 
     {"format": "svod-bench", "version": 1, "settings": …, "machine": …, "versions": …, "load": …, "ceilings": …, "peers": […],
      "cases": [{"name": "gemm_512", "contestants": [{"name": "heuristic", "samples": […], "speedups": {"numpy": …}, …}, …], …}],
      "groups": […], "suites": […]}
 
-The classes below are the schema: a field of a class is a key of the JSON object; other keys are ignored. Times are seconds, sizes bytes,
-rates per second, shares parts of 1. A `Speedup` says how many times faster the contestant is than the one it is compared with: above
-1 is good. Numbers are finite; what is not known is null.
+The classes below are the schema: a field of a class is a key of the JSON object, and other keys are ignored. Times are seconds, sizes are
+bytes, rates are per second, shares are parts of 1. A `Speedup` says how many times faster a contestant is than another: above 1 is good.
+Numbers are finite; an unknown value is null.
 """
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from svod.system.checked import checked
 from svod.system.files import write_text
 
 FORMAT, VERSION = "svod-bench", 1
-SVOD = ("heuristic", "tuned")       # contestants that are svod; all others are peers
+SVOD = ("heuristic", "tuned")       # the contestants that are svod; all others are peers
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for. `mode`: beam (search what the database lacks), db-only, heuristic. `seed`: of the operands, and of the kernels of
-    the suite random, of which there are `count`. `started`: UTC, ISO 8601."""
+    """The options of a run. `mode` beam searches what the database lacks. `seed` draws the operands, and the `count` kernels of the suite
+    random. `started` is in UTC, ISO 8601; `seconds` is the duration of the run."""
 
     command: str
     suite: str
@@ -46,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Machine:
-    """`target`: the key that tuned records are stored under. `cores`: of the machine; `threads`: what every contestant was given."""
+    """`target` is the key of tuned records. The machine has `cores`, every contestant gets `threads`. Sizes are in bytes."""
 
     host: str
     cpu: str
@@ -62,8 +62,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Load:
-    """How busy the machine was: shares of all cores' time that other machines stole and other processes used; `busy`: why times
-    are doubtful, null when they are not."""
+    """How busy the machine was. `steal` and `foreign` are the shares of all cores' time that other machines stole and other processes used.
+    `busy` says why times are doubtful; null where they are not."""
 
     load_average: float
     steal: float
@@ -74,7 +74,7 @@ class Load:
 
 @dataclass(frozen=True)
 class PeerInfo:
-    """A library that was asked for. `version` null: it did not take part, `missing` says why. `outputs`: preallocated, or why not."""
+    """A requested library. Where it did not take part, `version` is null and `missing` says why. `outputs`: preallocated, or why not."""
 
     name: str
     version: str | None
@@ -85,7 +85,7 @@ class PeerInfo:
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """One kernel of svod's plan for a case: its key in the tuning database, the chain as plain data, where that is from and why."""
+    """One kernel of svod's plan for a case: its key in the tuning database, its chain as plain data, the source of the chain and why."""
 
     key: str
     name: str
@@ -99,8 +99,8 @@ class KernelInfo:
 
 @dataclass(frozen=True)
 class Speedup:
-    """Another contestant's time over this one's, paired by round: the median, and the interval that holds the true one with 95 %
-    confidence; null without enough rounds."""
+    """Another contestant's time over this one's, paired by round: the median, and its 95 % confidence interval, which is null without
+    enough rounds."""
 
     median: float
     low: float | None
@@ -108,7 +108,7 @@ class Speedup:
 
     @property
     def is_none(self) -> bool:
-        """The difference is below the spread: nothing is known about who is faster."""
+        """Whether the interval holds 1 or is unknown: either contestant may be the faster one."""
         return self.low is None or self.high is None or self.low <= 1.0 <= self.high
 
 
@@ -116,12 +116,12 @@ class Speedup:
 class ContestantResult:
     """One contestant in one case.
 
-    `status`: ok; wrong (the result is not NumPy's: no time counts); failed (an error); unsupported (the library has no such operation).
-    `why`: in words, for all but ok. `samples`: seconds per run, in order of the rounds. `spread`: half the width of the 95 % interval of
-    the median, relative to it. `error`: largest difference to NumPy over the largest value. `ceiling_share`: the case's bound over the
-    median.
-    `same_as`: this contestant's code is that one's, so it was not timed again and has its figures. `remark`: what readers should know.
-    `search_seconds`: of wall time that the search of its kernels took, the start of the workers included; null without a search."""
+    `status`: ok; wrong (the result differs from NumPy's, so no time counts); failed (an error); unsupported (the library lacks the
+    operation). `why` explains, in words, every status but ok. `samples` are seconds per run, in order of the rounds. `spread` is half the
+    width of the 95 % interval of the median, relative to it. `error` is the largest difference to NumPy over the largest value.
+    `ceiling_share` is the case's bound over the median. `same_as` names a contestant with the same code, whose figures this one has.
+    `remark` is a note for readers. `search_seconds` is the wall time of the kernel search with the start of its workers; null without
+    one."""
 
     name: str
     status: Literal["ok", "wrong", "failed", "unsupported"]
@@ -143,8 +143,8 @@ class ContestantResult:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """The round neighbour of a case, timed in the same rounds. `seconds`: median of svod, at its best; `rate`: the case's work per second
-    over the neighbour's; both null where the neighbour has no time, and `why` says so."""
+    """The round neighbour of a case, timed in the same rounds. `seconds` is the median of the best svod contestant, `rate` the case's work
+    per second over the neighbour's. Both are null where the neighbour has no time; `why` says why."""
 
     name: str
     title: str
@@ -155,8 +155,8 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One kernel of a suite. `shapes`: of the operands, in words. `best_peer`: the fastest peer that computed the right result.
-    `noisy`: why this case's times are doubtful."""
+    """One kernel of a suite. `shapes` are those of the operands, in words. `best_peer` is the fastest peer with the right result. `noisy`
+    says why the times are doubtful; null where they are not."""
 
     name: str
     title: str
@@ -182,7 +182,7 @@ class CaseResult:
 
     @property
     def svod(self) -> ContestantResult | None:
-        """svod at its best: tuned, else heuristic; None where neither has a time."""
+        """The best svod contestant: tuned, else heuristic; None where neither has a time."""
         for name in reversed(SVOD):
             outcome = self.outcome(name)
             if outcome is not None and outcome.status == "ok":
@@ -197,8 +197,8 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class GroupResult:
-    """Geometric means of speed-ups over the cases of a group; the group "all" is every case. `speedups`: by "contestant/other", other a
-    peer, heuristic, tuned or "best peer". `cases`: how many went into each."""
+    """Geometric means of speed-ups over the cases of a group; the group "all" has every case. The keys of `speedups` are
+    "contestant/other", where other is a peer, heuristic, tuned or "best peer". `cases` counts the cases of each mean."""
 
     name: str
     speedups: Mapping[str, float]
@@ -208,7 +208,7 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class Searching:
-    """What the searches of a suite took, in seconds of wall time: of one case the median and the most, with its name, and in total."""
+    """Wall time of a suite's searches in seconds: the median and the maximum of a case, the name of the longest case, and the total."""
 
     cases: int
     median: float
@@ -219,7 +219,7 @@ class Searching:
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a suite's cases over those of their round neighbours: the geometric mean, and the least with its case."""
+    """The rates of a suite's cases over those of their round neighbours: the geometric mean, and the lowest with its case."""
 
     cases: int
     mean: float
@@ -229,7 +229,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """One suite of a run, by name. `means`: as of a group, over all of its cases."""
+    """One suite of a run. `means` are those of a group, over all cases of the suite."""
 
     name: str
     cases: int
@@ -265,13 +265,13 @@ def run_to_json(run: Run) -> dict[str, Any]:
 
 
 def write_run(path: Path, run: Run) -> None:
-    """Write a run; a reader sees the old file or the whole new one. Raises OSError."""
+    """Write a run. A reader sees the old file or the whole new one. Raises OSError."""
     text = json.dumps(run_to_json(run), indent=1, ensure_ascii=False, allow_nan=False)
     write_text(path, text + "\n")
 
 
 def read_run(path: Path) -> Run:
-    """The run in a file. Raises FormatError for anything that `write_run` of this version does not write, OSError."""
+    """The run in a file. Raises OSError, and FormatError for a file that `write_run` of this version did not write."""
     try:
         data = msgspec.json.decode(path.read_bytes())
     except msgspec.DecodeError as e:
@@ -284,7 +284,7 @@ def run_from_json(data: Any, where: str = "the run") -> Run:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise FormatError(f"{where} is not a result of svod-bench; give a file that `svod-bench run --json` wrote")
     if data.get("version") != VERSION:
-        raise FormatError(f"{where} has version {data.get('version')!r:.20} of the format, this svod reads version {VERSION}; measure "
+        raise FormatError(f"{where} has version {data.get('version')!r:.20} of the format, but this svod reads version {VERSION}; measure "
                           "again, or use the svod that wrote it")
     run: Run = checked(data, Run, FormatError, where)
     return run

@@ -1,10 +1,10 @@
-"""The ceilings of this machine, and the roofline bound that follows for a kernel. `ceiling_loops.py` measures them; a file keeps them.
+"""The ceilings of this machine, and the roofline bound of a kernel. `ceiling_loops.py` measures the ceilings; a file keeps them.
 
     flops        multiply-adds per second, by type
-    bandwidth    bytes per second, by the cache level that a working set is chosen for
-    curve        bytes per second over the size of the working set, of all threads: what repeated passes over that many bytes reach
+    bandwidth    bytes per second, by the cache level that the working set fits in
+    curve        bytes per second of all threads, by the size of the working set of repeated passes
 
-Kernels are held against the curve, which does not depend on the cache sizes that a processor reports. A virtual machine may have only a
+A kernel is compared with the curve, which does not depend on the cache sizes that a processor reports: a virtual machine may own only a
 part of the last-level cache that it sees.
 """
 from __future__ import annotations
@@ -28,16 +28,16 @@ from svod.system.machine_records import add_record, read_records
 
 log = logging.getLogger("svod.bench")
 
-COMPUTE = "compute"         # what limits a kernel whose arithmetic takes longer than its traffic
-WRITES_SHARE = 0.01         # of the traffic that is written: traffic with more than this is held against the better of read and copy
-AS_MEMORY = 1.1             # a working set that is read at up to this many times memory's rate lies in memory
+COMPUTE = "compute"         # the limit of a kernel whose arithmetic takes longer than its traffic
+WRITES_SHARE = 0.01         # traffic with a larger share of writes is compared with the better of read and copy
+AS_MEMORY = 1.1             # a working set that is read at up to this many times memory's rate counts as memory
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time that the ceilings allow, in seconds. `by`: compute, or the level that the operands live in: l2, l3, memory.
-    `flops_per_second`: of the machine; for kernels by compute as measured in the same rounds. `bytes_per_second`: None if the level was not
-    measured, and the bound is that of the arithmetic alone. `intensity`: flops per byte."""
+    """The least time that the ceilings allow, in seconds. `by` is compute, or the level that holds the operands: l2, l3 or memory.
+    `flops_per_second` is the machine's rate; for a kernel bound by compute the one of the same rounds. `bytes_per_second` is None where the
+    level was not measured; the bound is then that of the arithmetic alone. `intensity` is in flops per byte."""
 
     seconds: float
     by: str
@@ -53,11 +53,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """`flops[dtype]` and `bandwidth[level][kind]` are (one core, all `threads` threads), per second. bfloat16 and int8 are the best rates
-    of their dot and matrix instructions, where the target has them. Levels: l1, l2, l3, memory; kinds: read, write, write_stream, copy,
-    copy_stream. A quick measurement has no float64, and memory reads and copies only. `dispatch`: seconds of a launch
-    that does nothing inside a plan, (one thread, all threads). `curve`: by size of the working set, ascending; empty where it was not
-    measured."""
+    """`flops[dtype]` and `bandwidth[level][kind]` are (one core, all `threads` threads), per second. bfloat16 and int8 have the best rates
+    of their dot and matrix instructions, where the target has any. Levels are l1, l2, l3, memory; kinds are read, write, write_stream,
+    copy, copy_stream. A quick measurement has no float64, and only memory reads and copies. `dispatch` is seconds of an empty launch inside
+    a plan, (one thread, all threads). `curve` has ascending sizes of the working set; it is empty where it was not measured."""
 
     target: str
     threads: int
@@ -68,8 +67,8 @@ class Ceilings:
     curve: tuple[CurvePoint, ...] = ()
 
     def flops_per_second(self, dtype: DType, threads: int | None = None) -> float:
-        """Multiply-adds of `dtype` count two. Bytes have one rate, with a sign or without, integers of 16 bits half of it. Types without a
-        rate of their own are held against float32: float16 is computed in it. Where float64 was not measured it is half of float32."""
+        """The arithmetic rate of `dtype`; a multiply-add counts as two. int8 and uint8 have one rate, integers of 16 bits half of it. A
+        type without a measured rate has that of float32, in which float16 is computed; float64 then has half of it."""
         one, many = self.flops["float32"]
         if dtype.bits == 64:
             one, many = self.flops.get("float64", (one / 2, many / 2))
@@ -80,17 +79,18 @@ class Ceilings:
         return self._scaled(one, many, threads)
 
     def bytes_per_second(self, kind: str = "read", level: str = "memory", threads: int | None = None) -> float:
-        """`kind` is read, write or copy: for the last two the better of ordinary and streaming stores. KeyError if not measured."""
+        """The rate of `kind` (read, write or copy), with the better of ordinary and streaming stores. KeyError where it was not
+        measured."""
         best = [self.bandwidth[level][k] for k in STREAMS[kind] if k in self.bandwidth[level]]
         if not best:
             raise KeyError(f"{kind} from {level} was not measured")
         return max(self._scaled(one, many, threads) for one, many in best)
 
     def rate_at(self, size: float, writes: bool) -> float:
-        """Bytes per second of all threads over a working set of `size` bytes that was touched shortly before: read, or with `writes` the
-        better of read and copy. It is interpolated on the curve, on the scale of logarithms. ValueError without a curve."""
+        """Bytes per second of all threads over a warm working set of `size` bytes: the rate of reads, or with `writes` the better of read
+        and copy. It is interpolated on the curve, on a logarithmic scale. ValueError without a curve."""
         if not self.curve:
-            raise ValueError("the rate of a working set was asked for; these ceilings have no curve")
+            raise ValueError("these ceilings have no curve, so the rate of a working set is unknown")
         points = [(p.bytes, max(p.read, p.copy) if writes else p.read) for p in self.curve]
         if size <= points[0][0]:
             return points[0][1]
@@ -101,16 +101,16 @@ class Ceilings:
         return points[-1][1]
 
     def compute_seconds(self, arithmetic: Iterable[tuple[DType, float]], threads: int | None = None) -> float:
-        """The least time of operations by type (`Work.arithmetic`)."""
+        """The least time in seconds of these operations, by type (`Work.arithmetic`)."""
         return sum(flops / self.flops_per_second(dtype, threads) for dtype, flops in arithmetic)
 
     def bound(self, arithmetic: Iterable[tuple[DType, float]], bytes_read: float, bytes_written: float, target: Target,
               threads: int | None = None) -> Bound:
         """The roofline: the least time of a kernel with these operations, by type, over these operands. Every tool states this bound.
 
-        The operands are warm: a run before touched them. Their rate is that of a working set of their size, and at least of half the cores'
-        second-level caches, with `threads` of the machine's threads. `target`: the machine, whose caches name the level; a level that is
-        no faster than memory is called memory."""
+        The operands are warm, as a previous run touched them. Their rate is that of a working set of their size, or of half the L2 caches
+        where that is larger, for `threads` of the machine's threads. The caches of `target` name the level; a level that is no faster than
+        memory is called memory."""
         operations = tuple(arithmetic)
         flops, compute = sum(count for _, count in operations), self.compute_seconds(operations, threads)
         total = bytes_read + bytes_written
@@ -121,7 +121,7 @@ class Ceilings:
                      rate, flops / total if total else 0.0)
 
     def _traffic(self, total: float, writes: bool, target: Target, threads: int | None) -> tuple[str, float | None]:
-        """The level that `total` bytes live in, and its rate; None if it was not measured."""
+        """The level that holds `total` bytes, and its rate, None where it was not measured."""
         room = {"l2": target.l2 * self.threads / 2, "l3": target.l3 / 2}
         level = next((name for name, size in room.items() if total <= size), "memory")
         if self.curve:
@@ -142,24 +142,24 @@ class Ceilings:
 
 
 def measure_ceilings(target: Target, threads: int | None = None, *, quick: bool = False) -> Ceilings:
-    """Measure this machine, which must be what `target` describes. Quick: float32 and memory, in less than half a second;
-    else some ten seconds. `threads`: default the target's."""
+    """Measure this machine, which `target` must describe, with `threads` (default: the target's). A full measurement takes some ten
+    seconds; a quick one covers float32 and memory in less than half a second."""
     count = target.threads if threads is None else threads
     figures: Figures = measure_figures(target, count, quick=quick)
     return Ceilings(target.key, count, quick, figures.flops, figures.bandwidth, figures.dispatch, figures.curve)
 
 
 def known_ceilings(path: Path, target: Target, threads: int | None = None) -> Ceilings | None:
-    """The figures of this machine in the JSON file at `path`, quick ones too; None where there are none. Measures nothing."""
+    """The ceilings of this machine in the JSON file at `path`, quick ones included; None where it has none. Nothing is measured."""
     record = read_records(path).get(_machine(target, target.threads if threads is None else threads))
     return None if record is None else _from_json(record)
 
 
 def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, quick: bool = False, refresh: bool = False,
                     watch: Watch = watch_machine) -> Ceilings:
-    """The figures of this machine from the JSON file at `path`, measured and added to it if they are missing or `refresh` is set. A full
-    record answers a quick question too; one that was measured while the machine was busy is used and not kept, which is logged. A file that
-    cannot be read or written is logged and does no harm."""
+    """The ceilings of this machine from the JSON file at `path`. They are measured and added where they are missing or `refresh` is set. A
+    full record also answers a quick request. A measurement on a busy machine is used but not kept, which is logged. A file that cannot be
+    read or written is logged and causes no error."""
     count = target.threads if threads is None else threads
     machine, known = _machine(target, count), read_records(path)
     if not refresh and machine in known:
@@ -171,7 +171,7 @@ def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, q
     busy = seen().busy
     if busy is not None:
         log.log(logging.INFO if quick else logging.WARNING,
-                "the machine was busy while its ceilings were measured (%s): they are too low, and not kept; the next command that "
+                "the machine was busy while its ceilings were measured (%s): they are too low and are not kept; the next command that "
                 "needs them measures them again", busy)
         return ceilings
     add_record(path, machine, asdict(ceilings))
@@ -183,7 +183,6 @@ def _machine(target: Target, threads: int) -> str:
 
 
 def _from_json(data: Any) -> Ceilings | None:
-    """None for a record that is not one of ours."""
     try:
         return msgspec.convert(data, Ceilings)
     except msgspec.ValidationError:

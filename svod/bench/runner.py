@@ -1,17 +1,16 @@
-"""A suite, kernel by kernel: prepare every contestant, check its result, time all of them interleaved, put figures to it.
+"""Runs a suite kernel by kernel: prepares every contestant, checks its result, times all of them interleaved, and computes the figures.
 
     operands from the seed → NumPy's result
-      each contestant: prepare, run, compare         (what is wrong, failed or unsupported is said and not timed)
-      and again, over the same operands elsewhere    (where they happen to lie is no property of a contestant)
-      rounds:  c  a  b | b' a' c' | …                (a sample each, in random order; slow ones sit out after a few rounds)
+      each contestant: prepare, run, compare         (a wrong, failed or unsupported one is reported and not timed)
+      again, over the same values in other memory    (the address of the operands is no property of a contestant)
+      rounds:  c  a  b | b' a' c' | …                (a sample of each, in random order; slow ones sit out after a few rounds)
     → CaseResult
 
-A case with a round neighbour has svod's version of that among the contestants, one that arithmetic limits has bare arithmetic among them:
-processors change their frequency, and the share of what they could do an hour ago says little.
+svod's version of a round neighbour runs in the same rounds as its case. So does bare arithmetic, where arithmetic limits the kernel: clock
+frequencies change, so a ceiling that was measured an hour ago says little.
 
-What breaks costs itself: a contestant that fails while it is timed leaves the case, a case that fails leaves the others.
-
-The protocol, with its formulas and constants, is docs/measuring.md.
+Failures stay local: a contestant that fails while it is timed leaves the case, and a case that fails leaves the other cases alone.
+docs/measuring.md describes the protocol with its formulas and constants.
 """
 from __future__ import annotations
 
@@ -42,18 +41,18 @@ from svod.core.machine.target import Target
 from svod.errors import SvodError, UnsupportedError
 
 PAUSE_SECONDS = 12e-3           # between contestants: libraries' threads spin for up to 10 ms after a run
-WARM_SECONDS = 25e-3            # of untimed runs before a sample: after a pause threads sleep, clocks are low, caches are another's
-SLOW_FACTOR = 8.0               # a contestant slower than this many of the fastest …
-SLOW_SECONDS = 10e-3            # … and than this sits out after SLOW_ROUNDS: enough for an interval
+WARM_SECONDS = 25e-3            # of untimed runs before a sample: after a pause threads sleep, clocks are low, caches hold other data
+SLOW_FACTOR = 8.0               # a contestant slower than the fastest by this factor …
+SLOW_SECONDS = 10e-3            # … and slower than this sits out after SLOW_ROUNDS, which are enough for an interval
 SLOW_ROUNDS = 7
-NEIGHBOUR, ARITHMETIC = BESIDE = ("round neighbour", "bare arithmetic")   # names of those that do something else, among the contestants
-CLOSE_FACTOR = 1.25             # peers within this of the fastest peer: the ratio to each of them is to be known
+NEIGHBOUR, ARITHMETIC = BESIDE = ("round neighbour", "bare arithmetic")   # timed among the contestants, but doing other work
+CLOSE_FACTOR = 1.25             # the ratio to every peer within this factor of the fastest peer has to be known
 
 
 @dataclass(frozen=True)
 class Timing:
-    """`seconds[i]`: samples of contestant i, round by round from the first. `precise`: every ratio that was to be known is, to the
-    precision asked for."""
+    """`seconds[i]` are the samples of contestant i, round by round from the first. `precise`: every ratio that counts is known to the
+    requested precision."""
 
     seconds: tuple[tuple[float, ...], ...]
     precise: bool
@@ -66,12 +65,12 @@ def time_interleaved(contestants: Sequence[Contestant], lead: int, config: Bench
                      place: Place) -> Timing:
     """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is spent.
 
-    `elsewhere`: the same contestants over operands in other memory, taken in turns, a round each. Who is fast is told by the medians so
-    far, which one bad sample does not move, and who is slow by the least of the first samples: threads that were just made share a core
-    at times. Those in `beside` do something else: they are no competitors, and the ratio to them is to be known too. Raises ValueError
-    without contestants."""
+    `elsewhere` has the same contestants over operands in other memory; the placements take turns, a round each. Fast contestants are found
+    by their medians so far, which one bad sample does not move; slow ones by the minimum of their first samples, as new threads may share a
+    core for a while. Contestants in `beside` do other work: they do not compete, but the ratio to them has to be known too. Raises
+    ValueError without contestants."""
     if not contestants:
-        raise ValueError("nothing to time was given")
+        raise ValueError("nothing to time: there are no contestants")
     placements = [contestants, *elsewhere]
     gc.collect()
     was_enabled = gc.isenabled()
@@ -92,7 +91,7 @@ def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: 
         return calibrate(contestant, None, clock, config.min_sample * 1e-6)
 
     calibrated = [[calibrated_warm(c) for c in members] for members in placements]
-    fast = list(range(len(placements[0])))      # who is still timed
+    fast = list(range(len(placements[0])))      # the contestants that are still timed
     seconds: list[list[float]] = [[] for _ in fast]
     begin, seen = clock(), watch()
     rounds, precise = 0, False
@@ -113,13 +112,13 @@ def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: 
 
 
 def _without_the_slow(seconds: Sequence[Sequence[float]], lead: int, beside: Collection[int]) -> list[int]:
-    """The contestants that are timed on: the lead, what stands beside it, and those that are not far slower than the fastest."""
+    """The contestants that stay: `lead`, those in `beside`, and those that are not far slower than the fastest."""
     limit = max(SLOW_FACTOR * min(min(t) for i, t in enumerate(seconds) if i not in beside), SLOW_SECONDS)
     return [i for i, t in enumerate(seconds) if i == lead or i in beside or min(t) <= limit]
 
 
 def _is_known(peers: Sequence[Sequence[float]], lead: Sequence[float], precision: float) -> bool:
-    """Whether the ratio to the fastest peer, and to those close to it, is known to ±precision."""
+    """Whether the ratios to the fastest peer and to the peers close to it are known to ±`precision`."""
     medians = [statistics.median(p) for p in peers]
     limit = CLOSE_FACTOR * min(medians, default=0.0)
     return all(paired_ratio(p, lead).half_width <= precision for p, m in zip(peers, medians, strict=True) if m <= limit)
@@ -129,8 +128,8 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
              arithmetic: Callable[[DType], Round] | None = None, seed: int = 0, rng: random.Random | None = None,
              clock: Clock = time.perf_counter, watch: Watch = watch_machine,
              pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS), place: Place = placed) -> CaseResult:
-    """Everything about one case. `contestants`: svod's own (named as in `results.SVOD`) and peers. `arithmetic`: the bare arithmetic on a
-    type, timed beside the kernels that it limits; without it they are held against `ceilings` alone."""
+    """Run one case. `contestants` are svod's own (named as in `results.SVOD`) and peers. `arithmetic` makes the bare arithmetic on a type,
+    which is timed beside the kernels that it limits; without it their bound comes from `ceilings` alone."""
     run = _CaseRun(case, contestants, seed)
     flops, read, written = _work(case, run.outcomes)
     bound = ceilings.bound(((BY_NAME[case.dtype], flops),), read, written, target) if ceilings is not None else None
@@ -152,9 +151,9 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
 
 
 class _CaseRun:
-    """The contestants of a case: prepared and checked, in several placements of their operands, then timed in turn.
+    """The contestants of a case: prepared and checked in several placements of their operands, then timed.
 
-    `ready`: those that are timed, by name, in the first placement; `moved`: in the others. `outcomes`: what is known about each."""
+    `ready` has the contestants to time, by name, in the first placement, `moved` in the others. `outcomes` has what is known about each."""
 
     def __init__(self, case: Case, contestants: Sequence[Peer], seed: int) -> None:
         operands = case.draw(seed)
@@ -179,14 +178,14 @@ class _CaseRun:
                 there[NEIGHBOUR] = prepared
 
     def add_beside(self, name: str, prepared: PreparedPeer) -> None:
-        """Time something else in the same rounds, if there are any."""
+        """Time other work in the same rounds, if any contestant is ready."""
         if self.ready:
             for there in (self.ready, *self.moved):
                 there[name] = prepared
 
     def time(self, config: BenchConfig, rng: random.Random, *, clock: Clock, watch: Watch, pause: Callable[[], None],
              place: Place) -> Timing | None:
-        """Samples of all that are ready; None where nobody is left. A contestant that breaks is out, and the others begin anew."""
+        """Samples of all ready contestants; None where none is left. When one breaks, it is dropped and the others start again."""
         while set(self.ready).difference(BESIDE):
             names = list(self.ready)
             lead = next((names.index(n) for n in reversed(SVOD) if n in self.ready), 0)
@@ -211,9 +210,9 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
               started: Callable[[int, Case], None] = lambda i, case: None,
               finished: Callable[[Run], None] = lambda so_far: None, clock: Clock = time.perf_counter,
               watch: Watch = watch_machine, place: Place = placed) -> Run:
-    """Run cases one after the other. `started` hears of each, `finished` gets the run as it is after each. A case that cannot be run at all
-    is one in which every contestant failed. Ctrl-C ends the suite after the cases that are done; the run then holds those. Raises
-    KeyboardInterrupt when none is."""
+    """Run cases one after the other. `started` is called before each case, `finished` with the run so far after each. In a case that cannot
+    run at all every contestant counts as failed. Ctrl-C ends the suite; the run then holds the finished cases. Raises KeyboardInterrupt
+    where there are none."""
     begin, seen = clock(), watch()
     results: list[CaseResult] = []
 
@@ -226,7 +225,7 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
             try:
                 result = run_case(case, contestants, config, target=target, ceilings=ceilings, arithmetic=arithmetic, seed=settings.seed,
                                  clock=clock, watch=watch, place=place)
-            except Exception as e:      # operands or a reference that cannot be had, memory: the other cases are not to be lost
+            except Exception as e:      # no operands, reference or memory: the other cases must not be lost
                 result = _failed_case(case, contestants, _words(e))
             results.append(result)
             finished(so_far())
@@ -237,7 +236,7 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
 
 
 def load_of(load: MachineLoad) -> Load:
-    """A reading of the machine's load as results have it."""
+    """The machine's load in the form of the results."""
     return Load(load.load_average, load.steal, load.foreign, load.involuntary_switches, load.busy)
 
 
@@ -250,7 +249,7 @@ class _BrokeError(Exception):
 
 
 def _named(name: str, run: Callable[[int], None]) -> Callable[[int], None]:
-    """`run`, whose errors say whose they are."""
+    """`run`, with errors that name the contestant."""
     def guarded(times: int) -> None:
         try:
             run(times)
@@ -265,8 +264,8 @@ def _words(e: Exception) -> str:
 
 def _prepare_neighbour(case: Case, contestants: Sequence[Peer], outcomes: Sequence[ContestantResult],
                        seed: int) -> tuple[list[PreparedPeer], Neighbour]:
-    """svod at its best on the round neighbour of a case, in each placement, or why not; nothing where svod has no time for the case
-    itself."""
+    """The best svod contestant on `case`, a round neighbour, in each placement; or why it cannot be timed, for example because svod failed
+    on the case itself."""
     working = [c for c in contestants if any(o.name == c.name and o.status == "ok" for o in outcomes)]
     svod = next((c for n in reversed(SVOD) for c in working if c.name == n), None)
     if svod is None:
@@ -279,7 +278,7 @@ def _prepare_neighbour(case: Case, contestants: Sequence[Peer], outcomes: Sequen
 
 
 def _elsewhere(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array, first: PreparedPeer) -> PreparedPeer:
-    """What is prepared, over other operands. What cannot be had a second time, or would be other code, stays as it is."""
+    """`first`, prepared over other operands. It stays as it is where that fails or gives other code."""
     again, _ = _prepare(peer, case, operands, wanted, first.again or peer.prepare)
     return again if again is not None and again.identity == first.identity else first
 
@@ -292,7 +291,7 @@ def _failed_case(case: Case, contestants: Sequence[Peer], why: str) -> CaseResul
 
 def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array,
              prepare: Prepare | None = None) -> tuple[PreparedPeer | None, ContestantResult]:
-    """The contestant, or None when it is not to be timed, and what is known about it so far. `prepare`: default its own."""
+    """The prepared contestant, or None where it must not be timed, and its outcome so far. `prepare` replaces the peer's own."""
     try:
         prepared = (prepare or peer.prepare)(case, operands)
         prepared.run(1)
@@ -311,7 +310,7 @@ def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array,
 
 
 def _work(case: Case, outcomes: Sequence[ContestantResult]) -> tuple[float, float, float]:
-    """Flops, bytes read and bytes written of a direct loop; of a model the sums over the kernels of svod's plan, which all move data."""
+    """Flops, bytes read and bytes written of a direct loop; for a model, the sums over the kernels of svod's plan."""
     if case.flops or case.op != "model":
         return case.flops, case.bytes_read, case.bytes_written
     kernels = next((o.kernels for o in outcomes if o.kernels), ())

@@ -1,4 +1,4 @@
-"""From samples to figures: bounds, spreads, speed-ups, noise, geometric means. Pure functions; the formulas are in docs/measuring.md.
+"""Computes the figures from the samples: bounds, spreads, speed-ups, noise, geometric means. docs/measuring.md has the formulas.
 
     samples of each contestant, by round → median, spread, paired speed-ups, share of the ceiling → per case
     speed-ups of all cases → geometric means → per group, per suite
@@ -15,29 +15,29 @@ from svod.bench.race import Ratio, median_interval, paired_ratio
 from svod.bench.results import SVOD, CaseResult, ContestantResult, GroupResult, Load, Neighbour, Rates, Searching, Speedup, SuiteResult
 from svod.bench.roofline import Bound
 
-PRECISION = 0.01            # half the width of an interval of a speed-up that counts as known
-NOISY = 0.05                # half the width of the interval of the speed-up over the best peer: more is said
-BUSY = 0.10                 # share of the machine that others may use: less slows all contestants of a round alike
-PLACEMENTS = 3              # round r is of operands in memory r mod PLACEMENTS
+PRECISION = 0.01            # a speed-up counts as known up to this half width of its interval
+NOISY = 0.05                # a case is noisy above this half width of the speed-up over the best peer
+BUSY = 0.10                 # share of the machine that others may use: up to it, all contestants of a round slow down alike
+PLACEMENTS = 3              # round r uses the operands of placement r mod PLACEMENTS
 ALL = "all"
 BEST_PEER = "best peer"
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A contestant and its samples in order of the rounds, from the first one on; None for one that has none of its own."""
+    """A contestant and its samples in order of the rounds, from the first one on; None where it has no samples of its own."""
 
     outcome: ContestantResult
     seconds: Sequence[float] | None
 
 
 def bound_beside(bound: Bound, flops: float, rate: float) -> Bound:
-    """The bound of a kernel that arithmetic limits, where that alone ran at `rate` flops per second in the rounds of the kernel."""
+    """The bound of a kernel that arithmetic limits, given the `rate` in flops per second of bare arithmetic in the same rounds."""
     return replace(bound, seconds=flops / rate, flops_per_second=rate)
 
 
 def spread_of(seconds: Sequence[float]) -> float:
-    """Half the width of the 95 % interval of the median, on the scale of logarithms; below six samples half the range of all."""
+    """Half the width of the 95 % interval of the median, on a logarithmic scale; for fewer than six samples, half their range."""
     low, high = median_interval(seconds) or (min(seconds), max(seconds))
     return 0.5 * math.log(high / low)
 
@@ -71,8 +71,8 @@ def judge_case(*, name: str, title: str, suite: str, group: str, dtype: str, sha
 
 
 def _speedup(times: Sequence[float], other: Sequence[float]) -> Speedup:
-    """Paired by round. The interval has the medians of all placements in it: it is as wide as what where operands lie makes of the ratio,
-    however many rounds there were."""
+    """The speed-up, paired by round. Its interval includes the median of each placement of the operands, so more rounds do not make it
+    narrower than the effect of the placement."""
     rounds = min(len(times), len(other))
     ratio: Ratio = paired_ratio(other[:rounds], times[:rounds])
     if ratio.low <= 0.0 or not math.isfinite(ratio.high):
@@ -82,7 +82,7 @@ def _speedup(times: Sequence[float], other: Sequence[float]) -> Speedup:
 
 
 def neighbour_of(case: CaseResult, work: float, name: str, title: str, its_work: float, seconds: Sequence[float]) -> Neighbour:
-    """`case` against its round neighbour, whose samples of the same rounds are `seconds`. The `work` of both is in the same unit."""
+    """`case` against its round neighbour, which took `seconds` in the same rounds. `work` and `its_work` have the same unit."""
     best = case.svod
     if best is None:
         return Neighbour(name, title, statistics.median(seconds), None, f"{case.name} has no time")
@@ -93,12 +93,12 @@ def neighbour_of(case: CaseResult, work: float, name: str, title: str, its_work:
 
 
 def half_width(s: Speedup) -> float:
-    """Half the width of the interval, on the scale of logarithms; infinite without one."""
+    """Half the width of the interval, on a logarithmic scale; infinite without an interval."""
     return 0.5 * math.log(s.high / s.low) if s.low is not None and s.high is not None else math.inf
 
 
 def _noise(case: CaseResult) -> str | None:
-    """Why the speed-up over the best peer is doubtful, and the times where there is no peer; None where they are not."""
+    """Why the speed-up over the best peer is doubtful, or the time where there is no peer; None where it is not."""
     if case.load is not None and case.load.foreign + case.load.steal > BUSY:
         return f"others used {100 * (case.load.foreign + case.load.steal):.0f} % of the machine"
     own, best = case.svod, case.outcome(case.best_peer or "")
@@ -117,19 +117,19 @@ def _precision(half_width: float) -> str:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """exp(mean(log)); of positive numbers, at least one."""
+    """exp(mean(log)) of at least one positive number."""
     return math.exp(statistics.fmean(math.log(v) for v in values))
 
 
 def group_results(cases: Sequence[CaseResult]) -> tuple[GroupResult, ...]:
-    """Geometric means per group, in order of appearance, and over everything. A case in which either side has no time is left out of
-    that mean, and `cases` says how many went in; one in which both are the same code counts as 1."""
+    """Geometric means of each group, in order of appearance, and of all cases. A mean leaves out the cases in which either side has no
+    time; `cases` counts those that it includes. Where both sides are the same code, the case counts as 1."""
     names = list(dict.fromkeys(c.group for c in cases))
     return tuple(_means(group, [c for c in cases if group in (c.group, ALL)]) for group in ((*names, ALL) if len(names) > 1 else names))
 
 
 def suite_results(cases: Sequence[CaseResult]) -> tuple[SuiteResult, ...]:
-    """What the suites of a run show, in order of appearance."""
+    """The figures of each suite of a run, in order of appearance."""
     members: dict[str, list[CaseResult]] = {}
     for c in cases:
         members.setdefault(c.suite, []).append(c)

@@ -1,7 +1,7 @@
-"""Other libraries computing the cases of the suites: one small file each, named after the library.
+"""Other libraries that compute the cases of the suites; each has one small file, named after it.
 
-A peer's `prepare` builds the case's operation over the given operands, with outputs preallocated where the library takes them, and compiles
-or optimises it as its users would. Every peer gets as many threads as svod. A library that is not installed is left out, and said to be.
+A peer's `prepare` builds the operation of a case over the given operands and compiles or optimises it as users of the library would. The
+output is preallocated where the library allows it. Every peer gets as many threads as svod. A missing library is left out and reported.
 """
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4       # malloc.h
 
 @dataclass(frozen=True)
 class PreparedPeer:
-    """A case, ready to be timed. `run(n)` runs it n times back to back and returns when all are done; `output()` is the result of the last
-    run, bfloat16 as float32. `identity`: equal for two contestants that run the same code; None: it is not known to be the same. `again`:
-    prepares the same code over other operands, where `prepare` of the contestant would do more."""
+    """A case, ready to be timed. `run(n)` runs it n times back to back and returns when all runs are done. `output()` is the result of the
+    last run, with bfloat16 as float32. `identity` is equal for two contestants that run the same code, and None where that is unknown.
+    `again` prepares the same code over other operands, where the contestant's `prepare` would do more."""
 
     run: Callable[[int], None]
     output: Callable[[], Array]
@@ -44,14 +44,14 @@ Prepare = Callable[[Case, Sequence[Array]], PreparedPeer]
 
 
 class Peer(Protocol):
-    """A contestant of every case. `outputs`: in words, whether outputs are preallocated."""
+    """A contestant of every case. `outputs` says, in words, whether outputs are preallocated."""
 
     name: str
     version: str
     outputs: str
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
-        """Raises UnsupportedError for what the library does not have; any other error counts as its failure."""
+        """Prepare a case. Raises UnsupportedError where the library lacks the operation; any other error counts as its failure."""
         ...
 
 
@@ -72,7 +72,7 @@ LIBRARIES = {
 
 
 def parse_peers(text: str) -> list[str]:
-    """Names joined by commas; "" and "none" are no peers, "all" is all. Raises ConfigError for an unknown one, saying what exists."""
+    """Names from `text`, joined by commas: "" and "none" give no peers, "all" gives all. Raises ConfigError for an unknown name."""
     names = list(dict.fromkeys(filter(None, (p.strip().lower() for p in text.split(",")))))
     if names == ["none"]:
         return []
@@ -85,7 +85,7 @@ def parse_peers(text: str) -> list[str]:
 
 
 def load_peers(names: Sequence[str], threads: int) -> tuple[list[Peer], list[PeerInfo]]:
-    """The peers that are installed, each told to use `threads` threads, and what is to be said about all that were asked for."""
+    """The installed ones of the peers in `names`, each with `threads` threads, and the facts about every peer in `names`."""
     keep_freed_memory()
     peers: list[Peer] = []
     infos: list[PeerInfo] = []
@@ -97,7 +97,7 @@ def load_peers(names: Sequence[str], threads: int) -> tuple[list[Peer], list[Pee
             continue
         try:
             peer: Peer = getattr(importlib.import_module(library.module), library.peer)(threads)
-        except ImportError as e:        # installed, and cannot be loaded: another build, a missing system library
+        except ImportError as e:        # installed but not loadable: another build, a missing system library
             infos.append(PeerInfo(name, None, f"it cannot be imported: {e}", None, ""))
             continue
         peers.append(peer)
@@ -106,9 +106,9 @@ def load_peers(names: Sequence[str], threads: int) -> tuple[list[Peer], list[Pee
 
 
 def keep_freed_memory() -> None:
-    """Tell the C library to keep what is freed, for the rest of the process. As it is set up, whether a library that returns a new array
-    every run gets the same pages again, or has the system make new ones (a millisecond for 12 MB), depends on what was allocated in the
-    process before. svod's own large arrays are kept as well. Only glibc can be told."""
+    """Make the C library (glibc only) keep freed memory for the rest of the process. By default earlier allocations decide whether a
+    library that returns a new array every run gets the same pages again or new ones from the system, which take a millisecond for 12 MB.
+    The setting also applies to svod's own large arrays."""
     tell = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if tell is not None:
         tell(M_MMAP_MAX, 0)
@@ -116,7 +116,7 @@ def keep_freed_memory() -> None:
 
 
 def calls(function: Callable[[], object]) -> Callable[[int], None]:
-    """`run` of a library that has no way of its own to run something n times."""
+    """`PreparedPeer.run` for a library that cannot repeat a call by itself."""
     def run(times: int) -> None:
         for _ in range(times):
             function()

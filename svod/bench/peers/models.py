@@ -1,8 +1,8 @@
-"""The models of experiments/models in terms of layers, so that every library can run them, with the weights of the svod model.
+"""The models of experiments/models in terms of layers, so that every library can run them with the weights of the svod model.
 
     forward(layers, "resnet18", model, x)      layers.conv2d(…), layers.batch_norm(…), …
 
-A library's `Layers` computes at once (torch), emits nodes (ONNX), or is traced (JAX).
+The `Layers` of a library compute at once (torch), emit nodes (ONNX) or are traced (JAX).
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ V = TypeVar("V")
 
 
 class Layers(Protocol[V]):
-    """V: a value of the library. Weights are NumPy arrays in torch's layouts; linear weights are (out, in)."""
+    """V is a value of the library. Weights are NumPy arrays in torch's layouts; linear weights are (out, in)."""
 
     def linear(self, x: V, weight: Array, bias: Array) -> V: ...
     def conv2d(self, x: V, weight: Array, stride: int, padding: int) -> V: ...
@@ -37,12 +37,12 @@ class Layers(Protocol[V]):
         ...
 
     def attention(self, query: V, key: V, value: V, heads: int, width: int, causal: bool) -> V:
-        """Operands and result (N, T, heads · width)."""
+        """Operands and result are (N, T, heads · width)."""
         ...
 
 
 def forward(layers: Layers[V], script: str, model: Any, x: V) -> V:
-    """The model of a script, applied to x. Raises UnsupportedError for a model that is not written here."""
+    """The model of `script`, applied to x. Raises UnsupportedError for a model without a version in layers."""
     if script not in MODELS:
         raise UnsupportedError(f"the model of {script} is written for svod only")
     result: V = MODELS[script](layers, model, x)

@@ -1,4 +1,4 @@
-"""JAX on the CPU: each case one jitted function, its operands on the device before the clock runs."""
+"""JAX on the CPU: each case is one jitted function, and its operands are on the device before timing starts."""
 from __future__ import annotations
 
 import math
@@ -15,26 +15,26 @@ from svod.errors import UnsupportedError
 
 set_default_environment(JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="2")
 
-import jax  # noqa: E402  # after what it reads when it is imported
+import jax  # noqa: E402  # it reads the variables set above when it is imported
 import jax.numpy as jnp  # noqa: E402
 from jax import lax  # noqa: E402
 
 
 class JaxPeer:
-    """The thread pool of the CPU client is made once in a process, with `threads` threads."""
+    """`threads` is the size of the CPU client's thread pool, which a process makes once."""
 
     name = "jax"
     version = str(jax.__version__)
     outputs = "a new array every run"
 
     def __init__(self, threads: int) -> None:
-        with changed_environment(NPROC=str(threads)):      # how many threads the client's pool gets
+        with changed_environment(NPROC=str(threads)):      # the size of the client's pool
             self.device = jax.devices("cpu")[0]
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         if case.op == "model":
             model, layers = load_model(case.options["script"], case.options["kind"]), _Layers()
-            function: Callable[..., Any] = lambda x: forward(layers, case.options["script"], model, x)  # noqa: E731  # as the others
+            function: Callable[..., Any] = lambda x: forward(layers, case.options["script"], model, x)  # noqa: E731
         elif case.op in OPERATIONS:
             options, operation = case.options, OPERATIONS[case.op]
             function = lambda *values: operation(options, *values)  # noqa: E731
@@ -92,7 +92,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 
 class _Layers:
-    """The layers of models, traced; weights become constants of the function."""
+    """The traced layers of models; weights become constants of the function."""
 
     def linear(self, x: Any, weight: Array, bias: Array) -> Any:
         return x @ weight.T + bias

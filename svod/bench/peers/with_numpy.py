@@ -1,4 +1,4 @@
-"""NumPy, as its users write it who care about speed: with `out=` and without temporaries where that is possible."""
+"""NumPy as written for speed: with `out=`, and without temporaries where that is possible."""
 from __future__ import annotations
 
 import math
@@ -16,14 +16,14 @@ Step = Callable[[], object]
 
 
 class NumpyPeer:
-    """`threads` bounds the threads of the BLAS behind NumPy; everything else in NumPy is single-threaded."""
+    """`threads` limits the threads of NumPy's BLAS; everything else in NumPy is single-threaded."""
 
     name = "numpy"
     version = np.__version__
     outputs = "preallocated where the function takes out="
 
     def __init__(self, threads: int) -> None:
-        if find_spec("threadpoolctl") is not None:      # without it BLAS takes the threads that the system allows, as svod does
+        if find_spec("threadpoolctl") is not None:      # without it BLAS takes all threads that the system allows
             from threadpoolctl import threadpool_limits
 
             self._limits = threadpool_limits(threads, "blas")
@@ -42,7 +42,7 @@ class NumpyPeer:
 def _matmul(options: Mapping[str, Any], out: Array, a: Array, b: Array) -> tuple[Step, str]:
     if out.dtype == np.float32:
         return lambda: np.matmul(a, b, out=out), ""
-    # NumPy has no fast product of these; sums of 1024 products of bytes are exact in float32 as well
+    # NumPy has no fast product of these types; sums of 1024 products of bytes are exact in float32
     product = np.zeros(out.shape, np.float32)
 
     def step() -> None:
@@ -133,7 +133,7 @@ def _axpy(options: Mapping[str, Any], out: Array, x: Array, y: Array) -> tuple[S
 
 
 WHY_NOT = {"gelu": "NumPy has no erf", "linear_gelu": "NumPy has no erf",
-           "model": "the models are not written for NumPy, which computes their reference"}
+           "model": "the models have no NumPy version, as NumPy computes their reference"}
 OPERATIONS: Mapping[str, Callable[..., tuple[Step, str]]] = {
     "matmul": _matmul,
     "conv2d": _conv2d,

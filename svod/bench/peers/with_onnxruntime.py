@@ -1,6 +1,6 @@
-"""ONNX Runtime on the CPU: a model of the case made with onnx.helper, optimised by the session, inputs and outputs bound once.
+"""ONNX Runtime on the CPU. onnx.helper makes a model of the case, and a session optimises it; inputs and outputs are bound once.
 
-Operands that are weights are initializers, which the session may pack.
+Weights become initializers, which the session may pack.
 """
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from svod.errors import UnsupportedError
 OPSET, IR_VERSION = 20, 9       # 20 is the first with Gelu
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "int8": TensorProto.INT8,
          "int32": TensorProto.INT32}
-NOT_THERE = ("NOT_IMPLEMENTED", "Type Error", "INVALID_GRAPH")      # how a session says that it has no kernel for an operation
+NOT_THERE = ("NOT_IMPLEMENTED", "Type Error", "INVALID_GRAPH")      # a session's words for an operation without a kernel
 
 
 class OnnxRuntimePeer:
-    """`threads` within an operation. Workers stop spinning when a run ends, so that they do not take cores from the next contestant."""
+    """`threads` work within an operation. They stop spinning when a run ends, so that they do not take cores from the next contestant."""
 
     name = "onnxruntime"
     version = str(ort.__version__)
@@ -51,7 +51,7 @@ class OnnxRuntimePeer:
 
         def run() -> None:
             session.run_with_iobinding(binding)
-            kept[:1] = kept[:1]         # the arrays live as long as what uses them
+            kept[:1] = kept[:1]         # the function keeps the bound arrays alive
         return PreparedPeer(calls(run), lambda: bfloat16_bits_to_float32(out) if case.out_dtype == "bfloat16" else out, True)
 
     def _session(self, model: Any) -> Any:
@@ -63,7 +63,7 @@ class OnnxRuntimePeer:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         try:
             return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        except Exception as e:      # the library raises classes of its own module without a common root
+        except Exception as e:      # the library's own errors have no common base class
             text = " ".join(str(e).split())
             if any(word in text for word in NOT_THERE):
                 raise UnsupportedError(f"ONNX Runtime does not run this on the CPU: {text:.120}") from None
@@ -71,7 +71,7 @@ class OnnxRuntimePeer:
 
 
 def build_model(case: Case, operands: Sequence[Array]) -> Any:
-    """The ONNX model of a case: inputs x0, x1, … and output y. Raises UnsupportedError for an operation that is not written here."""
+    """The ONNX model of a case, with inputs x0, x1, … and output y. Raises UnsupportedError for an operation without an ONNX version."""
     graph = _Graph(case.operands[0].shape)
     names = []
     for i, (a, o) in enumerate(zip(operands, case.operands, strict=True)):
@@ -94,7 +94,7 @@ def build_model(case: Case, operands: Sequence[Array]) -> Any:
 
 
 class _Graph:
-    """Nodes in the order they run; values are names. Also the `Layers` of models."""
+    """A graph: nodes in the order they run, with values as names. It is also the `Layers` of models."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape              # of x0

@@ -13,11 +13,11 @@ from svod.bench.peers.models import forward
 from svod.bench.suites.cases import Case, load_model
 from svod.errors import UnsupportedError
 
-Tensor = Any        # a torch.Tensor; types are checked without torch too
+Tensor = Any        # a torch.Tensor; mypy also runs without torch
 
 
 class TorchPeer:
-    """`threads` sets the threads within an operation."""
+    """`threads` work within an operation."""
 
     name = "torch"
     version = str(torch.__version__)
@@ -67,7 +67,7 @@ def _matmul(options: Mapping[str, Any], out: Tensor, a: Tensor, b: Tensor) -> Ca
 
 
 class _Layers:
-    """The layers of models, each one call. Weights become tensors once."""
+    """The layers of models, each a single call. Each weight becomes a tensor once."""
 
     def __init__(self) -> None:
         self._weights: dict[int, tuple[Array, Tensor]] = {}
@@ -116,7 +116,7 @@ class _Layers:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).reshape(n, t, features)
 
 
-# with a preallocated output
+# operations that take a preallocated output
 WRITING: Mapping[str, Callable[..., Callable[[], object]]] = {
     "matmul": _matmul,
     "softmax": lambda options, out, x: lambda: torch.softmax(x, -1, out=out),
@@ -126,7 +126,7 @@ WRITING: Mapping[str, Callable[..., Callable[[], object]]] = {
     "axpy": lambda options, out, x, y: lambda: torch.add(y, x, alpha=options["a"], out=out),
     "transpose": lambda options, out, x: lambda: out.copy_(x.t()),
 }
-# the function makes its output
+# operations that return a new output
 RETURNING: Mapping[str, Callable[..., Callable[[], Tensor]]] = {
     "linear_gelu": lambda options, x, w, b: lambda: functional.gelu(functional.linear(x, w, b)),
     "conv2d": lambda options, x, w: lambda: functional.conv2d(x, w, None, options["stride"], options["padding"], 1, options["groups"]),

@@ -1,1 +1,1 @@
-"""The HTML and Markdown report of a run."""
+"""The HTML and Markdown report of benchmark runs and searches."""

@@ -1,10 +1,10 @@
-"""The report's charts as shapes: where each line, mark and label stands. `templates/charts.html` draws them as inline SVG.
+"""The report's charts as shapes: the place of each line, mark and label. `templates/charts.html` draws them as inline SVG.
 
-Horizontal positions are parts of the width and vertical ones pixels, so that a chart fills whatever width it has while its text and marks
-keep their size. Labels that must not collide are placed twice, for a wide plot and for a narrow one; the style sheet shows one of the two.
+Horizontal positions are parts of the width and vertical ones are pixels: a chart fills its width, while its text and marks keep their size.
+Labels that must not collide are placed twice, for a wide and for a narrow plot; the style sheet shows one of the two.
 
-Every chart has a name for screen readers, and its figures stand in a table as well. Marks have titles (hover), and those of kernels are
-links to the kernel's row.
+Every chart has a name for screen readers, and a table repeats its figures. Marks show titles on hover; marks of kernels link to the
+kernel's row.
 """
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import ClassVar
 from svod.bench.report.data import SEVERAL, START, Course, Trial
 from svod.system import quantities as q
 
-WIDE, NARROW = 860.0, 250.0     # pixels of a plot that labels are placed for
+WIDE, NARROW = 860.0, 250.0     # widths in pixels that labels are placed for
 LETTER = 6.3                    # pixels of one character of a label, on average
 ROOF_HEIGHT = 400
 COURSE_HEIGHT = 190
-MAX_POINTS = 400                # of one course: the slowest are left out beyond
-SLOWEST_SHOWN = 5.0             # times the heuristic; slower ones are drawn at the upper edge
+MAX_POINTS = 400                # of one course; beyond it the slowest are left out
+SLOWEST_SHOWN = 5.0             # times the heuristic; slower points are drawn at the upper edge
 
 #: The symbol of each kind of step: shape as well as colour tells them apart.
 SYMBOLS: dict[str, str] = {
@@ -98,24 +98,24 @@ Shape = Line | Text | Symbol | Circle | Rect
 
 @dataclass(frozen=True)
 class Scale:
-    """Values to 0 … 1, logarithmic or linear."""
+    """Maps values from `low` … `high` to 0 … 1, logarithmically or linearly."""
 
     low: float
     high: float
     logarithmic: bool
 
     def at(self, value: float) -> float:
-        """Where a value lies; below 0 or above 1 outside."""
+        """The position of a value; below 0 or above 1 where it is outside."""
         if self.logarithmic:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def clamped(self, value: float) -> float:
-        """Where a value lies, or the nearer end."""
+        """The position of a value, or the nearer end where it is outside."""
         return min(1.0, max(0.0, self.at(value)))
 
     def ticks(self, most: int) -> list[float]:
-        """Round values inside, at most about so many."""
+        """Round values inside the range, about `most` at most."""
         if not self.logarithmic or self.high < 3 * self.low:
             step = _round_up((self.high - self.low) / most)
             return [i * step for i in range(math.ceil(self.low / step), math.floor(self.high / step + 1e-9) + 1)]
@@ -135,7 +135,7 @@ def _round_up(x: float) -> float:
 
 @dataclass(frozen=True)
 class Frame:
-    """A plot: its axes, and the shapes in it. `height`: of the plot area; the captions of x stand below it."""
+    """A plot: its axes and the shapes in it. `height` is that of the plot area in pixels; the captions of x stand below it."""
 
     x: Scale
     y: Scale
@@ -179,7 +179,7 @@ class Roof:
 
 @dataclass(frozen=True)
 class Point:
-    """A kernel on the roofline: flops per byte, and flops per second; `before`: with the heuristic, `peer`: of the best peer."""
+    """A kernel on the roofline: flops per byte, and flops per second of svod (`rate`), the heuristic (`before`) and the best peer."""
 
     name: str
     href: str
@@ -234,7 +234,7 @@ def _draw_roofs(f: Frame, roofs: Sequence[Roof], flat: float) -> Iterator[Shape]
 
 
 def _draw_points(f: Frame, points: Sequence[Point]) -> Iterator[Shape]:
-    """The kernels, over what they were before and what the best library reaches."""
+    """The kernels, above the marks of the heuristic and the best library."""
     ordered = sorted(points, key=lambda p: p.name)
     for p in ordered:
         x = f.x.at(p.intensity)
@@ -247,7 +247,7 @@ def _draw_points(f: Frame, points: Sequence[Point]) -> Iterator[Shape]:
         yield Circle(f.x.at(p.intensity), f.up(p.rate), 5, "tuned", p.title, p.href)
 
 
-#: Where a label may stand from its point, best first: (anchor, right, down) in pixels; far ones get a line to their point.
+#: Places of a label relative to its point, best first: (anchor, right, down) in pixels. A far label gets a line to its point.
 _NEAR = (("start", 9.0, 4.0), ("end", -9.0, 4.0), ("middle", 0.0, -10.0), ("middle", 0.0, 18.0), ("start", 9.0, 18.0), ("end", -9.0, 18.0),
          ("start", 9.0, -10.0), ("end", -9.0, -10.0))
 _FAR = tuple((anchor, 4.0 * (anchor == "end") - 4.0 * (anchor == "start"), down)
@@ -256,8 +256,8 @@ _Box = tuple[float, float, float, float]
 
 
 def _place(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width: float, cls: str) -> Iterator[Shape]:
-    """Names of points, as many as have room. Those that fit beside their point are placed first, the fastest first; then the others
-    further off, with lines to their points."""
+    """The names of as many points as have room. First come the names that fit beside their points, fastest points first; the others are
+    placed further off, with lines to their points."""
     taken: list[_Box] = []
     for y in (f.up(roof.rate) for roof in roofs if roof.flat):
         taken += [(0.0, y - 2, width, y + 2), (width - LETTER * 26, y - 20, width, y)]
@@ -299,7 +299,7 @@ def _is_free(box: _Box, taken: Sequence[_Box]) -> bool:
 
 @dataclass(frozen=True)
 class Bar:
-    """A speed-up with its interval; `cls` tells whom it is over."""
+    """A speed-up with its interval; `cls` is the class of the other contestant."""
 
     value: float
     low: float | None
@@ -327,7 +327,7 @@ def speedup_height(bars: Sequence[Bar]) -> int:
 
 
 def speedup_row(bars: Sequence[Bar], dots: Sequence[Bar], scale: Scale) -> list[Shape]:
-    """Bars from 1× to the speed-up, with the 95 % interval as a whisker; `dots` are other contestants on the first bar's line."""
+    """Bars from 1× to each speed-up, with the 95 % interval as a whisker; `dots` are other contestants on the line of the first bar."""
     height, one = speedup_height(bars), scale.at(1.0)
     shapes: list[Shape] = [Line(scale.at(t), 0, scale.at(t), height, "grid") for t in speedup_ticks(scale)]
     for i, bar in enumerate(bars):
@@ -352,9 +352,9 @@ def speedup_axis(scale: Scale) -> list[Shape]:
 # -- the course of a search -------------------------------------------------------------------------
 
 def course_charts(course: Course) -> list[Frame]:
-    """The best time over candidates, with every candidate, and over seconds, side by side; none where nothing was timed.
+    """Two charts: the best time over the number of candidates, with every candidate, and over seconds. Empty where nothing was timed.
 
-    Candidates are recorded when their round ends, so over seconds only the best is drawn."""
+    Candidates are recorded when their round ends, so the chart over seconds shows only the best time."""
     trials = list(course.trials)
     if len(trials) > MAX_POINTS:
         limit = sorted(t.seconds for t in trials)[MAX_POINTS]
@@ -369,7 +369,7 @@ def course_charts(course: Course) -> list[Frame]:
 
 def _course(course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], float], across: Scale, x_title: str,
             marked: Sequence[Trial]) -> Frame:
-    """The best time over `x_of`. `marked`: trials that are drawn; where there are none, those that were the best for a time are."""
+    """The best time over `x_of`. `marked` are the trials to draw; where it is empty, those that were best for a time are drawn."""
     times = [t.seconds for t in trials if marked or t.raced] or [t.seconds for t in trials]
     start = next((t.seconds for t in trials if t.kind == START), course.heuristic or max(times))
     top = max(min(max(times), SLOWEST_SHOWN * start), start * 1.15)
@@ -395,7 +395,7 @@ def _course(course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], flo
 
 
 def best_steps(trials: Sequence[Trial], x_of: Callable[[Trial], float]) -> list[tuple[float, Trial]]:
-    """Where the best time fell: (x, trial). Times count once they were raced: a screened time is one run's luck."""
+    """The points where the best time fell: (x, trial). Only raced times count: a screened time may be luck."""
     steps: list[tuple[float, Trial]] = []
     for t in trials:
         if t.raced and (not steps or t.seconds < steps[-1][1].seconds):
@@ -406,7 +406,7 @@ def best_steps(trials: Sequence[Trial], x_of: Callable[[Trial], float]) -> list[
 # -- where candidates went --------------------------------------------------------------------------
 
 def stacked(parts: Sequence[tuple[str, int]]) -> list[Shape]:
-    """One bar of (fate, count) parts, in proportion."""
+    """One bar of (fate, count) parts in proportion to their counts."""
     total = sum(n for _, n in parts) or 1
     shapes: list[Shape] = []
     x = 0.0

@@ -1,4 +1,4 @@
-"""What the report shows: the tuning database as plain data, and several runs as one.
+"""The data of the report: the tuning database as plain data, and several runs as one.
 
 The classes hold no reference to the database; `svod.tune.report_source` fills them in. Times are seconds, sizes bytes.
 """
@@ -15,7 +15,7 @@ from svod.bench.roofline import Ceilings
 
 OptText = str
 
-#: What the last step to a candidate changed, by opt: the colours of a search's course.
+#: The kinds of steps to a candidate, by the opt that changed: the colours of a search's course.
 KINDS: Mapping[str, frozenset[str]] = {
     "register tile": frozenset({"UPCAST", "UNROLL", "LANES", "TC"}),
     "loops": frozenset({"TILE", "ORDER", "SWAP", "PADTO"}),
@@ -28,7 +28,7 @@ KIND_OF = {op: kind for kind, ops in KINDS.items() for op in ops}
 
 
 class Fate(NamedTuple):
-    """Where a candidate of a search may end, and what that means."""
+    """The end of a candidate of a search, and its meaning."""
 
     name: str
     meaning: str
@@ -150,9 +150,9 @@ class Tuning:
 
 
 def kind_of_step(chain: Sequence[OptText], earlier: Iterable[Sequence[OptText]]) -> str:
-    """What a candidate changed against the nearest of those that were timed before it: a name of KINDS, SEVERAL or START.
+    """The change from the nearest earlier candidate to this one: a name of KINDS, SEVERAL or START.
 
-    Opts are in words (`UPCAST(o0, 8)`). A changed amount counts as its opt; more than one opt gained is a sketch or a seed."""
+    Opts are in words (`UPCAST(o0, 8)`). A changed amount counts as its opt; a sketch or a seed gains more than one opt."""
     mine = Counter(chain)
     nearest: tuple[int, Counter[str], Counter[str]] | None = None
     for other in earlier:
@@ -171,7 +171,7 @@ def kind_of_step(chain: Sequence[OptText], earlier: Iterable[Sequence[OptText]])
 
 
 def fates_of(counts: Mapping[str, int], ended: Mapping[str, int]) -> dict[str, int]:
-    """Candidates by the names of FATES. `counts`: the search's totals of what it never built; `ended`: measured candidates by fate."""
+    """Candidates by the names of FATES. `counts` has the search's totals of candidates not built, `ended` measured candidates by fate."""
     fates = {name: int(ended.get(name, 0)) for name, _ in FATES}
     fates["over a limit"] = int(counts.get("limited", 0))
     fates["duplicate"] = int(counts.get("duplicate", 0))
@@ -203,7 +203,7 @@ class Overview:
 
 
 def overview(runs: Sequence[Run]) -> Overview:
-    """The runs in order of time, and each case as it was measured last."""
+    """The runs in order of time, and the latest result of each case."""
     ordered = tuple(sorted(runs, key=lambda r: r.settings.started))
     cases: dict[str, CaseResult] = {}
     source: dict[str, Run] = {}

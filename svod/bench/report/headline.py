@@ -1,4 +1,4 @@
-"""The top of the report: its title, warnings, the figures that say most, and the first sentence; and what is missing from it."""
+"""The top of the report (title, warnings, key figures, first sentence), and the list of what is missing."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ TIMED_FATES = ("slow", "screened", "raced", "confirmed", "wrong")
 
 
 class KeyFigure(NamedTuple):
-    """A figure with what it is and what it is made of."""
+    """A figure with its name and its details."""
 
     figure: str
     what: str
@@ -32,7 +32,7 @@ def title(view: Overview, tuning: Tuning | None) -> str:
 
 
 def subtitle(view: Overview, tuning: Tuning | None) -> str:
-    """Threads, day, version and command or database."""
+    """The threads, the day, the version, and the command or the database."""
     run = view.latest
     if run is not None:
         parts = [q.count(run.machine.threads, "thread"), run.settings.started.split("T")[0], f"svod {run.versions.get('svod', '')}".strip(),
@@ -47,7 +47,7 @@ def subtitle(view: Overview, tuning: Tuning | None) -> str:
 
 
 def warnings(view: Overview) -> Iterator[str]:
-    """What a reader must know before the figures."""
+    """The facts that a reader must know before the figures."""
     if len(view.targets) > 1:
         yield (f"These runs are from {len(view.targets)} kinds of machine: ratios can be compared, times cannot. "
                "The ceilings shown are the latest run's.")
@@ -60,7 +60,7 @@ def warnings(view: Overview) -> Iterator[str]:
 
 
 def tiles(view: Overview, tuning: Tuning | None) -> list[KeyFigure]:
-    """The figures that say most, at most five."""
+    """The key figures, at most five."""
     tiles = (_gain(view, tuning), _peers(view), _ceiling(view), _kernels(view, tuning), _time(view, tuning))
     return [t for t in tiles if t is not None]
 
@@ -141,7 +141,7 @@ def verdict(view: Overview, tuning: Tuning | None) -> str:
 
 
 def gaps(view: Overview, tuning: Tuning | None) -> Iterator[str]:
-    """What is not in the report, and what would bring it."""
+    """The missing parts of the report, and the commands that add them."""
     if not view.cases:
         yield "comparisons with peers and shares of ceilings (no run was given: svod-bench run --json run.json)."
     else:

@@ -1,11 +1,11 @@
 """`svod-bench report`: one HTML file that opens offline, and the same figures as Markdown for a pull request.
 
     runs (svod.bench.results) + tuning database (as svod.bench.report.data.Tuning)
-        → overview: each case as measured last
-        → headline, sections and charts: what there is to show, worked out
-        → templates/: one file with its style sheet and its few lines of script inside
+        → overview: the latest result of each case
+        → headline, sections and charts: the data to show
+        → templates/: one file that contains its style sheet and its few lines of script
 
-The page needs no network and no script: scripts only make tables sortable and open all details for printing.
+The page needs neither a network nor scripts: scripts only make tables sortable and open all details for printing.
 """
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from svod.system.files import write_text
 
 NO_DATA = ("there is nothing to report: no run was given, and the tuning database knows no search. Measure with `svod-bench run --json "
            "run.json` and report with `svod-bench report run.json`, or tune a model with `svod-tune MODEL.py` first")
-#: Id, and name in the navigation, of each section; `templates/ID.html` gives nothing where its data is missing.
+#: The id of each section and its name in the navigation; `templates/ID.html` is empty where its data is missing.
 SECTIONS = (("roofline", "Roofline"), ("speedups", "Speed-ups"), ("next", "What to tune next"), ("cases", "All figures"),
             ("searches", "Candidates"), ("kernels", "Kernels"), ("machine", "Machine"))
-OPEN_KERNELS = 3        # whose details are open when the page is
-DRAWN_KERNELS = 60      # whose searches are drawn: a page of a large database has to stay quick to open
-#: The space within a quantity, between a number and its unit or within a number: no line ends there.
+OPEN_KERNELS = 3        # kernels whose details are open at first
+DRAWN_KERNELS = 60      # kernels whose searches are drawn: the page of a large database has to open quickly
+#: The space between a number and its unit, or within a number: no line breaks there.
 _IN_QUANTITY = re.compile(r"(?<=\d) (?=[GMkTµmn]?(?:FLOP|B|iB|s|min|h|%)|\d{3}\b)")
 _KINDS = ("read", "write", "write_stream", "copy", "copy_stream")
 
@@ -50,13 +50,13 @@ class Part(NamedTuple):
 
 
 def write_report(runs: Sequence[Run], tuning: Tuning | None, path: Path, *, now: datetime | None = None) -> None:
-    """Write the report of `runs` and of what a tuning database knows (`svod.tune.report_source.read_tuning`), either of which may be
-    missing; a reader sees the old file or the whole new one. Raises ConfigError when there is nothing to show, OSError."""
+    """Write the report of `runs` and of a tuning database (`svod.tune.report_source.read_tuning`); either may be missing. A reader sees the
+    old file or the whole new one. Raises OSError, and ConfigError when there is nothing to show."""
     write_text(path, render_html(runs, tuning, now=now))
 
 
 def render_html(runs: Sequence[Run], tuning: Tuning | None, *, now: datetime | None = None) -> str:
-    """The page. `now`: when it was made, as its foot says. Raises ConfigError when there is nothing to show."""
+    """The page. `now` is the date in its footer. Raises ConfigError when there is nothing to show."""
     context = _context(runs, tuning)
     templates = _templates("html")
     rendered = [Part(id_, name, Markup(templates.get_template(f"{id_}.html").render(context).strip())) for id_, name in SECTIONS]
@@ -65,8 +65,8 @@ def render_html(runs: Sequence[Run], tuning: Tuning | None, *, now: datetime | N
 
 
 def render_markdown(runs: Sequence[Run], tuning: Tuning | None = None) -> str:
-    """The headline, the geometric means and the table of cases for a pull request, with the chains of those of their kernels
-    that the database knows; without runs, all kernels of the database. Raises ConfigError when there is nothing to show."""
+    """The headline, the geometric means and the table of cases for a pull request. Kernels of the cases that the database knows follow with
+    their chains; without runs, all kernels of the database do. Raises ConfigError when there is nothing to show."""
     context = _context(runs, tuning)
     view: Overview = context["view"]
     measured = {k.key for c in view.cases for o in c.contestants for k in o.kernels}
@@ -100,7 +100,7 @@ def _templates(kind: str) -> Environment:
 
 
 def _no_break(value: object) -> object:
-    """What an expression of a page shows: nothing for None; in text, no line ends within a quantity."""
+    """The text of an expression in a page: empty for None, without line breaks within a quantity."""
     if value is None:
         return ""
     return _IN_QUANTITY.sub("\u00a0", value) if isinstance(value, str) and not isinstance(value, Markup) else value

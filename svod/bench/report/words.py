@@ -1,4 +1,4 @@
-"""How the report calls things, and what counts as a gain: functions that its sections and templates share."""
+"""The report's names for things and its limits: what its sections and templates share."""
 from __future__ import annotations
 
 import re
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from svod.bench.report.data import Overview, TunedKernel
 from svod.bench.results import CaseResult, Speedup
 
-FASTER = 1.02           # a gain worth calling one
-NEAR_CEILING = 0.8      # of the ceiling: nothing worth a search is left
-CUT_SHORT = ("budget spent", "interrupted")     # how searches end that had more to try
+FASTER = 1.02           # the least speed-up that counts as a gain
+NEAR_CEILING = 0.8      # share of the ceiling above which a search is not worth its time
+CUT_SHORT = ("budget spent", "interrupted")     # the ends of searches that had more to try
 
 
 def case_id(case: CaseResult) -> str:
@@ -18,17 +18,17 @@ def case_id(case: CaseResult) -> str:
 
 
 def peer_names(view: Overview) -> list[str]:
-    """Peers that have a time in some case, in order of appearance."""
+    """The peers that have a time in any case, in order of appearance."""
     return list(dict.fromkeys(o.name for c in view.cases for o in c.peers if o.median is not None))
 
 
 def over_best_peer(case: CaseResult) -> Speedup | None:
-    """svod at its best over the fastest peer."""
+    """The speed-up of the best svod contestant over the fastest peer."""
     return case.svod.speedups.get(case.best_peer) if case.svod is not None and case.best_peer is not None else None
 
 
 def over_heuristic(case: CaseResult) -> Speedup | None:
-    """Tuned over heuristic; one chain for both is the speed-up 1."""
+    """The speed-up of tuned over heuristic; 1 where both have the same chain."""
     tuned = case.outcome("tuned")
     if tuned is None or tuned.status != "ok":
         return None
@@ -36,7 +36,7 @@ def over_heuristic(case: CaseResult) -> Speedup | None:
 
 
 def side_of(speedup: Speedup) -> str:
-    """The class of a speed-up: ahead, behind, or level where it is within the spread."""
+    """The class of a speed-up: ahead or behind, or level where its interval holds 1."""
     return "level" if speedup.is_none else "ahead" if speedup.median > 1 else "behind"
 
 
@@ -51,13 +51,13 @@ def listed(names: Sequence[str]) -> str:
 
 
 def short_name(k: TunedKernel) -> str:
-    """Where a kernel comes from, without folders, and how many more places there are: `layer1.0.conv1 +1`; its name if that is unknown."""
+    """The first origin of a kernel without folders, and the number of others: `layer1.0.conv1 +1`. Its name where no origin is known."""
     origin = k.origins[0] + (f" +{len(k.origins) - 1}" if len(k.origins) > 1 else "") if k.origins else k.name
     return origin.rsplit("/", 1)[-1]
 
 
 def kernel_title(k: TunedKernel) -> str:
-    """Origin, kind and shape, which no two kernels of a model share."""
+    """Origin, kind and shape, which together are unique in a model."""
     return f"{short_name(k)} ({k.name} {k.shape})" if k.shape else short_name(k)
 
 

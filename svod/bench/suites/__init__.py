@@ -1,1 +1,1 @@
-"""What is benchmarked, and the right results."""
+"""The benchmarked cases and their reference results."""

@@ -1,8 +1,8 @@
-"""One benchmark, as data: what is computed, on which operands, and what it costs as a direct loop; and the kinds of cases there are.
+"""A benchmark case as data (its operation, its operands, its cost as a direct loop), and a function for each kind of case.
 
-A case names its operation; `reference.py` computes it in NumPy, each file of `peers/` with its library, and `build` with svod. Operands are
-drawn from a seed and are the same memory, or the same bits, for every contestant. An operand that is a weight is a constant of the model
-that the case is taken from: a contestant may arrange it before it is timed (svod packs it, ONNX Runtime gets it as an initializer).
+A case names its operation: `reference.py` computes it in NumPy, each file of `peers/` with its library, and `build` with svod. Operands are
+drawn from a seed; every contestant gets the same memory, or the same bits. A weight is a constant of the model that the case comes from: a
+contestant may pack it before the timing starts (svod does, and ONNX Runtime gets it as an initializer).
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1.5
 
 @dataclass(frozen=True)
 class CaseOperand:
-    """`fill`: normal, positive (uniform in ½ … 1½, for long sums whose relative error must mean something) or integers from -127 to 127."""
+    """`fill` is normal, positive (uniform in ½ … 1½, so that long sums have a meaningful relative error) or integers from -127 to 127."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -42,7 +42,7 @@ class CaseOperand:
         return math.prod(self.shape) * BY_NAME[self.dtype].itemsize
 
     def draw(self, rng: np.random.Generator) -> Array:
-        """Values, 64-byte aligned; bfloat16 as the uint16 of its bits."""
+        """Random values, 64-byte aligned; bfloat16 as the uint16 of its bits."""
         kind = BY_NAME[self.dtype]
         out = aligned_empty(math.prod(self.shape), kind).reshape(self.shape)
         if self.fill == "integers":
@@ -61,9 +61,9 @@ class CaseOperand:
 
 @dataclass(frozen=True)
 class Case:
-    """One benchmark. `build(*operands)` is the expression in svod: a function of Tensors that uses their methods only. `flops`: of a direct
-    loop, a multiply-add counts two, a function one; 0 where the plan of svod knows better (models). `neighbour`: a case of round extents
-    that this one's rate is held against."""
+    """One benchmark. `build(*operands)` is the expression in svod: a function of Tensors that uses only their methods. `flops` are those of
+    a direct loop, where a multiply-add counts two and a function one; models have 0, and svod's plan gives their number. `neighbour` is a
+    case of round extents whose rate this one's is compared with."""
 
     name: str
     title: str
@@ -80,7 +80,7 @@ class Case:
 
     @property
     def dtype(self) -> str:
-        """What the operation is about: the dtype of its operands."""
+        """The dtype of the first operand."""
         return self.operands[0].dtype
 
     @property
@@ -93,7 +93,7 @@ class Case:
 
     @property
     def work(self) -> float:
-        """What a rate counts: flops, or bytes where there are none."""
+        """The amount that a rate is based on: flops, or bytes for a case without flops."""
         return self.flops or float(self.bytes_read + self.bytes_written)
 
     @property
@@ -106,7 +106,7 @@ class Case:
         return TOLERANCE.get(self.dtype, 0.0)
 
     def draw(self, seed: int = 0) -> list[Array]:
-        """The operands' values; those of a name and a seed are always the same."""
+        """The operands' values; the name and the seed decide them."""
         rng = np.random.default_rng([seed, *self.name.encode()])
         return [o.draw(rng) for o in self.operands]
 
@@ -115,7 +115,7 @@ class Case:
 
 def matmul(name: str, title: str, a: tuple[int, ...], b: tuple[int, ...], dtype: str = "float32", *, suite: str = "core",
            group: str = "gemm") -> Case:
-    """a @ b, NumPy's rule. Bytes are multiplied exactly, into int32."""
+    """a @ b by NumPy's rules. A product of int8 is exact, in int32."""
     fill: Fill = "integers" if dtype == "int8" else "normal"
     out = a[:-1] + b[-1:] if len(b) > 1 else a[:-1]
     flops = 2 * math.prod(a) * (b[-1] if len(b) > 1 else 1)
@@ -191,13 +191,13 @@ def axpy(name: str, title: str, count: int) -> Case:
 
 
 def transpose(name: str, title: str, rows: int, columns: int) -> Case:
-    """A matrix, copied transposed."""
+    """A transposed copy of a matrix."""
     return Case(name, title, "core", "elementwise", "transpose", (CaseOperand((rows, columns)),), (columns, rows), "float32", 0.0,
                 lambda x: x.transpose(0, 1).contiguous())
 
 
 def model(name: str, title: str, script: str, kind: str, shape: tuple[int, ...], out_shape: tuple[int, ...]) -> Case:
-    """A model of experiments/models, with its weights as constants. Its input is the script's."""
+    """A model of experiments/models with its weights as constants, on the input of its script."""
     return Case(name, title, "models", "models", "model", (CaseOperand(shape),), out_shape, "float32", 0.0,
                 lambda x: load_model(script, kind)(x), {"script": script, "kind": kind})
 
@@ -206,8 +206,7 @@ _models: dict[str, Any] = {}
 
 
 def load_model(script: str, kind: str) -> Any:
-    """The model object: callable with a Tensor, and with `reference` in NumPy. Raises UnsupportedError where svod is installed without
-    experiments."""
+    """The model object: callable with a Tensor, with a NumPy `reference`. Raises UnsupportedError where experiments are not installed."""
     if script not in _models:
         if not (MODELS_DIR / f"{script}.py").exists():
             raise UnsupportedError(f"the suite 'models' runs the scripts of experiments/models; {MODELS_DIR} does not have {script}.py: "

@@ -1,6 +1,6 @@
-"""What the cases of the suites compute, in NumPy, written as the formulas are: in float64, or in int64 for integers. Not fast: right.
+"""The reference results of the cases in NumPy, computed in float64 or int64 directly from the formulas.
 
-    reference(case, operands) → array that every contestant's result is compared with
+    reference(case, operands) → the array that every contestant's result is compared with
 """
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def reference(case: Case, operands: Sequence[Array]) -> Array:
 
 
 def widen(array: Array, dtype: str) -> Array:
-    """An operand or a result of `dtype` in float64 or int64; bfloat16 comes as the uint16 of its bits, or as float32."""
+    """An operand or a result of `dtype` in float64 or int64. A bfloat16 `array` has the uint16 of its bits, or float32."""
     if dtype == "bfloat16" and array.dtype == np.uint16:
         array = bfloat16_bits_to_float32(array)
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
 
 
 def largest_error(got: Array, wanted: Array) -> float:
-    """max |got - wanted| / max |wanted|; infinite for another shape and for what is not a number."""
+    """max |got - wanted| / max |wanted|; infinite where the shapes differ or a value is NaN."""
     if got.shape != wanted.shape:
         return math.inf
     if not got.size:
@@ -40,7 +40,7 @@ def largest_error(got: Array, wanted: Array) -> float:
 
 
 def _matmul(options: Mapping[str, Any], a: Array, b: Array) -> Array:
-    if a.dtype.kind == "i":     # exact in float64, and a hundred times faster there
+    if a.dtype.kind == "i":     # float64 is exact for these, and a hundred times faster
         return np.asarray(np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64))
     return np.asarray(np.matmul(a, b))
 

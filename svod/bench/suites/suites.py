@@ -1,9 +1,9 @@
 """The benchmark suites.
 
-    core     the kernels models are made of, at the sizes they have there
-    odd      the shapes nobody rounds, each with the round neighbour that its rate is held against
-    models   the models of experiments/models, whole
-    random   kernels of the kinds of core, of extents that a seed decides (`random_kernels.py`)
+    core     the kernels that models consist of, at the sizes they have in models
+    odd      kernels with odd extents, each with a round neighbour to compare its rate with
+    models   the whole models of experiments/models
+    random   kernels of the kinds of core, with extents drawn from a seed (`random_kernels.py`)
 """
 from __future__ import annotations
 
@@ -78,8 +78,7 @@ SUITE_NAMES = (*SUITES, RANDOM)
 
 
 def parse_suites(text: str) -> tuple[str, ...]:
-    """Names of suites, joined by commas; "all" is every suite whose kernels do not depend on a seed. Raises ConfigError for an unknown one,
-    saying what exists."""
+    """Names of suites, joined by commas in `text`; "all" is every suite that does not depend on a seed. Raises ConfigError for others."""
     names = dict.fromkeys(filter(None, (p.strip().lower() for p in text.split(","))))
     unknown = [n for n in names if n not in (*SUITE_NAMES, "all")]
     if unknown or not names:
@@ -89,10 +88,8 @@ def parse_suites(text: str) -> tuple[str, ...]:
 
 
 def select_cases(suites: str, pattern: str = "*", *, seed: int = 0, count: int = RANDOM_COUNT) -> list[Case]:
-    """The cases of suites (`parse_suites`) whose name matches one of the patterns, which are joined by commas; `*` and `?` as in a shell.
-    `seed` and `count`: of the suite random.
-
-    Raises ConfigError for an unknown suite and for a pattern without a case, saying what exists."""
+    """The cases of `suites` (see `parse_suites`) whose names match one of the patterns, which are joined by commas; `*` and `?` work as in
+    a shell. `seed` and `count` are those of the suite random. Raises ConfigError for an unknown suite and for a pattern without a case."""
     names = parse_suites(suites)
     known = [c for name in names for c in (random_cases(count, seed) if name == RANDOM else SUITES[name])]
     chosen: dict[str, Case] = {}
