@@ -236,11 +236,10 @@ class BenchConfig(_Config):
 class PrepareConfig(_Config):
     """How a graph becomes an execution plan.
 
-    `beam` None: kernels that the database does not know get the heuristic. A width of 0 or `optimizer.noopt` make it None.
-    `constants`: "auto": the tensors that a function captured by `svod.jit` closes over are weights of its plan, computed with and arranged
-    once; "none": they are read anew in every run. A plan of `Tensor.prepare` has the constants it is told: its other inputs may be
-    rewritten between runs.
-    `opts` gives chains by kernel key, or by a prefix of it; they go before everything else.
+    `beam` None: kernels that the database does not know get the heuristic. A width of 0 or `optimizer.noopt` make it None. `constants`:
+    "auto": the tensors that a function captured by `svod.jit` closes over are weights of its plan, computed with and arranged once; "none":
+    they are read anew in every run. A plan of `Tensor.prepare` has the constants it is told: its other inputs may be rewritten between
+    runs. `opts` gives chains by kernel key, or by a prefix of it; they go before everything else.
     """
 
     beam: BeamConfig | None = None

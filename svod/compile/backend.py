@@ -35,9 +35,8 @@ class CompilerPair(ABC):
     """A renderer and a compiler: from a program to its source, its binary, and code that a queue can launch.
 
     `key` names the pair and its version in the keys of the object cache and in the tuning database. `revision` is raised with every change
-    of the code that svod generates. `optimize`: False gives code sooner and for buffers that begin
-    at a multiple of 64 bytes only; the search looks at most candidates this way. Each step raises CompileError for input that the step
-    before cannot have made."""
+    of the code that svod generates. `optimize`: False gives code sooner and for buffers that begin at a multiple of 64 bytes only; the
+    search looks at most candidates this way. Each step raises CompileError for input that the step before cannot have made."""
 
     name: str
     key: str

@@ -3,10 +3,9 @@
     weights = load("model.safetensors")            # {name: Tensor}, mapped: nothing is read before it is used, nothing copied
     save({"w": w, "b": b}, "model.safetensors")    # or .npz
 
-A safetensors file is 8 bytes, the length n of the header (unsigned, little-endian); n bytes of JSON,
-`{"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, …, "__metadata__": {…}}`, padded with spaces; and the data, to
-which the offsets are relative (https://github.com/huggingface/safetensors#format). svod begins the data at a multiple of
-64 bytes, the widest elements first.
+A safetensors file is 8 bytes, the length n of the header (unsigned, little-endian); n bytes of JSON, `{"name": {"dtype": "F32", "shape":
+[2, 3], "data_offsets": [begin, end]}, …, "__metadata__": {…}}`, padded with spaces; and the data, to which the offsets are relative
+(https://github.com/huggingface/safetensors#format). svod begins the data at a multiple of 64 bytes, the widest elements first.
 """
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Tensors from data and from nothing.
 
-Python data gets the default types (bool, int32, float32; int64 where an int needs it), a NumPy array keeps its own. A
-C-contiguous array is not copied: the tensor reads its memory when it is realised, and `assign` writes to it, unless the
-array is read-only.
+Python data gets the default types (bool, int32, float32; int64 where an int needs it), a NumPy array keeps its own. A C-contiguous array is
+not copied: the tensor reads its memory when it is realised, and `assign` writes to it, unless the array is read-only.
 """
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The suite random: kernels of the kinds of the suite core, with extents drawn from a seed. A seed gives the same kernels everywhere.
 
-Each kind comes as often as in core: kinds are dealt from a shuffled deck, which is reshuffled when it is used up. Extents are spread
-evenly on a logarithmic scale: a third are primes, a third are multiples of 16, a third stay as drawn. A case whose time at nominal rates
-is outside `LEAST_SECONDS` … `MOST_SECONDS` is drawn again, so that a kernel takes 50 µs to 30 ms on a machine a quarter to four times as
-fast.
+Each kind comes as often as in core: kinds are dealt from a shuffled deck, which is reshuffled when it is used up. Extents are spread evenly
+on a logarithmic scale: a third are primes, a third are multiples of 16, a third stay as drawn. A case whose time at nominal rates is
+outside `LEAST_SECONDS` … `MOST_SECONDS` is drawn again, so that a kernel takes 50 µs to 30 ms on a machine a quarter to four times as fast.
 """
 from __future__ import annotations
 

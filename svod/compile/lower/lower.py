@@ -10,9 +10,8 @@ Example, `UPCAST(o0, 16)` on y[i] = x[i] + 1 over 100 positions becomes
       i = MIN(b*16, 84)                       # the last tile is moved back, no mask
       STORE y[i:i+16] = LOAD x[i:i+16] + 1
 
-Extents that an amount does not divide: an output axis moves its last tile back (recomputing a few positions) where tiles are
-contiguous and the kernel does not read what it writes, else positions are guarded; a reduce axis runs its remainder as a second,
-shorter copy of the body.
+Extents that an amount does not divide: an output axis moves its last tile back (recomputing a few positions) where tiles are contiguous and
+the kernel does not read what it writes, else positions are guarded; a reduce axis runs its remainder as a second, shorter copy of the body.
 
 Extents that depend on variables: loops end where the variables say. Where an iteration covers several positions the body is there twice,
 for iterations that are wholly inside, and, for what those leave, in smaller steps (`Axes.tail_parts`): single rows, vectors under a

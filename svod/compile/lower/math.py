@@ -7,12 +7,11 @@ infinities, NaN, overflow and denormal arguments and results, and within `MAX_UL
 result; tested over all 16-bit floats and by dense sampling of the others). float16 and bfloat16 are computed in float32 and rounded.
 MULACC must be fused. SIN and COS hold their bound for |x| ≤ `SIN_DOMAIN`; beyond it the result is some number in [-1, 1].
 
-The polynomials were fitted by experiments/polynomials.py, which also prints the tables below. Methods: scaling by powers of two with
-one instruction where the target has it (SCALEB), else in two steps, with exponents that are read from the bits of `x + 1.5·2^23`
-(rounding and integer conversion in one addition); Cody and Waite's
-argument reduction (Software Manual for the Elementary Functions, 1980) with fused multiplications; log by its expansion around 1, and
-through atanh in float64; one rational function each for TANH and ERF of float32; double-double arithmetic (Dekker 1971) for POW of
-float64.
+The polynomials were fitted by experiments/polynomials.py, which also prints the tables below. Methods: scaling by powers of two with one
+instruction where the target has it (SCALEB), else in two steps, with exponents that are read from the bits of `x + 1.5·2^23` (rounding and
+integer conversion in one addition); Cody and Waite's argument reduction (Software Manual for the Elementary Functions, 1980) with fused
+multiplications; log by its expansion around 1, and through atanh in float64; one rational function each for TANH and ERF of float32;
+double-double arithmetic (Dekker 1971) for POW of float64.
 """
 from __future__ import annotations
 

@@ -5,11 +5,10 @@
     …                            as many as there are lanes
 
 The same for STORES, the other way round. Where vectors have masks (`ragged`), fewer than `lanes` accesses make a part of a square, whose
-rows are loaded and stored under a mask: 14 columns of 16 channels are 16 masked stores of 14 elements. Loads under one mask per lane make
-a square whose rows are loaded where the mask of the lane says so. It stands last, on straight-line
-code, where unrolled positions are side by side; a copy that packs a matrix, a transpose kernel and a convolution that stores channels as
-lanes all come out of it. Loads move up to the first of their group, stores down to the last, so groups whose memory is also accessed in
-the other direction are left alone.
+rows are loaded and stored under a mask: 14 columns of 16 channels are 16 masked stores of 14 elements. Loads under one mask per lane make a
+square whose rows are loaded where the mask of the lane says so. It stands last, on straight-line code, where unrolled positions are side by
+side; a copy that packs a matrix, a transpose kernel and a convolution that stores channels as lanes all come out of it. Loads move up to
+the first of their group, stores down to the last, so groups whose memory is also accessed in the other direction are left alone.
 """
 from __future__ import annotations
 

@@ -7,9 +7,8 @@
 
 What a program is launched with follows from its SINK, and from what lowering decided. The arg of a PROGRAM is a ProgramSpec or None: what
 is said in it wins over what the kernel says, but for what it leaves empty. `svod.tune.chains` makes the code of plans this way; who has
-stages
-from elsewhere (LINEAR of their own, an object that another compiler made) puts them in their places, and `build` makes what is missing. A
-search takes the same steps without the node: it verifies each of its many candidates by running it.
+stages from elsewhere (LINEAR of their own, an object that another compiler made) puts them in their places, and `build` makes what is
+missing. A search takes the same steps without the node: it verifies each of its many candidates by running it.
 """
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Sketches of attention in one pass over blocks of the keys: a tile of queries, the loop over blocks around it, each block in a near
-cache.
+"""Sketches of attention in one pass over blocks of the keys: a tile of queries, the loop over blocks around it, each block in a near cache.
 
     TILE(o1, T)  ORDER(o1, r0, o1.in, o2)  STAGE(scores, r0) …     for queries by T: for blocks: { scores, maxima, weights, sums, parts };
                                                                    for queries in T: (m, s, a) = expsum(…)

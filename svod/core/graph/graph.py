@@ -1,10 +1,9 @@
 """The graph level: shapes of nodes, and the constructors that Tensor operations use (docs/ir.md, section 1).
 
 `shape_of(u)` infers the shape of a graph node from its sources and caches it on the node. A shape is a tuple of ints, or of Dims where
-extents depend on variables (`svod.core.ir.variable`). `shape_of` does all validation, so the same rules check a node built by hand
-and a node built by a constructor. A
-constructor normalises its argument (negative axes, a -1 in a shape), drops what changes nothing (a reshape to the same
-shape, a permutation of a permutation) and returns a valid node or raises ShapeError with the operation and the shapes.
+extents depend on variables (`svod.core.ir.variable`). `shape_of` does all validation, so the same rules check a node built by hand and a
+node built by a constructor. A constructor normalises its argument (negative axes, a -1 in a shape), drops what changes nothing (a reshape
+to the same shape, a permutation of a permutation) and returns a valid node or raises ShapeError with the operation and the shapes.
 
 Nodes without elements do not survive: a constructor whose result has an extent 0 returns a zero CONST expanded to that
 shape, and one that consumes such a node (a reduction, PAD, GATHER) returns the constant it comes to. So a graph whose

@@ -5,10 +5,9 @@
     CONTIGUOUS(CAT(x, y))   →   AFTER(BUFFER b, ASSIGN(SHRINK(b, 0…3), x), ASSIGN(SHRINK(b, 3…5), y))
 
 The first costs every element a select per part and no memory; it is fused like any elementwise work. The second is a kernel per part that
-writes its slice of the buffer (svod.core.schedule.schedule), and costs every element one store, however many parts there are. So what
-gets a buffer
-anyway (an output, CONTIGUOUS) is stored, and what would pass an element through more than MOST_SELECTS of nested selects is. Nothing is
-added up, so NaN, -0.0 and bools pass through.
+writes its slice of the buffer (svod.core.schedule.schedule), and costs every element one store, however many parts there are. So what gets
+a buffer anyway (an output, CONTIGUOUS) is stored, and what would pass an element through more than MOST_SELECTS of nested selects is.
+Nothing is added up, so NaN, -0.0 and bools pass through.
 
 It stands first in `normalize`: the rules that follow simplify what it leaves.
 """

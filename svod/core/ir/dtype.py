@@ -1,10 +1,9 @@
 """Element types and the one promotion rule.
 
-Promotion (`promote`): bool < unsigned/signed integers < floats. Two integers of the same
-signedness give the wider; signed with unsigned gives the narrowest signed type that holds both
-(uint64 with a signed type gives float64, as NumPy does); a float with anything not float keeps the
-float; two floats give the wider, float16 with bfloat16 gives float32. A Python scalar never widens
-a tensor of its own kind: `int8 + 1` is int8, `int8 + 1.0` is the default float (float32).
+Promotion (`promote`): bool < unsigned/signed integers < floats. Two integers of the same signedness give the wider; signed with unsigned
+gives the narrowest signed type that holds both (uint64 with a signed type gives float64, as NumPy does); a float with anything not float
+keeps the float; two floats give the wider, float16 with bfloat16 gives float32. A Python scalar never widens a tensor of its own kind:
+`int8 + 1` is int8, `int8 + 1.0` is the default float (float32).
 """
 from __future__ import annotations
 

@@ -4,10 +4,9 @@
 
 The turns of a loop of calls are one, what variables of calls are bound to (`svod.core.schedule.calls`), what an extent comes to
 (`svod.core.ir.variable`), and the dimensions of a launch (`Launch`, made by `svod.core.schedule.thread_indices`). It consists of the
-operations below and
-nothing else: what decides how much memory is touched is kept so small that it can be read. Arithmetic is that of 64-bit integers, and what
-leaves them, or the integers that it is CAST to, is an error instead of another number. How often compiled loops run is plain data, made
-from such expressions (`svod.compile.lower.program.Count`).
+operations below and nothing else: what decides how much memory is touched is kept so small that it can be read. Arithmetic is that of
+64-bit integers, and what leaves them, or the integers that it is CAST to, is an error instead of another number. How often compiled loops
+run is plain data, made from such expressions (`svod.compile.lower.program.Count`).
 """
 from __future__ import annotations
 

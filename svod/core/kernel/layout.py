@@ -20,9 +20,8 @@ SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the
 
 
 class Layout(NamedTuple):
-    """How a staged value lies in memory. Element (p0, p1, …) stands at Σ stride·p, that of the tiled dim at (p // tile)·outer + p %
-    tile. Where tiles do not divide the dim, the last one is moved back, as its readers' is; the overlap with the one before is stored
-    twice."""
+    """How a staged value lies in memory. Element (p0, p1, …) stands at Σ stride·p, that of the tiled dim at (p // tile)·outer + p % tile.
+    Where tiles do not divide the dim, the last one is moved back, as its readers' is; the overlap with the one before is stored twice."""
 
     extents: tuple[int, ...]
     strides: tuple[int, ...]

@@ -180,9 +180,8 @@ class Indexing(Functions):
         return graph.alu(Ops.WHERE, valid, flat, graph.full(shape, -1, dtype))
 
     def take(self, index: Operand, axis: int | None = None) -> Self:
-        """Elements at integer positions along `axis` (None: of the flattened tensor): shape
-        `shape[:axis] + index.shape + shape[axis+1:]`. A position outside is a TensorIndexError in a number, list or array; in a tensor it
-        reads 0."""
+        """Elements at integer positions along `axis` (None: of the flattened tensor): shape `shape[:axis] + index.shape + shape[axis+1:]`.
+        A position outside is a TensorIndexError in a number, list or array; in a tensor it reads 0."""
         if axis is None:
             return self.ravel().take(index, 0)
         at = self._axis("take", axis)

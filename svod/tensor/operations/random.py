@@ -1,6 +1,5 @@
-"""Seeded random numbers from Threefry-2x32, a counter-based generator: element i of the n-th call is a function of
-(seed, n, i), built from integer operations on IOTA. Nothing is stored, every element is computed where it is read, and a
-tensor read twice holds the same numbers.
+"""Seeded random numbers from Threefry-2x32, a counter-based generator: element i of the n-th call is a function of (seed, n, i), built from
+integer operations on IOTA. Nothing is stored, every element is computed where it is read, and a tensor read twice holds the same numbers.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011; 20 rounds.
 """

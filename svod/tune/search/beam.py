@@ -15,9 +15,8 @@ show how far the predictions for this kernel are wrong. Only the random fifth ma
 
 A beam wider than FIRST_WIDTH begins with that width. Where the search would end for lack of gains, the width is doubled: a wide beam begins
 as a narrow one does, candidate by candidate, and finds no less. A beam that widens takes the best of all that was raced; the proposals that
-the narrow one had no room for are still queued.
-With `BEAM_STRICT=reference` the rules are those of the reference systems: single actions only, all of them measured, and a beam of the full
-width from the start, taken from the latest round.
+the narrow one had no room for are still queued. With `BEAM_STRICT=reference` the rules are those of the reference systems: single actions
+only, all of them measured, and a beam of the full width from the start, taken from the latest round.
 """
 from __future__ import annotations
 
