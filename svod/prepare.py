@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import sys
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -340,26 +339,6 @@ def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareCo
 def choose_all(unbound: UnboundPlan, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> dict[str, Choice]:
     """A chain for every kernel, without a search."""
     return {key: choose(kernel, compiler, config, db) for key, kernel in unbound.kernels.items()}
-
-
-def sources_of(plan: ExecutionPlan) -> dict[str, int]:
-    """How many kernels of a plan run with a chain of each source: {'database': 21, 'heuristic': 2}."""
-    out: dict[str, int] = {}
-    for k in plan.kernels:
-        out[k.opts_source] = out.get(k.opts_source, 0) + 1
-    return out
-
-
-def measure(plan: ExecutionPlan, seconds: float = 0.5) -> float:
-    """Median seconds of one execution, over at least five and about `seconds` of them."""
-    plan.execute()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        plan.execute()
-        times.append(time.perf_counter() - start)
-    return float(np.median(times))
 
 
 def buffers_under(nodes: Iterable[UOp]) -> set[UOp]:

@@ -9,6 +9,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,8 @@ LEAST_RUNS, SECONDS = 20, 1.0
 
 if find_spec("svod") is None:
     sys.path.insert(0, str(ROOT))
-_missing = [name for name in ("numpy", "llvmlite", "sqlite_utils", "platformdirs") if find_spec(name) is None]
+_needed = ("numpy", "llvmlite", "sqlite_utils", "platformdirs", "rich", "jinja2", "msgspec", "click")
+_missing = [name for name in _needed if find_spec(name) is None]
 if _missing:
     sys.exit(f"svod needs {', '.join(_missing)}, which {sys.executable} does not have. Paste this:\n\n    {INSTALL_LINE}\n")
 
@@ -29,7 +31,6 @@ import numpy as np  # noqa: E402  # after the check above
 
 import svod  # noqa: E402
 from svod.compile.plan.execution_plan import ExecutionPlan  # noqa: E402
-from svod.prepare import sources_of  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 
@@ -88,7 +89,8 @@ def run_at_lengths(model: Callable[[svod.Tensor], svod.Tensor], x: Array, refere
 
 
 def _kernels(plan: ExecutionPlan) -> str:
-    return f"{len(plan.kernels)} kernels: " + ", ".join(f"{n} {source}" for source, n in sorted(sources_of(plan).items()))
+    sources = Counter(k.opts_source for k in plan.kernels)
+    return f"{len(plan.kernels)} kernels: " + ", ".join(f"{n} {source}" for source, n in sorted(sources.items()))
 
 
 def _checked(y: svod.Tensor, wanted: Array) -> float:

@@ -2,7 +2,7 @@
 
 A Buffer belongs to one BUFFER UOp and lives as long as somebody holds that UOp: the registry is weak, and a tensor, a
 plan or a graph that still needs the content holds the node. Memory that svod allocates begins at a multiple of 64 bytes,
-a cache line and the widest vector register; memory taken over from NumPy begins where it begins (`alignment`). A file is mapped
+a cache line and the widest vector register; memory taken over from NumPy begins where NumPy put it. A file is mapped
 (`map_file`) and its parts become buffers without being read.
 """
 from __future__ import annotations
@@ -82,11 +82,6 @@ class Buffer:
     def address(self) -> int:
         """Address of the first byte."""
         return int(self.array.ctypes.data)
-
-    @property
-    def alignment(self) -> int:
-        """The largest power of two up to 64 that divides the address."""
-        return min(ALIGNMENT, self.address & -self.address or ALIGNMENT)
 
     def bind(self, array: Array) -> None:
         """Make `array` the memory: a user's array, or a piece of an arena. A read-only array makes the buffer read-only."""

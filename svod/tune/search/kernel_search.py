@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from svod.bench.race import Ratio
 from svod.config import BeamConfig
@@ -91,14 +91,6 @@ def _finalists(ranked: Sequence[Candidate], count: int, most: int) -> list[Candi
             families.add(tiling_family(c.state))
             chosen.append(c)
     return chosen
-
-
-class SpeedupInterval(NamedTuple):
-    """The heuristic's time over the winner's, with its 95 % interval."""
-
-    low: float = 1.0
-    middle: float = 1.0
-    high: float = 1.0
 
 
 @dataclass(frozen=True)
