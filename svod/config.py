@@ -175,8 +175,7 @@ class _Config:
 
     @classmethod
     def from_env(cls, **given: Any) -> Self:
-        """The configuration the environment asks for, but for the options given: their variables are not read. Raises ConfigError for a
-        variable with an unusable value."""
+        """The configuration of the environment; the options `given` win. Raises ConfigError for a variable with an unusable value."""
         return cls(**cls._env_values(given))
 
 

@@ -382,8 +382,7 @@ class _Reader:
         self.runs: dict[str, int] = {}
 
     def read(self, data: bytes, *, whole: bool) -> None:
-        """Read the file's content. `whole`: the file should be complete; else its last line may be cut off, as its process may have been
-        killed."""
+        """Read the file's content. Unless `whole`, its last line may be cut off: its process may have been killed."""
         if not data.strip():
             raise FormatError(f"{self.file} is empty; {MAKE_ONE}")
         lines = data.split(b"\n")

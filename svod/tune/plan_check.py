@@ -129,8 +129,7 @@ class PlanCheck:
 
 
 def differs(heuristic: float, ratio: Ratio, promised: float) -> bool:
-    """Whether even the end of a measured ratio's interval that is nearer to the promised gain is more than 15 % of it away, and 2 % of the
-    plan's time."""
+    """Whether the nearer end of a measured ratio's interval misses the promised gain by 15 % of it, and by 2 % of the plan's time."""
     if ratio.low <= 0.0:        # too few rounds for an interval say nothing
         return False
     least, most = heuristic * (1.0 - ratio.high), heuristic * (1.0 - ratio.low)

@@ -37,14 +37,12 @@ REVISION = 1            # of the loops and of what is made of their times
 
 @lru_cache(maxsize=16)
 def measured_cost(name: str) -> float:
-    """Vector multiply-adds of float32 in the time of one instruction `name` of DOTS (one without tiles) on this machine: one of COSTS.
-    The first call on a machine takes some 30 ms."""
+    """Vector multiply-adds of float32 in the time of one instruction `name` of DOTS here: one of COSTS. The first call takes 30 ms."""
     return kept_cost(data_dir() / "dot_rates.json", name)
 
 
 def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float]] | None = None) -> float:
-    """The cost of an instruction from the records at `path`; where these have none, it is measured, and kept if possible. `measure`:
-    default `measure_times`."""
+    """The cost of an instruction from the records at `path`, else measured with `measure` (default: `measure_times`) and recorded."""
     target = host_target()      # LLVM's name of the processor may be a relative's
     key = f"{platform.node()}/{replace(target, threads=1).key}/{name}/revision {REVISION}"
 

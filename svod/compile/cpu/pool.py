@@ -112,8 +112,7 @@ class Pool:
         return arena.address
 
     def run(self, records: Sequence[tuple[int, int, int, int, int, int, int]], scratch_bytes: int = 0, repeats: int = 1) -> None:
-        """Run launches in order: (entry, args address, vars address, begin, end, threads, chunks) each. For single calls and tests; an
-        `ExecutionPlan` keeps its records."""
+        """Run launches in order: (entry, args address, vars address, begin, end, threads, chunks) each. For single calls and tests."""
         memory = np.zeros((len(records) + 1, rt.LAUNCH_BYTES // 8), np.int64)
         for row, record in zip(memory, records, strict=False):
             row[:7] = record

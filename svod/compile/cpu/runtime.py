@@ -76,8 +76,7 @@ _PAUSE = {
 
 
 def runtime_ir(arch: str) -> str:
-    """LLVM IR of the runtime for `arch` ("x86_64", "aarch64"; another one spins without a pause instruction): `runtime.ll` with the numbers
-    of this module for its names."""
+    """LLVM IR of the runtime for an architecture: `runtime.ll` with the numbers of this module in place of its names."""
     declare, pause = _PAUSE.get(arch, ("", "fence seq_cst"))
     numbers = {name: value for name, value in globals().items() if isinstance(value, int)}
     text = Path(__file__).with_name("runtime.ll").read_text(encoding="utf-8")
@@ -102,8 +101,7 @@ _loaded: Runtime | None = None
 
 
 def runtime(cache: ObjectCache | None = None) -> Runtime:
-    """The runtime of this process, made on first use and never freed, as workers live inside it. `cache`: where the first
-    call looks for its machine code, and keeps it."""
+    """The runtime of this process, made on first use and never freed. The first call looks for its machine code in `cache`."""
     global _loaded
     with _load_lock:
         if _loaded is None:

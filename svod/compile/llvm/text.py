@@ -159,8 +159,7 @@ class Writer:
         self.block = name
 
     def slot(self, mem: str, content: str) -> str:
-        """A private stack slot that holds the constant `content` of memory type `mem` (`poison`: anything): where an access that is
-        masked off goes instead."""
+        """A private stack slot with the constant `content` of memory type `mem` (`poison`: anything), for accesses that are masked off."""
         key = mem, content
         if key not in self.slots:
             self.slots[key] = f"%slot{len(self.slots)}"

@@ -50,8 +50,7 @@ class Builder:
         return n
 
     def pure(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any = None, floor: int = 0, version: int = 0) -> int:
-        """A value without side effects, at the level of its last operand (at least `floor`). Equal values of one `version` are made
-        once."""
+        """A value without side effects, at the level of its last operand (at least `floor`). Equal values of a `version` are made once."""
         level = floor
         for s in src:
             x = self.level_of[s]

@@ -151,8 +151,7 @@ class Interface:
 
 
 def interface_of(ast: UOp) -> Interface:
-    """The interface of a kernel, remembered on its node. What a launch counts is none of its variables: nobody gives it. Raises LaunchError
-    for parameters that leave a slot out."""
+    """The interface of a kernel, remembered on its node. Raises LaunchError for parameters that leave a slot out."""
     interface: Interface = ast.cached("interface", _interface_of)
     return interface
 

@@ -62,8 +62,7 @@ def _make_flights() -> tuple[threading.Lock, ...]:
 
 
 class Compiler:
-    """Kernel + chain → code, each once per process (single flight) and once per object cache. Keeps the last `limit` in memory; the first
-    in goes first."""
+    """Kernel + chain → code, once per process (single flight) and once per object cache. The last `limit` stay in memory."""
 
     def __init__(self, target: Target, cache: ObjectCache, limit: int, device: Device | None = None):
         self.target, self.cache, self.limit = target, cache, limit

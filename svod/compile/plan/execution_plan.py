@@ -189,8 +189,7 @@ class ExecutionPlan:
             self.runs += 1
 
     def repeat(self, times: int) -> None:
-        """Run all kernels `times` times, in one native call where no function of Python is among them: what a timer calls when one run is
-        too short to be seen."""
+        """Run all kernels `times` times, in one call of the queue where there are no Python functions: a timer's sample."""
         with self.lock:
             if self._is_plain:
                 self._run(self._launches, times)
@@ -227,8 +226,7 @@ class ExecutionPlan:
         return importlib.import_module(ANALYSIS).analyze(self, ceilings)
 
     def profile(self, runs: int = 5) -> list[float]:
-        """Seconds of each of `kernels`, run in order and timed one by one; the least of `runs` runs of the plan. Each
-        includes about half a microsecond of the call."""
+        """Seconds of each of `kernels`, timed one by one, with about half a microsecond of the call; the least of `runs` runs."""
         with self.lock:
             best = [float("inf")] * len(self.kernels)
             for _ in range(runs):

@@ -38,8 +38,7 @@ EVICT_TO = 0.8  # of the limit, so that not every store has to evict
 
 
 def object_key(kernel: str, chain: str, target: str, codegen_revision: int, compiler: str, passes: bool = True) -> str:
-    """The name of an entry: a digest of kernel key, digest of the opt chain, target key, `CODEGEN_REVISION`, `COMPILER`, and whether
-    LLVM's passes ran. 32 hex digits."""
+    """The name of an entry, 32 hex digits: a digest of kernel key, chain, target key, generator, and whether LLVM's passes ran."""
     text = json.dumps([kernel, chain, target, codegen_revision, compiler, passes], separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -148,8 +148,7 @@ def written_by(kernel: PreparedKernel) -> set[int]:
 
 
 def names_of(kernel: PreparedKernel) -> dict[str, str]:
-    """The plan's variable that each variable of the kernel's program is. The program's i-th is called v«i» where the kernel says which
-    they are."""
+    """The plan's variable for each variable of the kernel's program. The i-th is called v«i» where the kernel names them."""
     if not kernel.variables:
         return {name: name for name in kernel.spec.variables}
     return {name: kernel.variables[int(name[1:])].name for name in kernel.spec.variables}
@@ -270,8 +269,7 @@ def _check_arguments(kernel: PreparedKernel, buffers: Sequence[PlanBuffer]) -> N
 
 
 def _check_order(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:
-    """Intermediates are written before they are read, and kernels of a level leave alone what others write: of buffers, or of the parts of
-    a buffer that they reach."""
+    """Check that intermediates are written before they are read, and that kernels of a level touch nothing that another one writes."""
     written: set[int] = set()
     for group in levels_of(kernels):
         writer = {index: i for i in reversed(group) for index in written_by(kernels[i])}

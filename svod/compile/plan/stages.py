@@ -116,8 +116,7 @@ def build(program: UOp, target: Target, chain: tuple[Opt, ...] = ()) -> UOp:
 
 
 def load_program(program: UOp, target: Target) -> tuple[ProgramSpec, LoadedCode]:
-    """How a PROGRAM with all stages is launched, and its code. Raises CompileError for a stage that is missing, or not what the device
-    runs."""
+    """How a PROGRAM with all stages is launched, and its code. Raises CompileError for a stage that is missing or of another device."""
     spec = spec_of(program, target)
     stage_of(program, Ops.SOURCE)
     return spec, pair_of(program).load(stage_of(program, Ops.BINARY).arg, spec)

@@ -111,8 +111,7 @@ class _StageCounter:
         return times
 
     def _reductions(self) -> set[int]:
-        """Count the reductions. Returns the nodes that cost nothing of their own: masks, and products that become part of a
-        multiply-add."""
+        """Count the reductions. Returns the nodes that cost nothing of their own: masks, and products inside multiply-adds."""
         skip = _masks(self.r)
         for red in self.r.reductions:
             product = self.r.nodes[red.values[0]]
@@ -175,8 +174,7 @@ class _StageCounter:
         return ANYWHERE if gathered else linear.coef(self.vector), is_aligned
 
     def _lies_beside(self, a: int, lanes: int) -> bool:
-        """Whether positions of axis `a` lie side by side, one vector of them: together with the lanes they form squares, which registers
-        transpose."""
+        """Whether a vector's positions of axis `a` lie side by side: with the lanes they form squares, which registers transpose."""
         region = self.stage.region
         return self.expanded[a] >= lanes or (is_derived(self.r.stage) and a < len(region) and region[a] >= lanes)
 
@@ -256,8 +254,7 @@ def _shared(n: Node, expanded: list[float], nest: StageNest, width: int) -> floa
 
 
 def _is_known(r: ResolvedStage, gate: int, nest: StageNest) -> bool:
-    """Whether a mask is the same for each lane at every iteration, up to a part common to all lanes: the code then holds it as a
-    constant."""
+    """Whether a mask is the same for each lane at every iteration, up to a part common to all lanes: it is then a constant."""
     moved = {a for a, _ in nest.loops} | {loop.moves for loop in nest.around}
     todo, seen = [gate], False
     while todo:

@@ -95,8 +95,7 @@ class Access(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def footprint(steps: tuple[tuple[int, int], ...], itemsize: int, limit: float, sets2: int) -> Footprint:
-    """The footprint of an access. `steps`: (bytes, count) of the running axes, ascending. An axis whose step is smaller than the span so
-    far extends it."""
+    """The footprint of an access. `steps`: (bytes, count) of the running axes, ascending. A step inside the span so far extends it."""
     span = float(itemsize)
     outer: list[list[float]] = []
     for step, count in steps:
@@ -157,8 +156,7 @@ class _Lost(NamedTuple):
 
 
 class _Course(NamedTuple):
-    """The footprint of an access inside the first k loops of a nest, for k from 0 (the whole nest) to the number of loops (one
-    iteration)."""
+    """The footprint of an access inside the first k loops of a nest, for k from 0 (the whole nest) to all (one iteration)."""
 
     access: Access
     depth: int              # loops outside of which the access stands: inside them it is a register

@@ -71,8 +71,7 @@ def _distinct(states: Iterable[Scheduler]) -> list[Scheduler]:
 
 
 def _streamed(state: Scheduler) -> Scheduler:
-    """STREAM where the second cache does not hold the output, whatever is predicted: neighbours share the last cache, and its free part
-    is not known."""
+    """STREAM where the second cache does not hold the output: neighbours share the last cache, and its free part is not known."""
     output = resolved(state, state.kernel.output)
     stored = state.kernel.params[output.store_slot].arg.size * output.stage.dtype.itemsize
     return try_opt(state, "STREAM", output.stage.name) if stored > state.target.l2 and has_non_temporal_stores(state) else state

@@ -27,8 +27,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def aligned_empty(size: int, dtype: DType) -> Array:
-    """An uninitialised flat array of `size` elements whose first byte lies at a multiple of 64; large ones in memory that is used again
-    (`svod.core.graph.allocator`)."""
+    """An uninitialised flat array of `size` elements at a multiple of 64 bytes; a large one in memory that is used again."""
     kind = to_numpy(dtype)
     if size * kind.itemsize >= LARGE:
         return LARGE_ARRAYS.allocate(size * kind.itemsize).view(kind)
@@ -66,8 +65,7 @@ class Buffer:
 
     @property
     def array(self) -> Array:
-        """The flat array that is the memory; allocated now (uninitialised, 64-byte aligned) if there is none. Raises DeviceError for
-        a buffer that is `closed`."""
+        """The flat array that is the memory, allocated now (uninitialised) if need be. Raises DeviceError for a `closed` buffer."""
         if self._array is None:
             if self.closed:
                 raise DeviceError(self.closed)

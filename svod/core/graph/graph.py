@@ -316,8 +316,7 @@ def _axis(name: str, axis: int, rank: int) -> int:
 
 
 def normalize_axes(name: str, axes: int | Sequence[int] | None, rank: int) -> Shape:
-    """Axes as a sorted tuple of non-negative ints; None is all of them. Raises ShapeError naming `name` for one that is out
-    of range or given twice."""
+    """Axes as a sorted tuple of ints ≥ 0; None means all. Raises ShapeError with `name` for an axis out of range or given twice."""
     if axes is None:
         return tuple(range(rank))
     given = tuple(axes) if isinstance(axes, Iterable) else (axes,)

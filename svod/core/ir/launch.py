@@ -82,8 +82,7 @@ class Launch:
         return tuple(sorted({u.arg[0] for u in seen if u.op is Ops.DEFINE_VAR}))
 
     def at(self, values: Mapping[str, int]) -> Sizes:
-        """The dimensions for these values of the variables. Raises LaunchError as `evaluate_extent` does, and for one that is not
-        positive."""
+        """The dimensions for these values of the variables. Raises LaunchError as `evaluate_extent` does, and below 1."""
         def numbers(dims: Dims) -> tuple[int, int, int]:
             x, y, z = (evaluate_dimension(k, extent, values) for k, extent in enumerate(dims))
             return x, y, z

@@ -26,8 +26,7 @@ REWRITE_LIMIT = 10_000     # rewrites of one node: more means that two rules und
 
 
 class Pattern:
-    """What a node looks like. `src`: a tuple of patterns for exactly these sources, one pattern for all of them, or None. `where`:
-    a condition on the node."""
+    """What a node looks like. `src`: patterns for exactly these sources, one for all, or None. `where`: a condition on the node."""
 
     __slots__ = ("arg", "dtype", "name", "ops", "src", "where")
 

@@ -56,8 +56,7 @@ def grid_rows(state: Scheduler, placement: Placement, stage: int) -> tuple[int, 
 
 
 def space_of(placement: Placement, stage: int, positions: int) -> MemorySpace:
-    """The memory of a stage of which `positions` are computed at a time. Partial results that threads combine lie in shared memory
-    meanwhile."""
+    """The memory of a stage of which `positions` are computed at a time: shared where threads combine partial results in it."""
     if placement.paths[stage] == ():
         return MemorySpace.GLOBAL
     return MemorySpace.REGISTER if positions == 1 else MemorySpace.SCRATCH

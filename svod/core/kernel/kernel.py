@@ -142,8 +142,7 @@ class Kernel:
 
     @cached_property
     def dimensions(self) -> tuple[int, ...]:
-        """Per axis the number of its tensor dimension: where a stage reads another position by position along an axis, both stages' axes
-        share a number."""
+        """Per axis the number of its tensor dimension. Axes along which a stage reads another one position by position share it."""
         number = list(range(len(self.axes)))
 
         def first(a: int) -> int:

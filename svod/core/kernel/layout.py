@@ -111,8 +111,7 @@ SIDE_BY_SIDE, VECTOR = 1 << 20, 1 << 21     # ranks of dims, after the depth of 
 
 
 def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple[tuple[int, ...], TiledDim]:
-    """The order in which a stage's dims are read (loops by depth, then register tiles, then the vector), and the dim that is read in
-    whole tiles."""
+    """The order in which a stage's dims are read (loops by depth, register tiles, vector), and the dim that is read in whole tiles."""
     dims = len(state.kernel.stages[s].outs)
     rank = [-1] * dims
     here = plan.resolved[s]
@@ -218,8 +217,7 @@ def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...]
 
 
 def _lay_out(order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: int, apart: int) -> Layout:
-    """The layout. `apart`: rows of a multiple of so many elements get one more cache line, so that they do not share its sets; 0: no
-    padding."""
+    """The layout. `apart`: rows of a multiple of so many elements are padded by a cache line, for other sets; 0: no padding."""
     strides = [0] * len(extents)
     if dim >= 0 and tile < extents[dim]:
         size = tile

@@ -37,8 +37,7 @@ def has_non_temporal_stores(state: Scheduler) -> bool:
 
 
 class _OutputRow:
-    """The output stage as rows of vectors. `axes`: the emitted loops per local axis; `lane`, `row`: the local axis and the row that are
-    the vector, or -1."""
+    """The output stage as rows of vectors. `axes`: the emitted loops per local axis; `lane`, `row`: the vector's axis and row, or -1."""
 
     def __init__(self, state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> None:
         self.state, self.r, self.store, self.axes, self.lane = state, r, r.store, axes, lane

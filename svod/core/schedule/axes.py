@@ -207,8 +207,7 @@ def _aligned_pairs(read: UOp, pairs: set[Pair]) -> dict[int, Pair]:
 
 
 def _marked(merged: UOp, run: Coords) -> UOp:
-    """A RANGE that says of all those that it is made of which positions of a launch they were, and how many
-    (`svod.core.schedule.thread_indices`)."""
+    """A RANGE that names the positions of a launch that it is made of, and their number (`svod.core.schedule.thread_indices`)."""
     marks = tuple(m if m.src else m.replace(src=r.src[:1]) for r in run for m in r.src[1:])
     return merged.replace(src=(*merged.src, *marks))
 

@@ -27,8 +27,7 @@ from svod.errors import ScheduleError
 
 
 class Normalized(NamedTuple):
-    """`sink`: the rewritten SINK. `outputs`: for each of its sources what holds its value under RESHAPEs. `roots`: the nodes that
-    must have a buffer, and why."""
+    """`sink`: the rewritten SINK. `outputs`: what holds each source's value, under RESHAPEs. `roots`: nodes that need a buffer, and why."""
 
     sink: UOp
     outputs: tuple[UOp, ...]

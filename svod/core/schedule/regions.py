@@ -57,8 +57,7 @@ def begin_at_zero(nodes: Sequence[UOp]) -> tuple[tuple[UOp, ...], dict[UOp, int]
 
 
 class Region(NamedTuple):
-    """Runs of `run` elements (or bytes), the first at `start`, repeated as `steps` say: each (stride, times) repeats all before it, with
-    smaller strides first."""
+    """Runs of `run` elements (or bytes) from `start` on; each step (stride, times) repeats all before it, smaller strides first."""
 
     start: int
     run: int

@@ -56,8 +56,7 @@ def read_name(name: object) -> tuple[str, int] | None:
 
 
 def positions_of(ast: UOp) -> tuple[Position, ...]:
-    """The positions that a kernel is written over, by name; () for one over RANGEs only. Raises CompileError for positions that no launch
-    has. Remembered on the node."""
+    """The launch positions that a kernel is written over, by name. Raises CompileError for positions that no launch has."""
     positions: tuple[Position, ...] = ast.cached("positions", _positions_of)
     return positions
 

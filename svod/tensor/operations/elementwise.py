@@ -94,8 +94,7 @@ class Elementwise(Movement):
         return self._divide_floor("floor_divide", self, other)
 
     def remainder(self, other: Operand) -> Self:
-        """self % other, with the sign of the divisor. Exact where the quotient is below 2**53, but for float64, which loses what x / y
-        cannot hold."""
+        """self % other, with the sign of the divisor. Exact where the quotient is below 2**53; float64 loses what x / y cannot hold."""
         return self._modulo("remainder", self, other)
 
     def _divide_trunc(self, other: Operand) -> Self:

@@ -45,8 +45,7 @@ class Functions(Elementwise):
         return self.div(other)
 
     def fmod(self, other: Operand) -> Self:
-        """What is left after division rounded toward zero, as C's %: the sign is that of self. Integers by zero give 0. As
-        exact as `remainder`."""
+        """What is left after division rounded toward zero, as C's %, with the sign of self. Integers by zero give 0."""
         dtype = common_dtype("fmod", self, self._operand(other))
         a, b = self.cast(dtype), self._partner(other).cast(dtype)
         if dtype.is_float:

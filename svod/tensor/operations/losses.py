@@ -107,8 +107,7 @@ class Losses(Resample):
 
     def cross_entropy(self, target: Operand, weight: Operand | None = None, ignore_index: int = -100, reduction: str = "mean",
                       label_smoothing: float = 0.0) -> Self:
-        """`nll_loss` of log_softmax over the classes (axis 1), at class numbers; or -Σ p · log_softmax with probabilities p of the
-        input's shape."""
+        """`nll_loss` of log_softmax over axis 1 for class numbers; -Σ p · log_softmax for probabilities p of the input's shape."""
         at = 1 if self.ndim > 1 else 0
         y, logs = self._as_tensor(target), self._wide_float().log_softmax(at)
         classes = self.shape[at]

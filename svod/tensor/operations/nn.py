@@ -277,8 +277,7 @@ class NeuralNetwork(Activations):
         return self._adaptive_average("adaptive_avg_pool1d", 1, output_size)
 
     def adaptive_avg_pool2d(self, output_size: OutputSize) -> Self:
-        """The last two axes averaged to `output_size` (None keeps an extent): element i of o over positions ⌊i·n/o⌋ … ⌈(i+1)·n/o⌉ - 1
-        of n."""
+        """The last two axes averaged to `output_size` (None keeps one): i of o over positions ⌊i·n/o⌋ … ⌈(i+1)·n/o⌉ - 1 of n."""
         return self._adaptive_average("adaptive_avg_pool2d", 2, output_size)
 
     def _adaptive_average(self, name: str, spatial: int, output_size: OutputSize) -> Self:

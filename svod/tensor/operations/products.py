@@ -172,8 +172,7 @@ class Products(Linalg):
         return a.mul(b).sum(at).div(lengths).cast(promote(self._float_dtype(), y._float_dtype()))
 
     def cdist(self, other: Operand, p: float = 2.0) -> Self:
-        """Distances of all pairs of rows: (…, n, d) and (…, m, d) give (…, n, m). Of differences, so that close rows keep
-        their distance."""
+        """Distances of all pairs of rows: (…, n, d) and (…, m, d) give (…, n, m). Of differences: close rows keep their distance."""
         y = self._as_tensor(other)
         if self.ndim < 2 or y.ndim < 2 or self.shape[-1] != y.shape[-1]:
             raise ShapeError(f"cdist of {self.shape} and {y.shape}: they are (…, n, d) and (…, m, d)")

@@ -137,8 +137,7 @@ class Random(Losses):
     @classmethod
     def randint(cls, low: int, high: int | None = None, size: int | tuple[int, ...] = (), *,
                 dtype: DTypeLike = dtypes.default_int) -> Self:
-        """Integers in [low, high), or [0, low) if only one bound is given. Each value's share is exact to 2^-32 (2^-63 for ranges
-        beyond 32 bits)."""
+        """Integers in [low, high), or [0, low) with one bound. Each value's share is exact to 2^-32 (2^-63 beyond 32 bits)."""
         first, last = (0, low) if high is None else (low, high)
         shape, kind = _extents("randint", (size,)), as_dtype(dtype)
         if not kind.is_int or not kind.min <= first < last <= kind.max + 1:

@@ -33,8 +33,7 @@ Deciding = tuple[list[tuple[Measurement, int]], list[Verdict]]  # measurements w
 
 
 class DatabasePaths(NamedTuple):
-    """What a spec means: the file to write (None: memory only), whether it uses WAL, the files to read with their ranks, and what is wrong
-    with the spec."""
+    """What a spec means: the file to write (None: memory only), whether with WAL, the files to read and their ranks, what is wrong."""
 
     write: Path | None
     wal: bool

@@ -227,8 +227,7 @@ class TuningDB:
             return self._memo[kernel, target]
 
     def winner(self, kernel: str, target: str) -> Winner | None:
-        """The chain to use, or None where none is confirmed and verified. If today's LINEAR digest is not `Winner.linear`, the chain is
-        only a seed."""
+        """The chain to use, or None. If today's LINEAR digest is not `Winner.linear`, the chain is only a seed."""
         return next(iter(self.ranking(kernel, target)), None)
 
     def known_digests(self, kernel: str, target: str, codegen: int | None = None, compiler: str | None = None,
@@ -365,8 +364,7 @@ class TuningDB:
             return claims.Claim(kernel, target, None, self.renew_claim, self.release_claim)
 
     def renew_claim(self, claim: claims.Claim) -> bool:
-        """Write the heartbeat of a claim; False where the claim is no longer this process's. The next beat makes up for one that cannot be
-        written."""
+        """Write the heartbeat of a claim; False where the claim is no longer this process's. A failed write waits for the next beat."""
         with self._lock:
             self._after_fork()
             renewed = self._change_claim("UPDATE claims SET heartbeat = :now", claim)

@@ -126,8 +126,7 @@ def describe_searches(searches: Sequence[Search]) -> list[str]:
 
 
 def first_difference(asked: str, stored: str) -> tuple[str, str, str]:
-    """The first field in which two target keys differ: its name, and the value in each key. Of a feature list only what the other key lacks
-    is returned."""
+    """The first field in which two target keys differ, and its values; of a feature list only what the other key lacks."""
     a, b = parse_key(asked), parse_key(stored)
     for name, x, y in ((name, a[name], b[name]) for name in a if name in b):
         if x == y:

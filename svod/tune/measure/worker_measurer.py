@@ -126,8 +126,7 @@ class WorkerMeasurer:
         return len(self.sizes) if self.heuristic is None else sum(self.heuristic) / geometric_mean(self.heuristic)
 
     def race_rounds(self, seconds: Sequence[float]) -> tuple[int, int]:
-        """Rounds of the next race, and how often they are repeated where they are void. `seconds`: of one run of each candidate, the anchor
-        first."""
+        """Rounds of the next race, and how often a void race is repeated. `seconds`: one run of each candidate, the anchor first."""
         longest = max(seconds)
         rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
         batch = self.size_factor * (rounds * math.fsum(seconds) + 2 * ANCHOR_SAMPLES * seconds[0])

@@ -322,8 +322,7 @@ class KernelSearch:
 
     # -- the parts of a round ---------------------------------------------------------------------------------------------
     def _prepare(self, batch: Sequence[Candidate], *, exempt: bool) -> list[Candidate]:
-        """Apply the limits, lower, and filter. Returns the candidates worth building. `exempt`: no limits, for the heuristic, which must
-        run in any case."""
+        """Apply the limits, lower, filter. Returns the candidates worth building. `exempt`: no limits, for the heuristic."""
         within = []
         for c in batch:
             try:
@@ -588,8 +587,7 @@ class KernelSearch:
             self._choose_incumbent()
 
     def _decide(self, baseline: Candidate | None) -> Finding:
-        """Choose among the confirmed finalists by the database's rules 6 to 8 (`svod.tune.db.winners`), so that the finding is what is used
-        later."""
+        """Choose among the confirmed finalists by the database's rules (`svod.tune.db.winners`): the finding is what is used later."""
         for c, t in self.confirmed:
             c.score, c.known["confirmed"] = t.seconds, t
         usable = [(c, t) for c, t in self.confirmed if (t.low <= 1.0 and t.worst <= WORST_RATIO) or baseline is None]

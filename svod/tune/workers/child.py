@@ -68,8 +68,7 @@ def send_frame(sock: socket.socket, payload: bytes) -> None:
 
 
 def receive_frame(sock: socket.socket, until: float | None = None) -> bytearray:
-    """The next frame. Raises EOFError at the end of the stream, TimeoutError when time.monotonic() passes `until`, FormatError for an
-    impossible length."""
+    """The next frame. Raises EOFError at the end, TimeoutError when time.monotonic() passes `until`, FormatError for a bad length."""
     (size,) = HEADER.unpack(_receive(sock, HEADER.size, until))
     if size > MAX_MESSAGE + 4096:
         raise FormatError(f"a frame of {size} bytes; the limit is {MAX_MESSAGE}")

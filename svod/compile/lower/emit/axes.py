@@ -83,8 +83,7 @@ class Axes:
         return [(1, few), (step, b.alu("NOT", dtypes.bool, 1, few))]
 
     def moves_back(self, stage: OpenStage, a: int) -> bool:
-        """Whether the last tile of accumulators of an axis may start earlier and recompute some positions, where the axis has enough of
-        them."""
+        """Whether the last tile of an axis may start earlier and recompute some positions, where the axis has enough of them."""
         pieces = stage.pieces[a]
         return a != stage.vector_axis and a < stage.num_outs and bool(stage.r.reductions) and stage.reach(a) > 1 \
             and not (stage.r.stage.is_output and self.kernel.written) and is_contiguous(pieces) and sum(p.role == LOOP for p in pieces) == 1

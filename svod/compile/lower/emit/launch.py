@@ -153,8 +153,7 @@ class LaunchEmitter:
 
     # -- extents that depend on variables ------------------------------------------------------------------
     def _where_inside(self, stage: OpenStage, loops: list[StageLoop], indices: list[int], body: Callable[[Cover], None]) -> None:
-        """Emit `body` for one iteration of a launch. Where extents depend on variables: without guards if the iteration lies inside,
-        part by part if only a part does."""
+        """Emit `body` for one iteration of a launch: without guards if all of it lies inside, part by part if only some does."""
         b = self.b
         starts: dict[int, Lin] = {}     # of the axes that variables end
         for (a, piece, _), index in zip(loops, indices, strict=True):
