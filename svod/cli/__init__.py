@@ -1,8 +1,8 @@
 """The command lines. Each console script is a small `main` here that calls `run_command` with the module of its real commands.
 
-`run_command` is the guard they share: bad input ends with one line and exit status 2, Ctrl-C with one line and 130 at whatever moment it
-comes, a closed pipe with silence; none of them shows a traceback. Characters that a stream's encoding lacks are replaced. The guard must be
-up before a Ctrl-C can come, so this module imports little, and the guard imports the rest.
+`run_command` is their common guard, which never shows a traceback. Bad input ends with one line and exit status 2, Ctrl-C at any moment
+with one line and status 130, a closed pipe silently. Characters that a stream's encoding lacks are replaced. The guard must stand before
+Ctrl-C can come, so this module imports little, and the guard imports the rest.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message on one line; of the system's what it is about, where that has a name, and what is wrong."""
+    """An error's message on one line. For an error of the system that is the file's name, where it has one, and the problem."""
     if isinstance(error, OSError) and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
@@ -26,8 +26,8 @@ def one_line(error: BaseException) -> str:
 def run_command(program: str, module: str, defaults: Mapping[str, str] | None = None) -> NoReturn:
     """Import `module`, call its click command `cli` and exit the process.
 
-    `program` is the name in messages, `defaults` environment variables that libraries read when they are imported, unless the user has
-    set them."""
+    `program` is the name in messages. `defaults` are environment variables for libraries that read them when imported; values set by the
+    user take precedence."""
     try:
         prepare_streams()
         status = _run(program, module, defaults or {})
@@ -39,13 +39,13 @@ def run_command(program: str, module: str, defaults: Mapping[str, str] | None = 
         # the reader has gone (`svod-db list | head`); Python must not flush into the closed pipe at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
-    signal.signal(signal.SIGINT, signal.SIG_DFL)    # what is left is the interpreter's end: a Ctrl-C there has nothing to say
+    signal.signal(signal.SIGINT, signal.SIG_DFL)    # only the interpreter's exit is left: a Ctrl-C there ends it silently
     sys.exit(status)
 
 
 def prepare_streams() -> None:
-    """Standard streams that can be written to: those that the caller has closed (`svod-db list >&-`) lead nowhere, so that no file that is
-    opened later gets their numbers; characters that the encoding of the others lacks become question marks."""
+    """Make the standard streams writable. Streams that the caller has closed (`svod-db list >&-`) lead nowhere, so that no file opened
+    later gets their numbers. In the others, characters that the encoding lacks become question marks."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -58,7 +58,7 @@ def prepare_streams() -> None:
 
 
 def _run(program: str, module: str, defaults: Mapping[str, str]) -> int:
-    """The exit status of the command; bad input is answered here."""
+    """The exit status of the command; errors of the input are reported here."""
     import importlib
 
     from svod.config import set_default_environment, unknown_variables_once
@@ -72,7 +72,7 @@ def _run(program: str, module: str, defaults: Mapping[str, str]) -> int:
 
     try:
         command = importlib.import_module(module).cli
-        # not command.main(): it answers Ctrl-C and closed pipes in its own way
+        # not command.main(), which handles Ctrl-C and closed pipes in its own way
         with command.make_context(program, sys.argv[1:]) as context:
             command.invoke(context)
     except Exit as e:       # --help, --version

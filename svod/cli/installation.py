@@ -1,4 +1,4 @@
-"""How to call a program of this installation."""
+"""The programs of this installation."""
 from __future__ import annotations
 
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def program(name: str) -> str:
-    """How to call a program of this installation from here: by name where that finds it, else by its path in this environment."""
+    """The command that calls program `name` from here: its name where PATH finds it, else its path in this environment."""
     beside = Path(sys.executable).parent / name
     on_path = shutil.which(name)
     if on_path is not None and Path(on_path).parent.resolve() == beside.parent.resolve():

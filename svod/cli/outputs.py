@@ -1,4 +1,4 @@
-"""What a command is asked for, looked at before the work and not after it: files and databases to write, numbers."""
+"""Checks of a command's options before its work begins: output files, databases, numbers."""
 from __future__ import annotations
 
 import math
@@ -16,7 +16,7 @@ SQLITE_HEADER = b"SQLite format 3\0"
 
 
 class Finite(click.FloatRange):
-    """A number in a range; nan, which is in every range for click, is in none."""
+    """A number in a range. It refuses nan, which click accepts in every range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
@@ -26,9 +26,8 @@ class Finite(click.FloatRange):
 
 
 def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | os.PathLike[str] | None, stdout: bool = False) -> None:
-    """Raise ConfigError where the file that `option` names could not be written, as far as that shows without writing, or would take the
-    place of what cannot be made again: of a database, or of one of the files that the command reads. None is fine, and "-" where that
-    means the standard output."""
+    """Raise ConfigError where the file that `option` names cannot be written, as far as that shows without writing, or where it would
+    replace a database or a file in `read`, which the command reads. None passes, and so does "-" with `stdout`."""
     if path is None or (stdout and os.fspath(path) == "-"):
         return
     if os.fspath(path) == "-":
@@ -56,15 +55,15 @@ def _is_database(file: Path) -> bool:
 
 
 def check_is_there(plan: layers.DatabasePaths) -> None:
-    """Raise DatabaseError where a spec names databases and none of them exists; what ships with svod is none of them."""
+    """Raise DatabaseError where `plan` names databases but none of them exists. The database that ships with svod does not count."""
     files = [p for p in (plan.write, *(p for p, rank in plan.read if rank != SHIPPED)) if p is not None]
     if files and not any(p.exists() for p in files):
         raise DatabaseError(f"there is no database at {files[0]}; svod-tune SCRIPT --db {files[0]} makes one")
 
 
 def check_database(spec: str | None) -> None:
-    """Raise DatabaseError where --db names no database and none can be made there. One that is there and cannot be written is not refused:
-    it can be read."""
+    """Raise DatabaseError where --db names no database and none can be made there. A database that cannot be written passes: it can be
+    read."""
     problem = layers.name_problem(layers.resolve(spec)) if spec is not None else None
     if problem is not None:
         raise DatabaseError(f"--db {spec}: {problem}")

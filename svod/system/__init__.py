@@ -1,1 +1,1 @@
-"""What every part needs of the process and its files, and nothing of tensors."""
+"""Helpers for processes, files and text that every part uses. They know nothing of tensors."""

@@ -1,4 +1,4 @@
-"""Writing files that people name: whole or not at all, and only ever a regular file is replaced."""
+"""Writes files that users name: whole or not at all. Only regular files are replaced."""
 from __future__ import annotations
 
 import os
@@ -9,12 +9,12 @@ from typing import IO
 
 
 def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Have `write` fill the file `path`: a reader sees the old file or the whole new one. Links are followed; a device or a pipe is
-    written to, not replaced. Raises OSError, which names the file; then what was there before is still there."""
+    """Let `write` fill the file `path`: a reader sees the old file or the whole new one. Links are followed; a device or a pipe is
+    written to, not replaced. Raises OSError, which names the file, and leaves the old file in place."""
     try:
         _write(path.resolve(), write)
     except OSError as e:
-        e.filename = os.fspath(path)    # of a full disk it says nothing, of the directory the name of the temporary file
+        e.filename = os.fspath(path)    # it may have no name, or that of the temporary file
         raise
 
 

@@ -1,9 +1,9 @@
-"""Locks in processes that fork: a child inherits a lock as it is, and the thread that held it does not exist there.
+"""Locks in processes that fork. A child inherits a lock in its current state, without the thread that holds it.
 
     _lock = threading.Lock()
     remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
-A thread that forks inside `with _lock` leaves that block in the child as well: it releases the lock it took, and the attribute is a new
+A thread that forks inside `with _lock` also leaves that block in the child: there it releases the old lock, and the attribute has a new
 one.
 """
 from __future__ import annotations

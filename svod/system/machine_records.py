@@ -1,7 +1,7 @@
-"""Figures of this machine in a JSON file, by key: read where they can be read, kept where they can be kept.
+"""Figures of this machine in a JSON file, by key.
 
-What is lost or damaged can be measured again, so nothing here fails its caller. Records appear whole or not at all; of two processes that
-write at once the later one may drop what the other one has added.
+Lost or damaged figures can be measured again, so these functions log errors and raise none. Records appear whole or not at all. When two
+processes write at once, the later one may drop the record that the other one added.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("svod.records")
 
 
 def read_records(path: Path) -> dict[str, Any]:
-    """All records of the file; none where it is missing, cannot be read or is no JSON object, which is logged."""
+    """All records of the file; empty where it is missing, unreadable or not a JSON object."""
     try:
         loaded = json.loads(path.read_text())
     except FileNotFoundError:
@@ -29,7 +29,7 @@ def read_records(path: Path) -> dict[str, Any]:
 
 
 def add_record(path: Path, key: str, value: Any) -> bool:
-    """Add or replace a record, a JSON-able value; whether it could be written. The directory is made."""
+    """Add or replace a record, whose value fits JSON, and make the directory. Returns whether the file was written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(read_records(path) | {key: value}, indent=1))

@@ -1,4 +1,4 @@
-"""Quantities as people read them: three significant digits and a unit that keeps them short. What is not known is a dash."""
+"""Quantities for people: three significant digits and a unit that keeps them short. An unknown quantity is a dash."""
 from __future__ import annotations
 
 import math
@@ -13,7 +13,7 @@ def count(n: int, what: str) -> str:
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """`value` with so many significant digits and never an exponent: 1.23, 12.3, 123, 1 230."""
+    """`value` with `significant` digits and never an exponent: 1.23, 12.3, 123, 1 230."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "∞"
     places = significant - 1 - math.floor(math.log10(abs(value)))
@@ -24,7 +24,7 @@ def digits(value: float, significant: int = 3) -> str:
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """In the largest unit that leaves at least 1, after rounding."""
+    """`value` in the largest unit in which it rounds to at least 1."""
     for size, unit in units[:-1]:
         if round(abs(value) / size, 2 - math.floor(math.log10(abs(value) / size))) >= 1:
             return f"{digits(value / size)} {unit}"
@@ -51,12 +51,12 @@ def flops_rate(value: float | None) -> str:
 
 
 def bytes_rate(value: float | None) -> str:
-    """Bytes per second; decimal units, as bandwidth is given everywhere."""
+    """Bytes per second in decimal units, as usual for bandwidth."""
     return NOTHING if not value else _scaled(value, ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s")))
 
 
 def size(value: float | None) -> str:
-    """Bytes of memory; binary units, as caches are given everywhere."""
+    """Bytes of memory in binary units, as usual for caches."""
     if not value:
         return NOTHING
     unit, name = next((u, n) for u, n in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")) if value >= u or u == 1)

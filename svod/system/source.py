@@ -1,4 +1,4 @@
-"""Which svod this is, by its source: what makes a cached object or a worker's answer out of date."""
+"""A digest of svod's source, which tells whether a cached object or a worker's answer is out of date."""
 from __future__ import annotations
 
 import functools
@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @functools.cache
 def source_digest(*packages: str) -> str:
-    """Digest of the source files of some packages of svod ("core", "compile"), or of all of it, as they are on disk at the first call:
-    16 hex digits."""
+    """Digest, in 16 hex digits, of the source files of packages of svod ("core", "compile"), or of all, read from disk at the first
+    call."""
     h = hashlib.blake2b(digest_size=8)
     for directory in [ROOT / p for p in packages] or [ROOT]:
         for path in sorted(p for p in directory.rglob("*") if p.suffix in (".py", ".ll")):

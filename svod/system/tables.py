@@ -1,4 +1,4 @@
-"""Tables of text: drawn by rich as lines of a given width or on a terminal, tab-separated in a pipe for `cut` and `awk`."""
+"""Tables of text. rich draws them for a given width or a terminal; in a pipe they are tab-separated for `cut` and `awk`."""
 from __future__ import annotations
 
 import io
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-LEAST_COLUMN = 10       # characters that a column which gives way keeps
+LEAST_COLUMN = 10       # the least width in characters of a column that shrinks
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str], shrink: Collection[str],
@@ -28,8 +28,8 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collecti
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = (), shrink: Collection[str] = (),
                width: int) -> list[str]:
-    """The lines of a table. Columns in `right` are aligned there; those in `shrink` are cut, to `LEAST_COLUMN` characters at least, where
-    lines would be longer than `width`."""
+    """The lines of a table. Columns in `right` are right-aligned. Columns in `shrink` are cut, to at least `LEAST_COLUMN` characters, where
+    lines would exceed `width`."""
     widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
     least = sum(min(w, LEAST_COLUMN) if name in shrink else w for name, w in zip(header, widths, strict=True)) + 2 * (len(header) - 1)
     out = io.StringIO()
@@ -38,7 +38,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: C
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = (), fold: Collection[str] = ()) -> None:
-    """Print a table to the standard output. Cells of columns in `fold` may be broken over lines on a terminal."""
+    """Print a table to the standard output. On a terminal, cells of columns in `fold` may wrap."""
     if sys.stdout.isatty():
         Console().print(_table(header, rows, right, (), fold))
         return

@@ -68,7 +68,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     (["ceilings", "--json", "missing/c.json"], ["does not exist"]),
     (["compare", "a.json", "b.json"], ["a.json", "does not exist"]),
     (["measure"], ["No such command"]),
-    (["run", "--suite", "core", "--count", "3"], ["--count 3 is of the suite random"]),
+    (["run", "--suite", "core", "--count", "3"], ["--count 3 applies to the suite random"]),
     (["run", "--kernels", "gemm_256", "--dump-after", "nonsuch"], ["there is no pass 'nonsuch'", "rangeify"]),
     (["report", "--db", "typo.db"], ["there is no database at", "typo.db"]),
 ])
@@ -177,10 +177,10 @@ def test_run_with_the_heuristic_alone_and_without_peers(call: Call, tmp_path: Pa
     assert result.exit_code == 0, result.output
     found = read_run(tmp_path / "run.json")
     assert [c.name for c in found.cases[0].contestants] == ["heuristic"] and found.peers == () and found.groups[0].speedups == {}
-    assert "measuring what this machine can do" not in result.stderr
+    assert "measuring this machine's peak rates" not in result.stderr
     monkeypatch.setattr(svod.bench.roofline, "known_ceilings", lambda path, target: None)
     result = call("run", "--kernels", "gemm_256", "--peers", "none", "--heuristic")
-    assert "measuring what this machine can do at best" in result.stderr and "unless the machine is busy" in result.stderr
+    assert "measuring this machine's peak rates" in result.stderr and "unless the machine is busy" in result.stderr
 
 
 def test_results_that_cannot_be_written_are_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""The commands of svod-bench. Results go to stdout, what happens meanwhile to stderr."""
+"""The commands of svod-bench. Results go to stdout, progress and remarks to stderr."""
 from __future__ import annotations
 
 import contextlib
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from svod.bench.suites.cases import Case
 
 INSTALL_PEERS = f"{shlex.quote(sys.executable)} -m pip install 'svod[peers]'"
-NEW_SEEDS = 1_000_000   # a seed that is drawn is below this: short enough to type
+NEW_SEEDS = 1_000_000   # drawn seeds are below this: short enough to type
 SETTLE_SECONDS = 0.5    # how long the machine is watched before a run
 
 
@@ -47,9 +47,9 @@ def cli() -> None:
 @cli.command()
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
               help="Also write the figures to a file.")
-@click.option("--refresh", is_flag=True, help="Measure again, whatever is known.")
+@click.option("--refresh", is_flag=True, help="Measure again, even where figures are known.")
 def ceilings(json_path: Path | None, refresh: bool) -> None:
-    """What this machine can do at best: multiply-adds, bandwidth by cache level, the price of a launch."""
+    """Show this machine's peak rates: multiply-adds, bandwidth by cache level, the cost of a launch."""
     from svod.bench.roofline import cached_ceilings
     from svod.cli.bench.tables import print_ceilings
 
@@ -67,7 +67,7 @@ def ceilings(json_path: Path | None, refresh: bool) -> None:
 
 
 class _Run(click.Command):
-    """Says how kernels are named when it meets a word that is no option."""
+    """A command that explains how to name kernels when it meets an unexpected argument."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
@@ -90,17 +90,17 @@ class _Run(click.Command):
               help="Which kernels: core, odd, models, random, with commas, or all.")
 @click.option("--kernels", default="*", metavar="GLOB", help="Only kernels whose names match; several patterns are joined by commas.")
 @click.option("--beam", type=click.IntRange(min=1), metavar="N", help="Search what the tuning database lacks, with this beam width.")
-@click.option("--heuristic", is_flag=True, help="svod with its heuristics alone.")
+@click.option("--heuristic", is_flag=True, help="Use svod's heuristics alone.")
 @click.option("--db-only", is_flag=True,
-              help="Heuristics, and what the tuning database has; nothing is searched. The default without BEAM.")
-@click.option("--fresh", is_flag=True, help="With a beam: search what the database knows, too.")
+              help="Use heuristics and the tuning database without a search. The default without BEAM.")
+@click.option("--fresh", is_flag=True, help="With a beam: also search kernels that the database knows.")
 @click.option("--peers", default="all", show_default=True, metavar="NAMES", help="Libraries to compare with, with commas; all, or none.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
 @click.option("--seed", type=click.IntRange(min=0),
               help="Seed of the operands and of the suite random; default: 0, and with that suite a number drawn now.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="How many kernels the suite random has; default: 20.")
-@click.option("--dump-after", metavar="PASSES", help="Print what these passes make of every plan of svod's; as SVOD_DUMP_AFTER.")
-@click.option("--list", "only_list", is_flag=True, help="Show the kernels of the suite and do nothing.")
+@click.option("--dump-after", metavar="PASSES", help="Print each plan of svod after these passes, like SVOD_DUMP_AFTER.")
+@click.option("--list", "only_list", is_flag=True, help="Only show the kernels of the suite.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT", help="Write everything to a file.")
 def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bool, fresh: bool, peers: str, db: str | None,
         seed: int | None, count: int | None, dump_after: str | None, only_list: bool, json_path: Path | None) -> None:
@@ -116,7 +116,7 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
     check_database(db if mode == "beam" else None)
     with_random = RANDOM in parse_suites(suite)
     if count is not None and not with_random:
-        raise click.UsageError(f"--count {count} is of the suite random; add --suite random")
+        raise click.UsageError(f"--count {count} applies to the suite random; add --suite random")
     count = count or RANDOM_COUNT
     if seed is None:
         seed = secrets.randbelow(NEW_SEEDS) if with_random else 0
@@ -139,7 +139,7 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
 
 def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, prepare: config.PrepareConfig, db: str | None,
                json_path: Path | None) -> Run:
-    """Measure the ceilings where they are not known, then run the cases against the libraries in `names`, saying what happens."""
+    """Measure the ceilings where they are unknown, then run the cases against the libraries in `names` and report the progress."""
     from svod.bench.ceiling_loops import CeilingLoops
     from svod.bench.peers import load_peers
     from svod.bench.results import write_run
@@ -157,7 +157,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
     path = _ceilings_path()
     known = known_ceilings(path, target)
     if known is None or known.quick:
-        _say(f"measuring what this machine can do at best, some ten seconds; kept in {path}, unless the machine is busy")
+        _say(f"measuring this machine's peak rates, which takes some ten seconds; they are kept in {path} unless the machine is busy")
     ceilings = cached_ceilings(path, target)
     contestants = [*svod_contestants(settings.mode, settings.beam, fresh=settings.fresh, db=db, config=prepare), *libraries]
     together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
@@ -165,8 +165,8 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
 
     def finished(so_far: Run) -> None:
         click.echo("\n".join(describe_case(so_far.cases[-1])) + "\n")
-        if json_path is not None:       # another library that ends the process does not take the results with it
-            with contextlib.suppress(OSError):      # said at the end, where it is tried again
+        if json_path is not None:       # keeps the results where another library ends the process
+            with contextlib.suppress(OSError):      # the last write reports the error
                 write_run(json_path, so_far)
     return run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=ceilings,
                      arithmetic=partial(CeilingLoops(target).best_round, threads=ceilings.threads),
@@ -174,7 +174,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
 
 
 def _conclude(result: Run, asked_for: int, json_path: Path | None) -> int:
-    """Print and write a run; its exit status."""
+    """Print and write a run. Returns the exit status."""
     from svod.cli.bench.tables import print_run
 
     print_run(result)
@@ -196,7 +196,7 @@ def _conclude(result: Run, asked_for: int, json_path: Path | None) -> int:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--force", is_flag=True, help="Also compare runs of different machines or protocols.")
 def compare(before: Path, after: Path, as_json: bool, force: bool) -> None:
-    """What got faster or slower from A to B beyond the noise. Exit status: 0 nothing is worse, 1 something is, 2 not comparable."""
+    """Show what got faster or slower from A to B beyond the noise. Exit status: 0 nothing is worse, 1 something is, 2 not comparable."""
     from svod.bench.compare import check_comparable, compare_runs
     from svod.bench.results import read_run
     from svod.cli.bench.tables import print_comparison
@@ -221,7 +221,7 @@ def compare(before: Path, after: Path, as_json: bool, force: bool) -> None:
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default=Path("report.html"), show_default=True)
 @click.option("--markdown", is_flag=True, help="The figures as Markdown, for a pull request, to stdout.")
 def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool) -> None:
-    """One HTML file that opens offline, of runs and of the searches that a tuning database remembers; either alone is enough."""
+    """Make one HTML file that opens offline from runs, and from the searches in a tuning database; either alone is enough."""
     from svod.bench.report.page import render_markdown, write_report
     from svod.bench.results import read_run
     from svod.tune.db import TuningDB
@@ -248,7 +248,7 @@ def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool)
 
 
 def _write_at_last(path: Path, result: Run) -> None:
-    """Write the run; where that fails, among the temporary files. Raises OSError, naming `path`, once they are there."""
+    """Write the run. Where that fails, save it among the temporary files, then raise the OSError of `path`."""
     from svod.bench.results import write_run
 
     try:
@@ -261,7 +261,7 @@ def _write_at_last(path: Path, result: Run) -> None:
 
 
 def _mode(beam: int | None, heuristic: bool, db_only: bool, fresh: bool) -> tuple[Literal["beam", "db-only", "heuristic"], int | None]:
-    """Which svod takes part, and the beam width. BEAM counts where no option is given."""
+    """The mode of svod and the beam width. BEAM applies where no option is given."""
     given = [name for name, on in (("--beam", beam is not None), ("--heuristic", heuristic), ("--db-only", db_only)) if on]
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(given)} do not go together; give one of them")
@@ -286,9 +286,8 @@ def _warn_if_busy(threads: int) -> None:
     if load.busy is not None:
         _say(f"warning: the machine is busy ({load.busy}; load average {load.load_average:.1f}); times will be noisy")
     if threads == 1:
-        _say("one core only: nothing is said about several threads")
+        _say("there is one core only, so nothing is measured with several threads")
 
 
 def _say(text: str) -> None:
-    """A line about what happens, on stderr."""
     click.echo(text, err=True)

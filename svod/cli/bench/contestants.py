@@ -1,7 +1,7 @@
-"""svod in its own benchmarks: a case captured as `svod.jit` captures it, with the heuristic's chains and with the best that is known.
+"""svod in its own benchmarks: each case is captured like a function under `svod.jit`.
 
-    heuristic   no database
-    tuned       what the database has; with a beam, what it lacks is searched first
+    heuristic   the heuristic's chains, without a database
+    tuned       the chains of the database; with a beam, kernels that it lacks are searched first
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from svod.tune.search.budget import MODEL_SECONDS
 
 
 class SvodContestant:
-    """svod under one configuration. `name`: heuristic or tuned."""
+    """svod under one configuration. `name` is heuristic or tuned."""
 
     outputs = "preallocated"
 
@@ -41,7 +41,7 @@ class SvodContestant:
         before, interrupted = seconds_searched(), searches_interrupted()
         prepared = self._prepare(self._config_for(case, before), case, operands)
         if searches_interrupted() > interrupted:
-            raise KeyboardInterrupt         # it was meant for the benchmarks, too
+            raise KeyboardInterrupt         # Ctrl-C during a search also ends the benchmarks
         searched = None if self.config.beam is None else seconds_searched() - before
         return replace(prepared, search_seconds=searched, again=partial(self._prepare, replace(self.config, beam=None)))
 
@@ -63,7 +63,7 @@ class SvodContestant:
                             kernels=kernels, prepare_seconds=seconds)
 
     def _config_for(self, case: Case, searched: float) -> PrepareConfig:
-        """Each case has a budget of its own: BEAM_KERNEL_BUDGET, a model ten minutes. `searched`: seconds of the searches before."""
+        """A budget for each case: BEAM_KERNEL_BUDGET, or ten minutes for a model. `searched` is the seconds of all searches before it."""
         beam = self.config.beam
         if beam is None:
             return self.config
@@ -73,7 +73,7 @@ class SvodContestant:
 
 def svod_contestants(mode: str, beam: int | None, *, fresh: bool = False, db: str | None = None,
                      config: PrepareConfig | None = None) -> list[SvodContestant]:
-    """The contestants of a run. `mode`: heuristic, db-only or beam, with a beam of `beam`. `fresh`: search what is known, too."""
+    """The contestants of a run. `mode` is heuristic, db-only or beam, with the width `beam`. `fresh` also searches known kernels."""
     base = replace(config, beam=None, capture=None) if config is not None else PrepareConfig.from_env(beam=None, capture=None)
     out = [SvodContestant("heuristic", replace(base, db=NONE))]
     if mode != "heuristic":
@@ -85,7 +85,7 @@ def svod_contestants(mode: str, beam: int | None, *, fresh: bool = False, db: st
 
 
 def describe(plan: ExecutionPlan) -> tuple[KernelInfo, ...]:
-    """The kernels of a plan, as results have them."""
+    """The kernels of a plan in the form of the results."""
     out = []
     for k in plan.kernels:
         e = k.estimate if isinstance(k.estimate, Work) else None

@@ -1,4 +1,4 @@
-"""What svod-bench prints: a block per kernel while it runs, tables at the end. Pure text; widths between 80 and 120 columns."""
+"""The output of svod-bench: a block for each kernel while it runs, and tables at the end, as text for 80 to 140 columns."""
 from __future__ import annotations
 
 import shutil
@@ -15,21 +15,21 @@ from svod.bench.summary import ALL, BEST_PEER, NOISY, half_width
 from svod.system.quantities import bytes_rate, flops_rate, percent, seconds, spread
 from svod.system.tables import print_table
 
-WIDEST = 140        # columns from which on the seconds of search and the rate over the round neighbour are shown too; a pipe has them all
-WIDE = 116          # … every peer has a column of its own; below, the best one has
-MEDIUM = 98         # … the heuristic's time and the best peer's are shown too
+WIDEST = 140        # from this width on, the table shows seconds of search and rates over the round neighbour; a pipe gets them all
+WIDE = 116          # from this width on, every peer has a column; below, only the best one has
+MEDIUM = 98         # from this width on, the times of the heuristic and of the best peer are shown too
 NAME = 12           # width of a contestant's name
 WIDE_INTERVAL = " ~"
 MARKS = {WIDE_INTERVAL: f"known to worse than ±{100 * NOISY:.0f} %", " =": "no difference beyond the spread"}
 
 
 def doubt(half: float | None) -> str:
-    """The mark of a figure whose interval is wide, or not known: `half` is half its width."""
+    """The mark of a figure whose interval is wide or unknown; `half` is half its width."""
     return "" if half is not None and half <= NOISY else WIDE_INTERVAL
 
 
 def times(value: Speedup, other: str) -> str:
-    """1.04× onnxruntime ±0.5 %; a difference below the spread is none."""
+    """`1.04× onnxruntime ±0.5 %`, or `= onnxruntime ±0.5 %` for a difference below the spread."""
     if value.low is None or value.high is None:
         return f"{value.median:.3g}× {other}, too few rounds"
     half = spread(half_width(value))
@@ -73,7 +73,7 @@ def _describe_outcome(case: CaseResult, o: ContestantResult) -> str:
 
 @dataclass(frozen=True)
 class _RunColumns:
-    """The columns of the table of kernels: as many as the terminal has room for, and as the run has figures."""
+    """The columns of the table of kernels: those that the run has figures for and the terminal has room for."""
 
     contestants: tuple[str, ...]
     peers: tuple[str, ...]          # libraries with a column of their own
@@ -125,7 +125,7 @@ def _against_best(c: CaseResult) -> str:
 
 
 def print_run(run: Run) -> None:
-    """The table of all kernels and the geometric means."""
+    """Print the table of all kernels and the geometric means."""
     tuned = any(c.outcome("tuned") for c in run.cases)
     columns = _RunColumns.of(run, tuned)
     rows = [columns.row(c) for c in run.cases]
@@ -142,7 +142,7 @@ def print_run(run: Run) -> None:
 
 
 def _cell(c: CaseResult, name: str) -> str:
-    """The time of a contestant; of "svod" at its best."""
+    """The time of a contestant; the name "svod" stands for the best svod contestant."""
     o = c.outcome(name) if name != "svod" else c.svod or c.outcome("tuned")
     if o is None:
         return ""
@@ -154,7 +154,7 @@ def _cell(c: CaseResult, name: str) -> str:
 
 
 def print_groups(groups: Sequence[GroupResult], peers: Sequence[str], tuned: bool) -> None:
-    """Geometric means: how many times faster svod is than …"""
+    """Print the geometric means of svod's speed-ups over the heuristic and the peers."""
     own = "tuned" if tuned else "heuristic"
     others = [*(["heuristic"] if tuned else []), BEST_PEER, *peers]
     others = [o for o in others if any(f"{own}/{o}" in g.speedups for g in groups)]
@@ -169,8 +169,8 @@ def print_groups(groups: Sequence[GroupResult], peers: Sequence[str], tuned: boo
 
 
 def print_suites(suites: Sequence[SuiteResult], tuned: bool, *, names: bool) -> None:
-    """One line per suite: geometric means, what the searches took (the median, and the most), and the least rate over a round neighbour;
-    with the `names` of the cases that these belong to."""
+    """Print a line for each suite: geometric means, the median and the longest search, and the lowest rate over a round neighbour. `names`
+    adds the names of these cases."""
     own = "tuned" if tuned else "heuristic"
     peers = any(f"{own}/{BEST_PEER}" in s.means.speedups for s in suites)
     searched, rated = any(s.searching is not None for s in suites), any(s.rates is not None for s in suites)
@@ -192,7 +192,7 @@ def print_suites(suites: Sequence[SuiteResult], tuned: bool, *, names: bool) -> 
 
 
 def print_ceilings(c: Ceilings) -> None:
-    """One line per figure: one core, and all threads."""
+    """Print a line for each rate: of one core, and of all threads."""
     many = f"{c.threads} threads" if c.threads > 1 else "1 thread"
     rows = [(f"multiply-add {dtype}", flops_rate(one), flops_rate(all_)) for dtype, (one, all_) in c.flops.items()]
     for level, kinds in c.bandwidth.items():
@@ -203,7 +203,7 @@ def print_ceilings(c: Ceilings) -> None:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Every change beyond the noise; what did not change is counted."""
+    """Print every change beyond the noise, and the number of cases with each verdict."""
     shown = [c for c in comparison.changes if c.verdict != "same"]
     rows = [(c.case, c.contestant, c.verdict, seconds(c.before), seconds(c.after), "" if c.ratio is None else f"{c.ratio:.3f}",
              spread(c.noise), c.why) for c in shown]

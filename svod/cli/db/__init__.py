@@ -1,4 +1,4 @@
-"""svod-db: look at the tuning database, move records between machines, retract them. The commands are in `commands.py`."""
+"""svod-db shows the tuning database, moves records between machines and retracts them; see `commands.py`."""
 from __future__ import annotations
 
 from typing import NoReturn

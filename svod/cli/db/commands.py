@@ -1,4 +1,4 @@
-"""The commands of svod-db. Every one works on the database that --db or SVOD_TUNE_DB names, else on the user's."""
+"""The commands of svod-db. They work on the database that --db or SVOD_TUNE_DB names, or else on the user's."""
 from __future__ import annotations
 
 import contextlib
@@ -41,7 +41,7 @@ from svod.tune.db.why import describe_searches, explain, no_winner_reason
 
 SHOWN_KEY = 12          # characters of a key in a table
 EXIT_SKIPPED = 1        # of import and merge: not all records could be used
-SCRIPT_SECONDS = 600.0  # longest run of a script that `why` runs
+SCRIPT_SECONDS = 600.0  # `why` ends a script after this
 
 
 def _set_database(context: click.Context, parameter: click.Parameter, spec: str | None) -> None:
@@ -55,7 +55,7 @@ def _database_option() -> click.Option:
 
 
 class _Command(click.Command):
-    """One command: --db may stand behind its name as well as before it."""
+    """A command that takes --db after its name as well as before it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -75,7 +75,7 @@ class _Group(click.Group):
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Look at the tuning database, move records between machines, retract them. --db may stand before the command and behind it."""
-    logging.getLogger("svod").addHandler(logging.NullHandler())  # what it would say, the commands say themselves
+    logging.getLogger("svod").addHandler(logging.NullHandler())  # the commands report the problems themselves
 
 
 def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
@@ -91,7 +91,7 @@ def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
 
 
 def _check_whole(path: Path) -> None:
-    """Refuse a database with damaged pages: what is read from it may be any part of what it held."""
+    """Refuse a database with damaged pages, which may have lost any of its records."""
     try:
         connection = open_for_reading(path)
         if connection is None:
@@ -99,16 +99,16 @@ def _check_whole(path: Path) -> None:
         with contextlib.closing(connection):
             answer = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
     except (DatabaseError, OSError, sqlite3.OperationalError):
-        return      # foreign, newer, locked or unreadable: said where it is read
+        return      # foreign, newer, locked or unreadable: reading it reports that
     except sqlite3.DatabaseError as e:
         answer = str(e)
     if answer != "ok":
         raise DatabaseError(f"{path} is damaged ({' '.join(answer.split())}): put a copy in its place, or move it away and import what "
-                            f"was exported")
+                            "was exported")
 
 
 def _resolve_kernel(db: TuningDB, text: str) -> str:
-    """The key of the one kernel whose key starts with `text`, whose name or origin is or contains it, in this order."""
+    """The key of the single kernel that `text` means: a key or its beginning, else a name or an origin, else a part of one."""
     measured, searched = (m.kernel for m, _ in db.select(Measurement)), (s.kernel for s, _ in db.select(Search))
     names: dict[str, set[str]] = {key: set() for key in (*measured, *searched)}
     for k, _ in db.select(KernelRecord):
@@ -131,7 +131,7 @@ def _resolve_kernel(db: TuningDB, text: str) -> str:
 
 
 def _with(texts: dict[str, set[str]], text: str, *, whole: bool) -> set[str]:
-    """The keys that have `text` among their texts, or within one of them."""
+    """The keys whose texts contain `text`, as a whole text or as a part of one."""
     return {key for key, own in texts.items() if (text in own if whole else any(text in x for x in own))}
 
 
@@ -143,7 +143,7 @@ def _report(skipped: list[Skipped]) -> None:
 
 
 class WinnerRow(NamedTuple):
-    """One kernel on one target, as `list` and `show` have it."""
+    """A kernel on a target, as `list` and `show` print it."""
 
     kernel: str
     name: str
@@ -154,9 +154,9 @@ class WinnerRow(NamedTuple):
     layer: str
     measurements: int
     searches: int
-    why: str            # it has no winner; empty where it has one
-    measurement: str    # what the winner was confirmed by
-    sizes: tuple[str, ...]      # the values of its variables that it was confirmed at
+    why: str            # why it has no winner; empty where it has one
+    measurement: str    # the measurement that confirmed the winner
+    sizes: tuple[str, ...]      # the values of its variables in that measurement
 
 
 P = TypeVar("P", Measurement, Verdict, Search)
@@ -196,7 +196,7 @@ def _print_json(value: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON list.")
 @click.pass_context
 def list_kernels(context: click.Context, as_json: bool) -> None:
-    """All kernels and the chains that are used for them."""
+    """List all kernels and the chains in use."""
     db = _open(context)
     rows = _rows(db)
     if as_json:
@@ -221,7 +221,7 @@ def list_kernels(context: click.Context, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="All records as one JSON object.")
 @click.pass_context
 def show(context: click.Context, kernel: str, as_json: bool) -> None:
-    """Everything that is known about KERNEL: a key, the beginning of one, or a name."""
+    """Show all records of KERNEL, which is a key, the beginning of a key, or a name."""
     db = _open(context)
     key = _resolve_kernel(db, kernel)
     descriptions = [k for k, _ in db.select(KernelRecord, key)]
@@ -247,7 +247,7 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
 
 
 def _show_target(db: TuningDB, row: WinnerRow, measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> None:
-    """What is known about a kernel on one target: the chain that is used, and the twenty fastest."""
+    """Print the chain in use of a kernel on one target, and its twenty fastest chains."""
     told = {(v.linear, v.codegen): v.verdict for v in sorted(verdicts, key=lambda v: v.verdict != "verified")}
     counts = ", ".join(f"{n} {s}" for s, n in sorted(Counter(m.status for m in measurements).items()))
     click.echo(f"\ntarget    {row.target}\nrecords   {counts or 'none'}")
@@ -273,9 +273,9 @@ def _show_target(db: TuningDB, row: WinnerRow, measurements: Sequence[Measuremen
 @click.option("--target", help="A target key; default: every target in the records, or the one the script was prepared for.")
 @click.pass_context
 def why(context: click.Context, what: str, target: str | None) -> None:
-    """Why kernels have the chains they have, or none: the nearest record and the first field that differs.
+    """Explain why kernels have their chains, or none: show the nearest record and the first field that differs.
 
-    A SCRIPT is run (its kernels are captured, nothing is searched or recorded)."""
+    A SCRIPT is run to capture its kernels; nothing is searched or recorded."""
     db = _open(context)
     if what.endswith(".py") or Path(what).is_file():
         wanted = _captured_kernels(Path(what))
@@ -301,8 +301,7 @@ class Captured(NamedTuple):
 
 
 def _captured_kernels(script: Path) -> list[Captured]:
-    """Run a script with SVOD_CAPTURE set and read what it prepared: the objects with a "kernel" and a "target" in the capture's .jsonl
-    files."""
+    """The kernels that a script prepares: run it with SVOD_CAPTURE set and read the capture's .jsonl files."""
     if not script.is_file():
         raise DatabaseError(f"{script} does not exist")
     with tempfile.TemporaryDirectory(prefix="svod-why-") as directory:
@@ -335,7 +334,7 @@ def _captured_kernels(script: Path) -> list[Captured]:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_context
 def stats(context: click.Context, as_json: bool) -> None:
-    """How much there is, and where."""
+    """Count the records and show where they are."""
     db = _open(context)
     measurements = [m for m, _ in db.select(Measurement)]
     searches = [s for s, _ in db.select(Search)]
@@ -363,7 +362,7 @@ def stats(context: click.Context, as_json: bool) -> None:
 
 @cli.command()
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .jsonl file to write.")
-@click.option("--winners", is_flag=True, help="Only what decides about the winners: small enough to check in.")
+@click.option("--winners", is_flag=True, help="Only the records that decide the winners: small enough to check in.")
 @click.option("--kernel", "kernels", multiple=True, help="Only this kernel; may be repeated.")
 @click.pass_context
 def export(context: click.Context, output: Path, winners: bool, kernels: tuple[str, ...]) -> None:
@@ -383,8 +382,8 @@ def export(context: click.Context, output: Path, winners: bool, kernels: tuple[s
 def import_files(context: click.Context, files: tuple[Path, ...]) -> None:
     """Add the records of JSON Lines files.
 
-    Records that are malformed or cut off are reported and skipped, the others of their file are added, and the exit status is 1. A file
-    that holds no tuning records is refused with status 2."""
+    Malformed or truncated records are reported and skipped; the others are added, and the exit status is 1. A file without tuning records
+    is refused with status 2."""
     db = _open(context, read_only=False)
     _add(db, files, db.import_file)
 
@@ -395,7 +394,7 @@ def import_files(context: click.Context, files: tuple[Path, ...]) -> None:
 def merge(context: click.Context, others: tuple[Path, ...]) -> None:
     """Add the records of other databases to this one. Merging twice, or in another order, gives the same database.
 
-    Exit status as of import."""
+    The exit status is that of import."""
     db = _open(context, read_only=False)
     _add(db, others, db.merge)
 
@@ -416,7 +415,7 @@ def _add(db: TuningDB, sources: tuple[Path, ...], add: Callable[[Path], Merged])
 @click.argument("kernel")
 @click.option("--target", help="Only on this target; default: on all.")
 @click.option("--linear", help="Only this LINEAR digest; default: every chain that was confirmed.")
-@click.option("--reason", default="", help="Why, for those who look later.")
+@click.option("--reason", default="", help="Why; kept for later readers.")
 @click.pass_context
 def retract(context: click.Context, kernel: str, target: str | None, linear: str | None, reason: str) -> None:
     """Never use the chains recorded for KERNEL again (until the code generator changes), whatever is merged later."""
@@ -433,7 +432,7 @@ def retract(context: click.Context, kernel: str, target: str | None, linear: str
 @click.option("--older-than", "days", type=Finite(min=0), default=90.0, show_default=True, help="Age in days.")
 @click.pass_context
 def gc(context: click.Context, days: float) -> None:
-    """Remove void claims, and old measurements that can decide nothing any more; make the file smaller."""
+    """Remove void claims and old measurements that can no longer decide anything, and make the file smaller."""
     db = _open(context, read_only=False)
     if db.plan.write is None or not db.plan.write.exists():
         raise DatabaseError(f"there is no database at {db.plan.write or config.NONE}")
@@ -442,7 +441,7 @@ def gc(context: click.Context, days: float) -> None:
 
 
 def chain_words(chain: Sequence[Sequence[object]]) -> str:
-    """`UPCAST(o0, 8) THREAD(o1, 2)`: a chain as people read it; "as it is" for the empty one."""
+    """A chain in words: `UPCAST(o0, 8) THREAD(o1, 2)`; "as it is" for the empty chain."""
     def word(x: object) -> str:
         return "[" + " ".join(map(word, x)) + "]" if isinstance(x, (list, tuple)) else str(x)
     return " ".join(f"{opt[0]}({', '.join(word(x) for x in opt[1:] if x is not None)})" for opt in chain) or "as it is"

@@ -1,4 +1,4 @@
-"""svod-tune: run a script, capture its kernels, tune them, verify, remember, report. The command is in `command.py`."""
+"""svod-tune runs a script, captures its kernels, tunes and verifies them, stores the winners and reports; see `command.py`."""
 from __future__ import annotations
 
 from typing import NoReturn

@@ -1,4 +1,4 @@
-"""The options of svod-tune. What happens with them is in `run.py`, imported after the first line of output."""
+"""The options of svod-tune. `run.py` carries them out; it is imported after the first line of output."""
 from __future__ import annotations
 
 import logging
@@ -17,7 +17,7 @@ SCRIPT_OPTIONS = "options of the script go after --, as in: svod-tune {script} -
 
 
 class _Command(click.Command):
-    """Says where the script's own options go when it meets one that is not ours."""
+    """A command that explains where the script's own options go when it meets an unknown one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
@@ -87,7 +87,7 @@ def first_line(options: TuneOptions) -> str:
 
 
 def check(options: TuneOptions) -> None:
-    """Raise a click.UsageError for options that do not go together, another SvodError for those that cannot be used."""
+    """Raise click.UsageError for options that do not go together, and another SvodError for options that cannot be used."""
     if options.beam < 1:
         raise click.BadParameter(f"{options.beam}: a beam of at least 1 is needed to search; to see what would be tuned use --dry-run",
                                  param_hint="--beam")

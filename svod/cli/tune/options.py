@@ -1,4 +1,4 @@
-"""What the command line of svod-tune asks for, as data."""
+"""The options of svod-tune as data."""
 from __future__ import annotations
 
 import shlex
@@ -13,7 +13,7 @@ DEFAULT_BUDGET = 600.0
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What the command line asked for. `args`: the script's; `source`: a capture instead of a script."""
+    """The options of a command. `args` are the script's arguments; `source` is a capture that replaces the script."""
 
     script: str | None
     args: tuple[str, ...] = ()
@@ -39,8 +39,7 @@ class TuneOptions:
         return self.script or self.source or ""
 
     def command_line(self, **changes: object) -> str:
-        """A command that differs from this one by the options given, for people to paste. --dry-run, --json, --capture-to and
-        --fresh are not handed on."""
+        """A command to paste: this one with `changes` to its options, without --dry-run, --json, --capture-to and --fresh."""
         values: dict[str, object] = {"beam": self.beam, "budget": f"{self.budget:g}"}
         for f in fields(self):
             if f.name in ("db", "workers", "address", "top", "only", "capture_for", "actions") and getattr(self, f.name) != f.default:
@@ -55,5 +54,5 @@ class TuneOptions:
 
 
 def say(text: str) -> None:
-    """A line for people, on stderr: stdout belongs to the script."""
+    """Print a line on stderr; stdout belongs to the script."""
     print(text, file=sys.stderr, flush=True)

@@ -1,5 +1,4 @@
-"""What a search shows while it runs: a table that is redrawn on a terminal, lines elsewhere. Both from the events of
-`svod.tune.search.events`.
+"""The progress of a search, from the events of `svod.tune.search.events`: a live table on a terminal, lines elsewhere.
 
     svod-tune: 12 kernels, beam 8, 115 s, 2 Ray workers
     [  14 s] conv layer1.0.conv1      1.46 ms → 0.61 ms   2.39×
@@ -27,7 +26,7 @@ WIDTH_NAME, WIDTH_STATUS = 28, 14
 
 @dataclass
 class _State:
-    """One kernel, as shown. Seconds of one call."""
+    """The displayed state of a kernel. Times are seconds of one call."""
 
     label: str
     share: float
@@ -64,7 +63,7 @@ class Progress(AbstractContextManager["Progress", None]):
         return sum(s.faster for s in self.states.values())
 
     def update(self, event: SearchEvent) -> _State | None:
-        """Take an event in; the state of the kernel it is about."""
+        """Record an event. Returns the state of its kernel."""
         if isinstance(event, events.SessionStarted):
             self.started, self.budget, self.executor = self.clock(), event.budget, event.executor
         state = self.states.get(event.kernel)
@@ -163,7 +162,7 @@ class LiveProgress(Progress):
 
 
 def make_progress(rows: Sequence[SurveyRow], stream: TextIO, *, verbose: bool = False) -> Progress:
-    """Redrawn where `stream` is a terminal, else lines. `verbose`: lines in any case, with every round and dropped candidate."""
+    """A live table where `stream` is a terminal, else lines. `verbose` gives lines in any case, with every round and dropped candidate."""
     if stream.isatty() and not verbose:
         return LiveProgress(rows, stream)
     return LineProgress(rows, stream, verbose=verbose)
@@ -175,5 +174,5 @@ def label(row: SurveyRow) -> str:
 
 
 def short_origin(origin: str) -> str:
-    """A module path as it is; of a file:line only the file's name."""
+    """A module path unchanged; a file:line without its folders."""
     return origin.rsplit("/", 1)[-1]

@@ -1,4 +1,4 @@
-"""What svod-tune says at the end: the table of kernels, the whole plan, the next command; and the same as JSON."""
+"""The final report of svod-tune: the table of kernels, the whole plan, the next command; and the same as JSON."""
 from __future__ import annotations
 
 import math
@@ -23,10 +23,10 @@ KEY_SHOWN = 8
 
 @dataclass(frozen=True)
 class KernelReport:
-    """What became of one kernel. `chain` is what the next `prepare` uses, as plain data, and `source` where it is from (database,
-    heuristic, …). `heuristic` and `tuned` are seconds of one call, geometric means over `sizes` for a kernel with variables; None where
-    not measured. `confirmed`: timed against the heuristic at full size. `against` is the digest of the LINEAR that the heuristic had
-    then, empty where it is today's."""
+    """The outcome of a kernel. `chain` is the one that the next `prepare` uses, as plain data, and `source` its origin (database,
+    heuristic, …). `heuristic` and `tuned` are seconds of one call, or None; for a kernel with variables they are geometric means over
+    `sizes`. A `confirmed` chain was timed against the heuristic at full size. `against` is the digest of the heuristic's LINEAR at that
+    time, or empty where it is today's."""
 
     row: SurveyRow
     chain: tuple[Any, ...]
@@ -43,14 +43,14 @@ class KernelReport:
 
     @property
     def gain(self) -> float | None:
-        """How many times faster than the heuristic: from paired samples where there are any, else from the times."""
+        """The speed-up over the heuristic: from paired samples where there are any, else from the times."""
         if not self.heuristic or not self.tuned:
             return None
         return self.heuristic / self.tuned if self.speedup is None else self.speedup.median
 
 
 def kernel_table(outcomes: Sequence[KernelReport], target: Target, ceilings: Ceilings | None, width: int) -> list[str]:
-    """The table of kernels: those that were searched or are known, those that take most of the time first."""
+    """The table of the searched and the known kernels; those that take most time come first."""
     rows = []
     for o in outcomes:
         shown = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else KernelRate(0.0, "", None)
@@ -69,7 +69,7 @@ def _origin_words(row: SurveyRow) -> str:
 
 
 def _doubt(o: KernelReport) -> str:
-    """The mark of a gain whose interval is wide, or that the medians of the times do not show."""
+    """The mark of a gain with a wide interval, or one that the medians of the times do not show."""
     if o.speedup is None or o.gain is None or not o.heuristic or not o.tuned:
         return ""
     known = o.speedup.half_width <= NOISY and abs(math.log(o.gain * o.tuned / o.heuristic)) <= NOISY
@@ -77,7 +77,7 @@ def _doubt(o: KernelReport) -> str:
 
 
 def dry_table(rows: Sequence[SurveyRow], estimates: Mapping[str, float], width: int) -> list[str]:
-    """The table of --dry-run: what would be done with each kernel. `estimates`: seconds that the machine's ceilings allow, by key."""
+    """The table of --dry-run: the decision for each kernel. `estimates` has the bounds of the machine's ceilings in seconds, by key."""
     families = {f: i for i, f in enumerate(dict.fromkeys(r.family for r in rows), 1)}
     lines = []
     for r in rows:
@@ -89,13 +89,13 @@ def dry_table(rows: Sequence[SurveyRow], estimates: Mapping[str, float], width: 
 
 
 def size_lines(outcomes: Sequence[KernelReport]) -> list[str]:
-    """What the kernels with variables gained at each of the sizes they were timed at."""
+    """The gains of the kernels with variables at each timed size."""
     return [f"{o.row.name} {o.row.key[:KEY_SHOWN]}: " + "; ".join(f"{s} {in_words(s.seconds)}, {1 / s.ratio:.2f}×" for s in o.sizes)
             for o in outcomes if o.sizes]
 
 
 def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
-    """The whole plan, with heuristic and tuned chains."""
+    """The times of the whole plan with heuristic and with tuned chains."""
     r = check.ratio
     bounded = r.low > 0.0 and r.high < float("inf")
     interval = f", 95 % interval {1 / r.high:.2f}–{1 / r.low:.2f}×" if bounded else ", too few for an interval"

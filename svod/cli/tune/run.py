@@ -1,10 +1,10 @@
-"""What svod-tune does, in order: capture, survey, search, check of the whole plan, report.
+"""The steps of svod-tune: capture, survey, search, check of the whole plan, report.
 
-The budget is the wall time of the command. Capture counts in it, but leaves half of it at least to the search; the time of the plan check
-is kept back, so that a command whose script is short ends about with its budget, and every one within the budget and 15 s.
+The budget is the wall time of the command. The capture counts, but leaves at least half of the budget to the search. Time for the plan
+check is reserved: with a short script the command ends about with its budget, and always within the budget and 15 s.
 
-    executor   started while the script still runs, when it shows that there is something to search
-    Ctrl-C     first ends the script, then the search: what was found is confirmed, stored and reported
+    executor   starts while the script still runs, as soon as there is something to search
+    Ctrl-C     ends the script first, then the search; the results so far are confirmed, stored and reported
 """
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ from svod.tune.search.kernel_search import BUDGET_SPENT, Finding
 from svod.tune.session import KernelTask, SessionResult, TuneSession, bound_at
 from svod.tune.workers.start import ExecutorStart
 
-# beside EXIT_USAGE and EXIT_INTERRUPTED; each has one meaning, docs/tuning.md
+# beside EXIT_USAGE and EXIT_INTERRUPTED; docs/tuning.md gives their meanings
 EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6
 GRACE_SECONDS = 15.0
-RAY_BUDGET = 20.0           # seconds: smaller ones are searched on local workers, unless ray:N asks for Ray
-CHECK_SECONDS = 4.0         # of one plan check, at most
-CHECK_PART = 0.15           # of the budget, at most
-CHECK_LEAST = 0.5           # seconds, however small the budget
-KNOWN_CHECK_SECONDS = 1.5   # where nothing was searched
-MAX_CHECKS = 3              # plans that are checked, those that take most of the time
-CHECK_SHARE = 0.05          # of the time: smaller plans are not checked
-ABOVE_CEILING = 1.05        # no kernel is that much above its ceiling
-MAX_PROBLEMS = 3            # lines of a capture, and kernels, whose faults are said one by one
+RAY_BUDGET = 20.0           # seconds: smaller budgets use local workers, unless ray:N asks for Ray
+CHECK_SECONDS = 4.0         # the longest check of one plan
+CHECK_PART = 0.15           # the largest share of the budget for a plan check
+CHECK_LEAST = 0.5           # the shortest plan check in seconds, however small the budget
+KNOWN_CHECK_SECONDS = 1.5   # the longest check of one plan where nothing was searched
+MAX_CHECKS = 3              # only the plans that take most of the time are checked
+CHECK_SHARE = 0.05          # plans below this share of the time are not checked
+ABOVE_CEILING = 1.05        # no kernel exceeds its ceiling by more than this factor
+MAX_PROBLEMS = 3            # faults of a capture, and kernels without a winner, that are reported one by one
 PIPE_WIDTH = 110            # columns of a table that does not go to a terminal
 
 
 def tune(options: TuneOptions) -> int:
-    """Do what the options ask for. The exit status. Raises SvodError for bad input."""
+    """Run the command. Returns the exit status. Raises SvodError for bad input."""
     run = _Run(options)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     ends = [number for number, handler in before.items() if handler is not signal.SIG_IGN]      # nohup ignores SIGHUP
@@ -88,12 +88,12 @@ def tune(options: TuneOptions) -> int:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """SIGTERM, and SIGHUP of a terminal that is closed, end the command in order: the script, the workers, the database."""
+    """Handles SIGTERM, and SIGHUP from a closed terminal: the command ends its script and its workers and closes the database."""
     raise SystemExit(128 + number)
 
 
 class _Run:
-    """One command."""
+    """The state of one command."""
 
     def __init__(self, options: TuneOptions) -> None:
         self.options = options
@@ -109,9 +109,9 @@ class _Run:
         self.executor_name = ""
         self.ceilings: Ceilings | None = None
         self.measured = False
-        self.incomplete = EXIT_OK                   # or EXIT_SCRIPT, EXIT_DAMAGED: not everything was captured
-        self.saved: Path | None = None              # where the results are that the database could not take
-        self.seconds: dict[str, float] = {}         # from the start to the end of each phase
+        self.incomplete = EXIT_OK                   # EXIT_SCRIPT or EXIT_DAMAGED where the capture is incomplete
+        self.saved: Path | None = None              # the file with results that the database could not take
+        self.seconds: dict[str, float] = {}         # seconds from the start of the command to the end of each phase
 
     @property
     def elapsed(self) -> float:
@@ -124,7 +124,7 @@ class _Run:
         self.db.close()
 
     def kept(self) -> str:
-        """A word on what an early end leaves behind."""
+        """What an early end leaves behind, in words."""
         rows = self.result.rows if self.result is not None else 0
         self._save()
         if self.saved is not None:
@@ -209,17 +209,17 @@ class _Run:
         return self.executor
 
     def _workers(self) -> str:
-        """The workers to start: a Ray of our own takes seconds to start and to end, which a small budget does not have."""
+        """The workers to start: a Ray of our own takes seconds to start and to stop, too long for a small budget."""
         options = self.options
         return "local" if options.workers == "ray" and options.address is None and options.budget < RAY_BUDGET else options.workers
 
     def _search(self, rows: Sequence[SurveyRow], target: Target) -> None:
-        """Search the rows within what is left of the budget. Raises TuneError where no worker can be had."""
+        """Search the rows within the rest of the budget. Raises TuneError where no worker starts."""
         tasks = [KernelTask(r.kernel, r.calls, r.name, r.origins, r.share, r.sizes) for r in rows]
         start = self._start_executor()
         executor = start.result()
         executor.wait_until_ready()
-        signal.signal(signal.SIGTERM, _terminate)       # Ray puts a handler of its own there, which ends the process on the spot
+        signal.signal(signal.SIGTERM, _terminate)       # replaces Ray's handler, which ends the process at once
         self.seconds["workers"] = self.elapsed
         seconds = max(self.options.budget / 2, self.options.budget - self.elapsed - self._check_seconds(CHECK_SECONDS))
         say(f"svod-tune: searching {count(len(rows), 'kernel')} with beam {self.options.beam} for at most {seconds:.0f} s on "
@@ -237,12 +237,11 @@ class _Run:
         self.seconds["closing"] = self.elapsed
 
     def _check_seconds(self, most: float) -> float:
-        """How long one plan check may take."""
+        """The seconds that one plan check may take."""
         return min(most, max(CHECK_LEAST, CHECK_PART * self.options.budget))
 
     def _ceilings(self, target: Target, *, refresh: bool = False) -> Ceilings | None:
-        """What the machine can do, from the cache or measured quickly, once (`svod-bench ceilings` takes its time); None where it cannot
-        be."""
+        """The machine's ceilings from the cache, or measured quickly once; None where they cannot be measured."""
         if refresh or not self.measured:
             self.measured = True
             try:
@@ -252,14 +251,14 @@ class _Run:
         return self.ceilings
 
     def _corrected(self, ceilings: Ceilings | None, outcomes: Sequence[KernelReport], target: Target) -> Ceilings | None:
-        """The ceilings, measured again where a kernel is above quick ones: they were taken while the machine was busy."""
+        """The ceilings. Where a kernel exceeds quick ones, the machine was busy, and they are measured again."""
         shares = [rate_of(o.row, o.tuned, target, ceilings).share for o in outcomes if o.tuned]
         if ceilings is None or not ceilings.quick or max((s for s in shares if s is not None), default=0.0) <= ABOVE_CEILING:
             return ceilings
         return self._ceilings(target, refresh=True)
 
     def _outcomes(self, rows: Sequence[SurveyRow], target: Target, compiler: Compiler) -> list[KernelReport]:
-        """Per kernel what the next `prepare` will use, and the times it was chosen by."""
+        """For each kernel the chain that the next `prepare` uses, and the times that it was chosen by."""
         findings: Mapping[str, Finding] = self.result.findings if self.result is not None else {}
         out = []
         for row in rows:
@@ -287,7 +286,7 @@ class _Run:
         return out
 
     def _sizes(self, winner: Winner | None) -> tuple[SizeTime, ...]:
-        """What the winner of a kernel with variables was confirmed at."""
+        """The times that confirmed the winner of a kernel with variables, at each size."""
         if winner is None:
             return ()
         return next((m.sizes for m, _ in self.db.select(Measurement, winner.kernel) if m.id == winner.measurement), ())
@@ -329,8 +328,8 @@ class _Run:
         return self.incomplete
 
     def _save(self) -> None:
-        """What the database could not take goes to a file that `svod-db import` reads: in the current directory, else among temporary
-        files."""
+        """Write results that the database could not take to a file for `svod-db import`: in the current directory, else in the temporary
+        one."""
         has_results = self.result is not None and self.result.rows > 0 and self.config.db != config.NONE
         if not has_results or self.db.path is not None or self.db.store_again():
             return
@@ -346,7 +345,7 @@ class _Run:
 
     # -- words --------------------------------------------------------------------------------------------------------------
     def _say_database(self) -> None:
-        """Before the work: what is in the way of storing its results, or that a database is made where the user named one."""
+        """Report, before the work, that results cannot be stored, or that a new database will be made."""
         if self.options.dry_run or self.config.db == config.NONE:
             return
         obstacle, path = self.db.obstacle(), self.db.plan.write
@@ -395,7 +394,7 @@ class _Run:
             say(f"svod-tune: the capture cannot be written to {path}: {e.strerror or e}")
 
     def _print(self, lines: Sequence[str]) -> None:
-        """The report goes to stdout where no script has it."""
+        """Print to stdout, or to stderr where a script or the JSON has stdout."""
         stream = sys.stderr if self.options.script is not None or self.options.json_path == "-" else sys.stdout
         print("\n".join(lines), file=stream, flush=True)
 
@@ -501,7 +500,7 @@ class _Run:
             "ceilings": None if ceilings is None else asdict(ceilings)})
 
     def _dump(self, status: int, content: dict[str, Any]) -> int:
-        """Write what --json asks for. The exit status: `status`, or that of results that could not be stored."""
+        """Write the file of --json. Returns `status`, or EXIT_NOT_STORED where that fails."""
         path = self.options.json_path
         if path is None:
             return status
@@ -520,8 +519,8 @@ class _Run:
 
 
 def gain_in(unbound: UnboundPlan, o: KernelReport) -> Gain | None:
-    """What one call of a kernel promises in a plan, the mean over its calls, each at the values that the plan is checked at; None where it
-    was not timed at those of all its calls."""
+    """The promised gain of one call of a kernel in a plan: the mean over its calls, each at the values of the plan check. None where a call
+    was not timed at its values."""
     calls = unbound.variables_of(o.row.key)
     if not calls:
         return None if o.gain is None or not o.heuristic else Gain(o.heuristic, o.heuristic / o.gain)

@@ -1,8 +1,8 @@
-"""Running a user's script while its kernels are captured, and ending it and everything it started.
+"""Runs a user's script while its kernels are captured, and ends it with every process it started.
 
 The script runs as `__main__` in a child process with its own arguments and our standard streams. It ends by itself, after
-`capture_for` seconds, when no new kernel has come for a while, or by Ctrl-C. Ending it goes by degrees: a flag file (its next `prepare`
-raises StopCapture), SIGTERM, SIGKILL. Processes that it leaves behind are ended too: they would disturb what is timed next.
+`capture_for` seconds, when no new kernel has come for a while, or by Ctrl-C. It is ended in steps: a flag file (its next `prepare`
+raises StopCapture), SIGTERM, SIGKILL. Processes that it leaves behind are ended too, as they would disturb the timing.
 """
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from svod import config
 from svod.tune.capture import FLUSH_SECONDS, CaptureWatch, News, request_stop
 from svod.tune.workers.jobs import package_roots
 
-IDLE_SECONDS = 30.0         # without a new kernel: the script has shown what it has
+IDLE_SECONDS = 30.0         # without a new kernel, after which the capture counts as complete
 POLL_SECONDS = 0.1
-STOP_SECONDS = 2 * FLUSH_SECONDS + 0.5      # for a script to end by itself; it writes its counts meanwhile
-LEAVE_SECONDS = 0.5         # for its processes to end after it
+STOP_SECONDS = 2 * FLUSH_SECONDS + 0.5      # for a script to write its counts and end by itself
+LEAVE_SECONDS = 0.5         # for the processes of a script to end after it
 TERM_SECONDS = 2.0          # between SIGTERM and SIGKILL
 
 Why = Literal["finished", "failed", "time", "idle", "interrupted"]
@@ -32,7 +32,7 @@ Why = Literal["finished", "failed", "time", "idle", "interrupted"]
 
 @dataclass(frozen=True)
 class ScriptEnd:
-    """How the script ended. `status`: as subprocess has it, negative for a signal. `left_behind`: processes of its that outlived it."""
+    """The end of a script. `status` is that of subprocess, negative for a signal. `left_behind` counts its processes that outlived it."""
 
     why: Why
     status: int
@@ -41,7 +41,7 @@ class ScriptEnd:
 
     @property
     def failure(self) -> str:
-        """What went wrong with the script, in words; empty where nothing did."""
+        """The failure of the script in words; empty where it did not fail."""
         if self.why != "failed":
             return ""
         if self.status < 0:
@@ -53,11 +53,11 @@ class ScriptEnd:
 def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for: float | None = None, idle: float = IDLE_SECONDS,
                first: float = IDLE_SECONDS, on_news: Callable[[News], None] = lambda news: None,
                clock: Callable[[], float] = time.monotonic) -> ScriptEnd:
-    """Run `script` with captures going to `directory`, and see to its end: without `capture_for` it is ended when `first` seconds have
-    passed without any kernel (it may have much to load), or `idle` ones without a new one. `on_news` is told what is new as it comes.
+    """Run `script` with captures in `directory` until it ends or `capture_for` seconds have passed. Without `capture_for` it is ended after
+    `first` seconds without any kernel (it may have much to load), or `idle` seconds without a new one. `on_news` gets the news as it comes.
 
     When this returns or raises, the script and its processes are gone. A second KeyboardInterrupt, while the script is being ended, is
-    passed on. Raises OSError when the script cannot be started."""
+    raised. Raises OSError when the script cannot be started."""
     started = last_new = clock()
     watch = CaptureWatch(directory)
     child = subprocess.Popen([sys.executable, script, *args], env=script_environment(directory))
@@ -95,7 +95,7 @@ def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for
 
 
 def script_environment(directory: Path) -> dict[str, str]:
-    """The environment of the script: captured, not searching, and able to import this svod also from a checkout."""
+    """The environment of the script: it is captured, does not search, and can import this svod from a checkout."""
     roots = [r for r in package_roots() if Path(r).name not in ("site-packages", "dist-packages")]
     path = os.pathsep.join([*filter(None, [config.child_environment().get("PYTHONPATH", "")]), *roots])
     return config.child_environment(SVOD_CAPTURE=str(directory), BEAM=None, PYTHONPATH=path or None)
@@ -112,9 +112,8 @@ def _end_child(child: subprocess.Popen[bytes], directory: Path) -> None:
 
 
 def _end_processes(directory: Path) -> int:
-    """End what the script has left running and what does not end by itself at once, as multiprocessing's helpers do; how many that were.
-    Processes are known by SVOD_CAPTURE in their environment, which survives daemonising; where the system does not show it (no /proc),
-    nothing is found."""
+    """End the processes that the script has left running, unless they soon end by themselves, as multiprocessing's helpers do. Returns
+    their number. They have SVOD_CAPTURE in their environment, which survives daemonising; without /proc none are found."""
     end = time.monotonic() + LEAVE_SECONDS
     while (pids := processes_with(f"SVOD_CAPTURE={directory}")) and time.monotonic() < end:
         time.sleep(0.05)
@@ -129,7 +128,7 @@ def _end_processes(directory: Path) -> int:
 
 
 def processes_with(setting: str) -> list[int]:
-    """Ids of the running processes of this user that were started with NAME=VALUE in their environment, this one excepted."""
+    """Ids of this user's other processes that have `setting` (NAME=VALUE) in their environment."""
     wanted = setting.encode()
     pids = []
     for entry in Path("/proc").glob("[0-9]*"):

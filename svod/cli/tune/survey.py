@@ -1,7 +1,7 @@
-"""From a capture to a list of work: which kernels there are, what share of the time each has, and which are worth a search.
+"""Makes a list of work from a capture: the kernels, their shares of the time, and which of them are worth a search.
 
-Plans are weighed by how often they were run, kernels by calls × seconds with the heuristic. What is below 0.5 % of the time keeps the
-heuristic; what the database answers with code that is still today's is not searched again, unless its search was interrupted.
+Plans are weighed by their number of runs, kernels by calls × seconds with the heuristic. A kernel below 0.5 % of the time keeps the
+heuristic. A kernel for which the database has a valid winner is not searched again, unless its search was interrupted.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from svod.tune.session import bound_at
 log = logging.getLogger("svod.cli")
 
 SMALL_SHARE = 0.005
-LONE_SHARE = 0.01           # below it new kernels alone do not start a search: shares vary from capture to capture
+LONE_SHARE = 0.01           # smaller new kernels alone do not start a search: shares vary from capture to capture
 PROFILE_RUNS = 2
 
 Decision = Literal["search", "known", "small", "left out"]
@@ -38,8 +38,8 @@ Decision = Literal["search", "known", "small", "left out"]
 
 @dataclass
 class SurveyRow:
-    """One distinct kernel. `calls`: per run of the main plan; `seconds`: one call with the heuristic; `share`: of the captured time. Of a
-    kernel with variables seconds, operations and bytes are geometric means over its `sizes`."""
+    """One distinct kernel. `calls` are per run of the main plan, `seconds` those of one call with the heuristic, `share` is its part of the
+    captured time. For a kernel with variables, seconds, operations and bytes are geometric means over its `sizes`."""
 
     kernel: Kernel
     name: str
@@ -61,7 +61,7 @@ class SurveyRow:
 
 
 def pick_target(capture: Capture) -> Target:
-    """What to tune for: this machine, with as many threads as the plans that took most of the time were prepared for."""
+    """The target to tune for: this machine, with the number of threads of the plans that took most of the time."""
     backend = backend_named(HOST)
     weights: dict[str, float] = {}
     for plan in capture.plans:
@@ -74,12 +74,12 @@ def pick_target(capture: Capture) -> Target:
 
 
 def compile_heuristics(kernels: Mapping[str, Kernel], compiler: Compiler) -> dict[str, Compiled]:
-    """The heuristic's code for every kernel, usually from the object cache: the script has just used it."""
+    """The heuristic's code for every kernel, usually from the object cache, as the script has just used it."""
     return compile_all(kernels, {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in kernels.items()}, compiler)
 
 
 def kernel_seconds(plan: CapturedPlan, target: Target, compiler: Compiler) -> dict[str, float]:
-    """Seconds of one call per kernel of a plan: as captured on this machine, else timed now."""
+    """Seconds of one call of each kernel of a plan: those captured on this machine, else timed now."""
     if plan.target == target.key and plan.unbound.kernels.keys() <= plan.seconds.keys():
         return plan.seconds
     timed: dict[str, float] = {}
@@ -91,7 +91,7 @@ def kernel_seconds(plan: CapturedPlan, target: Target, compiler: Compiler) -> di
 
 
 def survey(capture: Capture, target: Target, compiler: Compiler) -> list[SurveyRow]:
-    """The distinct kernels of a capture, those that take most of the time first."""
+    """The distinct kernels of a capture; those that take most time come first."""
     calls: dict[str, float] = {}
     seconds: dict[str, float] = {}
     names: dict[str, str] = {}
@@ -131,7 +131,7 @@ def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
 
 def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: TuningDB, config: PrepareConfig, *, top: int | None = None,
            only: Sequence[str] = ()) -> None:
-    """Fill in what is to be done with each kernel, and why."""
+    """Set the decision for each kernel, and why."""
     for rank, row in enumerate(rows):
         named = any(row.key.startswith(o) or o in row.name or any(o in origin for origin in row.origins) for o in only)
         choice = choose(row.kernel, compiler, config, db)
@@ -156,16 +156,16 @@ def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: Tu
 
 
 def was_interrupted(key: str, target: Target, db: TuningDB) -> bool:
-    """Whether the latest search of a kernel that ended was broken off by a Ctrl-C: it goes on where it was."""
+    """Whether Ctrl-C interrupted the latest ended search of a kernel; a new search continues it."""
     ended = [s for s, _ in db.select(Search, key, target.key) if s.ended_at is not None]
     return bool(ended) and max(ended, key=lambda s: s.ended_at or 0.0).outcome == "interrupted"
 
 
 class Foresight:
-    """Whether there will be something to search, told while the script still runs: workers take seconds to start.
+    """Predicts, while the script still runs, whether there will be something to search, because workers take seconds to start.
 
-    Where no kernel has ever been searched for this machine, the first one says so. Else times have to be waited for: kernels that
-    the database does not know because they are too small to matter must not start workers."""
+    On a machine without any search, the first kernel decides. Otherwise times decide: kernels that the database lacks because they are too
+    small must not start workers."""
 
     def __init__(self, db: TuningDB, target: Target) -> None:
         self.db, self.target = db, target
@@ -174,7 +174,7 @@ class Foresight:
         self.seconds: dict[str, float] = {}
 
     def needs_search(self, news: News) -> bool:
-        """Take news in: whether kernels that the database does not know take a share of the time that is worth a search."""
+        """Record news. Returns whether kernels that the database lacks take a share of the time that is worth a search."""
         self.unknown.update(k for k in news.kernels if self.db.winner(k, self.target.key) is None)
         for plan in news.plans:
             for key, seconds in plan.items():
@@ -187,8 +187,7 @@ class Foresight:
 
 @dataclass(frozen=True)
 class KernelRate:
-    """What a kernel achieves: operations or bytes per second, whichever bounds it, and its share of the machine's ceiling (None where
-    that was not measured)."""
+    """The rate of a kernel: operations or bytes per second, whichever bounds it, and its share of the machine's ceiling, or None."""
 
     value: float
     unit: str
