@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from svod.core.cost.memory_traffic import ANYWHERE, LINE, Access, Tile, Traffic, levels, traffic
 from svod.core.kernel.kernel import Node
-from svod.core.kernel.layout import lay_out
-from svod.core.kernel.loop_nest import LoopNest, StageNest, reached, stored_bytes
+from svod.core.kernel.loop_nest import LoopNest, StageNest, stored_bytes
 from svod.core.kernel.placement import is_computed_once, is_derived
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
@@ -64,24 +63,17 @@ class DataCost:
 
     def _staged(self, stage: StageNest, n: Node) -> Access:
         """A read of a staged value, from where it lies."""
-        kernel, layouts = self.state.kernel, self.nest.layouts
         path = self.nest.placement.paths[n.arg] or ()
         outer = frozenset([row for t, depth in path for row in self.state.order[t][:depth]])
-        packed = layouts.packed.get(n.arg)
-        extents = []
-        for dim, (axis, lin) in enumerate(zip(kernel.stages[n.arg].outs, n.dims, strict=True)):
-            full = packed.padded if packed is not None and packed.dim == dim else kernel.axes[axis].extent
-            extents.append(full if not path or lin.atoms else min(reached(lin, stage.axes, outer), full))
-        tiled = layouts.tiles[n.arg].dim
-        whole = tiled >= 0 and extents[tiled] == kernel.axes[kernel.stages[n.arg].outs[tiled]].extent
-        layout = lay_out(self.state, layouts, n.arg, tuple(extents), whole)
-        size = stored_bytes(self.state, layouts, n.arg)
+        layout = self.nest.stages[n.arg].layout
+        assert layout is not None
+        size = stored_bytes(self.state, self.nest.layouts, n.arg)
         steps = dict[int, int]()
         for lin, stride in zip(n.dims, layout.strides, strict=True):
             for a, c in lin.coefs:
                 steps[a] = steps.get(a, 0) + abs(c) * stride * size
         fixed = sum([row in outer for row in (*[loop.row for loop in stage.around], *_own_rows(stage))])
-        tile = Tile(n.dims[tiled].coefs[0][0], layout.tile, layout.outer * size) if layout.tiled >= 0 else None
+        tile = Tile(n.dims[layout.tiled].coefs[0][0], layout.tile, layout.outer * size) if layout.tiled >= 0 else None
         return Access(tuple(steps.items()), size, float(layout.size * size), local=True, fixed=fixed, tile=tile)
 
     def _turned_over(self, stage: StageNest, n: Node, access: Access) -> float:
@@ -108,8 +100,8 @@ class DataCost:
             return Access(steps, size, float(self.state.kernel.params[r.store_slot].arg.size * size), 2.0)
         if not stage.around and is_derived(r.stage):
             return None
-        whole = all(e == self.state.kernel.axes[a].extent for e, a in zip(stage.region, r.stage.outs, strict=True))
-        layout = lay_out(self.state, self.nest.layouts, r.stage.index, stage.region, whole)
+        layout = stage.layout
+        assert layout is not None
         tile = Tile(layout.tiled, layout.tile, layout.outer * size) if layout.tiled >= 0 else None
         return Access(tuple((a, n * size) for a, n in enumerate(layout.strides)), size, float(layout.size * size), 2.0, bool(stage.around),
                       len(stage.around), tile)

@@ -42,6 +42,7 @@ class StageNest(NamedTuple):
     around: tuple[AroundLoop, ...]                  # outermost first
     vector: int                                     # the local axis that is the vector, or -1
     vector_loop: EmittedLoop | None                 # the loop of it whose positions are the lanes
+    layout: Layout | None                           # how the region lies in memory; None for the output
     space: MemorySpace                              # where the value is kept
 
     @property
@@ -95,6 +96,7 @@ class _LoopNestMaker:
         self.layouts = layouts(state, self.placement)
         self.stages: dict[int, StageNest] = {}
         self.moves: dict[int, frozenset[int]] = {}
+        self.padded: set[int] = set()       # axes with positions beyond the value's: their loops cover whole tiles, their values are masked
 
     def make(self) -> LoopNest:
         for s in range(len(self.state.kernel.stages) - 1, -1, -1):
@@ -111,8 +113,10 @@ class _LoopNestMaker:
             around = tuple(self._around(r, path))
         else:
             region, around = tuple([state.axis_extent(a) for a in stage.outs]), ()
+        layout = self._layout(r, region) if not stage.is_output else None
         if is_derived(stage):
-            axes, order, vector, vector_loop = self._copy(r, region)
+            assert layout is not None
+            axes, order, vector, vector_loop = self._copy(r, layout)
         else:
             extents = (*region, *[state.axis_extent(a) for a in stage.reds])
             axes = tuple([fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)])
@@ -120,23 +124,25 @@ class _LoopNestMaker:
             vector_loop = next((p for p in axes[vector] if p.row == row), None) if vector >= 0 else None
             by_row = {p.row: (a, p) for a, group in enumerate(axes) for p in group if p.role == LOOP}
             order = [by_row[row] for row in state.order[stage.index] if row in by_row]
+        if any(state.pads):
+            self._find_padded(r)
         loops = tuple([(a, p) for a, p in order if p.extent > 1])
-        return StageNest(r, region, axes, loops, around, vector, vector_loop, space_of(self.placement, stage.index, prod(region)))
+        return StageNest(r, region, axes, loops, around, vector, vector_loop, layout, space_of(self.placement, stage.index, prod(region)))
 
-    def _copy(self, r: ResolvedStage, region: tuple[int, ...]) \
+    def _layout(self, r: ResolvedStage, region: tuple[int, ...]) -> Layout:
+        """How a region of a stage that is read lies in memory: whole groups of a packed operand, tiles where it has the whole of their dim."""
+        tiled, packed = self.layouts.tiles[r.stage.index].dim, self.layouts.packed.get(r.stage.index)
+        whole = tiled >= 0 and region[tiled] == self.state.kernel.axes[r.stage.outs[tiled]].extent
+        if packed is not None:
+            region = (*region[:packed.dim], -(-region[packed.dim] // packed.group) * packed.group, *region[packed.dim + 1:])
+        return lay_out(self.state, self.layouts, r.stage.index, region, whole)
+
+    def _copy(self, r: ResolvedStage, layout: Layout) \
             -> tuple[tuple[tuple[EmittedLoop, ...], ...], list[tuple[int, EmittedLoop]], int, EmittedLoop | None]:
         """(loops per axis, loops in order, the vector axis, its vector loop) of a copy stage."""
-        s = r.stage.index
-        extents = [self._stored(s, dim, e) for dim, e in enumerate(region)]
-        full = all(e == self.state.kernel.axes[a].extent for e, a in zip(region, r.stage.outs, strict=True))
-        copy = stage_copy(self.state, r, extents, self.layouts, lay_out(self.state, self.layouts, s, tuple(extents), full))
+        copy = stage_copy(self.state, r, list(layout.extents), self.layouts, layout)
         vector_loop = copy.axes[copy.vector][-1] if copy.vector >= 0 else None
-        return tuple(copy.axes), [(a, copy.axes[a][0]) for a in self.layouts.orders[s]], copy.vector, vector_loop
-
-    def _stored(self, s: int, dim: int, extent: int) -> int:
-        """Positions of a dim that a copy covers; of a packed operand, whole groups."""
-        packed = self.layouts.packed.get(s)
-        return -(-extent // packed.group) * packed.group if packed is not None and packed.dim == dim else extent
+        return tuple(copy.axes), [(a, copy.axes[a][0]) for a in layout.order], copy.vector, vector_loop
 
     def _around(self, r: ResolvedStage, path: Path) -> list[AroundLoop]:
         """The loops around a stage that have several iterations."""
@@ -153,7 +159,8 @@ class _LoopNestMaker:
 
     def _required(self, s: int, dim: int, path: Path) -> int:
         """Positions of a dim of stage `s` that its readers require under the loops around the stage."""
-        full = self.state.kernel.axes[self.state.kernel.stages[s].outs[dim]].extent
+        axis = self.state.kernel.stages[s].outs[dim]
+        full = self.state.kernel.axes[axis].extent
         depth_in = dict(path)
         most = 1
         for q in self.placement.readers[s]:
@@ -165,8 +172,19 @@ class _LoopNestMaker:
                 if node.kind == "read" and node.arg == s:
                     if node.dims[dim].atoms:
                         return full
-                    most = max(most, reached(node.dims[dim], reader.axes, opened))
-        return min(most, full)
+                    most = max(most, reached(self.state, reader, node.dims[dim], opened))
+        return most if axis in self.padded else min(most, full)
+
+    def _find_padded(self, r: ResolvedStage) -> None:
+        """Note the padded axes of a stage, and those of the stages that it reads at their positions."""
+        dot = self.state.dots[r.stage.index]
+        if not is_derived(r.stage):
+            self.padded.update(a for a in r.axes if self.state.pads[a] and not (dot and dot.axis == a))
+        for node in r.nodes:
+            if node.kind == "read":
+                for axis, lin in zip(self.state.kernel.stages[node.arg].outs, node.dims, strict=True):
+                    if any(r.axes[a] in self.padded for a, _ in lin.coefs):
+                        self.padded.add(axis)
 
     def _find_moves(self, s: int, path: Path) -> None:
         """Which loops around a stage move the region in each of its dims."""
@@ -187,8 +205,9 @@ class _LoopNestMaker:
                             self.moves[axis] |= opened.intersection(self.state.axis_rows[own]) | self.moves.get(own, NO_LOOPS)
 
 
-def reached(lin: LinearIndex, axes: tuple[tuple[EmittedLoop, ...], ...], opened: frozenset[int]) -> int:
-    """Positions of a dim that one thread's read at `lin` covers while the loops `opened` stand still."""
+def reached(state: Scheduler, stage: StageNest, lin: LinearIndex, opened: frozenset[int]) -> int:
+    """Positions of a dim that one thread's read at `lin` by a stage covers while the loops `opened` stand still."""
     def moved(a: int) -> int:
-        return prod([p.extent for p in axes[a] if p.row not in opened and p.role not in BLOCK_ROLES])
+        covered = prod([p.extent for p in stage.axes[a] if p.row not in opened and p.role not in BLOCK_ROLES])
+        return min(covered, state.axis_extent(stage.r.axes[a]))     # the last tile is moved back, or cut
     return 1 + sum([abs(c) * (moved(a) - 1) for a, c in lin.coefs])
