@@ -10,7 +10,7 @@ import pytest
 from svod.compile.cpu.host import host_target, make_target
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
-from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
+from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.machine.target import Target
 
@@ -35,10 +35,10 @@ class Code:
     """LINEAR of one phase; every method appends an instruction and returns its position."""
 
     def __init__(self) -> None:
-        self.instructions: list[tuple[Any, ...]] = []
+        self.instructions: list[Instruction] = []
 
     def put(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...] = (), arg: Any = None) -> int:
-        self.instructions.append((op, dtype, lanes, src, arg))
+        self.instructions.append(Instruction(op, dtype, lanes, src, arg))
         return len(self.instructions) - 1
 
     def arg(self, slot: int, dtype: DType) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from svod.compile.llvm.codegen import PHASE_FUNCTION
 from svod.compile.lower.interpreter import run_phase
 from svod.compile.lower.linear import validate
-from svod.compile.lower.program import Instr, Program, ProgramSpec
+from svod.compile.lower.program import Instruction, Program, ProgramSpec
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import BY_NAME, DType, to_numpy
 from svod.errors import CompileError
@@ -115,15 +115,15 @@ def _from_data(value: Any) -> Any:
     return tuple([_from_data(v) for v in value]) if isinstance(value, list) else value
 
 
-def _read(source: str) -> tuple[tuple[Instr, ...], ...]:
+def _read(source: str) -> tuple[tuple[Instruction, ...], ...]:
     try:
         return tuple(tuple(_instruction(row) for row in code) for code in json.loads(source))
     except (ValueError, KeyError, TypeError) as error:
         raise CompileError(f"not LINEAR as text: {error}") from error
 
 
-def _instruction(row: Any) -> Instr:
+def _instruction(row: Any) -> Instruction:
     op, dtype, lanes, src, arg = map(_from_data, row)
     if not isinstance(op, str) or not isinstance(dtype, DType) or not isinstance(lanes, int) or not isinstance(src, tuple):
         raise ValueError(f"{row!r:.80} is no instruction")
-    return op, dtype, lanes, src, arg
+    return Instruction(op, dtype, lanes, src, arg)

@@ -140,7 +140,7 @@ def _extremum(ordered: str, signed: str, unsigned: str, boolean: str) -> Core:
             return f"call {ty} @llvm.{name}.{overload(SCALAR[dtype.name], lanes)}({ty} {a}, {ty} {b})"
         # the larger, or what is NaN; which zero is chosen is left open. On x86 one maxps, which keeps a NaN of its second operand, and a
         # test of the first, left away where that is known: a should be what is not on a reduction's critical path
-        if w.code[src[0]][0] == "CARRY" or w.code[src[1]][0] == "CONST":
+        if w.code[src[0]].op == "CARRY" or w.code[src[1]].op == "CONST":
             a, b = b, a
         return f"call nsz {ty} @llvm.{ordered}.{overload(SCALAR[dtype.name], lanes)}({ty} {a}, {ty} {b})"
     return core
@@ -166,7 +166,7 @@ def _division(remainder: bool) -> Core:
             raise refuse("MOD" if remainder else "IDIV", dtype, "defined for integers only")
         ty, cond, (a, b) = register_type(dtype.name, lanes), register_type("bool", lanes), x
         divisor = w.code[src[1]]
-        known = int(divisor[4]) if divisor[0] == "CONST" else None
+        known = int(divisor.arg) if divisor.op == "CONST" else None
         unsigned = dtype.kind == "u" or (known is not None and known > 0 and w.nonneg[src[0]])
         zero = splat(dtype, 0, lanes)
         if known is not None and known > 0 and known & (known - 1) == 0:
@@ -210,7 +210,7 @@ def _shift(left: bool) -> Core:
         ty, cond, (a, b) = register_type(dtype.name, lanes), register_type("bool", lanes), x
         text = "shl" if left else "ashr" if dtype.kind == "i" else "lshr"
         amount = w.code[src[1]]
-        known = amount[0] == "CONST" and 0 <= amount[4] < dtype.bits
+        known = amount.op == "CONST" and 0 <= amount.arg < dtype.bits
         if known:
             return f"{text} {ty} {a}, {b}"
         if text == "ashr":
@@ -303,7 +303,7 @@ def _alu(op: str) -> Handler:
     def handler(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         value = w.value
         operands = [value[s] for s in src]
-        of = w.code[src[0]][1] if compares else dtype
+        of = w.code[src[0]].dtype if compares else dtype
         if of.kind != "f" or of.bits != 16:
             w.lines.append(f"  %v{i} = {core(w, of, lanes, operands, src)}")
         elif sign_bit is not None:
@@ -320,7 +320,7 @@ def _alu(op: str) -> Handler:
 
 def _where(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     c, a, b = src
-    ty, cond = register_type(dtype.name, lanes), register_type("bool", w.code[c][2])
+    ty, cond = register_type(dtype.name, lanes), register_type("bool", w.code[c].lanes)
     w.lines.append(f"  %v{i} = select {cond} {w.value[c]}, {ty} {w.value[a]}, {ty} {w.value[b]}")
     w.value[i] = f"%v{i}"
     w.nonneg[i] = w.nonneg[a] & w.nonneg[b]
@@ -354,7 +354,7 @@ def convert(w: Writer, of: DType, to: DType, lanes: int, operand: str) -> str:
 
 
 def _cast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    of = w.code[src[0]][1]
+    of = w.code[src[0]].dtype
     w.value[i] = convert(w, of, dtype, lanes, w.value[src[0]])
     w.nonneg[i] = w.nonneg[src[0]] or (dtype.name == "index" and of.kind in "bu" and of.bits < 64)
 
@@ -410,14 +410,14 @@ def _splat(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
 
 
 def _extract(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    n = w.code[src[0]][2]
+    n = w.code[src[0]].lanes
     operand = w.value[src[0]]
     w.value[i] = operand if n == 1 else w.temp(f"extractelement {register_type(dtype.name, n)} {operand}, i64 {arg}")
     w.nonneg[i] = w.nonneg[src[0]]
 
 
 def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    n, scalar = w.code[src[0]][2], SCALAR[dtype.name]
+    n, scalar = w.code[src[0]].lanes, SCALAR[dtype.name]
     vec = f"<{n} x {scalar}>"
     operands = [w.value[s] for s in src]
     if n == 1:
@@ -448,7 +448,7 @@ def _fenced(w: Writer, vec: str, words: int, operand: str) -> str:
 
 # -- dot instructions -------------------------------------------------------------------------------
 def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    kinds = tuple(w.code[s][1] for s in src[1:])
+    kinds = tuple(w.code[s].dtype for s in src[1:])
     dot = next((d for d in DOTS.values() if not d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, arg)), None)
     if dot is None or not dot.runs_on(w.target):
         raise refuse("DOT", dtype, f"{w.target.arch} with {', '.join(w.target.features)} has no such instruction")

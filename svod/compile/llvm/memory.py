@@ -45,17 +45,17 @@ def address_of(w: Writer, ptr: int, idx: int, offset: int) -> str:
     """The address `ptr[idx + offset]`, with the offset as a constant of its own that addressing modes absorb.
 
     Not `inbounds`: the base of a masked or padded access may lie outside the buffer."""
-    elem = _element(w.code[ptr][1])
+    elem = _element(w.code[ptr].dtype)
     index = w.code[idx]
-    if index[0] == "CONST":
-        offset += index[4]
+    if index.op == "CONST":
+        offset += index.arg
         base = w.value[ptr]
     else:
         known = w.addresses.get((ptr, idx))
         if known is None:
             operand = w.value[idx]
-            if index[1].bits < 64:
-                operand = w.temp(f"{'sext' if index[1].kind == 'i' else 'zext'} {register_type(index[1].name, 1)} {operand} to i64")
+            if index.dtype.bits < 64:
+                operand = w.temp(f"{'sext' if index.dtype.kind == 'i' else 'zext'} {register_type(index.dtype.name, 1)} {operand} to i64")
             known = w.addresses[ptr, idx] = w.temp(f"getelementptr {elem}, ptr {w.value[ptr]}, i64 {operand}")
         base = known
     return base if offset == 0 else w.temp(f"getelementptr {elem}, ptr {base}, i64 {offset}")
@@ -106,7 +106,7 @@ def _pick(w: Writer, mask: str, address: str, mem: str, content: str = "poison")
 
 def _lane_mask(w: Writer, mask: int, lanes: int) -> str:
     """The operand of a per-lane mask over `lanes`."""
-    return w.value[mask] if w.code[mask][2] == lanes else w.broadcast("i1", lanes, w.value[mask])
+    return w.value[mask] if w.code[mask].lanes == lanes else w.broadcast("i1", lanes, w.value[mask])
 
 
 def _reverse(w: Writer, vec: str, lanes: int, operand: str) -> str:
@@ -131,10 +131,10 @@ def _load(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
 def _masked_load(w: Writer, i: int, dtype: DType, lanes: int, address: str, mask: int, alt: int, reverse: bool) -> None:
     """`lanes` contiguous elements; `reverse`: lane 0 is the last of them (the mask and `alt` count lanes)."""
     mem, size = memory_type(dtype.name, lanes), dtype.itemsize
-    scalar_mask = w.code[mask][2] == 1
+    scalar_mask = w.code[mask].lanes == 1
     if scalar_mask and (lanes == 1 or not masks_in_hardware(w.target, size * 8)):
         # a constant alternative waits in the slot: nothing to select after the load, which may then be part of its user
-        constant = w.code[alt][0] == "CONST" and dtype.kind != "b"
+        constant = w.code[alt].op == "CONST" and dtype.kind != "b"
         content = w.value[alt] if constant else "poison"
         loaded = w.temp(f"load {mem}, ptr {_pick(w, w.value[mask], address, mem, content)}, align {size}")
         _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded) if reverse else loaded)
@@ -172,12 +172,12 @@ def _store(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
 def _masked_store(w: Writer, dtype: DType, lanes: int, address: str, operand: str, mask: int, reverse: bool) -> None:
     """`operand`: of the memory type, already reversed where `reverse` says so; the mask counts lanes."""
     mem, size = memory_type(dtype.name, lanes), dtype.itemsize
-    scalar_mask = w.code[mask][2] == 1
+    scalar_mask = w.code[mask].lanes == 1
     if scalar_mask and (lanes == 1 or not masks_in_hardware(w.target, size * 8)):
         w.lines.append(f"  store {mem} {operand}, ptr {_pick(w, w.value[mask], address, mem)}, align {size}")
         return
     lane_mask = _lane_mask(w, mask, lanes)
-    constant = w.code[mask][4] if w.code[mask][0] == "VCONST" else ()
+    constant = w.code[mask].arg if w.code[mask].op == "VCONST" else ()
     if sum(constant) == 1:
         # LLVM 22 turns a conversion to a narrower type and a masked store of one lane into a store of the wide element
         lane = lanes - 1 - constant.index(True) if reverse else constant.index(True)
@@ -263,8 +263,8 @@ def _wide_load(w: Writer, dtype: DType, lanes: int, src: tuple[int, ...], offset
 def _spread(w: Writer, mask: int, lanes: int, wide: int, position: list[int]) -> str:
     """A mask of `wide` lanes that has lane k of `mask` at position[k], where that is one of them."""
     at = {p: k for k, p in enumerate(position)}
-    if w.code[mask][0] == "VCONST":
-        bits = ", ".join(f"i1 {'true' if p in at and w.code[mask][4][at[p]] else 'false'}" for p in range(wide))
+    if w.code[mask].op == "VCONST":
+        bits = ", ".join(f"i1 {'true' if p in at and w.code[mask].arg[at[p]] else 'false'}" for p in range(wide))
         return f"<{bits}>"
     order = ", ".join(f"i32 {at.get(p, lanes)}" for p in range(wide))
     return w.temp(f"shufflevector <{lanes} x i1> {_lane_mask(w, mask, lanes)}, <{lanes} x i1> zeroinitializer, <{wide} x i32> <{order}>")
@@ -282,13 +282,13 @@ def _load_lanes(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], src:
         result = w.temp(f"insertelement {mem} {result}, {elem} {one}, i64 {k}") if lanes > 1 else one
     _from_memory(w, i, dtype, lanes, result)
     if masked:
-        reg, cond = register_type(dtype.name, lanes), register_type("bool", w.code[src[2]][2])
+        reg, cond = register_type(dtype.name, lanes), register_type("bool", w.code[src[2]].lanes)
         w.value[i] = w.temp(f"select {cond} {w.value[src[2]]}, {reg} {w.value[i]}, {reg} {w.value[src[3]]}")
 
 
 def _mask_bits(w: Writer, mask: int, lanes: int) -> list[str]:
     """The mask of each lane as an i1."""
-    if w.code[mask][2] == 1:
+    if w.code[mask].lanes == 1:
         return [w.value[mask]] * lanes
     return [w.temp(f"extractelement <{lanes} x i1> {w.value[mask]}, i64 {k}") for k in range(lanes)]
 
@@ -338,7 +338,7 @@ def _indices(w: Writer, idx: int) -> tuple[str, str]:
 
 
 def _lane_addresses(w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> list[str]:
-    elem = _element(w.code[ptr][1])
+    elem = _element(w.code[ptr].dtype)
     wide, operand = _indices(w, idx)
     base = w.value[ptr] if offset == 0 else w.temp(f"getelementptr {elem}, ptr {w.value[ptr]}, i64 {offset}")
     out = []
@@ -349,7 +349,7 @@ def _lane_addresses(w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> l
 
 
 def _vector_addresses(w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> str:
-    elem = _element(w.code[ptr][1])
+    elem = _element(w.code[ptr].dtype)
     wide, operand = _indices(w, idx)
     base = w.value[ptr] if offset == 0 else w.temp(f"getelementptr {elem}, ptr {w.value[ptr]}, i64 {offset}")
     return w.temp(f"getelementptr {elem}, ptr {base}, {wide} {operand}")

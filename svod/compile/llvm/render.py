@@ -26,7 +26,7 @@ from svod.compile.llvm.memory import Handler
 from svod.compile.llvm.text import Writer, register_type
 from svod.compile.llvm.tiles import HANDLERS as TILE_HANDLERS
 from svod.compile.llvm.tiles import assign_registers, begin_tiles, end_tiles
-from svod.compile.lower.program import Instr, PhaseSpec, Program
+from svod.compile.lower.program import Instruction, PhaseSpec, Program
 from svod.core.ir.dtype import DType
 from svod.core.machine.isa import llvm_features
 from svod.core.machine.target import Target
@@ -54,8 +54,8 @@ class _Loop:
     def __init__(self, w: Writer, src: tuple[int, ...], step: int) -> None:
         start, stop = w.code[src[0]], w.code[src[1]]
         trips = None
-        if start[0] == "CONST" and stop[0] == "CONST":
-            trips = max(0, -((start[4] - stop[4]) // step))
+        if start.op == "CONST" and stop.op == "CONST":
+            trips = max(0, -((start.arg - stop.arg) // step))
         self.once = trips == 1
         self.guarded = not trips
         self.start, self.stop, self.step = w.value[src[0]], w.value[src[1]], step
@@ -110,7 +110,7 @@ def _endloop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
         if first in w.in_tiles:
             loop.results.append(w.value[first])
             continue
-        ty = register_type(w.code[first][1].name, w.code[first][2])
+        ty = register_type(w.code[first].dtype.name, w.code[first].lanes)
         w.lines[loop.header_line + 1 + j] = (
             f"  %c{at}.{j} = phi {ty} [{w.value[first]}, %{loop.before}], [{following_j}, %{bottom}]")
         if loop.guarded:
@@ -130,14 +130,13 @@ HANDLERS: dict[str, Handler] = {
 }
 
 
-def _render_phase(spec: PhaseSpec, code: tuple[Instr, ...], target: Target, variables: dict[str, int], temp_base: int,
+def _render_phase(spec: PhaseSpec, code: tuple[Instruction, ...], target: Target, variables: dict[str, int], temp_base: int,
                   declared: set[str], aligned: bool) -> str:
     streamed = {code[src[0]] for op, _, _, src, arg in code if op == "STORE" and arg[1]}
     if aligned or not streamed:
         return _render_function(f"@{spec.symbol}", spec, code, target, variables, temp_base, declared)
     # Non-temporal vector stores fault on a buffer that is not aligned. svod's own buffers are; memory that a user handed over may not be.
-    plain = tuple((op, dtype, lanes, src, (arg[0], False)) if op == "STORE" else (op, dtype, lanes, src, arg)
-                  for op, dtype, lanes, src, arg in code)
+    plain = tuple(i._replace(arg=(i.arg[0], False)) if i.op == "STORE" else i for i in code)
     names = f"@{spec.symbol}.stream", f"@{spec.symbol}.plain"
     lines = [f"define void @{spec.symbol}({SIGNATURE}) #0 {{", "entry:"]
     bits = "0"
@@ -154,7 +153,7 @@ def _render_phase(spec: PhaseSpec, code: tuple[Instr, ...], target: Target, vari
     return "\n".join([*parts, *lines, "}", ""])
 
 
-def _render_function(name: str, spec: PhaseSpec, code: tuple[Instr, ...], target: Target, variables: dict[str, int], temp_base: int,
+def _render_function(name: str, spec: PhaseSpec, code: tuple[Instruction, ...], target: Target, variables: dict[str, int], temp_base: int,
                      declared: set[str], linkage: str = "") -> str:
     w = Writer(code, target, variables, temp_base, declared)
     handlers = HANDLERS

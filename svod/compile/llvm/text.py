@@ -17,7 +17,7 @@ import struct
 from functools import lru_cache
 from typing import Any
 
-from svod.compile.lower.program import Instr
+from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.target import Target
 from svod.errors import CompileError
@@ -126,7 +126,8 @@ class Writer:
         "variables",
     )
 
-    def __init__(self, code: tuple[Instr, ...], target: Target, variables: dict[str, int], temp_base: int, declared: set[str]) -> None:
+    def __init__(self, code: tuple[Instruction, ...], target: Target, variables: dict[str, int], temp_base: int,
+                 declared: set[str]) -> None:
         self.code = code
         self.target = target
         self.variables = variables          # name → position in `vars`

@@ -43,7 +43,7 @@ class _Lifetimes:
                 self.tile_of[i], self.shapes[i] = i, (arg[1], lanes // arg[1] * dtype.itemsize)
             elif op == "TILEDOT":
                 self.tile_of[i] = self.tile_of[src[0]]
-            elif op in ("CARRY", "RESULT") and (init := w.code[src[0]][3][2 + arg]) in self.tile_of:
+            elif op in ("CARRY", "RESULT") and (init := w.code[src[0]].src[2 + arg]) in self.tile_of:
                 self.tile_of[i] = self.tile_of[init]
             self._use(i, op, src)
         self._extend_over_loops(w)
@@ -130,7 +130,7 @@ def _store(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
 
 
 def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    kinds = tuple(w.code[s][1] for s in src[1:])
+    kinds = tuple(w.code[s].dtype for s in src[1:])
     dot = next((d for d in DOTS.values() if d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, arg[2])), None)
     if dot is None or not dot.runs_on(w.target):
         raise refuse("TILEDOT", dtype, f"{w.target.arch} with {', '.join(w.target.features)} has no such instruction")

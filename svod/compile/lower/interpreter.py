@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from svod.compile.lower.linear import BOOL, INDEX, LOADS_OPS, POINTERS, STORE_OPS, format_instruction
-from svod.compile.lower.program import Instr, PhaseSpec, Program, ProgramSpec
+from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import Ops
 from svod.core.spec.values import (
@@ -109,9 +109,9 @@ def _aligned(nbytes: int) -> Array:
 Areas = dict[int, tuple[DType, Array]]      # by first byte: element type and bytes, up to the next area
 
 
-def _areas(code: Sequence[Instr], op: str, memory: Array) -> Areas:
+def _areas(code: Sequence[Instruction], op: str, memory: Array) -> Areas:
     """The areas of scratch or shared memory that code points to."""
-    types = {instr[4]: instr[1] for instr in code if instr[0] == op}
+    types = {i.arg: i.dtype for i in code if i.op == op}
     starts = sorted(types)
     return {a: (types[a], memory[a:b]) for a, b in zip(starts, [*starts[1:], memory.size], strict=False)}
 
@@ -181,7 +181,7 @@ class PhaseInterpreter:
 
     watched = False
 
-    def __init__(self, spec: ProgramSpec, phase: PhaseSpec, code: Sequence[Instr], args: Sequence[Array], temps: Sequence[Array],
+    def __init__(self, spec: ProgramSpec, phase: PhaseSpec, code: Sequence[Instruction], args: Sequence[Array], temps: Sequence[Array],
                  variables: Mapping[str, int]):
         self.spec, self.phase, self.code, self.args, self.temps, self.variables = spec, phase, code, args, temps, variables
         self.regs: list[Any] = [None] * len(code)
@@ -275,8 +275,8 @@ class PhaseInterpreter:
 
     def loop(self, head: int, body: Body, following: tuple[int, ...]) -> Step | Pause:
         regs, carried = self.regs, self.carried
-        start, stop, *init = self.code[head][3]
-        stride = self.code[head][4]
+        start, stop, *init = self.code[head].src
+        stride = self.code[head].arg
         steps: list[Step] = [step for step in body if not isinstance(step, Pause)]
 
         def run() -> None:
@@ -296,7 +296,7 @@ class PhaseInterpreter:
         return run if len(steps) == len(body) else Pause(pausing)
 
     def is_index(self, s: int) -> bool:
-        return self.code[s][1] is INDEX and self.code[s][2] == 1
+        return self.code[s].dtype is INDEX and self.code[s].lanes == 1
 
     def step(self, i: int) -> Step | None:
         """The action of one instruction; None for what is done once, here: constants and pointers."""
@@ -379,7 +379,7 @@ class PhaseInterpreter:
     def vector_function(self, i: int) -> Callable[..., Any]:
         """The instruction as a function of arrays."""
         op, dtype, lanes, src, arg = self.code[i]
-        of = self.code[src[0]][1]
+        of = self.code[src[0]].dtype
         if op == "CAST":
             return lambda x: cast(x, of, dtype)
         if op == "BITCAST":

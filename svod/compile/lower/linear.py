@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from svod.compile.lower.program import Instr, PhaseSpec, Program, ProgramSpec
+from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import BINARY_OPS, COMPARISONS, TERNARY, TRANSCENDENTAL, UNARY
 from svod.core.machine.isa import DOTS
@@ -31,7 +31,7 @@ TILE_OPS = frozenset({"TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
 
 
 # -- printing ---------------------------------------------------------------------------------------
-def format_instruction(i: int, instr: Instr) -> str:
+def format_instruction(i: int, instr: Instruction) -> str:
     """One instruction: `%7 = ADD float32x16 %5, %6`, with its arg at the end."""
     op, dtype, lanes, src, arg = instr
     kind = "" if dtype == dtypes.void else f" {dtype.name}" + (f"x{lanes}" if lanes != 1 else "")
@@ -50,9 +50,9 @@ def format_linear(program: Program) -> str:
                      + (f", groups of {phase.block} threads, shared {phase.shared_bytes}" if phase.block > 1 or phase.shared_bytes else ""))
         depth = 1
         for i, instr in enumerate(code):
-            depth -= instr[0] == "ENDLOOP"
+            depth -= instr.op == "ENDLOOP"
             lines.append("  " * max(depth, 1) + format_instruction(i, instr))
-            depth += instr[0] == "LOOP"
+            depth += instr.op == "LOOP"
     return "\n".join(lines)
 
 
@@ -69,7 +69,7 @@ def validate(program: Program) -> None:
 
 
 class _PhaseCheck:
-    def __init__(self, spec: ProgramSpec, phase: PhaseSpec, code: Sequence[Instr]):
+    def __init__(self, spec: ProgramSpec, phase: PhaseSpec, code: Sequence[Instruction]):
         self.spec, self.phase, self.code = spec, phase, code
         self.open: list[int] = []                    # LOOPs around the current instruction, outermost first
         self.scope: list[int] = []                   # per instruction: the innermost LOOP around it, -1 outside
@@ -83,12 +83,12 @@ class _PhaseCheck:
             raise CompileError(f"phase {self.phase.symbol}: {format_instruction(self.at, self.code[self.at])}: {why}")
 
     def kind(self, s: int) -> tuple[DType, int]:
-        return self.code[s][1], self.code[s][2]
+        return self.code[s].dtype, self.code[s].lanes
 
     def operand(self, s: int, dtype: DType, lanes: int, what: str, tile: bool = False) -> None:
         own, width = self.kind(s)
         self.require((s in self.tiles) == tile, f"{what} %{s} is {'no' if tile else 'a'} tile")
-        self.require(self.code[s][0] not in POINTERS, f"{what} %{s} is a pointer")
+        self.require(self.code[s].op not in POINTERS, f"{what} %{s} is a pointer")
         self.require((own, width) == (dtype, lanes), f"{what} %{s} is {own.name}x{width}, needed is {dtype.name}x{lanes}")
 
     def run(self) -> None:
@@ -114,14 +114,14 @@ class _PhaseCheck:
     def operands_are_defined(self, op: str, src: tuple[int, ...]) -> None:
         for s in src:
             self.require(isinstance(s, int) and 0 <= s < self.at, f"operand %{s} is not an earlier instruction")
-            self.require(self.code[s][0] not in NO_VALUE, f"operand %{s} has no value")
+            self.require(self.code[s].op not in NO_VALUE, f"operand %{s} has no value")
             inside = self.scope[s] == -1 or self.scope[s] in self.open or (op == "RESULT" and s in self.ends)
             self.require(inside, f"operand %{s} is defined in the loop %{self.scope[s]}, which is closed")
 
     def note_tiles_and_threads(self, op: str, src: tuple[int, ...], arg: Any) -> None:
         """Notes whether the instruction's value is a tile, and whether it may differ between the threads of a group."""
-        carried = op in ("CARRY", "RESULT") and src and isinstance(arg, int) and self.code[src[0]][0] == "LOOP"
-        first = self.code[src[0]][3][2 + arg:3 + arg] if carried else ()      # what the loop starts with
+        carried = op in ("CARRY", "RESULT") and src and isinstance(arg, int) and self.code[src[0]].op == "LOOP"
+        first = self.code[src[0]].src[2 + arg:3 + arg] if carried else ()      # what the loop starts with
         if op in ("TILEZERO", "TILELOAD", "TILEDOT") or any(s in self.tiles for s in first):
             self.tiles.add(self.at)
         if op == "LOCAL_ID" or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):
@@ -142,7 +142,7 @@ class _PhaseCheck:
     def barrier(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require((dtype, lanes, src, arg) == (dtypes.void, 1, (), None), "has no type, no operands and no arg")
         for loop in self.open:
-            self.require(not any(s in self.varying for s in self.code[loop][3][:2]),
+            self.require(not any(s in self.varying for s in self.code[loop].src[:2]),
                          f"stands in the loop %{loop}, which the threads of a group may run a different number of times")
 
     def transcendental(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -165,7 +165,7 @@ class _PhaseCheck:
     def lanes_and_types(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(len(src) == 1 or (op == "SHUFFLE" and len(src) == 2), "wrong number of operands")
         of, width = self.kind(src[0])
-        self.require(self.code[src[0]][0] not in POINTERS, f"operand %{src[0]} is a pointer")
+        self.require(self.code[src[0]].op not in POINTERS, f"operand %{src[0]} is a pointer")
         if op == "CAST":
             self.require(width == lanes, f"keeps the {width} lanes of its operand")
             return
@@ -213,7 +213,7 @@ class _PhaseCheck:
         else:
             self.require(len(src) == (3 if op == "TILESTORE" else 2), "wrong number of operands")
             self.require(self.code[src[0]][:2] in ((p, dtype) for p in POINTERS), f"operand %{src[0]} is no pointer to {dtype.name}")
-            self.require(op == "TILELOAD" or self.code[src[0]][0] != "ARG", "tiles are stored to scratch")
+            self.require(op == "TILELOAD" or self.code[src[0]].op != "ARG", "tiles are stored to scratch")
             self.operand(src[1], INDEX, 1, "index")
             self.require(lanes % arg[1] == 0, f"{lanes} lanes are no {arg[1]} rows")
             if op == "TILESTORE":
@@ -224,12 +224,12 @@ class _PhaseCheck:
         plain = 3 if store else 2
         self.require(len(src) in ((plain, plain + 1) if store else (plain, plain + 2)), "wrong number of operands")
         pointer = self.code[src[0]]
-        self.require(pointer[0] in POINTERS, f"operand %{src[0]} is not a pointer")
-        self.require(pointer[1] == dtype, f"the pointer %{src[0]} is to {pointer[1].name}")
+        self.require(pointer.op in POINTERS, f"operand %{src[0]} is not a pointer")
+        self.require(pointer.dtype == dtype, f"the pointer %{src[0]} is to {pointer.dtype.name}")
         self.operand(src[1], INDEX, lanes if indexed else 1, "index")
         if store:
             self.operand(src[2], dtype, lanes, "value")
-            self.require(pointer[0] != "ARG" or pointer[4] in self.spec.outs, f"argument {pointer[4]} is not an output {self.spec.outs}")
+            self.require(pointer.op != "ARG" or pointer.arg in self.spec.outs, f"argument {pointer.arg} is not an output {self.spec.outs}")
         if len(src) > plain:
             mask = src[plain]
             self.require(self.kind(mask) in ((BOOL, lanes), (BOOL, 1)), f"the mask %{mask} is not a bool of {lanes} lanes or one")
@@ -266,11 +266,11 @@ class _PhaseCheck:
             self.operand(src[1], INDEX, 1, "stop")
             self.require(isinstance(arg, int) and arg >= 1, "the step is a positive integer")
             for s in src[2:]:
-                self.require(self.code[s][0] not in POINTERS, f"initial value %{s} is a pointer")
+                self.require(self.code[s].op not in POINTERS, f"initial value %{s} is a pointer")
             return
         head = self.code[src[0]]
-        self.require(head[0] == "LOOP", f"%{src[0]} is not a LOOP")
-        init = head[3][2:]
+        self.require(head.op == "LOOP", f"%{src[0]} is not a LOOP")
+        init = head.src[2:]
         if op == "ENDLOOP":
             self.require(bool(self.open) and self.open[-1] == src[0], f"closes %{src[0]}, the innermost open loop is {self.open[-1:]}")
             self.require(len(src) - 1 == len(init), f"the loop carries {len(init)} values")

@@ -24,7 +24,7 @@ from __future__ import annotations
 from svod.compile.lower.emit.facts import SLACK, ProgramFacts
 from svod.compile.lower.emit.launch import Emitted
 from svod.compile.lower.emit.phase import Phase
-from svod.compile.lower.program import Instr, PhaseSpec, Program, derive_spec
+from svod.compile.lower.program import Instruction, PhaseSpec, Program, derive_spec
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage
 from svod.core.kernel.placement import fit
 from svod.core.kernel.scheduler import Scheduler
@@ -34,7 +34,7 @@ def lower(state: Scheduler) -> Program:
     """The Program of a state. Raises KernelOptError when the opts do not go together."""
     facts = ProgramFacts(state)
     phases: list[PhaseSpec] = []
-    code: list[tuple[Instr, ...]] = []
+    code: list[tuple[Instruction, ...]] = []
     # what reads only constants comes first: it runs once, at prepare
     for s in sorted(facts.placement.roots, key=lambda s: not facts.once(s)):
         for spec, instructions in _emit_root(facts, s):
@@ -51,7 +51,7 @@ def _emit_root(facts: ProgramFacts, s: int) -> list[Emitted]:
     if not r.stage.is_output:
         return [Phase(facts).emit_temp(r, facts.temp(r))]
     split = facts.state.split_reduce
-    if split and facts.kernel.axes[split[0]].stage == s:
+    if split and facts.kernel.axes[split.axis].stage == s:
         return _emit_split(facts, r, *split)
     return [Phase(facts).emit_output(r)]
 

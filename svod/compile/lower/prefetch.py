@@ -14,35 +14,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from svod.compile.lower.program import Instr
+from svod.compile.lower.program import Instruction
 
 LINE = 64       # bytes
 
 
-def add_prefetches(code: tuple[Instr, ...], distances: Mapping[int, int]) -> tuple[Instr, ...]:
+def add_prefetches(code: tuple[Instruction, ...], distances: Mapping[int, int]) -> tuple[Instruction, ...]:
     """The code with a PREFETCH after each LOAD and LOADS of the arguments in `distances`: by slot, iterations ahead."""
     if not distances:
         return code
-    out: list[Instr] = []
+    out: list[Instruction] = []
     number: list[int] = []                          # position in `code` → in `out`
     around: list[int] = []                          # open loops
     asked: set[tuple[int, int, int, int]] = set()   # (innermost loop, pointer, index, line from there)
     moved: dict[tuple[int, int], int] = {}          # (index, innermost loop) → elements per iteration
     for at, (op, dtype, lanes, src, arg) in enumerate(code):
         number.append(len(out))
-        out.append((op, dtype, lanes, tuple([number[s] for s in src]), arg))
+        out.append(Instruction(op, dtype, lanes, tuple([number[s] for s in src]), arg))
         if op == "LOOP":
             around.append(at)
         elif op == "ENDLOOP":
             around.pop()
-        elif op in ("LOAD", "LOADS") and code[src[0]][0] == "ARG" and code[src[0]][4] in distances:
+        elif op in ("LOAD", "LOADS") and code[src[0]].op == "ARG" and code[src[0]].arg in distances:
             pointer, index = src[:2]
             if not around:
                 continue
             here = index, around[-1]
             if here not in moved:
                 moved[here] = _moved(code, index, around)
-            ahead = distances[code[pointer][4]] * moved[here]
+            ahead = distances[code[pointer].arg] * moved[here]
             if not ahead:
                 continue
             offset, stride = arg if op == "LOADS" else (arg, 1)
@@ -51,11 +51,11 @@ def add_prefetches(code: tuple[Instr, ...], distances: Mapping[int, int]) -> tup
                 key = (around[-1], pointer, index, element * dtype.itemsize // LINE)
                 if key not in asked:
                     asked.add(key)
-                    out.append(("PREFETCH", dtype, 1, (number[pointer], number[index]), element))
+                    out.append(Instruction("PREFETCH", dtype, 1, (number[pointer], number[index]), element))
     return tuple(out)
 
 
-def _moved(code: tuple[Instr, ...], index: int, around: list[int]) -> int:
+def _moved(code: tuple[Instruction, ...], index: int, around: list[int]) -> int:
     """Elements by which an index grows with an iteration of the innermost loop that moves it; 0 where none does or it is unknown."""
     for loop in reversed(around):
         if not _is_once(code, loop):
@@ -63,20 +63,20 @@ def _moved(code: tuple[Instr, ...], index: int, around: list[int]) -> int:
             if per_step is None:
                 return 0
             if per_step:
-                return per_step * int(code[loop][4])
+                return per_step * int(code[loop].arg)
     return 0
 
 
-def _is_once(code: tuple[Instr, ...], loop: int) -> bool:
+def _is_once(code: tuple[Instruction, ...], loop: int) -> bool:
     """Whether a loop runs once at most: a condition, or an axis of one position."""
-    start, stop = code[loop][3][:2]
-    ends = code[stop][3][1:] if code[stop][0] == "WHERE" else (stop,)
-    if code[start][0] != "CONST" or any(code[e][0] != "CONST" for e in ends):
+    start, stop = code[loop].src[:2]
+    ends = code[stop].src[1:] if code[stop].op == "WHERE" else (stop,)
+    if code[start].op != "CONST" or any(code[e].op != "CONST" for e in ends):
         return False
-    return bool(max(code[e][4] for e in ends) - code[start][4] <= code[loop][4])
+    return bool(max(code[e].arg for e in ends) - code[start].arg <= code[loop].arg)
 
 
-def _slope(code: tuple[Instr, ...], v: int, loop: int) -> int | None:
+def _slope(code: tuple[Instruction, ...], v: int, loop: int) -> int | None:
     """By how much a scalar index grows with the index of `loop`: in the middle of a row where positions are taken apart by division, and
     before the last tile is moved back. None: unknown."""
     if v <= loop:
@@ -100,5 +100,5 @@ def _slope(code: tuple[Instr, ...], v: int, loop: int) -> int | None:
         if not factors:
             return 0
         (slope, other), *more = factors
-        return slope * int(code[other][4]) if not more and code[other][0] == "CONST" else None
+        return slope * int(code[other].arg) if not more and code[other].op == "CONST" else None
     return a or b if a == b or not (a and b) else None

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from svod.core.ir.dtype import DType
 from svod.core.ir.launch import ONCE, Launch
@@ -32,7 +32,18 @@ from svod.errors import LaunchError
 
 DEFAULT_NAME = "kernel"
 
-Instr = tuple[Any, ...]  # (op, dtype, lanes, src, arg): docs/ir.md, section 4
+
+class Instruction(NamedTuple):
+    """An instruction of LINEAR (docs/ir.md, section 4). `src`: the numbers of its operands in its phase."""
+
+    op: str
+    dtype: DType
+    lanes: int
+    src: tuple[int, ...]
+    arg: Any
+
+
+Instruction.__repr__ = tuple.__repr__       # type: ignore[method-assign]   # digests are made of it
 
 
 @dataclass(frozen=True)
@@ -189,7 +200,7 @@ class Program:
     """A ProgramSpec and, per phase, its LINEAR. Equal are those that are written the same: 0.0 is not -0.0, nor 1 True."""
 
     spec: ProgramSpec
-    code: tuple[tuple[Instr, ...], ...]
+    code: tuple[tuple[Instruction, ...], ...]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Program) and self.spec == other.spec and repr(self.code) == repr(other.code)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from svod.compile.lower.program import Instr
+from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
 
 MIN_LANES = 4
@@ -25,7 +25,7 @@ _LOADS = ("LOAD", "LOADS", "GATHER")
 _STORES = ("STORE", "STORES", "SCATTER")
 
 
-def transpose_squares(code: list[Instr], ragged: bool = False) -> list[Instr]:
+def transpose_squares(code: list[Instruction], ragged: bool = False) -> list[Instruction]:
     """The code with squares of strided accesses replaced, with parts of squares too where `ragged`; the list itself when there are none."""
     if not any(i[0] in _STRIDED for i in code):
         return code
@@ -48,7 +48,7 @@ class _Group(NamedTuple):
     mask: tuple[int, ...]       # gate and alternative, of masked loads
 
 
-def _squares(code: list[Instr], ragged: bool) -> tuple[list[list[int]], list[list[int]]]:
+def _squares(code: list[Instruction], ragged: bool) -> tuple[list[list[int]], list[list[int]]]:
     """Groups of positions, by lane offset, that make a square; loads and stores."""
     block = 0
     groups: dict[_Group, dict[int, int]] = {}
@@ -72,7 +72,7 @@ def _squares(code: list[Instr], ragged: bool) -> tuple[list[list[int]], list[lis
     runs: dict[str, list[list[int]]] = {"LOADS": [], "STORES": []}
     for group, members in groups.items():
         here = group.block, group.pointer
-        if group.op == "LOADS" and (group.pointer in anywhere_stored if code[group.pointer][0] != "SCRATCH" else here in stored):
+        if group.op == "LOADS" and (group.pointer in anywhere_stored if code[group.pointer].op != "SCRATCH" else here in stored):
             continue
         if group.op == "STORES" and (here in loaded or group in twice):
             continue
@@ -81,10 +81,10 @@ def _squares(code: list[Instr], ragged: bool) -> tuple[list[list[int]], list[lis
     return runs["LOADS"], runs["STORES"]
 
 
-def _group_of(code: list[Instr], at: int, block: int, ragged: bool) -> _Group | None:
+def _group_of(code: list[Instruction], at: int, block: int, ragged: bool) -> _Group | None:
     """The group of a strided access that may be part of a square, or None. `ragged`: masked loads may be."""
     op, dtype, lanes, src, arg = code[at]
-    masked = ragged and op == "LOADS" and len(src) == 4 and code[src[2]][2] == lanes and code[src[3]][0] == "CONST"
+    masked = ragged and op == "LOADS" and len(src) == 4 and code[src[2]].lanes == lanes and code[src[3]].op == "CONST"
     if not masked and (op, len(src)) not in (("LOADS", 2), ("STORES", 3)):
         return None
     _, stride = arg
@@ -106,15 +106,15 @@ def _runs(members: dict[int, int], lanes: int, stride: int, least: int) -> Itera
         i += n
 
 
-def _rebuild(code: list[Instr], loads: list[list[int]], stores: list[list[int]]) -> list[Instr]:
+def _rebuild(code: list[Instruction], loads: list[list[int]], stores: list[list[int]]) -> list[Instruction]:
     earliest = {min(group): group for group in loads}
     last = {max(group): group for group in stores}
     dropped = {p for group in (*loads, *stores) for p in group}
-    out: list[Instr] = []
+    out: list[Instruction] = []
     number: dict[int, int] = {}
 
     def emit(op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int:
-        out.append((op, dtype, lanes, src, arg))
+        out.append(Instruction(op, dtype, lanes, src, arg))
         return len(out) - 1
 
     def transposed(rows: list[int], dtype: DType, lanes: int) -> list[int]:
@@ -144,11 +144,11 @@ def _rebuild(code: list[Instr], loads: list[list[int]], stores: list[list[int]])
     for at, (op, dtype, lanes, src, arg) in enumerate(code):
         if at in earliest:
             group = earliest[at]
-            offset, stride = code[group[0]][4]
+            offset, stride = code[group[0]].arg
             pointer, index = (number[s] for s in src[:2])
-            given = code[group[0]][3][2:]
+            given = code[group[0]].src[2:]
             if given:
-                alt = emit("CONST", dtype, lanes, (), code[given[1]][4])
+                alt = emit("CONST", dtype, lanes, (), code[given[1]].arg)
                 rows = [emit("LOAD", dtype, lanes, (pointer, index, emit("EXTRACT", dtypes.bool, 1, (number[given[0]],), n), alt),
                              offset + n * stride) for n in range(lanes)]
                 for p, v in zip(group, transposed(rows, dtype, lanes), strict=True):
@@ -161,10 +161,10 @@ def _rebuild(code: list[Instr], loads: list[list[int]], stores: list[list[int]])
                 number[p] = v
         elif at in last:
             group = last[at]
-            offset, stride = code[group[0]][4]
+            offset, stride = code[group[0]].arg
             pointer, index = (number[s] for s in src[:2])
             mask = first(len(group), lanes)
-            for n, v in enumerate(transposed([number[code[p][3][2]] for p in group], dtype, lanes)):
+            for n, v in enumerate(transposed([number[code[p].src[2]] for p in group], dtype, lanes)):
                 emit("STORE", dtype, lanes, (pointer, index, v, *mask), (offset + n * stride, False))
         if at not in dropped:
             number[at] = emit(op, dtype, lanes, tuple([number[s] for s in src]), arg)

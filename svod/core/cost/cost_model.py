@@ -84,7 +84,7 @@ def _speedup(state: Scheduler, stage: StageNest, is_phase: bool, threads: int) -
         return 1.0
     shared = 0
     if state.thread is not None:
-        row = state.thread[0]
+        row = state.thread.row
         shared = next((loop.iterations for loop in stage.around if loop.row == row), 0)
         if not shared and stage.r.stage.index == state.kernel.output:
             shared = next((p.extent for group in stage.axes for p in group if p.row == row), 1)

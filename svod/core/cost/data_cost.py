@@ -22,7 +22,7 @@ class DataCost:
 
     def __init__(self, state: Scheduler, nest: LoopNest, kept: float) -> None:
         self.state, self.nest, self.kept = state, nest, kept
-        self.threads = state.thread[1] if state.thread else 1
+        self.threads = state.thread.cores if state.thread else 1
         self.readers: dict[int, list[tuple[int, ...]]] = {}     # argument → loops of the stages that read it
 
     def of_stage(self, s: int, reads: list[Node], non_temporal: float) -> Traffic:
@@ -85,7 +85,7 @@ class DataCost:
             size *= self.state.axis_extent(a)
         parallel = None
         if self.state.thread is not None:
-            shared = self.state.rows[self.state.thread[0]].axis
+            shared = self.state.rows[self.state.thread.row].axis
             parallel = next((i for i, a in enumerate(stage.r.axes) if a == shared), None)
         return size / LINE * (1.0 if any(a == parallel for a, _ in access.steps) else self.threads)
 

@@ -41,13 +41,13 @@ def level_of(state: Scheduler, row: int) -> Level:
         return Level.VECTOR if row in state.vector_rows else Level.UNROLL
     if state.target.has_groups:
         return Level.GRID if row in grid_rows(state, place_stages(state), state.stage_of_row(row)) else Level.SERIAL
-    return Level.CORE if state.thread is not None and state.thread[0] == row else Level.SERIAL
+    return Level.CORE if state.thread is not None and state.thread.row == row else Level.SERIAL
 
 
 def grid_rows(state: Scheduler, placement: Placement, stage: int) -> tuple[int, ...]:
     """The loops of a stage that become the grid of a phase: output loops, outermost first, up to the first with a stage inside. The grid
     of a cut reduction is its parts."""
-    cut = state.split_reduce is not None and state.kernel.axes[state.split_reduce[0]].stage == stage
+    cut = state.split_reduce is not None and state.kernel.axes[state.split_reduce.axis].stage == stage
     if placement.paths[stage] != () or is_derived(state.kernel.stages[stage]) or cut:
         return ()
     rows = state.order[stage][:first_reduce(state, stage)]

@@ -130,7 +130,7 @@ class _LoopNestMaker:
         return StageNest(r, region, axes, loops, around, vector, vector_loop, layout, space_of(self.placement, stage.index, prod(region)))
 
     def _layout(self, r: ResolvedStage, region: tuple[int, ...]) -> Layout:
-        """How a region of a stage that is read lies in memory: whole groups of a packed operand, tiles where it has the whole of their dim."""
+        """How a region that is read lies in memory: whole groups of a packed operand, tiles where it has the whole of their dim."""
         tiled, packed = self.layouts.tiles[r.stage.index].dim, self.layouts.packed.get(r.stage.index)
         whole = tiled >= 0 and region[tiled] == self.state.kernel.axes[r.stage.outs[tiled]].extent
         if packed is not None:

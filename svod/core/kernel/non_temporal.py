@@ -80,7 +80,7 @@ def aligns_rows(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[Emit
         return False
     if any((r.stage.index, d) in place_stages(state).children for d in range(depth + 1, len(order) + 1)):
         return False
-    threads = state.thread[1] if state.thread else 1
+    threads = state.thread.cores if state.thread else 1
     enough = prod(p.extent for _, p in outer) >= 4 * threads    # else cores share rows, tile by tile
     return enough and any(step for step, _ in outer)
 
@@ -105,7 +105,7 @@ def stores_whole_vectors(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequ
     output = _OutputRow(state, r, axes, lane, row)
     if not output.is_vector:
         return False
-    if state.split_reduce is not None and state.kernel.axes[state.split_reduce[0]].stage == r.stage.index:
+    if state.split_reduce is not None and state.kernel.axes[state.split_reduce.axis].stage == r.stage.index:
         return False    # the phase that combines the parts has loops of its own
     if leaves_tail(state, r, axes, lane, row):
         return True

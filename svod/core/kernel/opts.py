@@ -25,6 +25,8 @@ from svod.core.kernel.scheduler import (
     UPCAST,
     IntrinsicChoice,
     Loop,
+    ParallelLoop,
+    ReductionParts,
     Scheduler,
     StagePlace,
 )
@@ -106,7 +108,7 @@ def _check_unused(state: Scheduler, row: int, n: int) -> None:
         if place == row and isinstance(place, int):
             raise KernelOptError(f"an amount of {n} uses up {name}, and stage {state.kernel.stages[s].name} lives there; INLINE it or "
                                  f"STAGE it elsewhere first")
-    if (state.thread and state.thread[0] == row) or (state.split_reduce and state.axis_rows[state.split_reduce[0]][0] == row):
+    if (state.thread and state.thread.row == row) or (state.split_reduce and state.axis_rows[state.split_reduce.axis][0] == row):
         raise KernelOptError(f"an amount of {n} uses up {name}, whose iterations the cores share")
 
 
@@ -215,7 +217,7 @@ def _reordered(state: Scheduler, stage: int, order: tuple[int, ...], what: str) 
         inside = [order.index(r) for r in row_ids if r in order]
         if inside != sorted(inside):
             raise KernelOptError(f"{what}: the parts of one axis keep their nesting")
-    if state.thread and state.stage_of_row(state.thread[0]) == stage and order[0] != state.thread[0]:
+    if state.thread and state.stage_of_row(state.thread.row) == stage and order[0] != state.thread.row:
         raise KernelOptError(f"{what}: the parallel loop stays outermost")
     if order == state.order[stage]:
         raise KernelOptError(f"{what}: that is the order already")
@@ -288,7 +290,7 @@ def thread(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         return _cut_reduction(state, row, arg, f"THREAD({axis}, {arg})")
     order = state.order[stage.index]
     new = _with_order(state, stage.index, (row, *(x for x in order if x != row)))
-    new = new.copy(thread=(row, arg))
+    new = new.copy(thread=ParallelLoop(row, arg))
     for ids in new.axis_rows:
         inside = [new.order[stage.index].index(x) for x in ids if x in new.order[stage.index]]
         if inside != sorted(inside):
@@ -303,7 +305,7 @@ def _cut_reduction(state: Scheduler, row: int, n: int, what: str) -> Scheduler:
         raise KernelOptError(f"{what}: only the outermost part of a reduce axis of at least {n} iterations is cut")
     if state.pads[r.axis] or any(not isinstance(p, str) and state.stage_of_row(p) == state.stage_of_row(row) for p in state.place):
         raise KernelOptError(f"{what}: stages placed at loops of the output, or a padded axis, cannot be cut into parts")
-    return state.copy(split_reduce=(r.axis, n))
+    return state.copy(split_reduce=ReductionParts(r.axis, n))
 
 
 def stage(state: Scheduler, axis: str, arg: Any) -> Scheduler:
@@ -372,7 +374,7 @@ def padto(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         raise KernelOptError(f"PADTO({axis}, {arg}): the axis has one position")
     if state.kernel.axes[r.axis].bound is not None:
         raise KernelOptError(f"PADTO({axis}, {arg}): how many positions the axis has depends on a variable; its loops end where they do")
-    if len(state.axis_rows[r.axis]) > 1 or state.pads[r.axis] or (state.split_reduce and state.split_reduce[0] == r.axis):
+    if len(state.axis_rows[r.axis]) > 1 or state.pads[r.axis] or (state.split_reduce and state.split_reduce.axis == r.axis):
         raise KernelOptError(f"PADTO({axis}, {arg}): an axis is padded before it is split")
     if not isinstance(arg, int) or arg < 2:
         raise KernelOptError(f"PADTO({axis}, {arg!r}): needs a multiple of 2 or more")
@@ -451,7 +453,7 @@ def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     split = [(row, dot.positions), *_tile_rows(state, stage, dot, names, what)]
     for other, _ in split:
         a = state.rows[other].axis
-        if len(state.axis_rows[a]) > 1 or state.pads[a] or (state.split_reduce and state.split_reduce[0] == a):
+        if len(state.axis_rows[a]) > 1 or state.pads[a] or (state.split_reduce and state.split_reduce.axis == a):
             raise KernelOptError(f"{what}: an instruction is chosen before its axes are split or padded")
     axes = [state.rows[other].axis for other, _ in split]
     try:
@@ -583,7 +585,7 @@ def _share_reduction(state: Scheduler, axis: str, arg: Any, what: str, split: Ca
         raise KernelOptError(f"{what}({axis}): nothing is summed up along an output axis; use LOCAL")
     if not state.target.shared_bytes:
         raise KernelOptError(f"{what}({axis}): the target {state.target.arch} has no shared memory")
-    if state.split_reduce and state.split_reduce[0] == state.rows[row].axis:
+    if state.split_reduce and state.split_reduce.axis == state.rows[row].axis:
         raise KernelOptError(f"{what}({axis}): the grid shares this axis already; GROUP comes before SPLITK")
     return _checked_groups(split(state, row, n, GROUP), f"{what}({axis}, {arg})")
 

@@ -108,7 +108,7 @@ class _Placer:
                     moved_by |= rows
                     self.axis_deps[axis] = self.axis_deps.get(axis, frozenset()) | rows
         split = state.split_reduce
-        if s in r.after_reduce and split is not None and self.kernel.axes[split[0]].stage == q:
+        if s in r.after_reduce and split is not None and self.kernel.axes[split.axis].stage == q:
             return moved_by, ()     # what a reduction cut into parts does with its results is done in another phase
         depth = 0       # the loops of a copy are no loops of the state: what it reads stands before them
         if not is_derived(self.kernel.stages[q]):

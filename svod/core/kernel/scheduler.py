@@ -67,6 +67,20 @@ class IntrinsicChoice(NamedTuple):
     columns: int = -1
 
 
+class ParallelLoop(NamedTuple):
+    """A loop whose iterations cores claim."""
+
+    row: int
+    cores: int
+
+
+class ReductionParts(NamedTuple):
+    """A reduction that is cut into parts, one iteration of a phase each."""
+
+    axis: int
+    parts: int
+
+
 class Scheduler:
     """A state. Fields are read-only; equal states have equal `digest`."""
 
@@ -100,8 +114,8 @@ class Scheduler:
     place: tuple[StagePlace, ...]             # per stage
     vector_rows: tuple[int, ...]                   # per stage: the row that LANES chose, or -1
     pads: tuple[int, ...]                    # per axis: padded extent, or 0
-    thread: tuple[int, int] | None           # (row, cores) of the output stage's parallel loop
-    split_reduce: tuple[int, int] | None     # (axis, parts): partials per core and a combining phase
+    thread: ParallelLoop | None              # of the output stage
+    split_reduce: ReductionParts | None      # partial results per core and a combining phase
     stream: bool                             # the output is stored past the caches
     prefetch: tuple[tuple[int, int], ...]    # (slot, iterations ahead) of the arguments that are prefetched, by slot
     dots: tuple[IntrinsicChoice | None, ...]          # per stage: the instruction that TC chose
@@ -191,8 +205,8 @@ class Scheduler:
                 table.append(-1)
             table += [ident(p) if isinstance(p, int) else p for p in self.place]
             table += [ident(r) if r >= 0 else None for r in self.vector_rows]
-            thread = (ident(self.thread[0]), self.thread[1]) if self.thread else None
-            content: tuple[object, ...] = (table, self.pads, thread, self.split_reduce, self.stream)
+            thread = (ident(self.thread.row), self.thread.cores) if self.thread else None
+            content: tuple[object, ...] = (table, self.pads, thread, self.split_reduce and tuple(self.split_reduce), self.stream)
             if any(self.dots):
                 content = (*content, tuple(d and tuple(d) for d in self.dots))
             if self.online:
@@ -208,4 +222,4 @@ class Scheduler:
 
 def cores_of(state: Scheduler) -> int:
     """The number of cores that share a state's work: THREAD's, or the parts of a reduction cut over cores."""
-    return state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
+    return state.thread.cores if state.thread else state.split_reduce.parts if state.split_reduce else 1

@@ -26,7 +26,7 @@ from svod.core.kernel.groups import group_of, level_of
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import EmittedLoop, first_reduce, is_computed_once, is_derived, vector_row
-from svod.core.kernel.scheduler import UNROLL, UPCAST, Scheduler
+from svod.core.kernel.scheduler import UNROLL, UPCAST, Scheduler, cores_of
 from svod.core.machine.levels import Level, MemorySpace
 
 INDENT = "  "
@@ -65,18 +65,17 @@ class _Printer:
             assert r is not None, "a root stage is not inlined"
             stage = r.stage
             once = is_computed_once(state, self.plan, s)
-            spread = state.thread or state.split_reduce
-            threads = spread[1] if spread is not None else 1
+            threads = cores_of(state)
             cores = f", on {threads} cores" if threads > 1 and not once and not state.target.has_groups else ""
             group = group_of(state, self.plan, s).threads
             cores += f", in groups of {group} threads" if group > 1 else ""
-            split = state.split_reduce if state.split_reduce and self.kernel.axes[state.split_reduce[0]].stage == s else None
+            split = state.split_reduce if state.split_reduce and self.kernel.axes[state.split_reduce.axis].stage == s else None
             if split:
-                axis = self.kernel.axes[split[0]]
+                axis = self.kernel.axes[split.axis]
                 self._line(0, f"phase {number}: {stage.name}, partial results{cores}")
-                self._line(1, f"{_WORDS[Level.GRID if state.target.has_groups else Level.CORE]} part of {axis.name} in 0…{split[1]}")
+                self._line(1, f"{_WORDS[Level.GRID if state.target.has_groups else Level.CORE]} part of {axis.name} in 0…{split.parts}")
                 self._stage(r, 2, f"partial[part] of {stage.name}")
-                self._line(0, f"phase {number + 1}: {stage.name} → p{r.store_slot}, combines {split[1]} partial results")
+                self._line(0, f"phase {number + 1}: {stage.name} → p{r.store_slot}, combines {split.parts} partial results")
                 self._line(1, f"{self._target(r)} = {self._value(r)}")
                 continue
             if stage.is_output:

@@ -98,10 +98,10 @@ def _amounts(state: Scheduler, axis: int) -> set[int]:
     tile is done in halves."""
     rows = [state.rows[r] for r in state.axis_rows[axis]]
     amounts = {r.stride for r in rows}
-    if state.thread is not None and state.rows[state.thread[0]].axis == axis:
-        amounts.add(state.thread[1])
-    if state.split_reduce is not None and state.split_reduce[0] == axis:
-        amounts.add(state.split_reduce[1])
+    if state.thread is not None and state.rows[state.thread.row].axis == axis:
+        amounts.add(state.thread.cores)
+    if state.split_reduce is not None and state.split_reduce.axis == axis:
+        amounts.add(state.split_reduce.parts)
     return {a for amount in amounts for a in (amount, amount // 2) if a > 1}
 
 

@@ -13,7 +13,7 @@ from svod.compile.cpu.host import host_target, make_target
 from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
-from svod.compile.lower.program import Instr, Program
+from svod.compile.lower.program import Instruction, Program
 from svod.core.cost.cost_model import cost_of
 from svod.core.cost.sketch import sketches
 from svod.core.ir.dtype import DType, dtypes
@@ -255,7 +255,7 @@ def test_the_analysis_counts_groups() -> None:
 
 
 # -- miscompiles --------------------------------------------------------------------------------------------------------------
-Edit = Callable[[Instr], Instr]
+Edit = Callable[[Instruction], Instruction]
 
 
 def edited(program: Program, phase: int, op: str, edit: Edit, number: int | None = 0, dtype: DType | None = None) -> Program:
@@ -265,7 +265,7 @@ def edited(program: Program, phase: int, op: str, edit: Edit, number: int | None
     for at in places if number is None else [places[number]]:
         code[at] = edit(code[at])
     codes = list(program.code)
-    codes[phase] = tuple(code)
+    codes[phase] = tuple(Instruction(*i) for i in code)
     return Program(program.spec, tuple(codes))
 
 
@@ -275,7 +275,7 @@ def dropped(program: Program, number: int, op: str = "DOT") -> Program:
     code = program.code[phase]
     at = [i for i, instr in enumerate(code) if instr[0] == op][number]
     moved = [(o, d, n, tuple(code[at][3][0] if s == at and i > at else s for s in src), arg) for i, (o, d, n, src, arg) in enumerate(code)]
-    return Program(program.spec, (*program.code[:phase], tuple(moved)))
+    return Program(program.spec, (*program.code[:phase], tuple(Instruction(*i) for i in moved)))
 
 
 def mutants(left: DType) -> dict[str, tuple[Program, Program]]:
@@ -284,7 +284,7 @@ def mutants(left: DType) -> dict[str, tuple[Program, Program]]:
     chain = [Opt("TC", "r0", name), Opt("UPCAST", "o0", 2), Opt("UPCAST", "o1", 16), Opt("UNROLL", "r0", 2)]
     program = lower(apply_opts(Scheduler(gemm(6, 37, 21, left, left), TARGET), chain))
     last = len(program.code) - 1
-    def tail(i: Instr) -> Instr: return (*i[:4], 1 if left is I8 else 1.0)
+    def tail(i: Instruction) -> Instruction: return (*i[:4], 1 if left is I8 else 1.0)
 
     wrong = {
         "a group dropped": dropped(program, 0),

@@ -8,7 +8,7 @@ import pytest
 
 from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import format_linear, validate
-from svod.compile.lower.program import Instr, PhaseSpec, Program, ProgramSpec
+from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.spec.evaluate import from_float, to_float
 from svod.errors import CompileError, LaunchError
@@ -16,13 +16,13 @@ from svod.errors import CompileError, LaunchError
 F32, I32, IDX, BOOL, VOID = dtypes.float32, dtypes.int32, dtypes.index, dtypes.bool, dtypes.void
 
 
-def program(*phases: list[Instr], params: tuple[tuple[DType, int], ...], outs: tuple[int, ...] = (0,), extents: tuple[int, ...] = (1,),
-            temps: tuple[int, ...] = (), scratch: int = 0, variables: tuple[str, ...] = ()) -> Program:
+def program(*phases: list[Instruction], params: tuple[tuple[DType, int], ...], outs: tuple[int, ...] = (0,),
+            extents: tuple[int, ...] = (1,), temps: tuple[int, ...] = (), scratch: int = 0, variables: tuple[str, ...] = ()) -> Program:
     specs = tuple(PhaseSpec(f"p{k}", extent, 1, scratch) for k, extent in enumerate(extents))
-    return Program(ProgramSpec("test", params, outs, temps, specs, variables), tuple(tuple(p) for p in phases))
+    return Program(ProgramSpec("test", params, outs, temps, specs, variables), tuple(tuple(Instruction(*i) for i in p) for p in phases))
 
 
-def const(value: Any, dtype: DType = IDX, lanes: int = 1) -> Instr:
+def const(value: Any, dtype: DType = IDX, lanes: int = 1) -> Instruction:
     return ("CONST", dtype, lanes, (), value)
 
 
@@ -195,7 +195,7 @@ phase p0: extent 2, threads 1, scratch 0
   ENDLOOP %8""".splitlines()
 
 
-BREAKS: dict[str, tuple[int, Instr, str]] = {
+BREAKS: dict[str, tuple[int, Instruction, str]] = {
     "forward": (9, ("MUL", IDX, 1, (8, 20), None), "not an earlier instruction"),
     "no value": (18, ("STORE", F32, 1, (0, 8, 16), (0, False)), "%16 has no value"),
     "scope": (18, ("STORE", F32, 1, (0, 8, 15), (0, False)), r"defined in the loop %10, which is closed"),
@@ -241,6 +241,6 @@ def test_validation_refuses(name: str) -> None:
     good = dot(5, 7)
     validate(good)
     code = list(good.code[0])
-    code[at] = instr
+    code[at] = Instruction(*instr)
     with pytest.raises(CompileError, match=message):
         validate(Program(good.spec, (tuple(code),)))

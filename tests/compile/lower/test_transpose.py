@@ -8,7 +8,7 @@ from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import validate
-from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
+from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.compile.lower.transpose import transpose_squares
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.machine.target import Target
@@ -39,7 +39,7 @@ def strided(dtype: DType, lanes: int, stride: int, count: int, *, store: bool, s
     code.append(("ENDLOOP", dtypes.void, 1, (5,), None))
     size = max(lanes * stride + count, count * lanes) + 1
     spec = ProgramSpec("strided", ((dtype, size), (dtype, size)), (0,), (), (PhaseSpec("p", 1, 1, 0),))
-    return Program(spec, (tuple(code),))
+    return Program(spec, (tuple(Instruction(*i) for i in code),))
 
 
 def run(program: Program, dtype: DType) -> np.ndarray:
@@ -127,4 +127,5 @@ def test_loads_do_not_move_above_stores_to_the_same_memory() -> None:
     for j in range(lanes):
         code.append(("LOADS", dtype, lanes, (0, 1), (j, 8)))
         code.append(("STORE", dtype, lanes, (0, 1, len(code) - 1), (40 + j * lanes, False)))
+    code = [Instruction(*i) for i in code]
     assert transpose_squares(code) is code

@@ -15,7 +15,7 @@ from svod.compile.llvm.codegen import LoadedProgram, compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.lower import lower
-from svod.compile.lower.program import Instr, Program
+from svod.compile.lower.program import Instruction, Program
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops
@@ -27,13 +27,13 @@ from svod.tune.measure.verify import GuardedBuffers, Reference, verify
 from tests.tune.search_kernels import TARGET, axis, elementwise, gather, gemm, kernel, load, param, row_reduce, softmax, store
 
 Mutation = Callable[[Program], Program]
-Match = Callable[[Instr], bool]
+Match = Callable[[Instruction], bool]
 
 
 # -- tools --------------------------------------------------------------------------------------------------------------------
-def with_code(program: Program, phase: int, code: Sequence[Instr]) -> Program:
+def with_code(program: Program, phase: int, code: Sequence[Instruction]) -> Program:
     codes = list(program.code)
-    codes[phase] = tuple(code)
+    codes[phase] = tuple(Instruction(*i) for i in code)
     return Program(program.spec, tuple(codes))
 
 
@@ -47,7 +47,7 @@ def op(name: str, dtype: DType | None = None, lanes: int | None = None) -> Match
     return lambda i: i[0] == name and (dtype is None or i[1] == dtype) and (lanes is None or i[2] == lanes)
 
 
-def change(match: Match, edit: Callable[[Instr], Instr], *, phase: int = 0, last: bool = False) -> Mutation:
+def change(match: Match, edit: Callable[[Instruction], Instruction], *, phase: int = 0, last: bool = False) -> Mutation:
     """Edit the first (or last) instruction that matches."""
     def mutate(program: Program) -> Program:
         at = find(program, match, phase, last)
@@ -68,23 +68,23 @@ def bypass(match: Match, operand: int, *, phase: int = 0, last: bool = False) ->
     return mutate
 
 
-def offset(by: int) -> Callable[[Instr], Instr]:
+def offset(by: int) -> Callable[[Instruction], Instruction]:
     """A memory instruction displaced by elements."""
-    def edit(i: Instr) -> Instr:
+    def edit(i: Instruction) -> Instruction:
         o, d, n, src, arg = i
         return o, d, n, src, (arg[0] + by, *arg[1:]) if isinstance(arg, tuple) else arg + by
     return edit
 
 
-def argument(value: Any) -> Callable[[Instr], Instr]:
+def argument(value: Any) -> Callable[[Instruction], Instruction]:
     return lambda i: (*i[:4], value)
 
 
-def operation(name: str) -> Callable[[Instr], Instr]:
+def operation(name: str) -> Callable[[Instruction], Instruction]:
     return lambda i: (name, *i[1:])
 
 
-def operands(*order: int) -> Callable[[Instr], Instr]:
+def operands(*order: int) -> Callable[[Instruction], Instruction]:
     return lambda i: (*i[:3], tuple(i[3][k] for k in order), i[4])
 
 
@@ -94,7 +94,7 @@ def masked(lanes_written: int) -> Mutation:
         at = find(program, lambda i: i[0] == "STORE" and i[2] > 1)
         code = list(program.code[0])
         lanes = code[at][2]
-        mask: Instr = ("VCONST", dtypes.bool, lanes, (), tuple(k < lanes_written for k in range(lanes)))
+        mask = Instruction("VCONST", dtypes.bool, lanes, (), tuple(k < lanes_written for k in range(lanes)))
         moved = [(o, d, n, tuple(s + (s >= at) for s in src), arg) for o, d, n, src, arg in code]
         o, d, n, src, arg = moved[at]
         return with_code(program, 0, [*moved[:at], mask, (o, d, n, (*src, at), arg), *moved[at + 1:]])
@@ -123,7 +123,7 @@ def new_constant(match: Match, operand: int, value: Any, *, phase: int = 0, last
         code = list(program.code[phase])
         old = code[code[at][3][operand]]
         assert old[0] == "CONST", f"operand {operand} is {old[0]}"
-        constant: Instr = (old[0], old[1], old[2], (), value(old[4]) if callable(value) else value)
+        constant = old._replace(src=(), arg=value(old.arg) if callable(value) else value)
         moved = [(o, d, n, tuple(s + 1 for s in src), arg) for o, d, n, src, arg in code]
         o, d, n, src, arg = moved[at]
         moved[at] = (o, d, n, tuple(0 if k == operand else s for k, s in enumerate(src)), arg)
@@ -131,11 +131,11 @@ def new_constant(match: Match, operand: int, value: Any, *, phase: int = 0, last
     return mutate
 
 
-def is_argument_load(i: Instr) -> bool:
+def is_argument_load(i: Instruction) -> bool:
     return i[0] == "LOAD" and i[2] > 1
 
 
-def loop_with_values(i: Instr) -> bool:
+def loop_with_values(i: Instruction) -> bool:
     return i[0] == "LOOP" and len(i[3]) > 2
 
 

@@ -38,7 +38,7 @@ class ProgramFacts:
         self.unsafe: dict[int, int] = {}      # axis → extent that must be checked
         self.below: set[int] = set()          # those of them whose positions may also be negative: read backwards
         self.fixed: set[int] = set()          # axes whose last tile must not be moved back
-        self.threads = 1 if self.on_grid else state.thread[1] if state.thread else state.split_reduce[1] if state.split_reduce else 1
+        self.threads = 1 if self.on_grid else state.thread.cores if state.thread else state.split_reduce.parts if state.split_reduce else 1
         for s in reversed(range(len(self.kernel.stages))):      # readers before what they read
             r = self.placement.resolved[s]
             if r is None or self.placement.paths[s] is None:

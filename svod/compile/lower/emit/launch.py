@@ -11,7 +11,7 @@ from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.stages import Stages
 from svod.compile.lower.emit.state import Lin, OpenStage, Sink, StageLoop, add_lins
 from svod.compile.lower.prefetch import add_prefetches
-from svod.compile.lower.program import Count, Instr
+from svod.compile.lower.program import Count, Instruction
 from svod.compile.lower.transpose import transpose_squares
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.symbolic import linear
@@ -33,7 +33,7 @@ class Spec(NamedTuple):
     shared: int = 0
 
 
-Emitted = tuple[Spec, tuple[Instr, ...]]
+Emitted = tuple[Spec, tuple[Instruction, ...]]
 
 
 class Cover(NamedTuple):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 
 from svod.compile.lower.builder import Builder
-from svod.compile.lower.program import DEFAULT_NAME, Instr, PhaseSpec, Program, ProgramSpec
+from svod.compile.lower.program import DEFAULT_NAME, Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.graph.library_kernel import result_shape
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import COMPARISONS, Ops, UOp
@@ -101,7 +101,7 @@ def program(node: UOp, temps: tuple[int, ...], *phases: tuple[Loops, int, int, i
     size = math.prod(result_shape(name, options, shapes, [p.dtype for p in node.src]))
     params = ((node.dtype, size), *((p.dtype, p.arg.size) for p in node.src))
     specs = tuple(PhaseSpec(f"svod_p{i}", extent, threads, scratch) for i, (_, extent, threads, scratch) in enumerate(phases))
-    code: tuple[tuple[Instr, ...], ...] = tuple(loops.finish() for loops, _, _, _ in phases)
+    code: tuple[tuple[Instruction, ...], ...] = tuple(loops.finish() for loops, _, _, _ in phases)
     read = tuple(sorted({p.arg.slot for p in node.src}))
     return Program(ProgramSpec(DEFAULT_NAME, params, (0,), temps, specs, ins=read), code)
 
