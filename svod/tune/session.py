@@ -98,8 +98,7 @@ class SessionResult:
 
 
 def bound_at(kernel: Kernel, sizes: Sequence[Size], target: Target, ceilings: Ceilings | None) -> Bound | None:
-    """The roofline bound of a kernel. For a kernel with variables it is that of the largest size, with the geometric mean over the sizes as
-    its seconds. None without ceilings."""
+    """The roofline bound of a kernel: of its largest size, with the geometric mean of the sizes' seconds. None without ceilings."""
     if ceilings is None:
         return None
     works = [count_operations(at_size(kernel, size).ast if size else kernel.ast) for size in sizes]

@@ -159,8 +159,7 @@ class _StageCounter:
         return (_LANE_LOAD if n.gate < 0 else _LANE_MASKED) * lanes, 0.0
 
     def _staged_step(self, n: Node, lanes: int) -> tuple[int, bool]:
-        """Elements between lanes of a read of scratch, and whether all its vectors are aligned. The innermost dim of scratch may be the
-        choice of another reader."""
+        """Elements between the lanes of a read of scratch, and whether all its vectors are aligned."""
         order = self.nest.layouts.orders.get(n.arg)
         inner = order[-1] if order else -1
         moved = [(dim, lin) for dim, lin in enumerate(n.dims) if lin.coef(self.vector)]

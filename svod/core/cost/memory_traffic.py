@@ -237,8 +237,7 @@ def _repeated(course: _Course, loops: Sequence[tuple[int, int]], gone: Sequence[
 
 def _subtract_what_is_there(lines: list[float], course: _Course, caches: tuple[CacheLevel, CacheLevel, CacheLevel], gone: _Lost,
                             around: Footprint | None) -> None:
-    """Take the lines out of `lines` that are present at the start: kept from the last run, made in the nest, or brought by a neighbour
-    that touches the same part in `around`."""
+    """Take lines out of `lines` that are present at the start: kept from the last run, made in the nest, or a neighbour's in `around`."""
     whole = course.footprints[0].lines
     taken = 2.0 * whole * LINE
     for c, cache in enumerate(caches):

@@ -58,8 +58,7 @@ def _tiles(lane: int, tile: int, width: int, registers: int) -> list[tuple[int, 
 
 @dataclass(frozen=True, slots=True)
 class _RegisterTile:
-    """n positions of the output axis `lane`, in vectors from the operand x, times m of the axis `tile`, one by one from y. Axes are
-    local to the stage."""
+    """n positions of the output axis `lane`, in vectors of the operand x, times m of the axis `tile`, one by one of y. Local axes."""
 
     lane: int
     n: int
@@ -80,8 +79,7 @@ def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
 
 
 def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Factor) -> Scheduler:
-    """As `_unroll_last`. Where windows overlap along the tile, their common part stays in registers; where there are too few windows,
-    another reduce loop is unrolled."""
+    """As `_unroll_last`, for windows: their overlap along the tile stays in registers; with too few, another loop is unrolled."""
     last = len(r.axes) - 1
     if len(r.stage.reds) > 1 and y.stage >= 0 and any(lin.coef(t.tile) and lin.coef(last) for lin in r.nodes[y.node].dims):
         v, k = -(-t.n // width_of(state, r)), extent_of(state, r, last)

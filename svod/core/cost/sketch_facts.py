@@ -134,8 +134,7 @@ def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
 
 
 def rows_held(vectors: int, registers: int) -> int:
-    """The most rows of a register tile, at least 1. Each row has `vectors` vectors of results; as many of one operand and an element of
-    the other stand beside them."""
+    """The most rows of a register tile, at least 1: each has `vectors` of results, beside as many of an operand and one element."""
     return max(1, (registers - vectors - 1) // vectors)
 
 

@@ -41,8 +41,7 @@ def want_huge_pages(memory: mmap.mmap) -> None:
 
 
 class _Block:
-    """Mapped memory, from the first array over it to the last. NumPy holds it as the base of the array; it returns to its allocator
-    when no array is left."""
+    """Mapped memory. NumPy holds it as the base of the arrays over it; after the last one it returns to its allocator."""
 
     __slots__ = ("__array_interface__", "allocator", "memory", "nbytes")
 

@@ -63,8 +63,7 @@ def storage_size(u: UOp) -> int:
 
 
 def storage_view(buffer: UOp, shape: Shape) -> UOp:
-    """A BUFFER of `storage_size` elements as the value of `shape` that it holds: in row-major order, with the strides of the largest
-    shape where extents depend on variables."""
+    """A BUFFER of `storage_size` elements as a value of `shape`, row-major; where extents vary with the strides of the largest shape."""
     if shape_of(buffer) == shape:
         return buffer
     whole = UOp(Ops.RESHAPE, buffer.dtype, (buffer,), layout_shape(shape))

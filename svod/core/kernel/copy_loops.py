@@ -29,8 +29,7 @@ class CopyLoops(NamedTuple):
 
 
 def copy_step(extent: int, width: int) -> int:
-    """Positions of a row of `extent` that one iteration of a copy covers: several vectors of `width` where they divide it, or where
-    moving the last ones back recomputes little."""
+    """Positions of a row that one iteration of a copy covers: several vectors where they divide it, or where little is done twice."""
     for k in (MAX_TILE_VECTORS, 2):
         if extent % (k * width) == 0 or (extent > k * width and -extent % (k * width) * COMPUTED_TWICE <= extent):
             return k * width

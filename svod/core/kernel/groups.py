@@ -45,8 +45,7 @@ def level_of(state: Scheduler, row: int) -> Level:
 
 
 def grid_rows(state: Scheduler, placement: Placement, stage: int) -> tuple[int, ...]:
-    """The loops of a stage that become the grid of a phase: output loops, outermost first, up to the first with a stage inside. The grid
-    of a cut reduction is its parts."""
+    """The output loops that become the grid of a phase, outermost first, up to one with a stage inside; a cut reduction's parts."""
     cut = state.split_reduce is not None and state.kernel.axes[state.split_reduce.axis].stage == stage
     if placement.paths[stage] != () or is_derived(state.kernel.stages[stage]) or cut:
         return ()

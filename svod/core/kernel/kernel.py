@@ -22,8 +22,7 @@ from svod.errors import CompileError
 
 @dataclass(frozen=True)
 class Axis:
-    """One RANGE of the AST: `o` axes span a stage's value, `r` axes are reduced. `extent`: its positions; the most positions where
-    `bound`, their number, depends on variables."""
+    """One RANGE: `o` axes span a stage's value, `r` axes are reduced. `extent`: its positions, the most of them where `bound` varies."""
 
     index: int
     name: str

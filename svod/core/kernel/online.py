@@ -31,8 +31,7 @@ PAIR = 2        # elements of a row's (maximum, sum)
 
 
 def online(kernel: Kernel, name: str, block: int) -> Kernel:
-    """The kernel with the rows of the maximum stage `name` done block by block of `block` positions. Raises KernelOptError with the
-    reason where the pattern does not apply."""
+    """The kernel with the rows of the maximum `name` done in blocks of `block` positions. Raises KernelOptError with the reason."""
     known = kernel.rewritten.get((name, block))
     if known is None:
         known = kernel.rewritten[name, block] = Kernel(_rewrite(kernel, name, block))

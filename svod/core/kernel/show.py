@@ -43,8 +43,7 @@ _START = {"ADD": "0", "MUL": "1", "MAX": "-inf", "MIN": "inf", "ARGMAX": "(-inf,
 
 
 def print_nest(state: Scheduler) -> str:
-    """The loops of all phases and stages in order, with extents and roles, stages at their points. Raises KernelOptError when the
-    state's placements contradict each other."""
+    """The loops of all phases and stages, with extents and roles. Raises KernelOptError for placements that contradict each other."""
     return _Printer(state).run()
 
 

@@ -152,8 +152,7 @@ def _ordered(structure: _Structure, u: UOp) -> UOp:
 
 
 def canonicalize(ast: UOp) -> tuple[UOp, tuple[int, ...]]:
-    """(canonical AST, permutation): slot i of the canonical AST is slot `permutation[i]` of `ast`. What is written over positions of a
-    launch becomes a kernel over RANGEs."""
+    """(canonical AST, permutation): its slot i is slot `permutation[i]` of `ast`. The positions of a launch become RANGEs."""
     ast = over_ranges(ast)
     structure = _Structure(ast)
     done: dict[UOp, UOp] = {}

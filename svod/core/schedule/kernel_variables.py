@@ -52,8 +52,7 @@ def buckets_of(variable: UOp) -> tuple[tuple[int, int], ...]:
 
 
 def in_bucket(ast: UOp, bounds: Mapping[str, tuple[int, int]]) -> UOp:
-    """A kernel AST for values of its variables within `bounds`, which are widened as those of variables are; a variable that has one value
-    left is replaced by it."""
+    """A kernel AST for variables within `bounds`, widened as those of variables are; a variable with one value left is replaced."""
     wide = {name: (low if low <= 1 else narrowed(low), widened(high)) for name, (low, high) in bounds.items()}
     one = {name: low for name, (low, high) in wide.items() if low == high}
     return with_bounds(specialize(ast, one), {name: b for name, b in wide.items() if name not in one})

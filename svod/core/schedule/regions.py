@@ -205,8 +205,7 @@ def _regions_of(ast: UOp) -> tuple[Region, ...]:
 
 
 def region_of(index: UOp, size: int) -> Region:
-    """The elements of a buffer of `size` that an index expression reaches: its terms from the smallest step up, those without a gap as
-    a run, the others as its repetitions."""
+    """The elements of a buffer of `size` that an index reaches, its terms by step: those without a gap are the run, others repeat it."""
     terms, start = sy.linear(index)
     widths: dict[int, int] = {}
     for atom, k in terms.items():

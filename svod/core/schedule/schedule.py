@@ -60,8 +60,7 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`calls`: the kernels in an executable order. `outputs`: for each source of the SINK, the BUFFER that holds its value after all calls
-    have run, flat and in row-major order."""
+    """`calls`: the kernels in an executable order. `outputs`: the BUFFER of each source of the SINK after all calls, flat, row-major."""
 
     calls: tuple[KernelCall, ...]
     outputs: tuple[UOp, ...]
@@ -78,8 +77,7 @@ Version = tuple[UOp, int]
 
 @dataclass
 class _Pending:
-    """A kernel before it is ordered. `reads` and `writes` are (buffer, version); `args` has the same pairs by slot, `offsets` the
-    element of the buffer at which the PARAM begins."""
+    """A kernel before it is ordered. `reads`, `writes` and `args` (by slot): (buffer, version); `offsets`: where each PARAM begins."""
 
     ast: UOp
     args: list[Version]
@@ -318,8 +316,7 @@ class _Builder:
         return (origin_of(heavy) if heavy is not None else None) or origin_of(root) or origin_of(value) or ""
 
     def kernel_graph(self, value: UOp, root: UOp) -> tuple[UOp, dict[UOp, Version]]:
-        """`value` with everything that has a buffer replaced by a stand-in BUFFER, numbered by first appearance, so that equal
-        layers are equal graphs; and what each stand-in is."""
+        """`value` over stand-in BUFFERs, numbered by first appearance so that equal layers are equal graphs, and what each one is."""
         stand_ins: dict[Version, UOp] = {}
 
         def leaf(v: Version) -> UOp:

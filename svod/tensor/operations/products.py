@@ -91,8 +91,7 @@ class Products(Linalg):
 
     # -- diagonals -------------------------------------------------------------------------------
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Self:
-        """The elements whose positions along dim2 are `offset` more than those along dim1, as a new last axis. A view: the matrix's
-        elements in a row, cut every m + 1."""
+        """The elements whose positions along dim2 are `offset` more than along dim1, as a new last axis. A view."""
         a, b = self._axis("diagonal", dim1), self._axis("diagonal", dim2)
         if a == b:
             raise ShapeError(f"diagonal of {self.shape} along axes {dim1} and {dim2}: name two axes")

@@ -179,8 +179,7 @@ class Scatter(Ordered):
         return self.broadcast_to(shape).ravel().take(flat.maximum(0), 0).where(flat.ge(0), fill_value)
 
     def masked_scatter(self, mask: Operand, source: Operand) -> Self:
-        """self where `mask`, broadcast to it, is False; elsewhere the elements of `source` in row-major order, one after the other, 0 where
-        they run out. A running count."""
+        """self where `mask` is False; elsewhere the elements of `source` in row-major order, 0 where they run out. A running count."""
         values, chosen = self._as_tensor(source), self._as_tensor(mask).cast(dtypes.bool).broadcast_to(self.shape)
         if values.dtype != self.dtype:
             raise DTypeError(f"masked_scatter of {values.dtype.name} into {self.dtype.name}: cast the values first")

@@ -92,8 +92,7 @@ class Claim:
         return self.pid == os.getpid()
 
     def renew(self) -> bool:
-        """Renew the heartbeat, as the database's thread does. False where the claim is lost (this process slept and another one took it)
-        or belongs to the parent process."""
+        """Renew the heartbeat. False where the claim is lost (another process took it) or belongs to the parent process."""
         return self.is_ours and (self.token is None or self._renew(self))
 
     def release(self) -> None:

@@ -442,8 +442,7 @@ class TuningDB:
                 *(r for r in described if kernels is None or r.kernel in kernels)]
 
     def import_file(self, path: Path) -> Merged:
-        """Add the records of a .jsonl file, as the team's. Raises DatabaseError for a file that is not one of svod's or cannot be read, and
-        where nothing can be stored."""
+        """Add the records of a .jsonl file, as the team's. Raises DatabaseError for a file that cannot be read or stored, or is foreign."""
         try:
             records, skipped = transfer.read_records(path)
         except OSError as e:

@@ -14,8 +14,7 @@ Values = dict[str, int]
 
 
 def plan_sizes(calls: Iterable[tuple[VariableSpec, ...]]) -> list[Values]:
-    """The values to time a plan of these calls at, from the least to the largest. Each call takes place with some of them. A plan without
-    variables has one empty set of values."""
+    """The values to time a plan at, ascending: each call runs with some of them. A plan without variables has one empty set."""
     distinct = list(dict.fromkeys(calls))
     points: dict[str, set[int]] = {}
     for variables in distinct:

@@ -82,8 +82,7 @@ COMPILE_FLOOR, COMPILE_FACTOR = 1.0, 20   # The compile deadline is max(1 s, 20 
 
 
 def _finalists(ranked: Sequence[Candidate], count: int, most: int) -> list[Candidate]:
-    """The best `count` of the candidates in `ranked`, which has the best first, and the best of up to as many other families, as the passes
-    may change the order; `most` altogether."""
+    """The best `count` of `ranked` and the best of as many other families, as the passes may change the order; at most `most`."""
     chosen = list(ranked[:count])
     families = {tiling_family(c.state) for c in chosen}
     for c in ranked[count:]:

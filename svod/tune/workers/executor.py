@@ -424,8 +424,7 @@ class _LocalCarrier:
 
 
 class LocalExecutor(DispatchingExecutor):
-    """N compile children and one bench child of this process, all from one fork server, which starts in the background. A child is started
-    when there is work for it."""
+    """N compile children and one bench child, from one fork server that starts in the background. A child starts with its first work."""
 
     def __init__(self, workers: int | None = None, config: WorkerConfig | None = None, device: str = "CPU",
                  shared_cores: bool | None = None) -> None:
