@@ -38,10 +38,10 @@ from svod.compile.llvm.codegen import LoadedProgram, compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
-from svod.compile.lower.program import Instr, Program
+from svod.compile.lower.program import Instruction, Program
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.graph import graph
-from svod.core.ir.dtype import dtypes
+from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -51,7 +51,7 @@ from svod.tensor import Tensor
 PARTS = {"A stays": ("LOAD", 1), "C stays": ("STORE", 0)}      # instruction, slot of the argument
 
 
-def tile_loop(code: tuple[Instr, ...]) -> int:
+def tile_loop(code: tuple[Instruction, ...]) -> int:
     """The position of the loop over register tiles: the one directly around the loop that carries the accumulators."""
     around: list[int] = []
     for i, (op, _, _, src, _) in enumerate(code):
@@ -64,7 +64,7 @@ def tile_loop(code: tuple[Instr, ...]) -> int:
     raise ValueError("the chain has no loop that carries accumulators")
 
 
-def copy_loop(code: tuple[Instr, ...]) -> int:
+def copy_loop(code: tuple[Instruction, ...]) -> int:
     """The position of the loop that copies into scratch."""
     around: list[int] = []
     for i, (op, _, _, src, _) in enumerate(code):
@@ -72,19 +72,19 @@ def copy_loop(code: tuple[Instr, ...]) -> int:
             around.append(i)
         elif op == "ENDLOOP":
             around.pop()
-        elif op == "STORE" and code[src[0]][0] == "SCRATCH":
+        elif op == "STORE" and code[src[0]].op == "SCRATCH":
             return around[-1]
     raise ValueError("the chain copies nothing into scratch: it reads the second operand where it lies; take a larger one")
 
 
-def without(code: tuple[Instr, ...], parts: list[tuple[str, int]], packing: bool) -> tuple[Instr, ...]:
+def without(code: tuple[Instruction, ...], parts: list[tuple[str, int]], packing: bool) -> tuple[Instruction, ...]:
     """The phase with the accesses of `parts` kept where they are at first, and, without `packing`, one iteration of the copy."""
     tile, copied = tile_loop(code), -1 if packing else copy_loop(code)
-    out: list[Instr] = []
+    out: list[Instruction] = []
     at: list[int] = []      # where an instruction went
 
-    def emit(instr: Instr) -> int:
-        out.append(instr)
+    def emit(op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int:
+        out.append(Instruction(op, dtype, lanes, src, arg))
         return len(out) - 1
 
     def still(i: int) -> int:
@@ -92,15 +92,15 @@ def without(code: tuple[Instr, ...], parts: list[tuple[str, int]], packing: bool
         op, dtype, lanes, src, arg = code[i]
         if i == tile:
             return at[src[0]]
-        return emit((op, dtype, lanes, tuple(map(still, src)), arg)) if op in ("ADD", "SUB", "MUL", "MIN", "MAX") else at[i]
+        return emit(op, dtype, lanes, tuple(map(still, src)), arg) if op in ("ADD", "SUB", "MUL", "MIN", "MAX") else at[i]
 
     for i, (op, dtype, lanes, src, arg) in enumerate(code):
         moved = tuple(at[s] for s in src)
         if i == copied:
-            moved = (moved[0], emit(("CONST", dtypes.index, 1, (), arg)), *moved[2:])
-        elif (op, code[src[0]][4] if src and code[src[0]][0] == "ARG" else -1) in parts:
+            moved = (moved[0], emit("CONST", dtypes.index, 1, (), arg), *moved[2:])
+        elif (op, code[src[0]].arg if src and code[src[0]].op == "ARG" else -1) in parts:
             moved = (moved[0], still(src[1]), *moved[2:])
-        at.append(emit((op, dtype, lanes, moved, arg)))
+        at.append(emit(op, dtype, lanes, moved, arg))
     return tuple(out)
 
 
