@@ -296,10 +296,11 @@ class PrepareConfig(_Config):
         return cls(**values)
 
     def in_environment(self) -> Self:
-        """This configuration with what it leaves open (databases, object cache, cores) as the environment says. SVOD_CAPTURE and
-        SVOD_NOOPT win over it: a captured script searches nothing, whatever it asks for."""
+        """This configuration with the fields that are None, but for `beam`, as the environment says. SVOD_CAPTURE and SVOD_NOOPT win over
+        it: a captured script searches nothing, whatever it asks for."""
         _warn_of_unknown_variables()
-        changes = {name: self.env_value(name) for name in ("db", "threads", "object_cache") if getattr(self, name) is None}
+        changes = {name: self.env_value(name) for name in ("db", "threads", "object_cache", "device", "debug", "dump_after")
+                   if getattr(self, name) is None}
         if (capture := self.env_value("capture")) is not None:
             changes["capture"] = capture
         if OptimizerConfig.env_value("noopt"):

@@ -147,6 +147,10 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
 
     Raises DeviceError for a graph that is to run elsewhere, ScheduleError where the plan would write memory that lies under another of its
     buffers as well."""
+    dumps = config.debug or config.dump_after is not None
+    if dumps:
+        from svod.compile.plan.dump import dump, passes_of
+        passes_of(config)       # a pass that does not exist is refused before anything is searched
     sink, values, _ = without_binds(graph.sink(*outputs))
     for u in sink.walk(Ops.DEVICE):
         if u.arg != HOST:
@@ -170,8 +174,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
                       device=backend.name)
     plan.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
-    if config.debug or config.dump_after is not None:
-        from svod.compile.plan.dump import dump
+    if dumps:
         dump(sink, constants, unbound, plan, target, config)
     plan.keep = nodes           # the plan's addresses are valid while its buffers live
     if captures:

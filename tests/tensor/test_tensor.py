@@ -150,6 +150,12 @@ def test_what_python_and_numpy_ask_of_a_value() -> None:
         svod.cat  # noqa: B018
 
 
+def test_numpys_functions_with_a_tensor_method_of_their_name_are_in_the_table() -> None:
+    methods = [getattr(np, name) for name in dir(np) if callable(getattr(Tensor, name, None))]
+    names = {f.__name__ for f in methods if isinstance(f, np.ufunc)}
+    assert names <= {*ufuncs._OPERATORS, *ufuncs._METHODS}, "np.NAME(t) would be refused although t.NAME() exists"
+
+
 def test_numpys_functions_of_elements_are_the_tensors() -> None:
     """Each in its table, against NumPy: of tensors, beside arrays and beside numbers on either side; all lazy."""
     rng = np.random.default_rng(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import shlex
 import sqlite3
 import subprocess
@@ -108,7 +109,8 @@ def _check_whole(path: Path) -> None:
 
 
 def _resolve_kernel(db: TuningDB, text: str) -> str:
-    """The key of the single kernel that `text` means: a key or its beginning, else a name or an origin, else a part of one."""
+    """The key of the single kernel that `text` means: a key or its beginning, else a name or an origin, else a part of one. A plan numbers
+    the names of its kernels: gemm_0 is a kernel called gemm."""
     measured, searched = (m.kernel for m, _ in db.select(Measurement)), (s.kernel for s, _ in db.select(Search))
     names: dict[str, set[str]] = {key: set() for key in (*measured, *searched)}
     for k, _ in db.select(KernelRecord):
@@ -117,7 +119,8 @@ def _resolve_kernel(db: TuningDB, text: str) -> str:
     for o, _ in db.select(OriginRecord):
         origins.setdefault(o.kernel, set()).add(o.origin)
     kinds = ({k for k in names if k == text}, {k for k in names if k.startswith(text)}, _with(names, text, whole=True),
-             _with(origins, text, whole=True), _with(names, text, whole=False), _with(origins, text, whole=False))
+             _with(origins, text, whole=True), _with(names, text, whole=False), _with(origins, text, whole=False),
+             _with(names, re.sub(r"_\d+$", "", text), whole=True))
     for matches in kinds:
         if len(matches) == 1:
             return matches.pop()

@@ -381,7 +381,8 @@ class _Run:
         words += [f"{len(groups['known'])} known to the database"] if groups["known"] else []
         small = groups["small"]
         if small:
-            words.append(f"{len(small)} too small to matter ({100 * sum(r.share for r in small):.1f} % of the time) keep the heuristic")
+            share = 100 * sum(r.share for r in small)
+            words.append(f"{len(small)} too small to matter ({share:.1f} % of the time) keep{'s' * (len(small) == 1)} the heuristic")
         words += [f"{len(groups['left out'])} left out"] if groups["left out"] else []
         families = len({r.family for r in rows})
         say(f"svod-tune: {count(len(rows), 'distinct kernel')} in {families} famil{'y' if families == 1 else 'ies'}: {', '.join(words)}")

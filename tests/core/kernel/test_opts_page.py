@@ -20,6 +20,11 @@ def test_every_opt_is_described() -> None:
         assert f"### {name} {summary}" in page, f"docs/opt_reference.md does not say what {name} does; its docstring: {summary}"
 
 
+def test_every_opt_is_in_the_table() -> None:
+    rows = re.findall(r"^\| ([A-Z, ]+) \|", PAGE.read_text(encoding="utf-8"), re.M)
+    assert sorted(name for row in rows for name in row.split(", ")) == sorted(OPTS)
+
+
 def test_nests_are_what_svod_prints() -> None:
     steps = re.findall(r"^\*\*[^*\n]+:\*\* `([^`\n]+)`\n\n```nest\n(.*?)\n```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     assert len(steps) == 4

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from svod.core.ir.dtype import DType, dtypes, to_numpy
-from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.uop import TRANSCENDENTAL, Ops, UOp
 from svod.core.kernel.kernel import Kernel
 from svod.core.spec.evaluate import evaluate
 from svod.core.spec.values import from_float, to_float
@@ -312,6 +312,16 @@ def test_the_bound_holds_and_is_not_vacuous(k: Kernel) -> None:
     assert (np.abs(single - want) <= e.tolerance).all()
     limit = 3e-2 if dtype == dtypes.float16 else 1e-3
     assert np.isfinite(e.tolerance).all() and np.median(e.tolerance[want != 0] / np.abs(want[want != 0])) < limit
+
+
+@pytest.mark.parametrize("op", sorted(TRANSCENDENTAL, key=lambda op: op.value))
+def test_every_function_has_a_bound(op: Ops) -> None:
+    """Of an argument that is rounded already. Without a slope the bound would be infinite, and anything would pass for rounding."""
+    i = axis(0, 8)
+    argument = load(param(1, 8), i) * load(param(1, 8), i)
+    k = kernel(store(param(0, 8), i, argument.alu(op, *[argument] * (op is Ops.POW)), i))
+    bound = bound_of(k, [np.zeros(8, np.float32), np.linspace(0.5, 0.9, 8, dtype=np.float32)])
+    assert (bound > 0).all() and (bound < 1e-4).all()
 
 
 def test_small_integers_are_compared_exactly() -> None:
