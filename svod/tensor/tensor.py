@@ -42,8 +42,7 @@ class Tensor(Random):
         return is_realized(self)
 
     def realize(self, config: Any = None) -> Tensor:
-        """Compute the values now, unless they are in memory, and return self. `config`: a PrepareConfig; environment variables set the
-        fields that it leaves open."""
+        """Compute the values now, unless they are in memory; returns self. Open fields of `config` come from the environment."""
         realize_tensors([self], config)
         return self
 

@@ -85,8 +85,7 @@ class KernelTask:
 
 @dataclass
 class SessionResult:
-    """What a session found; nothing for a kernel whose search had not begun when it was interrupted. `pending`: keys of kernels that
-    another process was searching to the end."""
+    """What a session found; nothing for a kernel whose search had not begun. `pending`: keys of kernels another process searches."""
 
     findings: dict[str, Finding] = field(default_factory=dict)
     pending: tuple[str, ...] = ()

@@ -271,8 +271,7 @@ class TuningDB:
         return self._own
 
     def _write(self, work: Callable[[sqlite3.Connection], Any], *, must: bool = False) -> Any:
-        """The result of `work` in a transaction on the file. Where that fails, this and all later work is done in memory, or, with `must`,
-        DatabaseError is raised."""
+        """Run `work` in a transaction on the file. Where that fails, later work is in memory, or, with `must`, DatabaseError is raised."""
         with self._lock:
             self._memo.clear()
             sink = self._sink()

@@ -35,8 +35,7 @@ TIMING_INPUTS = InputSet("timing", "reals", 0.5, 1.5, 17)
 
 @dataclass(frozen=True)
 class Setup:
-    """The payload of every job's setup: a kernel as data, the target it is built for, and the sizes it is timed at. A kernel without
-    variables has one size, which has no values."""
+    """The payload of every job: a kernel as data, its target, and the sizes it is timed at (one without values for no variables)."""
 
     ast: Any
     target: Target
