@@ -57,7 +57,7 @@ def usable_cores() -> int:
 
 
 class Batch(Iterator[tuple[int, Outcome]]):
-    """The items of one `submit`: iterating gives (index, outcome) as they complete. `deadline`: seconds, for items that have not started."""
+    """The items of one `submit`: iterating gives (index, outcome) as they complete. `deadline`: seconds, for items not started yet."""
 
     def __init__(self, job: str, items: Iterable[Any], kind: Kind, deadline: float, setup: Any, cpus: Sequence[int],
                  homes: Sequence[str] = ()) -> None:
