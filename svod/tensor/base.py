@@ -52,7 +52,7 @@ def is_scalar(value: object) -> TypeGuard[Scalar]:
 
 
 def without_numpy(value: object) -> object:
-    """A NumPy scalar becomes a Python scalar; any other value is returned unchanged. `x / np.sqrt(64)` thus keeps the dtype of x, as in
+    """Convert a NumPy scalar to a Python scalar and return any other value unchanged. So `x / np.sqrt(64)` keeps the dtype of x, as in
     PyTorch. A NumPy array without axes is an array and keeps its dtype."""
     return value.item() if isinstance(value, np.generic) else value
 
@@ -88,6 +88,14 @@ def shape_argument(shape: Sequence[Any]) -> Shape:
         return tuple([n if isinstance(n, Dim) else n.__index__() for n in flat])
     except (AttributeError, TypeError) as err:
         raise ShapeError(f"{tuple(flat)!r} is not a shape: give ints, one by one or as a tuple") from err
+
+
+def extents_argument(name: str, *shape: Any) -> Shape:
+    """`shape_argument` for a tensor that the operation `name` makes. Raises ShapeError for negative extents too."""
+    sizes = shape_argument(shape)
+    if any(n < 0 for n in sizes):
+        raise ShapeError(f"{name} of shape {sizes}: an extent cannot be negative")
+    return sizes
 
 
 class TensorBase:
@@ -172,7 +180,7 @@ class TensorBase:
         return self if self.dtype.is_float else self.cast(dtypes.default_float)
 
     def _wide_float(self) -> Self:
-        """self in the precision that composite functions are computed in: at least float32."""
+        """This tensor in the precision that composite functions are computed in: at least float32."""
         return self if self.dtype.is_float and self.dtype.bits >= 32 else self.cast(dtypes.float32)
 
     def _float_dtype(self) -> DType:

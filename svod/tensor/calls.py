@@ -16,17 +16,17 @@ from svod.tensor.tensor import Tensor
 
 
 def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None, **variables: int) -> tuple[Tensor, ...]:
-    """Apply a kernel written by hand to tensors, one per slot, when they are realised; gives those that it writes.
+    """Apply a kernel written by hand to tensors, one per slot, when they are realised. Returns the tensors that the kernel writes.
 
-    `ast`: a kernel as in docs/ir.md, section 2: a SINK of STOREs over PARAMs, flat and row-major; its loops are RANGEs, or positions of a
-    launch (SPECIAL, core_id). The tensors of slots that it stores to are assigned (`Tensor.assign`): they must be whole arrays, and what
-    the kernel does not store stays. `variables`: values of the DEFINE_VARs that it reads, but for core_id, which the launch counts. `loop`:
-    (name, times): the kernel runs for each value 0, 1, … times-1 of the variable, one run after the other, each on what the one before
-    left. Kernels that differ only in where in its arrays a run begins are compiled once.
+    `ast`: a kernel as in docs/ir.md, section 2: a SINK of STOREs over flat, row-major PARAMs. Its loops are RANGEs, or positions of a
+    launch (SPECIAL, core_id). A tensor whose slot the kernel stores to is assigned (`Tensor.assign`): it must be a whole array, and keeps
+    the elements that the kernel does not store. `variables`: the values of the DEFINE_VARs that the kernel reads, except core_id, which the
+    launch counts. `loop`: (name, times). The kernel runs for the values 0, 1, … times-1 of that variable in order; each run sees what the
+    run before has written. Kernels that differ only in where a run begins in its arrays are compiled once.
 
-    Raises ArgumentError for numbers that are no ints; ScheduleError for a kernel that does not fit the tensors, reads elsewhere what it
-    writes, or of which cannot be shown that it stays inside them and writes each element once; CompileError for what is no kernel AST, and
-    for positions that no launch has."""
+    Raises ArgumentError for numbers that are not ints; ScheduleError for a kernel that does not fit the tensors, that reads a slot
+    it writes at other positions, or that is not provably in bounds with one write per element; CompileError for an `ast` that is not a
+    kernel, and for positions that no launch has."""
     for t in tensors:
         if not isinstance(t, Tensor):
             raise ArgumentError(f"call_kernel takes a tensor per slot, got {type(t).__name__}; numbers are keywords, as in n=3")
@@ -55,12 +55,11 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
 
 
 def _check_numbers(known: Iterable[str], variables: Mapping[str, int], loop: tuple[str, int] | None) -> None:
-    """Raise ArgumentError for a loop that is not a name and a number, and for variables that are not ints or that the kernel lacks."""
     if loop is not None and (not isinstance(loop, tuple) or len(loop) != 2 or not isinstance(loop[0], str)):
-        raise ArgumentError(f'call_kernel: loop={loop!r} must be a name and how often, as in ("i", 10)')
+        raise ArgumentError(f'call_kernel: loop={loop!r} must be a name and a count, as in ("i", 10)')
     for name, number in (*variables.items(), *([loop] if loop is not None else ())):
         if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
-            raise ArgumentError(f"call_kernel: {name} is an int, got {number!r} of {type(number).__name__}")
+            raise ArgumentError(f"call_kernel: {name} must be an int, got {number!r} of {type(number).__name__}")
     unknown = sorted(set(variables) - set(known))
     if unknown:
         raise ArgumentError(f"call_kernel: the kernel reads no variable {unknown[0]}; it reads {', '.join(sorted(known)) or 'none'}")
@@ -69,10 +68,10 @@ def _check_numbers(known: Iterable[str], variables: Mapping[str, int], loop: tup
 
 
 def _memory(tensor: Tensor, slot: int) -> UOp:
-    """The content of the memory that a tensor is; it gets some if it has none."""
-    if 0 in tensor.shape or (graph.content_under(tensor.uop) not in (None, graph.base_of(tensor.uop))):
-        raise ScheduleError(f"slot {slot} of a kernel is written: it takes a whole array with elements, got a part or nothing, of shape "
-                            f"{tensor.shape}")
+    """The content of the memory of a tensor, which is allocated if the tensor has none."""
+    if 0 in tensor.shape or graph.content_under(tensor.uop) not in (None, graph.base_of(tensor.uop)):
+        raise ScheduleError(f"slot {slot} of a kernel is written: it takes a whole array with elements, got a part or no elements, of "
+                            f"shape {tensor.shape}")
     if not tensor._is_in_memory():
         tensor._take_memory()
     return graph.base_of(tensor.uop)

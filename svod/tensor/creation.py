@@ -1,7 +1,7 @@
-"""Tensors from data and from nothing.
+"""Tensors made of data, of constants and of ranges.
 
-Python data gets the default types (bool, int32, float32; int64 where an int needs it), a NumPy array keeps its own. A C-contiguous array is
-not copied: the tensor reads its memory when it is realised, and `assign` writes to it, unless the array is read-only.
+Python data gets the default dtypes: bool, float32, int32, and int64 for an int that needs it. A NumPy array keeps its dtype. A C-contiguous
+array is not copied: a realised tensor reads its memory, and `assign` writes to it unless the array is read-only.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import Dim, layout_shape, number_of
 from svod.errors import DTypeError, ShapeError
-from svod.tensor.base import Array, DTypeLike, Scalar, TensorBase, as_dtype, check_integers, check_scalar, is_scalar, shape_argument
+from svod.tensor.base import Array, DTypeLike, Scalar, TensorBase, as_dtype, check_integers, check_scalar, extents_argument, is_scalar
 
 
 class Creation(TensorBase):
@@ -26,8 +26,8 @@ class Creation(TensorBase):
     __slots__ = ()
 
     def __init__(self, data: Any, dtype: DTypeLike | None = None) -> None:
-        """A tensor of a scalar, a variable, nested lists, a NumPy array or anything with `__array__`, or another tensor; its values
-        converted to `dtype` if given. Raises DTypeError and ShapeError for data no tensor can hold."""
+        """A tensor of a scalar, a variable, nested lists, a NumPy array, an object with `__array__` or another tensor. Its values are
+        converted to `dtype` if given. Raises DTypeError and ShapeError for data that no tensor can hold."""
         wanted = None if dtype is None else as_dtype(dtype)
         if isinstance(data, TensorBase):
             self._hold(data.uop if wanted is None else data.cast(wanted).uop)
@@ -48,34 +48,30 @@ class Creation(TensorBase):
 
     @classmethod
     def from_numpy(cls, array: Array) -> Self:
-        """The tensor of an array, sharing its memory where that is C-contiguous."""
+        """The tensor of an array. It shares the memory of a C-contiguous array."""
         return cls(array)
 
     @classmethod
     def full(cls, shape: int | tuple[int, ...], fill_value: Scalar, dtype: DTypeLike | None = None) -> Self:
-        """A constant; of the scalar's default type unless `dtype` is given. Takes no memory."""
-        sizes = (shape,) if isinstance(shape, int) else shape_argument(shape)
-        if any(n < 0 for n in sizes):
-            raise ShapeError(f"full of shape {sizes}: an extent cannot be negative")
+        """A constant, of the scalar's default dtype unless `dtype` is given. It takes no memory."""
+        sizes = extents_argument("full", shape)
         node = _scalar_node(fill_value, None if dtype is None else as_dtype(dtype))
         return cls.from_uop(graph.broadcast(node, sizes, "full"))
 
     @classmethod
     def zeros(cls, *shape: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
         """Zeros of `shape`."""
-        return cls.full(shape_argument(shape), 0, dtype)
+        return cls.full(extents_argument("zeros", *shape), 0, dtype)
 
     @classmethod
     def ones(cls, *shape: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
         """Ones of `shape`."""
-        return cls.full(shape_argument(shape), 1, dtype)
+        return cls.full(extents_argument("ones", *shape), 1, dtype)
 
     @classmethod
     def empty(cls, *shape: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
-        """A buffer of its own with undefined content, to be assigned to."""
-        sizes, kind = shape_argument(shape), as_dtype(dtype)
-        if any(n < 0 for n in sizes):
-            raise ShapeError(f"empty of shape {sizes}: an extent cannot be negative")
+        """A new buffer with undefined content, to be assigned to."""
+        sizes, kind = extents_argument("empty", *shape), as_dtype(dtype)
         if 0 in sizes:
             return cls.full(sizes, 0, kind)
         return cls.from_uop(graph.storage_view(graph.buffer(kind, math.prod(layout_shape(sizes))), sizes))
@@ -99,7 +95,7 @@ class Creation(TensorBase):
     @classmethod
     def arange(cls, start: int | float, end: int | float | None = None, step: int | float = 1,
                dtype: DTypeLike | None = None) -> Self:
-        """start, start + step, … below `end` (above it for a negative step); `arange(n)` is 0 … n-1. Computed, not stored."""
+        """start, start + step, … below `end`, or above `end` for a negative step. `arange(n)` is 0 … n-1. Computed, not stored."""
         if isinstance(start, Dim) and end is None and step == 1:
             return cls.from_uop(graph.iota(start)).cast(dtypes.int32 if dtype is None else dtype)
         first, last = (0, start) if end is None else (start, end)
@@ -111,10 +107,10 @@ class Creation(TensorBase):
         fits = min(first, last) >= -2 ** 31 and max(first, last) < 2 ** 31
         kind = as_dtype(dtype) if dtype is not None else dtypes.default_float if not whole else dtypes.int32 if fits else dtypes.int64
         count = cls.from_uop(graph.iota(n, dtypes.int32 if whole and fits else dtypes.int64))
-        # whole numbers are computed as such: float32 has no 2**24 + 1
+        # whole numbers are computed as integers: float32 has no 2**24 + 1
         node = count.uop if whole else graph.cast(count.uop, dtypes.float64)
-        for op, value in ((Ops.MUL, step), (Ops.ADD, first)):
-            if value != (1 if op is Ops.MUL else 0):
+        for op, value, neutral in ((Ops.MUL, step, 1), (Ops.ADD, first, 0)):
+            if value != neutral:
                 node = graph.alu(op, node, graph.full((n,), value, node.dtype))
         return cls.from_uop(node).cast(kind)
 
@@ -137,7 +133,7 @@ class Creation(TensorBase):
 
 
 def coordinates(rows: int, columns: int, diagonal: int = 0) -> tuple[UOp, UOp]:
-    """int32 matrices of each element's row, plus `diagonal`, and of its column."""
+    """Two int32 matrices: the row of each element plus `diagonal`, and its column."""
     shape = (rows, columns)
     row = graph.broadcast(graph.reshape(graph.iota(rows), (rows, 1)), shape)
     if diagonal:
@@ -146,7 +142,7 @@ def coordinates(rows: int, columns: int, diagonal: int = 0) -> tuple[UOp, UOp]:
 
 
 def _number(name: str, value: Any) -> Scalar:
-    """A number as Python's. Raises DTypeError for what is none."""
+    """A number as a Python scalar. Raises DTypeError for a value that is not a number."""
     scalar = value.item() if isinstance(value, np.generic) else value
     if not is_scalar(scalar):
         raise DTypeError(f"{name} of {type(value).__name__}: give a number")
@@ -157,15 +153,14 @@ def _scalar_node(value: Scalar, dtype: DType | None) -> UOp:
     """A constant of shape ()."""
     value = _number("a constant", value)
     if dtype is None:
-        dtype = (dtypes.bool if isinstance(value, bool) else dtypes.default_float if isinstance(value, float)
-                 else _integer_dtype(value))
+        dtype = dtypes.bool if isinstance(value, bool) else dtypes.default_float if isinstance(value, float) else _integer_dtype(value)
     if dtype.is_int and isinstance(value, float) and not math.isfinite(value):
         raise DTypeError(f"Tensor of {value} as {dtype.name}: integers have no such value")
     return UOp.const(dtype, check_scalar(value, dtype, "Tensor"))
 
 
 def _integer_dtype(value: int) -> DType:
-    """The default integers, or the wider ones that hold `value`. Raises DTypeError where none do."""
+    """The default integer dtype, or a wider one that holds `value`. Raises DTypeError if none does."""
     dtype = next((d for d in (dtypes.default_int, dtypes.int64, dtypes.uint64) if d.min <= value <= d.max), None)
     if dtype is None:
         raise DTypeError(f"Tensor of {value}: no integer type is wide enough; write it as a float")
@@ -193,7 +188,7 @@ def array_of_lists(data: Sequence[Any]) -> Array:
 
 
 def _array_node(array: Array, dtype: DType | None) -> UOp:
-    """A buffer over the array's memory (a copy where it has to be), in the array's shape."""
+    """A buffer over the array's memory, or over a copy if the array is not contiguous, in the array's shape."""
     own = as_dtype(array.dtype)
     wanted = own if dtype is None else dtype
     if 0 in array.shape:

@@ -1,5 +1,5 @@
-"""Memory shared with other libraries through DLPack (https://dmlc.github.io/dlpack): by way of NumPy, which knows the protocol, and for
-bfloat16, which it does not have, by the C structure itself.
+"""Memory shared with other libraries through DLPack (https://dmlc.github.io/dlpack). NumPy speaks the protocol for all dtypes but bfloat16,
+which it lacks; this module reads and writes the C structure for bfloat16.
 """
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from svod.errors import DeviceError, DTypeError
 
 CPU = (1, 0)          # kDLCPU, device 0
 _BFLOAT = 4           # kDLBfloat
-_REFUSED = (BufferError, RuntimeError, TypeError)      # what libraries say of memory they cannot share
-_NAME = b"dltensor"   # of a capsule that nobody has taken
+_REFUSED = (BufferError, RuntimeError, TypeError)      # what libraries raise for memory that they cannot share
+_NAME = b"dltensor"   # the name of a capsule that no consumer has taken
 
 
 class _DLTensor(ctypes.Structure):
@@ -23,12 +23,12 @@ class _DLTensor(ctypes.Structure):
                 ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
 
 
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
 class _DLManagedTensor(ctypes.Structure):
-    pass
+    _fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
-
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))
-_DLManagedTensor._fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 _is_capsule = ctypes.pythonapi.PyCapsule_IsValid
 _is_capsule.argtypes, _is_capsule.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_int
@@ -37,18 +37,19 @@ _pointer_of.argtypes, _pointer_of.restype = [ctypes.py_object, ctypes.c_char_p],
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.argtypes, _new_capsule.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
 
-_exported: dict[int, tuple[Any, ...]] = {}      # what a structure that was handed out needs, by its address
+_exported: dict[int, tuple[Any, ...]] = {}      # the objects that keep an exported structure alive, by its address
 
 
-def _forget(managed: Any) -> None:
-    _exported.pop(ctypes.addressof(managed.contents), None)
+def _forget(address: int) -> None:
+    _exported.pop(address, None)
 
 
 _release = _Deleter(_forget)
 
 
 def array_of(source: Any) -> tuple[Array, bool]:
-    """(array, whether it holds the bits of bfloat16) over the CPU memory of an object with `__dlpack__`. Raises DeviceError, DTypeError."""
+    """An array over the CPU memory of an object with `__dlpack__`, and whether the array holds bfloat16 as its bits. Raises DeviceError and
+    DTypeError."""
     if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
         raise DTypeError(f"from_dlpack of {type(source).__name__}: it has no __dlpack__")
     device = tuple(int(n) for n in source.__dlpack_device__())
@@ -64,7 +65,7 @@ def array_of(source: Any) -> tuple[Array, bool]:
 
 
 def _bfloat16_bits(source: Any) -> Array | None:
-    """The uint16 of a bfloat16 tensor's bits, which keep its capsule; None for what is no such tensor."""
+    """The bits of a bfloat16 tensor as uint16; the array keeps the capsule alive. None for any other object."""
     try:
         capsule = source.__dlpack__()
     except _REFUSED:
@@ -80,7 +81,7 @@ def _bfloat16_bits(source: Any) -> Array | None:
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
     span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if strides is not None else int(np.prod(shape))
     memory: Any = (ctypes.c_uint16 * span).from_address(tensor.data + tensor.byte_offset)
-    memory.capsule = capsule      # its end gives the memory back to its owner
+    memory.capsule = capsule      # the end of the capsule gives the memory back to its owner
     flat = np.frombuffer(memory, np.uint16)
     if strides is None:
         return flat.reshape(shape)
@@ -88,7 +89,8 @@ def _bfloat16_bits(source: Any) -> Array | None:
 
 
 def bfloat16_capsule(bits: Array) -> Any:
-    """A capsule over the uint16 of bfloat16 bits; the array lives until whoever takes it is done. One that nobody takes keeps it."""
+    """A capsule over bfloat16 bits, given as uint16. The array lives until the consumer of the capsule releases it, and forever if there is
+    no consumer."""
     shape = (ctypes.c_int64 * max(1, bits.ndim))(*bits.shape)
     strides = (ctypes.c_int64 * max(1, bits.ndim))(*(s // 2 for s in bits.strides))
     tensor = _DLTensor(bits.ctypes.data, *CPU, bits.ndim, _BFLOAT, 16, 1, shape, strides, 0)

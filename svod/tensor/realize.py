@@ -1,7 +1,7 @@
-"""The one place where tensors meet the compiler: which of them have to be computed, and what changes when they have been.
+"""The only place where tensors meet the compiler: which tensors have to be computed, and what changes once they are.
 
-The pipeline stands above this layer and is imported when something is first realised (`PIPELINE`). It sets `uop` of each tensor that it is
-given to a RESHAPE of a BUFFER, by `replace_nodes`: every tensor that contains a computed node reads the buffer from then on.
+The pipeline (`PIPELINE`) stands above this layer, so it is imported at the first realisation. It replaces the node of each computed tensor
+by a RESHAPE of a BUFFER with `replace_nodes`. From then on, every tensor that contains the node reads the buffer.
 """
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PIPELINE = "svod.prepare"       # the module that computes tensors
 
 _replacing = threading.Lock()
 remake_after_fork(sys.modules[__name__], "_replacing", threading.Lock)
-_here = threading.local()       # `assigned`: what the innermost `assignments` of this thread gives
+_here = threading.local()       # `assigned`: the record of the innermost `assignments` of this thread
 
 
 @contextmanager
 def assignments() -> Iterator[dict[int, tuple[TensorBase, UOp]]]:
-    """The tensors that assignments of this thread change meanwhile, by identity, each with the node that it had before."""
+    """Record the tensors that this thread assigns to inside the block: by id, each with the node that it had before."""
     outer = getattr(_here, "assigned", None)
     _here.assigned = {}
     try:
@@ -41,14 +41,14 @@ def assignments() -> Iterator[dict[int, tuple[TensorBase, UOp]]]:
 
 
 def note_assignment(tensor: TensorBase) -> None:
-    """To be called before an assignment gives `tensor` another node."""
+    """Record that an assignment is about to change the node of `tensor`."""
     assigned = getattr(_here, "assigned", None)
     if assigned is not None:
         assigned.setdefault(id(tensor), (tensor, tensor.uop))
 
 
 def constant_value(node: UOp) -> UOp | None:
-    """The CONST that every element of `node` is; None for a node that is not a constant."""
+    """The CONST that all elements of `node` equal; None for a node that is not a constant."""
     while node.op in (Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.DETACH):
         node = node.src[0]
     return node if node.op is Ops.CONST else None
@@ -60,18 +60,18 @@ def is_realized(tensor: TensorBase) -> bool:
 
 
 def realize_tensors(tensors: Iterable[TensorBase], config: Any = None) -> None:
-    """Compute every tensor that is neither in memory nor a constant. One schedule for all, in the given order."""
+    """Compute every tensor that is neither in memory nor a constant, in one schedule and in the given order."""
     prepare = importlib.import_module(PIPELINE)
     pending = _pending(_tensors("realize_batch", tensors))
     if pending:
         prepare.realize_tensors(pending, config)
     elif config is not None:
-        prepare.complete_config(config)         # what is none is refused whether it is needed or not
+        prepare.complete_config(config)         # raise for an invalid config although nothing is computed
 
 
 def prepare_tensors(tensors: Iterable[TensorBase], config: Any, constants: Iterable[TensorBase]) -> Any:
-    """The ExecutionPlan that computes the tensors, as `svod.prepare` makes it; they are its outputs from then on. Other tensors that read
-    what the plan is going to overwrite are computed now."""
+    """The ExecutionPlan that computes the tensors, which become its outputs. Other tensors that read memory that the plan overwrites are
+    computed now."""
     prepare = importlib.import_module(PIPELINE)
     wanted, fixed = _tensors("prepare_batch", tensors), _tensors("constants=", constants)
     mine = {id(t) for t in wanted}
@@ -80,15 +80,15 @@ def prepare_tensors(tensors: Iterable[TensorBase], config: Any, constants: Itera
     calls = calls_under(nodes)
     together = [t for t in readers if calls and not calls.isdisjoint(calls_under([t.uop]))]
     if together:
-        raise ScheduleError(f"prepare: a kernel that was called writes a tensor of shape {together[0].shape} as well, or is read by one: "
-                            "prepare them in one batch")
+        raise ScheduleError(f"prepare: another tensor, of shape {together[0].shape}, is written by the same call_kernel or reads its "
+                            "result: prepare them in one batch")
     if readers:
         realize_tensors(readers)
     return prepare.prepare_tensors(wanted, config, fixed)
 
 
 def _tensors(name: str, given: Iterable[TensorBase] | TensorBase) -> list[TensorBase]:
-    """The given tensors as a list. Raises ArgumentError for a value that is not a tensor."""
+    """The given tensors as a list. Raises ArgumentError, which names `name`, for a value that is not a tensor."""
     tensors: list[TensorBase] = [given] if isinstance(given, TensorBase) or not isinstance(given, Iterable) else list(given)
     for t in tensors:
         if not isinstance(t, TensorBase):
@@ -97,8 +97,8 @@ def _tensors(name: str, given: Iterable[TensorBase] | TensorBase) -> list[Tensor
 
 
 def _pending(tensors: Iterable[TensorBase]) -> list[TensorBase]:
-    """The tensors to compute, each once, those that are other results of a function of Python that is called for them, and those that
-    would read what an ASSIGN among them overwrites."""
+    """The tensors to compute, each once; then the other results of the Python functions that are called for them, and the tensors that read
+    content that an ASSIGN among them overwrites."""
     pending: dict[int, TensorBase] = {}
     for t in tensors:
         if not is_realized(t) and constant_value(t.uop) is None:
@@ -106,7 +106,7 @@ def _pending(tensors: Iterable[TensorBase]) -> list[TensorBase]:
     for t in _results_of_calls([t.uop for t in pending.values()]):
         pending.setdefault(id(t), t)
     before = -1
-    while len(pending) > before:      # what is computed for its old content may assign in its turn
+    while len(pending) > before:      # a tensor that is computed because it reads old content may contain an ASSIGN itself
         before = len(pending)
         for t in _readers_of_old_content([t.uop for t in pending.values()]):
             pending.setdefault(id(t), t)
@@ -114,18 +114,18 @@ def _pending(tensors: Iterable[TensorBase]) -> list[TensorBase]:
 
 
 def last_contents(nodes: Iterable[UOp]) -> dict[UOp, UOp]:
-    """What computing `nodes` leaves in buffers that were there before and that it assigns to: the last AFTER of each, and the BUFFER."""
+    """For each existing buffer that computing `nodes` assigns to: the AFTER of the last assignment, and the BUFFER."""
     contents = list(graph.sink(*nodes).walk(Ops.AFTER))
     inner = {c.src[0] for c in contents}
     return {c: graph.storage_of(c) for c in contents if c not in inner and not graph.is_made_anew(graph.storage_of(c))}
 
 
 def _readers_of_old_content(nodes: list[UOp]) -> list[TensorBase]:
-    """Live lazy tensors that read, other than through the last ASSIGN, a buffer that computing `nodes` assigns to, and those that a CALL
-    among `nodes` writes as well.
+    """Live lazy tensors of two kinds: those that read old content of a buffer that computing `nodes` assigns to, and those that a CALL
+    among `nodes` writes too.
 
-    The first were written down before the assignment, so they must see what was there before: they are computed in the same
-    schedule, which orders reads of the old content before the write. The others are there when it has run, and it must not run again."""
+    A tensor of the first kind was made before the assignment and must see the old content. It is computed in the same schedule, which
+    orders its reads before the write. A tensor of the second kind is computed by the CALL, which must not run twice."""
     last = last_contents(nodes)
     calls = calls_under(nodes)
     if not last and not calls:
@@ -145,12 +145,11 @@ def _readers_of_old_content(nodes: list[UOp]) -> list[TensorBase]:
 
 
 def _results_of_calls(nodes: list[UOp]) -> list[TensorBase]:
-    """Live tensors that are results of calls of functions of Python that computing `nodes` makes."""
+    """Live tensors that are results of the Python functions that computing `nodes` calls."""
     calls = {call_of(u) for u in graph.sink(*nodes).walk(Ops.CUSTOM_FUNCTION) if is_callback(u)}
     if not calls:
         return []
-    results = [t for t in live_tensors() if is_callback(base := graph.base_of(t.uop)) and call_of(base) in calls]
-    return results
+    return [t for t in live_tensors() if is_callback(base := graph.base_of(t.uop)) and call_of(base) in calls]
 
 
 def calls_under(nodes: Iterable[UOp]) -> set[UOp]:
@@ -159,13 +158,13 @@ def calls_under(nodes: Iterable[UOp]) -> set[UOp]:
 
 
 def is_writable(content: UOp) -> bool:
-    """Whether the memory whose content, at some time, a BUFFER or AFTER is may be written."""
+    """Whether the memory under a BUFFER or AFTER may be written."""
     storage = graph.storage_of(content)
     return graph.is_made_anew(storage) or not buffer_of(storage).read_only
 
 
 def latest_content(content: UOp) -> UOp:
-    """What the storage of `content` holds after all that was assigned to it so far: as the live tensors over it say."""
+    """The content of the same storage after its last assignment so far, found among the live tensors over it."""
     storage, _ = graph.history_of(content)
     contents = [content]
     for t in live_tensors():
@@ -176,8 +175,8 @@ def latest_content(content: UOp) -> UOp:
 
 
 def _assigned(assign: UOp, done: dict[UOp, UOp]) -> tuple[UOp, UOp]:
-    """The target and the value of an ASSIGN or STORE. The target is a place: where its view, as a value, was computed, it still is one of
-    the memory that is assigned to."""
+    """The new target and value of an ASSIGN or STORE. The target names a place: it stays a view of the memory that is assigned to, even
+    if the view was also computed as a value."""
     target, value = assign.src
     content = graph.content_under(target)
     assert content is not None
@@ -185,14 +184,13 @@ def _assigned(assign: UOp, done: dict[UOp, UOp]) -> tuple[UOp, UOp]:
 
 
 def replace_nodes(mapping: dict[UOp, UOp]) -> None:
-    """Put other nodes in the place of some, in every live tensor: a computed value becomes its buffer. Threads that realise at the same
-    time take turns here; a tensor that is given another node meanwhile keeps that.
+    """Replace nodes in every live tensor: a computed value becomes its buffer. Threads that realise at the same time take turns here. A
+    tensor that gets another node meanwhile keeps it.
 
-    Each value must have the shape and dtype of its key. Values are not entered."""
-    if not mapping:
-        return
-    with _replacing:
-        _replace(mapping)
+    Each value must have the shape and dtype of its key. The replacement does not descend into values."""
+    if mapping:
+        with _replacing:
+            _replace(mapping)
 
 
 def _replace(mapping: dict[UOp, UOp]) -> None:

@@ -21,7 +21,7 @@ from svod.tensor.operations.random import Random
 from svod.tensor.realize import constant_value, is_realized, is_writable, latest_content, note_assignment, prepare_tensors, realize_tensors
 from svod.tensor.ufuncs import apply_ufunc
 
-SHOWN_VALUES = 40   # A printed tensor shows all of at most so many values, and the first and last of more.
+SHOWN_VALUES = 40   # a printed tensor with more values shows only the first and the last ones
 
 
 class Tensor(Random):
@@ -48,7 +48,7 @@ class Tensor(Random):
 
     @staticmethod
     def realize_batch(tensors: Iterable[Tensor], config: Any = None) -> None:
-        """Compute several tensors in one schedule. Nodes that they share are computed once."""
+        """Compute several tensors in one schedule. Shared nodes are computed once."""
         realize_tensors(tensors, config)
 
     def prepare(self, config: Any = None, *, constants: Iterable[Tensor] = ()) -> Any:
@@ -122,11 +122,7 @@ class Tensor(Random):
         """Make a tensor of a CPU object with `__dlpack__` (a PyTorch tensor, a NumPy or JAX array). The tensor shares C-contiguous memory
         and copies any other. Raises DeviceError and DTypeError."""
         array, is_bfloat16 = dlpack.array_of(source)
-        if not is_bfloat16:
-            return cls(array)
-        if 0 in array.shape:
-            return cls.full(array.shape, 0, dtypes.bfloat16)
-        return cls.from_uop(graph.reshape(buffer_from_numpy(array, dtypes.bfloat16), array.shape))
+        return _in_memory(array, dtypes.bfloat16) if is_bfloat16 else cls(array)
 
     def item(self) -> Scalar:
         """The value of a tensor of one element, as a Python scalar."""
@@ -180,9 +176,7 @@ class Tensor(Random):
         """A tensor with the same values and the same memory. svod computes no gradients, so nothing else changes."""
         return self.from_uop(self.uop)
 
-    def __copy__(self) -> Tensor:
-        """Support `copy.copy`, which shares memory like `detach`."""
-        return self.detach()
+    __copy__ = detach      # for `copy.copy`
 
     def __deepcopy__(self, memo: Any) -> Tensor:
         """Compute the values now and copy them to new memory."""
@@ -211,21 +205,22 @@ class Tensor(Random):
         return self
 
     def __setitem__(self, index: Any, value: Operand) -> None:
-        """`t[1:3] = x`, `t[:, ::2] = x`: write a part (ints, slices, None, …) when the tensor is realised, with `x` broadcast and cast as
-        in NumPy; all of `x` is read before anything is written. Who sees it, and what gets new memory: as for `assign`.
-        `t[mask] = x` with a mask of bools over the first axes, and an `x` that broadcasts to the elements it chooses whatever their number,
-        is `t.assign(where(mask, x, t))`. With tensors, lists, arrays or a mask of known values among other indices, all of the part that
-        ints and slices name is written anew; where positions repeat the last value stays. Raises UnsupportedError for a mask that is a
-        tensor and not alone, and for a part of a read-only array."""
+        """`t[1:3] = x`, `t[:, ::2] = x`: write a part (ints, slices, None, …) when the tensor is realised. `x` is broadcast and cast as in
+        NumPy, and read completely before the write. Other tensors and memory are affected as by `assign`.
+
+        `t[mask] = x` is `t.assign(where(mask, x, t))` for a bool mask over the first axes and an `x` that broadcasts to any number of
+        chosen elements. An index with tensors, lists, arrays or a mask of known values rewrites the whole part that its ints and slices
+        name; the last value for a repeated position stays. Raises UnsupportedError for a tensor mask that is not the only index, and for
+        a part of a read-only array."""
         given = self._given(value)
         mask = self._as_mask(index)
         rest = self.shape[mask.ndim:] if mask is not None else ()
         spread = _without_leading_ones(given, len(rest))
         if mask is not None and (spread.ndim <= len(rest) or isinstance(index, Tensor)):
             if mask.shape != self.shape[:mask.ndim] or spread.ndim > len(rest):
-                raise ShapeError(f"t[mask] = value of {given.shape} with a mask of {mask.shape} into {self.shape}: the mask has the first "
-                                 f"extents of the tensor, and the value broadcasts to {rest}; a value for each element chosen needs a mask "
-                                 "of known values, mask.numpy()")
+                raise ShapeError(f"t[mask] = value of {given.shape} with a mask of {mask.shape} into {self.shape}: the mask must have the "
+                                 f"first extents of the tensor, and the value must broadcast to {rest}; a value for each element chosen "
+                                 "needs a mask of known values, mask.numpy()")
             self.assign(spread.broadcast_to(rest).where(mask.reshape(*mask.shape, *(1,) * len(rest)), self))
             return
         part, tensors = self._views(index)
@@ -253,7 +248,7 @@ class Tensor(Random):
         return mask if mask.dtype == dtypes.bool and mask.ndim else None
 
     def _given(self, value: Operand) -> Tensor:
-        """The assigned value in the dtype of self. A Python float is rounded once; a Python int must fit."""
+        """The assigned value in the dtype of this tensor. A Python float is rounded once; a Python int must fit."""
         if isinstance(value, builtins.float) and not isinstance(value, np.generic):
             return Tensor(value, dtype=self.dtype if self.dtype.is_float else dtypes.float64).cast(self.dtype)
         if isinstance(value, (builtins.int, list, tuple)) and not isinstance(value, builtins.bool):
@@ -277,13 +272,13 @@ class Tensor(Random):
         """Move the content to memory that this tensor owns."""
         memory = _as_held(graph.new_memory(self.dtype, graph.storage_size(self.uop), self.device), self.shape)
         base = graph.base_of(self.uop)
-        # the tensor gets its own copy here
+        # the assignment is a copy already; a pending COPY or CONTIGUOUS would be a second one
         value = graph.reshape(base.src[0], self.shape) if base.op in (Ops.COPY, Ops.CONTIGUOUS) else self.uop
         self._become(_as_held(graph.assign(memory, value), self.shape))
 
     def _write(self, view: UOp, value: UOp) -> None:
-        """Write `value` through `view`, which is self or a part of self, into the memory below. Then self and all tensors that reshape
-        this memory hold the new content."""
+        """Write `value` through `view`, which is this tensor or a part of it, into the memory below. Then this tensor and all tensors that
+        reshape the memory hold the new content."""
         older = graph.content_under(view)
         assert older is not None
         content = latest_content(older) if graph.base_of(self.uop) is not older else older
@@ -306,7 +301,7 @@ class Tensor(Random):
 
     # -- conversions by name (they shadow the builtins inside this class) -------------------------------
     def cpu(self) -> Tensor:
-        """self: tensors are on the CPU."""
+        """Return self: all tensors live on the CPU."""
         return self
 
     def to(self, target: DTypeLike) -> Tensor:
@@ -317,14 +312,8 @@ class Tensor(Random):
             raise DeviceError(f"to({target!r}): tensors live on the CPU")
         return self.cast(target)
 
-    def type(self, dtype: DTypeLike) -> Tensor:
-        """`cast`."""
-        return self.cast(dtype)
-
-    def astype(self, dtype: DTypeLike) -> Tensor:
-        """`cast`."""
-        return self.cast(dtype)
-
+    def type(self, dtype: DTypeLike) -> Tensor: return self.cast(dtype)
+    def astype(self, dtype: DTypeLike) -> Tensor: return self.cast(dtype)
     def float(self) -> Tensor: return self.cast(dtypes.float32)
     def double(self) -> Tensor: return self.cast(dtypes.float64)
     def half(self) -> Tensor: return self.cast(dtypes.float16)
@@ -408,6 +397,6 @@ def _in_memory(values: Array, dtype: DType) -> Tensor:
 
 
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
-    """x where `condition` holds, y elsewhere: numpy.where and torch.where, with tensors or numbers."""
+    """x where `condition` holds, y elsewhere, as numpy.where and torch.where. Operands are tensors or numbers."""
     chooser = condition if isinstance(condition, Tensor) else Tensor(condition)
     return chooser._select(chooser, x, y)

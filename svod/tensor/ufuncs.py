@@ -1,7 +1,7 @@
-"""NumPy's functions of elements on tensors: `np.exp(t)` is `t.exp()`, and `array + t` a tensor.
+"""NumPy's ufuncs on tensors: `np.exp(t)` is `t.exp()`, and `array + t` is a tensor.
 
-NumPy hands every such function over that has a tensor among its operands (NEP 13, `__array_ufunc__`), the operators of arrays among them.
-Nothing is computed: the result is lazy, with the dtype that the operation of the tensor gives.
+NumPy passes a ufunc to its operand's `__array_ufunc__` if one operand is a tensor (NEP 13); the operators of arrays are ufuncs too. The
+result is lazy and has the dtype of the tensor operation.
 """
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ _METHODS = {
 
 
 def apply_ufunc(make: type[Creation], ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """What a NumPy ufunc comes to on operands among which is a tensor; `make` makes tensors.
+    """The result of a NumPy ufunc with a tensor among its operands; `make` is the tensor class.
 
-    Raises UnsupportedError, which says what to do, for one that tensors do not have, for its methods (`np.add.reduce`) and for options."""
+    Raises UnsupportedError, with the alternative, for a ufunc without a tensor operation, for ufunc methods (`np.add.reduce`) and for
+    options."""
     name = ufunc.__name__
     if method != "__call__":
         raise UnsupportedError(f"np.{name}.{method} of a Tensor: use its values, np.{name}.{method}(t.numpy(), …), or the tensor's own "
-                               "operations, as sum, cumsum and scatter_add")
+                               "operations, such as sum, cumsum and scatter_add")
     if options:
         said = ", ".join(f"{key}=" for key in options)
-        raise UnsupportedError(f"np.{name} with a Tensor and {said}: an array takes the values of a tensor, array += t.numpy(); options of "
-                               "NumPy's functions are for its arrays")
+        raise UnsupportedError(f"np.{name} with a Tensor and {said}: options of NumPy's functions need arrays; convert the tensor, as in "
+                               "array += t.numpy()")
     if name not in _OPERATORS and name not in _METHODS:
-        raise UnsupportedError(f"np.{name} of a Tensor: tensors have no such operation; compute it of the values, np.{name}(t.numpy())")
+        raise UnsupportedError(f"np.{name} of a Tensor: tensors have no such operation; apply it to the values, np.{name}(t.numpy())")
     first, *others = [value if is_scalar(value) or isinstance(value, make) else make(value) for value in map(without_numpy, inputs)]
     if name in _OPERATORS:
         return _OPERATORS[name](first, *others)
-    if is_scalar(first):        # a method is of a tensor: the number in the dtype in which it meets the other operand
+    if is_scalar(first):        # methods belong to tensors: make the number one, in the dtype in which it meets the other operand
         first = make.full((), first, scalar_dtype(next(o for o in others if isinstance(o, make)).dtype, first))
     return getattr(first, _METHODS[name])(*others)

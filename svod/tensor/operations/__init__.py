@@ -1,1 +1,1 @@
-"""The operations of Tensor, in layers: each file uses only those before it."""
+"""The operations of Tensor in layers: a file uses only operations of the layers below (`svod.tensor.base` lists them)."""

@@ -1,6 +1,6 @@
-"""Activations: functions of single elements between the layers of a network, and gates.
+"""Activation functions and gates of neural networks.
 
-Names and signatures are those of torch.nn.functional. Functions made of several steps are computed in float32 at least and rounded once.
+Names and signatures are those of torch.nn.functional. Composite functions are computed in float32 at least and rounded once.
 """
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Activations(Products):
         return x.mul(0.5).mul(bell.add(1)).cast(self._float_dtype())
 
     def softplus(self, beta: float = 1.0, threshold: float = 20.0) -> Self:
-        """log(1 + exp(beta · x)) / beta; x itself where beta · x is above the threshold."""
+        """log(1 + exp(beta · x)) / beta; x where beta · x is above the threshold."""
         x = self._wide_float()
         scaled = x.mul(beta)
         # max(s, 0) + log1p(exp(-|s|)) does not overflow
@@ -77,7 +77,7 @@ class Activations(Products):
         return x.mul(x.add(3).clamp(0, 6)).div(6).cast(self._float_dtype())
 
     def hardtanh(self, min_val: float = -1.0, max_val: float = 1.0) -> Self:
-        """x between two bounds."""
+        """x clamped to min_val … max_val."""
         return self.clamp(min_val, max_val)
 
     def mish(self) -> Self:
@@ -95,7 +95,7 @@ class Activations(Products):
         return x.where(x.gt(0), x.div(alpha).expm1().mul(alpha)).cast(self._float_dtype())
 
     def prelu(self, weight: Operand) -> Self:
-        """x where positive, weight · x elsewhere: one weight, or one per channel (axis 1)."""
+        """x where positive, weight · x elsewhere. `weight` is one number, or one per channel (axis 1)."""
         w = self._as_tensor(weight)
         if w.numel() != 1:
             if self.ndim < 2 or w.shape != (self.shape[1],):
@@ -112,7 +112,7 @@ class Activations(Products):
         return self.where(self.abs().le(lambd).logical_not(), 0)
 
     def softshrink(self, lambd: float = 0.5) -> Self:
-        """x moved toward 0 by lambd, 0 where it would cross."""
+        """x moved toward 0 by lambd; 0 where |x| <= lambd."""
         x = self._wide_float()
         moved = x.sub(lambd).where(x.gt(lambd), x.add(lambd).where(x.lt(-lambd), x.mul(0)))
         return moved.cast(self._float_dtype())
@@ -128,25 +128,24 @@ class Activations(Products):
         return x.div(x.abs().add(1)).cast(self._float_dtype())
 
     def glu(self, dim: int = -1) -> Self:
-        """The first half of an axis · sigmoid of the second."""
-        at = self._axis("glu", dim)
-        if self.shape[at] % 2:
-            raise ShapeError(f"glu of {self.shape} along axis {dim}: its extent must be even")
-        half = self.shape[at] // 2
-        a, b = self._wide_float().narrow(at, 0, half), self._wide_float().narrow(at, half, half)
+        """The first half of an axis · sigmoid of the second half."""
+        a, b = self._halves("glu", dim)
         return a.mul(b.sigmoid()).cast(self._float_dtype())
 
     def swiglu(self, dim: int = -1) -> Self:
-        """silu of the first half of an axis · the second (Shazeer, 2020)."""
-        at = self._axis("swiglu", dim)
-        if self.shape[at] % 2:
-            raise ShapeError(f"swiglu of {self.shape} along axis {dim}: its extent must be even")
-        half = self.shape[at] // 2
-        a, b = self._wide_float().narrow(at, 0, half), self._wide_float().narrow(at, half, half)
+        """silu of the first half of an axis · the second half (Shazeer, 2020)."""
+        a, b = self._halves("swiglu", dim)
         return a.silu().mul(b).cast(self._float_dtype())
 
+    def _halves(self, name: str, dim: int) -> tuple[Self, Self]:
+        at = self._axis(name, dim)
+        if self.shape[at] % 2:
+            raise ShapeError(f"{name} of {self.shape} along axis {dim}: its extent must be even")
+        x, half = self._wide_float(), self.shape[at] // 2
+        return x.narrow(at, 0, half), x.narrow(at, half, half)
+
     def dropout(self, p: float = 0.5, training: bool = False) -> Self:
-        """Identity: svod runs models. Raises UnsupportedError for training."""
+        """The identity, because svod runs models only. Raises UnsupportedError for training."""
         if training:
             raise UnsupportedError(f"dropout with p={p} and training=True: svod runs models, it does not train them")
         return self

@@ -1,5 +1,5 @@
-"""More functions of single elements, made of those in `elementwise.py`: remainders, mixtures, comparisons within a tolerance, angles,
-hyperbolic functions. Names and signatures are PyTorch's; functions made of several steps are computed in float32 at least and rounded once.
+"""More elementwise functions, composed from `elementwise.py`: remainders, mixtures, comparisons within a tolerance, angles, hyperbolic
+functions. Names and signatures are PyTorch's. Composite functions are computed in float32 at least and rounded once.
 """
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ class Functions(Elementwise):
     __slots__ = ()
 
     def _partner(self, x: Operand) -> Self:
-        """An operand as a tensor; a number in the dtype in which it meets self."""
+        """An operand as a tensor. A number gets the dtype in which it meets this tensor."""
         value = without_numpy(x)
         if isinstance(value, Dim):
             return self._value(value)
         return type(self)(value, dtype=scalar_dtype(self.dtype, value)) if is_scalar(value) else self._as_tensor(value)
 
     def _meeting(self, name: str, y: Self) -> DType:
-        """The float dtype in which self and y meet; the default one where neither is a float."""
+        """The common float dtype of this tensor and y: the default float if neither is a float."""
         dtype = common_dtype(name, self, y)
         return dtype if dtype.is_float else dtypes.default_float
 
     def _composed(self, name: str, formula: Callable[..., Self], *operands: Operand) -> Self:
-        """A formula of self and operands, each a tensor; where they meet in a 16-bit float computed in float32 and rounded once."""
+        """`formula` of this tensor and the operands as tensors. If their common dtype is a 16-bit float, it is computed in float32 and
+        rounded once."""
         tensors = [self, *(self._partner(o) for o in operands)]
         dtype = common_dtype(name, *tensors)
         if not dtype.is_float or dtype.bits >= 32:
@@ -40,17 +41,14 @@ class Functions(Elementwise):
         return formula(*(t.cast(dtypes.float32) for t in tensors)).cast(dtype)
 
     # -- quotients -------------------------------------------------------------------------------
-    def true_divide(self, other: Operand) -> Self:
-        """`div`."""
-        return self.div(other)
+    def true_divide(self, other: Operand) -> Self: return self.div(other)
 
     def fmod(self, other: Operand) -> Self:
-        """What is left after division rounded toward zero, as C's %, with the sign of self. Integers by zero give 0."""
+        """The remainder of division rounded toward zero, with the sign of self, as C's %. The remainder of an integer by zero is 0."""
         dtype = common_dtype("fmod", self, self._operand(other))
         a, b = self.cast(dtype), self._partner(other).cast(dtype)
         if dtype.is_float:
-            operands = operand_uops("fmod", dtype, a, b)
-            return self.from_uop(truncated_remainder(*operands)).cast(dtype)
+            return self.from_uop(truncated_remainder(*operand_uops("fmod", dtype, a, b))).cast(dtype)
         rest = a.remainder(b)
         if not dtype.is_signed:
             return rest
@@ -62,7 +60,7 @@ class Functions(Elementwise):
 
     # -- mixtures --------------------------------------------------------------------------------
     def lerp(self, end: Operand, weight: Operand) -> Self:
-        """self + weight · (end - self); exactly `end` at weight 1, as torch computes it from the nearer side."""
+        """self + weight · (end - self); computed from the nearer end, as in PyTorch, so that weight 1 gives exactly `end`."""
         def between(a: Self, b: Self, w: Self) -> Self:
             distance = b.sub(a)
             return a.add(w.mul(distance)).where(w.abs().lt(0.5), b.sub(distance.mul(w.neg().add(1))))
@@ -96,27 +94,27 @@ class Functions(Elementwise):
         return result.where(top.isfinite(), top.where(a.eq(math.inf).logical_or(b.eq(math.inf)).logical_not(), math.inf)).cast(dtype)
 
     def copysign(self, other: Operand) -> Self:
-        """|x| with the sign of y, that of -0.0 included."""
+        """|x| with the sign of y; -0.0 counts as negative."""
         y = self._partner(other)
         dtype = self._meeting("copysign", y)
         size = self._float().cast(dtype).abs()
         return size.neg().where(y.signbit(), size)
 
     def signbit(self) -> Self:
-        """True where negative, -0.0 included."""
+        """True where negative; -0.0 counts as negative."""
         if not self.dtype.is_float:
             return self.lt(0) if self.dtype.is_signed else self._full_like(False, dtypes.bool)
         return self.bitcast(f"int{self.dtype.bits}").lt(0)
 
     def xlogy(self, other: Operand) -> Self:
-        """x · log(y), 0 where x is 0 and y is no NaN."""
+        """x · log(y); 0 where x is 0, unless y is NaN."""
         y = self._partner(other)
         dtype = self._meeting("xlogy", y)
         a, b = self._wide_float(), y._wide_float()
         return a.mul(b.log()).where(a.ne(0).logical_or(b.isnan()), 0.0).cast(dtype)
 
     def logit(self, eps: float | None = None) -> Self:
-        """log(x / (1 - x)), the inverse of `sigmoid`; with `eps` of x clamped to eps … 1 - eps."""
+        """log(x / (1 - x)), the inverse of `sigmoid`. With `eps`, x is clamped to eps … 1 - eps first."""
         x = self._wide_float() if eps is None else self._wide_float().clamp(eps, 1 - eps)
         return x.div(x.neg().add(1)).log().cast(self._float_dtype())
 
@@ -127,7 +125,7 @@ class Functions(Elementwise):
 
     # -- comparisons -----------------------------------------------------------------------------
     def isclose(self, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Self:
-        """|x - y| <= atol + rtol · |y|, and where both are equal; NaNs are close to each other with `equal_nan`."""
+        """True where |x - y| <= atol + rtol · |y| or x equals y, and for two NaNs with `equal_nan`."""
         y = self._partner(other)
         dtype = common_dtype("isclose", self, y)
         a, b = self.cast(dtype), y.cast(dtype)
@@ -147,7 +145,7 @@ class Functions(Elementwise):
         return self.eq(-math.inf) if self.dtype.is_float else self._full_like(False, dtypes.bool)
 
     def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Self:
-        """NaN and infinities replaced; None: by the dtype's largest finite numbers."""
+        """NaN and infinities replaced. `posinf` and `neginf` default to the dtype's largest and smallest finite numbers."""
         if not self.dtype.is_float:
             return self
         largest = _LARGEST[self.dtype.name]
@@ -155,16 +153,11 @@ class Functions(Elementwise):
         x = x.where(self.isposinf().logical_not(), largest if posinf is None else posinf)
         return x.where(self.isneginf().logical_not(), -largest if neginf is None else neginf)
 
-    def clamp_min(self, min: Operand) -> Self:
-        """At least `min`."""
-        return self.clamp(min=min)
-
-    def clamp_max(self, max: Operand) -> Self:
-        """At most `max`."""
-        return self.clamp(max=max)
+    def clamp_min(self, min: Operand) -> Self: return self.clamp(min=min)
+    def clamp_max(self, max: Operand) -> Self: return self.clamp(max=max)
 
     def heaviside(self, values: Operand) -> Self:
-        """0 below zero, 1 above, `values` at zero; NaN stays, as in NumPy."""
+        """0 below zero, 1 above, `values` at zero, and NaN at NaN, as in NumPy."""
         if self.dtype.kind == "b":
             raise DTypeError("heaviside of bools: cast them to numbers")
         step = self._partner(values).where(self.eq(0), self.gt(0).cast(self.dtype))
@@ -180,7 +173,8 @@ class Functions(Elementwise):
         return angle.where(above.logical_not(), angle.neg().add(math.pi / 2)).copysign(x).cast(self._float_dtype())
 
     def _small_angle(self) -> Self:
-        """atan of 0 … 1 by its series, after atan(t) = 2·atan(t / (1 + sqrt(1 + t²))), used twice, has brought t below tan(π/16)."""
+        """atan of 0 … 1 by its series. The identity atan(t) = 2·atan(t / (1 + sqrt(1 + t²))), applied twice, first brings t below
+        tan(π/16)."""
         t = self
         for _ in range(2):
             t = t.div(t.square().add(1).sqrt().add(1))
@@ -192,14 +186,14 @@ class Functions(Elementwise):
         return t.add(t.mul(series)).mul(4)
 
     def atan2(self, other: Operand) -> Self:
-        """The angle of the point (other, self), in ±π; signs of zeros count, as in C."""
+        """The angle of the point (other, self), in ±π. The signs of zeros count, as in C."""
         o = self._partner(other)
         dtype = self._meeting("atan2", o)
         wide = dtypes.float64 if dtype == dtypes.float64 else dtypes.float32
         y, x = self.cast(wide), o.cast(wide)
         b, a = y.abs(), x.abs()
         low, high = a.minimum(b), a.maximum(b)
-        # equal infinities are a ratio of 1, equal zeros one of 0
+        # the ratio of equal infinities is 1, of equal zeros 0
         ratio = low.div(high.where(high.ne(0), 1.0)).where(low.ne(high).logical_or(high.isfinite()), 1.0)
         angle = ratio._small_angle()
         angle = angle.where(b.le(a), angle.neg().add(math.pi / 2))
@@ -222,7 +216,7 @@ class Functions(Elementwise):
         """(exp(x) - exp(-x)) / 2, without cancellation near zero."""
         x = self._wide_float()
         half = x.abs().expm1()
-        # e/2 + e/(2(e + 1)) with e = exp|x| - 1; twice half an exponential where exp itself would overflow
+        # e/2 + e/(2(e + 1)) with e = exp|x| - 1; (exp(|x|/2) / 2) · exp(|x|/2) where exp|x| overflows
         small = half.add(half.div(half.add(1))).mul(0.5)
         large = x.abs().mul(0.5).exp()
         size = small.where(half.lt(math.inf), large.mul(0.5).mul(large))
@@ -259,7 +253,7 @@ class Functions(Elementwise):
         return x.where(x.eq(0), result.where(a.lt(1), result.where(a.le(1), math.nan)).copysign(x)).cast(self._float_dtype())
 
     def erfc(self) -> Self:
-        """1 - erf(x): absolute precision only, as small values are differences from 1."""
+        """1 - erf(x). Small values lose relative precision, because they are differences of numbers near 1."""
         return self._wide_float().erf().neg().add(1).cast(self._float_dtype())
 
     def deg2rad(self) -> Self:

@@ -1,15 +1,15 @@
-"""Reading parts: NumPy's basic indexing as views, integer tensors as gathers.
+"""Indexing: NumPy's basic indexing as views, integer tensors as gathers.
 
-An int drops its axis, a slice keeps part of it (any step), None adds one, Ellipsis stands for the axes not named. These are
-SHRINK, FLIP and WINDOW with windows of one element: index arithmetic, no copy, no gather.
+An int drops its axis, a slice keeps a part of it with any step, None adds an axis, and Ellipsis stands for the axes not named. They are
+SHRINK, FLIP and WINDOW with windows of one element: index arithmetic without a copy or a gather.
 
-A NumPy array or list of bools is the positions it chooses, as `numpy.nonzero` gives them: their number is known when the graph is built.
-A mask that is a Tensor is refused: `where`, or `masked_select` with a size.
+A NumPy array or list of bools stands for the positions that it chooses (`numpy.nonzero`), whose number is known when the graph is built.
+A Tensor mask raises UnsupportedError: use `where`, or `masked_select` with a size.
 
-One integer tensor (or list, or array) in an index is `take` along its axis. Several are broadcast against each other and
-read one element per position; their axes come where the first stood if they stand together, else in front. Ints are applied
-before the tensors, as in PyTorch (NumPy counts them among the tensors). Negative indices count from the end. One that is
-still outside is an error where its value is known when the graph is built, in a list or an array; in a tensor it reads 0.
+One integer tensor, list or array in an index is `take` along its axis. Several are broadcast against each other and read one element per
+position. Their axes stand where the first one stood if they are adjacent, else in front. Ints are applied before the tensors, as in
+PyTorch; NumPy counts them among the tensors. Negative positions count from the end. A position out of range raises an error in a list or an
+array, whose values are known when the graph is built; in a tensor it reads 0.
 """
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ class Indexing(Functions):
         return result._take_points(tensors)
 
     def _views(self, index: Any) -> tuple[Self, list[tuple[int, Self]]]:
-        """What the ints and slices of an index name, and the tensors in it with the axes they are to be applied to."""
+        """The view that the ints and slices of an index name, and the index tensors with their axes in that view."""
         view, shape, tensors = self._basic(self._entries(index))
         return view.reshape(shape), tensors
 
     def _entries(self, index: Any) -> list[Any]:
-        """What an index says of each axis, besides None: an int, a slice, a tensor or an array of integers."""
+        """The entries of an index: an int, a slice, a tensor or an array of integers for each axis of self, and None for a new one."""
         return self._with_all_axes(self._with_positions(list(index) if isinstance(index, tuple) else [index]))
 
     def _with_positions(self, entries: list[Any]) -> list[Any]:
-        """The index with lists as arrays; a mask among them, whose values are known, as the positions it chooses."""
+        """The index with lists as arrays and masks of known values as the positions that they choose."""
         result: list[Any] = []
         arrays = [array_of_lists(e) if isinstance(e, list) else e for e in entries]
         for i, e in enumerate(arrays):
@@ -78,13 +78,14 @@ class Indexing(Functions):
         return result
 
     def _mask_positions(self, mask: Array, first: int) -> list[Array]:
-        """The positions that a mask of the axes from `first` on chooses, an array for each of its axes."""
+        """The positions that a mask over the axes from `first` on chooses: an array for each axis of the mask."""
         if first < 0 or mask.ndim == 0 or mask.shape != self.shape[first:first + mask.ndim]:
             raise TensorIndexError(f"a mask of shape {mask.shape} for axes {first} … of {self.shape}: the extents must agree")
         return list(np.nonzero(mask))
 
     def _positions(self, name: str, index: Operand, n: int) -> Self:
-        """An index along an axis of extent n as a tensor. Raises TensorIndexError for numbers, lists and arrays with a position outside."""
+        """An index along an axis of extent n as a tensor. Raises TensorIndexError for a number, list or array with a position out of
+        range."""
         chosen = self._as_tensor(index)
         if isinstance(index, TensorBase) or isinstance(n, Dim) or not chosen.dtype.is_int or not chosen.numel():
             return chosen
@@ -95,7 +96,7 @@ class Indexing(Functions):
         return chosen
 
     def _with_all_axes(self, entries: list[Any]) -> list[Any]:
-        """The index with its Ellipsis replaced, so that it names every axis of self."""
+        """The index with its Ellipsis replaced: it names every axis of self."""
         dots = [i for i, e in enumerate(entries) if e is Ellipsis]
         named = sum(1 for e in entries if e is not None and e is not Ellipsis)
         if len(dots) > 1:
@@ -107,8 +108,8 @@ class Indexing(Functions):
         return entries[:at] + missing + entries[at + 1:]
 
     def _basic(self, entries: list[Any]) -> tuple[Self, tuple[int, ...], list[tuple[int, Self]]]:
-        """Apply ints and slices. Returns the view with all axes, the shape without the ints' and with the new ones, and the
-        tensors of the index with their axes in that shape."""
+        """Apply ints and slices. Returns the view with all axes of self, its shape without the axes of ints and with new axes, and the
+        index tensors with their axes in that shape."""
         bounds: list[tuple[int, int]] = []
         reversed_axes: list[int] = []
         strides: list[tuple[int, int, int, int]] = []
@@ -154,8 +155,8 @@ class Indexing(Functions):
         return flat.from_uop(graph.gather(flat.uop, index.uop, first))
 
     def _points(self, tensors: list[tuple[int, Self]]) -> tuple[list[int], int, Self]:
-        """The order of axes in which those of index tensors stand together, the first of them there, and the positions along them all as
-        one axis, of the shape that the tensors have when broadcast; -1 where one is out of range."""
+        """An order of axes that puts the indexed axes together, the place of the first of them, and the position of each point in the
+        indexed axes as one axis. The positions have the broadcast shape of the tensors, and are -1 where one is out of range."""
         axes = [a for a, _ in tensors]
         together = axes == list(range(axes[0], axes[0] + len(axes)))
         first = axes[0] if together else 0
@@ -164,7 +165,7 @@ class Indexing(Functions):
         return rest[:first] + axes + rest[first:], first, self.from_uop(flat)
 
     def _flat_index(self, name: str, indices: Sequence[TensorBase], extents: Sequence[int]) -> UOp:
-        """Row-major position of points given by one index tensor per axis; -1, which reads 0, where one is out of range."""
+        """Row-major positions of points given by one index tensor per axis; -1, which reads 0, where a position is out of range."""
         shape = graph.broadcast_shapes(name, *(t.shape for t in indices))
         dtype = dtypes.int32 if math.prod(extents) < 2 ** 31 and all(t.dtype.bits <= 32 and t.dtype != dtypes.uint32
                                                                      for t in indices) else dtypes.int64
@@ -180,8 +181,8 @@ class Indexing(Functions):
         return graph.alu(Ops.WHERE, valid, flat, graph.full(shape, -1, dtype))
 
     def take(self, index: Operand, axis: int | None = None) -> Self:
-        """Elements at integer positions along `axis` (None: of the flattened tensor): shape `shape[:axis] + index.shape + shape[axis+1:]`.
-        A position outside is a TensorIndexError in a number, list or array; in a tensor it reads 0."""
+        """Elements at integer positions along `axis` (None: of the flattened tensor), of shape `shape[:axis] + index.shape +
+        shape[axis+1:]`. A position out of range raises TensorIndexError in a number, list or array, and reads 0 in a tensor."""
         if axis is None:
             return self.ravel().take(index, 0)
         at = self._axis("take", axis)
@@ -192,21 +193,21 @@ class Indexing(Functions):
         return self.from_uop(graph.gather(self.uop, _wrapped(wide, self.shape[at]), at))
 
     def index_select(self, dim: int, index: Operand) -> Self:
-        """`take` along `dim` with a list of positions, or one."""
+        """`take` along `dim` with one position or a list of positions."""
         chosen = self._positions("index_select", index, self.shape[self._axis("index_select", dim)])
         if chosen.ndim > 1:
             raise ShapeError(f"index_select of {self.shape} at {chosen.shape}: the index is a list; `take` has any shape")
         return self.take(chosen.ravel(), dim)
 
     def gather(self, dim: int, index: Operand) -> Self:
-        """`out[i][j][k] = self[index[i][j][k]][j][k]` for dim 0, and so on: one position along `dim` per element of `index`,
-        which has as many axes as self and no larger extents elsewhere."""
+        """`out[i][j][k] = self[index[i][j][k]][j][k]` for dim 0: one position along `dim` per element of `index`. `index` has as many axes
+        as self and no larger extents along other axes."""
         axis = self._axis("gather", dim)
         chosen = self._positions("gather", index, self.shape[axis])
         fits = chosen.ndim == self.ndim and all(c <= n for i, (c, n) in enumerate(zip(chosen.shape, self.shape, strict=True)) if i != axis)
         if not fits:
-            raise ShapeError(f"gather from {self.shape} along {dim} with an index of {chosen.shape}: it needs as many axes, and no "
-                             "larger extents beside that one")
+            raise ShapeError(f"gather from {self.shape} along {dim} with an index of {chosen.shape}: the index needs as many "
+                             "axes, and no larger extents along the others")
         if not chosen.dtype.is_int:
             raise DTypeError(f"gather with an index of {chosen.dtype.name}: give integers")
         if 0 in chosen.shape:
@@ -218,7 +219,7 @@ class Indexing(Functions):
         return self.from_uop(graph.gather(self.ravel().uop, self._flat_index("gather", points, self.shape), 0))
 
     def take_along_dim(self, indices: Operand, dim: int) -> Self:
-        """`gather`, after self and the indices are broadcast against each other beside that axis."""
+        """`gather`, with self and the indices broadcast against each other along the other axes."""
         at = self._axis("take_along_dim", dim)
         chosen = self._positions("take_along_dim", indices, self.shape[at])
         if chosen.ndim != self.ndim:
@@ -229,21 +230,21 @@ class Indexing(Functions):
         return source.gather(at, wanted)
 
     def one_hot(self, num_classes: int) -> Self:
-        """int32: 1 at the position each integer names along a new last axis, 0 elsewhere."""
+        """An int32 tensor with a new last axis: 1 at the position that each integer names, 0 elsewhere."""
         if not self.dtype.is_int:
             raise DTypeError(f"one_hot of {self.dtype.name}: give integers")
         return self.unsqueeze(-1).eq(self.arange(num_classes)).cast(dtypes.int32)
 
 
 def _axes_named(entries: list[Any]) -> int:
-    """How many axes entries of an index are applied to; those of a mask are as many as it has."""
+    """Number of axes that entries of an index are applied to. A mask is applied to as many axes as it has."""
     return sum(e.ndim if isinstance(e, np.ndarray) and e.dtype == bool else 1 for e in entries if e is not None and e is not Ellipsis)
 
 
 def _slice_bounds(s: slice, n: int) -> tuple[int, int, int, int]:
-    """The interval of positions a slice spans, begin to end whatever its direction, its step and the number of positions.
+    """(begin, end, step, number of positions) of a slice; begin < end in either direction.
 
-    A negative step reads the interval from its end; the interval is cut so that the first element read is its last."""
+    A negative step reads the interval from its end. The interval is cut so that its last element is the first one read."""
     if any(isinstance(v, Dim) for v in (s.start, s.stop, s.step, n)):
         return _symbolic_bounds(s, n)
     try:
@@ -258,7 +259,7 @@ def _slice_bounds(s: slice, n: int) -> tuple[int, int, int, int]:
 
 
 def _symbolic_bounds(s: slice, n: int) -> tuple[int, int, int, int]:
-    """`_slice_bounds` where variables say how far. Nothing is cut to the extent: the bounds must be inside for all values."""
+    """`_slice_bounds` with variables. Bounds are not cut to the extent: they must be in range for all values of the variables."""
     if s.step not in (None, 1):
         raise UnsupportedError(f"slice {s} of an axis of extent {n}: where an extent depends on a variable the step is 1")
     start, stop = 0 if s.start is None else s.start, n if s.stop is None else s.stop
@@ -291,7 +292,7 @@ def _index_dtype(dtype: DType, n: int) -> DType:
 
 
 def _wrapped(index: UOp, n: int) -> UOp:
-    """Negative positions counted from the end."""
+    """Positions with n added to negative ones."""
     if not index.dtype.is_signed:
         return index
     shape = graph.shape_of(index)

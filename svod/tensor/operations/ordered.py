@@ -1,35 +1,29 @@
-"""Operations that go along an axis in order: scans, sorting, the k largest.
+"""Operations that read an axis in order: scans, sorts, the k largest. Each is a library kernel (`svod.core.graph.library_kernel`).
 
-Each is a library kernel (`svod.core.graph.library_kernel`).
+A scan costs one combination per element, a sort n · log2(n) comparisons per row, and the k largest cost n · log2(k). 16-bit floats are
+summed in float32 and rounded when they are stored. Integers are summed in 64 bits. NaN is the largest element, as in NumPy and PyTorch.
 
-A scan costs one combination per element, a sort n · log2(n) comparisons per row, the k largest n · log2(k). 16-bit floats are summed in
-float32 and rounded where they are stored; integers are summed in 64 bits. NaN is the largest element, as in NumPy and PyTorch.
-
-A library kernel takes constant extents. Where an extent depends on a variable, it runs over the largest shape: the elements are padded with
-values that come last in its order, and the result is cut to the elements that exist. The work is the same for every value.
+A library kernel takes constant extents. If an extent depends on a variable, the kernel runs over the largest shape: the elements are padded
+with values that come last in its order, and the result is cut to the real extent. The work does not depend on the variable.
 """
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from svod.core.graph import graph
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.ir.uop import UOp
 from svod.core.ir.variable import Dim, is_symbolic, lower, number_of, upper
 from svod.errors import DTypeError, ShapeError
 from svod.tensor.base import DTypeLike, Scalar, TensorBase, as_dtype
 from svod.tensor.operations.reduction import Reduction, sum_dtype
 
-SORT_SHARE = 8      # more than this share of a row's elements are found by sorting it
-
-
+SORT_SHARE = 8      # topk sorts a row of n elements if k > n / SORT_SHARE
 TensorT = TypeVar("TensorT", bound=TensorBase)
 
 
 class Found(NamedTuple, Generic[TensorT]):
-    """Values, and the int64 positions along the axis that they were found at."""
+    """Values, and their int64 positions along the axis."""
 
     values: TensorT
     indices: TensorT
@@ -47,17 +41,17 @@ class Ordered(Reduction):
 
     # -- extents that depend on variables --------------------------------------------------------
     def _largest(self, fill: Scalar) -> Self:
-        """self with `fill` behind each axis whose extent depends on a variable, up to the largest."""
+        """This tensor with each extent that depends on a variable padded with `fill` to its largest value."""
         if not is_symbolic(self.shape):
             return self
         return self.from_uop(graph.pad(self.uop, tuple([(0, upper(n) - n) for n in self.shape]), fill))
 
     def _cut_to(self, shape: tuple[int, ...]) -> Self:
-        """The first elements along each axis."""
+        """The first elements along each axis, `shape` of them."""
         return self if self.shape == shape else self.shrink([(0, n) for n in shape])
 
     def _last_in_order(self, descending: bool) -> Scalar:
-        """What no element comes after, in ascending or descending order."""
+        """The value that comes last in ascending or descending order."""
         if self.dtype.is_float:
             return -math.inf if descending else math.nan
         if self.dtype.kind == "b":
@@ -66,33 +60,32 @@ class Ordered(Reduction):
 
     # -- scans -----------------------------------------------------------------------------------
     def cumsum(self, dim: int | None = None, dtype: DTypeLike | None = None, *, axis: int | None = None) -> Self:
-        """Sums of the elements up to each one along an axis. Integers and bools give int64, unsigned uint64, unless `dtype` is given."""
+        """Running sums along an axis. Integers and bools give int64, unsigned integers uint64, unless `dtype` is given."""
         return self._scan("cumsum", "ADD", dim, axis, dtype)
 
     def cumprod(self, dim: int | None = None, dtype: DTypeLike | None = None, *, axis: int | None = None) -> Self:
-        """Products of the elements up to each one along an axis, typed as `cumsum`."""
+        """Running products along an axis, typed as `cumsum`."""
         return self._scan("cumprod", "MUL", dim, axis, dtype)
 
     def logcumsumexp(self, dim: int | None = None, *, axis: int | None = None) -> Self:
         """log(cumsum(exp(x))), shifted by the running maximum so that it does not overflow."""
-        return self._scan("logcumsumexp", "LOGADDEXP", dim, axis, self._float_dtype(), self._float())
+        return self._float()._scan("logcumsumexp", "LOGADDEXP", dim, axis, self._float_dtype())
 
     def cummax(self, dim: int | None = None, *, axis: int | None = None) -> Found[Self]:
-        """(values, indices) of the largest element up to each one; of equals the last, a NaN from where it stands on."""
+        """(values, indices) of the running maximum along an axis. The last of equal elements and NaN win."""
         return self._running("cummax", "MAX", dim, axis)
 
     def cummin(self, dim: int | None = None, *, axis: int | None = None) -> Found[Self]:
-        """(values, indices) of the smallest element up to each one; of equals the last, a NaN from where it stands on."""
+        """(values, indices) of the running minimum along an axis. The last of equal elements and NaN win."""
         return self._running("cummin", "MIN", dim, axis)
 
-    def _scan(self, name: str, combiner: str, dim: int | None, axis: int | None, dtype: DTypeLike | None, x: Self | None = None) -> Self:
+    def _scan(self, name: str, combiner: str, dim: int | None, axis: int | None, dtype: DTypeLike | None) -> Self:
         at = self._one_axis(name, dim, axis)
         result = sum_dtype(self.dtype) if dtype is None else as_dtype(dtype)
         if result.kind == "b":
             raise DTypeError(f"{name} with dtype bool: use cummax for any so far, cummin for all so far")
-        values = self if x is None else x
-        # rounded to the dtype asked for before it is summed, as in PyTorch; others are converted as they are loaded
-        return (values.cast(result) if result.is_float and result.bits < 32 else values)._along(combiner, at, result)
+        # a 16-bit result: elements are rounded to it before they are summed, as in PyTorch; the kernel converts the others as it loads them
+        return (self.cast(result) if result.is_float and result.bits < 32 else self)._along(combiner, at, result)
 
     def _running(self, name: str, combiner: str, dim: int | None, axis: int | None) -> Found[Self]:
         at = self._one_axis(name, dim, axis)
@@ -100,7 +93,7 @@ class Ordered(Reduction):
         return Found(x._along(combiner, at, x.dtype).cast(self.dtype), x._along(f"ARG{combiner}", at, dtypes.int64))
 
     def _along(self, combiner: str, at: int, dtype: DType) -> Self:
-        """The scan as (outer, n, inner): a view of self where its memory is."""
+        """The scan over (outer, n, inner), a view of this tensor."""
         if is_symbolic(self.shape):
             return self._largest(0)._along(combiner, at, dtype)._cut_to(self.shape)
         shape = self.shape
@@ -110,7 +103,7 @@ class Ordered(Reduction):
         return self.from_uop(graph.reshape(graph.library_kernel("SCAN", (combiner,), dtype, graph.reshape(self.uop, box)), shape))
 
     def diff(self, n: int = 1, dim: int = -1, *, axis: int | None = None) -> Self:
-        """Differences of neighbours along an axis, n times."""
+        """Differences of neighbours along an axis, taken n times."""
         at = self._axis("diff", dim if axis is None else axis)
         if n < 0:
             raise ShapeError(f"diff with n={n}: it cannot be negative")
@@ -123,16 +116,16 @@ class Ordered(Reduction):
 
     # -- order -----------------------------------------------------------------------------------
     def argsort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Self:
-        """int64 positions that sort an axis. Always stable: equal elements keep their order, descending too. A merge sort."""
+        """int64 positions that sort an axis. A merge sort, always stable: equal elements keep their order, also in descending order."""
         at = self._axis("argsort", dim if axis is None else axis) if self.ndim else 0
         if is_symbolic(self.shape):
             return self._largest(self._last_in_order(descending)).argsort(at, descending)._cut_to(self.shape)
         if 0 in self.shape or self.ndim == 0:
             return self.full(self.shape, 0, dtypes.int64)
-        return self._by_rows(at, lambda rows: graph.library_kernel("ARGSORT", (bool(descending),), dtypes.int64, rows.uop))
+        return self._by_rows(at, "ARGSORT", (bool(descending),))
 
     def sort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Found[Self]:
-        """(values, indices) of an axis in order; as `argsort`."""
+        """(values, indices) of an axis in order, as by `argsort`."""
         at = dim if axis is None else axis
         if is_symbolic(self.shape):
             whole = self._largest(self._last_in_order(descending)).sort(at, descending)
@@ -145,9 +138,9 @@ class Ordered(Reduction):
         return self.sort(0).values
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None) -> Found[Self]:
-        """(values, indices) of the k largest (or smallest) elements along an axis, in order; of equals the first ones.
+        """(values, indices) of the k largest (or smallest) elements along an axis, in order. The first of equal elements win.
 
-        A heap of the k best; a sort where k is more than an eighth of the extent."""
+        The kernel keeps a heap of k elements; it sorts the axis if k is more than an eighth of the extent."""
         at = self._axis("topk", dim if axis is None else axis)
         n = self.shape[at]
         if not 0 <= k <= lower(n):
@@ -160,23 +153,20 @@ class Ordered(Reduction):
         if k == 0 or 0 in self.shape:
             empty = self.narrow(at, 0, k)
             return Found(empty, empty.cast(dtypes.int64))
-        if k * SORT_SHARE > n:
-            positions = self.argsort(at, largest).narrow(at, 0, k)
-        else:
-            positions = self._by_rows(at, lambda rows: graph.library_kernel("TOPK", (k, bool(largest)), dtypes.int64, rows.uop))
+        is_sorted = k * SORT_SHARE > n
+        positions = self.argsort(at, largest).narrow(at, 0, k) if is_sorted else self._by_rows(at, "TOPK", (k, bool(largest)))
         return Found(self.gather(at, positions), positions)
 
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Found[Self]:
         """(value, index) of the k-th smallest element along an axis, counted from 1."""
         at = self._axis("kthvalue", dim if axis is None else axis)
         if not 1 <= k <= lower(self.shape[at]):
-            raise ShapeError(f"kthvalue of {self.shape} along axis {at} with k={k}: it is counted from 1 to {lower(self.shape[at])}")
-        smallest = self.topk(k, at, largest=False)
-        value, index = (t.narrow(at, k - 1, 1) for t in smallest)
+            raise ShapeError(f"kthvalue of {self.shape} along axis {at} with k={k}: k is counted from 1 to {lower(self.shape[at])}")
+        value, index = (t.narrow(at, k - 1, 1) for t in self.topk(k, at, largest=False))
         return Found(value, index) if keepdim or keepdims else Found(value.squeeze(at), index.squeeze(at))
 
     def median(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Self:
-        """The middle value (PyTorch's: the lower of two); NaN where there is one. Of all elements, or along an axis: values only."""
+        """The middle value along an axis, or of all elements, without its position: the lower of two, as in PyTorch. NaN wins."""
         wanted = axis if dim is None else dim
         if wanted is None:
             return self.ravel().median(0)
@@ -192,16 +182,16 @@ class Ordered(Reduction):
         return middle if keepdim or keepdims else middle.squeeze(at)
 
     def _element(self, at: int, position: int) -> Self:
-        """One element along an axis, which stays. What depends on a variable is a number of the plan, not a view."""
+        """One element along an axis, which is kept. A position that depends on a variable is read by a gather, not as a view."""
         if isinstance(position, Dim):
             return self.take(self.from_uop(number_of(position, dtypes.int64)).reshape(1), at)
         return self.narrow(at, position, 1)
 
-    def _by_rows(self, at: int, library_kernel: Callable[[Self], UOp]) -> Self:
-        """A library kernel over rows, applied along an axis."""
+    def _by_rows(self, at: int, kernel: str, options: tuple[Any, ...]) -> Self:
+        """The int64 result of a library kernel over rows, applied along an axis."""
         order = [a for a in range(self.ndim) if a != at] + [at]
         moved = self.permute(order)
         rows = moved.reshape(-1, self.shape[at])
-        result = self.from_uop(library_kernel(rows))
+        result = self.from_uop(graph.library_kernel(kernel, options, dtypes.int64, rows.uop))
         back = sorted(range(self.ndim), key=order.__getitem__)
         return result.reshape(*moved.shape[:-1], result.shape[-1]).permute(back)

@@ -22,39 +22,35 @@ class Products(Linalg):
 
     @classmethod
     def einsum(cls, equation: str, *operands: Operand) -> Self:
-        """numpy.einsum: 'ij,jk->ik', with '...' for axes that are broadcast and repeated letters for diagonals. An axis of extent 1 meets
-        any extent that another operand has under its letter.
+        """numpy.einsum: 'ij,jk->ik'. '...' stands for axes that are broadcast, and a repeated letter in a term for a diagonal. An axis of
+        extent 1 is broadcast to the extent that its letter has in another operand.
 
-        Operands meet from left to right, two at a time, and an axis is summed as soon as nothing later needs it: no more work than the
-        loop over all letters. Accumulated as `matmul`."""
+        Operands are multiplied from left to right. An axis is summed as soon as no later term needs it, so the work does not exceed one
+        loop over all letters. Products are accumulated as in `matmul`."""
         tensors = [cls(o) if not isinstance(o, cls) else o for o in
                    (operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands)]
         terms, result = _parse(equation, [t.shape for t in tensors])
         work: tuple[Self, str] | None = None
         for i, (tensor, term) in enumerate(zip(tensors, terms, strict=True)):
-            # letters of the result and of the operands to come
             later = set(result).union(*terms[i + 1:])
             single = tensor._diagonals(term)
-            if work is None:
-                work = _summed(*single, later)
-                continue
-            work = _product(work, _summed(*single, later | set(work[1])), later)
+            work = _summed(*single, later) if work is None else _product(work, _summed(*single, later | set(work[1])), later)
         assert work is not None
         return work[0].permute(tuple(work[1].index(letter) for letter in result))
 
     def _diagonals(self, term: str) -> tuple[Self, str]:
-        """self with each letter of `term` once: the diagonal of axes with the same one."""
+        """The diagonal of the axes that share a letter of `term`, and the term with each letter once."""
         tensor = self
         for letter in dict.fromkeys(term):
             while term.count(letter) > 1:
                 first = term.index(letter)
                 second = term.index(letter, first + 1)
-                tensor = tensor.diagonal(0, first, second)      # its axis comes last
+                tensor = tensor.diagonal(0, first, second)      # the new axis is the last one
                 term = term[:first] + term[first + 1:second] + term[second + 1:] + letter
         return tensor, term
 
     def tensordot(self, other: Operand, dims: int | Sequence[Sequence[int]] = 2) -> Self:
-        """Sum of products over the last `dims` axes of self and the first of other, or over the axes named for each."""
+        """Sum of products over the last `dims` axes of self and the first `dims` axes of other, or over the axes named for each."""
         b = self._as_tensor(other)
         if isinstance(dims, int):
             left, right = list(range(self.ndim - dims, self.ndim)), list(range(dims))
@@ -84,14 +80,14 @@ class Products(Linalg):
         return self.tensordot(b, ((-1,), (-1,)))
 
     def addmm(self, mat1: Operand, mat2: Operand, *, beta: Scalar = 1, alpha: Scalar = 1) -> Self:
-        """beta · self + alpha · (mat1 @ mat2); with beta 0 only the shape and the dtype of self count."""
+        """beta · self + alpha · (mat1 @ mat2). With beta 0 the values of self are not read."""
         product = self._as_tensor(mat1).matmul(mat2)
         own = self if beta == 1 else self.zeros_like() if beta == 0 else self.mul(beta)
         return own.add(product if alpha == 1 else product.mul(alpha))
 
     # -- diagonals -------------------------------------------------------------------------------
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Self:
-        """The elements whose positions along dim2 are `offset` more than along dim1, as a new last axis. A view."""
+        """The elements whose position along dim2 is `offset` more than along dim1, as a new last axis. A view."""
         a, b = self._axis("diagonal", dim1), self._axis("diagonal", dim2)
         if a == b:
             raise ShapeError(f"diagonal of {self.shape} along axes {dim1} and {dim2}: name two axes")
@@ -119,11 +115,9 @@ class Products(Linalg):
         """Square matrices with the last axis on their diagonals, zeros elsewhere. A view with padding."""
         if self.ndim == 0:
             raise ShapeError("diag_embed of a tensor without axes: its last axis becomes a diagonal")
-        n = self.shape[-1]
-        lead = self.shape[:-1]
-        size = n + abs(offset)
+        *lead, n = self.shape
         if 0 in self.shape:
-            return self.full((*lead, size, size), 0, self.dtype)
+            return self.full((*lead, n + abs(offset), n + abs(offset)), 0, self.dtype)
         rows = self.unsqueeze(-1).pad([(0, 0)] * (len(lead) + 1) + [(0, n)]).reshape(*lead, n * (n + 1))
         square = rows.narrow(-1, 0, n * n).reshape(*lead, n, n)
         return square.pad([(0, 0)] * len(lead) + [(max(0, -offset), max(0, offset)), (max(0, offset), max(0, -offset))])
@@ -137,7 +131,7 @@ class Products(Linalg):
     # -- distances -------------------------------------------------------------------------------
     def norm(self, p: float | str = 2.0, dim: int | Sequence[int] | None = None, keepdim: bool = False, *,
              axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
-        """(Σ |x|^p)^(1/p) over axes; 'fro' is 2, inf and -inf are the largest and smallest |x|, 0 counts nonzero elements."""
+        """(Σ |x|^p)^(1/p) over axes. p='fro' is 2; inf and -inf give the largest and smallest |x|; 0 counts nonzero elements."""
         axes, keep = dim if axis is None else axis, keepdim or keepdims
         x = self._wide_float()
         size = x.abs()
@@ -171,7 +165,8 @@ class Products(Linalg):
         return a.mul(b).sum(at).div(lengths).cast(promote(self._float_dtype(), y._float_dtype()))
 
     def cdist(self, other: Operand, p: float = 2.0) -> Self:
-        """Distances of all pairs of rows: (…, n, d) and (…, m, d) give (…, n, m). Of differences: close rows keep their distance."""
+        """Distances of all pairs of rows: (…, n, d) and (…, m, d) give (…, n, m). They are norms of differences, so distances of close rows
+        are accurate."""
         y = self._as_tensor(other)
         if self.ndim < 2 or y.ndim < 2 or self.shape[-1] != y.shape[-1]:
             raise ShapeError(f"cdist of {self.shape} and {y.shape}: they are (…, n, d) and (…, m, d)")
@@ -184,7 +179,7 @@ class Products(Linalg):
     # -- grids -----------------------------------------------------------------------------------
     @classmethod
     def meshgrid(cls, *tensors: Operand, indexing: str = "ij") -> tuple[Self, ...]:
-        """Each vector along an axis of its own, repeated along the others; indexing 'xy' exchanges the first two. Views."""
+        """Each vector along its own axis, repeated along the others. indexing='xy' exchanges the first two axes. Views."""
         given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
         vectors = [t if isinstance(t, cls) else cls(t) for t in given]
         if indexing not in ("ij", "xy"):
@@ -201,7 +196,7 @@ class Products(Linalg):
 
 
 def _parse(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str], str]:
-    """(a letter per axis of each operand, the result's letters). '...' becomes upper-case Greek letters."""
+    """The letters of the axes of each operand, and those of the result. Axes of '...' get upper-case Greek letters."""
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
     terms = left.split(",")
@@ -233,7 +228,7 @@ def _parse(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str],
 
 
 def _extents(terms: Sequence[str], shapes: Sequence[tuple[int, ...]], wrong: Callable[[str], ShapeError]) -> dict[str, int]:
-    """The extent of each letter; an extent of 1 is broadcast between operands, not within one."""
+    """The extent of each letter. An extent of 1 is broadcast between operands, but not within one."""
     extents: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=True):
         own: dict[str, int] = {}
@@ -246,7 +241,7 @@ def _extents(terms: Sequence[str], shapes: Sequence[tuple[int, ...]], wrong: Cal
 
 
 def _summed(tensor: ProductsT, term: str, later: set[str]) -> tuple[ProductsT, str]:
-    """The axes summed that nothing later needs."""
+    """Sum over the axes that are not in `later`."""
     axes = tuple(i for i, letter in enumerate(term) if letter not in later)
     if not axes:
         return tensor, term
@@ -255,7 +250,7 @@ def _summed(tensor: ProductsT, term: str, later: set[str]) -> tuple[ProductsT, s
 
 
 def _product(a: tuple[ProductsT, str], b: tuple[ProductsT, str], later: set[str]) -> tuple[ProductsT, str]:
-    """The product of two terms, summed over the axes that nothing later needs."""
+    """The product of two terms, summed over the axes that are not in `later`."""
     kept = [x for x in dict.fromkeys(a[1] + b[1]) if x in later]
     both = [x for x in dict.fromkeys(a[1] + b[1]) if x not in later]
     letters = kept + both

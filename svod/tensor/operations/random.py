@@ -1,5 +1,5 @@
-"""Seeded random numbers from Threefry-2x32, a counter-based generator: element i of the n-th call is a function of (seed, n, i), built from
-integer operations on IOTA. Nothing is stored, every element is computed where it is read, and a tensor read twice holds the same numbers.
+"""Seeded random numbers from Threefry-2x32, a counter-based generator. Element i of the n-th call is a function of (seed, n, i), built from
+integer operations on IOTA. It is computed where it is read and not stored; a tensor that is read twice holds the same numbers.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011; 20 rounds.
 """
@@ -13,9 +13,9 @@ from typing import Self
 from svod.core.graph import graph
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
-from svod.errors import DTypeError, ShapeError
+from svod.errors import DTypeError
 from svod.system.forksafe import remake_after_fork
-from svod.tensor.base import DTypeLike, Shape, as_dtype, shape_argument
+from svod.tensor.base import DTypeLike, Shape, as_dtype, extents_argument
 from svod.tensor.operations.losses import Losses
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -36,7 +36,7 @@ class _Stream:
             self._seed, self._calls = seed, itertools.count()
 
     def next_key(self) -> tuple[int, int]:
-        """Two 32-bit words, new for each call: the seed (its halves folded) and the call's number."""
+        """The two 32-bit words of a new key: the folded halves of the seed, and the number of the call."""
         with self._lock:
             return (self._seed ^ (self._seed >> 32) * 0x9E3779B9) & _WORD, next(self._calls) & _WORD
 
@@ -66,13 +66,13 @@ def threefry2x32(x0: UOp, x1: UOp, key: tuple[int, int]) -> tuple[UOp, UOp]:
 
 
 class Random(Losses):
-    """Random tensors; the same seed and the same calls give the same numbers, on every machine."""
+    """Random tensors. The same seed and the same calls give the same numbers on every machine."""
 
     __slots__ = ()
 
     @staticmethod
     def manual_seed(seed: int) -> None:
-        """Start the stream of random numbers over from `seed` (up to 64 bits). A new process starts with 0."""
+        """Restart the stream of random numbers from `seed` (up to 64 bits). A new process starts with seed 0."""
         _stream.seed(seed & 0xFFFFFFFFFFFFFFFF)
 
     @classmethod
@@ -91,10 +91,10 @@ class Random(Losses):
 
     @classmethod
     def _unit(cls, words: tuple[Self, Self], bits: int) -> Self:
-        """Uniform in [0, 1) with `bits` random bits: in float32 up to 24, else in float64."""
+        """Uniform in [0, 1) with `bits` random bits: float32 for at most 24 bits, else float64 with 53."""
         high, low = words
         if bits <= 24:
-            # at most 24 bits: the int32 is positive and float32 holds it
+            # with at most 24 bits the int32 is positive and exact in float32
             return (high >> (32 - bits)).cast(dtypes.int32).cast(dtypes.float32).mul(2.0 ** -bits)
         top = (high >> 5).cast(dtypes.int32).cast(dtypes.float64)
         return top.mul(2.0 ** 26).add((low >> 6).cast(dtypes.int32).cast(dtypes.float64)).mul(2.0 ** -53)
@@ -102,7 +102,7 @@ class Random(Losses):
     @classmethod
     def rand(cls, *size: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
         """Uniform in [0, 1): every multiple of 2^-24 in float32, of 2^-53 in float64, of 2^-11 and 2^-8 in float16 and bfloat16."""
-        shape, kind = _extents("rand", size), as_dtype(dtype)
+        shape, kind = extents_argument("rand", *size), as_dtype(dtype)
         if not kind.is_float:
             raise DTypeError(f"rand of {kind.name}: use randint")
         bits = {dtypes.float64: 53, dtypes.float32: 24, dtypes.float16: 11, dtypes.bfloat16: 8}[kind]
@@ -116,12 +116,12 @@ class Random(Losses):
     @classmethod
     def randn(cls, *size: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
         """Standard normal, by Box and Muller (1958): sqrt(-2 ln u) · cos(2π v)."""
-        shape, kind = _extents("randn", size), as_dtype(dtype)
+        shape, kind = extents_argument("randn", *size), as_dtype(dtype)
         if not kind.is_float:
             raise DTypeError(f"randn of {kind.name}: it takes a float dtype")
         words = cls._bits(shape)
         if kind == dtypes.float64:
-            # 53 bits need both words: the angle takes another draw
+            # 53 bits take both words, so the angle needs another call
             radius, angle = cls._unit(words, 53), cls._unit(cls._bits(shape), 53)
         else:
             radius, angle = cls._unit(words, 24), cls._unit(words[::-1], 24)
@@ -137,11 +137,11 @@ class Random(Losses):
     @classmethod
     def randint(cls, low: int, high: int | None = None, size: int | tuple[int, ...] = (), *,
                 dtype: DTypeLike = dtypes.default_int) -> Self:
-        """Integers in [low, high), or [0, low) with one bound. Each value's share is exact to 2^-32 (2^-63 beyond 32 bits)."""
+        """Integers in [low, high), or [0, low) with one bound. The probability of each value is exact to 2^-32 (2^-63 beyond 32 bits)."""
         first, last = (0, low) if high is None else (low, high)
-        shape, kind = _extents("randint", (size,)), as_dtype(dtype)
+        shape, kind = extents_argument("randint", size), as_dtype(dtype)
         if not kind.is_int or not kind.min <= first < last <= kind.max + 1:
-            raise DTypeError(f"randint from {first} to {last} as {kind.name}: give an integer dtype that holds a range that is not empty")
+            raise DTypeError(f"randint from {first} to {last} as {kind.name}: give an integer dtype and a range in it that is not empty")
         top, bottom = cls._bits(shape)
         span = last - first
         wide = top.cast(dtypes.uint64)
@@ -151,7 +151,7 @@ class Random(Losses):
             offset = ((wide << 32) | bottom.cast(dtypes.uint64)).remainder(span)
         else:
             offset = (wide << 32) | bottom.cast(dtypes.uint64)
-        # modulo 2^64 the sum is right whatever the signs
+        # the sum modulo 2^64 is right for either sign of `first`
         return offset.add(first % 2 ** 64).cast(kind).reshape(shape)
 
     def rand_like(self, dtype: DTypeLike | None = None) -> Self:
@@ -161,10 +161,3 @@ class Random(Losses):
     def randn_like(self, dtype: DTypeLike | None = None) -> Self:
         """`randn` of this shape and dtype."""
         return self.randn(self.shape, dtype=self.dtype if dtype is None else dtype)
-
-
-def _extents(name: str, size: tuple[int | tuple[int, ...], ...]) -> Shape:
-    shape = shape_argument(size)
-    if any(n < 0 for n in shape):
-        raise ShapeError(f"{name} of shape {shape}: an extent cannot be negative")
-    return shape

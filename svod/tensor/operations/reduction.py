@@ -1,7 +1,7 @@
 """Reductions: sum, prod, extrema, their positions, mean and variance, any and all.
 
-Axes are named `dim`/`keepdim` as in PyTorch or `axis`/`keepdims` as in NumPy: an int, a tuple, or None for all. 16-bit floats are
-summed in float32 and rounded once; integers are summed in 64 bits, which is also the result's type, as in NumPy.
+Axes are an int, a tuple, or None for all, named `dim`/`keepdim` as in PyTorch or `axis`/`keepdims` as in NumPy. 16-bit floats are summed in
+float32 and rounded once. Integers are summed in 64 bits and give 64-bit results, as in NumPy.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reduction(Indexing):
         if dim is not None and axis is not None:
             raise ShapeError(f"{name}: give the axes once, as dim or as axis")
         wanted = axis if dim is None else dim
-        if not self.ndim and wanted in (0, -1, (0,), (-1,), [0], [-1]):     # of a number, as in PyTorch
+        if not self.ndim and wanted in (0, -1, (0,), (-1,), [0], [-1]):     # a tensor without axes accepts these, as in PyTorch
             return ()
         return graph.normalize_axes(name, wanted, self.ndim)
 
@@ -48,17 +48,17 @@ class Reduction(Indexing):
         return self._accumulate("sum", "ADD", self._axes("sum", dim, axis), keepdim or keepdims, dtype)
 
     def nansum(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
-        """`sum` of what is no NaN."""
+        """`sum` of the elements that are not NaN."""
         return self._numbers().sum(dim, keepdim, axis=axis, keepdims=keepdims)
 
     def nanmean(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
-        """`mean` of what is no NaN; NaN where there is nothing else."""
+        """`mean` of the elements that are not NaN; NaN where all are NaN."""
         given = self._float()
         total = given._numbers()._wide_float().sum(dim, keepdim, axis=axis, keepdims=keepdims)
         return total.div(given.isnan().logical_not().sum(dim, keepdim, axis=axis, keepdims=keepdims)).cast(given.dtype)
 
     def _numbers(self) -> Self:
-        """self with 0 for every NaN."""
+        """This tensor with 0 in place of NaN."""
         return self.masked_fill(self.isnan(), 0) if self.dtype.is_float else self
 
     def prod(self, dim: Axes = None, keepdim: bool = False, dtype: DTypeLike | None = None, *, axis: Axes = None,
@@ -74,7 +74,7 @@ class Reduction(Indexing):
 
     def mean(self, dim: Axes = None, keepdim: bool = False, dtype: DTypeLike | None = None, *, axis: Axes = None,
              keepdims: bool = False) -> Self:
-        """Arithmetic mean, in floats: of integers in float32. NaN over no elements."""
+        """Arithmetic mean, a float: float32 for integers. NaN over no elements."""
         axes = self._axes("mean", dim, axis)
         result = self._float_dtype() if dtype is None else as_dtype(dtype)
         wide = self.cast(accumulator(result))
@@ -82,7 +82,7 @@ class Reduction(Indexing):
 
     def var(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
             axis: Axes = None, keepdims: bool = False) -> Self:
-        """Variance: squared distances from the mean over `count - correction`, PyTorch's default of 1 (NumPy's is 0)."""
+        """Variance: the sum of squared distances from the mean, divided by `count - correction`. NumPy's default correction is 0."""
         axes = self._axes("var", dim, axis)
         if unbiased is not None:
             correction = 1 if unbiased else 0
@@ -113,35 +113,30 @@ class Reduction(Indexing):
 
     # -- extrema ---------------------------------------------------------------------------------
     def max(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
-        """Largest value (PyTorch's `amax`: values only); NaN where there is one. ShapeError over no elements."""
+        """Largest value, without its position (PyTorch's `amax`). NaN wins. Raises ShapeError over no elements."""
         return self._extreme("max", "MAX", dim, axis, keepdim or keepdims)
 
     def min(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
-        """Smallest value (PyTorch's `amin`: values only); NaN where there is one. ShapeError over no elements."""
+        """Smallest value, without its position (PyTorch's `amin`). NaN wins. Raises ShapeError over no elements."""
         return self._extreme("min", "MIN", dim, axis, keepdim or keepdims)
 
-    def amax(self, dim: Axes = None, keepdim: bool = False) -> Self:
-        """`max`."""
-        return self.max(dim, keepdim)
-
-    def amin(self, dim: Axes = None, keepdim: bool = False) -> Self:
-        """`min`."""
-        return self.min(dim, keepdim)
+    def amax(self, dim: Axes = None, keepdim: bool = False) -> Self: return self.max(dim, keepdim)
+    def amin(self, dim: Axes = None, keepdim: bool = False) -> Self: return self.min(dim, keepdim)
 
     def _extreme(self, name: str, combiner: str, dim: Axes, axis: Axes, keep: bool) -> Self:
         axes = self._axes(name, dim, axis)
-        if self._count(axes) == 0:   # also where the result has no element either, as NumPy and PyTorch do
+        if self._count(axes) == 0:   # even if the result has no elements, as in NumPy and PyTorch
             raise ShapeError(f"{name} of {self.shape} over axes {axes}: there is no element")
         if self.dtype.kind == "b":
             combiner = "OR" if combiner == "MAX" else "AND"
         return self._reduce(combiner, axes, keep)
 
     def argmax(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Self:
-        """int64 position of the largest value along an axis (None: in the flattened tensor); the first of equals, NaN wins."""
+        """int64 position of the largest value along an axis (None: in the flattened tensor). The first of equal values and NaN win."""
         return self._arg_extreme("argmax", "ARGMAX", dim, axis, keepdim or keepdims)
 
     def argmin(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Self:
-        """int64 position of the smallest value along an axis (None: in the flattened tensor); the first of equals, NaN wins."""
+        """int64 position of the smallest value along an axis (None: in the flattened tensor). The first of equal values and NaN win."""
         return self._arg_extreme("argmin", "ARGMIN", dim, axis, keepdim or keepdims)
 
     def _arg_extreme(self, name: str, combiner: str, dim: int | None, axis: int | None, keep: bool) -> Self:
@@ -152,7 +147,6 @@ class Reduction(Indexing):
             flat = self.ravel()._arg_extreme(name, combiner, 0, None, False)
             return flat.reshape((1,) * self.ndim) if keep else flat
         at = self._axis(name, wanted)
-        # bools are ordered as bytes
         values = self.cast(dtypes.uint8) if self.dtype.kind == "b" else self
         n = self.shape[at]
         positions = graph.reshape(graph.iota(n), tuple(n if i == at else 1 for i in range(self.ndim)))
@@ -182,7 +176,6 @@ class Reduction(Indexing):
         axes = self._axes("logsumexp", dim, axis)
         x = self._wide_float()
         if self._count(axes) == 0:
-            # the logarithm of an empty sum
             return x._reduce("ADD", axes, keepdim or keepdims).full_like(-math.inf, self._float_dtype())
         peak = x.max(axes, keepdim=True)
         # an infinite maximum would make inf - inf
@@ -192,7 +185,7 @@ class Reduction(Indexing):
 
 
 def sum_dtype(dtype: DType) -> DType:
-    """The type of a sum or product of `dtype`: floats their own, unsigned uint64, other integers and bools int64 (NumPy's rule)."""
+    """The dtype of a sum or product, by NumPy's rule: floats keep theirs, unsigned integers give uint64, other integers and bools int64."""
     if dtype.is_float:
         return dtype
     return dtypes.uint64 if dtype.kind == "u" else dtypes.int64
