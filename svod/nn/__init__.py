@@ -1,4 +1,4 @@
-"""Layers for inference, with PyTorch's names, parameters and state dictionaries; `svod.nn.state` reads and writes weights.
+"""Layers for inference with PyTorch's names, parameters and state dictionaries. `svod.nn.state` reads and writes weights.
 
     model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
     model.load_state_dict(nn.state.load("model.safetensors"))

@@ -1,4 +1,4 @@
-"""Functions of tensors as modules, to stand in a Sequential. Each is the Tensor method it names."""
+"""Tensor methods as modules, for use in a Sequential."""
 from __future__ import annotations
 
 from typing import Any
@@ -17,7 +17,7 @@ class _Function(Module):
         if len(args) > len(self.names):
             raise TypeError(f"{type(self).__name__} takes {len(self.names)} option(s) {self.names}, got {len(args)}")
         given = dict(zip(self.names, args, strict=False))
-        known = {k: v for k, v in options.items() if k != "inplace"}     # tensors are never changed
+        known = {k: v for k, v in options.items() if k != "inplace"}     # PyTorch's `inplace` has no effect: tensors are values
         twice, wrong = set(given) & set(known), set(known) - set(self.names)
         if twice or wrong:
             raise TypeError(f"{type(self).__name__}: options {sorted(twice | wrong)} are given twice or unknown; it takes {self.names}")
@@ -60,14 +60,14 @@ class Upsample(_Function): method, names = "interpolate", ("size", "scale_factor
 
 
 class Identity(Module):
-    """What it is given."""
+    """Returns its argument."""
 
     def forward(self, x: Any) -> Any:
         return x
 
 
 class Dropout(Module):
-    """What it is given: svod runs models."""
+    """Returns its argument, because svod runs models only."""
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         self.p = p
@@ -77,7 +77,7 @@ class Dropout(Module):
 
 
 class Flatten(Module):
-    """Axes start_dim … end_dim as one."""
+    """Axes start_dim … end_dim merged into one."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         self.start_dim, self.end_dim = start_dim, end_dim
@@ -87,7 +87,7 @@ class Flatten(Module):
 
 
 class PReLU(Module):
-    """x where positive, weight · x elsewhere: one weight, or one per channel (axis 1)."""
+    """x where positive, weight · x elsewhere, with one weight or one per channel (axis 1)."""
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
         self.weight = Tensor.full((num_parameters,), init)

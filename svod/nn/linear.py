@@ -1,4 +1,4 @@
-"""Layers of products: Linear, Embedding."""
+"""Linear and Embedding."""
 from __future__ import annotations
 
 from svod.nn.module import Module, fan_in_bound, uniform
@@ -18,7 +18,7 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Rows of a table at integer positions: (…) → (…, embedding_dim). The row of `padding_idx` begins as zeros."""
+    """Rows of a table at integer positions: (…) → (…, embedding_dim). The row `padding_idx` of a new table is zero."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
         table = Tensor.randn(num_embeddings, embedding_dim)

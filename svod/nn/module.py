@@ -1,7 +1,7 @@
-"""What every layer is: parameters by name, and a call that computes them into a result.
+"""Module, the base of every layer: parameters by name, and a call that computes a result.
 
-Parameters are the Tensors among a module's attributes, in the order in which they were set, then those of its modules; their names are
-attribute paths: "encoder.layers.0.weight". Kernels carry the path of the module that made them (`svod.scope`).
+The parameters are the Tensors among a module's attributes, in the order in which they were set, then those of its modules. Their names are
+attribute paths such as "encoder.layers.0.weight". Kernels carry the path of the module that made them (`svod.scope`).
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Module:
     """A layer or a model. Subclasses set parameters and modules as attributes and define `forward`."""
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        """What the module computes."""
+        """The result of the module; subclasses define it."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -36,11 +36,11 @@ class Module:
         if isinstance(value, Module):
             value._named(name)
         elif isinstance(value, np.ndarray) and isinstance(self.__dict__.get(name, value), Tensor | None):
-            value = Tensor(value)       # an array in the place of a parameter is one
+            value = Tensor(value)       # an array that replaces a parameter becomes a parameter
         object.__setattr__(self, name, value)
 
     def _named(self, path: str) -> None:
-        """The module is `path` in the one that holds it."""
+        """Set the path of this module in the module that holds it."""
         self.__dict__["_path"] = path
 
     # -- parameters ------------------------------------------------------------------------------
@@ -65,16 +65,16 @@ class Module:
         return dict(self.named_parameters())
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Self:
-        """Take parameters (Tensors, arrays) by their paths; returns self. Dtypes become those given, nothing is copied.
+        """Replace parameters by Tensors or arrays, given by their paths, and return self. Their dtypes are kept and nothing is copied.
 
-        Raises StateError for names that are missing or unknown, unless not `strict`, and for shapes that differ, before anything is
-        taken. PyTorch's `num_batches_tracked` counts training steps and is passed over."""
+        Raises StateError for shapes that differ and, if `strict`, for names that are missing or unknown; then no parameter is replaced.
+        PyTorch's `num_batches_tracked`, which counts training steps, is ignored."""
         own = self.state_dict()
         given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
         missing, unknown = [n for n in own if n not in given], [n for n in given if n not in own]
         if strict and (missing or unknown):
-            raise StateError(f"load_state_dict of {type(self).__name__}: missing {_few(missing)}, unknown {_few(unknown)}; "
-                             "with strict=False what fits is taken")
+            raise StateError(f"load_state_dict of {type(self).__name__}: missing {_few(missing)}, unknown {_few(unknown)}; strict=False "
+                             "loads the others")
         tensors = {name: value if isinstance(value, Tensor) else Tensor(value) for name, value in given.items() if name in own}
         wrong = [f"{n} {t.shape}, the module's is {own[n].shape}" for n, t in tensors.items() if t.shape != own[n].shape]
         if wrong:
@@ -91,7 +91,7 @@ class Module:
         object.__setattr__(module, name, tensor)
 
     def to(self, dtype: DTypeLike) -> Self:
-        """Cast the float parameters; returns self."""
+        """Cast the float parameters and return self."""
         for name, tensor in list(self.named_parameters()):
             if tensor.dtype.is_float:
                 self._take(name, tensor.cast(dtype).contiguous())
@@ -102,7 +102,7 @@ class Module:
     def float(self) -> Self: return self.to(dtypes.float32)
 
     def eval(self) -> Self:
-        """self: there is no training."""
+        """Return self, because svod runs models only."""
         return self
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class Module:
 
 
 class ModuleList(Module):
-    """Modules by number: an attribute that is a list of layers."""
+    """A list of modules, which are named by their numbers."""
 
     def __init__(self, modules: Any = ()) -> None:
         for i, module in enumerate(modules):
@@ -121,7 +121,7 @@ class ModuleList(Module):
             setattr(self, str(i), module)
 
     def _named(self, path: str) -> None:
-        # a list is not called: its modules carry its name
+        # a list is not called, so the paths of its modules include its name
         for name, child in self.children():
             child._named(f"{path}.{name}")
 
@@ -136,7 +136,7 @@ class ModuleList(Module):
 
 
 class Sequential(ModuleList):
-    """Modules one after the other."""
+    """Modules that are applied one after the other."""
 
     def __init__(self, *modules: Module) -> None:
         super().__init__(modules)
@@ -151,7 +151,7 @@ class Sequential(ModuleList):
 
 
 def uniform(shape: tuple[int, ...], bound: float) -> Tensor:
-    """A new parameter, uniform in ±bound: as PyTorch starts its layers."""
+    """A new parameter, uniform in ±bound, as PyTorch initialises its layers."""
     return Tensor.uniform(shape, low=-bound, high=bound).contiguous()
 
 

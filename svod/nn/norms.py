@@ -10,12 +10,12 @@ from svod.tensor import Tensor
 
 
 class _ChannelNorm(Module):
-    """A norm with a weight and a bias per channel (axis 1), of tensors with one of so many `axes`. `momentum` is unused."""
+    """A norm with a weight and a bias per channel (axis 1). `axes`: the numbers of axes that its input may have. `momentum` is unused."""
 
-    axes: ClassVar[tuple[int, ...]]
+    axes: ClassVar[tuple[int, ...]] = ()
 
     def __init_subclass__(cls, axes: tuple[int, ...] = ()) -> None:
-        cls.axes = axes
+        cls.axes = axes or cls.axes
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True) -> None:
         self.eps = eps
@@ -40,20 +40,13 @@ class _BatchNorm(_ChannelNorm):
         return x.batch_norm(self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
-class BatchNorm1d(_BatchNorm, axes=(2, 3)):
-    """Of (N, C) or (N, C, L)."""
-
-
-class BatchNorm2d(_BatchNorm, axes=(4,)):
-    """Of (N, C, H, W)."""
-
-
-class BatchNorm3d(_BatchNorm, axes=(5,)):
-    """Of (N, C, D, H, W)."""
+class BatchNorm1d(_BatchNorm, axes=(2, 3)): """`Tensor.batch_norm` of (N, C) or (N, C, L)."""
+class BatchNorm2d(_BatchNorm, axes=(4,)): """`Tensor.batch_norm` of (N, C, H, W)."""
+class BatchNorm3d(_BatchNorm, axes=(5,)): """`Tensor.batch_norm` of (N, C, D, H, W)."""
 
 
 class LayerNorm(Module):
-    """Over the last axes, whose extents are `normalized_shape`."""
+    """`Tensor.layer_norm` over the last axes, whose extents are `normalized_shape`."""
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
                  bias: bool = True) -> None:
@@ -67,7 +60,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """x / sqrt(mean(x²) + eps) over the last axes, · weight."""
+    """x / sqrt(mean(x²) + eps) · weight, with the mean over the last axes."""
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True) -> None:
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
@@ -79,7 +72,7 @@ class RMSNorm(Module):
 
 
 class GroupNorm(Module):
-    """Over each of `num_groups` groups of channels (axis 1) and all later axes."""
+    """Layer norm over each of `num_groups` groups of channels (axis 1) and all later axes."""
 
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True) -> None:
         self.num_groups, self.eps = num_groups, eps
@@ -91,7 +84,7 @@ class GroupNorm(Module):
 
 
 class _InstanceNorm(_ChannelNorm):
-    """Over the axes after the channels, each channel by itself."""
+    """Layer norm of each channel over the axes after it."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = False) -> None:
         super().__init__(num_features, eps, momentum, affine)
@@ -101,13 +94,6 @@ class _InstanceNorm(_ChannelNorm):
         return x.instance_norm(None, None, self.weight, self.bias, eps=self.eps)
 
 
-class InstanceNorm1d(_InstanceNorm, axes=(3,)):
-    """Of (N, C, L)."""
-
-
-class InstanceNorm2d(_InstanceNorm, axes=(4,)):
-    """Of (N, C, H, W)."""
-
-
-class InstanceNorm3d(_InstanceNorm, axes=(5,)):
-    """Of (N, C, D, H, W)."""
+class InstanceNorm1d(_InstanceNorm, axes=(3,)): """`Tensor.instance_norm` of (N, C, L)."""
+class InstanceNorm2d(_InstanceNorm, axes=(4,)): """`Tensor.instance_norm` of (N, C, H, W)."""
+class InstanceNorm3d(_InstanceNorm, axes=(5,)): """`Tensor.instance_norm` of (N, C, D, H, W)."""

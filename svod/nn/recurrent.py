@@ -1,7 +1,7 @@
-"""Recurrent networks: one step, and layers of them over sequences.
+"""Recurrent networks: cells, which compute one step, and layers of cells over sequences.
 
-Over a sequence the products with the inputs are one product for all steps; the steps are unrolled in the graph, each a product with the
-last state and what the gates make of it. The number of steps is that of the sequence: an extent that depends on a variable is refused.
+A layer computes the products of all steps with the inputs as one product. The graph unrolls the steps: each is a product with the last
+hidden state, and the gates. So the length of a sequence must be known, and an extent that depends on a variable raises ShapeError.
 """
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from svod.errors import ShapeError, UnsupportedError
 from svod.nn.module import Module, fan_in_bound, uniform
 from svod.tensor import Tensor
 
-State = tuple[Tensor, ...]      # the hidden state, and of an LSTM the state of the cell
+State = tuple[Tensor, ...]      # the hidden state; for an LSTM, the hidden state and the cell state
 
 
 class _Gates(Module):
-    """What one step makes of the products of the input and of the last hidden state."""
+    """The gates of one step: `gates` blocks of weights and `states` state tensors."""
 
     gates = 1
     states = 1
 
     def _step(self, a: Tensor, b: Tensor, state: State) -> State:
-        """The next state, from the product of the input, that of the hidden state, and the last state."""
+        """The next state. `a` and `b` are the products of the weights with the input and with the last hidden state."""
         raise NotImplementedError
 
 
@@ -57,7 +57,7 @@ class _Gated(_Gates):
 
 # -- one step ------------------------------------------------------------------------------------------
 class _Cell(_Gates):
-    """Weights of the input and of the hidden state, one block of `hidden_size` rows for each gate."""
+    """Weights for the input and for the hidden state, with one block of `hidden_size` rows per gate."""
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
         self.hidden_size = hidden_size
@@ -77,7 +77,7 @@ class _Cell(_Gates):
 
 
 class RNNCell(_Plain, _Cell):
-    """tanh(W x + U h), or relu: the next state (…, hidden_size)."""
+    """The next state tanh(W x + U h), or with relu: (…, hidden_size)."""
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh") -> None:
         super().__init__(input_size, hidden_size, bias)
@@ -88,7 +88,7 @@ class RNNCell(_Plain, _Cell):
 
 
 class LSTMCell(_LongShort, _Cell):
-    """(h, c), the next hidden and cell state (Hochreiter and Schmidhuber, 1997), from x and the last ones; gates i, f, g, o."""
+    """The next hidden and cell state (h, c) from x and the last ones (Hochreiter and Schmidhuber, 1997). Gates i, f, g, o."""
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         h, c = self._next(x, state)
@@ -96,7 +96,7 @@ class LSTMCell(_LongShort, _Cell):
 
 
 class GRUCell(_Gated, _Cell):
-    """The next state of a gated recurrent unit (Cho et al., 2014); gates r, z, n."""
+    """The next state of a gated recurrent unit (Cho et al., 2014). Gates r, z, n."""
 
     def forward(self, x: Tensor, h: Tensor | None = None) -> Tensor:
         return self._next(x, None if h is None else (h,))[0]
@@ -105,12 +105,12 @@ class GRUCell(_Gated, _Cell):
 # -- sequences -----------------------------------------------------------------------------------------
 class _Recurrent(_Gates):
     """Layers of cells over sequences (length, batch, input_size), (batch, length, input_size) with `batch_first`, or (length, input_size).
-    `dropout` is of training, and unused."""
+    `dropout` is not used in inference."""
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
                  dropout: float = 0.0, bidirectional: bool = False) -> None:
         if num_layers < 1:
-            raise ShapeError(f"{type(self).__name__} with {num_layers} layers: it has at least one")
+            raise ShapeError(f"{type(self).__name__} with {num_layers} layers: give at least one")
         self.hidden_size, self.num_layers, self.batch_first, self.bidirectional = hidden_size, num_layers, batch_first, bidirectional
         bound, rows = fan_in_bound(hidden_size), self.gates * hidden_size
         for layer in range(num_layers):
@@ -122,17 +122,15 @@ class _Recurrent(_Gates):
                 setattr(self, f"bias_hh{suffix}", uniform((rows,), bound) if bias else None)
 
     def _suffixes(self, layer: int) -> list[str]:
-        """What PyTorch ends the names of a layer's parameters with, one direction after the other."""
+        """The suffixes of a layer's parameter names, one per direction, as in PyTorch."""
         return [f"_l{layer}", f"_l{layer}_reverse"][:1 + self.bidirectional]
 
     def _run(self, x: Tensor, given: State | None) -> tuple[Tensor, State]:
-        """The last layer's hidden states, step by step, and the last states of every layer and direction."""
+        """The hidden states of the last layer at every step, and the last states of every layer and direction."""
         if x.ndim not in (2, 3) or is_symbolic(x.shape) or 0 in x.shape:
-            raise ShapeError(f"{type(self).__name__} of {x.shape}: it takes sequences (length, features), or with a batch, of known "
-                             "extents")
+            raise ShapeError(f"{type(self).__name__} of {x.shape}: give sequences (length, features), or with a batch, of known extents")
         batched = x.ndim == 3
-        steps = x if not batched else x.transpose(0, 1) if self.batch_first else x
-        steps = steps if batched else steps.unsqueeze(1)
+        steps = x.unsqueeze(1) if not batched else x.transpose(0, 1) if self.batch_first else x
         count, batch = self.num_layers * (1 + self.bidirectional), steps.shape[1]
         wanted = (count, batch, self.hidden_size) if batched else (count, self.hidden_size)
         start = (Tensor.zeros(*wanted, dtype=x.dtype),) * self.states if given is None else given
@@ -152,7 +150,7 @@ class _Recurrent(_Gates):
         return result, tuple(Tensor.stack([s[k] for s in last]).reshape(wanted) for k in range(self.states))
 
     def _walk(self, steps: Tensor, suffix: str, state: State) -> tuple[Tensor, State]:
-        """One direction of a layer."""
+        """The hidden states of one direction of a layer at every step, and its last state."""
         w_ih, w_hh, b_ih, b_hh = (getattr(self, name + suffix) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
         products = steps.linear(w_ih, b_ih).contiguous()
         backwards = suffix.endswith("_reverse")
@@ -164,7 +162,7 @@ class _Recurrent(_Gates):
 
 
 class RNN(_Plain, _Recurrent):
-    """`RNNCell` over sequences: (outputs, last hidden state), as PyTorch's."""
+    """`RNNCell` over sequences: (outputs, last hidden state), as in PyTorch."""
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
                  batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False) -> None:
@@ -177,7 +175,7 @@ class RNN(_Plain, _Recurrent):
 
 
 class GRU(_Gated, _Recurrent):
-    """`GRUCell` over sequences: (outputs, last hidden state), as PyTorch's."""
+    """`GRUCell` over sequences: (outputs, last hidden state), as in PyTorch."""
 
     def forward(self, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
         outputs, (last,) = self._run(x, None if h is None else (h,))
@@ -185,7 +183,7 @@ class GRU(_Gated, _Recurrent):
 
 
 class LSTM(_LongShort, _Recurrent):
-    """`LSTMCell` over sequences: (outputs, (last hidden state, last cell state)), as PyTorch's."""
+    """`LSTMCell` over sequences: (outputs, (last hidden state, last cell state)), as in PyTorch."""
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         outputs, (h, c) = self._run(x, state)

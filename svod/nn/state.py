@@ -1,15 +1,16 @@
 """Weights in files: safetensors and NumPy archives.
 
-    weights = load("model.safetensors")            # {name: Tensor}, mapped: nothing is read before it is used, nothing copied
+    weights = load("model.safetensors")            # {name: Tensor}; the file is mapped: pages are read when used, not copied
     save({"w": w, "b": b}, "model.safetensors")    # or .npz
 
-A safetensors file is 8 bytes, the length n of the header (unsigned, little-endian); n bytes of JSON, `{"name": {"dtype": "F32", "shape":
-[2, 3], "data_offsets": [begin, end]}, …, "__metadata__": {…}}`, padded with spaces; and the data, to which the offsets are relative
-(https://github.com/huggingface/safetensors#format). svod begins the data at a multiple of 64 bytes, the widest elements first.
+A safetensors file has three parts (https://github.com/huggingface/safetensors#format): 8 bytes with the length n of the header (unsigned,
+little-endian); n bytes of JSON, `{"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, …, "__metadata__": {…}}`, padded
+with spaces; and the data, which the offsets count from. svod starts the data at a multiple of 64 bytes and puts the widest elements first.
 """
 from __future__ import annotations
 
 import json
+import math
 import os
 import zipfile
 from collections.abc import Mapping
@@ -37,7 +38,7 @@ PathLike = str | os.PathLike[str]
 
 
 def load(path: PathLike) -> dict[str, Tensor]:
-    """The tensors of a `.safetensors` or `.npz` file by name. Raises FormatError, UnsupportedError for another suffix."""
+    """The tensors of a `.safetensors` or `.npz` file by name. Raises FormatError, and UnsupportedError for another suffix."""
     suffix = Path(path).suffix
     if suffix == ".safetensors":
         return load_safetensors(path)
@@ -47,7 +48,7 @@ def load(path: PathLike) -> dict[str, Tensor]:
 
 
 def save(tensors: Mapping[str, Tensor], path: PathLike) -> None:
-    """Write tensors by name, computing those that are lazy, as the suffix says: `.safetensors` or `.npz`."""
+    """Compute lazy tensors and write all by name, in the format of the suffix: `.safetensors` or `.npz`. Raises UnsupportedError."""
     suffix = Path(path).suffix
     if suffix == ".safetensors":
         save_safetensors(tensors, path)
@@ -59,29 +60,29 @@ def save(tensors: Mapping[str, Tensor], path: PathLike) -> None:
 
 # -- safetensors ----------------------------------------------------------------------------------------
 def load_safetensors(path: PathLike) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name, read-only views of the mapped file; elements that do not lie at multiples of their size
-    are copied when they are first used. The file must stay as it is while they live. Raises DeviceError for what cannot be mapped,
-    FormatError."""
+    """The tensors of a safetensors file by name, as read-only views of the mapped file. A tensor whose elements are not aligned to their
+    size is copied at its first use. The file must not change while the tensors live. Raises DeviceError for a file that cannot be mapped,
+    and FormatError."""
     mapped = map_file(path)
     header, start = _header(mapped, os.fspath(path))
     return {name: _mapped_tensor(mapped, start, name, entry, os.fspath(path)) for name, entry in header.items() if name != "__metadata__"}
 
 
 def safetensors_metadata(path: PathLike) -> dict[str, str]:
-    """What the file says about itself: its `__metadata__`."""
+    """The `__metadata__` of a safetensors file. Raises FormatError."""
     metadata = _header(map_file(path), os.fspath(path))[0].get("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise FormatError(f"{os.fspath(path)}: __metadata__ is to be an object of strings")
+        raise FormatError(f"{os.fspath(path)}: __metadata__ must be an object of strings")
     return metadata
 
 
 def _header(mapped: Array, path: str) -> tuple[dict[str, Any], int]:
-    """The header, and where the data begins."""
+    """The header, and the offset of the data in the file."""
     if mapped.size < 8:
-        raise FormatError(f"{path}: {mapped.size} bytes are no safetensors file")
+        raise FormatError(f"{path}: {mapped.size} bytes are not a safetensors file")
     length = int.from_bytes(mapped[:8].tobytes(), "little")
     if length > min(MOST_HEADER, mapped.size - 8):
-        raise FormatError(f"{path}: a header of {length} bytes in a file of {mapped.size}; it is damaged, or no safetensors file")
+        raise FormatError(f"{path}: a header of {length} bytes in a file of {mapped.size}; the file is damaged or not a safetensors file")
     try:
         header = json.loads(mapped[8:8 + length].tobytes().decode("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -101,25 +102,24 @@ def _mapped_tensor(mapped: Array, start: int, name: str, entry: Any, path: str) 
     dtype = _DTYPES.get(entry.get("dtype"))
     if dtype is None:
         raise UnsupportedError(f"{path}: {name!r} is {entry.get('dtype')!r}; svod reads {', '.join(_DTYPES)}")
-    size = 1
-    for n in shape:
-        size *= n
+    size = math.prod(shape)
     begin, end = offsets
     if end - begin != size * dtype.itemsize or start + end > mapped.size:
-        raise FormatError(f"{path}: {name!r}, {dtype.name}{shape}, takes {size * dtype.itemsize} bytes; its data are {begin} … {end} of "
-                          f"{mapped.size - start}")
+        raise FormatError(f"{path}: {name!r}, {dtype.name}{shape}, takes {size * dtype.itemsize} bytes; data_offsets are {begin} … {end} "
+                          f"of {mapped.size - start}")
     if size == 0:
         return Tensor.full(tuple(shape), 0, dtype)
     return Tensor.from_uop(graph.reshape(buffer_from_bytes(mapped, start + begin, dtype, size), shape))
 
 
 def save_safetensors(tensors: Mapping[str, Tensor], path: PathLike, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors by name. Lazy ones are computed, all in one schedule; who has an old file of that name mapped keeps it."""
+    """Compute lazy tensors in one schedule and write all by name. A process that has mapped an old file of that name keeps the old
+    content. Raises FormatError for a tensor named `__metadata__`."""
     if "__metadata__" in tensors:
         raise FormatError("save_safetensors: a tensor cannot be named '__metadata__'")
     Tensor.realize_batch(tensors.values())
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
-    # wide elements first, so that without holes, which the format does not allow, all lie at multiples of their size
+    # the widest elements first: all are then aligned without gaps, which the format does not allow
     ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     end = 0
     for name, tensor in ordered.items():
@@ -137,7 +137,7 @@ def save_safetensors(tensors: Mapping[str, Tensor], path: PathLike, metadata: Ma
 
 # -- NumPy archives ---------------------------------------------------------------------------------------
 def load_npz(path: PathLike) -> dict[str, Tensor]:
-    """The arrays of an .npz file by name. Nothing in it is unpickled. Raises FormatError."""
+    """The arrays of an .npz file by name. Nothing is unpickled. Raises FormatError."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: Tensor(archive[name]) for name in archive.files}
@@ -149,7 +149,7 @@ def save_npz(tensors: Mapping[str, Tensor], path: PathLike) -> None:
     """Write tensors by name, uncompressed. Raises UnsupportedError for bfloat16, which NumPy does not have."""
     narrow = [name for name, t in tensors.items() if t.dtype == dtypes.bfloat16]
     if narrow:
-        raise UnsupportedError(f"save_npz of {narrow[0]!r}: NumPy has no bfloat16; write .safetensors, or cast it")
+        raise UnsupportedError(f"save_npz of {narrow[0]!r}: NumPy has no bfloat16; write .safetensors, or cast the tensor")
     Tensor.realize_batch(tensors.values())
     write_file(Path(path), lambda file: np.savez(file, **{name: t.numpy() for name, t in tensors.items()}))  # type: ignore[arg-type]
 

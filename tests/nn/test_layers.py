@@ -74,6 +74,21 @@ def test_convolutions() -> None:
     close(nn.MaxPool1d(2)(Tensor(x)), x[..., :4].reshape(1, 2, 2, 2).max(-1))
     with pytest.raises(ShapeError, match=r"Conv2d from 4 to 5 channels in 2 group\(s\)"):
         nn.Conv2d(4, 5, 3, groups=2)
+    with pytest.raises(ShapeError, match=r"Conv2d with kernel_size \(3,\): give one number, or one for each of 2 axes"):
+        nn.Conv2d(4, 4, (3,))
+
+
+class Convolution(nn.Conv2d):
+    """A layer of a user."""
+
+
+class Norm(nn.BatchNorm2d):
+    """Another one."""
+
+
+def test_a_subclass_keeps_the_axes_of_its_layer() -> None:
+    x = Tensor.zeros(1, 2, 4, 4)
+    assert Convolution(2, 3, 3)(x).shape == (1, 3, 2, 2) and Norm(2)(x).shape == x.shape
 
 
 def test_attention() -> None:

@@ -62,7 +62,7 @@ def test_a_file_by_hand_and_elements_out_of_line(tmp_path: Path) -> None:
 def test_damaged_and_foreign_files(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    for content, match in ((b"abc", "3 bytes are no safetensors file"), (safetensors({}, length=1 << 40), "header of"),
+    for content, match in ((b"abc", "3 bytes are not a safetensors file"), (safetensors({}, length=1 << 40), "header of"),
                            (safetensors(b"{"), "not JSON"), (safetensors([]), "is a list"), (safetensors({"x": 3}), "entry of 'x'"),
                            (safetensors({"x": entry}, bytes(7)), "takes 8 bytes"),
                            (safetensors({"x": {**entry, "data_offsets": [0, 4]}}, bytes(8)), "takes 8 bytes"),

@@ -1,11 +1,11 @@
-"""Arithmetic, comparisons and functions of single elements, with broadcasting and one promotion rule.
+"""Elementwise arithmetic, comparisons and functions, with broadcasting and one promotion rule.
 
-Tensors meet by `svod.core.ir.dtype.promote`; a scalar, Python's or NumPy's, takes the tensor's dtype unless it is of a higher kind (a float
-with an integer tensor gives float32, an int with a bool tensor int32). Float functions of integers are computed in float32;
+`svod.core.ir.dtype.promote` gives the common dtype of tensors. A Python or NumPy scalar takes the tensor's dtype unless it is of a higher
+kind: a float with an integer tensor gives float32, an int with a bool tensor int32. Float functions of integers are computed in float32;
 functions of 16-bit floats are computed in float32 and rounded once.
 
-Integer division by zero gives 0, the smallest integer divided by -1 itself, a shift by at least the width 0 (or the sign): as
-NumPy does, and without trapping on any target.
+As in NumPy, and without a trap on any target: integer division by zero gives 0, the smallest integer divided by -1 gives itself, and a
+shift by the width or more gives 0, or -1 for a negative integer shifted right.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Operand = Any  # a tensor, a Python scalar, or what a tensor can be made of
 
 
 class Elementwise(Movement):
-    """Operators and functions."""
+    """Operators and elementwise functions."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class Elementwise(Movement):
         return self.from_uop(graph.alu(op, *operand_uops(name, dtype, a, b)))
 
     def _arithmetic(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
-        """`op` on operands promoted and broadcast; bools are added, subtracted and multiplied as NumPy's logic has it."""
+        """`op` on operands promoted and broadcast. On bools it is NumPy's logical operation, or DTypeError if there is none."""
         a, b = self._operand(x), self._operand(y)
         dtype = common_dtype(name, a, b)
         if dtype.kind == "b":
@@ -56,7 +56,7 @@ class Elementwise(Movement):
         return self.from_uop(graph.alu(op, self.uop))
 
     def _function(self, op: Ops) -> Self:
-        """A float function of one operand: in float32 at least, rounded once to the result's dtype."""
+        """A float function, computed in float32 at least and rounded once to the result's dtype."""
         return self.from_uop(graph.alu(op, self._wide_float().uop)).cast(self._float_dtype())
 
     # -- arithmetic ------------------------------------------------------------------------------
@@ -69,11 +69,11 @@ class Elementwise(Movement):
         return self._arithmetic(Ops.SUB, "sub", self, self._times(other, alpha))
 
     def mul(self, other: Operand) -> Self:
-        """self * other; of bools: and."""
+        """self * other; for bools, logical and."""
         return self._arithmetic(Ops.MUL, "mul", self, other)
 
     def div(self, other: Operand, *, rounding_mode: str | None = None) -> Self:
-        """self / other in floats; rounding_mode 'floor' is `//`, Python's; 'trunc' rounds toward zero, as C does. Both keep integers."""
+        """self / other, a float. rounding_mode 'floor' is Python's `//`, and 'trunc' rounds toward zero as C does; both keep integers."""
         if rounding_mode == "floor":
             return self.floor_divide(other)
         if rounding_mode == "trunc":
@@ -94,7 +94,7 @@ class Elementwise(Movement):
         return self._divide_floor("floor_divide", self, other)
 
     def remainder(self, other: Operand) -> Self:
-        """self % other, with the sign of the divisor. Exact where the quotient is below 2**53; float64 loses what x / y cannot hold."""
+        """self % other, with the sign of the divisor. Floats are exact if the quotient is below 2**53."""
         return self._modulo("remainder", self, other)
 
     def _divide_trunc(self, other: Operand) -> Self:
@@ -105,7 +105,7 @@ class Elementwise(Movement):
         floor = self._divide_floor("div", a, b)
         if not dtype.is_signed:
             return floor
-        # one more where the quotient is negative and not whole; by zero the quotient is 0
+        # add one if the quotient is negative and not whole; a quotient by zero stays 0
         x, y = (self.from_uop(u) for u in operand_uops("div", dtype, a, b))
         inexact = floor.mul(y).ne(x).logical_and(x.lt(0).ne(y.lt(0))).logical_and(y.ne(0))
         return floor.add(inexact.cast(floor.dtype))
@@ -146,7 +146,7 @@ class Elementwise(Movement):
         if is_scalar(b) and b not in (0, -1):
             return self.from_uop(graph.alu(Ops.MOD, dividend, divisor))
         shape = graph.shape_of(divisor)
-        # the remainder by 0, 1 and -1 alike is 0
+        # the remainder by 0 and -1 is 0, like that by 1
         trivial = graph.alu(Ops.CMPEQ, divisor, graph.full(shape, 0, dtype))
         if dtype.is_signed:
             trivial = graph.alu(Ops.OR, trivial, graph.alu(Ops.CMPEQ, divisor, graph.full(shape, -1, dtype)))
@@ -159,10 +159,10 @@ class Elementwise(Movement):
         return self._unary(Ops.NEG)
 
     def pow(self, exponent: Operand) -> Self:
-        """self ** exponent. Whole exponents up to 32 are multiplied out, 0.5 is a square root.
+        """self ** exponent. Whole exponents up to 32 are multiplied out; 0.5 is a square root.
 
-        Raises DTypeError for integers to a negative number; where the exponents are integers of a tensor, those to negative ones are 0,
-        but for 1 and -1."""
+        Raises DTypeError for integers to a negative number. In a tensor of integer exponents, a negative one gives 0, except for a base
+        of 1 or -1."""
         return self._power(self, exponent)
 
     def _power(self, x: Operand, y: Operand) -> Self:
@@ -171,11 +171,11 @@ class Elementwise(Movement):
         if dtype.kind == "b":
             dtype = dtypes.int8
         if dtype.is_int and is_scalar(b) and b < 0:
-            raise DTypeError(f"pow of {dtype.name} to {b}: the powers of integers to a negative one are no integers; cast the tensor to "
-                             "float32, or give a float")
+            raise DTypeError(f"pow of {dtype.name} to {b}: the result would not be an integer; cast the tensor to float32, or give a "
+                             "float")
         base, exponent = operand_uops("pow", dtype, a, b)
         if dtype.is_float:
-            if is_scalar(b) and b == int_or_none(b) and abs(b) <= 32:
+            if is_scalar(b) and abs(b) <= 32 and b == int(b):
                 return self.from_uop(base)._whole_power(int(b))
             if is_scalar(b) and b == 0.5:
                 return self.from_uop(base).sqrt()
@@ -200,7 +200,7 @@ class Elementwise(Movement):
         return self._full_like(1) if result is None else result
 
     def _integer_power(self, base: UOp, exponent: UOp) -> Self:
-        """Integer powers with a tensor of exponents: square and multiply over the bits of the exponent, modulo the width."""
+        """Integer powers with a tensor of exponents, modulo the width: square and multiply over the bits of the exponent."""
         dtype, shape = base.dtype, graph.shape_of(base)
         zero, one = graph.full(shape, 0, dtype), graph.full(shape, 1, dtype)
         result, square = one, base
@@ -219,7 +219,7 @@ class Elementwise(Movement):
         return self.from_uop(result)
 
     def _times(self, x: Operand, alpha: Scalar) -> Operand:
-        """An operand times a number: a number where it is one, which then meets self in the dtype of self."""
+        """alpha * x. The product of two numbers stays a number, which takes the dtype of self."""
         return x if alpha == 1 else x * alpha if is_scalar(x) else self._as_tensor(x).mul(alpha)
 
     def _as_tensor(self, x: Operand) -> Self:
@@ -247,23 +247,23 @@ class Elementwise(Movement):
 
     # -- comparisons -----------------------------------------------------------------------------
     def _compare(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
-        """`op` on operands promoted and broadcast. A number that the integers of a tensor cannot hold is on one side of all of them."""
+        """`op` on operands promoted and broadcast. A number out of the range of an integer dtype is above or below all its values."""
         a, b = self._operand(x), self._operand(y)
         for number, other in ((a, b), (b, a)):
             if isinstance(number, int) and isinstance(other, TensorBase) and other.dtype.is_int:
                 beyond = (number > other.dtype.max) - (number < other.dtype.min)
                 if beyond:
-                    below = (beyond < 0) == (number is a)       # whether the first operand is the smaller one
+                    below = (beyond < 0) == (number is a)       # whether a < b
                     holds = {Ops.CMPEQ: False, Ops.CMPNE: True, Ops.CMPLT: below, Ops.CMPLE: below}[op]
                     return self.from_uop(graph.full(other.shape, holds, dtypes.bool))
         return self._binary(op, name, a, b)
 
     def eq(self, other: Operand) -> Self:
-        """Element by element, a bool tensor."""
+        """self == other, a bool tensor."""
         return self._compare(Ops.CMPEQ, "eq", self, other)
 
     def ne(self, other: Operand) -> Self:
-        """Element by element; true where either is NaN."""
+        """self != other; True where either is NaN."""
         return self._compare(Ops.CMPNE, "ne", self, other)
 
     def lt(self, other: Operand) -> Self:
@@ -288,7 +288,7 @@ class Elementwise(Movement):
     def __le__(self, other: Operand) -> Self: return self.le(other)
     def __gt__(self, other: Operand) -> Self: return self.gt(other)
     def __ge__(self, other: Operand) -> Self: return self.ge(other)
-    __hash__ = object.__hash__  # a tensor is itself, whatever == computes
+    __hash__ = object.__hash__  # by identity: == is elementwise
 
     # -- logic and bits --------------------------------------------------------------------------
     def logical_not(self) -> Self:
@@ -296,19 +296,18 @@ class Elementwise(Movement):
         return self.from_uop(graph.alu(Ops.NOT, self.cast(dtypes.bool).uop))
 
     def _logical(self, op: Ops, name: str, other: Operand) -> Self:
-        a, b = self.cast(dtypes.bool), self._as_tensor(other).cast(dtypes.bool)
-        return self._binary(op, name, a, b)
+        return self._binary(op, name, self.cast(dtypes.bool), self._as_tensor(other).cast(dtypes.bool))
 
     def logical_and(self, other: Operand) -> Self:
-        """Both nonzero."""
+        """True where both are nonzero."""
         return self._logical(Ops.AND, "logical_and", other)
 
     def logical_or(self, other: Operand) -> Self:
-        """Either nonzero."""
+        """True where either is nonzero."""
         return self._logical(Ops.OR, "logical_or", other)
 
     def logical_xor(self, other: Operand) -> Self:
-        """Exactly one nonzero."""
+        """True where exactly one is nonzero."""
         return self._logical(Ops.XOR, "logical_xor", other)
 
     def _bitwise(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
@@ -331,17 +330,17 @@ class Elementwise(Movement):
         return self._bitwise(Ops.XOR, "bitwise_xor", self, other)
 
     def bitwise_not(self) -> Self:
-        """~self: of bools, not."""
+        """~self; for bools, logical not."""
         if self.dtype.is_float:
             raise DTypeError(f"bitwise_not of {self.dtype.name}: it takes integers and bools")
         return self._unary(Ops.NOT)
 
     def bitwise_left_shift(self, other: Operand) -> Self:
-        """self << other; 0 from the width on."""
+        """self << other; 0 for a shift by the width or more."""
         return self._shift(Ops.SHL, "bitwise_left_shift", self, other)
 
     def bitwise_right_shift(self, other: Operand) -> Self:
-        """self >> other, with the sign of a signed integer; 0 or -1 from the width on."""
+        """self >> other. Signed integers keep their sign; a shift by the width or more gives 0 or -1."""
         return self._shift(Ops.SHR, "bitwise_right_shift", self, other)
 
     def _shift(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
@@ -375,7 +374,7 @@ class Elementwise(Movement):
 
     # -- choices ---------------------------------------------------------------------------------
     def where(self, condition: Operand, other: Operand) -> Self:
-        """self where `condition`, of bools, holds, `other` elsewhere. Where the condition comes first: `svod.where(condition, x, y)`."""
+        """self where the bool `condition` holds, `other` elsewhere. `svod.where(condition, x, y)` takes the condition first."""
         chooser = self._as_tensor(condition)
         if chooser.dtype.kind != "b":
             raise DTypeError(f"x.where(condition, y) with a condition of {chooser.dtype.name}: give bools, as `condition != 0`; where the "
@@ -383,7 +382,7 @@ class Elementwise(Movement):
         return self._select(chooser, self, other)
 
     def masked_fill(self, mask: Operand, value: Operand) -> Self:
-        """`value`, as the dtype of self holds it, where `mask` holds; self elsewhere."""
+        """`value`, converted to the dtype of self, where `mask` holds; self elsewhere."""
         scalar = without_numpy(value)
         if not is_scalar(scalar):
             return self._select(mask, self._as_tensor(scalar).cast(self.dtype), self)
@@ -404,33 +403,24 @@ class Elementwise(Movement):
 
     def maximum(self, other: Operand) -> Self:
         """The larger of two; NaN where either is."""
-        return self._extremum(Ops.MAX, "maximum", self, other)
+        return self._arithmetic(Ops.MAX, "maximum", self, other)
 
     def minimum(self, other: Operand) -> Self:
         """The smaller of two; NaN where either is."""
-        return self._extremum(Ops.MIN, "minimum", self, other)
-
-    def _extremum(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
-        a, b = self._operand(x), self._operand(y)
-        dtype = common_dtype(name, a, b)
-        if dtype.kind == "b":
-            op = Ops.OR if op is Ops.MAX else Ops.AND
-        return self.from_uop(graph.alu(op, *operand_uops(name, dtype, a, b)))
+        return self._arithmetic(Ops.MIN, "minimum", self, other)
 
     def clamp(self, min: Operand | None = None, max: Operand | None = None) -> Self:
-        """Between `min` and `max`, tensors or numbers; None leaves a side open."""
+        """Limit the elements to `min` … `max`, tensors or numbers. None leaves a side open."""
         if min is None and max is None:
             raise DTypeError("clamp without bounds: give min, max or both")
         low = self if min is None else self.maximum(min)
         return low if max is None else low.minimum(max)
 
-    def clip(self, min: Operand | None = None, max: Operand | None = None) -> Self:
-        """`clamp`."""
-        return self.clamp(min, max)
+    def clip(self, min: Operand | None = None, max: Operand | None = None) -> Self: return self.clamp(min, max)
 
     # -- rounding and signs ----------------------------------------------------------------------
     def abs(self) -> Self:
-        """Absolute value; the smallest integer is its own."""
+        """Absolute value. The smallest integer stays negative."""
         return self._unary(Ops.ABS) if self.dtype.is_signed else self
 
     def sign(self) -> Self:
@@ -444,19 +434,19 @@ class Elementwise(Movement):
         return self._unary(op) if self.dtype.is_float else self
 
     def floor(self) -> Self:
-        """The next whole number below; integers stay."""
+        """The largest whole number <= x. Integers stay."""
         return self._rounded(Ops.FLOOR)
 
     def ceil(self) -> Self:
-        """The next whole number above; integers stay."""
+        """The smallest whole number >= x. Integers stay."""
         return self._rounded(Ops.CEIL)
 
     def trunc(self) -> Self:
-        """The next whole number toward zero; integers stay."""
+        """x rounded toward zero. Integers stay."""
         return self._rounded(Ops.TRUNC)
 
     def round(self, decimals: int = 0) -> Self:
-        """The nearest whole number, or multiple of 10**-decimals, halves to even; integers stay where `decimals` is not negative."""
+        """The nearest multiple of 10**-decimals, halves to even. Integers stay if `decimals` is not negative."""
         if decimals == 0 or (decimals > 0 and not self.dtype.is_float):
             return self._rounded(Ops.ROUND)
         wide = self._wide_float() if self.dtype.is_float else self.cast(dtypes.float64)
@@ -494,15 +484,15 @@ class Elementwise(Movement):
         return self.mul(self)
 
     def log1p(self) -> Self:
-        """log(1 + x), also where 1 + x loses x: log(u) · x / (u - 1) with u = 1 + x rounded (Kahan, HP-15C handbook, 1982)."""
+        """log(1 + x), accurate for small x: log(u) · x / (u - 1) with u = 1 + x rounded (Kahan, HP-15C handbook, 1982)."""
         x = self._wide_float()
         u = x + 1
-        # infinite u: the quotient would be inf / inf
+        # for an infinite u the quotient would be inf / inf
         result = self._select(u.eq(1), x, self._select(u.eq(math.inf), u, u.log() * (x / (u - 1))))
         return result.cast(self._float_dtype())
 
     def expm1(self) -> Self:
-        """exp(x) - 1, also where it loses x: (u - 1) · x / log(u) with u = exp(x) rounded (Kahan)."""
+        """exp(x) - 1, accurate for small x: (u - 1) · x / log(u) with u = exp(x) rounded (Kahan)."""
         x = self._wide_float()
         u = x.exp()
         plain = u - 1
@@ -524,22 +514,17 @@ class Elementwise(Movement):
 
 
 def _is_no_value(other: object) -> bool:
-    """What a tensor is never equal to, and is compared with all the same: `if x == None`, `x != "auto"`."""
+    """Whether == with a tensor is plain Python's, and False: for `x == None` and `x == "auto"`."""
     return other is None or isinstance(other, str)
 
 
-def int_or_none(value: Scalar) -> int | None:
-    """The int a finite scalar rounds toward zero to; None for NaN and infinities."""
-    return int(value) if math.isfinite(value) else None
-
-
-_LOGIC_OF_BOOLS = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND}
+_LOGIC_OF_BOOLS = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND, Ops.MAX: Ops.OR, Ops.MIN: Ops.AND}
 
 
 def truncated_remainder(dividend: UOp, divisor: UOp) -> UOp:
-    """x - trunc(x / y) · y as float64, the sign that of x; x itself for an infinite y, NaN for an infinite x or a y of 0.
+    """x - trunc(x / y) · y as float64, with the sign of x: x for an infinite y, NaN for an infinite x or a y of 0.
 
-    The multiples of 2**24 · y are taken away first: for floats of up to 24 bits each product and difference is then exact in float64."""
+    Multiples of 2**24 · y are subtracted first: for floats of up to 24 bits, each product and difference is then exact in float64."""
     narrow = dividend.dtype.bits < 64
     rest, y = (graph.cast(u, dtypes.float64) for u in (dividend, divisor))
     shape = graph.shape_of(rest)
@@ -547,15 +532,15 @@ def truncated_remainder(dividend: UOp, divisor: UOp) -> UOp:
         part = y if factor == 1.0 else graph.alu(Ops.MUL, y, graph.full(shape, factor, dtypes.float64))
         whole = graph.alu(Ops.TRUNC, graph.alu(Ops.FDIV, rest, part))
         is_rest = graph.alu(Ops.CMPEQ, whole, graph.full(shape, 0.0, dtypes.float64))
-        # 0 times an infinite divisor would be NaN
+        # 0 times an infinite y would be NaN
         rest = graph.alu(Ops.WHERE, is_rest, rest, graph.alu(Ops.SUB, rest, graph.alu(Ops.MUL, whole, part)))
     return rest
 
 
 def _floor_quotient(dividend: UOp, divisor: UOp) -> UOp:
-    """The floor of a quotient of floats, in float64, which tells quotients of narrower ones from the whole number beside them: -1 where it
-    is negative and too small to be told from -0, as of a finite dividend by an infinite divisor; NaN for an infinite dividend, but by
-    zero."""
+    """The floor of a quotient of floats. It is computed in float64, where a quotient of narrower floats does not round to a whole number.
+    A negative quotient that underflows to -0 gives -1, such as a finite number by an infinite one. An infinite dividend gives NaN, except
+    by zero."""
     result = dividend.dtype
     dividend, divisor = (graph.cast(u, dtypes.float64) for u in (dividend, divisor))
     dtype = dividend.dtype

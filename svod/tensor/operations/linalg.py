@@ -1,4 +1,4 @@
-"""Contractions: matmul and linear, as one product over a common shape and one REDUCE with its axis last."""
+"""Contractions: matmul and linear, as one product over a common shape and one REDUCE over its last axis."""
 from __future__ import annotations
 
 from typing import Self
@@ -17,9 +17,9 @@ class Linalg(Scatter):
     __slots__ = ()
 
     def matmul(self, other: Operand) -> Self:
-        """`self @ other` by NumPy's rule: (…, M, K) @ (…, K, N) → (…, M, N), leading axes broadcast, 1-D operands as a row on
-        the left and a column on the right. The dtype is the operands' common one; 16-bit floats and narrow integers are
-        accumulated in 32 bits; of bools it is any(a and b)."""
+        """`self @ other` by NumPy's rule: (…, M, K) @ (…, K, N) → (…, M, N) with leading axes broadcast. A vector is a row on the left
+        and a column on the right. The result has the common dtype of the operands. 16-bit floats and narrow integers are accumulated in
+        32 bits; the product of bools is any(a and b)."""
         a, b = self, self._as_tensor(other)
         if a.ndim == 0 or b.ndim == 0:
             raise ShapeError(f"matmul of shapes {a.shape} and {b.shape}: both need at least one axis")
@@ -28,7 +28,7 @@ class Linalg(Scatter):
             raise ShapeError(f"matmul of shapes {a.shape} and {b.shape}: axis -1 of the first has extent {a.shape[-1]}, axis {inner} of "
                              f"the second {b.shape[inner]}; they are summed over and must be equal")
         batch = graph.broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2], given=(a.shape, b.shape))
-        # each operand only has the free axis it brings; a vector brings none
+        # a matrix has one free axis, a vector none
         rows, columns = a.shape[-2:-1], b.shape[-1:] if b.ndim > 1 else ()
         k = a.shape[-1]
         left = a.reshape(*a.shape[:-2], *rows, *(1 for _ in columns), k)
@@ -36,18 +36,9 @@ class Linalg(Scatter):
         right = right.reshape(*b.shape[:-2], *(1 for _ in rows), *columns, k)
         return left._contract(right, (*batch, *rows, *columns, k), (-1,), promote(a.dtype, b.dtype))
 
-    def dot(self, other: Operand) -> Self:
-        """`matmul`."""
-        return self.matmul(other)
-
-    def mm(self, other: Operand) -> Self:
-        """`matmul`."""
-        return self.matmul(other)
-
-    def bmm(self, other: Operand) -> Self:
-        """`matmul`."""
-        return self.matmul(other)
-
+    def dot(self, other: Operand) -> Self: return self.matmul(other)
+    def mm(self, other: Operand) -> Self: return self.matmul(other)
+    def bmm(self, other: Operand) -> Self: return self.matmul(other)
     def __matmul__(self, other: Operand) -> Self: return self.matmul(other)
     def __rmatmul__(self, other: Operand) -> Self: return self._as_tensor(other).matmul(self)
 
@@ -66,9 +57,9 @@ class Linalg(Scatter):
         return result.add(added)
 
     def _contract(self, other: Self, shape: tuple[int, ...], axes: tuple[int, ...], dtype: DType) -> Self:
-        """The sum over `axes` of the product of both, each broadcast to `shape`; the axes are dropped.
+        """The product of both operands, broadcast to `shape` and summed over `axes`, which are dropped.
 
-        One MUL over the common shape and one REDUCE_AXIS: nothing of that shape is ever stored."""
+        It is one MUL over the common shape and one REDUCE_AXIS; no array of that shape is stored."""
         inner = dtypes.bool if dtype.kind == "b" else accumulator(dtype)
         a, b = (graph.broadcast(t.cast(inner).uop, shape) for t in (self, other))
         multiply, add = (Ops.AND, "OR") if dtype.kind == "b" else (Ops.MUL, "ADD")

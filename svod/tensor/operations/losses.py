@@ -1,6 +1,6 @@
 """Losses, forward only, and rotary embedding. Names and signatures are those of torch.nn.functional, with the input as self.
 
-Computed in float32 at least; `reduction` is 'mean', 'sum' or 'none'.
+Losses are computed in float32 at least. `reduction` is 'mean', 'sum' or 'none'.
 """
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from svod.tensor.operations.resample import Resample
 
 
 class Losses(Resample):
-    """How far an output is from what it should be."""
+    """Losses of an output against a target."""
 
     __slots__ = ()
 
     def _reduced(self, name: str, reduction: str, dtype_of: Self) -> Self:
-        """The mean, the sum, or all losses, in the input's float dtype."""
+        """The losses reduced as `reduction` says, in the float dtype of `dtype_of`."""
         if reduction not in ("mean", "sum", "none"):
             raise UnsupportedError(f"{name} with reduction={reduction!r}: use 'mean', 'sum' or 'none'")
         result = self if reduction == "none" else self.mean() if reduction == "mean" else self.sum()
@@ -28,7 +28,7 @@ class Losses(Resample):
     def _with_target(self, name: str, target: Operand) -> tuple[Self, Self]:
         y = self._as_tensor(target)
         if y.shape != self.shape:
-            raise ShapeError(f"{name} of {self.shape} with a target of {y.shape}: they have one shape")
+            raise ShapeError(f"{name} of {self.shape} with a target of {y.shape}: the shapes must agree")
         return self._wide_float(), y._wide_float()
 
     def mse_loss(self, target: Operand, reduction: str = "mean") -> Self:
@@ -56,14 +56,14 @@ class Losses(Resample):
         return d.square().mul(0.5 / beta).where(d.lt(beta), d.sub(beta / 2))._reduced("smooth_l1_loss", reduction, self)
 
     def binary_cross_entropy(self, target: Operand, weight: Operand | None = None, reduction: str = "mean") -> Self:
-        """-(y·log(x) + (1-y)·log(1-x)) of probabilities; logarithms are at least -100, as in PyTorch."""
+        """-(y·log(x) + (1-y)·log(1-x)) for probabilities x. Logarithms are clamped to at least -100, as in PyTorch."""
         x, y = self._with_target("binary_cross_entropy", target)
         loss = y.mul(x.log().maximum(-100.0)).add(y.neg().add(1).mul(x.neg().log1p().maximum(-100.0))).neg()
         return (loss if weight is None else loss.mul(weight))._reduced("binary_cross_entropy", reduction, self)
 
     def binary_cross_entropy_with_logits(self, target: Operand, weight: Operand | None = None, reduction: str = "mean",
                                          pos_weight: Operand | None = None) -> Self:
-        """`binary_cross_entropy` of sigmoid(x), without its overflow: (1-y)·x + (1 + (p-1)·y) · softplus(-x)."""
+        """`binary_cross_entropy` of sigmoid(x), without overflow: (1-y)·x + (1 + (p-1)·y) · softplus(-x) with p = `pos_weight`."""
         x, y = self._with_target("binary_cross_entropy_with_logits", target)
         soft = x.neg().maximum(0).add(x.abs().neg().exp().log1p())
         if pos_weight is not None:
@@ -72,7 +72,8 @@ class Losses(Resample):
         return (loss if weight is None else loss.mul(weight))._reduced("binary_cross_entropy_with_logits", reduction, self)
 
     def kl_div(self, target: Operand, reduction: str = "mean", log_target: bool = False) -> Self:
-        """y · (log y - x), x and with `log_target` also y being logarithms; reduction 'batchmean' divides the sum by the first extent."""
+        """y · (log y - x) for logarithms x; with `log_target`, y is a logarithm too. reduction='batchmean' divides the sum by the first
+        extent."""
         x, y = self._with_target("kl_div", target)
         loss = y.exp().mul(y.sub(x)) if log_target else y.xlogy(y).sub(y.mul(x))
         if reduction == "batchmean":
@@ -80,42 +81,37 @@ class Losses(Resample):
         return loss._reduced("kl_div", reduction, self)
 
     def nll_loss(self, target: Operand, weight: Operand | None = None, ignore_index: int = -100, reduction: str = "mean") -> Self:
-        """-x[n, target[n], …] of logarithms of probabilities (N, C, …), or (C,), at class numbers (N, …), times the class's weight; the
-        mean is over the weights. One gather."""
+        """-x[n, target[n], …] times the weight of the class, for log-probabilities x (N, C, …) or (C,) and class numbers (N, …). The mean
+        divides by the sum of the weights. One gather."""
         y = self._as_tensor(target)
         at = 1 if self.ndim > 1 else 0
         expected = self.shape[:at] + self.shape[at + 1:]
         if self.ndim < 1 or y.shape != expected or not y.dtype.is_int:
             raise ShapeError(f"nll_loss of {self.shape} with a target of {y.dtype.name}{list(y.shape)}: the input is (N, C, …), the target "
                              f"integers of shape {expected}")
-        if reduction not in ("mean", "sum", "none"):
-            raise UnsupportedError(f"nll_loss with reduction={reduction!r}: use 'mean', 'sum' or 'none'")
         counts = y.ne(ignore_index)
         chosen = y.where(counts, 0)
         scale = counts.cast(dtypes.float32)
         if weight is not None:
-            w = self._as_tensor(weight)._wide_float()
-            if w.shape != (self.shape[at],):
-                raise ShapeError(f"nll_loss of {self.shape} with weights of {w.shape}: one for each of {self.shape[at]} classes")
-            scale = scale.mul(w.take(chosen, 0))
+            scale = scale.mul(self._class_weights("nll_loss", weight, at).take(chosen, 0))
         picked = self._wide_float().gather(at, chosen.unsqueeze(at)).squeeze(at).neg()
         loss = picked.where(counts, 0.0).mul(scale)     # an ignored infinity would make NaN
-        if reduction == "none":
-            return loss.cast(self._float_dtype())
-        total = loss.sum()
-        return (total if reduction == "sum" else total.div(scale.sum())).cast(self._float_dtype())
+        if reduction == "mean":
+            return loss.sum().div(scale.sum()).cast(self._float_dtype())
+        return loss._reduced("nll_loss", reduction, self)
 
     def cross_entropy(self, target: Operand, weight: Operand | None = None, ignore_index: int = -100, reduction: str = "mean",
                       label_smoothing: float = 0.0) -> Self:
-        """`nll_loss` of log_softmax over axis 1 for class numbers; -Σ p · log_softmax for probabilities p of the input's shape."""
+        """`nll_loss` of log_softmax over axis 1 if the target is class numbers; -Σ p · log_softmax if it is probabilities p of the input's
+        shape."""
         at = 1 if self.ndim > 1 else 0
         y, logs = self._as_tensor(target), self._wide_float().log_softmax(at)
         classes = self.shape[at]
         if y.dtype.is_float:
             if y.shape != self.shape:
-                raise ShapeError(f"cross_entropy of {self.shape} with probabilities of {y.shape}: they have one shape")
+                raise ShapeError(f"cross_entropy of {self.shape} with probabilities of {y.shape}: the shapes must agree")
             p = y._wide_float().mul(1 - label_smoothing).add(label_smoothing / classes) if label_smoothing else y._wide_float()
-            loss = p.mul(self._per_class("cross_entropy", logs, weight, at)).sum(at).neg()
+            loss = p.mul(self._per_class(logs, weight, at)).sum(at).neg()
             if reduction == "mean":
                 return loss.sum().div(float(max(1, loss.numel()))).cast(self._float_dtype())
             return loss._reduced("cross_entropy", reduction, self)
@@ -123,7 +119,7 @@ class Losses(Resample):
         if not label_smoothing:
             return plain.cast(self._float_dtype())
         counts = y.ne(ignore_index)
-        smooth = self._per_class("cross_entropy", logs, weight, at).sum(at).neg().where(counts, 0.0)
+        smooth = self._per_class(logs, weight, at).sum(at).neg().where(counts, 0.0)
         if reduction == "mean":
             scale = counts.cast(dtypes.float32)
             if weight is not None:
@@ -133,18 +129,22 @@ class Losses(Resample):
             smooth = smooth.sum()
         return plain.mul(1 - label_smoothing).add(smooth.mul(label_smoothing / classes)).cast(self._float_dtype())
 
-    def _per_class(self, name: str, logs: Self, weight: Operand | None, at: int) -> Self:
+    def _per_class(self, logs: Self, weight: Operand | None, at: int) -> Self:
+        """`logs` times the weights of the classes along axis `at`."""
         if weight is None:
             return logs
+        return logs.mul(self._class_weights("cross_entropy", weight, at).reshape(-1, *(1,) * (self.ndim - at - 1)))
+
+    def _class_weights(self, name: str, weight: Operand, at: int) -> Self:
         w = self._as_tensor(weight)._wide_float()
         if w.shape != (self.shape[at],):
-            raise ShapeError(f"{name} of {self.shape} with weights of {w.shape}: one for each of {self.shape[at]} classes")
-        return logs.mul(w.reshape(-1, *(1,) * (self.ndim - at - 1)))
+            raise ShapeError(f"{name} of {self.shape} with weights of {w.shape}: give one for each of {self.shape[at]} classes")
+        return w
 
     # -- positions -------------------------------------------------------------------------------
     def rotary_embedding(self, cos: Operand, sin: Operand, interleaved: bool = False) -> Self:
-        """Pairs of features (…, L, E) turned by angles with these cosines and sines (L, E/2) or (…, L, E/2): the halves of E, or neighbours
-        with `interleaved` (Su et al., RoFormer, 2021). `rotary_angles` gives cos and sin."""
+        """Pairs of features (…, L, E) rotated by angles with cosines and sines (L, E/2) or (…, L, E/2), which `rotary_angles` gives. A
+        pair is one feature of each half of E, or two neighbours with `interleaved` (Su et al., RoFormer, 2021)."""
         half = self.shape[-1] // 2 if self.ndim else 0
         c, s = self._as_tensor(cos)._wide_float(), self._as_tensor(sin)._wide_float()
         if self.ndim < 2 or self.shape[-1] % 2 or c.shape != s.shape or c.ndim < 1 or c.shape[-1] != half:
@@ -162,9 +162,9 @@ class Losses(Resample):
 
     @classmethod
     def rotary_angles(cls, length: int, features: int, base: float = 10000.0, start: int = 0) -> tuple[Self, Self]:
-        """(cos, sin), each float32 (length, features/2), of position · base^(-2i/features) for positions from `start` on."""
+        """(cos, sin) of position · base^(-2i/features) for positions from `start` on, each float32 (length, features/2)."""
         if features < 2 or features % 2 or length < 0:
-            raise ShapeError(f"rotary_angles of {length} positions and {features} features: an even, positive number of features")
+            raise ShapeError(f"rotary_angles of {length} positions and {features} features: the features must be even and positive")
         steps = cls.arange(features // 2, dtype=dtypes.float64).mul(-2 * math.log(base) / features).exp()
         angles = cls.arange(start, start + length, dtype=dtypes.float64).unsqueeze(1).mul(steps)
         return angles.cos().cast(dtypes.float32), angles.sin().cast(dtypes.float32)

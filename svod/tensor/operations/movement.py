@@ -1,4 +1,4 @@
-"""Operations that move elements and compute nothing: views, in the graph, that cost index arithmetic at most."""
+"""Operations that move elements and compute nothing. They are views in the graph and cost index arithmetic at most."""
 from __future__ import annotations
 
 import math
@@ -21,19 +21,14 @@ class Movement(Creation):
 
     # -- shape -----------------------------------------------------------------------------------
     def reshape(self, *shape: int | Sequence[int]) -> Self:
-        """The elements in row-major order under another shape; one entry may be -1."""
+        """The same elements in row-major order with another shape; one entry may be -1."""
         return self.from_uop(graph.reshape(self.uop, shape_argument(shape)))
 
-    def view(self, *shape: int | Sequence[int]) -> Self:
-        """`reshape`."""
-        return self.reshape(*shape)
-
-    def reshape_as(self, other: TensorBase) -> Self:
-        """`reshape` to the other's shape."""
-        return self.reshape(other.shape)
+    def view(self, *shape: int | Sequence[int]) -> Self: return self.reshape(*shape)
+    def reshape_as(self, other: TensorBase) -> Self: return self.reshape(other.shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        """Axes start_dim … end_dim as one."""
+        """Axes start_dim … end_dim merged into one."""
         if self.ndim == 0:
             return self.reshape(1).flatten(start_dim, end_dim)
         first, last = self._axis("flatten", start_dim), self._axis("flatten", end_dim)
@@ -55,12 +50,12 @@ class Movement(Creation):
         return self.reshape(*self.shape[:axis], *whole, *self.shape[axis + 1:])
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
-        """Without the axes of extent 1: all, or those in `dim`, where others are left alone."""
+        """Drop axes of extent 1: all of them, or those among `dim`."""
         axes = graph.normalize_axes("squeeze", dim, self.ndim)
         return self.reshape(tuple(n for i, n in enumerate(self.shape) if not (n == 1 and i in axes)))
 
     def unsqueeze(self, dim: int) -> Self:
-        """A new axis of extent 1 at `dim`; -1 is after the last."""
+        """A new axis of extent 1 at `dim`; -1 puts it after the last one."""
         axis = graph.normalize_axes("unsqueeze", dim, self.ndim + 1)[0]
         return self.reshape((*self.shape[:axis], 1, *self.shape[axis:]))
 
@@ -76,12 +71,10 @@ class Movement(Creation):
         order[a], order[b] = order[b], order[a]
         return self.permute(order)
 
-    def swapaxes(self, axis0: int, axis1: int) -> Self:
-        """`transpose`."""
-        return self.transpose(axis0, axis1)
+    def swapaxes(self, axis0: int, axis1: int) -> Self: return self.transpose(axis0, axis1)
 
     def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
-        """Axis `source` moved to position `destination`; or several, each to its own."""
+        """Axis `source` moved to position `destination`, or several axes moved to one position each."""
         a, b = ([self._axis("movedim", i) for i in ([axes] if isinstance(axes, int) else axes)] for axes in (source, destination))
         if len(a) != len(b) or len(set(a)) < len(a) or len(set(b)) < len(b):
             raise ShapeError(f"movedim of {self.shape} from {source} to {destination}: give as many positions as axes, each once")
@@ -101,18 +94,18 @@ class Movement(Creation):
         return self.transpose(-2, -1)
 
     def t(self) -> Self:
-        """The two axes of a matrix exchanged; fewer stay as they are. Raises ShapeError for more."""
+        """The transpose of a matrix; a vector or a scalar stays. Raises ShapeError for more than two axes."""
         if self.ndim > 2:
             raise ShapeError(f"t of {self.shape}: it takes at most two axes; use T, mT or transpose")
         return self.T
 
     def flip(self, *axes: int | Sequence[int], dims: int | Sequence[int] = ()) -> Self:
-        """The given axes reversed: one by one, as a sequence, or as `dims`."""
+        """The given axes reversed. They are arguments, a sequence, or `dims`."""
         return self.from_uop(graph.flip(self.uop, shape_argument(axes or (dims,))))
 
     # -- repetition ------------------------------------------------------------------------------
     def expand(self, *sizes: int | Sequence[int]) -> Self:
-        """Axes of extent 1 repeated, new leading axes added; -1 keeps an extent."""
+        """Axes of extent 1 repeated and new leading axes added; -1 keeps an extent."""
         wanted = shape_argument(sizes)
         missing = len(wanted) - self.ndim
         kept = tuple(self.shape[i - missing] if n == -1 and i >= missing else n for i, n in enumerate(wanted))
@@ -123,18 +116,17 @@ class Movement(Creation):
         return self.from_uop(graph.broadcast(self.uop, other.shape, "expand_as"))
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
-        """To `shape` by the broadcasting rule."""
-        wanted = shape_argument(shape)
-        return self._broadcast("broadcast_to", wanted)
+        """The tensor broadcast to `shape`."""
+        return self._broadcast("broadcast_to", shape_argument(shape))
 
     def _broadcast(self, name: str, shape: tuple[int, ...]) -> Self:
         if any(n < 0 for n in shape):
-            hint = "; -1 keeps an extent of an axis that is there" if name == "expand" else "; expand keeps an extent named -1"
+            hint = "; -1 keeps the extent of an existing axis" if name == "expand" else "; expand takes -1 to keep an extent"
             raise ShapeError(f"{name} of {self.shape} to {shape}: an extent cannot be negative{hint}")
         return self.from_uop(graph.broadcast(self.uop, shape, name))
 
     def repeat(self, *repeats: int | Sequence[int]) -> Self:
-        """The whole tensor side by side, `repeats[i]` times along axis i; more counts than axes add leading axes."""
+        """Copies of the tensor side by side, `repeats[i]` of them along axis i. More counts than axes add leading axes."""
         counts = shape_argument(repeats)
         missing = len(counts) - self.ndim
         if missing < 0 or any(n < 0 for n in counts):
@@ -145,12 +137,12 @@ class Movement(Creation):
         return wide.reshape(tuple(c * s for c, s in zip(counts, shape, strict=True)))
 
     def tile(self, *repeats: int | Sequence[int]) -> Self:
-        """`repeat`, where fewer counts than axes are of the last axes, as NumPy has it."""
+        """`repeat`; as in NumPy, fewer counts than axes apply to the last axes."""
         counts = shape_argument(repeats)
         return self.repeat((1,) * (self.ndim - len(counts)) + counts)
 
     def repeat_interleave(self, repeats: int, dim: int | None = None) -> Self:
-        """Each element `repeats` times in a row along `dim`; None flattens first."""
+        """Each element repeated `repeats` times in a row along `dim`; None flattens first."""
         if dim is None:
             return self.ravel().repeat_interleave(repeats, 0)
         axis = self._axis("repeat_interleave", dim)
@@ -162,11 +154,11 @@ class Movement(Creation):
 
     # -- edges -----------------------------------------------------------------------------------
     def pad(self, pad: Sequence[int] | Sequence[tuple[int, int] | None], mode: str = "constant", value: Scalar = 0) -> Self:
-        """Elements of `value` around the tensor; negative counts cut.
+        """Elements added before and after each axis; negative counts cut elements off.
 
-        `pad` is either flat as in PyTorch, `(before, after)` of the last axis, then of the one before it, …, or as in NumPy
-        one pair (or None) for every axis in order. `mode`: 'constant', 'reflect' (mirrored without the edge), 'symmetric' (with it),
-        'replicate' ('edge': the edge repeated), 'circular' ('wrap': from the other end). Raises ShapeError, UnsupportedError."""
+        `pad` is flat as in PyTorch, `(before, after)` of the last axis, then of the axis before it, …, or one pair or None per axis in
+        order as in NumPy. `mode`: 'constant' (`value`), 'reflect' (mirrored without the edge), 'symmetric' (mirrored with the edge),
+        'replicate' or 'edge' (the edge repeated), 'circular' or 'wrap' (from the other end). Raises ShapeError, UnsupportedError."""
         pairs = self._pad_pairs(tuple(pad))
         if mode != "constant":
             return self._pad_from_within(pairs, mode)
@@ -178,7 +170,7 @@ class Movement(Creation):
         return self.from_uop(graph.pad(inner, tuple((max(0, lo), max(0, hi)) for lo, hi in pairs), value))
 
     def _pad_from_within(self, pairs: tuple[tuple[int, int], ...], mode: str) -> Self:
-        """Padding with the tensor's own elements, axis by axis: what comes before it, the tensor, what comes after it."""
+        """Padding with the tensor's own elements: axis by axis, the elements before, the tensor and the elements after are joined."""
         names = {"reflect": 1, "symmetric": 0, "replicate": None, "edge": None, "circular": -1, "wrap": -1}
         if mode not in names:
             raise UnsupportedError(f"pad with mode {mode!r}: use 'constant', {', '.join(map(repr, names))}")
@@ -211,7 +203,7 @@ class Movement(Creation):
         return tuple((0, 0) if p is None else (int(p[0]), int(p[1])) for p in pad)
 
     def shrink(self, bounds: Sequence[tuple[int, int] | None]) -> Self:
-        """The part `begin <= i < end` of each axis; None keeps one whole."""
+        """The positions `begin <= i < end` of each axis; None keeps a whole axis."""
         if len(bounds) != self.ndim:
             raise ShapeError(f"shrink of {self.shape} to {tuple(bounds)}: give bounds or None for each axis")
         whole = tuple((0, n) if b is None else b for n, b in zip(self.shape, bounds, strict=True))
@@ -224,11 +216,11 @@ class Movement(Creation):
         return self.shrink([(first, first + length) if i == axis else None for i in range(self.ndim)])
 
     def unfold(self, dimension: int, size: int, step: int) -> Self:
-        """Windows of `size` every `step` positions of an axis, as a new last axis. A view: nothing is copied."""
+        """Windows of `size` elements at every `step`-th position of an axis, as a new last axis. A view."""
         return self.from_uop(graph.window(self.uop, ((self._axis("unfold", dimension), size, step, 1),)))
 
     def roll(self, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Self:
-        """Elements shifted along axes, round the end; without axes over the flattened tensor."""
+        """Elements shifted cyclically along axes; without `dims`, in the flattened tensor."""
         if dims is None:
             if not isinstance(shifts, int):
                 raise ShapeError(f"roll by {shifts} without axes: give one shift, or name the axes")
@@ -249,8 +241,8 @@ class Movement(Creation):
     def cat(cls, tensors: Sequence[Self], dim: int = 0) -> Self:
         """Tensors one after the other along `dim`, in their common dtype. The other extents must agree.
 
-        A few are selected from by whatever reads them; of many, each is stored into its part of one buffer (`svod.core.graph.join`). Each
-        element is loaded once either way, and nothing is added, so that NaN, -0.0 and bools pass through."""
+        The kernel that reads the result selects from a few tensors; many tensors are stored into parts of one buffer
+        (`svod.core.graph.join`). Either way, each element is loaded once and copied without arithmetic: NaN, -0.0 and bools stay."""
         parts = _list_of_tensors("cat", tensors)
         if not parts:
             raise ShapeError("cat of no tensors: give at least one")
@@ -261,8 +253,7 @@ class Movement(Creation):
         first = parts[0].shape
         for t in parts:
             if t.ndim != rank or any(a != b for i, (a, b) in enumerate(zip(t.shape, first, strict=True)) if i != axis):
-                raise ShapeError(f"cat of shapes {' and '.join(str(t.shape) for t in parts)} along axis {dim}: "
-                                 "all other extents must agree")
+                raise ShapeError(f"cat of shapes {' and '.join(str(t.shape) for t in parts)} along axis {dim}: other extents must agree")
         dtype = common_dtype("cat", *parts)
         return cls.from_uop(graph.cat([t.cast(dtype).uop for t in parts], axis))
 
@@ -276,12 +267,12 @@ class Movement(Creation):
 
     @classmethod
     def vstack(cls, tensors: Sequence[Self]) -> Self:
-        """`cat` along the first axis; a list is a row."""
+        """`cat` along the first axis; a vector is a row."""
         return cls.cat([t if t.ndim > 1 else t.reshape(1, -1) for t in _list_of_tensors("vstack", tensors)])
 
     @classmethod
     def hstack(cls, tensors: Sequence[Self]) -> Self:
-        """`cat` along the second axis; lists one after the other."""
+        """`cat` along the second axis; vectors are joined along their only axis."""
         parts = [t if t.ndim else t.reshape(1) for t in _list_of_tensors("hstack", tensors)]
         return cls.cat(parts, min(1, parts[0].ndim - 1) if parts else 0)
 
@@ -332,7 +323,7 @@ class Movement(Creation):
 
 
 def _list_of_tensors(name: str, tensors: Sequence[TensorT]) -> list[TensorT]:
-    """The tensors given; a tensor in place of a list (`a.cat(b)`) would be taken apart along its first axis."""
+    """The tensors as a list. Raises ShapeError for one tensor (`a.cat(b)`), which would be split along its first axis."""
     if isinstance(tensors, TensorBase):
         raise ShapeError(f"{name} of one tensor of shape {tensors.shape}: give a list, Tensor.{name}([a, b])")
     given = list(tensors) if isinstance(tensors, Iterable) else [tensors]

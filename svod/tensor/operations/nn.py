@@ -1,8 +1,7 @@
-"""What neural networks are made of: convolution, pooling, normalisation, softmax, embedding, attention.
+"""Operations of neural networks: convolution, pooling, normalisation, softmax, embedding, attention.
 
-Names and signatures are those of torch.nn.functional, with the first operand as self. Functions made of several steps are
-computed in float32 at least and rounded once to the operand's dtype. Convolution and pooling read WINDOW views inside one
-REDUCE: no tensor of windows is made.
+Names and signatures are those of torch.nn.functional, with the first operand as self. Composite functions are computed in float32 at least
+and rounded once to the operand's dtype. Convolution and pooling read WINDOW views inside one REDUCE, so no tensor of windows is stored.
 """
 from __future__ import annotations
 
@@ -32,29 +31,23 @@ class NeuralNetwork(Activations):
     # -- rows ------------------------------------------------------------------------------------
     def softmax(self, dim: int = -1, *, axis: int | None = None) -> Self:
         """exp(x - max) / sum along one axis."""
-        exps, total = self._shifted_exps(dim if axis is None else axis)
-        return exps.mul(total.reciprocal()).cast(self._float_dtype())
+        at, shifted = self._shifted("softmax", dim if axis is None else axis)
+        exps = shifted.exp()
+        return exps.mul(exps.sum(at, keepdim=True).reciprocal()).cast(self._float_dtype())
 
     def log_softmax(self, dim: int = -1, *, axis: int | None = None) -> Self:
         """log(softmax(x)), computed as x - max - log(sum)."""
-        at = self._axis("log_softmax", dim if axis is None else axis)
-        x = self._wide_float()
-        if 0 in x.shape:
-            return x.cast(self._float_dtype())
-        shifted = x.sub(x.max(at, keepdim=True))
+        at, shifted = self._shifted("log_softmax", dim if axis is None else axis)
         return shifted.sub(shifted.exp().sum(at, keepdim=True).log()).cast(self._float_dtype())
 
-    def _shifted_exps(self, dim: int) -> tuple[Self, Self]:
-        at = self._axis("softmax", dim)
-        x = self._wide_float()
-        if 0 in x.shape:
-            return x, x
-        exps = x.sub(x.max(at, keepdim=True)).exp()
-        return exps, exps.sum(at, keepdim=True)
+    def _shifted(self, name: str, dim: int) -> tuple[int, Self]:
+        """The axis, and x - max along it."""
+        at, x = self._axis(name, dim), self._wide_float()
+        return at, x if 0 in x.shape else x.sub(x.max(at, keepdim=True))
 
     def layer_norm(self, normalized_shape: IntOrInts, weight: Operand | None = None, bias: Operand | None = None,
                    eps: float = 1e-5) -> Self:
-        """(x - mean) / sqrt(var + eps) over the last axes, whose extents are `normalized_shape`; then · weight + bias."""
+        """(x - mean) / sqrt(var + eps) · weight + bias, with mean and var over the last axes, whose extents are `normalized_shape`."""
         axes = self._last_axes("layer_norm", normalized_shape)
         weight, bias = self._affine_operand("layer_norm", "weight", weight, axes), self._affine_operand("layer_norm", "bias", bias, axes)
         x = self._wide_float()
@@ -63,7 +56,8 @@ class NeuralNetwork(Activations):
         return self._affine(centred.mul(scale), weight, bias)
 
     def rms_norm(self, normalized_shape: IntOrInts, weight: Operand | None = None, eps: float | None = None) -> Self:
-        """x / sqrt(mean(x²) + eps) over the last axes; then · weight. eps defaults to that of float32, or float64 where x is one."""
+        """x / sqrt(mean(x²) + eps) · weight, with the mean over the last axes. `eps` defaults to the machine epsilon of float32, or of
+        float64 for float64."""
         axes = self._last_axes("rms_norm", normalized_shape)
         weight = self._affine_operand("rms_norm", "weight", weight, axes)
         x = self._wide_float()
@@ -71,18 +65,15 @@ class NeuralNetwork(Activations):
         return self._affine(x.mul(scale), weight, None)
 
     def _affine_operand(self, name: str, what: str, given: Operand | None, axes: Sequence[int]) -> Self | None:
-        """A weight or bias over the axes that are normalised. Raises ShapeError."""
+        """A weight or bias over the normalised axes. Raises ShapeError."""
         t = None if given is None else self._as_tensor(given)
         if t is not None and not graph.can_broadcast(t.shape, self.shape):
             raise ShapeError(f"{name} of {self.shape} with a {what} of {t.shape}: it must be {self.shape[-len(axes):]}")
         return t
 
-    def _affine(self, normalised: Self, weight: Operand | None, bias: Operand | None) -> Self:
-        if weight is not None:
-            normalised = normalised.mul(self._as_tensor(weight)._wide_float())
-        if bias is not None:
-            normalised = normalised.add(self._as_tensor(bias)._wide_float())
-        return normalised.cast(self._float_dtype())
+    def _affine(self, normalised: Self, weight: Self | None, bias: Self | None) -> Self:
+        scaled = normalised if weight is None else normalised.mul(weight._wide_float())
+        return (scaled if bias is None else scaled.add(bias._wide_float())).cast(self._float_dtype())
 
     def _last_axes(self, name: str, normalized_shape: IntOrInts) -> tuple[int, ...]:
         wanted = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
@@ -92,9 +83,9 @@ class NeuralNetwork(Activations):
 
     def batch_norm(self, running_mean: Operand, running_var: Operand, weight: Operand | None = None, bias: Operand | None = None,
                    training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Self:
-        """(x - mean) / sqrt(var + eps) · weight + bias per channel (axis 1) with the given statistics, as one x · scale + shift.
+        """(x - mean) / sqrt(var + eps) · weight + bias per channel (axis 1) with the given statistics, computed as x · scale + shift.
 
-        Raises UnsupportedError for training: svod runs models, it does not train them."""
+        Raises UnsupportedError for training: svod runs models and does not train them."""
         if training:
             raise UnsupportedError(f"batch_norm with training=True (momentum {momentum}): only the given statistics can be used")
         if self.ndim < 2:
@@ -113,7 +104,7 @@ class NeuralNetwork(Activations):
         return self._wide_float().mul(scale.reshape(per_channel)).add(shift.reshape(per_channel)).cast(self._float_dtype())
 
     def group_norm(self, num_groups: int, weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-5) -> Self:
-        """Layer norm over each of `num_groups` groups of channels (axis 1) and all later axes; then · weight + bias per channel."""
+        """Layer norm over each of `num_groups` groups of channels (axis 1) and all later axes, · weight + bias per channel."""
         if self.ndim < 2 or num_groups < 1 or self.shape[1] % num_groups:
             raise ShapeError(f"group_norm of {self.shape} in {num_groups} groups: the channels (axis 1) must divide evenly")
         grouped = self._wide_float().reshape(self.shape[0], num_groups, -1)
@@ -124,8 +115,8 @@ class NeuralNetwork(Activations):
 
     def instance_norm(self, running_mean: Operand | None = None, running_var: Operand | None = None, weight: Operand | None = None,
                       bias: Operand | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5) -> Self:
-        """Layer norm over the axes after the channels (axis 1), each channel by itself; then · weight + bias per channel. Without
-        `use_input_stats` it is `batch_norm` with the given statistics."""
+        """Layer norm of each channel (axis 1) over the axes after it, · weight + bias per channel. Without `use_input_stats` it is
+        `batch_norm` with the given statistics."""
         if not use_input_stats:
             return self.batch_norm(running_mean, running_var, weight, bias, False, momentum, eps)
         if self.ndim < 3:
@@ -135,20 +126,20 @@ class NeuralNetwork(Activations):
     # -- convolution and pooling -----------------------------------------------------------------
     def conv1d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts | str = 0,
                dilation: IntOrInts = 1, groups: int = 1) -> Self:
-        """(N, C, L) with (O, C/groups, K): as `conv2d`, over one axis."""
+        """`conv2d` over one axis: (N, C, L) with a weight (O, C/groups, K)."""
         return self._convolve("conv1d", 1, weight, bias, stride, padding, dilation, groups)
 
     def conv2d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts | str = 0,
                dilation: IntOrInts = 1, groups: int = 1) -> Self:
         """Cross-correlation of (N, C, H, W), or (C, H, W), with a weight (O, C/groups, KH, KW) and a bias (O,).
 
-        `padding` is an int, one per axis, 'valid' or 'same' (stride 1). Result (N, O, OH, OW),
+        `padding` is an int, one int per axis, 'valid', or 'same' with stride 1. The result is (N, O, OH, OW) with
         OH = (H + 2·padding - dilation·(KH-1) - 1) // stride + 1. Raises ShapeError."""
         return self._convolve("conv2d", 2, weight, bias, stride, padding, dilation, groups)
 
     def conv3d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts | str = 0,
                dilation: IntOrInts = 1, groups: int = 1) -> Self:
-        """(N, C, D, H, W) with (O, C/groups, KD, KH, KW): as `conv2d`, over three axes."""
+        """`conv2d` over three axes: (N, C, D, H, W) with a weight (O, C/groups, KD, KH, KW)."""
         return self._convolve("conv3d", 3, weight, bias, stride, padding, dilation, groups)
 
     def _convolve(self, name: str, spatial: int, weight: Operand, bias: Operand | None, stride: IntOrInts,
@@ -165,7 +156,7 @@ class NeuralNetwork(Activations):
         n, c, o = self.shape[0], self.shape[1], w.shape[0]
         windows = self._windows(name, pads, 0, kernel, strides, dilations)
         out, ones = windows.shape[2:2 + spatial], (1,) * spatial
-        # the group axis only where there are groups: fewer axes, fewer terms in every address
+        # a group axis only if there are groups: fewer axes make shorter addresses
         group = () if groups == 1 else (groups,)
         x = windows.reshape(n, *group, 1, c // groups, *out, *kernel)
         k = w.reshape(1, *group, o // groups, c // groups, *ones, *kernel)
@@ -182,29 +173,29 @@ class NeuralNetwork(Activations):
 
     def _windows(self, name: str, pads: Sequence[tuple[int, int]], fill: int | float, kernel: Sequence[int], strides: Sequence[int],
                  dilations: Sequence[int]) -> Self:
-        """The padded last axes as windows: (N, C, out…, kernel…). A view."""
+        """Windows over the last axes, padded: (N, C, out…, kernel…). A view."""
         first = self.ndim - len(kernel)
         padded = self.from_uop(graph.pad(self.uop, ((0, 0),) * first + tuple(pads), fill))
-        for axis, (size, step, d) in enumerate(zip(kernel, strides, dilations, strict=True), first):
+        entries = [(axis, *window) for axis, window in enumerate(zip(kernel, strides, dilations, strict=True), first)]
+        for axis, size, step, d in entries:
             if size < 1 or step < 1 or d < 1 or d * (size - 1) + 1 > padded.shape[axis]:
                 raise ShapeError(f"{name} of {self.shape}: a window of {size} (dilation {d}, stride {step}) does not fit axis {axis}, "
                                  f"which has {padded.shape[axis]} positions with its padding")
-        entries = [(axis, size, step, d) for axis, (size, step, d) in enumerate(zip(kernel, strides, dilations, strict=True), first)]
         return self.from_uop(graph.window(padded.uop, entries))
 
     def max_pool1d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, dilation: IntOrInts = 1,
                    ceil_mode: bool = False) -> Self:
-        """As `max_pool2d`, over the last axis."""
+        """`max_pool2d` over the last axis."""
         return self._max_pool("max_pool1d", 1, kernel_size, stride, padding, dilation, ceil_mode)
 
     def max_pool2d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, dilation: IntOrInts = 1,
                    ceil_mode: bool = False) -> Self:
-        """Largest value of each window of the last two axes; padding never wins. `stride` defaults to the kernel's size."""
+        """Largest value of each window of the last two axes. Padding never wins. `stride` defaults to the kernel size."""
         return self._max_pool("max_pool2d", 2, kernel_size, stride, padding, dilation, ceil_mode)
 
     def max_pool3d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, dilation: IntOrInts = 1,
                    ceil_mode: bool = False) -> Self:
-        """As `max_pool2d`, over the last three axes."""
+        """`max_pool2d` over the last three axes."""
         return self._max_pool("max_pool3d", 3, kernel_size, stride, padding, dilation, ceil_mode)
 
     def _max_pool(self, name: str, spatial: int, kernel_size: IntOrInts, stride: IntOrInts | None, padding: IntOrInts,
@@ -216,17 +207,17 @@ class NeuralNetwork(Activations):
 
     def avg_pool1d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, ceil_mode: bool = False,
                    count_include_pad: bool = True) -> Self:
-        """As `avg_pool2d`, over the last axis."""
+        """`avg_pool2d` over the last axis."""
         return self._avg_pool("avg_pool1d", 1, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
     def avg_pool2d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, ceil_mode: bool = False,
                    count_include_pad: bool = True) -> Self:
-        """Mean of each window of the last two axes. `count_include_pad` counts padding as elements (zeros)."""
+        """Mean of each window of the last two axes. With `count_include_pad`, padding counts as zeros."""
         return self._avg_pool("avg_pool2d", 2, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
     def avg_pool3d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, ceil_mode: bool = False,
                    count_include_pad: bool = True) -> Self:
-        """As `avg_pool2d`, over the last three axes."""
+        """`avg_pool2d` over the last three axes."""
         return self._avg_pool("avg_pool3d", 3, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
     def _avg_pool(self, name: str, spatial: int, kernel_size: IntOrInts, stride: IntOrInts | None, padding: IntOrInts, ceil_mode: bool,
@@ -245,14 +236,14 @@ class NeuralNetwork(Activations):
         return total.div(count).cast(self._float_dtype())
 
     def _window_counts(self, n: int, out: int, size: int, step: int, pad: int, include_pad: bool) -> Self:
-        """float32 number of elements of each window along one axis that count."""
+        """Number of elements that count in each window along one axis, as float32."""
         start = self.arange(out).mul(step).sub(pad)
         low, high = (-pad, n + pad) if include_pad else (0, n)
         return start.add(size).minimum(high).sub(start.maximum(low)).cast(dtypes.float32)
 
     def _pool_geometry(self, name: str, spatial: int, kernel_size: IntOrInts, stride: IntOrInts | None, padding: IntOrInts,
                        dilation: IntOrInts, ceil_mode: bool) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Kernel, strides, padding, and what ceil_mode adds behind each of the axes."""
+        """Kernel, strides, padding, and the padding that ceil_mode adds at the end of each axis."""
         if self.ndim not in (spatial + 1, spatial + 2):
             axes = ", ".join("DHW"[-spatial:] if spatial > 1 else "L")
             raise ShapeError(f"{name} of {self.shape}: the input is (N, C, {axes}) or (C, {axes})")
@@ -260,7 +251,7 @@ class NeuralNetwork(Activations):
         strides = kernel if stride is None else per_axis(name, "stride", stride, spatial)
         pads, dilations = per_axis(name, "padding", padding, spatial), per_axis(name, "dilation", dilation, spatial)
         if any(2 * p > k or p < 0 for p, k in zip(pads, kernel, strict=True)):
-            raise ShapeError(f"{name} with kernel {kernel} and padding {pads}: the padding is at most half the kernel")
+            raise ShapeError(f"{name} with kernel {kernel} and padding {pads}: the padding must be at most half the kernel")
         extra = [0] * spatial
         if ceil_mode:
             for i, n in enumerate(self.shape[-spatial:]):
@@ -273,11 +264,12 @@ class NeuralNetwork(Activations):
         return kernel, strides, pads, tuple(extra)
 
     def adaptive_avg_pool1d(self, output_size: OutputSize) -> Self:
-        """The last axis averaged to `output_size`, as `adaptive_avg_pool2d`."""
+        """`adaptive_avg_pool2d` over the last axis."""
         return self._adaptive_average("adaptive_avg_pool1d", 1, output_size)
 
     def adaptive_avg_pool2d(self, output_size: OutputSize) -> Self:
-        """The last two axes averaged to `output_size` (None keeps one): i of o over positions ⌊i·n/o⌋ … ⌈(i+1)·n/o⌉ - 1 of n."""
+        """Means over the last two axes, which get the extents `output_size`; None keeps an extent. Element i of o is the mean of the
+        positions ⌊i·n/o⌋ … ⌈(i+1)·n/o⌉ - 1 of n."""
         return self._adaptive_average("adaptive_avg_pool2d", 2, output_size)
 
     def _adaptive_average(self, name: str, spatial: int, output_size: OutputSize) -> Self:
@@ -285,7 +277,7 @@ class NeuralNetwork(Activations):
         old = self.shape[-spatial:]
         if self.ndim < spatial or len(given) != spatial or any(o is not None and o < 1 for o in given) or 0 in old:
             raise ShapeError(f"{name} of {self.shape} to {given}: give a positive extent, or None, for each of the last {spatial} axes, "
-                             "which have elements")
+                             "none of which may be empty")
         wanted = tuple(n if o is None else o for n, o in zip(old, given, strict=True))
         if not any(n % o for n, o in zip(old, wanted, strict=True)):
             parts = [x for n, o in zip(old, wanted, strict=True) for x in (o, n // o)]
@@ -296,7 +288,7 @@ class NeuralNetwork(Activations):
         return result.cast(self._float_dtype())
 
     def _averaged(self, axis: int, parts: int) -> Self:
-        """Means of `parts` runs of an axis, which overlap where their number does not divide the extent."""
+        """Means of `parts` ranges of an axis. The ranges overlap if their number does not divide the extent."""
         n, after = self.shape[axis], (1,) * (self.ndim - axis - 1)
         first = np.arange(parts) * n // parts
         last = -(-np.arange(1, parts + 1) * n // parts)
@@ -307,7 +299,7 @@ class NeuralNetwork(Activations):
 
     # -- lookup and attention --------------------------------------------------------------------
     def embedding(self, weight: Operand) -> Self:
-        """Rows of `weight` (entries, features) at these integer positions: (…, features). A gather."""
+        """Rows of the table `weight` (entries, features) at the integer positions in self: (…, features). A gather."""
         table = self._as_tensor(weight)
         if table.ndim != 2:
             raise ShapeError(f"embedding of {self.shape} in a table of {table.shape}: the table is (entries, features)")
@@ -315,13 +307,13 @@ class NeuralNetwork(Activations):
 
     def scaled_dot_product_attention(self, key: Operand, value: Operand, attn_mask: Operand | None = None, dropout_p: float = 0.0,
                                      is_causal: bool = False, scale: float | None = None) -> Self:
-        """softmax(self @ keyᵀ · scale + mask) @ value, self being the query: (…, L, E), key (…, S, E), value (…, S, V) → (…, L, V).
+        """softmax(query @ keyᵀ · scale + mask) @ value with self as the query: (…, L, E), key (…, S, E), value (…, S, V) → (…, L, V).
 
-        A bool mask keeps where it is true, another is added; a row of which a mask keeps nothing gives zeros. `scale` defaults to
-        1/sqrt(E). Raises UnsupportedError for dropout."""
+        A bool mask keeps a score where it is True; a mask of numbers is added to the scores. A row without any kept score gives zeros.
+        `scale` defaults to 1/sqrt(E). Raises UnsupportedError for dropout."""
         k, v = self._as_tensor(key), self._as_tensor(value)
         if dropout_p:
-            raise UnsupportedError(f"scaled_dot_product_attention with dropout_p={dropout_p}: svod runs models, it does not train them")
+            raise UnsupportedError(f"scaled_dot_product_attention with dropout_p={dropout_p}: svod runs models and does not train them")
         if is_causal and attn_mask is not None:
             raise UnsupportedError("scaled_dot_product_attention with attn_mask and is_causal: give one of them")
         if min(self.ndim, k.ndim, v.ndim) < 2 or self.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
@@ -346,7 +338,7 @@ class NeuralNetwork(Activations):
 
 
 def per_axis(name: str, what: str, value: IntOrInts, axes: int) -> tuple[int, ...]:
-    """One number for each of `axes` axes."""
+    """One number for each of `axes` axes. Raises ShapeError, which names `name` and `what`."""
     sizes = (value,) * axes if isinstance(value, int) else tuple(value)
     if len(sizes) != axes:
         raise ShapeError(f"{name} with {what} {sizes}: give one number, or one for each of {axes} axes")

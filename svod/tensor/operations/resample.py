@@ -1,4 +1,4 @@
-"""Other sizes: transposed convolution, interpolation, pixels out of channels. Names and signatures are those of torch.nn.functional."""
+"""Resampling: transposed convolution, interpolation, pixel shuffle. Names and signatures are those of torch.nn.functional."""
 from __future__ import annotations
 
 import math
@@ -16,28 +16,28 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 class Resample(NeuralNetwork):
-    """Operations whose result has more or fewer positions."""
+    """Operations that change the number of positions."""
 
     __slots__ = ()
 
     # -- transposed convolution --------------------------------------------------------------------
     def conv_transpose1d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts = 0,
                          output_padding: IntOrInts = 0, groups: int = 1, dilation: IntOrInts = 1) -> Self:
-        """(N, C, L) with (C, O/groups, K): as `conv_transpose2d`, over one axis."""
+        """`conv_transpose2d` over one axis: (N, C, L) with a weight (C, O/groups, K)."""
         return self._transposed("conv_transpose1d", 1, weight, bias, stride, padding, output_padding, groups, dilation)
 
     def conv_transpose2d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts = 0,
                          output_padding: IntOrInts = 0, groups: int = 1, dilation: IntOrInts = 1) -> Self:
-        """The transpose of `conv2d`: (N, C, H, W), or (C, H, W), with a weight (C, O/groups, KH, KW) and a bias (O,) gives (N, O, OH, OW),
-        OH = (H-1)·stride - 2·padding + dilation·(KH-1) + output_padding + 1.
+        """The transpose of `conv2d`: (N, C, H, W), or (C, H, W), with a weight (C, O/groups, KH, KW) and a bias (O,) gives (N, O, OH, OW)
+        with OH = (H-1)·stride - 2·padding + dilation·(KH-1) + output_padding + 1. Raises ShapeError.
 
-        The positions of the result that stand alike to the stride are channels of one convolution with the taps that reach them, so
-        nothing is multiplied by inserted zeros, but for a dilation together with a stride, where the weight is spread out."""
+        It is one convolution, whose channels are the remainders of output positions modulo the stride, each with the taps that reach it.
+        So no inserted zeros are multiplied, except for an axis with both stride and dilation, where the weight is spread out."""
         return self._transposed("conv_transpose2d", 2, weight, bias, stride, padding, output_padding, groups, dilation)
 
     def conv_transpose3d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts = 0,
                          output_padding: IntOrInts = 0, groups: int = 1, dilation: IntOrInts = 1) -> Self:
-        """(N, C, D, H, W) with (C, O/groups, KD, KH, KW): as `conv_transpose2d`, over three axes."""
+        """`conv_transpose2d` over three axes: (N, C, D, H, W) with a weight (C, O/groups, KD, KH, KW)."""
         return self._transposed("conv_transpose3d", 3, weight, bias, stride, padding, output_padding, groups, dilation)
 
     def _transposed(self, name: str, spatial: int, weight: Operand, bias: Operand | None, stride: IntOrInts, padding: IntOrInts,
@@ -71,8 +71,8 @@ class Resample(NeuralNetwork):
         return result.add(b.reshape(-1, *(1,) * spatial))
 
     def _all_positions(self, name: str, weight: Self, steps: Sequence[int], dilations: Sequence[int], groups: int) -> Self:
-        """The transposed convolution before padding cuts it: one convolution whose channels are the remainders of positions modulo the
-        stride. Taps j·stride + r reach the positions with remainder r."""
+        """The transposed convolution before padding cuts it. Taps j·stride + r reach the output positions with remainder r modulo the
+        stride, which are channels of one convolution."""
         spatial, kernel = len(steps), weight.shape[2:]
         w = weight
         taps = [-(-k // s) for k, s in zip(kernel, steps, strict=True)]
@@ -93,11 +93,12 @@ class Resample(NeuralNetwork):
     # -- interpolation -----------------------------------------------------------------------------
     def interpolate(self, size: IntOrInts | None = None, scale_factor: float | Sequence[float] | None = None, mode: str = "nearest",
                     align_corners: bool | None = None) -> Self:
-        """(N, C, …) at another size: the axes after the channels become `size`, or their extents times `scale_factor`, rounded down.
+        """(N, C, …) resized: the axes after the channels get the extents `size`, or their own times `scale_factor`, rounded down.
 
-        `mode`: 'nearest', 'nearest-exact', 'linear' (3 axes), 'bilinear' (4), 'trilinear' (5), 'bicubic' (4; Keys' kernel with a = -0.75)
-        and 'area' (means, as `adaptive_avg_pool2d`). Positions are PyTorch's: with `align_corners` the centres of the corner elements
-        coincide, without it their edges. Axis by axis; each result is a few gathers at positions known when the graph is built."""
+        `mode`: 'nearest', 'nearest-exact', 'linear' (3 axes), 'bilinear' (4), 'trilinear' (5), 'bicubic' (4; Keys' kernel with a = -0.75),
+        or 'area' (means, as `adaptive_avg_pool2d`). Positions are PyTorch's: with `align_corners` the centres of the corner elements
+        coincide, without it their edges. Axes are resized in turn, each by a few gathers at positions known when the graph is built.
+        Raises ShapeError and UnsupportedError."""
         spatial = self.ndim - 2
         wanted = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}.get(mode, spatial)
         if spatial < 1 or spatial > 3 or wanted != spatial:
@@ -110,7 +111,7 @@ class Resample(NeuralNetwork):
         sizes = (per_axis("interpolate", "size", size, spatial) if size is not None
                  else tuple(math.floor(n * f) for n, f in zip(self.shape[2:], factors, strict=True) if f is not None))
         if len(factors) != spatial or min(sizes) < 1:
-            raise ShapeError(f"interpolate of {self.shape} to {sizes}: one positive extent for each of {spatial} axes")
+            raise ShapeError(f"interpolate of {self.shape} to {sizes}: give a positive extent for each of {spatial} axes")
         if align_corners is not None and mode in ("nearest", "nearest-exact", "area"):
             raise UnsupportedError(f"interpolate with mode {mode!r}: align_corners is for the linear modes and bicubic")
         if mode == "area":
@@ -126,7 +127,7 @@ class Resample(NeuralNetwork):
         result = self._wide_float()
         for axis, (n, f) in enumerate(zip(sizes, factors, strict=True), 2):
             if n == self.shape[axis] and mode != "bicubic":
-                continue        # PyTorch copies an extent that stays, whatever the factor
+                continue        # PyTorch ignores the factor if the extent stays
             positions = _source_positions(self.shape[axis], n, f, bool(align_corners), mode != "bicubic", to_numpy(result.dtype))
             result = result._weighted(axis, *(_cubic_taps if mode == "bicubic" else _linear_taps)(positions, self.shape[axis]))
         return result.cast(self._float_dtype())
@@ -140,7 +141,7 @@ class Resample(NeuralNetwork):
         return self.take(positions, axis)
 
     def _weighted(self, axis: int, positions: Numbers, weights: Numbers) -> Self:
-        """Σ over taps of weight · element: (taps, n) positions along an axis and their weights."""
+        """The sum over taps of weight · element. `positions` along the axis and `weights` are (taps, n)."""
         shape = tuple(-1 if i == axis else 1 for i in range(self.ndim))
         total: Self | None = None
         for at, weight in zip(positions, weights, strict=True):
@@ -151,7 +152,7 @@ class Resample(NeuralNetwork):
 
     # -- pixels and channels -----------------------------------------------------------------------
     def pixel_shuffle(self, upscale_factor: int) -> Self:
-        """(…, C·r², H, W) → (…, C, H·r, W·r): channels become positions. A view."""
+        """(…, C·r², H, W) → (…, C, H·r, W·r): r² channels become a block of positions. A view."""
         r = upscale_factor
         if self.ndim < 3 or r < 1 or self.shape[-3] % (r * r):
             raise ShapeError(f"pixel_shuffle of {self.shape} by {r}: the channels (axis -3) must be a multiple of {r}²")
@@ -172,7 +173,7 @@ class Resample(NeuralNetwork):
 
 
 def _spread_out(w: Any, dilations: Sequence[int], steps: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
-    """The weight with zeros between its taps along the axes that are strided and dilated, and the dilations that are left."""
+    """The weight with zeros between its taps along axes with both stride and dilation, and the remaining dilations."""
     left = []
     for axis, (d, s) in enumerate(zip(dilations, steps, strict=True), 2):
         if s == 1 or d == 1:
@@ -186,7 +187,7 @@ def _spread_out(w: Any, dilations: Sequence[int], steps: Sequence[int]) -> tuple
 
 
 def _source_positions(old: int, new: int, factor: float | None, align_corners: bool, clip: bool, kind: np.dtype[Any]) -> Numbers:
-    """Where each element of the result stands in the source, in the type that values are computed in, as in PyTorch."""
+    """The source position of each element of the result, computed in the dtype of the values, as in PyTorch."""
     index: Numbers = np.arange(new, dtype=kind)
     if align_corners:
         return np.asarray(index * kind.type((old - 1) / (new - 1) if new > 1 else 0.0))
@@ -202,7 +203,7 @@ def _linear_taps(positions: Numbers, old: int) -> tuple[Numbers, Numbers]:
 
 
 def _cubic_taps(positions: Numbers, old: int) -> tuple[Numbers, Numbers]:
-    """Keys, Cubic convolution interpolation for digital image processing, 1981."""
+    """Keys, "Cubic convolution interpolation for digital image processing", 1981."""
     a = -0.75
     low = np.floor(positions).astype(np.int32)
     t = (positions - low).astype(positions.dtype)
@@ -214,8 +215,7 @@ def _cubic_taps(positions: Numbers, old: int) -> tuple[Numbers, Numbers]:
 
 
 def _check_transposed(name: str, steps: Sequence[int], dilations: Sequence[int], pads: Sequence[int], extra: Sequence[int]) -> None:
-    """Raise ShapeError for a stride, dilation, padding or output padding that no transposed convolution has."""
-    if min(steps) < 1 or min(dilations) < 1 or min(pads) < 0 or any(not 0 <= e < max(s, d) for e, s, d in
-                                                                    zip(extra, steps, dilations, strict=True)):
+    fits = all(0 <= e < max(s, d) for e, s, d in zip(extra, steps, dilations, strict=True))
+    if min(steps) < 1 or min(dilations) < 1 or min(pads) < 0 or not fits:
         raise ShapeError(f"{name} with stride {steps}, dilation {dilations}, padding {pads} and output_padding {extra}: strides and "
                          "dilations are positive, padding is not negative, output padding is less than the stride or the dilation")

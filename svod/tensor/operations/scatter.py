@@ -1,8 +1,8 @@
-"""Values put to positions that tensors hold: scatter and what is made of it. Names, signatures and rules are PyTorch's.
+"""Scatter and the operations built on it: values are written at positions that tensors hold. Names, signatures and rules are PyTorch's.
 
-Each is a library kernel, a loop over the values in order. So positions may repeat: the last value wins, or all are combined. 16-bit
-floats are combined in float32 and rounded once. Negative positions count from the end. A position outside the axis is an error in a list
-or an array. In a tensor, whose values are not known when the graph is built, it is left out.
+A scatter is a library kernel that loops over the values in order. Positions may repeat: the last value wins, or all values are combined.
+16-bit floats are combined in float32 and rounded once. Negative positions count from the end. A position out of range raises an error in a
+list or an array. In a tensor, whose values are not known when the graph is built, it is skipped.
 """
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ _REDUCTIONS = {"sum": "ADD", "add": "ADD", "prod": "MUL", "multiply": "MUL", "am
 
 
 class Scatter(Ordered):
-    """scatter, index_add and the like; elements chosen by a mask."""
+    """scatter, index_add and their relatives; elements chosen by a mask."""
 
     __slots__ = ()
 
     def scatter(self, dim: int, index: Operand, src: Operand, *, reduce: str | None = None) -> Self:
-        """self with `out[index[i][j]][j] = src[i][j]` for dim 0, and so on; the last of several wins. `reduce`: 'add' or 'multiply'."""
+        """A copy of self with `out[index[i][j]][j] = src[i][j]` for dim 0; the last value for a position wins. `reduce`: 'add' or
+        'multiply'."""
         if reduce not in (None, "add", "multiply"):
             raise UnsupportedError(f"scatter with reduce={reduce!r}: use 'add', 'multiply', or scatter_reduce")
         return self._scatter("scatter", dim, index, src, "SET" if reduce is None else _REDUCTIONS[reduce])
 
     def scatter_add(self, dim: int, index: Operand, src: Operand) -> Self:
-        """`scatter` that adds."""
+        """`scatter` that adds the values to the elements."""
         return self._scatter("scatter_add", dim, index, src, "ADD")
 
     def scatter_reduce(self, dim: int, index: Operand, src: Operand, reduce: str, *, include_self: bool = True) -> Self:
-        """`scatter` that combines: 'sum', 'prod', 'mean', 'amax', 'amin'. Without `include_self` only the values count where there are
-        some. The mean of integers is rounded down."""
+        """`scatter` that combines values by 'sum', 'prod', 'mean', 'amax' or 'amin'. Without `include_self`, an element that gets values is
+        replaced, not combined. The mean of integers is rounded down."""
         if reduce not in ("sum", "prod", "mean", "amax", "amin"):
             raise UnsupportedError(f"scatter_reduce with reduce={reduce!r}: use 'sum', 'prod', 'mean', 'amax' or 'amin'")
         combiner = "ADD" if reduce == "mean" else _REDUCTIONS[reduce]
@@ -53,28 +54,28 @@ class Scatter(Ordered):
         return total.div(counts) if self.dtype.is_float else total.floor_divide(counts)
 
     def index_add(self, dim: int, index: Operand, source: Operand, *, alpha: Scalar = 1) -> Self:
-        """self with `alpha · source[j]` added to slice `index[j]` along an axis, for each j."""
+        """A copy of self with `alpha · source[j]` added to slice `index[j]` along an axis, for each j."""
         values = self._as_tensor(source)
         at = self._spread("index_add", dim, index, values)
         return self._scatter("index_add", dim, at, values if alpha == 1 else values.mul(alpha), "ADD")
 
     def index_copy(self, dim: int, index: Operand, source: Operand) -> Self:
-        """self with slice `index[j]` along an axis replaced by `source[j]`, for each j; the last of several wins."""
+        """A copy of self with slice `index[j]` along an axis replaced by `source[j]`, for each j; the last slice for a position wins."""
         values = self._as_tensor(source)
         return self._scatter("index_copy", dim, self._spread("index_copy", dim, index, values), values, "SET")
 
     def index_fill(self, dim: int, index: Operand, value: Scalar) -> Self:
-        """self with the slices at `index` along an axis filled with a number."""
+        """A copy of self with the slices at `index` along an axis filled with a number."""
         at = self._axis("index_fill", dim)
         chosen = self._positions("index_fill", index, self.shape[at])
-        # a row of marks, not a scatter of slices
+        # scatter one row of marks instead of whole slices
         marks = self.full((self.shape[at],), 0, dtypes.uint8)._scatter("index_fill", 0, chosen.ravel(), 1, "SET")
         return self.masked_fill(marks.cast(dtypes.bool).reshape(tuple(-1 if i == at else 1 for i in range(self.ndim))), value)
 
     def _put(self, tensors: list[tuple[int, Self]], value: Self) -> Self:
-        """self with what an index of these tensors, by their axes, reads replaced by `value`, which is broadcast to it; of several values
-        for one element the last wins, and positions out of range are left out. One small scatter, of which value is for which position,
-        and a choice."""
+        """A copy of self with the elements that these index tensors read replaced by `value`, which is broadcast to them. The last value
+        for an element wins, and positions out of range are skipped. A small scatter finds the value for each position, and a `where`
+        selects it."""
         order, first, index = self._points(tensors)
         moved = self.permute(order)
         shape = (*moved.shape[:first], *index.shape, *moved.shape[first + len(tensors):])
@@ -92,13 +93,13 @@ class Scatter(Ordered):
         return rows.where(chosen, flat).reshape(moved.shape).permute([order.index(a) for a in range(self.ndim)])
 
     def _spread(self, name: str, dim: int, index: Operand, source: Self) -> Self:
-        """A list of positions along an axis as one position per element of `source`."""
+        """A list of positions along an axis, expanded to one position per element of `source`."""
         at = self._axis(name, dim)
         chosen = self._positions(name, index, self.shape[at])
         expected = (*self.shape[:at], chosen.numel(), *self.shape[at + 1:])
         if chosen.ndim > 1 or source.shape != expected:
-            raise ShapeError(f"{name} into {self.shape} along axis {dim} at {chosen.shape} of {source.shape}: the index is a list, and "
-                             f"the values are {expected}")
+            raise ShapeError(f"{name} into {self.shape} along axis {dim} at {chosen.shape} of {source.shape}: the index must be a "
+                             f"list, and the values {expected}")
         return chosen.reshape(tuple(chosen.numel() if i == at else 1 for i in range(self.ndim))).expand(expected)
 
     def _scatter(self, name: str, dim: int, index: Operand, src: Operand, reduction: str) -> Self:
@@ -106,12 +107,11 @@ class Scatter(Ordered):
         chosen = self._positions(name, index, self.shape[at])
         if not chosen.dtype.is_int:
             raise DTypeError(f"{name} with an index of {chosen.dtype.name}: give integers")
-        number = is_scalar(src)
-        values = self.full(chosen.shape, src, self.dtype) if number else self._as_tensor(src)
+        values = self.full(chosen.shape, src, self.dtype) if is_scalar(src) else self._as_tensor(src)
         sizes = list(zip(chosen.shape, values.shape, self.shape, strict=False))
         if not chosen.ndim == values.ndim == self.ndim or any(c > v or (i != at and c > n) for i, (c, v, n) in enumerate(sizes)):
-            raise ShapeError(f"{name} into {self.shape} along {dim} at {chosen.shape} of {values.shape}: the index has as many axes as "
-                             "both others, and no larger extents than the values and, beside that axis, than the tensor")
+            raise ShapeError(f"{name} into {self.shape} along {dim} at {chosen.shape} of {values.shape}: all need the same number of "
+                             "axes, and the index no larger extents than the values and, along other axes, than the tensor")
         if values.dtype != self.dtype:
             raise DTypeError(f"{name} of {values.dtype.name} into {self.dtype.name}: cast the values first")
         if self.dtype.kind == "b" and reduction in ("ADD", "MUL"):
@@ -119,7 +119,7 @@ class Scatter(Ordered):
         if 0 in chosen.shape or 0 in self.shape:
             return self
         if is_symbolic(self.shape) or is_symbolic(chosen.shape):
-            # what counts from the end counts from the end there is; what is outside of it is outside of the largest shape too
+            # a negative position counts from the real end; one out of range must be out of range of the largest shape too
             n, most = self.shape[at], upper(self.shape[at])
             wide = chosen.cast(dtypes.int64)
             wide = wide.add(self.from_uop(number_of(n, dtypes.int64))).where(wide.lt(0), wide)
@@ -135,7 +135,7 @@ class Scatter(Ordered):
         return placed.pad(pads).where(self.full(region, True).pad(pads), self)
 
     def _placed(self, at: int, index: Self, values: Self, reduction: str) -> Self:
-        """The library kernel on (outer, n, inner)."""
+        """The library kernel over (outer, n, inner)."""
         kind = accumulator(self.dtype) if self.dtype.is_float else dtypes.uint8 if self.dtype.kind == "b" else self.dtype
         if reduction not in ("ADD", "MUL") and self.dtype.is_float:
             kind = self.dtype
@@ -145,28 +145,26 @@ class Scatter(Ordered):
 
     # -- chosen by a mask --------------------------------------------------------------------------
     def nonzero(self, *, size: int | None = None, fill_value: int = 0) -> Self:
-        """int64 (size, axes): the positions of the first `size` nonzero elements in row-major order; rows of `fill_value` where there
-        are fewer. A running count and one scatter.
+        """The positions of the first `size` nonzero elements in row-major order, int64 (size, axes). Missing rows hold `fill_value`. A
+        running count and one scatter.
 
-        Raises UnsupportedError without `size`: how many there are is not known when the graph is built."""
+        Raises UnsupportedError without `size`, because the number of rows is not known when the graph is built."""
         if size is None:
             raise UnsupportedError(f"nonzero of {self.shape}: the number of rows depends on the values; give size=, the most there can be, "
                                    "or use numpy.nonzero(t.numpy())")
         flat = self._chosen_positions("nonzero", size)
-        inside = flat.ge(0)
-        columns = []
-        stride = self.numel()
+        columns, stride = [], self.numel()
         for n in self.shape:
             stride //= max(1, n)
             columns.append(flat.floor_divide(max(1, stride)).remainder(max(1, n)))
         if not columns:
             return self.full((size, 0), 0, dtypes.int64)
-        return self.stack(columns, 1).where(inside.unsqueeze(1), fill_value).cast(dtypes.int64)
+        return self.stack(columns, 1).where(flat.ge(0).unsqueeze(1), fill_value).cast(dtypes.int64)
 
     def masked_select(self, mask: Operand, *, size: int | None = None, fill_value: Scalar = 0) -> Self:
-        """The first `size` elements, in row-major order, where `mask` holds; `fill_value` where there are fewer.
+        """The first `size` elements where `mask` holds, in row-major order. Missing elements are `fill_value`.
 
-        Raises UnsupportedError without `size`, as `nonzero`."""
+        Raises UnsupportedError without `size`, as `nonzero` does."""
         chosen = self._as_tensor(mask).cast(dtypes.bool)
         if size is None:
             raise UnsupportedError(f"masked_select of {self.shape} with a mask of {chosen.shape}: the number of elements depends on the "
@@ -179,7 +177,7 @@ class Scatter(Ordered):
         return self.broadcast_to(shape).ravel().take(flat.maximum(0), 0).where(flat.ge(0), fill_value)
 
     def masked_scatter(self, mask: Operand, source: Operand) -> Self:
-        """self where `mask` is False; elsewhere the elements of `source` in row-major order, 0 where they run out. A running count."""
+        """self where `mask` is False; elsewhere the elements of `source` in row-major order, then zeros. A running count and a gather."""
         values, chosen = self._as_tensor(source), self._as_tensor(mask).cast(dtypes.bool).broadcast_to(self.shape)
         if values.dtype != self.dtype:
             raise DTypeError(f"masked_scatter of {values.dtype.name} into {self.dtype.name}: cast the values first")
@@ -190,7 +188,7 @@ class Scatter(Ordered):
         return flat.take(place.clamp(0, last), 0).where(place.le(last), 0).where(chosen, self)
 
     def _chosen_positions(self, name: str, size: int) -> Self:
-        """(size,): flat positions of nonzero elements, int32 where it holds them; -1 behind the last."""
+        """Flat positions of the nonzero elements, (size,), as int32 if it holds them; -1 after the last one."""
         if size < 0:
             raise ShapeError(f"{name} of {self.shape} with size={size}: it cannot be negative")
         n = self.numel()
@@ -199,6 +197,6 @@ class Scatter(Ordered):
         if size == 0 or n == 0:
             return nothing
         chosen = self.ravel().cast(dtypes.bool)
-        # elements that are not chosen, and those beyond `size`, go to the position that is left out
+        # elements that are not chosen, and those beyond `size`, get a position out of range, which the scatter skips
         place = chosen.cumsum(0, kind).sub(1).where(chosen, size)
         return nothing._scatter(name, 0, place, self.arange(n, dtype=kind), "SET")
