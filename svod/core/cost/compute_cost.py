@@ -188,9 +188,11 @@ class _StageCounter:
         linear = self.r.store
         if linear is None or not 0 <= lane < outs or linear.coef(lane) == 1:
             return store, False
-        turned = any(c == 1 and self.expanded[a] >= _SQUARE for a, c in linear.coefs)
-        lanes = min(self.width, self.stage.num_lanes)
-        return store * ((_LANE_TURNED if turned else _conflict(linear.coef(lane) * self.r.stage.dtype.itemsize)) * lanes), True
+        per_lane = _conflict(linear.coef(lane) * self.r.stage.dtype.itemsize)
+        beside = max([self.expanded[a] for a, c in linear.coefs if c == 1], default=1.0)
+        if beside >= _SQUARE:       # transposed in registers: a lane's positions side by side are stored at once, and miss once
+            per_lane = _LANE_TURNED + (per_lane - _LANE_STORE) / beside
+        return store * per_lane * min(self.width, self.stage.num_lanes), True
 
     def _spills(self, accumulators: float, vectors: float, is_turned: bool) -> float:
         """Cycles of accumulators that do not fit the registers."""

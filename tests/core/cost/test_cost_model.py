@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from svod.core.cost.compute_cost import compute_cost
 from svod.core.cost.cost_model import Cost, cost_of
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.scheduler import Opt, Scheduler
 from tests.chains import random_state
 from tests.compile.native import AVX2, AVX512, BASELINE
@@ -128,3 +130,15 @@ def test_sums_that_are_turned_to_be_stored_need_registers_for_it() -> None:
     turned = [features_of(kernel, [["UPCAST", "o1", m], ["UPCAST", "o0", 48], ["LANES", "o0.in"], ["STAGE", "s0", "o0"]]) for m in (8, 9)]
     assert along.accumulators == turned[1].accumulators == 27
     assert turned[0].cycles < turned[1].cycles
+
+
+def test_rows_of_the_output_that_share_cache_sets_are_dear_to_store() -> None:
+    """Lanes that are rows of the output, each stored with the columns beside it. Rows that lie a page apart evict each other."""
+    def cycles(n: int, chain: list[list[Any]]) -> float:
+        state = apply_opts(Scheduler(Kernel(gemm(960, n, 64)), TARGET), [Opt.from_json(o) for o in chain])
+        return compute_cost(state, loop_nest(state), state.kernel.output).cycles / n
+
+    turned: list[list[Any]] = [["UPCAST", "o1", 12], ["UPCAST", "o0", 32], ["LANES", "o0.in"], ["STAGE", "s0", "o0"]]
+    along: list[list[Any]] = [["UPCAST", "o0", 12], ["UPCAST", "o1", 32], ["LANES", "o1.in"], ["ORDER", "out", ["o1", "o0"]]]
+    assert cycles(12 * 512, turned) > 1.2 * cycles(12 * 500, turned)
+    assert cycles(12 * 512, along) == pytest.approx(cycles(12 * 480, along), rel=0.01)
