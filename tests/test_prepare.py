@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,8 @@ def test_what_the_configuration_allows_of_a_target() -> None:
     assert host.allowing(False, True).key != host.key, "chains with and without are different records"
     assert backend_named(HOST).target_with(host.allowing(False, True).key) == host.allowing(False, True)
     assert TOY.allowing(True, False).group_threads == 1
+    keys = {t.key for t in (TOY, TOY.allowing(True, False), replace(TOY, device="X"), replace(TOY, shared_bytes=1024))}
+    assert len(keys) == 4, "what opts may do is a part of the identity"
     assert host.allowing(True, False) == host, "a CPU has no groups"
 
 

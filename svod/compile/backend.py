@@ -66,7 +66,7 @@ class Memory(Protocol):
 
 
 class LaunchQueue(Protocol):
-    """Runs the launches of one plan. Kernels are told by their number in the plan; memory by the index of a buffer, or of a temporary
+    """Runs the launches of one plan. A kernel is identified by its number in the plan, memory by the index of a buffer, or of a temporary
     (numbered after the buffers). Arguments and variables keep their value until they are set again. One thread at a time calls it.
 
     `threads`: host threads that a launch may use. `may_fail`: whether a launch can leave a failure for `take_failure`."""
@@ -141,7 +141,8 @@ class Backend(ABC):
             target = self.target(threads if threads is not None and 0 < threads <= MOST_THREADS else None)
         except DeviceError:
             return None
-        return next((t for t in (target, target.allowing(False, True)) if t.key == key), None)
+        allowed = (target.allowing(intrinsics, locals) for intrinsics in (True, False) for locals in (True, False))
+        return next((t for t in allowed if t.key == key), None)
 
 
 class Device(NamedTuple):

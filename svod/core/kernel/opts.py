@@ -276,6 +276,8 @@ def thread(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     row = _loop_row(state, axis, "THREAD")
     r = state.rows[row]
     stage = state.kernel.stages[state.stage_of_row(row)]
+    if state.target.has_groups:
+        raise KernelOptError(f"THREAD({axis}): the target {state.target.arch} launches a grid of groups; LOCAL and SPLITK share work there")
     if state.thread or state.split_reduce:
         raise KernelOptError(f"THREAD({axis}): the kernel is spread over cores already")
     if not stage.is_output:
@@ -398,6 +400,8 @@ def stream(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         raise KernelOptError(f"STREAM({axis}): only an output is streamed")
     if state.stream:
         raise KernelOptError(f"STREAM({axis}): it is streamed already")
+    if not state.target.has_non_temporal:
+        raise KernelOptError(f"STREAM({axis}): the target {state.target.arch} has no stores that go past the caches")
     return state.copy(stream=True)
 
 
@@ -638,7 +642,8 @@ def splitk(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def pipeline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Load the data of later iterations while this one computes, by asynchronous copies of the target."""
+    """Load the data of later iterations while this one computes, by asynchronous copies of the target. No target of svod does
+    so yet."""
     raise KernelOptError(f"PIPELINE({axis}): the target {state.target.arch} has no asynchronous copies")
 
 

@@ -32,6 +32,7 @@ class Target:
     uses_intrinsics: bool = True    # opts may choose dot and matrix instructions
     has_scaleb: bool = False        # a float times a power of two is one instruction
     has_masked_memory: bool = True  # masked vector loads and stores are single instructions
+    has_non_temporal: bool = True   # stores can go past the caches
     group_threads: int = 0          # most threads of a group; 0: the target has no groups
     shared_bytes: int = 0           # memory that the threads of a group share
     device: str = HOST
@@ -59,6 +60,10 @@ class Target:
     def key(self) -> str:
         """The readable identity under which winners are stored, e.g. `x86_64/znver5/avx512f,bf16/l1 48k/l2 1m/l3 32m/t2`."""
         features = (*self.features, *(() if self.uses_intrinsics else ("tc=0",)))
+        if self.device != HOST:
+            features += (f"device={self.device}",)
+        if self.has_groups:
+            features += (f"groups={self.group_threads}", f"shared={_size(self.shared_bytes)}")
         parts = (self.arch, self.cpu, ",".join(features), _size(self.l1), _size(self.l2), _size(self.l3), str(self.threads))
         return "/".join(prefix + part for prefix, part in zip(KEY_FIELDS.values(), parts, strict=True))
 

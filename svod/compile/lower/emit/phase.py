@@ -36,7 +36,7 @@ class Phase:
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
         vector = (self.state, r, stage.pieces, stage.vector_axis, stage.vector_row)
         self.stages.aligns = not self.facts.on_grid and aligns_rows(*vector)
-        stream = self.state.stream and not self.facts.on_grid and stores_whole_vectors(*vector)
+        stream = self.state.stream and stores_whole_vectors(*vector)
         tail = stream and leaves_tail(*vector)
         return self.launch.emit(stage, self._store(pointer, store, stream), self.facts.threads, tail=tail)
 
