@@ -34,6 +34,8 @@ ALLOWED = {
 UPWARD = {
     ("svod/tensor/realize.py", "svod.prepare"): "the pipeline that computes tensors is made of everything that stands above them",
     ("svod/compile/plan/execution_plan.py", "svod.bench.analyze"): "plan.analyze() is a method; the analysis reads plans and ceilings",
+    ("svod/compile/cpu/backend.py", "svod.bench.ceiling_loops"): "a backend names what measures its ceilings; that "
+                                                                 "runs plans, and is imported when it is asked for",
 }
 HEAVY = ("ray", "rich", "click", "sqlite_utils", "sqlite3", "llvmlite", "multiprocessing", "platformdirs", "pycuda")
 

@@ -19,15 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from svod.bench.roofline import Ceilings, cached_ceilings
+from svod.bench.roofline import Ceilings, plan_ceilings
 from svod.compile.backend import backend_named
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.memory_planner import lower_bound
 from svod.compile.plan.plan_parts import PreparedKernel, levels_of, lifetimes_of, region_in, written_by
-from svod.config import data_dir
 from svod.core.cost.op_count import Work
 from svod.core.machine.target import Target
 from svod.core.schedule.regions import Region, are_disjoint
@@ -181,14 +179,14 @@ class PlanAnalysis:
 
 
 def analyze(plan: ExecutionPlan, ceilings: Ceilings | None = None) -> PlanAnalysis:
-    """`ExecutionPlan.analyze`. Without `ceilings` it uses the cached ones of this machine, or measures them quickly."""
-    target = backend_named(plan.device).target()
-    limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", target, quick=True)
+    """`ExecutionPlan.analyze`. Without `ceilings` it uses the cached ones of this machine, or measures them quickly. Kernels have no
+    estimates where the device has no ceilings."""
+    target, known = plan_ceilings(plan) if ceilings is None else (backend_named(plan.device).target(), ceilings)
     with plan.lock:     # another thread that sets a variable may choose other kernels
-        return _analyze(plan, limits, target)
+        return _analyze(plan, known, target)
 
 
-def _analyze(plan: ExecutionPlan, limits: Ceilings, target: Target) -> PlanAnalysis:
+def _analyze(plan: ExecutionPlan, limits: Ceilings | None, target: Target) -> PlanAnalysis:
     groups = levels_of(plan.kernels)
     level_of = {i: level for level, group in enumerate(groups) for i in group}
     kernels = tuple(_analyze_kernel(i, k, level_of[i], plan.threads, limits, target) for i, k in enumerate(plan.kernels))
@@ -206,7 +204,15 @@ def _analyze(plan: ExecutionPlan, limits: Ceilings, target: Target) -> PlanAnaly
                         sum(s.launches.size > 0 for s in plan.segments), tuple(i for i, k in enumerate(plan.kernels) if k.is_callback))
 
 
-def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits: Ceilings, target: Target) -> KernelAnalysis:
+def _estimate(work: Work, limits: Ceilings, target: Target, threads: int, phases: int) -> tuple[float, str]:
+    """The least seconds of a kernel, and what bounds it. A level that was not measured has the memory's rate."""
+    bound = limits.bound(work.arithmetic, work.bytes_read, work.bytes_written, target, threads)
+    launches = phases * limits.dispatch[threads > 1]
+    roof = bound.seconds if bound.is_measured else (work.bytes_read + work.bytes_written) / limits.bytes_per_second("read", threads=threads)
+    return roof + launches, "launch" if launches > roof else bound.by
+
+
+def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits: Ceilings | None, target: Target) -> KernelAnalysis:
     phases = [p for p in k.spec.phases if not p.once]
     threads = min(most, max((p.threads for p in phases), default=1))
     once = len(phases) < len(k.spec.phases)
@@ -215,10 +221,8 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits
     by = ""
     if isinstance(k.estimate, Work):
         flops, read, written = k.estimate.flops, k.estimate.bytes_read, k.estimate.bytes_written
-        bound, launches = limits.bound(k.estimate.arithmetic, read, written, target, threads), len(phases) * limits.dispatch[threads > 1]
-        # the estimate takes the memory's rate for a level that was not measured
-        roof = bound.seconds if bound.is_measured else (read + written) / limits.bytes_per_second("read", threads=threads)
-        seconds, by = roof + launches, "launch" if launches > roof else bound.by
+        if limits is not None:
+            seconds, by = _estimate(k.estimate, limits, target, threads, len(phases))
     elif k.is_callback:
         moved = [size * dtype.itemsize for dtype, size in k.spec.params]
         written, by = sum(moved[s] for s in k.spec.outs), k.opts_source

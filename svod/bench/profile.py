@@ -21,12 +21,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from svod.bench.roofline import Ceilings, cached_ceilings
+from svod.bench.roofline import Ceilings, plan_ceilings
 from svod.bench.timer import Clock
 from svod.compile.backend import backend_named
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PreparedKernel
-from svod.config import data_dir
 from svod.core.cost.op_count import Work
 from svod.core.machine.target import Target
 from svod.errors import ArgumentError, LaunchError
@@ -134,8 +133,7 @@ def profile(plan: ExecutionPlan, *, seconds: float = 1.0, ceilings: Ceilings | N
                             "and a function f under svod.jit, once it was called, has them in f.plans")
     if not plan.kernels:
         raise LaunchError("this plan has no kernels: its outputs are inputs or constants, so there is nothing to profile")
-    target = backend_named(plan.device).target()
-    limits = ceilings if ceilings is not None else cached_ceilings(Path(data_dir()) / "ceilings.json", target, quick=True)
+    target, limits = plan_ceilings(plan) if ceilings is None else (backend_named(plan.device).target(), ceilings)
     with plan.lock:
         plan.execute()
         running = plan.kernels
@@ -167,12 +165,14 @@ def _time_passes(plan: ExecutionPlan, seconds: float, clock: Clock) -> tuple[int
     return len(whole), times, whole, statistics.median(empty)
 
 
-def _kernel_time(index: int, k: PreparedKernel, seconds: float, share: float, limits: Ceilings, target: Target, threads: int) -> KernelTime:
+def _kernel_time(index: int, k: PreparedKernel, seconds: float, share: float, limits: Ceilings | None, target: Target,
+                 threads: int) -> KernelTime:
     flops = moved = bound = None
     if isinstance(k.estimate, Work):
         flops, moved = k.estimate.flops, k.estimate.bytes_moved
-        roof = limits.bound(k.estimate.arithmetic, k.estimate.bytes_read, k.estimate.bytes_written, target, threads)
-        bound = roof.seconds if roof.is_measured else None
+        if limits is not None:
+            roof = limits.bound(k.estimate.arithmetic, k.estimate.bytes_read, k.estimate.bytes_written, target, threads)
+            bound = roof.seconds if roof.is_measured else None
     elif k.is_callback:
         moved = sum(size * dtype.itemsize for dtype, size in k.spec.params)
     return KernelTime(index, k.name or k.spec.name, k.key, k.origin, k.opts_source, tuple(k.opts), seconds, share, flops, moved, bound)

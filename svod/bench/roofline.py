@@ -9,6 +9,7 @@ part of the last-level cache that it sees.
 """
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import platform
@@ -20,10 +21,14 @@ from typing import Any
 
 import msgspec
 
-from svod.bench.ceiling_loops import REVISION, STREAMS, CurvePoint, Figures, measure_figures
+from svod.bench.ceiling_loops import REVISION, STREAMS, CurvePoint, Figures
 from svod.bench.load import Watch, watch_machine
+from svod.compile.backend import backend_named
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.config import data_dir
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.target import Target
+from svod.errors import UnsupportedError
 from svod.system.machine_records import add_record, read_records
 
 log = logging.getLogger("svod.bench")
@@ -143,10 +148,22 @@ class Ceilings:
 
 def measure_ceilings(target: Target, threads: int | None = None, *, quick: bool = False) -> Ceilings:
     """Measure this machine, which `target` must describe, with `threads` (default: the target's). A full measurement takes some ten
-    seconds; a quick one covers float32 and memory in less than half a second."""
+    seconds; a quick one covers float32 and memory in less than half a second. Raises UnsupportedError for a device whose backend has no
+    loops for it."""
     count = target.threads if threads is None else threads
-    figures: Figures = measure_figures(target, count, quick=quick)
+    loops = backend_named(target.device).ceilings
+    if loops is None:
+        raise UnsupportedError(f"nothing measures what the device {target.device} can do at best; pass ceilings")
+    figures: Figures = importlib.import_module(loops).measure_figures(target, count, quick=quick)
     return Ceilings(target.key, count, quick, figures.flops, figures.bandwidth, figures.dispatch, figures.curve)
+
+
+def plan_ceilings(plan: ExecutionPlan) -> tuple[Target, Ceilings | None]:
+    """The target that a plan runs on, and its cached ceilings, which are measured quickly where there are none; None for a device whose
+    backend cannot measure them."""
+    backend = backend_named(plan.device)
+    target = backend.target()
+    return target, cached_ceilings(Path(data_dir()) / "ceilings.json", target, quick=True) if backend.ceilings else None
 
 
 def known_ceilings(path: Path, target: Target, threads: int | None = None) -> Ceilings | None:

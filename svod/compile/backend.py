@@ -5,9 +5,12 @@
 
     target       which machine it is, and its limits                    opts, the cost model and lowering ask it
     compilers    LINEAR → source → binary → loaded code                 a plan and the search take the same way
+    cost         the predicted cycles of a state                        the search ranks its proposals by it
     heuristic    the chain of a kernel that nothing is known about
     allocate     memory of a plan's own                                 intermediates and temporaries
+    copy_in      from the host's memory to the device's, and back       buffers of plans, where the device does not read the host's memory
     queue        what runs the launches of a plan                       `plan.execute()`, and every timing of the search
+    ceilings     the fastest that the device computes and moves data    bounds of kernels in plans, the search and reports
 
 A backend has one or more compilers. The first one is used unless the name of the device says otherwise. The number in a name (CUDA:1) tells
 equal devices apart; they share their code, so keys hold the name without it.
@@ -22,6 +25,7 @@ from typing import NamedTuple, Protocol
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import Launches, LoadedCode, PreparedKernel, Segment, Variant
+from svod.core.cost.cost_model import Cost
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target, threads_of
 from svod.errors import DeviceError, UnsupportedError
@@ -107,10 +111,16 @@ class Backend(ABC):
 
     name: str
     compilers: tuple[CompilerPair, ...]
+    reads_host_memory = True            # kernels read and write NumPy arrays where they lie
+    ceilings: str | None = None         # the module whose `measure_figures` measures them; None: they are not known
 
     @abstractmethod
     def target(self, threads: int | None = None) -> Target:
         """The device of this machine. `threads` caps the host threads that its launches use. Raises DeviceError where there is none."""
+
+    @abstractmethod
+    def cost(self, state: Scheduler) -> Cost:
+        """The predicted cost of a state. It ranks states. Raises KernelOptError when the placements of a state contradict each other."""
 
     @abstractmethod
     def heuristic(self, state: Scheduler) -> Scheduler:
@@ -123,6 +133,14 @@ class Backend(ABC):
     @abstractmethod
     def allocate(self, nbytes: int, touch: bool = True) -> Memory:
         """Memory on the device. `touch`: False for memory that is written before any launch is timed."""
+
+    def copy_in(self, device: int, host: int, nbytes: int) -> None:
+        """Copy from an address of the host to one of the device. Asked only of backends that do not read host memory."""
+        raise NotImplementedError(f"{self.name} has no memory of its own")
+
+    def copy_out(self, host: int, device: int, nbytes: int) -> None:
+        """Copy from an address of the device to one of the host. Asked only of backends that do not read host memory."""
+        raise NotImplementedError(f"{self.name} has no memory of its own")
 
     @abstractmethod
     def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],

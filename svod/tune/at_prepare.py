@@ -99,7 +99,7 @@ def _run(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler
     except (SvodError, OSError, MemoryError) as e:
         log.info("what this machine can do at best was not measured: %s", e)
         ceilings = None     # the search goes on without bounds
-    with make_executor(workers, say=log.warning) as executor, Progress(
+    with make_executor(workers, device=compiler.target.device, say=log.warning) as executor, Progress(
             TextColumn("kernels searched"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=Console(stderr=True),
             transient=True, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("", total=len(tasks))
@@ -111,7 +111,7 @@ def _run(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler
 
         session = TuneSession(tasks, compiler.target, executor=executor, db=db, config=beam, bench=BenchConfig.from_env(),
                               budget=ModelBudget(max(0.0, seconds - (time.monotonic() - started)), per_kernel=beam.kernel_budget),
-                              ceilings=ceilings, listener=listen)
+                              ceilings=ceilings, listener=listen, device=compiler.device)
         result = session.run()
     chosen: dict[str, Choice] = {}
     better = 0

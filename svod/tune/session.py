@@ -131,16 +131,18 @@ class TuneSession:
     """One budget, many kernels. `ceilings`: what the machine can do,
     or what tells it, which is called at most once, after the warm-up rounds of the first kernel, while the workers have nothing to do.
 
-    `measurer_of` makes what measures a kernel; the default uses the executor's workers."""
+    `measurer_of` makes what measures a kernel; the default uses the executor's workers. `device`: the target's, where its name selects
+    another compiler than the first of its backend."""
 
     def __init__(self, tasks: Sequence[KernelTask], target: Target, *, executor: Executor, db: TuningDB, config: BeamConfig,
                  bench: BenchConfig | None = None, budget: ModelBudget | None = None,
                  ceilings: Ceilings | Callable[[], Ceilings | None] | None = None,
                  listener: Listener = nobody, shrink: bool = True,
-                 measurer_of: Callable[[Kernel], Measurer] | None = None) -> None:
+                 measurer_of: Callable[[Kernel], Measurer] | None = None, device: str = "") -> None:
         self.tasks = sorted({t.key: t for t in tasks}.values(), key=lambda t: (-t.share, t.key))
         self.target, self.executor, self.db, self.config = target, executor, db, config
-        self.backend, self.pair = device_named(target.device)
+        self.device = device or target.device
+        self.backend, self.pair = device_named(self.device)
         self.bench = bench or BenchConfig()
         self.budget = budget or ModelBudget(per_kernel=config.kernel_budget)
         self.ceilings: Ceilings | None = None if callable(ceilings) else ceilings
@@ -154,7 +156,7 @@ class TuneSession:
 
     def _worker_measurer(self, kernel: Kernel, shrink: bool) -> Measurer:
         return WorkerMeasurer(kernel, self.target, self.executor, self.config, self.bench,
-                              sizes=self._tasks_by_key[kernel.key].timed_at, shrink=shrink)
+                              sizes=self._tasks_by_key[kernel.key].timed_at, shrink=shrink, device=self.device)
 
     def _bound(self, task: KernelTask) -> float:
         bound = bound_at(task.kernel, task.timed_at, self.target, self.ceilings)

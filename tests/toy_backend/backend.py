@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import ctypes
 import random
+import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,12 +14,14 @@ from svod.compile.cpu.interpreted import InterpretedProgram, encode_linear, rend
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Segment, Variant, levels_of, names_of, temporary_numbers
+from svod.core.cost.cost_model import Cost, cost_of
 from svod.core.cost.sketch_facts import try_opt
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import to_numpy
+from svod.core.kernel.groups import most_threads
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
-from tests.toy_backend.interpreter import run_phase
+from tests.toy_backend.interpreter import DeviceFault, run_phase
 from tests.toy_backend.target import TOY
 
 LOCAL_THREADS, REDUCERS = 8, 4
@@ -38,12 +42,16 @@ class Grid(CompilerPair):
         return InterpretedProgram(code, spec)
 
 
+_there: weakref.WeakSet[ToyMemory] = weakref.WeakSet()
+
+
 class ToyMemory:
-    """Bytes of the toy device. They start as garbage."""
+    """Bytes of the toy device. They start as garbage. Kernels reach no other memory."""
 
     def __init__(self, nbytes: int) -> None:
         self.array = np.full(nbytes + 64, 0xA5, np.uint8)
-        self.address = -(-self.array.ctypes.data // 64) * 64
+        self.address, self.nbytes = -(-self.array.ctypes.data // 64) * 64, nbytes
+        _there.add(self)
 
 
 class ToyQueue:
@@ -123,8 +131,11 @@ class ToyQueue:
 
 
 def _bytes_at(address: int, nbytes: int) -> Array:
+    """Bytes of the device's memory."""
     if not nbytes:
         return np.empty(0, np.uint8)
+    if not any(m.address <= address and address + nbytes <= m.address + m.nbytes for m in _there):
+        raise DeviceFault(f"{nbytes} bytes at {address:#x} are not in the memory of the device")
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
@@ -133,12 +144,24 @@ class Toy(Backend):
 
     name = TOY.device
     compilers = (Grid(),)
+    reads_host_memory = False
 
     def target(self, threads: int | None = None) -> Target:
         return TOY
 
     def start(self, cache: ObjectCache) -> None:
         """Queues need nothing."""
+
+    def cost(self, state: Scheduler) -> Cost:
+        """Threads of a group run at once."""
+        cost = cost_of(state)
+        return replace(cost, cycles=cost.cycles / most_threads(state))
+
+    def copy_in(self, device: int, host: int, nbytes: int) -> None:
+        _bytes_at(device, nbytes)[:] = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(host))
+
+    def copy_out(self, host: int, device: int, nbytes: int) -> None:
+        np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(host))[:] = _bytes_at(device, nbytes)
 
     def sketches(self, state: Scheduler) -> list[Scheduler]:
         """The search starts from the heuristic."""

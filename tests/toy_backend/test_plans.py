@@ -8,12 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import svod
 from svod import Tensor, Variable
-from svod.compile.backend import BACKENDS
+from svod.compile.backend import BACKENDS, device_named
 from svod.config import BeamConfig, OptimizerConfig, PrepareConfig
+from svod.core.cost.cost_model import cost_of
 from svod.core.graph.buffer import Array
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
 from svod.errors import CompileError, UnsupportedError
-from tests.toy_backend.backend import BACKEND, ToyQueue
+from svod.tune.measure.candidate import Candidate, Origin
+from svod.tune.search.beam import Beam
+from tests.hand_kernels import gemm
+from tests.toy_backend.backend import BACKEND, Toy, ToyQueue
 from tests.toy_backend.target import TOY
 
 RNG = np.random.default_rng(0)
@@ -65,6 +72,48 @@ def test_variables() -> None:
         plan.set_variables({"n": rows})
         plan.execute()
         np.testing.assert_allclose(plan.outputs[0][:rows], X[:rows].sum(1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_function_of_python_has_copies_of_what_lies_on_the_device() -> None:
+    """Its operand is an intermediate, its result another one."""
+    half = svod.custom_function(lambda m: m / 2, Tensor(X) @ Tensor(W), shape=(11, 13), dtype="float32")
+    plan = (half + 1).prepare(CONFIG)
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0].reshape(11, 13), X @ W / 2 + 1, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_plan_changes_is_copied_back() -> None:
+    x = Tensor(X.copy()).realize()
+    x[2:4] = Tensor(X[:2]) * 3
+    plan = x.prepare(CONFIG)
+    plan.execute()
+    expected = X.copy()
+    expected[2:4] = X[:2] * 3
+    np.testing.assert_array_equal(plan.outputs[0].reshape(X.shape), expected)
+
+
+def test_the_work_of_a_plan_is_known_and_its_ceilings_are_not() -> None:
+    plan = (Tensor(X) @ Tensor(W)).prepare(CONFIG)
+    kernel, = plan.analyze().kernels
+    assert kernel.flops == 2 * 11 * 18 * 13 and kernel.seconds is None
+    timed, = svod.profile(plan, seconds=0.01).kernels
+    assert timed.seconds > 0 and timed.bound is None
+
+
+def test_a_search_ranks_by_the_cost_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Scheduler] = []
+    monkeypatch.setattr(Toy, "cost", lambda self, state: asked.append(state) or cost_of(state))     # type: ignore[func-returns-value]
+    Beam(base := Scheduler(Kernel(gemm(4, 4, 4)), TOY), BeamConfig()).predict(Candidate(base, (), Origin.UNTOUCHED))
+    assert asked == [base]
+
+
+def test_a_search_uses_the_compiler_that_the_device_names(tmp_path: Path) -> None:
+    db = tmp_path / "tune.db"
+    beam = BeamConfig(width=1, executor="inline", budget=4.0, kernel_budget=4.0, patience=1)
+    (Tensor(X[:3]) @ Tensor(W)).prepare(PrepareConfig(device="CPU:interpreter", object_cache=":none:", beam=beam, db=str(db)))
+    with sqlite3.connect(db) as found:
+        compilers = found.execute("SELECT DISTINCT compiler FROM measurements").fetchall()
+    assert compilers == [(device_named("CPU:interpreter").pair.key,)]
 
 
 def test_nolocals_keeps_groups_at_one_thread() -> None:

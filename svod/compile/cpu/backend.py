@@ -16,6 +16,7 @@ from svod.compile.llvm.render import render
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import PreparedKernel, Variant
+from svod.core.cost.cost_model import Cost, cost_of
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target
@@ -56,9 +57,13 @@ class Cpu(Backend):
 
     name = HOST
     compilers = (Llvm(), Interpreter())
+    ceilings = "svod.bench.ceiling_loops"
 
     def target(self, threads: int | None = None) -> Target:
         return replace(host_target(threads), dot_cost=measured_cost)
+
+    def cost(self, state: Scheduler) -> Cost:
+        return cost_of(state)
 
     def heuristic(self, state: Scheduler) -> Scheduler:
         return heuristic(state)

@@ -28,6 +28,7 @@ from svod.compile.backend import Memory, backend_named
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.plan.host_callback import HostProgram
 from svod.compile.plan.memory_planner import PlannerMode, plan_memory
+from svod.compile.plan.mirror import Mirror
 from svod.compile.plan.plan_parts import (
     BufferKind,
     Launches,
@@ -107,12 +108,15 @@ class ExecutionPlan:
         self._unbound = {i for i in self._bindable & used if self.buffers[i].array is None}
         self._variants = variants_of(self.every)
         self._backend = backend_named(device)
+        self._mirror = None if self._backend.reads_host_memory else Mirror(self._backend)
         self._shared: Memory | None = None  # the memory of intermediates and temporaries
         self._released = False              # ... was given back
         addresses = self._allocate(planner)
         self._queue = self._backend.queue(self.every, self._variants, addresses, threads)
         self.threads = self._queue.threads
         self._select(self._variants[-1])
+        if self._mirror is not None:
+            self._mirror.load(range(len(self.buffers)))
         self.prepare_seconds = self._run_once_phases()
         _plans.add(self)
 
@@ -182,14 +186,19 @@ class ExecutionPlan:
         with self.lock:
             if variables:
                 self.set_variables(variables)
+            if self._mirror is not None:
+                self._mirror.load(self._bindable)
             if self._is_plain:
                 self._run(self._launches, 1)
             else:
                 self._run_segments(1)
+            if self._mirror is not None:
+                self._mirror.store(self._written)
             self.runs += 1
 
     def repeat(self, times: int) -> None:
-        """Run all kernels `times` times, in one call of the queue where there are no Python functions: a timer's sample."""
+        """Run all kernels `times` times, in one call of the queue where there are no Python functions: a timer's sample. A device with
+        memory of its own runs over what the last `execute` left there, and copies nothing."""
         with self.lock:
             if self._is_plain:
                 self._run(self._launches, times)
@@ -278,7 +287,10 @@ class ExecutionPlan:
         owners = [self._arrays.get(b, self.buffers[b].array) for b in k.buffers]
         self._calling = k.name or k.spec.name
         try:
-            k.loaded.run(addresses, [self._shared if o is None else o for o in owners], values)
+            if self._mirror is not None:
+                self._mirror.call(k.loaded, addresses, [size * dtype.itemsize for dtype, size in k.spec.params], k.spec.outs, values)
+            else:
+                k.loaded.run(addresses, [self._shared if o is None else o for o in owners], values)
         finally:
             self._calling = ""
 
@@ -330,9 +342,13 @@ class ExecutionPlan:
         with self.lock:
             if buffer not in self._bindable:
                 raise LaunchError(f"buffer {buffer} cannot be bound: the plan's inputs and outputs are {sorted(self._bindable)}")
-            self._queue.bind(buffer, address)
+            self._queue.bind(buffer, self._device_address(buffer, address))
             if self._unbound:
                 self._unbound.discard(buffer)
+
+    def _device_address(self, buffer: int, address: int) -> int:
+        """Where kernels find a buffer whose memory on the host is at `address`."""
+        return address if self._mirror is None else self._mirror.place(buffer, address, self.buffers[buffer].nbytes)
 
     def bind_array(self, buffer: int, array: np.ndarray[Any, Any]) -> None:
         """Use `array` for an input or output: C-contiguous, of at least the buffer's bytes. Raises LaunchError."""
@@ -429,7 +445,8 @@ class ExecutionPlan:
         shared = plan_memory(alive.sizes, alive.first, alive.last, planner)
         always = plan_memory(alive.kept, dict.fromkeys(alive.kept, 0), dict.fromkeys(alive.kept, 0), "disabled")
         self.memory = PlanMemory(planner, shared.total, shared.lower_bound, always.total)
-        addresses = [address_of(b.array) if b.array is not None else 0 for b in self.buffers] + [0] * (end - len(self.buffers))
+        addresses = [self._device_address(i, address_of(b.array)) if b.array is not None else 0 for i, b in enumerate(self.buffers)]
+        addresses += [0] * (end - len(self.buffers))
         self._shared = self._backend.allocate(shared.total) if shared.total else None
         self._kept = self._backend.allocate(always.total, touch=False) if always.total else None    # phases that run once fill it
         for arena, placement in ((self._shared, shared), (self._kept, always)):

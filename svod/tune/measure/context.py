@@ -35,11 +35,13 @@ TIMING_INPUTS = InputSet("timing", "reals", 0.5, 1.5, 17)
 
 @dataclass(frozen=True)
 class Setup:
-    """The payload of every job: a kernel as data, its target, and the sizes it is timed at (one without values for no variables)."""
+    """The payload of every job: a kernel as data, its target, the sizes it is timed at (one without values for no variables), and the
+    device, where its name selects another compiler than the first of the target's backend."""
 
     ast: Any
     target: Target
     sizes: tuple[Size, ...] = ((),)
+    device: str = ""
 
 
 class KernelContext:
@@ -48,7 +50,7 @@ class KernelContext:
     def __init__(self, setup: Setup) -> None:
         self.kernel = Kernel(data_to_ast(setup.ast))
         self.target, self.sizes = setup.target, setup.sizes
-        self.device = device_named(self.target.device)
+        self.device = device_named(setup.device or self.target.device)
         self.base = Scheduler(self.kernel, self.target)
         self.programs: OrderedDict[str, Program] = OrderedDict()
         self.loaded: OrderedDict[tuple[str, bool], Runner] = OrderedDict()
@@ -180,7 +182,7 @@ _kept: OrderedDict[str, KernelContext] = OrderedDict()
 
 def kernel_context(setup: Setup) -> KernelContext:
     """The context of a setup. The latest `CONTEXTS` ones are kept; older ones are closed."""
-    key = repr((setup.ast, setup.target, setup.sizes))
+    key = repr(setup)
     context = _kept.get(key)
     if context is None:
         context = _kept[key] = KernelContext(setup)

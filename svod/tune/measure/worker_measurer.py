@@ -51,11 +51,11 @@ class WorkerMeasurer:
     and racing. The first candidate that is screened is the heuristic's."""
 
     def __init__(self, kernel: Kernel, target: Target, executor: Executor, config: BeamConfig, bench: BenchConfig | None = None, *,
-                 sizes: Sequence[Size] = (), shrink: bool = True) -> None:
+                 sizes: Sequence[Size] = (), shrink: bool = True, device: str = "") -> None:
         self.kernel, self.executor, self.config, self.bench = kernel, executor, config, bench or BenchConfig()
         self.sizes = tuple(sizes) or merged_sizes(kernel, ())
         self.shrink = shrink and not kernel.variables
-        self.setup = Setup(ast_to_data(kernel.ast), target, self.sizes)
+        self.setup = Setup(ast_to_data(kernel.ast), target, self.sizes, device)
         self.parts: dict[str, float] = {}       # LINEAR digest → the part of the kernel it is timed on
         self.lowered_by: dict[bytes, str] = {}  # digest of a candidate → the worker that lowered it
         self.baseline: Built | None = None

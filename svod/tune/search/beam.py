@@ -25,8 +25,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from svod.compile.backend import backend_named
 from svod.config import BeamConfig
-from svod.core.cost.cost_model import cost_of, tiling_family
+from svod.core.cost.cost_model import tiling_family
 from svod.core.kernel.apply import apply_opt
 from svod.errors import KernelOptError
 from svod.tune.measure.candidate import Candidate, Origin, Status, chain_order
@@ -49,6 +50,7 @@ class Beam:
         self.reference_grid = self.strict or config.actions == "reference"
         self.width = config.width if self.strict else min(FIRST_WIDTH, config.width)
         self.lanes = lanes_of(base.kernel, base.target)
+        self.cost = backend_named(base.target.device).cost
         self.random = random.Random(config.seed)
         self.members: list[Candidate] = []
         self.seen: dict[bytes, Candidate] = {}
@@ -91,7 +93,7 @@ class Beam:
             if c.digest not in self.seen:
                 self.seen[c.digest] = c
                 fresh.append(c)
-                predict(c)
+                self.predict(c)
             if c.origin is Origin.SKETCH:
                 self.sketch_families.setdefault(tiling_family(c.state), self.round + SKETCH_ROUNDS + 1)
         if self.strict or len(fresh) <= self.room:
@@ -126,7 +128,7 @@ class Beam:
 
     def enqueue(self, state: Any, origin: Origin) -> None:
         candidate = self.offer(state, origin)
-        if candidate is not None and predict(candidate):
+        if candidate is not None and self.predict(candidate):
             self.queue[candidate.digest] = candidate
 
     def propose(self) -> list[Candidate]:
@@ -207,12 +209,12 @@ class Beam:
                 return
             verify(unsure)
 
-
-def predict(candidate: Candidate) -> bool:
-    """Predict the cycles of a candidate. Returns False, and marks it as failed, where its opts are legal one by one but not together."""
-    try:
-        candidate.predicted = cost_of(candidate.state).cycles
-    except KernelOptError as e:
-        candidate.fail(Status.ERROR, str(e))
-        return False
-    return True
+    def predict(self, candidate: Candidate) -> bool:
+        """Predict the cycles of a candidate. Returns False, and marks it as failed, where its opts are legal one by one but not
+        together."""
+        try:
+            candidate.predicted = self.cost(candidate.state).cycles
+        except KernelOptError as e:
+            candidate.fail(Status.ERROR, str(e))
+            return False
+        return True

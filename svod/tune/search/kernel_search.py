@@ -31,7 +31,7 @@ from typing import Any
 
 from svod.bench.race import Ratio
 from svod.config import BeamConfig
-from svod.core.cost.cost_model import cost_of, tiling_family
+from svod.core.cost.cost_model import tiling_family
 from svod.core.kernel.groups import most_threads
 from svod.errors import KernelOptError
 from svod.tune.db.records import canonical
@@ -266,7 +266,7 @@ class KernelSearch:
     def _untouched(self) -> list[Candidate]:
         """The untouched kernel. Left out where there are other seeds and it is hopeless: its first run would end with a killed child."""
         others = self.config.sketches and not self.strict and self.incumbent is not None and (self.stored or self.first)
-        if others and cost_of(self.base).cycles > HOPELESS * cost_of(self.heuristic).cycles:
+        if others and self.beam.cost(self.base).cycles > HOPELESS * self.beam.cost(self.heuristic).cycles:
             return []
         return [Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED)]
 
@@ -325,7 +325,7 @@ class KernelSearch:
         within = []
         for c in batch:
             try:
-                registers = cost_of(c.state).accumulators
+                registers = self.beam.cost(c.state).accumulators
             except KernelOptError as e:
                 c.fail(Status.ERROR, str(e))
                 continue
