@@ -163,6 +163,11 @@ class Backend(ABC):
         return next((t for t in allowed if t.key == key), None)
 
 
+def target_with(key: str) -> Target | None:
+    """The device of this machine that a target's key stands for, of whatever backend; None where there is none."""
+    return next((t for name in BACKENDS if (t := backend_named(name).target_with(key)) is not None), None)
+
+
 class Device(NamedTuple):
     """A backend and the compiler that a device's name selects."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from svod.bench.race import Ratio
 from svod.bench.report.data import Course, Trial, TunedKernel, Tuning, fates_of, kind_of_step
 from svod.bench.roofline import Ceilings, known_ceilings
-from svod.compile.backend import backend_named
+from svod.compile.backend import target_with
 from svod.config import data_dir
 from svod.core.cost.op_count import count_operations
 from svod.core.ir.serialize import data_to_ast
@@ -20,7 +20,7 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest
-from svod.core.machine.target import HOST, Target
+from svod.core.machine.target import Target
 from svod.errors import SvodError
 from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.winners import Winner
@@ -42,7 +42,7 @@ def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | No
     chosen = target if target is not None else max(last, key=lambda k: last[k], default=None)
     if chosen is None or chosen not in last:
         return None
-    machine = _machine_of(chosen)
+    machine = target_with(chosen)
     mine = [m for m in measurements if m.target == chosen]
     kernels = _kernels(db, chosen, machine, mine, [s for s in searches if s.target == chosen])
     newest = max(mine, key=lambda m: m.taken_at, default=None)
@@ -83,11 +83,6 @@ def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Se
         kernels.append(_kernel(records.get(key) or KernelRecord(key), sorted(origins.get(key, ())), winner, machine, courses,
                                verified.get((key, winner.linear), "") if winner else ""))
     return sorted(kernels, key=lambda k: (-k.saved, -(k.heuristic or 0.0), k.key))
-
-
-def _machine_of(key: str) -> Target | None:
-    """The Target with that key, where it is this machine's with some number of threads."""
-    return backend_named(HOST).target_with(key)
 
 
 def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None, machine: Target | None, courses: Sequence[Course],

@@ -32,7 +32,7 @@ from svod.cli.tune.progress import make_progress
 from svod.cli.tune.report import KernelReport, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json, size_lines
 from svod.cli.tune.script import ScriptEnd, run_script
 from svod.cli.tune.survey import Foresight, SurveyRow, compile_heuristics, decide, pick_target, rate_of, survey
-from svod.compile.backend import backend_named
+from svod.compile.backend import device_named
 from svod.compile.plan.compiler import Compiler, compile_all, compiler_for
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.core.machine.target import HOST, Target
@@ -157,7 +157,7 @@ class _Run:
             say(f"svod-tune: {self.options.script} {self.script.failure}; "
                 f"tuning the {count(len(captured.kernels), 'kernel')} it had prepared by then")
 
-        target = pick_target(captured)
+        target = pick_target(captured, self.config.device)
         compiler = compiler_for(target, self.config)
         rows = survey(captured, target, compiler)
         decide(rows, target, compiler, self.db, self.config, top=self.options.top, only=self.options.only)
@@ -192,7 +192,8 @@ class _Run:
         if options.script is None:
             return capture.read_capture(options.source or "")
         allowed = config.OptimizerConfig.from_env()
-        foresight = Foresight(self.db, backend_named(HOST).target(self.config.threads).allowing(allowed.tc, not allowed.nolocals))
+        target = device_named(self.config.device or HOST).backend.target(self.config.threads)
+        foresight = Foresight(self.db, target.allowing(allowed.tc, not allowed.nolocals))
 
         def meet(news: capture.News) -> None:
             if self.executor is None and not options.dry_run and foresight.needs_search(news):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from svod.bench.roofline import COMPUTE, Ceilings
-from svod.compile.backend import backend_named
+from svod.compile.backend import device_named, target_with
 from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
 from svod.config import PrepareConfig
@@ -60,17 +60,17 @@ class SurveyRow:
         return self.kernel.key
 
 
-def pick_target(capture: Capture) -> Target:
-    """The target to tune for: this machine, with the number of threads of the plans that took most of the time."""
-    backend = backend_named(HOST)
+def pick_target(capture: Capture, device: str | None = None) -> Target:
+    """The target to tune for: that of the plans that took most of the time, with their number of threads. Where this machine does not have
+    it, `device`, by default the CPU."""
     weights: dict[str, float] = {}
     for plan in capture.plans:
         weights[plan.target] = weights.get(plan.target, 0.0) + plan.runs * sum(plan.seconds.values())
     for key in sorted(weights, key=lambda k: -weights[k]):
-        target = backend.target_with(key)
+        target = target_with(key)
         if target is not None:
             return target
-    return backend.target()
+    return device_named(device or HOST).backend.target()
 
 
 def compile_heuristics(kernels: Mapping[str, Kernel], compiler: Compiler) -> dict[str, Compiled]:

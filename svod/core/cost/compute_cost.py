@@ -14,7 +14,7 @@ from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel.intrinsics import rate_of
 from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
 from svod.core.kernel.loop_nest import LoopNest, StageNest
-from svod.core.kernel.placement import is_derived
+from svod.core.kernel.placement import is_derived, vector_width
 from svod.core.kernel.scheduler import DOT, LOOP, UPCAST, Scheduler
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL)
@@ -57,7 +57,7 @@ class _StageCounter:
         self.state, self.nest, self.stage = state, nest, stage
         self.r, self.vector = stage.r, stage.vector
         self.outs = len(stage.r.stage.outs)
-        self.width = max(1, state.target.vector_bytes // stage.r.lanes_bytes)
+        self.width = vector_width(state, stage.r)
         self.dot = rate_of(nest.layouts.dots.get(stage.r.stage.index), state.target)
         self.runs_of_loop = [1.0]                       # how often the body of the first k loops runs
         for _, loop in stage.loops:

@@ -13,8 +13,8 @@ from svod.core.cost.compute_cost import compute_cost
 from svod.core.cost.data_cost import DataCost
 from svod.core.cost.op_count import count_operations
 from svod.core.kernel.loop_nest import LoopNest, StageNest, loop_nest, stored_bytes
-from svod.core.kernel.non_temporal import stores_whole_vectors
-from svod.core.kernel.placement import NO_ROW, is_computed_once
+from svod.core.kernel.non_temporal import has_non_temporal_stores
+from svod.core.kernel.placement import is_computed_once
 from svod.core.kernel.scheduler import Scheduler, cores_of
 
 _LAUNCH_CYCLES = 2000.0   # of a phase that wakes other cores
@@ -54,7 +54,8 @@ def _cost_of(state: Scheduler) -> Cost:
         if not is_phase:
             scratch += _bytes_of(state, nest, stage)
         compute = compute_cost(state, nest, s)
-        non_temporal = _non_temporal_bytes(state, nest, stage)
+        streamed = stage.r.store is not None and state.stream and has_non_temporal_stores(state)
+        non_temporal = float(kernel.params[stage.r.store_slot].arg.size * stored_bytes(state, nest.layouts, s)) if streamed else 0.0
         if not kernel.written:      # else what goes past the caches is read again
             data.kept -= non_temporal       # the output stage comes first: nothing reads it
         traffic = data.of_stage(s, compute.reads, non_temporal)
@@ -95,15 +96,6 @@ def _speedup(state: Scheduler, stage: StageNest, is_phase: bool, threads: int) -
             for a, loop in stage.loops:
                 shared *= loop.extent if a < len(stage.region) else 1
     return shared / -(-shared // threads)
-
-
-def _non_temporal_bytes(state: Scheduler, nest: LoopNest, stage: StageNest) -> float:
-    """Bytes of the output that the stage stores non-temporally; 0 without such stores."""
-    r = stage.r
-    row = stage.vector_loop.row if stage.vector_loop is not None else NO_ROW
-    if r.store is None or not state.stream or not stores_whole_vectors(state, r, stage.axes, stage.vector, row):
-        return 0.0
-    return float(state.kernel.params[r.store_slot].arg.size * stored_bytes(state, nest.layouts, r.stage.index))
 
 
 def tiling_family(state: Scheduler) -> tuple[Any, ...]:

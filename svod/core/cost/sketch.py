@@ -20,7 +20,6 @@ from svod.core.cost.sketch_facts import (
     resolved,
     tile_amounts,
     try_opt,
-    width_of,
     work_of,
 )
 from svod.core.cost.sketch_online import online_sketches
@@ -29,7 +28,7 @@ from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage, node_sources
 from svod.core.kernel.non_temporal import has_non_temporal_stores
-from svod.core.kernel.placement import is_derived, place_stages
+from svod.core.kernel.placement import is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import Scheduler
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", "SQRT"}
@@ -112,7 +111,7 @@ def _squares(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
     """Tiles for values that are read along one axis and stored along another: squares, which lowering transposes in registers."""
     if r.store is None:
         return
-    width = width_of(state, r)
+    width = vector_width(state, r)
     outs = range(len(r.stage.outs))
     stored = next((a for a in outs if r.store.coef(a) == 1 and extent_of(state, r, a) >= width), -1)
     read = next((a for i, n in enumerate(r.nodes) if n.kind in ("load", "read") for a in contiguous_axes(state, r, i)[0]
@@ -140,7 +139,7 @@ def _reductions(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Sched
         if several is not state:
             done = _vectors(several, r, lane, 4 if state.target.vector_registers >= 32 else 2)
             yield try_opt(done, "LANES", f"{name_of(state, r, lane)}.in")
-        half = width_of(state, r) // 2
+        half = vector_width(state, r) // 2
         if half >= 4 and _is_past_caches(state):
             # what waits for memory gains nothing from wide vectors, and some cores fetch more at once with half of them
             yield try_opt(try_opt(state, "UPCAST", name_of(state, r, lane), half), "UNROLL", name_of(state, r, lane), _HALVES_AT_A_TIME)
@@ -162,7 +161,7 @@ def _past_sums(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Schedu
     """Read memory in order: where a reduce axis has larger steps than the vector axis, its loop goes outside. The sums of a whole row
     stay in scratch, and several rows are added at a time. Each core takes a part of the rows, or a strip of all of them."""
     steps = _steps(state, r, lane)
-    outs, width = len(r.stage.outs), width_of(state, r)
+    outs, width = len(r.stage.outs), vector_width(state, r)
     across = [a for a in range(outs, len(r.axes)) if steps.get(a, 0) > 1 and extent_of(state, r, a) >= 2 * _ROWS_AT_A_TIME]
     extent = extent_of(state, r, lane)
     if not across or extent < 8 * width:
@@ -210,7 +209,7 @@ def _window_tiles(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Sch
         if a == lane or extent_of(state, r, a) < 2 or not any(
                 _overlaps(state, r, n.linear, a) for n in resolved.nodes if n.linear is not None):
             continue
-        extent, width = extent_of(state, r, lane), width_of(state, r)
+        extent, width = extent_of(state, r, lane), vector_width(state, r)
         # a row that a few vectors hold is computed whole, too: along it masks are known, and no copy is needed to be rid of them
         amounts = [(n, lane_amounts(extent, width, 4 // n)[0]) for n in (4, 2)]
         amounts += [(n, extent) for n in (4, 2) if extent <= 4 * width]
@@ -281,7 +280,7 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
             below.add(v)
             todo += node_sources(r.nodes[v])
     best, best_score = -1, 0.0
-    width = width_of(state, r)
+    width = vector_width(state, r)
     for a in range(len(r.axes)):
         e = extent_of(state, r, a)
         if e == 1:
@@ -336,7 +335,7 @@ def _vectors(state: Scheduler, r: ResolvedStage, a: int, vectors: int) -> Schedu
     """Vectors along an axis for a stage that is not a contraction."""
     if a < 0:
         return state
-    for n in lane_amounts(extent_of(state, r, a), width_of(state, r), vectors)[:2]:
+    for n in lane_amounts(extent_of(state, r, a), vector_width(state, r), vectors)[:2]:
         done = try_opt(state, "UPCAST", name_of(state, r, a), n)
         if done is not state:
             state = done

@@ -23,11 +23,10 @@ from svod.core.cost.sketch_facts import (
     rows_held,
     tile_amounts,
     try_opt,
-    width_of,
 )
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.loop_nest import loop_nest
-from svod.core.kernel.placement import is_derived, place_stages
+from svod.core.kernel.placement import is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
 _STAGE_BYTES = 1 << 13         # operands smaller than this are read in place
@@ -82,7 +81,7 @@ def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Fac
     """As `_unroll_last`, for windows: their overlap along the tile stays in registers; with too few, another loop is unrolled."""
     last = len(r.axes) - 1
     if len(r.stage.reds) > 1 and y.stage >= 0 and any(lin.coef(t.tile) and lin.coef(last) for lin in r.nodes[y.node].dims):
-        v, k = -(-t.n // width_of(state, r)), extent_of(state, r, last)
+        v, k = -(-t.n // vector_width(state, r)), extent_of(state, r, last)
         if k <= _WHOLE and v * (t.m + 1) + t.m + k - 1 > state.target.vector_registers:
             return try_opt(state, "UNROLL", state.kernel.axes[r.stage.reds[0]].name, 2)
     return _unroll_last(state, r)
@@ -90,7 +89,7 @@ def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Fac
 
 def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> list[tuple[float, int, Factor, Factor]]:
     """(score, vector axis, operand read in vectors, operand broadcast), best first."""
-    width = width_of(state, r)
+    width = vector_width(state, r)
     choices = []
     for a in range(len(r.stage.outs)):
         e = extent_of(state, r, a)
@@ -110,7 +109,7 @@ def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Fac
     """Register tiles of the output stage: vector axis × tile axis, with operands staged where that makes them contiguous or near. The
     tiles that use the multipliers best come in variants; of the others come those predicted to be faster."""
     choices = _lane_choices(state, r, operands)
-    width, registers = width_of(state, r), state.target.vector_registers
+    width, registers = vector_width(state, r), state.target.vector_registers
     shares: list[float] = []        # predicted cycles where each core copies its share of the windows
     for rank in range(6):
         for _, lane, x, y in choices[:2]:
@@ -245,7 +244,7 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor
     if nest is None:
         return state
     region = nest.region
-    width, registers = width_of(state, r), state.target.vector_registers
+    width, registers = vector_width(state, r), state.target.vector_registers
     best: tuple[float, int, Factor] | None = None
     for a, e in enumerate(region):
         for x, y in (operands, operands[::-1]):

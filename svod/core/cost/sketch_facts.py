@@ -100,10 +100,6 @@ def work_of(state: Scheduler, r: ResolvedStage) -> int:
     return total * max(1, sum(1 for n in r.nodes if n.kind in ("alu", "load", "read")) // 2)
 
 
-def width_of(state: Scheduler, r: ResolvedStage) -> int:
-    return max(1, state.target.vector_bytes // r.lanes_bytes)
-
-
 def bytes_of(state: Scheduler, s: int) -> int:
     st = state.kernel.stages[s]
     total = st.dtype.itemsize

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from svod.core.cost.sketch_facts import extent_of, lane_amounts, name_of, resolved, rows_held, tile_amounts, try_opt, width_of
+from svod.core.cost.sketch_facts import extent_of, lane_amounts, name_of, resolved, rows_held, tile_amounts, try_opt
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.placement import place_stages
+from svod.core.kernel.placement import place_stages, vector_width
 from svod.core.kernel.scheduler import Scheduler
 
 _BLOCK = 256            # positions of a block, about: what is scaled where blocks meet is a few operations in as many multiply-adds
@@ -26,7 +26,7 @@ def online_sketches(state: Scheduler) -> Iterator[tuple[Scheduler, list[int]]]:
         if s.is_output or s.value.arg != ("MAX", 1) or len(s.reds) != 1 or not s.outs:
             continue
         row = kernel.axes[s.reds[0]].extent
-        block = _block_of(row, width_of(state, resolved(state, s.index)))
+        block = _block_of(row, vector_width(state, resolved(state, s.index)))
         if row <= 2 * block:
             continue
         start = try_opt(state, "ONLINE", s.name, block)
@@ -71,7 +71,7 @@ def _tile_of_queries(state: Scheduler, r: ResolvedStage, lane: int, tile: int, q
             others.append(name)
             name = f"{name}.in"
         inside = [name, *inside]
-    done = try_opt(done, "UPCAST", inside[-1], lane_amounts(extent_of(state, r, lane), width_of(state, r), 4)[0])
+    done = try_opt(done, "UPCAST", inside[-1], lane_amounts(extent_of(state, r, lane), vector_width(state, r), 4)[0])
     loops = [x for x in (*others, name_of(state, r, len(r.stage.outs)), *inside) if done.rows[done.row_id(x)].extent > 1]
     return try_opt(done, "ORDER", r.stage.name, tuple(loops))
 
@@ -86,7 +86,7 @@ def _weighted_axes(state: Scheduler, stage: int) -> frozenset[int]:
 def _register_tile(state: Scheduler, stage: int, lane: int, tile: int, queries: int) -> Scheduler:
     """A register tile of the sums of a block, with vectors along the output's: weights are read in all lanes, and stay in rows."""
     r = resolved(state, stage)
-    width = width_of(state, r)
+    width = vector_width(state, r)
     amount = lane_amounts(extent_of(state, r, lane), width, 4)[0]
     vectors = -(-amount // width)
     if tile >= 0:

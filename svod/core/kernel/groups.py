@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from svod.core.kernel.placement import Placement, first_reduce, is_derived, place_stages
+from svod.core.kernel.placement import Placement, first_reduce, is_derived, place_stages, vector_row
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
 from svod.core.machine.levels import Level, MemorySpace
 from svod.errors import KernelOptError
@@ -38,7 +38,8 @@ def level_of(state: Scheduler, row: int) -> Level:
     if role == DOT:
         return Level.INTRINSIC
     if role != LOOP:
-        return Level.VECTOR if row in state.vector_rows else Level.UNROLL
+        r = place_stages(state).resolved[state.stage_of_row(row)]
+        return Level.VECTOR if r is not None and vector_row(state, r) == row else Level.UNROLL
     if state.target.has_groups:
         return Level.GRID if row in grid_rows(state, place_stages(state), state.stage_of_row(row)) else Level.SERIAL
     return Level.CORE if state.thread is not None and state.thread.row == row else Level.SERIAL
@@ -55,7 +56,7 @@ def grid_rows(state: Scheduler, placement: Placement, stage: int) -> tuple[int, 
 
 
 def space_of(placement: Placement, stage: int, positions: int) -> MemorySpace:
-    """The memory of a stage of which `positions` are computed at a time: shared where threads combine partial results in it."""
+    """The memory of a stage of which `positions` are computed at a time. Values that are staged inside a phase belong to one thread."""
     if placement.paths[stage] == ():
         return MemorySpace.GLOBAL
     return MemorySpace.REGISTER if positions == 1 else MemorySpace.SCRATCH
@@ -71,10 +72,16 @@ def covered_extent(state: Scheduler, axis: int) -> int:
     return prod(state.rows[r].extent for r in state.axis_rows[axis])
 
 
-def is_covered(state: Scheduler, axis: int, stored: bool) -> bool:
+def is_covered(state: Scheduler, placement: Placement, stage: int, axis: int) -> bool:
     """Whether the loops of an axis cover whole tiles, with guards beyond its end, because threads or groups share it and no position may
-    be computed by two of them. `stored`: it is an output axis of the stage that a phase stores."""
+    be computed by two of them."""
+    stored = placement.paths[stage] == () and axis in state.kernel.stages[stage].outs
     return state.target.has_groups and (stored or any(state.rows[r].role in BLOCK_ROLES for r in state.axis_rows[axis]))
+
+
+def spanned(state: Scheduler, placement: Placement, stage: int, axis: int) -> int:
+    """Positions of an axis of a stage that its loops span, padding included."""
+    return covered_extent(state, axis) if is_covered(state, placement, stage, axis) else state.axis_extent(axis)
 
 
 def reducers_of(state: Scheduler, stage: int) -> int:

@@ -13,11 +13,11 @@ from math import prod
 from typing import NamedTuple
 
 from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops
-from svod.core.kernel.groups import BLOCK_ROLES, space_of
+from svod.core.kernel.groups import BLOCK_ROLES, space_of, spanned
 from svod.core.kernel.intrinsics import WORD
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage
 from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
-from svod.core.kernel.placement import EmittedLoop, Path, Placement, fit, is_derived, place_stages
+from svod.core.kernel.placement import EmittedLoop, Path, Placement, fit, is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import LOOP, Scheduler
 from svod.core.machine.levels import MemorySpace
 
@@ -79,7 +79,7 @@ def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: 
     if packed is not None:
         return packing_loops(r, extents, layout, packed, max(1, state.target.vector_bytes // WORD.itemsize))
     tile = layout.tile if layout.tiled >= 0 else 0
-    return copy_loops(r, extents, layout.order, max(1, state.target.vector_bytes // r.lanes_bytes), tile, exact)
+    return copy_loops(r, extents, layout.order, vector_width(state, r), tile, exact)
 
 
 def stored_bytes(state: Scheduler, layouts: Layouts, s: int) -> int:
@@ -112,35 +112,39 @@ class _LoopNestMaker:
             self._find_moves(stage.index, path)
             around = tuple(self._around(r, path))
         else:
-            region, around = tuple([state.axis_extent(a) for a in stage.outs]), ()
-        layout = self._layout(r, region) if not stage.is_output else None
+            region, around = tuple([spanned(state, self.placement, stage.index, a) for a in stage.outs]), ()
+        positions = region if path else tuple([state.kernel.axes[a].extent for a in stage.outs])
+        layout = self._layout(r, positions) if not stage.is_output else None
         if is_derived(stage):
             assert layout is not None
-            axes, order, vector, vector_loop = self._copy(r, layout)
+            axes, order, vector, vector_loop = self._copy(r, layout, state.target.has_groups and not path)
         else:
-            extents = (*region, *[state.axis_extent(a) for a in stage.reds])
+            extents = (*region, *[spanned(state, self.placement, stage.index, a) for a in stage.reds])
             axes = tuple([fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)])
             row, vector = self.layouts.vector_rows[stage.index], self.layouts.vector_axes[stage.index]
             vector_loop = next((p for p in axes[vector] if p.row == row), None) if vector >= 0 else None
             by_row = {p.row: (a, p) for a, group in enumerate(axes) for p in group if p.role == LOOP}
             order = [by_row[row] for row in state.order[stage.index] if row in by_row]
-        if any(state.pads):
+        if any(state.pads) or state.target.has_groups:
             self._find_padded(r)
         loops = tuple([(a, p) for a, p in order if p.extent > 1])
         return StageNest(r, region, axes, loops, around, vector, vector_loop, layout, space_of(self.placement, stage.index, prod(region)))
 
     def _layout(self, r: ResolvedStage, region: tuple[int, ...]) -> Layout:
         """How a region that is read lies in memory: whole groups of a packed operand, tiles where it has the whole of their dim."""
+        extents = [self.state.kernel.axes[a].extent for a in r.stage.outs]
         tiled, packed = self.layouts.tiles[r.stage.index].dim, self.layouts.packed.get(r.stage.index)
-        whole = tiled >= 0 and region[tiled] == self.state.kernel.axes[r.stage.outs[tiled]].extent
+        whole = tiled >= 0 and not self.state.target.has_groups and region[tiled] == extents[tiled]
         if packed is not None:
-            region = (*region[:packed.dim], -(-region[packed.dim] // packed.group) * packed.group, *region[packed.dim + 1:])
+            stored = region[packed.dim]
+            stored = packed.padded if stored >= extents[packed.dim] else -(-stored // packed.group) * packed.group
+            region = (*region[:packed.dim], stored, *region[packed.dim + 1:])
         return lay_out(self.state, self.layouts, r.stage.index, region, whole)
 
-    def _copy(self, r: ResolvedStage, layout: Layout) \
+    def _copy(self, r: ResolvedStage, layout: Layout, exact: bool) \
             -> tuple[tuple[tuple[EmittedLoop, ...], ...], list[tuple[int, EmittedLoop]], int, EmittedLoop | None]:
         """(loops per axis, loops in order, the vector axis, its vector loop) of a copy stage."""
-        copy = stage_copy(self.state, r, list(layout.extents), self.layouts, layout)
+        copy = stage_copy(self.state, r, list(layout.extents), self.layouts, layout, exact)
         vector_loop = copy.axes[copy.vector][-1] if copy.vector >= 0 else None
         return tuple(copy.axes), [(a, copy.axes[a][0]) for a in layout.order], copy.vector, vector_loop
 
@@ -172,14 +176,15 @@ class _LoopNestMaker:
                 if node.kind == "read" and node.arg == s:
                     if node.dims[dim].atoms:
                         return full
-                    most = max(most, reached(self.state, reader, node.dims[dim], opened))
+                    most = max(most, reached(self.state, self.placement, reader, node.dims[dim], opened))
         return most if axis in self.padded else min(most, full)
 
     def _find_padded(self, r: ResolvedStage) -> None:
         """Note the padded axes of a stage, and those of the stages that it reads at their positions."""
         dot = self.state.dots[r.stage.index]
         if not is_derived(r.stage):
-            self.padded.update(a for a in r.axes if self.state.pads[a] and not (dot and dot.axis == a))
+            self.padded.update(a for a in r.axes if (self.state.pads[a] and not (dot and dot.axis == a))
+                               or spanned(self.state, self.placement, r.stage.index, a) > self.state.axis_extent(a))
         for node in r.nodes:
             if node.kind == "read":
                 for axis, lin in zip(self.state.kernel.stages[node.arg].outs, node.dims, strict=True):
@@ -205,9 +210,9 @@ class _LoopNestMaker:
                             self.moves[axis] |= opened.intersection(self.state.axis_rows[own]) | self.moves.get(own, NO_LOOPS)
 
 
-def reached(state: Scheduler, stage: StageNest, lin: LinearIndex, opened: frozenset[int]) -> int:
+def reached(state: Scheduler, placement: Placement, stage: StageNest, lin: LinearIndex, opened: frozenset[int]) -> int:
     """Positions of a dim that one thread's read at `lin` by a stage covers while the loops `opened` stand still."""
     def moved(a: int) -> int:
-        covered = prod([p.extent for p in stage.axes[a] if p.row not in opened and p.role not in BLOCK_ROLES])
-        return min(covered, state.axis_extent(stage.r.axes[a]))     # the last tile is moved back, or cut
+        covered = 1 + sum([(p.extent - 1) * p.stride for p in stage.axes[a] if p.row not in opened and p.role not in BLOCK_ROLES])
+        return min(covered, spanned(state, placement, stage.r.stage.index, stage.r.axes[a]))    # the last tile is moved back, or cut
     return 1 + sum([abs(c) * (moved(a) - 1) for a, c in lin.coefs])

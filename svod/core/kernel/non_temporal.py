@@ -16,7 +16,8 @@ from math import prod
 
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import is_contiguous, is_exact
-from svod.core.kernel.placement import EmittedLoop, fit, place_stages, span, vector_row
+from svod.core.kernel.loop_nest import loop_nest
+from svod.core.kernel.placement import NO_ROW, EmittedLoop, place_stages, span, vector_width
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
 # Vectors of a row from which on those at its ends cost little: stored in the ordinary way beside others like them, and beside those that
@@ -26,14 +27,9 @@ MANY, MANY_PAST_CACHES = 64, 128
 
 def has_non_temporal_stores(state: Scheduler) -> bool:
     """Whether STREAM changes how a state stores its output. Raises KernelOptError when its placements contradict each other."""
-    for r in place_stages(state).resolved:
-        if r is not None and r.store is not None:
-            row = vector_row(state, r)
-            lane = r.axes.index(state.rows[row].axis) if row >= 0 else -1
-            axes = [fit(state, state.axis_rows[a], state.axis_extent(a)) for a in r.axes]
-            if stores_whole_vectors(state, r, axes, lane, row):
-                return True
-    return False
+    stage = loop_nest(state).stages[state.kernel.output]
+    row = stage.vector_loop.row if stage.vector_loop is not None else NO_ROW
+    return state.target.has_non_temporal and stores_whole_vectors(state, stage.r, stage.axes, stage.vector, row)
 
 
 class _OutputRow:
@@ -41,7 +37,7 @@ class _OutputRow:
 
     def __init__(self, state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> None:
         self.state, self.r, self.store, self.axes, self.lane = state, r, r.store, axes, lane
-        self.width = max(1, state.target.vector_bytes // r.lanes_bytes)
+        self.width = vector_width(state, r)
         self.is_vector = r.store is not None and not r.store.atoms and 0 <= lane < len(r.stage.outs)
         self.own = tuple(axes[lane]) if self.is_vector else ()
         self.vector = next((p for p in self.own if p.row == row), None)

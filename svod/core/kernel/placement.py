@@ -260,6 +260,11 @@ def span(loops: Iterable[EmittedLoop]) -> int:
 
 # -- lanes ----------------------------------------------------------------------------------------
 
+def vector_width(state: Scheduler, r: ResolvedStage) -> int:
+    """Lanes of a stage's vectors: as many as the widest value in them allows."""
+    return max(1, state.target.vector_bytes // r.lanes_bytes)
+
+
 def vector_row(state: Scheduler, r: ResolvedStage) -> int:
     """The vector row of a stage with axis rows: LANES' choice, else the upcast row that makes most accesses unit-stride."""
     s = r.stage.index
@@ -274,7 +279,7 @@ def vector_row(state: Scheduler, r: ResolvedStage) -> int:
             piece = state.rows[row]
             if piece.role != UPCAST or piece.extent < 2:
                 continue
-            width = max(1, state.target.vector_bytes // r.lanes_bytes)
+            width = vector_width(state, r)
             used = piece.extent / (-(-piece.extent // width) * width)   # the share of the lanes that does work
             score = _lane_score(r, local, piece.stride) * used
             if axis in r.stage.reds:

@@ -25,7 +25,7 @@ from svod.core.ir.uop import Ops
 from svod.core.kernel.groups import group_of, level_of
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.loop_nest import loop_nest
-from svod.core.kernel.placement import EmittedLoop, first_reduce, is_computed_once, is_derived, vector_row
+from svod.core.kernel.placement import EmittedLoop, first_reduce, is_computed_once, is_derived
 from svod.core.kernel.scheduler import UNROLL, UPCAST, Scheduler, cores_of
 from svod.core.machine.levels import Level, MemorySpace
 
@@ -155,12 +155,12 @@ class _Printer:
 
     def _tile(self, r: ResolvedStage, depth: int) -> None:
         """The positions that the threads of a group compute, and those in registers."""
-        vector = vector_row(self.state, r)
+        stage = self.nest.stages[r.stage.index]
         tile, unrolled, threads = [], [], []
-        for group in self.nest.stages[r.stage.index].axes:
+        for group in stage.axes:
             for p in group:
                 if p.extent > 1 and p.role == UPCAST:
-                    tile.append(f"{self._axis_name(p.row)} {p.extent}{' (vector)' if p.row == vector else ''}")
+                    tile.append(f"{self._axis_name(p.row)} {p.extent}{' (vector)' if p is stage.vector_loop else ''}")
                 elif p.extent > 1 and p.role == UNROLL:
                     unrolled.append(f"{self._axis_name(p.row)} {p.extent}")
                 elif p.extent > 1 and level_of(self.state, p.row) is Level.BLOCK:

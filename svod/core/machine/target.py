@@ -52,6 +52,11 @@ class Target:
         """Whether a phase is launched as a grid of groups of threads."""
         return self.group_threads > 0
 
+    @property
+    def has_mask_registers(self) -> bool:
+        """Whether lanes are masked by registers of their own, as AVX-512 has them: a mask that is known costs nothing."""
+        return self.vector_bytes == 64
+
     def allowing(self, intrinsics: bool, locals: bool) -> Target:
         """The target as opts may use it: without its dot and matrix instructions, with groups of one thread."""
         return replace(self, uses_intrinsics=intrinsics, group_threads=self.group_threads if locals else min(1, self.group_threads))

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from svod.core.ir.dtype import DType
-from svod.core.kernel.groups import check_groups, covered_extent, is_covered
+from svod.core.kernel.groups import check_groups, is_covered, spanned
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, is_exact, lay_out
 from svod.core.kernel.loop_nest import loop_nest
@@ -57,7 +57,7 @@ class ProgramFacts:
         extent = self.spanned(r.stage.index, axis)
         reduces = axis in r.stage.reds
         varies = kernel.axes[axis].bound is not None
-        if is_covered(state, axis, self._stores(r.stage.index, axis)):
+        if is_covered(state, self.placement, r.stage.index, axis):
             self.fixed.add(axis)
             if extent > kernel.axes[axis].extent:
                 self.unsafe[axis] = kernel.axes[axis].extent
@@ -90,14 +90,9 @@ class ProgramFacts:
                     if any(r.axes[a] in (self.below if c > 0 else self.unsafe) for a, c in lin.coefs):
                         self.below.add(axis)
 
-    def _stores(self, s: int, axis: int) -> bool:
-        """Whether a phase stores the positions of `axis` of stage `s`."""
-        return self.placement.paths[s] == () and axis in self.kernel.stages[s].outs
-
     def spanned(self, s: int, axis: int) -> int:
         """Positions of an axis of stage `s` that its loops span, padding included."""
-        covered = is_covered(self.state, axis, self._stores(s, axis))
-        return covered_extent(self.state, axis) if covered else self.state.axis_extent(axis)
+        return spanned(self.state, self.placement, s, axis)
 
     # -- stages and their memory --------------------------------------------------------------------------
     def once(self, s: int) -> bool:
@@ -112,7 +107,8 @@ class ProgramFacts:
     def temp(self, r: ResolvedStage) -> Temporary:
         """A new temporary for a root stage."""
         s = r.stage.index
-        layout = self.layout(s, tuple(self.positions(s, i) for i in range(len(r.stage.outs))))
+        layout = self.nest.stages[s].layout
+        assert layout is not None
         temporary = Temporary(self.new_temp(self.area(s, layout)), layout)
         self.temp_of[s] = temporary
         return temporary

@@ -70,7 +70,7 @@ class LaunchEmitter:
             self.ctx.forget_values()
             begin = b.alu("MAX", dtypes.index, 1, begin, last)
         self._iterations(stage, loops, counts, begin, end, sink)
-        code = tuple(transpose_squares(list(b.finish()), ragged=self.state.target.vector_bytes == 64))
+        code = tuple(transpose_squares(list(b.finish()), ragged=self.state.target.has_mask_registers))
         code = add_prefetches(code, dict(self.state.prefetch))
         variable = () if all(c.is_constant for c in counts) else counts
         group = self.ctx.group

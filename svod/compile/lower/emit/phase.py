@@ -10,7 +10,7 @@ from svod.core.kernel.copy_loops import copy_loops
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.layout import is_exact
 from svod.core.kernel.non_temporal import aligns_rows, leaves_tail, stores_whole_vectors
-from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop
+from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop, vector_width
 from svod.core.kernel.scheduler import LOOP, UNROLL
 
 
@@ -82,7 +82,7 @@ class Phase:
         extents = [self.kernel.axes[a].extent for a in r.stage.outs]
         order = tuple(range(part))
         lane = next((i for i in reversed(order) if r.store.coef(i) == 1), part - 1)
-        width = self.stages.width(r)
+        width = vector_width(self.state, r)
         dims = (*(i for i in order if i != lane), *((lane,) if lane >= 0 else ()))
         pieces = copy_loops(combined, extents, dims, width, exact=self.facts.on_grid).axes
         if self.kernel.written:     # nothing is computed twice in place

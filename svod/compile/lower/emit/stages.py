@@ -17,7 +17,7 @@ from svod.core.kernel.groups import group_of
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.loop_nest import stage_copy
-from svod.core.kernel.placement import COPY_VECTOR, fit
+from svod.core.kernel.placement import COPY_VECTOR, fit, vector_width
 from svod.core.kernel.scheduler import UPCAST
 
 
@@ -129,13 +129,13 @@ class Stages:
         bounds = extents + [self.facts.spanned(r.stage.index, a) for a in r.stage.reds]
         starts: list[Lin] = base + [({}, 0)] * len(r.stage.reds)
         nest = self.facts.nest.stages[r.stage.index]
-        if nest.region == tuple(extents) and not self.facts.on_grid:
+        if nest.region == tuple(extents):
             pieces = list(nest.axes)
-        else:       # a remainder, padding, or the part of a group
+        else:       # a remainder
             pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, bounds, strict=True)]
         self.ctx.group.bind(r, pieces, bounds, starts)
-        layouts = self.facts.layouts
-        stage = OpenStage(r, pieces, bounds, starts, layouts.vector_axes[r.stage.index], layouts.vector_rows[r.stage.index], self.width(r))
+        axis, row = (vectors[r.stage.index] for vectors in (self.facts.layouts.vector_axes, self.facts.layouts.vector_rows))
+        stage = OpenStage(r, pieces, bounds, starts, axis, row, vector_width(self.state, r))
         local = {axis: i for i, axis in enumerate(r.axes)}
         for depth, row in enumerate(self.state.order[stage.index]):
             a = local[self.state.rows[row].axis]
@@ -148,6 +148,3 @@ class Stages:
         stage = OpenStage(r, copy.axes, extents, base, copy.vector, COPY_VECTOR, copy.width)
         stage.loops = [StageLoop(a, copy.axes[a][0], NO_POINT) for a in layout.order]
         return stage
-
-    def width(self, r: ResolvedStage) -> int:
-        return max(1, self.state.target.vector_bytes // r.lanes_bytes)
