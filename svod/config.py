@@ -62,7 +62,7 @@ def _parse_level(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-_LEVEL = Accept("an integer from 0 to 5 (text that is no number is meant for other programs and counts as 0)", _parse_level,
+_LEVEL = Accept("an integer from 0 to 5 (text that is not a number is meant for other programs and counts as 0)", _parse_level,
                 lambda v: v is None or (_is_int(v) and 0 <= v <= 5))
 
 

@@ -47,7 +47,7 @@ def explain(*tensors: Tensor, file: TextIO | None = None) -> None:
 def explanation(*tensors: Tensor) -> str:
     """The graph of the tensors, its kernels with the rule that cut each, and the analysis of their plan, as text.
 
-    Raises ScheduleError when nothing is given, ArgumentError for what is no tensor, and what preparing the tensors raises."""
+    Raises ScheduleError when nothing is given, ArgumentError for anything but a tensor, and what preparing the tensors raises."""
     if not tensors:
         raise ScheduleError("explain needs at least one tensor")
     for t in tensors:

@@ -67,7 +67,7 @@ def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None,
     cannot be read before the first run. `constants`: tensors that nothing writes any more, such as weights: stages at the root that read
     nothing else run once, here. Those that the plan does not read are passed over.
 
-    Raises ScheduleError when nothing is given, and for a constant that is no memory of its own or that an assignment changes."""
+    Raises ScheduleError when nothing is given, and for a constant that has no memory of its own or that an assignment changes."""
     if not tensors:
         raise ScheduleError("prepare needs at least one tensor")
     config = complete_config(config)

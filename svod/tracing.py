@@ -242,7 +242,7 @@ def _has_memory(u: UOp) -> bool:
 # -- nested arguments -------------------------------------------------------------------------------
 
 def _signature(value: Any, tensors: list[Tensor], values: dict[str, int]) -> Hashable:
-    """The key of the captured plan for a call. Collects tensors in order, and the values of bound variables, which are no part of it."""
+    """The key of the captured plan for a call. Collects tensors in order, and the values of bound variables, which are not part of it."""
     if isinstance(value, np.ndarray):
         value = Tensor(value)
     if isinstance(value, Dim):

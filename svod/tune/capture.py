@@ -347,7 +347,7 @@ class Capture:
 def read_capture(path: str | os.PathLike[str]) -> Capture:
     """The plans in a capture file, or in all capture files of a directory, merged.
 
-    Raises FormatError for a file that is no capture or of a newer version, TuneError where there is nothing to read."""
+    Raises FormatError for a file that is not a capture or of a newer version, TuneError where there is nothing to read."""
     root = Path(path)
     try:
         files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]

@@ -25,7 +25,7 @@ from svod.errors import SvodError
 from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.winners import Winner
 
-NO_LIMIT = 1e6              # seconds of a budget that is none
+NO_LIMIT = 1e6              # seconds: a budget of at least this many is none
 _STATUS_FATE = {"timeout": "timeout", "crash": "failed", "error": "failed", "lost": "failed", "wrong": "wrong", "slow": "slow"}
 _STEP_FATE = {"screen": "screened", "race": "raced", "confirm": "confirmed"}
 _FURTHEST = ("failed", "timeout", "slow", "screened", "raced", "confirmed", "wrong")    # the later one says more

@@ -6,11 +6,12 @@ import random
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from svod.compile.backend import Backend, CompilerPair
-from svod.compile.cpu.interpreted import InterpretedProgram, encode_linear, render_linear
+from svod.compile.lower.linear_text import decode_linear, encode_linear, render_linear
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Segment, Variant, levels_of, names_of, temporary_numbers
@@ -27,6 +28,15 @@ from tests.toy_backend.target import TOY
 LOCAL_THREADS, REDUCERS = 8, 4
 
 
+class ToyCode(NamedTuple):
+    """A program that the interpreter runs."""
+
+    program: Program
+
+    def close(self) -> None:
+        """Nothing was loaded."""
+
+
 class Grid(CompilerPair):
     """LINEAR as text."""
 
@@ -38,8 +48,8 @@ class Grid(CompilerPair):
     def compile(self, source: str, target: Target, optimize: bool = True) -> bytes:
         return encode_linear(source)
 
-    def load(self, code: bytes, spec: ProgramSpec) -> InterpretedProgram:
-        return InterpretedProgram(code, spec)
+    def load(self, code: bytes, spec: ProgramSpec) -> ToyCode:
+        return ToyCode(decode_linear(code, spec))
 
 
 _there: weakref.WeakSet[ToyMemory] = weakref.WeakSet()
@@ -102,7 +112,7 @@ class ToyQueue:
 
     def _launch(self, number: int, phase: int) -> None:
         kernel = self.kernels[number]
-        assert isinstance(kernel.loaded, InterpretedProgram)
+        assert isinstance(kernel.loaded, ToyCode)
         addresses, _ = self.arguments(number)
         args = [_bytes_at(address, size * dtype.itemsize).view(to_numpy(dtype))
                 for address, (dtype, size) in zip(addresses, kernel.spec.params, strict=True)]

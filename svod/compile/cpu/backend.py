@@ -7,12 +7,13 @@ from dataclasses import replace
 from svod.compile.backend import Backend, CompilerPair
 from svod.compile.cpu.dot_rates import measured_cost
 from svod.compile.cpu.host import host_target
-from svod.compile.cpu.interpreted import InterpretedProgram, encode_linear, render_linear
+from svod.compile.cpu.interpreted import InterpretedProgram
 from svod.compile.cpu.pool import Arena
 from svod.compile.cpu.queue import CpuQueue
 from svod.compile.cpu.runtime import runtime
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, compile_object
 from svod.compile.llvm.render import render
+from svod.compile.lower.linear_text import encode_linear, render_linear
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import PreparedKernel, Variant

@@ -190,7 +190,7 @@ def host_target(threads: int | None = None) -> Target:
 
 
 def host_facts(root: Path = Path("/")) -> dict[str, str]:
-    """Facts about this machine that are no part of a target's key. Facts that cannot be read are left out."""
+    """Facts about this machine that are not part of a target's key. Facts that cannot be read are left out."""
     facts = {"os": platform.system(), "kernel": platform.release(), "hostname": platform.node(), "python": platform.python_version()}
     wanted = {"model name": "model", "microcode": "microcode", "cpu family": "family", "stepping": "stepping", "vendor_id": "vendor"}
     first = _read(root / "proc/cpuinfo").split("\n\n", 1)[0]

@@ -8,32 +8,16 @@ difference. Where results differ from those of LLVM, LLVM or the printer of its 
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from svod.compile.llvm.codegen import PHASE_FUNCTION
 from svod.compile.lower.interpreter import run_phase
-from svod.compile.lower.linear import validate
-from svod.compile.lower.program import Instruction, Program, ProgramSpec
+from svod.compile.lower.linear_text import decode_linear
+from svod.compile.lower.program import ProgramSpec
 from svod.core.graph.buffer import Array
-from svod.core.ir.dtype import BY_NAME, DType, to_numpy
-from svod.errors import CompileError
-
-
-def render_linear(program: Program) -> str:
-    """LINEAR as text. Raises CompileError for code that its grammar does not have."""
-    validate(program)
-    phases = [[_to_data(instr) for instr in code] for code in program.code]
-    return json.dumps(phases, separators=(",", ":"))
-
-
-def encode_linear(source: str) -> bytes:
-    """The text as bytes. Raises CompileError for text that is no LINEAR."""
-    _read(source)
-    return source.encode()
+from svod.core.ir.dtype import to_numpy
 
 
 class InterpretedProgram:
@@ -41,16 +25,8 @@ class InterpretedProgram:
     caller to raise in: it is kept until `take_failure`. A plan calls a `copy` of its own, so it takes the failures of its own runs."""
 
     def __init__(self, code: bytes, spec: ProgramSpec) -> None:
-        """Raises CompileError when `code` is no LINEAR, or has other phases than `spec`."""
-        try:
-            phases = _read(code.decode())
-        except UnicodeDecodeError as error:
-            raise CompileError(f"not LINEAR as text: {error}") from error
-        if len(phases) != len(spec.phases):
-            raise CompileError(f"the code has {len(phases)} phases, the program {spec.name} {len(spec.phases)}")
-        program = Program(spec, phases)
-        validate(program)
-        self._make_functions(program)
+        """Raises CompileError when `code` is not LINEAR, or has other phases than `spec`."""
+        self._make_functions(decode_linear(code, spec))
 
     def _make_functions(self, program: Program) -> None:
         self.program = program
@@ -97,33 +73,3 @@ def _memory(address: int | None, nbytes: int) -> Array:
     if not nbytes or not address:
         return np.empty(0, np.uint8)
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
-
-
-def _to_data(value: Any) -> Any:
-    if isinstance(value, DType):
-        return {"dtype": value.name}
-    if isinstance(value, tuple):
-        return [_to_data(v) for v in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    return value
-
-
-def _from_data(value: Any) -> Any:
-    if isinstance(value, dict):
-        return BY_NAME[value["dtype"]]
-    return tuple([_from_data(v) for v in value]) if isinstance(value, list) else value
-
-
-def _read(source: str) -> tuple[tuple[Instruction, ...], ...]:
-    try:
-        return tuple(tuple(_instruction(row) for row in code) for code in json.loads(source))
-    except (ValueError, KeyError, TypeError) as error:
-        raise CompileError(f"not LINEAR as text: {error}") from error
-
-
-def _instruction(row: Any) -> Instruction:
-    op, dtype, lanes, src, arg = map(_from_data, row)
-    if not isinstance(op, str) or not isinstance(dtype, DType) or not isinstance(lanes, int) or not isinstance(src, tuple):
-        raise ValueError(f"{row!r:.80} is no instruction")
-    return Instruction(op, dtype, lanes, src, arg)

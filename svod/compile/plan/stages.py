@@ -35,7 +35,7 @@ _NAMES = {Ops.SINK: "sink stage", Ops.DEVICE: "device", Ops.LINEAR: "linear stag
 
 
 def make_program(sink: UOp, device: str = HOST, explicit: ProgramSpec | None = None) -> UOp:
-    """PROGRAM(SINK, DEVICE) of a kernel AST. Raises UnsupportedError for a device that is not there, CompileError for what is no SINK."""
+    """PROGRAM(SINK, DEVICE) of a kernel AST. Raises UnsupportedError for a device that is not there, CompileError for anything but a SINK."""
     device_named(device)
     program = UOp(Ops.PROGRAM, dtypes.void, (sink, UOp(Ops.DEVICE, dtypes.void, (), device)), explicit)
     stage_of(program, Ops.SINK)
@@ -51,7 +51,7 @@ def add_stage(program: UOp, op: Ops, content: Program | str | bytes) -> UOp:
 
 
 def stage_of(program: UOp, op: Ops) -> UOp:
-    """A stage of a PROGRAM. Raises CompileError for what is no PROGRAM, and for a stage that is missing or another one."""
+    """A stage of a PROGRAM. Raises CompileError for anything but a PROGRAM, and for a stage that is missing or another one."""
     if program.op is not Ops.PROGRAM:
         raise CompileError(f"expected PROGRAM op, got {program.op.value}; `make_program` makes one of a kernel")
     at = STAGES.index(op)

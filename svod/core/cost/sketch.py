@@ -28,13 +28,23 @@ from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage, node_sources
 from svod.core.kernel.non_temporal import has_non_temporal_stores
-from svod.core.kernel.placement import is_derived, place_stages, vector_width
+from svod.core.kernel.placement import (
+    FROM_SCRATCH,
+    IN_REDUCTION,
+    SAME_VALUE,
+    SCATTERED,
+    UNIT_STRIDE,
+    is_derived,
+    place_stages,
+    vector_width,
+)
 from svod.core.kernel.scheduler import Scheduler
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", "SQRT"}
 _MIN_PARALLEL = 1 << 15        # operations below which a second core costs more than it brings
 _EVEN = 1.12                   # cores wait for the last one for no more than this share of the time
 _STREAM_GAIN = 1.03            # predicted gains of STREAM below this are none: a product of 1024 was predicted 1.02 and lost 2-5 %
+_SHORT_STRIDE = 0.15           # worth of an access every few elements along a vector axis, which wide loads and shuffles make
 TIE = 1.015                    # predictions this near each other say nothing
 _ROWS_AT_A_TIME = 8            # rows added between loading sums from scratch and storing them there
 _HALVES_AT_A_TIME = 4          # halves of vectors that a sum over memory reads in a row
@@ -271,7 +281,7 @@ def _keep_costly(state: Scheduler) -> Scheduler:
 
 
 def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
-    """The local axis along which most accesses are contiguous; accesses below a REDUCE count four times."""
+    """The local axis whose accesses are worth most along a vector, before any loop is tiled: `vector_row` chooses among tiles."""
     below: set[int] = set()
     todo = [v for red in r.reductions for v in red.values]
     while todo:
@@ -289,19 +299,19 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
         for i, n in enumerate(r.nodes):
             if n.kind not in ("load", "read"):
                 continue
-            weight = 4.0 if i in below else 1.0
+            weight = IN_REDUCTION if i in below else 1.0
             unit, staged = contiguous_axes(state, r, i)
             if a in unit:
-                score += weight
+                score += UNIT_STRIDE * weight
             elif a not in n.deps:
-                score += 0.3 * weight
+                score += SAME_VALUE * weight
             elif a in staged and n.kind == "read" and state.place[n.arg] != "inline":
-                score += 0.8 * weight
+                score += FROM_SCRATCH * weight
             else:
-                score += (0.15 if _short_stride(state, r, i, a) else -0.5) * weight
+                score += (_SHORT_STRIDE if _short_stride(state, r, i, a) else SCATTERED) * weight
         if r.store is not None and a < len(r.stage.outs):
             c = r.store.coef(a)
-            score += 1.0 if c == 1 else -0.5
+            score += UNIT_STRIDE if c == 1 else SCATTERED
         elif a < len(r.stage.outs):
             score += 0.5
         score *= min(1.0, e / width)

@@ -6,7 +6,7 @@
 `results` and `operands` are a pair (dtype, shape) per array; those without elements are no sources and have no PARAM. `several`: the
 function returns a tuple of results, however many. In a graph `function` is a `HostFunction`, in a schedule its token and name, so that
 schedules that are remembered keep nobody's function alive. A token stands for one function of one process, as the UNIQUE of a BUFFER for
-its memory: it is no digest of code, and nothing that has one is written to a file.
+its memory: it is not a digest of code, and nothing that has one is written to a file.
 
 Nodes that call one function with the same operands for the same results are one call.
 """

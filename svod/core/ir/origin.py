@@ -64,7 +64,7 @@ def inherit_origin(node: UOp, old: UOp) -> None:
 
 
 def origin_of(node: UOp) -> str | None:
-    """`"layer1.0.conv1"` or `"model.py:12"` (the path as Python knows it, with bytes that are no UTF-8 as `\\udcff`), or None for a node
+    """`"layer1.0.conv1"` or `"model.py:12"` (the path as Python knows it, with bytes that are not UTF-8 as `\\udcff`), or None for a node
     nobody recorded."""
     origin = _origins.get(node)
     if origin is None:

@@ -41,7 +41,7 @@ _declared_any: set[bool] = set()    # not empty once there is a Variable: graphs
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dim(_Integer):
-    """An integer that depends on variables. `expr`: a canonical index expression that is no constant."""
+    """An integer that depends on variables. `expr`: a canonical index expression that is not a constant."""
 
     expr: UOp
 

@@ -110,7 +110,7 @@ class _Placer:
         split = state.split_reduce
         if s in r.after_reduce and split is not None and self.kernel.axes[split.axis].stage == q:
             return moved_by, ()     # what a reduction cut into parts does with its results is done in another phase
-        depth = 0       # the loops of a copy are no loops of the state: what it reads stands before them
+        depth = 0       # the state does not have the loops of a copy: what the copy reads stands before them
         if not is_derived(self.kernel.stages[q]):
             depth = max((i + 1 for i, row in enumerate(state.order[q]) if row in moved_by), default=0)
             if s in r.after_reduce:
@@ -205,7 +205,7 @@ def _is_constant(state: Scheduler, placement: Placement, s: int) -> bool:
 
 # -- extents --------------------------------------------------------------------------------------
 
-NO_ROW = -1             # the row of a copy loop: copies follow from what reads them, and are no loops of the state
+NO_ROW = -1             # the row of a copy loop: copies follow from what reads them; the state does not have their loops
 COPY_VECTOR = -2        # the lanes of a copy
 COPY_ROWS = -3          # rows beside each other in the tile of a copy
 COPY_GROUP = -4         # the elements that a dot instruction sums up
@@ -230,7 +230,7 @@ def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[EmittedLo
         o0 of 17 = loop 3 × upcast 2 × loop 3     strides 6, 3, 1   →   loop 3 × loop 3 × upcast 2     strides 6, 2, 1
     """
     table = state.rows
-    rows = tuple([r for r in rows if table[r].extent > 1])    # what is used up is no loop any more
+    rows = tuple([r for r in rows if table[r].extent > 1])    # a loop that is used up is gone
     out = _fit(table, rows, extent)
     if not out or out[0].stride * out[0].extent == extent:
         return out
@@ -289,9 +289,13 @@ def vector_row(state: Scheduler, r: ResolvedStage) -> int:
     return best
 
 
+# what an access is worth along a vector axis: of unit stride, of scratch (laid out as it is read), of one value in all lanes, any other
+UNIT_STRIDE, FROM_SCRATCH, SAME_VALUE, SCATTERED = 1.0, 0.8, 0.3, -0.5
+IN_REDUCTION = 4.0      # times that: accesses below a REDUCE run more often
+
+
 def _lane_score(r: ResolvedStage, local: int, stride: int) -> float:
-    """Score of `local` as the vector axis: per access 1 for unit stride, 0.3 for the same value in all lanes, else -0.5. Accesses below
-    a REDUCE run more often and count four times."""
+    """Score of `local` as the vector axis: what its accesses are worth."""
     total = 0.0
     for node in r.nodes:
         if node.kind == "load":
@@ -299,15 +303,15 @@ def _lane_score(r: ResolvedStage, local: int, stride: int) -> float:
             assert lin is not None
             c = lin.coef(local) * stride
             irregular = any(local in r.nodes[a].deps for a, _ in lin.atoms)
-            value = -0.5 if irregular else 1.0 if c == 1 else 0.3 if c == 0 else -0.5
+            value = SCATTERED if irregular or c not in (0, 1) else UNIT_STRIDE if c == 1 else SAME_VALUE
         elif node.kind == "read":
-            value = 0.8 if any(lin.coef(local) for lin in node.dims) else 0.3   # scratch is laid out as it is read
+            value = FROM_SCRATCH if any(lin.coef(local) for lin in node.dims) else SAME_VALUE
         else:
             continue
-        total += value * (4.0 if r.reductions else 1.0)
+        total += value * (IN_REDUCTION if r.reductions else 1.0)
     if r.store is not None:
         c = r.store.coef(local) * stride
-        total += 1.0 if c == 1 else 0.0 if c == 0 else -0.5
+        total += UNIT_STRIDE if c == 1 else 0.0 if c == 0 else SCATTERED
     elif not r.reductions:
         total += 1.0
     return total + (1.0 if local < len(r.stage.outs) else 0.0)

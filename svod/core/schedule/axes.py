@@ -133,7 +133,7 @@ def split_ranges(ast: UOp) -> UOp:
 
 # -- merge ----------------------------------------------------------------------------------------------------------------
 def _index_uses(nodes: Sequence[UOp]) -> Iterator[UOp]:
-    """The whole index expressions of an AST: operands of nodes that are no index arithmetic, coordinates of stages excluded."""
+    """The whole index expressions of an AST: operands of nodes that are not index arithmetic, coordinates of stages excluded."""
     for u in nodes:
         if (u.dtype == dtypes.index and u.op is not Ops.CAST) or u.op in (Ops.STAGE, Ops.REDUCE):
             continue

@@ -145,7 +145,7 @@ def _outputs(sink: UOp, roots: dict[UOp, str]) -> list[UOp]:
 
 
 def normalize(sink: UOp) -> Normalized:
-    """See the module. Raises ScheduleError for an output that is no graph node."""
+    """See the module. Raises ScheduleError for an output that is not a graph node."""
     roots: dict[UOp, str] = {}
     done: dict[UOp, UOp] = {}
     if any(u.op is Ops.STORE for u in sink.toposort()):

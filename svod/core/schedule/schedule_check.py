@@ -22,9 +22,9 @@ from svod.errors import ScheduleError
 def check_schedule(schedule: Schedule) -> list[int]:
     """The levels of its calls.
 
-    Raises ScheduleError, which names the call, as `levels_of`; for arguments that are no buffers or not one per slot; for a buffer that is
-    read, or given as an output, and that nothing has written; and for calls of which one reads or overwrites what the other writes, and
-    that do not wait for each other."""
+    Raises ScheduleError, which names the call, as `levels_of` does; for arguments that are not buffers, one per slot; for a buffer that is
+    read, or given as an output, and that nothing has written; and for two calls that do not wait for each other although one reads or
+    overwrites what the other writes."""
     calls = schedule.calls
     levels = levels_of(calls)
     written: dict[UOp, int] = {}        # buffer → of the calls that wrote it so far the one on the highest level
