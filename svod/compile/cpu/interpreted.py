@@ -15,7 +15,7 @@ import numpy as np
 from svod.compile.llvm.codegen import PHASE_FUNCTION
 from svod.compile.lower.interpreter import run_phase
 from svod.compile.lower.linear_text import decode_linear
-from svod.compile.lower.program import ProgramSpec
+from svod.compile.lower.program import Program, ProgramSpec
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import to_numpy
 

@@ -35,7 +35,8 @@ _NAMES = {Ops.SINK: "sink stage", Ops.DEVICE: "device", Ops.LINEAR: "linear stag
 
 
 def make_program(sink: UOp, device: str = HOST, explicit: ProgramSpec | None = None) -> UOp:
-    """PROGRAM(SINK, DEVICE) of a kernel AST. Raises UnsupportedError for a device that is not there, CompileError for anything but a SINK."""
+    """PROGRAM(SINK, DEVICE) of a kernel AST. Raises UnsupportedError for a device that svod does not have, CompileError for another node
+    than a SINK."""
     device_named(device)
     program = UOp(Ops.PROGRAM, dtypes.void, (sink, UOp(Ops.DEVICE, dtypes.void, (), device)), explicit)
     stage_of(program, Ops.SINK)
