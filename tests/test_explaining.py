@@ -21,7 +21,7 @@ from tests.core.corpus import data
 @pytest.fixture(autouse=True)
 def _nothing_known_or_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SVOD_TUNE_DB", ":none:")
-    monkeypatch.setattr("svod.bench.analyze.cached_ceilings", lambda *args, **options: CEILINGS)
+    monkeypatch.setattr("svod.bench.roofline.cached_ceilings", lambda *args, **options: CEILINGS)
 
 
 def test_two_kernels_and_why() -> None:
