@@ -25,6 +25,7 @@ from svod.compile.backend import backend_named
 from svod.compile.llvm.codegen import compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
+from svod.core.cost.cost_model import cost_of
 from svod.core.cost.sketch import sketches
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
@@ -56,7 +57,7 @@ def timed(call: Callable[[], T]) -> tuple[float, T]:
 
 
 def step_costs(state: Scheduler) -> list[tuple[float, float]]:
-    """Of every action on `state` that no limit refuses: seconds of the step, and of the features of what it leads to."""
+    """Of every action on `state` that no limit refuses: seconds of the step, and of the cost of what it leads to."""
     found = []
     for opt in default_actions(state, lanes_of(state.kernel, state.target)):
         start = time.perf_counter()
@@ -66,7 +67,7 @@ def step_costs(state: Scheduler) -> list[tuple[float, float]]:
             continue
         _ = child.digest
         seconds = time.perf_counter() - start
-        found.append((seconds, timed(child.features)[0]))
+        found.append((seconds, timed(lambda child=child: cost_of(child))[0]))
     return found
 
 

@@ -48,7 +48,7 @@ def search(kernel: Kernel, args: argparse.Namespace, shrink: bool) -> tuple[Find
     print(f"{'with' if shrink else 'without'} slices: {result.candidates} candidates in {seconds:.1f} s, "
           f"{result.candidates / seconds:.1f} per second; {finding.why}\n"
           f"  {finding.seconds * 1e3:.3f} ms, {rate / 1e9:.0f} GFLOP/s = {rate / ceiling:.1%} of {ceiling / 1e9:.0f} "
-          f"({target.threads} cores), {finding.speedup[1]:.2f}× the heuristic\n  {' '.join(map(str, finding.chain))}")
+          f"({target.threads} cores), {finding.speedup.median:.2f}× the heuristic\n  {' '.join(map(str, finding.chain))}")
     return finding, seconds
 
 
@@ -75,8 +75,8 @@ def main() -> None:
     whole, without = search(kernel, args, False)
     plans = []
     for finding in (whole, sliced):
-        chain = [list(o) for o in finding.chain]
-        plans.append((Tensor(x) @ Tensor(w)).prepare(PrepareConfig(opts={"": chain}, db=":none:")))
+        chain = tuple(finding.chain)
+        plans.append((Tensor(x) @ Tensor(w)).prepare(PrepareConfig(opts={kernel.key: chain}, db=":none:")))
     result = confirm([Contestant(p.repeat) for p in plans], rng=random.Random(0), budget_seconds=10.0)
     r = result.ratios[1]
     print(f"slices: {without / with_slices:.1f}× faster; their winner takes {r.median:.3f}× the time of the other "
