@@ -11,14 +11,13 @@ import pytest
 
 import svod
 from svod import Tensor
-from svod.compile.backend import backend_named
+from svod.compile.backend import target_with
 from svod.compile.cpu.host import host_target
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
 from svod.config import OptimizerConfig, PrepareConfig
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.isa import DOTS
-from svod.core.machine.target import HOST
 from svod.core.schedule import schedule
 from svod.errors import ArgumentError, ConfigError, DeviceError, KernelOptError, LaunchError, ScheduleError, SvodError, UnsupportedError
 from tests.plans import gemm_then_softmax
@@ -55,7 +54,7 @@ def test_what_the_configuration_allows_of_a_target() -> None:
     host = host_target()
     assert host.allowing(True, True) == host
     assert host.allowing(False, True).key != host.key, "chains with and without are different records"
-    assert backend_named(HOST).target_with(host.allowing(False, True).key) == host.allowing(False, True)
+    assert target_with(host.allowing(False, True).key) == host.allowing(False, True)
     assert TOY.allowing(True, False).group_threads == 1
     keys = {t.key for t in (TOY, TOY.allowing(True, False), replace(TOY, device="X"), replace(TOY, shared_bytes=1024))}
     assert len(keys) == 4, "what opts may do is a part of the identity"

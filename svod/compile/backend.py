@@ -152,20 +152,20 @@ class Backend(ABC):
     def start(self, cache: ObjectCache) -> None:
         """Load what queues need, from the object cache where it is there. Called before a plan is made; queues work without."""
 
-    def target_with(self, key: str) -> Target | None:
-        """The device of this machine, with the threads and the instructions that a target's key allows; None where that is not its key."""
-        threads = threads_of(key)
-        try:
-            target = self.target(threads if threads is not None and 0 < threads <= MOST_THREADS else None)
-        except DeviceError:
-            return None
-        allowed = (target.allowing(intrinsics, locals) for intrinsics in (True, False) for locals in (True, False))
-        return next((t for t in allowed if t.key == key), None)
-
 
 def target_with(key: str) -> Target | None:
-    """The device of this machine that a target's key stands for, of whatever backend; None where there is none."""
-    return next((t for name in BACKENDS if (t := backend_named(name).target_with(key)) is not None), None)
+    """The device of this machine that a target's key stands for, with the threads and the instructions that the key allows; None where
+    there is none."""
+    threads = threads_of(key)
+    for name in BACKENDS:
+        try:
+            target = backend_named(name).target(threads if threads is not None and 0 < threads <= MOST_THREADS else None)
+        except DeviceError:
+            continue
+        for allowed in [target.allowing(intrinsics, locals) for intrinsics in (True, False) for locals in (True, False)]:
+            if allowed.key == key:
+                return allowed
+    return None
 
 
 class Device(NamedTuple):

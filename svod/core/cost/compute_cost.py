@@ -72,7 +72,7 @@ class _StageCounter:
                     self.expanded[a] *= positions
                     if p.role == UPCAST:
                         self.upcast[a] *= positions
-        self.tile = _product(self.expanded)
+        self.tile = math.prod(self.expanded)
         self.loads = self.alu = self.multiply_adds = 0.0
         self.reads: list[Node] = []
 
@@ -80,7 +80,7 @@ class _StageCounter:
         skip = self._reductions()
         self._values(skip)
         store, is_turned = self._stores()
-        accumulators = _product(self.upcast)
+        accumulators = math.prod(self.upcast)
         vectors = self.expanded[self.vector] if 0 <= self.vector < self.outs else 1.0
         if self.dot.corrects:    # a sum beside it for each vector
             self.alu += self.body * vectors * self.tile / max(accumulators, 1.0)
@@ -210,13 +210,6 @@ class _StageCounter:
         sums = math.prod(loop.extent for a, loop in self.stage.loops if a >= self.outs)
         ahead = 1.0 + _WINDOW * self.body / (sums * max(self.loads + self.alu, 1.0))     # sums that are under way at once
         return _LATENCY * self.body * (self.tile / max(accumulators, 1.0)) / ahead
-
-
-def _product(factors: list[float]) -> float:
-    total = 1.0
-    for f in factors:
-        total *= f
-    return total
 
 
 def _weight(n: Node) -> float:

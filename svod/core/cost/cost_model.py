@@ -7,12 +7,13 @@ it does not promise a time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from svod.core.cost.compute_cost import compute_cost
 from svod.core.cost.data_cost import DataCost
 from svod.core.cost.op_count import count_operations
-from svod.core.kernel.loop_nest import LoopNest, StageNest, loop_nest, stored_bytes
+from svod.core.kernel.loop_nest import StageNest, loop_nest, stored_bytes
 from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import is_computed_once
 from svod.core.kernel.scheduler import Scheduler, cores_of
@@ -52,7 +53,7 @@ def _cost_of(state: Scheduler) -> Cost:
     for s, stage in nest.stages.items():
         is_phase = nest.placement.paths[s] == ()
         if not is_phase:
-            scratch += _bytes_of(state, nest, stage)
+            scratch += stored_bytes(state, nest.layouts, s) * prod(stage.region)
         compute = compute_cost(state, nest, s)
         streamed = stage.r.store is not None and state.stream and has_non_temporal_stores(state)
         non_temporal = float(kernel.params[stage.r.store_slot].arg.size * stored_bytes(state, nest.layouts, s)) if streamed else 0.0
@@ -69,14 +70,6 @@ def _cost_of(state: Scheduler) -> Cost:
         if compute.multiply_adds > most_multiply_adds:
             most_multiply_adds, loads_per_fma = compute.multiply_adds, compute.loads / compute.multiply_adds
     return Cost(total, int(accumulators), loads_per_fma, scratch, flops, moved)
-
-
-def _bytes_of(state: Scheduler, nest: LoopNest, stage: StageNest) -> int:
-    """Bytes of scratch that the region of a stage takes."""
-    size = stored_bytes(state, nest.layouts, stage.r.stage.index)
-    for e in stage.region:
-        size *= e
-    return size
 
 
 def _speedup(state: Scheduler, stage: StageNest, is_phase: bool, threads: int) -> float:

@@ -28,16 +28,7 @@ from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage, node_sources
 from svod.core.kernel.non_temporal import has_non_temporal_stores
-from svod.core.kernel.placement import (
-    FROM_SCRATCH,
-    IN_REDUCTION,
-    SAME_VALUE,
-    SCATTERED,
-    UNIT_STRIDE,
-    is_derived,
-    place_stages,
-    vector_width,
-)
+from svod.core.kernel.placement import FROM_SCRATCH, REDUCED, SAME_VALUE, SCATTERED, UNIT_STRIDE, is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import Scheduler
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", "SQRT"}
@@ -299,7 +290,7 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
         for i, n in enumerate(r.nodes):
             if n.kind not in ("load", "read"):
                 continue
-            weight = IN_REDUCTION if i in below else 1.0
+            weight = REDUCED if i in below else 1.0
             unit, staged = contiguous_axes(state, r, i)
             if a in unit:
                 score += UNIT_STRIDE * weight

@@ -291,7 +291,7 @@ def vector_row(state: Scheduler, r: ResolvedStage) -> int:
 
 # what an access is worth along a vector axis: of unit stride, of scratch (laid out as it is read), of one value in all lanes, any other
 UNIT_STRIDE, FROM_SCRATCH, SAME_VALUE, SCATTERED = 1.0, 0.8, 0.3, -0.5
-IN_REDUCTION = 4.0      # times that: accesses below a REDUCE run more often
+REDUCED = 4.0      # times that: accesses below a REDUCE run more often
 
 
 def _lane_score(r: ResolvedStage, local: int, stride: int) -> float:
@@ -308,7 +308,7 @@ def _lane_score(r: ResolvedStage, local: int, stride: int) -> float:
             value = FROM_SCRATCH if any(lin.coef(local) for lin in node.dims) else SAME_VALUE
         else:
             continue
-        total += value * (IN_REDUCTION if r.reductions else 1.0)
+        total += value * (REDUCED if r.reductions else 1.0)
     if r.store is not None:
         c = r.store.coef(local) * stride
         total += UNIT_STRIDE if c == 1 else 0.0 if c == 0 else SCATTERED

@@ -31,13 +31,17 @@ class LoopEmitter:
         b.close(loop)
         stage.memo.clear()
 
+    def once(self, stage: OpenStage, a: int, body: Callable[[], Any]) -> None:
+        """A loop of one iteration."""
+        stage.open_row(a, ({}, 0))
+        body()
+        stage.close_row(a)
+
     def output(self, stage: OpenStage, a: int, piece: EmittedLoop, body: Callable[[], Any]) -> None:
         """One output loop around `body`."""
         b = self.b
         if piece.extent == 1:
-            stage.open_row(a, ({}, 0))
-            body()
-            stage.close_row(a)
+            self.once(stage, a, body)
             return
         stop = b.index(piece.extent * piece.stride)
         pieces = stage.pieces[a]
@@ -107,9 +111,7 @@ class LoopEmitter:
         """An output loop that counts its iterations by one, for accumulators in scratch."""
         b = self.b
         if piece.extent == 1:
-            stage.open_row(a, ({}, 0))
-            body()
-            stage.close_row(a)
+            self.once(stage, a, body)
             return
         stop = b.index(piece.extent)
         inside = False
