@@ -54,7 +54,8 @@ def explanation(*tensors: Tensor) -> str:
         if not isinstance(t, Tensor):
             raise ArgumentError(f"explain takes tensors, one by one: explain(a, b); got {type(t).__name__}")
     nodes = [t.uop for t in tensors]
-    explained = explain_schedule(without_binds(graph.sink(*nodes))[0])
+    sink, _, _ = without_binds(graph.sink(*nodes))
+    explained = explain_schedule(sink)
     numbers = {u: i for i, u in enumerate(n for n in explained.graph.sink.toposort() if n.op not in _HIDDEN)}
     if not explained.schedule.calls:
         return "\n".join([*_graph_lines(explained, numbers, {}), "", "kernels: none; the tensors are buffers, views of them or constants"])

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from svod.compile.backend import device_named
-from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all, compiler_for
+from svod.compile.plan.compiler import Compiled, compile_all, compiler_for
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
@@ -90,7 +90,7 @@ def _buffers_of(constants: Sequence[TensorBase]) -> frozenset[UOp]:
         under = graph.content_under(base)
         if base.op is Ops.BUFFER:
             slots.add(base)
-        elif under is not None and graph.history_of(under)[1]:
+        elif under is not None and under.op is Ops.AFTER:
             raise ScheduleError("a tensor in constants= has an assignment still to be done; call its realize() before, or take it out")
         elif under is not None:
             raise ScheduleError("a tensor in constants= is a view; give the tensor that it is a view of")
@@ -328,7 +328,7 @@ def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareCo
         return {}
     compiler.backend.start(compiler.cache)
     db = None if config.noopt or config.capture is not None else database(config)
-    choices = choose_all(unbound, compiler, config, db)
+    choices = {key: choose(kernel, compiler, config, db) for key, kernel in unbound.kernels.items()}
     if config.beam is not None and db is not None:
         unknown = {k: v for k, v in unbound.kernels.items()
                    if choices[k].source == "heuristic" or (config.beam.ignore_cache and choices[k].source == "database")}
@@ -337,11 +337,6 @@ def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareCo
             choices.update(search_at_prepare(unbound, unknown, compiler, config, db))
     compiled = compile_all(unbound.kernels, choices, compiler)
     return {k: replace(c, estimate=count_operations(unbound.kernels[k].ast)) for k, c in compiled.items()}
-
-
-def choose_all(unbound: UnboundPlan, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> dict[str, Choice]:
-    """A chain for every kernel, without a search."""
-    return {key: choose(kernel, compiler, config, db) for key, kernel in unbound.kernels.items()}
 
 
 def buffers_under(nodes: Iterable[UOp]) -> set[UOp]:

@@ -164,8 +164,7 @@ class Jit:
                 if _is_effect(t, u):
                     t.uop = u       # the plan writes that memory; the tensor goes on holding it
 
-    def _prepare(self, tensors: list[Tensor], inputs: list[UOp], structure: Any, outputs: list[Tensor],
-                 effects: list[Tensor]) -> _Captured:
+    def _prepare(self, tensors: list[Tensor], inputs: list[UOp], structure: Any, outputs: list[Tensor], effects: list[Tensor]) -> _Captured:
         """The plan that computes the returned tensors and the assignments of the function."""
         config = complete_config(self.config)
         roots = [*outputs, *effects]
@@ -270,7 +269,8 @@ def _unbound(n: Dim, values: dict[str, int]) -> UOp:
     for name, bound in bound_values(n).items():
         if values.setdefault(name, bound) != bound:
             raise ScheduleError(f"bind mismatch on {name}, {values[name]} != {bound} (arguments of one call)")
-    return without_binds(number_of(n, dtypes.int64))[0]
+    number, _, _ = without_binds(number_of(n, dtypes.int64))
+    return number
 
 
 def _in_memory(t: Tensor) -> Tensor:

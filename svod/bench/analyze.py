@@ -242,7 +242,7 @@ def dependencies_of(plan: ExecutionPlan) -> tuple[Dependency, ...]:
         for b in dict.fromkeys(k.buffers):
             use = _Use(i, k.level, region_in(k, b, plan.buffers[b].nbytes))
             before, read = writers.setdefault(b, []), readers.setdefault(b, [])
-            reads = b not in written or _reads_own(k, b)
+            reads = b not in written or any(own == b and slot not in k.spec.outs for slot, own in enumerate(k.buffers))
             if reads:
                 out += [Dependency(w.kernel, i, "data", b, w.region.size) for w in before if w.meets(use)]
             if b in written:
@@ -267,11 +267,6 @@ class _Use(NamedTuple):
     def meets(self, other: _Use) -> bool:
         """Whether both use a common byte; kernels of the same level never do."""
         return (self.level is None or self.level != other.level) and not are_disjoint(self.region, other.region)
-
-
-def _reads_own(k: PreparedKernel, buffer: int) -> bool:
-    """Whether a kernel that writes `buffer` also takes it as an input."""
-    return any(b == buffer and slot not in k.spec.outs for slot, b in enumerate(k.buffers))
 
 
 def critical_path(seconds: Sequence[float | None], dependencies: Sequence[Dependency]) -> tuple[tuple[int, ...], float | None]:

@@ -102,7 +102,8 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
             read, *copies = (loops.memory_rate(kind, threads, size, memory, CURVE_SAMPLES) for kind in ("read", *STREAMS["copy"]))
             curve[threads * size] = CurvePoint(threads * size, read, max(copies))
     for name, (one, many) in measure_flops(loops, counts, samples, fma).items():
-        flops[name] = max(flops[name][0], one), max(flops[name][1], many)
+        first_one, first_many = flops[name]
+        flops[name] = max(first_one, one), max(first_many, many)
     return Figures(flops, bandwidth, _both([loops.dispatch_cost(n) for n in counts]),
                    () if quick else falling(curve[size] for size in sorted(curve)))
 
@@ -351,7 +352,8 @@ def _fma_ir(dtype: DType, lanes: int, accumulators: int, has_fma: bool) -> str:
 def _dot_ir(name: str, accumulators: int) -> str:
     """The dot instruction of AVX-512 on operands of `name`: 16 sums of 2 products of bfloat16, or of 4 of bytes. See `_accumulate_ir`."""
     operand, vector, add = {"bfloat16": ("<32 x bfloat>", "<16 x float>", "fadd"), "int8": ("<64 x i8>", "<16 x i32>", "add")}[name]
-    function = f"{INSTRUCTIONS[name][0].llvm}.512"
+    dot, _ = INSTRUCTIONS[name]
+    function = f"{dot.llvm}.512"
     return f"declare {vector} @{function}({vector}, {operand}, {operand})" + _accumulate_ir(
         f"dot_{name}", operand, vector, add, 64, accumulators,
         lambda n: [f"  %y{n} = call {vector} @{function}({vector} %x{n}, {operand} %m, {operand} %c)"])
@@ -385,7 +387,8 @@ def tile_shapes() -> bytes:
 def _tile_ir(name: str) -> str:
     """args: (out, [shapes, operand]); vars: turns. out[i] = the 16 by 16 sums of the first accumulator after `turns` turns, each of which
     adds the operand (16 rows of 64 bytes) times itself."""
-    function = INSTRUCTIONS[name][1].llvm
+    _, tile = INSTRUCTIONS[name]
+    function = tile.llvm
     operand, other = TILES, TILES + 1
     body = ["  call void @llvm.x86.ldtilecfg(ptr %b)", "  %rows = getelementptr i8, ptr %b, i64 64"]
     body += [f"  call void @llvm.x86.tileloadd64(i8 {r}, ptr %rows, i64 64)" for r in (operand, other)]

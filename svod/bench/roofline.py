@@ -97,13 +97,14 @@ class Ceilings:
         if not self.curve:
             raise ValueError("these ceilings have no curve, so the rate of a working set is unknown")
         points = [(p.bytes, max(p.read, p.copy) if writes else p.read) for p in self.curve]
-        if size <= points[0][0]:
-            return points[0][1]
+        (least, fast), (_, slowest) = points[0], points[-1]
+        if size <= least:
+            return fast
         for (below, fast), (above, slow) in pairwise(points):
             if size <= above:
                 share = math.log(size / below) / math.log(above / below)
                 return math.exp((1.0 - share) * math.log(fast) + share * math.log(slow))
-        return points[-1][1]
+        return slowest
 
     def compute_seconds(self, arithmetic: Iterable[tuple[DType, float]], threads: int | None = None) -> float:
         """The least time in seconds of these operations, by type (`Work.arithmetic`)."""
@@ -117,12 +118,13 @@ class Ceilings:
         where that is larger, for `threads` of the machine's threads. The caches of `target` name the level; a level that is no faster than
         memory is called memory."""
         operations = tuple(arithmetic)
+        dtype = next((dtype for dtype, _ in operations), dtypes.float32)
         flops, compute = sum(count for _, count in operations), self.compute_seconds(operations, threads)
         total = bytes_read + bytes_written
         level, rate = self._traffic(total, bytes_written > WRITES_SHARE * total, target, threads)
         traffic = total / (self.bytes_per_second("read", threads=threads) if rate is None else rate)
         return Bound(compute if rate is None else max(compute, traffic), COMPUTE if compute >= traffic else level,
-                     flops / compute if flops else self.flops_per_second(operations[0][0] if operations else dtypes.float32, threads),
+                     flops / compute if flops else self.flops_per_second(dtype, threads),
                      rate, flops / total if total else 0.0)
 
     def _traffic(self, total: float, writes: bool, target: Target, threads: int | None) -> tuple[str, float | None]:

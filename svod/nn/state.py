@@ -70,7 +70,8 @@ def load_safetensors(path: PathLike) -> dict[str, Tensor]:
 
 def safetensors_metadata(path: PathLike) -> dict[str, str]:
     """The `__metadata__` of a safetensors file. Raises FormatError."""
-    metadata = _header(map_file(path), os.fspath(path))[0].get("__metadata__", {})
+    header, _ = _header(map_file(path), os.fspath(path))
+    metadata = header.get("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise FormatError(f"{os.fspath(path)}: __metadata__ must be an object of strings")
     return metadata

@@ -37,14 +37,16 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
     bounds = {u.arg[0]: u for u in over_ranges(ast).walk(Ops.DEFINE_VAR)}
     _check_numbers(bounds, variables, loop)
     values = {name: UOp.const(dtypes.index, int(value)) for name, value in variables.items()}
-    turns = UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, int(loop[1])),), 0) if loop else None
-    if loop is not None and turns is not None and loop[0] in bounds:
-        values[loop[0]] = turns
+    counted, count = loop or ("", 0)
+    turns = UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, int(count)),), 0) if loop else None
+    if turns is not None and counted in bounds:
+        values[counted] = turns
     binds = [UOp(Ops.BIND, dtypes.index, (bounds[name], value)) for name, value in sorted(values.items())]
     call = UOp(Ops.CALL, dtypes.void, (*sources, *binds), ast)
     check_call(call)
-    first = [(name, values_of(value)[0]) for name, value in bindings_of(call).items()]
-    Kernel(kernel_of_call(ast, first, {})[0])
+    first = [(name, low) for name, (low, _) in ((name, values_of(value)) for name, value in bindings_of(call).items())]
+    kernel, _, _ = kernel_of_call(ast, first, {})
+    Kernel(kernel)
     done = call if turns is None else UOp(Ops.END, dtypes.void, (call, turns))
     written = []
     for slot in written_slots(call):
@@ -63,8 +65,9 @@ def _check_numbers(known: Iterable[str], variables: Mapping[str, int], loop: tup
     unknown = sorted(set(variables) - set(known))
     if unknown:
         raise ArgumentError(f"call_kernel: the kernel reads no variable {unknown[0]}; it reads {', '.join(sorted(known)) or 'none'}")
-    if loop is not None and loop[0] in variables:
-        raise ArgumentError(f"call_kernel: {loop[0]} is counted by the loop and cannot be given as well")
+    counted, _ = loop or ("", 0)
+    if counted in variables:
+        raise ArgumentError(f"call_kernel: {counted} is counted by the loop and cannot be given as well")
 
 
 def _memory(tensor: Tensor, slot: int) -> UOp:

@@ -93,8 +93,7 @@ class Creation(TensorBase):
         return self.empty(self.shape, dtype=self.dtype if dtype is None else dtype)
 
     @classmethod
-    def arange(cls, start: int | float, end: int | float | None = None, step: int | float = 1,
-               dtype: DTypeLike | None = None) -> Self:
+    def arange(cls, start: int | float, end: int | float | None = None, step: int | float = 1, dtype: DTypeLike | None = None) -> Self:
         """start, start + step, … below `end`, or above `end` for a negative step. `arange(n)` is 0 … n-1. Computed, not stored."""
         if isinstance(start, Dim) and end is None and step == 1:
             return cls.from_uop(graph.iota(start)).cast(dtypes.int32 if dtype is None else dtype)

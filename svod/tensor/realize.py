@@ -169,7 +169,7 @@ def latest_content(content: UOp) -> UOp:
     contents = [content]
     for t in live_tensors():
         base = graph.base_of(t.uop)
-        if base.op in (Ops.BUFFER, Ops.AFTER) and graph.history_of(base)[0] is storage:
+        if base.op in (Ops.BUFFER, Ops.AFTER) and graph.storage_of(base) is storage:
             contents.append(base)
     return max(contents, key=lambda c: graph.history_of(c)[1])
 

@@ -466,12 +466,12 @@ class _Reader:
             raise FormatError(f"kernel {key} takes {len(row.args)} buffers, a call gives {len(row.offsets)} offsets")
         for v in row.variables:
             if not 0 <= v.min <= v.max <= MAX_ELEMENTS or any(not v.min <= x <= v.max for x in (*v.bounds, *v.hints)) \
-                    or v.bounds[0] > v.bounds[1]:
+                    or list(v.bounds) != sorted(v.bounds):
                 raise FormatError(f"variable {v.name} cannot be {v.min} to {v.max} with the hints {list(v.hints)} and the bucket "
                                   f"{v.bucket}")
         for own, (low, high) in kernel.variables.items():
-            number = int(own[1:])
-            if number >= len(row.variables) or not low <= row.variables[number].bounds[0] <= row.variables[number].bounds[1] <= high:
+            given = [v.bounds for v in row.variables[int(own[1:]):][:1]]
+            if not any(low <= least <= most <= high for least, most in given):
                 raise FormatError(f"kernel {key} has the variables {kernel.variables}, a call gives {row.variables!r:.80}")
         for p, n, offset, size in zip(kernel.params, row.args, row.offsets, call_sizes(kernel, row.variables), strict=True):
             buffer = _at(buffers, n)

@@ -220,7 +220,8 @@ def _reason(unbound: UnboundPlan, k: InPlan, touched: int, target: Target) -> st
     promised = f"instead of {duration(k.promised)}" if k.promised > 0 else "though nothing was promised"
     text = (f"{what} {promised}: inside the plan the heuristic's chain takes {heuristic:.2f}× its time alone, the "
             f"tuned one {tuned:.2f}×")
-    if not any(_has_moved(now, then) for now, then in ((k.inside.heuristic, k.alone.heuristic), (k.inside.tuned, k.alone.tuned))):
+    pairs = (k.inside.heuristic, k.alone.heuristic), (k.inside.tuned, k.alone.tuned)
+    if not any(now - then > max((MOVED - 1.0) * then, MOVED_SECONDS) for now, then in pairs):
         return text
     own = sum(p.arg.size * p.dtype.itemsize for p in unbound.kernels[k.kernel].params)
     for name, size in (("second-level caches", target.l2 * target.threads), ("last-level cache", target.l3)):
@@ -229,10 +230,6 @@ def _reason(unbound: UnboundPlan, k: InPlan, touched: int, target: Target) -> st
     if touched > max(own, target.l2):
         return f"{text}; alone it has the caches for its {_mega(own)} of operands, in the plan it shares them with {_mega(touched)}"
     return f"{text}; not for its caches, the whole plan fits them: the machine was faster or slower then"
-
-
-def _has_moved(inside: float, alone: float) -> bool:
-    return inside - alone > max((MOVED - 1.0) * alone, MOVED_SECONDS)
 
 
 def name_of(unbound: UnboundPlan, key: str) -> str:

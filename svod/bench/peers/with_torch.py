@@ -75,7 +75,8 @@ class _Layers:
     def weight(self, array: Array) -> Tensor:
         if id(array) not in self._weights:
             self._weights[id(array)] = array, torch.from_numpy(array)
-        return self._weights[id(array)][1]
+        _, tensor = self._weights[id(array)]
+        return tensor
 
     def linear(self, x: Tensor, weight: Array, bias: Array) -> Tensor:
         return functional.linear(x, self.weight(weight), self.weight(bias))

@@ -373,7 +373,7 @@ def _course(course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], flo
     times = [t.seconds for t in trials if marked or t.raced] or [t.seconds for t in trials]
     start = next((t.seconds for t in trials if t.kind == START), course.heuristic or max(times))
     top = max(min(max(times), SLOWEST_SHOWN * start), start * 1.15)
-    size, unit = next((s for s in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if top >= s[0]), (1e-9, "ns"))
+    size, unit = next(((n, u) for n, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if top >= n), (1e-9, "ns"))
     f = Frame(across, Scale(min(times) / 1.12, top * 1.08, True), COURSE_HEIGHT, lambda v: f"{v / size:g}", x_title,
               f"time of one run, {unit}", x_ticks=6, y_ticks=5)
     reference = f.up(start)
@@ -390,16 +390,19 @@ def _course(course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], flo
         title = f"{t.number}: {q.seconds(t.seconds)}, {t.kind}{'' if t.raced else ' (screened)'}: {t.chain}" if told else ""
         shapes.append(Symbol(SYMBOLS[t.kind], f.x.at(x_of(t)), max(3.0, f.up(t.seconds)), slug(t.kind) + " faint" * (not t.raced), title))
     shapes.append(Text(1, reference + (-6 if reference > 20 else 14), f"heuristic {q.seconds(start)}", "rooftext halo", "end"))
-    gained = f"from {q.seconds(steps[0][1].seconds)} to {q.seconds(steps[-1][1].seconds)}" if steps else "no candidate was raced"
+    best = [q.seconds(t.seconds) for _, t in steps]
+    gained = f"from {best[0]} to {best[-1]}" if steps else "no candidate was raced"
     return replace(f, shapes=tuple(shapes), label=f"Best time over {x_title}: {gained}")
 
 
 def best_steps(trials: Sequence[Trial], x_of: Callable[[Trial], float]) -> list[tuple[float, Trial]]:
     """The points where the best time fell: (x, trial). Only raced times count: a screened time may be luck."""
     steps: list[tuple[float, Trial]] = []
+    furthest, least = -math.inf, math.inf
     for t in trials:
-        if t.raced and (not steps or t.seconds < steps[-1][1].seconds):
-            steps.append((max(x_of(t), steps[-1][0]) if steps else x_of(t), t))
+        if t.raced and t.seconds < least:
+            furthest, least = max(x_of(t), furthest), t.seconds
+            steps.append((furthest, t))
     return steps
 
 

@@ -154,16 +154,10 @@ def kind_of_step(chain: Sequence[OptText], earlier: Iterable[Sequence[OptText]])
 
     Opts are in words (`UPCAST(o0, 8)`). A changed amount counts as its opt; a sketch or a seed gains more than one opt."""
     mine = Counter(chain)
-    nearest: tuple[int, Counter[str], Counter[str]] | None = None
-    for other in earlier:
-        theirs = Counter(other)
-        gained, lost = mine - theirs, theirs - mine
-        distance = gained.total() + lost.total()
-        if nearest is None or distance < nearest[0]:
-            nearest = distance, gained, lost
-    if nearest is None:
+    changes = [(mine - theirs, theirs - mine) for theirs in map(Counter, earlier)]
+    if not changes:
         return START
-    _, gained, lost = nearest
+    gained, lost = min(changes, key=lambda change: sum(part.total() for part in change))
     changed = list((gained or lost).elements())
     if len(changed) > 1 or lost.total() > 1:
         return SEVERAL

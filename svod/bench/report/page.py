@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -94,8 +94,9 @@ def _templates(kind: str) -> Environment:
                        q=q, charts=charts, headline=headline, sections=sections, shapes_of_stack=charts.stacked, FASTER=words.FASTER,
                        FATES=FATES, ALL=ALL, BEST_PEER=BEST_PEER, OPEN_KERNELS=OPEN_KERNELS, DRAWN_KERNELS=DRAWN_KERNELS,
                        kinds_of=_kinds_of, column=sections.Column)
-    env.filters.update(part=lambda x: f"{100 * x:.2f}%", px=lambda y: f"{y:.1f}", has_any=_has_any, opt_words=words.opt_words,
-                       searched=words.search_seconds, in_cell=_in_cell, time_or_status=_time_or_status, fates_words=_fates_words)
+    env.filters.update(part=lambda x: f"{100 * x:.2f}%", px=lambda y: f"{y:.1f}", opt_words=words.opt_words, in_cell=_in_cell,
+                       has_any=lambda values: any(v is not None for v in values), searched=words.search_seconds, fates_words=_fates_words,
+                       time_or_status=_time_or_status)
     return env
 
 
@@ -104,10 +105,6 @@ def _no_break(value: object) -> object:
     if value is None:
         return ""
     return _IN_QUANTITY.sub("\u00a0", value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _has_any(values: Iterable[object]) -> bool:
-    return any(v is not None for v in values)
 
 
 def _kinds_of(ceilings: Ceilings) -> list[str]:

@@ -99,9 +99,10 @@ def roofline(view: Overview, tuning: Tuning | None) -> Roofline | None:
 
 def roofs_of(ceilings: Ceilings, dtypes: Sequence[str]) -> list[Roof]:
     """The ceilings of all cores as lines: multiply-adds of the dtypes that occur, and the bandwidth of each level below L1."""
-    roofs = [Roof("f32 FMA", ceilings.flops["float32"][1], True, "flat")] if "float32" in ceilings.flops else []
-    if "float64" in dtypes and "float64" in ceilings.flops:
-        roofs.append(Roof("f64 FMA", ceilings.flops["float64"][1], True, "flat second"))
+    peaks = {dtype: many for dtype, (_, many) in ceilings.flops.items()}
+    roofs = [Roof("f32 FMA", peaks["float32"], True, "flat")] if "float32" in peaks else []
+    if "float64" in dtypes and "float64" in peaks:
+        roofs.append(Roof("f64 FMA", peaks["float64"], True, "flat second"))
     for level, name in (("l2", "L2"), ("l3", "L3"), ("memory", "memory")):
         kinds = ceilings.bandwidth.get(level, {})
         if kinds:
@@ -175,7 +176,7 @@ class Speedups:
 def speedups(view: Overview) -> Speedups | None:
     """A row for each case, with bars against the best peer and the heuristic."""
     rows = [(c, over_best_peer(c), over_heuristic(c)) for c in view.cases if c.svod is not None]
-    rows = [r for r in rows if r[1] is not None or r[2] is not None]
+    rows = [(c, peer, own) for c, peer, own in rows if peer is not None or own is not None]
     if not rows:
         return None
     names = peer_names(view)

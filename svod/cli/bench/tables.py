@@ -198,7 +198,8 @@ def print_ceilings(c: Ceilings) -> None:
     for level, kinds in c.bandwidth.items():
         for kind, (one, all_) in kinds.items():
             rows.append((f"{level} {kind.replace('_stream', ', streaming stores')}", bytes_rate(one), bytes_rate(all_)))
-    rows.append(("launch inside a plan", seconds(c.dispatch[0]), seconds(c.dispatch[1])))
+    one, all_ = c.dispatch
+    rows.append(("launch inside a plan", seconds(one), seconds(all_)))
     print_table(("", "one core", many), rows, right=frozenset({"one core", many}))
 
 

@@ -102,8 +102,7 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
     predicted = f"{in_words(check.predicted):>8}   {check.heuristic / check.predicted:.2f}×   the sum of what its kernels gained" \
         if check.predicted > 0 else f"{'–':>8}           more than it takes now: its kernels were tuned on a slower machine"
     at = ", ".join(f"{name}={value}" for name, value in check.at.items())
-    lines = [f"whole plan{name} ({count(kernels, 'kernel')}{f', at {at}' * bool(at)})",
-             f"  heuristic  {in_words(check.heuristic):>8}"]
+    lines = [f"whole plan{name} ({count(kernels, 'kernel')}{f', at {at}' * bool(at)})", f"  heuristic  {in_words(check.heuristic):>8}"]
     if not check.changed:
         return [*lines, "  tuned      the same: every kernel keeps the heuristic's chain"]
     rounds = count(check.rounds, "interleaved round")

@@ -69,7 +69,8 @@ def cache_sizes(root: Path = Path("/"), cpu: int = 0) -> tuple[int, int, int]:
             sizes[int(level)] = size
     if not sizes:
         return FALLBACK_CACHES
-    return sizes.get(1, FALLBACK_CACHES[0]), sizes.get(2, FALLBACK_CACHES[1]), sizes.get(3, 0)
+    l1, l2, _ = FALLBACK_CACHES
+    return sizes.get(1, l1), sizes.get(2, l2), sizes.get(3, 0)
 
 
 def _cgroup_dirs(root: Path) -> list[tuple[Path, int]]:
@@ -135,11 +136,12 @@ def make_target(arch: str, cpu: str, features: tuple[str, ...], caches: tuple[in
     """A CPU target from its parts; register sizes follow from `features` (names of `ISA`)."""
     wide, avx = "avx512f" in features, "avx2" in features
     x86 = arch == "x86_64"
+    l1, l2, l3 = caches
     return Target(
         arch=arch, cpu=cpu, features=features,
         vector_bytes=64 if wide else 32 if avx else 16,
         vector_registers=32 if wide or not x86 else 16,
-        l1=caches[0], l2=caches[1], l3=caches[2], threads=threads,
+        l1=l1, l2=l2, l3=l3, threads=threads,
         has_fma="fma" in features if x86 else True,
         has_scaleb=wide,
         has_masked_memory=avx,

@@ -116,7 +116,8 @@ class Pool:
         memory = np.zeros((len(records) + 1, rt.LAUNCH_BYTES // 8), np.int64)
         for row, record in zip(memory, records, strict=False):
             row[:7] = record
-            row[5], row[6] = fit_launch(record[4] - record[3], record[5], record[6], self.threads)
+            _, _, _, begin, end, threads, chunks = record
+            row[5:7] = fit_launch(end - begin, threads, chunks, self.threads)
         base = int(memory.__array_interface__["data"][0])
         shared = any(row[5] > 1 for row in memory[:-1])
         if shared:

@@ -336,12 +336,13 @@ class PhaseInterpreter:
 
     def memory(self, op: str, dtype: DType, arg: int) -> Elements:
         if op == "ARG":
-            return Elements(self.args[arg][:self.spec.params[arg][1]], dtype, f"argument {arg}", False)
+            _, size = self.spec.params[arg]
+            return Elements(self.args[arg][:size], dtype, f"argument {arg}", False)
         if op == "TEMP":
             raw, name = self.temps[arg], f"temporary {arg}"
         else:
             areas, memory = (self.scratch_areas, "scratch") if op == "SCRATCH" else (self.shared_areas, "shared memory")
-            raw, name = areas[arg][1], f"{memory} from byte {arg}"
+            (_, raw), name = areas[arg], f"{memory} from byte {arg}"
         return Elements(raw[:raw.size - raw.size % dtype.itemsize].view(to_numpy(dtype)), dtype, name, op == "SCRATCH")
 
     def compute(self, i: int) -> Step:

@@ -153,7 +153,7 @@ class _PhaseCheck:
         of = dtype
         if op in COMPARES:
             self.require(dtype == BOOL, "a comparison gives bool")
-            of = self.kind(src[0])[0]
+            of, _ = self.kind(src[0])
         elif op == "WHERE":
             self.require(self.kind(src[0]) in ((BOOL, lanes), (BOOL, 1)), f"the condition %{src[0]} is not a bool of {lanes} lanes or one")
             src = src[1:]
@@ -187,7 +187,7 @@ class _PhaseCheck:
     def dot(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(len(src) == 3, "takes an accumulator and two operands")
         self.operand(src[0], dtype, lanes, "accumulator")
-        kinds = tuple(self.kind(s)[0] for s in src[1:])
+        kinds = tuple(self.code[s].dtype for s in src[1:])
         known = [(d.accumulator, d.operands, d.group) for d in DOTS.values() if not d.is_tile]
         self.require((dtype, kinds, arg) in known, f"{dtype.name} of {arg} {' by '.join(k.name for k in kinds)} is no dot instruction")
         for s, k in zip(src[1:], kinds, strict=True):
@@ -200,7 +200,7 @@ class _PhaseCheck:
         elif op == "TILEDOT":
             rows, columns, group = arg
             self.require(len(src) == 3, "takes an accumulator and two operands")
-            kinds = tuple(self.kind(s)[0] for s in src[1:])
+            kinds = tuple(self.code[s].dtype for s in src[1:])
             dot = next((d for d in DOTS.values() if d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, group)), None)
             if dot is None:
                 self.require(False, f"{dtype.name} of {group} {' by '.join(k.name for k in kinds)} is no instruction")
@@ -250,7 +250,8 @@ class _PhaseCheck:
         self.require(isinstance(arg, int) and arg >= 0, "the arg is a number")
         if op == "ARG":
             self.require(arg < len(spec.params), f"the program has {len(spec.params)} parameters")
-            self.require(spec.params[arg][0] == dtype, f"parameter {arg} is {spec.params[arg][0].name}")
+            own, _ = spec.params[arg]
+            self.require(own == dtype, f"parameter {arg} is {own.name}")
         elif op == "TEMP":
             self.require(arg < len(spec.temps), f"the program has {len(spec.temps)} temporaries")
         else:

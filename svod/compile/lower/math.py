@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -231,17 +232,14 @@ def _powers(v: _Vector, x: int, scale: float) -> tuple[int, int, Callable[[int],
 def _exp(v: _Vector, x: int) -> int:
     """e^x = 2^n · e^r with r = x - n·ln 2, |r| ≤ ln 2 / 2, or ln 2 where n is even."""
     x = v.clamp(x, *((-746.0, 710.0) if v.double else (-104.0, 89.0)))
-    a, unit, scaled = _powers(v, x, _INV_LN2[v.dtype][0])
+    per_ln2, _ = _INV_LN2[v.dtype]
+    a, unit, scaled = _powers(v, x, per_ln2)
     hi, lo = _LN2[v.dtype]
     r = v.fma(a, v.c(-unit * lo), v.fma(a, v.c(-unit * hi), x))
     return scaled(v.polynomial(r, (1.0, 1.0, *_EXP[v.dtype, unit])))
 
 
-def _exp2(v: _Vector, x: int) -> int:
-    return _exp2_sum(v, x)
-
-
-def _exp2_sum(v: _Vector, x: int, low: int | None = None, table: Sequence[float] | None = None) -> int:
+def _exp2(v: _Vector, x: int, low: int | None = None, table: Sequence[float] | None = None) -> int:
     """2^(x + low) with a correction |low| far below 1. `table`: another polynomial for |r| ≤ 1."""
     x = v.clamp(x, *((-1076.0, 1025.0) if v.double else (-151.0, 129.0)))
     a, unit, scaled = _powers(v, x, 1.0)
@@ -331,14 +329,6 @@ def _sine(v: _Vector, x: int, quarter: int) -> int:
     return v.value(v.integer("XOR", v.bits(v.where(odd, cosine, sine)), sign))
 
 
-def _sin(v: _Vector, x: int) -> int:
-    return _sine(v, x, 0)
-
-
-def _cos(v: _Vector, x: int) -> int:
-    return _sine(v, x, 1)
-
-
 # -- sigmoid shapes ---------------------------------------------------------------------------------
 def _rational(v: _Vector, x: int, limit: float, p: Sequence[float], q: Sequence[float]) -> int:
     """x P(x²)/Q(x²), limited to [-1, 1]; beyond |x| = `limit` it is ±1 in float32."""
@@ -400,7 +390,7 @@ def _magnitude_32(v: _Vector, a: int, y: int) -> int:
     e, m = _split(wide, base, normal=True)
     f = wide.sub(m, wide.c(1.0))
     logarithm = _log2_domain(wide, base, wide.fma(f, wide.polynomial(f, _POW_LOG2_32), e))
-    return v.b.cast(v.dtype, _exp2_sum(wide, wide.mul(v.b.cast(F64, y), logarithm), None, _POW_EXP2_32))
+    return v.b.cast(v.dtype, _exp2(wide, wide.mul(v.b.cast(F64, y), logarithm), None, _POW_EXP2_32))
 
 
 def _magnitude_64(v: _Vector, a: int, y: int) -> int:
@@ -426,8 +416,9 @@ def _magnitude_64(v: _Vector, a: int, y: int) -> int:
     z, z_low = product(s, s)
     z_low = v.fma(v.add(s, s), s_low, z_low)
     # atanh(s) = s + s z (1/3 + z q(z)): the bracket, its product with z, and with s, each as a sum
-    k, k_low = total(v.c(_THIRD[0]), v.mul(z, v.polynomial(z, _POW_ATANH_64)))
-    k_low = v.add(k_low, v.c(_THIRD[1]))
+    third, third_low = _THIRD
+    k, k_low = total(v.c(third), v.mul(z, v.polynomial(z, _POW_ATANH_64)))
+    k_low = v.add(k_low, v.c(third_low))
     p, p_low = product(z, k)
     p_low = v.fma(z, k_low, v.fma(z_low, k, p_low))
     u, u_low = product(s, p)
@@ -444,12 +435,12 @@ def _magnitude_64(v: _Vector, a: int, y: int) -> int:
     t_low = v.fma(y, log_low, t_low)
     # where y log2 a overflows the exponent (or is infinite) its low part is meaningless
     t_low = v.where(v.lt(v.absolute(t), v.c(2000.0)), t_low, v.c(0.0))
-    return _exp2_sum(v, t, t_low)
+    return _exp2(v, t, t_low)
 
 
 _EXPANSIONS: dict[Ops, Callable[..., int]] = {
-    Ops.EXP: _exp, Ops.EXP2: _exp2, Ops.LOG: _log, Ops.LOG2: _log2, Ops.SIN: _sin, Ops.COS: _cos, Ops.TANH: _tanh, Ops.ERF: _erf,
-    Ops.POW: _pow,
+    Ops.EXP: _exp, Ops.EXP2: _exp2, Ops.LOG: _log, Ops.LOG2: _log2, Ops.SIN: partial(_sine, quarter=0), Ops.COS: partial(_sine, quarter=1),
+    Ops.TANH: _tanh, Ops.ERF: _erf, Ops.POW: _pow,
 }
 
 

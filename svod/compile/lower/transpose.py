@@ -27,7 +27,7 @@ _STORES = ("STORE", "STORES", "SCATTER")
 
 def transpose_squares(code: list[Instruction], ragged: bool = False) -> list[Instruction]:
     """The code with squares of strided accesses replaced, with parts of squares too where `ragged`; the list itself when there are none."""
-    if not any(i[0] in _STRIDED for i in code):
+    if not any(i.op in _STRIDED for i in code):
         return code
     loads, stores = _squares(code, ragged)
     if not loads and not stores:

@@ -127,8 +127,7 @@ class ExecutionPlan:
         kinds: list[BufferKind] = ["output" if slot in spec.outs else "constant" if slot in constants else "input"
                                    for slot in range(len(arrays))]
         buffers = [PlanBuffer(array.nbytes, kind, array) for array, kind in zip(arrays, kinds, strict=True)]
-        return cls([PreparedKernel(spec, loaded, tuple(range(len(arrays))), spec.name)], buffers, spec.outs, threads=threads,
-                   device=device)
+        return cls([PreparedKernel(spec, loaded, tuple(range(len(arrays))), spec.name)], buffers, spec.outs, threads=threads, device=device)
 
     @property
     def outputs(self) -> tuple[np.ndarray[Any, Any], ...]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from svod.errors import ConfigError
 
@@ -48,7 +48,7 @@ def plan_memory(sizes: Mapping[int, int], first_use: Mapping[int, int], last_use
     for buffer in sizes:
         if buffer not in first_use or buffer not in last_use or last_use[buffer] < first_use[buffer]:
             raise ConfigError(f"buffer {buffer} has no lifetime: first use {first_use.get(buffer)}, last use {last_use.get(buffer)}")
-    lifetimes = {b: (first_use[b], last_use[b]) for b in sizes}
+    lifetimes = {b: Lifetime(first_use[b], last_use[b]) for b in sizes}
     rounded = {b: _round_up(n, ALIGNMENT) for b, n in sizes.items()}
     bound = _largest_level(rounded, lifetimes)
     if mode == "arena":
@@ -65,11 +65,22 @@ def plan_memory(sizes: Mapping[int, int], first_use: Mapping[int, int], last_use
 
 def lower_bound(sizes: Mapping[int, int], first_use: Mapping[int, int], last_use: Mapping[int, int]) -> int:
     """`BufferPlacement.lower_bound` of such buffers, which nobody has to place for it."""
-    return _largest_level({b: _round_up(n, ALIGNMENT) for b, n in sizes.items()}, {b: (first_use[b], last_use[b]) for b in sizes})
+    return _largest_level({b: _round_up(n, ALIGNMENT) for b, n in sizes.items()}, {b: Lifetime(first_use[b], last_use[b]) for b in sizes})
 
 
-Lifetimes = Mapping[int, tuple[int, int]]       # buffer → (first level, last level)
-_Found = tuple[dict[int, int], int]             # offsets, total
+class Lifetime(NamedTuple):
+    """The levels at which a buffer is used first and last."""
+
+    first: int
+    last: int
+
+
+class _Found(NamedTuple):
+    offsets: dict[int, int]
+    total: int
+
+
+Lifetimes = Mapping[int, Lifetime]      # by buffer
 
 
 def _largest_level(sizes: Mapping[int, int], lifetimes: Lifetimes) -> int:
@@ -95,18 +106,18 @@ def _plan_arena(sizes: Mapping[int, int], lifetimes: Lifetimes, bound: int) -> _
             alive[level] = alive.get(level, 0) + sizes[buffer]
     crowd = {b: max(alive[level] for level in range(first, last + 1)) for b, (first, last) in lifetimes.items()}
     orders: tuple[Callable[[int], tuple[int, ...]], ...] = (
-        lambda b: (-sizes[b], lifetimes[b][0], b),
-        lambda b: (-crowd[b], -sizes[b], lifetimes[b][0], b),
-        lambda b: (-sizes[b] * (1 + lifetimes[b][1] - lifetimes[b][0]), -sizes[b], b),
-        lambda b: (lifetimes[b][0] - lifetimes[b][1], -sizes[b], b),
-        lambda b: (lifetimes[b][0], -sizes[b], b),
+        lambda b: (-sizes[b], lifetimes[b].first, b),
+        lambda b: (-crowd[b], -sizes[b], lifetimes[b].first, b),
+        lambda b: (-sizes[b] * (1 + lifetimes[b].last - lifetimes[b].first), -sizes[b], b),
+        lambda b: (lifetimes[b].first - lifetimes[b].last, -sizes[b], b),
+        lambda b: (lifetimes[b].first, -sizes[b], b),
     )
     best: _Found | None = None
     for order in orders:
         placed = _place_in_order(sorted(sizes, key=order), sizes, lifetimes)
-        if best is None or placed[1] < best[1]:
+        if best is None or placed.total < best.total:
             best = placed
-        if best[1] <= bound:
+        if best.total <= bound:
             break
     assert best is not None
     return best
@@ -132,26 +143,26 @@ def _place_in_order(order: Iterable[int], sizes: Mapping[int, int], lifetimes: L
         offsets[buffer] = best
         total = max(total, best + size)
         insort(placed, (best, best + size, first, last))
-    return offsets, total
+    return _Found(offsets, total)
 
 
 def _plan_remap(sizes: Mapping[int, int], lifetimes: Lifetimes) -> _Found:
     offsets: dict[int, int] = {}
     free_from: dict[int, list[tuple[int, int]]] = {}    # rounded size → (level of the last use, offset) of its slots
     total = 0
-    for buffer in sorted(sizes, key=lambda b: (lifetimes[b][0], b)):
+    for buffer in sorted(sizes, key=lambda b: (lifetimes[b].first, b)):
         size = _round_up(sizes[buffer], REMAP_GRAIN)
         slots = free_from.setdefault(size, [])
         for i, (level, offset) in enumerate(slots):
-            if level < lifetimes[buffer][0]:
-                slots[i] = (lifetimes[buffer][1], offset)
+            if level < lifetimes[buffer].first:
+                slots[i] = (lifetimes[buffer].last, offset)
                 offsets[buffer] = offset
                 break
         else:
-            slots.append((lifetimes[buffer][1], total))
+            slots.append((lifetimes[buffer].last, total))
             offsets[buffer] = total
             total += size
-    return offsets, total
+    return _Found(offsets, total)
 
 
 def _round_up(size: int, grain: int) -> int:

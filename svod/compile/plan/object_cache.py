@@ -174,7 +174,7 @@ class ObjectCache:
                 log.warning("compiled objects are not kept in %s: %s", self.directory, error)
                 self._warned = True
             return False
-        self._size = self._measure() if self._size is None else self._size + len(raw)
+        self._size = sum(size for _, size, _ in self._files()) if self._size is None else self._size + len(raw)
         if self._size > self.max_bytes:
             self.evict()
         return True
@@ -189,9 +189,6 @@ class ObjectCache:
                 status = path.stat()
                 files.append((status.st_mtime, status.st_size, path))
         return files
-
-    def _measure(self) -> int:
-        return sum(size for _, size, _ in self._files())
 
     def evict(self) -> int:
         """Remove the entries unused for longest until 80 % of the limit are used; the number of bytes freed."""

@@ -115,8 +115,7 @@ def variants_of(kernels: Sequence[PreparedKernel]) -> list[Variant]:
     variants = []
     for choice in product(*(sorted(b) for b in buckets.values())):
         limits = dict(zip(buckets, choice, strict=True))
-        numbers = tuple(i for i, k in enumerate(kernels)
-                        if all(v.bucket is None or v.bucket == limits[v.name] for v in k.variables))
+        numbers = tuple(i for i, k in enumerate(kernels) if all(v.bucket is None or v.bucket == limits[v.name] for v in k.variables))
         chosen = tuple(kernels) if len(numbers) == len(kernels) else tuple(kernels[i] for i in numbers)
         variants.append(Variant(tuple((name, *b) for name, b in limits.items()), numbers, chosen))
     return variants
@@ -301,8 +300,9 @@ def _check_parts(kernels: Sequence[PreparedKernel], index: int, users: Iterable[
     else:
         pairs = [(a, b) for a in range(len(reached)) if written[a] for b in range(len(reached)) if not are_disjoint(regions[a], regions[b])]
     for a, b in pairs:
-        if reached[a][0] != reached[b][0]:
-            raise _conflict(kernels, reached[a][0], reached[b][0], f"buffer {index}")
+        (first, _), (second, _) = reached[a], reached[b]
+        if first != second:
+            raise _conflict(kernels, first, second, f"buffer {index}")
 
 
 def _check_overlap(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], users: Mapping[int, set[int]],
@@ -312,7 +312,7 @@ def _check_overlap(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuff
                    if (a := buffers[index].array) is not None and buffers[index].nbytes)
     reaching: list[tuple[int, int]] = []        # (end, buffer) of those before that end later than this one begins
     for start, end, index in spans:
-        reaching = [r for r in reaching if r[0] > start]
+        reaching = [(until, other) for until, other in reaching if until > start]
         for _, other in reaching:
             apart = users[other] ^ users[index] or len(users[index]) > 1
             if apart and (index in writer or other in writer):

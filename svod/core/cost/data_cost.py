@@ -73,7 +73,7 @@ class DataCost:
             for a, c in lin.coefs:
                 steps[a] = steps.get(a, 0) + abs(c) * stride * size
         fixed = sum([row in outer for row in (*[loop.row for loop in stage.around], *_own_rows(stage))])
-        tile = Tile(n.dims[layout.tiled].coefs[0][0], layout.tile, layout.outer * size) if layout.tiled >= 0 else None
+        tile = next((Tile(a, layout.tile, layout.outer * size) for a, _ in n.dims[layout.tiled].coefs), None) if layout.tiled >= 0 else None
         return Access(tuple(steps.items()), size, float(layout.size * size), local=True, fixed=fixed, tile=tile)
 
     def _turned_over(self, stage: StageNest, n: Node, access: Access) -> float:

@@ -49,17 +49,18 @@ class CacheLevel(NamedTuple):
 @lru_cache(maxsize=16)
 def levels(target: Target) -> tuple[CacheLevel, CacheLevel, CacheLevel]:
     """First level (misses come from the second), second (from the third), third (from memory)."""
-    l2 = math.sqrt(target.l2 / _L2[0])
-    l3 = math.sqrt(max(target.l3, target.l2) / _L3[0])
+    (size2, latency2, rate2), (size3, latency3, rate3), (latency, rate) = _L2, _L3, _MEMORY
+    l2 = math.sqrt(target.l2 / size2)
+    l3 = math.sqrt(max(target.l3, target.l2) / size3)
     if not target.l3:
-        l3 = max(l3, _MEMORY[0] / _L3[1])
-    beyond_l2 = max(14.0 * l2, _L3[1] * l3)
-    near, far = max(1.0, _L2[1] * l2 / MISSES), beyond_l2 / MISSES
-    width2, width3 = _L2[2] / l2, min(_L3[2] / l3, 48.0)
-    memory = max(_MEMORY[0], beyond_l2)
+        l3 = max(l3, latency / latency3)
+    beyond_l2 = max(14.0 * l2, latency3 * l3)
+    near, far = max(1.0, latency2 * l2 / MISSES), beyond_l2 / MISSES
+    width2, width3 = rate2 / l2, min(rate3 / l3, 48.0)
+    memory = max(latency, beyond_l2)
     return (CacheLevel(target.l1, PAGE // LINE, max(1, target.l1 // PAGE), max(near, LINE / width2), LINE / width2),
             CacheLevel(target.l2, max(1, target.l2 // (LINE * L2_WAYS)), L2_WAYS, max(far, LINE / width3), LINE / width3),
-            CacheLevel(max(target.l2, target.l3), 0, 16, memory / MISSES, LINE / min(_MEMORY[1], width3)))
+            CacheLevel(max(target.l2, target.l3), 0, 16, memory / MISSES, LINE / min(rate, width3)))
 
 
 class Footprint(NamedTuple):
@@ -168,8 +169,8 @@ def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body
     """Traffic of a nest with `loops` (axis, iterations), outermost first. The first `outside` of them belong to nests around it. `body`:
     positions of each axis in one innermost iteration. An axis of -1 moves no access. `shared`: a neighbour inside the same outer loops
     brings the data. `kept`: bytes of the arguments that pass through the caches between two runs."""
-    caches = levels(target)
-    courses = _courses(loops, body, accesses, caches[1].sets)
+    caches = _, second, _ = levels(target)
+    courses = _courses(loops, body, accesses, second.sets)
     gone = [_lost_inside(caches, [c.footprints[k] for c in courses if c.depth >= k], 0.0 if k else kept) for k in range(len(loops) + 1)]
     cycles = [0.0, 0.0, 0.0]
     translated = moved = 0.0
@@ -223,7 +224,7 @@ def _repeated(course: _Course, loops: Sequence[tuple[int, int]], gone: Sequence[
     one = footprints[len(loops)]
     lines, pages = [one.lines] * 3, [one.pages] * 3
     for k in range(course.depth - 1, -1, -1):
-        count, around, inside, inner = loops[k][1], footprints[k], footprints[k + 1], gone[k + 1]
+        (_, count), around, inside, inner = loops[k], footprints[k], footprints[k + 1], gone[k + 1]
         ratio, turns = around.lines / inside.lines, around.pages / inside.pages
         again, turned = count - ratio, count - turns
         again = 0.0 if again < 0.0 else again

@@ -115,7 +115,7 @@ def _squares(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
     width = vector_width(state, r)
     outs = range(len(r.stage.outs))
     stored = next((a for a in outs if r.store.coef(a) == 1 and extent_of(state, r, a) >= width), -1)
-    read = next((a for i, n in enumerate(r.nodes) if n.kind in ("load", "read") for a in contiguous_axes(state, r, i)[0]
+    read = next((a for i, n in enumerate(r.nodes) if n.kind in ("load", "read") for a in contiguous_axes(state, r, i).direct
                  if a != stored and a in outs and extent_of(state, r, a) >= width), -1)
     if stored < 0 or read < 0:
         return

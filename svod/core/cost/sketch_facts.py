@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.contraction import product_of, through_casts
@@ -39,13 +39,20 @@ def resolved(state: Scheduler, s: int) -> ResolvedStage:
     return resolved
 
 
-def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> tuple[frozenset[int], frozenset[int]]:
-    """(axes along which a node reads memory with stride 1, axes along which it would if its stage were staged)."""
+class ContiguousAxes(NamedTuple):
+    """The axes along which a node reads memory with stride 1, and those along which it would if its stage were staged."""
+
+    direct: frozenset[int] = frozenset()
+    staged: frozenset[int] = frozenset()
+
+
+def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> ContiguousAxes:
+    """`ContiguousAxes` of a node of a stage."""
     n = r.nodes[node]
     if n.kind == "load":
         assert n.linear is not None
         unit = frozenset(a for a, c in n.linear.coefs if c == 1)
-        return unit, unit
+        return ContiguousAxes(unit, unit)
     if n.kind == "read":
         inner = resolved(state, n.arg)
         strides: dict[int, set[int]] = {}
@@ -61,11 +68,9 @@ def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> tuple[froz
                     staged.add(a)
                     if strides.get(dim) == {1} and c == 1:
                         direct.add(a)
-        return frozenset(direct), frozenset(staged)
-    if not n.src:
-        return frozenset(), frozenset()
+        return ContiguousAxes(frozenset(direct), frozenset(staged))
     parts = [contiguous_axes(state, r, s) for s in n.src]
-    return frozenset().union(*(p[0] for p in parts)), frozenset().union(*(p[1] for p in parts))
+    return ContiguousAxes(frozenset().union(*[p.direct for p in parts]), frozenset().union(*[p.staged for p in parts]))
 
 
 def factors_of(state: Scheduler, r: ResolvedStage) -> tuple[Factor, Factor] | None:

@@ -85,10 +85,6 @@ def _buffer_shape(u: UOp) -> Shape:
     return (u.arg,)
 
 
-def _scalar_shape(u: UOp) -> Shape:
-    return ()
-
-
 def _first_shape(u: UOp) -> Shape:
     if u.op is Ops.BITCAST and u.dtype.itemsize != u.src[0].dtype.itemsize:
         raise DTypeError(f"BITCAST from {u.src[0].dtype.name} to {u.dtype.name}: elements of {u.src[0].dtype.itemsize} and "
@@ -279,17 +275,13 @@ def _reduce_shape(u: UOp) -> Shape:
     return tuple(1 if a in axes else n for a, n in enumerate(shape))
 
 
-def _library_kernel_shape(u: UOp) -> Shape:
-    return shape_of_library_kernel(u, [shape_of(s) for s in u.src])
-
-
 _INFER: dict[Ops, Callable[[UOp], Shape]] = {
     Ops.BUFFER: _buffer_shape, Ops.IOTA: _buffer_shape,
     Ops.RESHAPE: _reshape_shape, Ops.PERMUTE: _permute_shape, Ops.EXPAND: _expand_shape, Ops.PAD: _pad_shape,
     Ops.SHRINK: _shrink_shape, Ops.FLIP: _flip_shape, Ops.WINDOW: _window_shape, Ops.GATHER: _gather_shape,
     Ops.REDUCE_AXIS: _reduce_shape, Ops.GEP: _first_shape, Ops.ASSIGN: _assign_shape, Ops.AFTER: _after_shape, Ops.CAT: _cat_shape,
-    Ops.CUSTOM_FUNCTION: _library_kernel_shape,
-    **dict.fromkeys(_SCALAR_OPS, _scalar_shape),
+    Ops.CUSTOM_FUNCTION: lambda u: shape_of_library_kernel(u, [shape_of(s) for s in u.src]),
+    **dict.fromkeys(_SCALAR_OPS, lambda u: ()),
     **dict.fromkeys(_SAME_SHAPE_OPS, _first_shape),
     **dict.fromkeys(ALU, _alu_shape),
 }
@@ -619,7 +611,8 @@ def _unassignable(view: UOp) -> str:
 
 def storage_of(content: UOp) -> UOp:
     """The BUFFER of which a BUFFER or AFTER denotes a version of the content."""
-    return history_of(content)[0]
+    storage, _ = history_of(content)
+    return storage
 
 
 def is_made_anew(storage: UOp) -> bool:

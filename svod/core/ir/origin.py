@@ -69,7 +69,7 @@ def origin_of(node: UOp) -> str | None:
     origin = _origins.get(node)
     if origin is None:
         return None
-    text = f"{origin[0]}:{origin[1]}" if isinstance(origin, tuple) else origin
+    text = ":".join(map(str, origin)) if isinstance(origin, tuple) else origin
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -81,7 +81,7 @@ class PatternMatcher:
         """What the first applicable rule makes of u; None if no rule applies or changes it."""
         rules = self.by_op.get(u.op)
         if rules is None:
-            rules = self.by_op[u.op] = [r for r in self.rules if r[0].ops is None or u.op in r[0].ops]
+            rules = self.by_op[u.op] = [(p, f) for p, f in self.rules if p.ops is None or u.op in p.ops]
         for pattern, function in rules:
             for bound in pattern.matches(u, {}):
                 result = function(**bound) if ctx is None else function(ctx=ctx, **bound)

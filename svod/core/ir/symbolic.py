@@ -53,7 +53,7 @@ def is_symbolic(r: UOp) -> bool:
 def extent_of(r: UOp) -> int:
     """The extent of a RANGE; the largest of one that depends on variables."""
     end = r.src[0]
-    return int(end.arg) if end.op is Ops.CONST else bounds(end)[1]
+    return int(end.arg) if end.op is Ops.CONST else vmax(end)
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
@@ -108,12 +108,14 @@ def bounds(u: UOp) -> tuple[int, int]:
 
 def vmin(u: UOp) -> int:
     """Lower bound of an index expression."""
-    return bounds(u)[0]
+    low, _ = bounds(u)
+    return low
 
 
 def vmax(u: UOp) -> int:
     """Upper bound of an index expression."""
-    return bounds(u)[1]
+    _, high = bounds(u)
+    return high
 
 
 # -- canonical sums ---------------------------------------------------------------------------------------------------
@@ -380,11 +382,7 @@ def _extremum(op: Ops, a: UOp, b: UOp) -> UOp:
     lo, hi = bounds(sub(a, b))
     if hi <= 0 or lo >= 0:
         return a if (hi <= 0) == (op is Ops.MIN) else b
-    return UOp(op, dtypes.index, tuple(sorted((a, b), key=_canonical_order)))
-
-
-def _canonical_order(u: UOp) -> tuple[int, bytes]:
-    return (1 if u.op is Ops.CONST else 0), u.key
+    return UOp(op, dtypes.index, tuple(sorted((a, b), key=lambda u: (u.op is Ops.CONST, u.key))))
 
 
 # -- comparisons ------------------------------------------------------------------------------------------------------

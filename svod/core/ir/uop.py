@@ -189,8 +189,7 @@ class UOp:
 
     def replace(self, **changes: Any) -> UOp:
         """A node like this one with some of op, dtype, src, arg replaced."""
-        return UOp(changes.get("op", self.op), changes.get("dtype", self.dtype), changes.get("src", self.src),
-                   changes.get("arg", self.arg))
+        return UOp(changes.get("op", self.op), changes.get("dtype", self.dtype), changes.get("src", self.src), changes.get("arg", self.arg))
 
     def substitute(self, mapping: dict[UOp, UOp]) -> UOp:
         """This graph with every node in `mapping` replaced by its value (values are not entered again)."""

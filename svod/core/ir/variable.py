@@ -63,7 +63,7 @@ class Dim(_Integer):
         return NotImplemented if hasattr(other, "uop") else not self == other
 
     def __bool__(self) -> bool:
-        return self._decided("!= 0", self.bounds[0] > 0 or self.bounds[1] < 0, False)
+        return self._decided("!= 0", lower(self) > 0 or upper(self) < 0, False)
 
     def __add__(self, other: Any) -> Any: return self._made(sy.add, other)
     def __radd__(self, other: Any) -> Any: return self._made(sy.add, other)
@@ -101,7 +101,7 @@ class Dim(_Integer):
         if type(other) is int and self.expr.op in (Ops.DEFINE_VAR, Ops.BIND):
             name = (self.expr.src[0] if self.expr.op is Ops.BIND else self.expr).arg[0]
             at = other if how in ("<=", ">") else other - 1
-            cases = f", here ({name!r}, {self.bounds[0]}, {at}) or ({name!r}, {at + 1}, {self.bounds[1]})"
+            cases = f", here ({name!r}, {lower(self)}, {at}) or ({name!r}, {at + 1}, {upper(self)})"
         return self._decided(f"{how} {other}", holds, fails, cases)
 
     def _decided(self, what: str, holds: bool, fails: bool, cases: str = "") -> bool:
@@ -194,12 +194,12 @@ def is_symbolic(shape: Iterable[Any]) -> bool:
 
 def upper(n: int) -> int:
     """The largest value of an int or Dim."""
-    return n.bounds[1] if isinstance(n, Dim) else n
+    return sy.vmax(n.expr) if isinstance(n, Dim) else n
 
 
 def lower(n: int) -> int:
     """The smallest value of an int or Dim."""
-    return n.bounds[0] if isinstance(n, Dim) else n
+    return sy.vmin(n.expr) if isinstance(n, Dim) else n
 
 
 def upper_shape(shape: Sequence[int]) -> tuple[int, ...]:

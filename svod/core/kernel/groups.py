@@ -92,7 +92,7 @@ def reducers_of(state: Scheduler, stage: int) -> int:
 def phase_of(placement: Placement, stage: int) -> int:
     """The output stage of the phase in which a stage is computed."""
     path = placement.paths[stage]
-    return path[0][0] if path else stage
+    return next((outer for outer, _ in path or ()), stage)
 
 
 def group_of(state: Scheduler, placement: Placement, root: int) -> ThreadGroup:

@@ -93,17 +93,16 @@ def _by_rows(kernel: Kernel, r: ResolvedStage, operands: tuple[Operand, Operand]
     rows, columns = (r.axes.index(a) for a in tile)
     if kernel.written:
         raise KernelOptError("a kernel that reads what it writes computes no position twice, as whole tiles may")
-    if columns in operands[0].axes:
-        operands = operands[1], operands[0]
-    for o, own, other in ((operands[0], rows, columns), (operands[1], columns, rows)):
+    by_row, by_column = reversed(operands) if columns in next(iter(operands)).axes else operands
+    for o, own, other in ((by_row, rows, columns), (by_column, columns, rows)):
         strides = [c for lin in r.nodes[o.node].dims for a, c in lin.coefs if a == own]
         inside = any(own in r.nodes[n].deps for lin in r.nodes[o.node].dims for n, _ in lin.atoms)
         if strides != [1] or inside or other in o.axes:
             raise KernelOptError(f"{kernel.stages[o.stage].name} is not read along {kernel.axes[r.axes[own]].name} position by position, "
                                  f"the same for all of {kernel.axes[r.axes[other]].name}")
-    if (operands[0].source, operands[1].source) != dot.operands:
-        raise KernelOptError(f"{dot.name} multiplies {dot.operands[0].name} in rows by {dot.operands[1].name} in columns")
-    return operands
+    if (by_row.source, by_column.source) != dot.operands:
+        raise KernelOptError(f"{dot.name} multiplies {' in rows by '.join(d.name for d in dot.operands)} in columns")
+    return by_row, by_column
 
 
 def check_tiles(state: Scheduler, stage: int) -> None:
@@ -139,7 +138,7 @@ def _applicable(kernel: Kernel, target: Target, stage: int) -> Iterator[tuple[st
                     check(kernel, target, stage, axis, dot, tile)
                 except KernelOptError:
                     continue
-                yield axes[axis].name, (dot.name, axes[tile[0]].name, axes[tile[1]].name) if dot.is_tile else dot.name
+                yield axes[axis].name, (dot.name, *[axes[a].name for a in tile]) if dot.is_tile else dot.name
 
 
 class Packed(NamedTuple):

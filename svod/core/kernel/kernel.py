@@ -96,7 +96,7 @@ class Kernel:
         index = len(self.stages)
         reds: tuple[UOp, ...] = ()
         for r in own_reduces(value):
-            own_reds = reduce_parts(r)[1]
+            _, own_reds = reduce_parts(r)
             if reds and own_reds != reds:
                 raise CompileError(f"stage {name} has REDUCEs over different ranges; each set needs a STAGE of its own")
             reds = own_reds
@@ -154,8 +154,9 @@ class Kernel:
             for n in r.nodes:
                 if n.kind == "read":
                     for axis, lin in zip(self.stages[n.arg].outs, n.dims, strict=True):
-                        if len(lin.coefs) == 1 and lin.coefs[0][1] == 1 and not lin.const and not lin.atoms:
-                            number[first(r.axes[lin.coefs[0][0]])] = first(axis)
+                        for a, c in lin.coefs if len(lin.coefs) == 1 and not lin.const and not lin.atoms else ():
+                            if c == 1:
+                                number[first(r.axes[a])] = first(axis)
         return tuple(first(a) for a in range(len(self.axes)))
 
     def resolve(self, inlined: frozenset[int]) -> tuple[ResolvedStage | None, ...]:

@@ -49,7 +49,7 @@ def _rewrite(kernel: Kernel, name: str, block: int) -> UOp:
         return rewriter.weighted_sum(readers[0], weighted, sums)
     if sums is None:
         raise KernelOptError(f"stage {name} is a maximum, and no stage sums up exp(x - maximum) over the same row")
-    if any(s.node in _sources(rows.source) and s.has_reduce for s in kernel.stages):
+    if any(s.node in rows.source.toposort() and s.has_reduce for s in kernel.stages):
         raise KernelOptError(f"what stage {name} is the maximum of is a sum itself, and something other than one weighted sum reads it "
                              f"again after the row (weights that are rounded, for one): it would be computed twice")
     return rewriter.pair(sums)
@@ -149,7 +149,8 @@ def _find_sums(kernel: Kernel, rows: _Rows) -> tuple[Stage | None, list[Stage]]:
             break
     if sums is None:
         return None, readers
-    return sums, _touching(kernel, (rows.stage, sums.node))[1]
+    _, readers = _touching(kernel, (rows.stage, sums.node))
+    return sums, readers
 
 
 class _Weighted(NamedTuple):
@@ -174,8 +175,9 @@ def _match_weighted(kernel: Kernel, rows: _Rows, sums: Stage | None, stage: Stag
         return None
     weights, inner, outer = [], [], []
     for f in _factors(reduce.src[0]):
-        if (weight := _weight(rows, f)) is not None and weight[1] is k:
-            weights.append(weight[0])
+        coords, along = _weight(rows, f) or ((), None)
+        if along is k:
+            weights.append(coords)
         elif k in f.toposort(gate=lambda n: n.op is not Ops.STAGE):
             inner.append(f)
         else:
@@ -195,11 +197,6 @@ def _match_weighted(kernel: Kernel, rows: _Rows, sums: Stage | None, stage: Stag
 def _reads_of(values: Iterable[UOp], stages: tuple[UOp, ...]) -> list[UOp]:
     """The reads of one of the stages in these values."""
     return [u for v in values for u in v.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.INDEX and u.src[0] in stages]
-
-
-def _sources(stage: UOp) -> set[UOp]:
-    """The stages from which a stage is computed, itself included."""
-    return {u for u in stage.toposort() if u.op is Ops.STAGE}
 
 
 def _factors(u: UOp) -> list[UOp]:

@@ -634,8 +634,9 @@ def splitk(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     n = _amount(state, row, arg, "SPLITK")
     if not _is_reduce(state, row) or not state.kernel.stages[state.stage_of_row(row)].is_output:
         raise KernelOptError(f"SPLITK({axis}): only a reduce axis of the output stage is cut into parts")
-    if n > state.target.global_limits[0]:
-        raise KernelOptError(f"SPLITK({axis}, {arg}): a grid has at most {state.target.global_limits[0]} groups")
+    limit, *_ = state.target.global_limits
+    if n > limit:
+        raise KernelOptError(f"SPLITK({axis}, {arg}): a grid has at most {limit} groups")
     if state.split_reduce:
         raise KernelOptError(f"SPLITK({axis}): a reduction is cut into parts already")
     return _cut_reduction(state, row, n, f"SPLITK({axis}, {arg})")

@@ -176,7 +176,10 @@ def _common(a: Path, b: Path) -> Path:
 
 def _encloses(outer: Path, inner: Path) -> bool:
     k = len(outer) - 1
-    return len(inner) > k and inner[:k] == outer[:k] and inner[k][0] == outer[k][0] and outer[k][1] <= inner[k][1]
+    if len(inner) <= k or inner[:k] != outer[:k]:
+        return False
+    (s, depth), (t, inner_depth) = outer[k], inner[k]
+    return s == t and depth <= inner_depth
 
 
 def is_derived(stage: Stage) -> bool:

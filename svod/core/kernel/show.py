@@ -38,8 +38,7 @@ _INFIX = {Ops.ADD.value: ("+", 4), Ops.SUB.value: ("-", 4), Ops.MUL.value: ("·"
 _LOOSEST, _ATOM = -1, 9
 _WORDS = {Level.CORE: "parallel", Level.GRID: "grid"}
 _UPDATE = {"ADD": "{0} += {1}", "MUL": "{0} *= {1}"}
-_START = {"ADD": "0", "MUL": "1", "MAX": "-inf", "MIN": "inf", "ARGMAX": "(-inf, 0)", "ARGMIN": "(inf, 0)",
-          "EXPSUM": "(-inf, 0, 0)"}
+_START = {"ADD": "0", "MUL": "1", "MAX": "-inf", "MIN": "inf", "ARGMAX": "(-inf, 0)", "ARGMIN": "(inf, 0)", "EXPSUM": "(-inf, 0, 0)"}
 
 
 def print_nest(state: Scheduler) -> str:

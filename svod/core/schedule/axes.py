@@ -35,8 +35,7 @@ def range_lists(u: UOp) -> tuple[UOp, ...]:
     return u.src[u.arg[1]:] if u.op is Ops.REDUCE else ()
 
 
-def _rebuild(ast: UOp, mapping: dict[UOp, UOp], lists: Callable[[Coords], Coords],
-             recoordinate: Callable[[UOp, Coords], Coords]) -> UOp:
+def _rebuild(ast: UOp, mapping: dict[UOp, UOp], lists: Callable[[Coords], Coords], recoordinate: Callable[[UOp, Coords], Coords]) -> UOp:
     """`ast` with RANGEs (and DEFINE_VARs) replaced by `mapping` in expressions (simplified), by `lists` where they are named, and the
     coordinates of each read of a (old) STAGE by `recoordinate`."""
     done: dict[UOp, UOp] = {}

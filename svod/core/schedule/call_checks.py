@@ -56,10 +56,11 @@ def _check_access(u: UOp, variables: str) -> None:
                             f"{param.dtype.name}; CAST the value")
     gate = u.src[2] if u.op is Ops.LOAD and len(u.src) == 3 else sy.TRUE
     reached = reached_elements(_canonical(index), _canonical(gate))
-    if reached is not None and (reached[0] < 0 or reached[1] >= param.arg.size):
+    low, high = reached or (0, -1)
+    if low < 0 or high >= param.arg.size:
         given = f", for some value of {variables}" if variables else ""
         gated = "" if gate is sy.TRUE else ", as far as its gate shows"
-        raise ScheduleError(f"a kernel that is called reaches elements {reached[0]} to {reached[1]} of slot {param.arg.slot}, which has "
+        raise ScheduleError(f"a kernel that is called reaches elements {low} to {high} of slot {param.arg.slot}, which has "
                             f"{param.arg.size}{given}{gated}")
 
 
@@ -83,7 +84,7 @@ def _check_library_kernel(ast: UOp) -> None:
         return
     name, options, shapes = node.arg
     param, index = ast.src[0].src[0].src
-    first = sy.bounds(_canonical(index))[1]
+    first = sy.vmax(_canonical(index))
     result = result_shape(name, options, shapes, [p.dtype for p in node.src])
     for p, needed in ((param, first + prod(result)), *((p, prod(shape)) for p, shape in zip(node.src, shapes, strict=True))):
         if needed > p.arg.size:

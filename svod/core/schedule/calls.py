@@ -96,7 +96,8 @@ def values_of(value: int | UOp) -> tuple[int, int]:
 
 
 def _shown(value: int | UOp) -> str:
-    return str(value) if isinstance(value, int) else f"a RANGE of {range_bounds(value)[1] + 1}"
+    _, last = values_of(value)
+    return str(value) if isinstance(value, int) else f"a RANGE of {last + 1}"
 
 
 def _number(expr: UOp, what: str) -> int:
@@ -309,7 +310,7 @@ def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
         if len(out) > MOST_INVOCATIONS or taken > (MOST_INVOCATIONS + 1) * len(program):
             raise ScheduleError(f"a loop of calls comes to more than {MOST_INVOCATIONS} invocations or turns; loop inside the kernel")
         if kind == "BEGIN" and loop is not None:
-            count[loop], after[loop] = range_bounds(loop)[0], at
+            (count[loop], _), after[loop] = range_bounds(loop), at
         elif kind == "RUN" and call is not None:
             out.append(Invocation(call, _values(calls[call], used[call], count)))
         elif loop is not None:
@@ -317,7 +318,8 @@ def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
                 raise ScheduleError("END of a loop is of a CALL that is unknown: it is not one of the loop's")
             if loop not in count:
                 raise ScheduleError("END closes a RANGE that is not active: its BEGIN does not stand before it")
-            if count[loop] < range_bounds(loop)[1]:
+            _, last = range_bounds(loop)
+            if count[loop] < last:
                 count[loop] += 1
                 at = after[loop]
             else:

@@ -191,7 +191,8 @@ def _number(ast: UOp) -> tuple[UOp, tuple[int, ...]]:
 
 def kernel_key(ast: UOp) -> str:
     """32 hex digits: equal for kernels of equal canonical form, in every process and on every machine."""
-    return key_of_canonical(canonicalize(ast)[0])
+    canonical, _ = canonicalize(ast)
+    return key_of_canonical(canonical)
 
 
 def key_of_canonical(ast: UOp) -> str:

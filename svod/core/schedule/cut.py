@@ -216,8 +216,8 @@ def _reshape_place(place: Place, shape: Sequence[int], source: Sequence[int]) ->
         if i1 - i0 == j1 - j0 == 1:
             moved[inner[j0]] = place[outer[i0]]
             continue
-        ids = ids_of([place[a] for a in outer[i0:i1]])
-        tags = tuple(place[a][1] for a in outer[i0:i1])
+        parts = [place[a] for a in outer[i0:i1]]
+        ids, tags = ids_of(parts), tuple(tag for _, tag in parts)
         for j in range(j0, j1):
             moved[inner[j]] = (ids, (tags, j - j0) if any(tag != 0 for tag in tags) else 0)
     return tuple(moved)
@@ -324,7 +324,7 @@ class Cut:
                 del count[use]
         self.shared.discard(u)
         self.contraction_of = {k: c for k, c in self.contraction_of.items() if c is not u}
-        self.exempt = {r: e for r, e in self.exempt.items() if e[1] is not u}
+        self.exempt = {r: (kernel, reader) for r, (kernel, reader) in self.exempt.items() if reader is not u}
 
     def open_kernel(self, u: UOp) -> None:
         if u.op in (Ops.AFTER, Ops.CALL, Ops.END):   # the kernels are ASSIGNs, and calls, whose arguments are roots
@@ -398,8 +398,9 @@ class Cut:
             own = NONE
             for a in reduce.arg[1]:
                 if shape[a] != 1:
-                    place[a] = (self.new_range(shape[a]), 0)
-                    own |= place[a][0]
+                    ids = self.new_range(shape[a])
+                    place[a] = ids, 0
+                    own |= ids
             # computed once for each element of its own: what else its reader runs over does not matter below
             used = ids_of(use.place)
             below_use = use._replace(place=tuple(place), active=used | own, rows=(use.rows & used) | own, entries=(),
@@ -422,7 +423,8 @@ class Cut:
         kernel = uses[0].kernel
         if any(use.kernel is not kernel for use in uses):
             return self.lift(u), "a reduction read by several kernels"
-        if u in self.exempt and self.exempt[u][0] is kernel:
+        exempt_in, _ = self.exempt.get(u, (None, None))
+        if exempt_in is kernel:
             return None
         barriers = [use.barrier for use in uses if use.barrier is not None]
         if barriers:
@@ -481,7 +483,7 @@ class Cut:
             if len(after) != 1:
                 return best
             node = after[0]
-            if node in self.why or size_of(u) != _size_or_zero(node):
+            if node in self.why or size_of(u) != (0 if node.op is Ops.SINK else size_of(node)):
                 return best
             if node.op in ELEMENTWISE:
                 if any(self.holds_reduction(s) for s in node.src if compute_node(s) is not compute_node(best) and s is not best):
@@ -515,7 +517,3 @@ class Cut:
         if cost > CHEAP_COST:
             return f"costs more than {CHEAP_COST} operations"
         return f"reads more than {CHEAP_BUFFERS} buffers" if buffers > CHEAP_BUFFERS else ""
-
-
-def _size_or_zero(u: UOp) -> int:
-    return 0 if u.op is Ops.SINK else size_of(u)

@@ -55,14 +55,6 @@ def _merge_reductions_reshaped(outer: UOp, inner: UOp, between: UOp) -> UOp | No
     return None if merged is None else reshape(merged, shape_of(outer))
 
 
-def _reshape_again(outer: UOp, inner: UOp) -> UOp:
-    return reshape(inner.src[0], outer.arg)
-
-
-def _permute_again(outer: UOp, inner: UOp) -> UOp:
-    return permute(inner.src[0], [inner.arg[a] for a in outer.arg])
-
-
 def _shrink_again(outer: UOp, inner: UOp) -> UOp:
     return shrink(inner.src[0], [(b0 + b, b0 + e) for (b0, _), (b, e) in zip(inner.arg, outer.arg, strict=True)])
 
@@ -92,8 +84,8 @@ def _under(op: Ops) -> Pattern:
 RULES = PatternMatcher([
     (Pattern(Ops.DETACH, (Pattern(name="x"),)), lambda x: x),
     (Pattern(MOVEMENT, name="u"), _without_change),
-    (_under(Ops.RESHAPE), _reshape_again),
-    (_under(Ops.PERMUTE), _permute_again),
+    (_under(Ops.RESHAPE), lambda outer, inner: reshape(inner.src[0], outer.arg)),
+    (_under(Ops.PERMUTE), lambda outer, inner: permute(inner.src[0], [inner.arg[a] for a in outer.arg])),
     (_under(Ops.SHRINK), _shrink_again),
 ])
 STORES = PatternMatcher([(Pattern(Ops.AFTER, name="u"), _stores_as_assigns)])

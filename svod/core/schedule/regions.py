@@ -158,7 +158,7 @@ def _indices(ast: UOp) -> dict[UOp, list[UOp]]:
 
 def reached_sizes(ast: UOp) -> dict[UOp, int]:
     """By PARAM how many elements from its first one a kernel reaches, by the bounds of its indices; PARAMs without indices left out."""
-    return {p: max(sy.bounds(i)[1] for i in indices) + 1 for p, indices in _indices(ast).items() if indices}
+    return {p: max(map(sy.vmax, indices)) + 1 for p, indices in _indices(ast).items() if indices}
 
 
 def narrow_params(ast: UOp) -> tuple[UOp, dict[int, int]]:

@@ -72,7 +72,11 @@ class Schedule:
         return levels_of(self.calls)
 
 
-Version = tuple[UOp, int]
+class Version(NamedTuple):
+    """What a buffer contains: 0 when the schedule begins, one more with each AFTER."""
+
+    buffer: UOp
+    number: int
 
 
 @dataclass
@@ -97,10 +101,7 @@ class _Pending:
 
     @property
     def reads(self) -> list[Version]:
-        return [self.snapshot(a) for a in self.args[self.outs:]]
-
-    def snapshot(self, v: Version) -> Version:
-        return (self.snapshots[v], 0) if v in self.snapshots else v
+        return [Version(self.snapshots[v], 0) if v in self.snapshots else v for v in self.args[self.outs:]]
 
 
 class KernelAst(NamedTuple):
@@ -248,7 +249,7 @@ class _Builder:
                 self.add_calls(u, why)
             elif u in layouts:
                 layout = layouts[u]
-                self.add_kernel(u, u.src[0] if u.op is Ops.COPY else u, (self.buffer_of[layout], 0), why,
+                self.add_kernel(u, u.src[0] if u.op is Ops.COPY else u, Version(self.buffer_of[layout], 0), why,
                                 None if layout is u else partial(unmoved, layout, u))
         outputs = tuple(self.output(u) for u in self.graph.outputs)
         return Schedule(tuple(self.order()), outputs)
@@ -260,18 +261,18 @@ class _Builder:
         if called is None:
             self.number(storage, before + 1)
             for n in (u, *u.src[1:]):
-                self.version_of[n] = storage, before + 1
+                self.version_of[n] = Version(storage, before + 1)
             return
         written = self.left.get(called, {storage: before})      # inside a loop: what the loop begins with
         if storage not in written:
             raise ScheduleError(f"AFTER names a buffer of {storage.arg} {storage.dtype.name} and a call that does not write it")
-        self.version_of[u] = storage, written[storage]
+        self.version_of[u] = Version(storage, written[storage])
 
     def number(self, storage: UOp, version: int) -> None:
         if (storage, version) in self.versions:
             raise ScheduleError(f"two ASSIGNs start from the same content of a buffer of {storage.arg} {storage.dtype.name}: assign to "
                                 "what the first one leaves")
-        self.versions.add((storage, version))
+        self.versions.add(Version(storage, version))
 
     def add_versions(self, head: UOp) -> None:
         """Number the versions that each invocation of a call or loop makes of the buffers that it writes."""
@@ -282,7 +283,7 @@ class _Builder:
             for a in arguments_of(invocation.call):
                 if a.op is Ops.BUFFER or a.op is Ops.AFTER:
                     storage, version = self.version(a)
-                    arguments.append((storage, latest.get(storage, version)))
+                    arguments.append(Version(storage, latest.get(storage, version)))
                 else:
                     arguments.append(a)
             for slot in written_slots(invocation.call):
@@ -291,13 +292,13 @@ class _Builder:
                 storage, version = argument
                 latest[storage] = version + 1
                 self.number(storage, version + 1)
-                arguments[slot] = storage, version + 1
+                arguments[slot] = Version(storage, version + 1)
             calls.append((invocation, arguments))
         self.invocations[head], self.left[head] = calls, latest
 
     def version(self, content: UOp) -> Version:
         """The version of a buffer that a BUFFER or AFTER denotes."""
-        return (content, 0) if content.op is Ops.BUFFER else self.version_of[content]
+        return Version(content, 0) if content.op is Ops.BUFFER else self.version_of[content]
 
     def output(self, u: UOp) -> UOp:
         if u.op is Ops.BUFFER or u.op is Ops.AFTER:
@@ -322,7 +323,7 @@ class _Builder:
         def leaf(v: Version) -> UOp:
             if v not in stand_ins:
                 unique = UOp(Ops.LUNIQUE, dtypes.void, (), len(stand_ins))
-                stand_ins[v] = UOp(Ops.BUFFER, v[0].dtype, (unique, self.device), v[0].arg)
+                stand_ins[v] = UOp(Ops.BUFFER, v.buffer.dtype, (unique, self.device), v.buffer.arg)
             return stand_ins[v]
 
         done: dict[UOp, UOp] = {}
@@ -330,7 +331,7 @@ class _Builder:
             if n.op is Ops.BUFFER or n.op is Ops.AFTER:
                 done[n] = leaf(self.version(n))
             elif self.ends(n, root):
-                done[n] = storage_view(leaf((self.buffer_of[n], 0)), shape_of(n))
+                done[n] = storage_view(leaf(Version(self.buffer_of[n], 0)), shape_of(n))
             else:
                 src = tuple([done[s] for s in n.src])
                 done[n] = n if src == n.src else n.replace(src=src)
@@ -340,7 +341,7 @@ class _Builder:
         """Add the kernel that stores `value` into the buffer of `out`, through the view that `view` makes of it, if given."""
         graph, versions = self.kernel_graph(value, root)
         unique = UOp(Ops.LUNIQUE, dtypes.void, (), "out")
-        stand_in = UOp(Ops.BUFFER, out[0].dtype, (unique, self.device), out[0].arg)
+        stand_in = UOp(Ops.BUFFER, out.buffer.dtype, (unique, self.device), out.buffer.arg)
         target = storage_view(stand_in, shape_of(value)) if view is None else view(stand_in)
         constants = frozenset(b for b, (buffer, version) in versions.items() if version == 0 and buffer in self.constants)
         made = part_ast(graph, target, constants, remember=self.remember)
@@ -351,14 +352,14 @@ class _Builder:
     def operands(self, u: UOp) -> list[Version]:
         """The versions that a CUSTOM_FUNCTION reads."""
         bases = [base_of(s) for s in u.src]
-        return [self.version(b) if b.op in (Ops.BUFFER, Ops.AFTER) else (self.buffer_of[b], 0) for b in bases]
+        return [self.version(b) if b.op in (Ops.BUFFER, Ops.AFTER) else Version(self.buffer_of[b], 0) for b in bases]
 
     def add_callback(self, results: list[UOp], why: str) -> None:
         """Add one call of a Python function, for all its results."""
         if not results:
             return
         first = results[0]
-        args = [*((self.buffer_of[u], 0) for u in results), *self.operands(first)]
+        args = [*(Version(self.buffer_of[u], 0) for u in results), *self.operands(first)]
         params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate(args)]
         extents = [n for _, shape in (a for arrays in first.arg[1][1:3] for a in arrays) for n in shape if isinstance(n, Dim)]
         variables = tuple(dict.fromkeys(v for n in extents for v in n.expr.walk(Ops.DEFINE_VAR)))
@@ -368,7 +369,7 @@ class _Builder:
     def add_library_kernel(self, u: UOp, why: str) -> None:
         """Add the kernel of a library kernel over the buffers of its operands."""
         operands = self.operands(u)
-        out = self.buffer_of[u], 0
+        out = Version(self.buffer_of[u], 0)
         params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate((out, *operands))]
         name, options = u.arg
         value = UOp(Ops.CUSTOM_FUNCTION, u.dtype, tuple(params[1:]), (name, options, tuple(shape_of(s) for s in u.src)))
@@ -383,14 +384,14 @@ class _Builder:
         known: dict[UOp, tuple[UOp, tuple[int, ...]]] = {}
         for (call, values), arguments in self.invocations.pop(head):
             ast, slots, offsets = kernel_of_call(call.arg, values, known)
-            args = [a if isinstance(a, tuple) else (self.buffer_of[a], 0) for a in arguments]
+            args = [a if isinstance(a, Version) else Version(self.buffer_of[a], 0) for a in arguments]
             said = ", ".join(f"{name} = {value}" for name, value in values)
             self.pending.append(_Pending(ast, [args[s] for s in slots], list(offsets), len(written_slots(call)), "call",
                                          origin_of(head) or "", f"{why} with {said}" if said else why, after=after))
 
     def add_assign(self, u: UOp, why: str) -> None:
         storage, version = self.version_of[u]
-        self.add_kernel(u, u.src[1], (storage, version), why, partial(view_of, u))
+        self.add_kernel(u, u.src[1], Version(storage, version), why, partial(view_of, u))
         kernel = self.pending[-1]
         old = [slot for slot, (buffer, _) in enumerate(kernel.args) if slot and buffer is storage]
         if not old:
@@ -408,8 +409,8 @@ class _Builder:
         self.pending.pop()
         # the value reads the buffer that it overwrites: compute it first, then copy it
         temporary = self.new_buffer(u.dtype, storage_size(u))
-        self.add_kernel(u, u.src[1], (temporary, 0), "the value of an ASSIGN that reads the buffer it writes")
-        self.add_kernel(u, storage_view(temporary, shape_of(u)), (storage, version), why, partial(view_of, u))
+        self.add_kernel(u, u.src[1], Version(temporary, 0), "the value of an ASSIGN that reads the buffer it writes")
+        self.add_kernel(u, storage_view(temporary, shape_of(u)), Version(storage, version), why, partial(view_of, u))
 
     # -- order ------------------------------------------------------------------------------
     def order(self) -> list[KernelCall]:
@@ -440,7 +441,7 @@ class _Builder:
         calls = []
         for k in sequence:
             p = self.pending[k]
-            args = (*(v[0] for v in p.writes), *(v[0] for v in p.reads))
+            args = tuple([v.buffer for v in (*p.writes, *p.reads)])
             earlier = tuple(sorted(position[d] for d in deps[k]))
             calls.append(KernelCall(p.ast, args, tuple(p.offsets), p.name_hint, p.origin, earlier, p.why, p.variables))
         return calls
@@ -455,11 +456,11 @@ class _Builder:
         for i, p in enumerate(self.pending):
             for v in p.reads:
                 deps[i].update(writers.get(v, ()))
-                for following in writers.get((v[0], v[1] + 1), ()):
+                for following in writers.get(Version(v.buffer, v.number + 1), ()):
                     if following != i:
                         deps[following].add(i)
             for buffer, version in p.writes:
-                deps[i].update(writers.get((buffer, version - 1), ()))
+                deps[i].update(writers.get(Version(buffer, version - 1), ()))
             for v in p.after:
                 deps[i].update(writers.get(v, ()))
         return deps
@@ -470,13 +471,13 @@ class _Builder:
         for i in stuck:
             p = self.pending[i]
             for v in p.reads:
-                after = v[0], v[1] + 1
+                after = Version(v.buffer, v.number + 1)
                 if after not in written or after in p.writes:
                     continue
-                copy = self.new_buffer(v[0].dtype, v[0].arg)
-                stand_in = [UOp(Ops.BUFFER, v[0].dtype, (UOp(Ops.LUNIQUE, dtypes.void, (), n), self.device), v[0].arg) for n in (0, "out")]
-                made = kernel_ast(stand_in[0], stand_in[1], remember=self.remember)
-                self.pending.append(_Pending(made.ast, [(copy, 0) if b is stand_in[1] else v for b in made.buffers], [0, 0], 1, "copy",
+                copy = self.new_buffer(v.buffer.dtype, v.buffer.arg)
+                old, new = (v.buffer.replace(src=(UOp(Ops.LUNIQUE, dtypes.void, (), n), self.device)) for n in (0, "out"))
+                made = kernel_ast(old, new, remember=self.remember)
+                self.pending.append(_Pending(made.ast, [Version(copy, 0) if b is new else v for b in made.buffers], [0, 0], 1, "copy",
                                              p.origin, "the old content of a buffer that is assigned before this is read"))
                 for other in stuck:
                     if v in self.pending[other].args[self.pending[other].outs:]:

@@ -66,7 +66,7 @@ def _positions_of(ast: UOp) -> tuple[Position, ...]:
     for u in ast.toposort():
         if u.op is Ops.SPECIAL and u.dtype != dtypes.void:
             named = read_name(u.arg)
-            if named is None or named[0] == CORE or len(u.src) != 1 or u.dtype != dtypes.index:
+            if named is None or CORE in named or len(u.src) != 1 or u.dtype != dtypes.index:
                 raise CompileError(f"SPECIAL {u.arg!r} of {u.dtype.name} with {len(u.src)} extents is no position of a launch: it is an "
                                    "index with one extent and a name: g0, g1, … for groups, l0, l1, … in a group, i0, i1, … without groups")
             p = Position(u, *named, u.src[0])
@@ -137,18 +137,19 @@ class _Lifting:
         self.ast = ast
         self.positions = {p.node: p for p in positions_of(ast)}
         self.next = 1 + max((int(u.arg) for u in ast.walk(Ops.RANGE)), default=-1)
-        self.stages: dict[UOp, tuple[UOp, tuple[UOp, ...]]] = {}    # STAGE → what it becomes, the positions that it gets RANGEs for
+        self.stages: dict[UOp, UOp] = {}                        # STAGE → what it becomes
+        self.needed: dict[UOp, tuple[UOp, ...]] = {}            # ... and the positions that it gets RANGEs for
 
     def run(self) -> UOp:
         for u in self.ast.walk(Ops.STAGE):
             body = u.src[0].toposort(gate=lambda n: n.op is not Ops.STAGE)
             needed = {n for n in body if n in self.positions}
-            needed.update(p for n in body if n.op is Ops.STAGE for p in self.stages[n][1])
+            needed.update(p for n in body if n.op is Ops.STAGE for p in self.needed[n])
             steps = [n.src[1] for n in body if n.op is Ops.INDEX and n.src[0].op is Ops.PARAM]
             order = self._outside_in(needed, steps)
             mine = self._ranges(order, marked=False)
             stage = u.replace(src=(self._with(u.src[0], mine), *mine.values(), *u.src[1:]))
-            self.stages[u] = stage, order
+            self.stages[u], self.needed[u] = stage, order
         return self.ast.replace(src=tuple(self._store(s) for s in self.ast.src))
 
     def _store(self, store: UOp) -> UOp:
@@ -179,11 +180,11 @@ class _Lifting:
             if u in done:
                 continue
             if u.op is Ops.STAGE:
-                done[u] = self.stages[u][0]
+                done[u] = self.stages[u]
                 continue
             src = tuple([done[s] for s in u.src])
             if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE:
-                src = (src[0], *(mine[p] for p in self.stages[u.src[0]][1]), *src[1:])
+                src = (src[0], *(mine[p] for p in self.needed[u.src[0]]), *src[1:])
             done[u] = u if src == u.src else u.replace(src=src)
         return done[expr]
 
@@ -230,8 +231,9 @@ def launch_of(ast: UOp, global_limits: Sequence[int] = NO_LIMITS, local_limits: 
     for name, extent in extents.items():
         named = read_name(name)
         assert named is not None
-        direct |= named[0] == "i"
-        kinds["l" if named[0] == "l" else "g"][named[1]] = extent
+        level, axis = named
+        direct |= level == "i"
+        kinds["l" if level == "l" else "g"][axis] = extent
     dims = {}
     for kind, limits in (("g", global_limits), ("l", local_limits)):
         own = [kinds[kind].get(k, ONE) for k in range(max(kinds[kind], default=-1) + 1)]
@@ -252,6 +254,6 @@ def _launch_extents(ast: UOp) -> dict[str, UOp]:
 def _most(extent: UOp) -> int | None:
     """The largest value of a launch-size expression; None where its bounds are not known."""
     try:
-        return sy.bounds(index_extent(extent))[1]
+        return sy.vmax(index_extent(extent))
     except (ValueError, OverflowError):
         return None

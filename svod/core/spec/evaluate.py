@@ -131,8 +131,7 @@ def _name(u: UOp) -> str:
 
 def _order(root: UOp) -> list[UOp]:
     """The nodes of one stage's expression below `root`, sources first: other stages and reductions are leaves."""
-    return [u for u in root.toposort(gate=lambda n: n.op not in (Ops.STAGE, Ops.REDUCE, Ops.RANGE))
-            if u.op not in (Ops.STAGE, Ops.PARAM)]
+    return [u for u in root.toposort(gate=lambda n: n.op not in (Ops.STAGE, Ops.REDUCE, Ops.RANGE)) if u.op not in (Ops.STAGE, Ops.PARAM)]
 
 
 class _Stage:

@@ -30,13 +30,17 @@ class Products(Linalg):
         tensors = [cls(o) if not isinstance(o, cls) else o for o in
                    (operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands)]
         terms, result = _parse(equation, [t.shape for t in tensors])
-        work: tuple[Self, str] | None = None
+        product: Self | None = None
+        letters = ""
         for i, (tensor, term) in enumerate(zip(tensors, terms, strict=True)):
             later = set(result).union(*terms[i + 1:])
             single = tensor._diagonals(term)
-            work = _summed(*single, later) if work is None else _product(work, _summed(*single, later | set(work[1])), later)
-        assert work is not None
-        return work[0].permute(tuple(work[1].index(letter) for letter in result))
+            if product is None:
+                product, letters = _summed(*single, later)
+            else:
+                product, letters = _product((product, letters), _summed(*single, later | set(letters)), later)
+        assert product is not None
+        return product.permute(tuple(map(letters.index, result)))
 
     def _diagonals(self, term: str) -> tuple[Self, str]:
         """The diagonal of the axes that share a letter of `term`, and the term with each letter once."""
@@ -251,16 +255,17 @@ def _summed(tensor: ProductsT, term: str, later: set[str]) -> tuple[ProductsT, s
 
 def _product(a: tuple[ProductsT, str], b: tuple[ProductsT, str], later: set[str]) -> tuple[ProductsT, str]:
     """The product of two terms, summed over the axes that are not in `later`."""
-    kept = [x for x in dict.fromkeys(a[1] + b[1]) if x in later]
-    both = [x for x in dict.fromkeys(a[1] + b[1]) if x not in later]
+    (first, own), (second, other) = a, b
+    kept = [x for x in dict.fromkeys(own + other) if x in later]
+    both = [x for x in dict.fromkeys(own + other) if x not in later]
     letters = kept + both
 
     def spread(tensor: ProductsT, term: str) -> ProductsT:
         ordered = tensor.permute(tuple(term.index(x) for x in letters if x in term))
         sizes = iter(ordered.shape)
         return ordered.reshape(tuple(next(sizes) if x in term else 1 for x in letters))
-    dtype = promote(a[0].dtype, b[0].dtype)
-    x, y = spread(*a), spread(*b)
+    dtype = promote(first.dtype, second.dtype)
+    x, y = spread(first, own), spread(second, other)
     if not both:
         return x.mul(y), "".join(kept)
     shape = graph.broadcast_shapes("einsum", x.shape, y.shape)

@@ -135,8 +135,7 @@ class Random(Losses):
         return cls.randn(*size, dtype=dtype).mul(float(std)).add(float(mean))
 
     @classmethod
-    def randint(cls, low: int, high: int | None = None, size: int | tuple[int, ...] = (), *,
-                dtype: DTypeLike = dtypes.default_int) -> Self:
+    def randint(cls, low: int, high: int | None = None, size: int | tuple[int, ...] = (), *, dtype: DTypeLike = dtypes.default_int) -> Self:
         """Integers in [low, high), or [0, low) with one bound. The probability of each value is exact to 2^-32 (2^-63 beyond 32 bits)."""
         first, last = (0, low) if high is None else (low, high)
         shape, kind = extents_argument("randint", size), as_dtype(dtype)

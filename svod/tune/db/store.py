@@ -234,15 +234,15 @@ class TuningDB:
                       protocol: int | None = None) -> dict[str, Measurement]:
         """By LINEAR digest the most telling measurement: such a candidate need not be compiled or timed again. `codegen`, `compiler` and
         `protocol` select one code generator, compiler and timing protocol. A candidate whose worker was lost is not known."""
-        best: dict[str, tuple[tuple[int, float, str], Measurement]] = {}
+        ranks, best = dict[str, tuple[int, float, str]](), dict[str, Measurement]()
         for m, _ in self.select(Measurement, kernel, target):
             if not m.linear or m.status == "lost" or (codegen is not None and m.codegen != codegen) \
                     or (compiler is not None and m.compiler != compiler) or (protocol is not None and m.protocol != protocol):
                 continue
             rank = (_TELLING[m.status, m.step if m.status == "ok" else ""], -m.taken_at, m.id)
-            if m.linear not in best or rank < best[m.linear][0]:
-                best[m.linear] = rank, m
-        return {linear: m for linear, (_, m) in best.items()}
+            if m.linear not in best or rank < ranks[m.linear]:
+                ranks[m.linear], best[m.linear] = rank, m
+        return best
 
     def select(self, record: type[R], kernel: str | None = None, target: str | None = None) -> list[tuple[R, int]]:
         """All records of one kind, each with the rank of the nearest layer that holds it, in the order of their digests."""

@@ -22,7 +22,7 @@ def plan_sizes(calls: Iterable[tuple[VariableSpec, ...]]) -> list[Values]:
             points.setdefault(v.name, set()).update(v.points)
     sizes = [dict(zip(points, size, strict=True)) for size in side_by_side([sorted(p) for p in points.values()])]
     for variables in distinct:
-        if not any(all(v.bounds[0] <= size[v.name] <= v.bounds[1] for v in variables) for size in sizes):
+        if not any(all(low <= size[v.name] <= high for v in variables for low, high in [v.bounds]) for size in sizes):
             sizes.append({**sizes[0], **{v.name: v.points[-1] for v in variables}})
     return sizes
 

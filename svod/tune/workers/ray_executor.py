@@ -163,8 +163,7 @@ class _EmbeddedRay:
         self._given_up = False
         self._error: BaseException | None = None
         self._environment = contextlib.ExitStack()
-        self._environment.enter_context(config.default_environment(RAY_AUTH_TOKEN=TOKEN,
-                                                                   RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1"))
+        self._environment.enter_context(config.default_environment(RAY_AUTH_TOKEN=TOKEN, RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1"))
         self._up = threading.Event()
         self._over = threading.Event()
         # In a thread: init has no timeout, and only in the main thread it replaces the program's SIGTERM handler. The thread lives until

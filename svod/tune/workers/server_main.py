@@ -58,8 +58,7 @@ def serve(fd: int, config: dict[str, Any]) -> None:
         _reap(pid, 1.0)
 
 
-def _answer_requests(control: socket.socket, children: set[int], reply: Callable[[dict[str, Any]], None],
-                     config: dict[str, Any]) -> None:
+def _answer_requests(control: socket.socket, children: set[int], reply: Callable[[dict[str, Any]], None], config: dict[str, Any]) -> None:
     server = os.getpid()
     while True:
         data, fds, _, _ = socket.recv_fds(control, 65536, 2)

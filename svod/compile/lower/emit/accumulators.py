@@ -85,14 +85,13 @@ class Accumulators:
                 more = dict(unrolled)
                 for a, o in offsets.items():
                     more[a] = more.get(a, 0) + o
-                slot = partial[index]
-                full = slot[1]
+                first, full = partial[index]
                 summed: set[Any] = set()
                 for t, (toff, oc) in enumerate(tile):
                     chunk = Chunk(pc.offset, full, pc.active) if reduce_lane else oc
                     if not stage.set_position(toff, chunk, more):
                         continue
-                    at = (t * len(partial) + slot[0]) * components
+                    at = (t * len(partial) + first) * components
                     guard = self.axes.guard(stage, reds)
                     if reduce_lane and stage.chunk.active < stage.chunk.width:
                         mask = masks.get(stage.chunk)
@@ -145,8 +144,7 @@ class Accumulators:
         def alu(op: Ops, *args: int) -> int:
             dtype = dtypes.bool if op in (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE) else b.dtype[args[-1]]
             if op in TRANSCENDENTAL:
-                return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args],
-                                   scales=self.state.target.has_scaleb)
+                return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args], scales=self.state.target.has_scaleb)
             return b.alu(op.value, dtype, width, *args)
         return alu
 

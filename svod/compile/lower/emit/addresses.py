@@ -41,15 +41,15 @@ class Addresses:
                 start = add_lins(start, self.tile_at(layout, here), 1)
             elif i == layout.tiled:
                 # whole tiles: every coefficient is a multiple of the tile, expanded positions lie inside one
-                here = ({v: c * layout.outer // layout.tile for v, c in here[0].items()},
-                        here[1] // layout.tile * layout.outer + here[1] % layout.tile * stride)
-                start = add_lins(start, here, 1)
+                terms, const = here
+                start = add_lins(start, ({v: c * layout.outer // layout.tile for v, c in terms.items()},
+                                         const // layout.tile * layout.outer + const % layout.tile * stride), 1)
             else:
                 start = add_lins(start, here, stride)
             for n, c in lin.atoms:
                 atoms[n] = atoms.get(n, 0) + c * stride
         linear = LinearIndex(tuple(sorted((a, c) for a, c in coefs.items() if c)), 0, tuple(sorted((n, c) for n, c in atoms.items() if c)))
-        return linear, (self.axes.ssa((start[0], 0)), start[1])
+        return linear, self.axes.apart(start)
 
     def in_tiles(self, layout: Layout, at: Lin) -> Lin:
         """The address of a position of the tiled dim that need not be the first of a tile."""
@@ -71,7 +71,7 @@ class Addresses:
             lin: Lin = ({}, 0)
             for a, c in linear.coefs:
                 lin = add_lins(lin, self.axes.start(stage, a), c)
-            start = stage.linear[linear] = (self.axes.ssa((lin[0], 0)), lin[1])
+            start = stage.linear[linear] = self.axes.apart(lin)
         base: Base = start
         return base
 
@@ -94,7 +94,7 @@ class Addresses:
                     lin = add_lins(lin, (terms, c), stride)
                 if i == stage.vector_axis:
                     lane = stride * stage.vector_stride
-            place = stage.linear["store", pointer] = (self.axes.ssa((lin[0], 0)), lin[1], in_tile, lane)
+            place = stage.linear["store", pointer] = (*self.axes.apart(lin), in_tile, lane)
         start, const, in_tile, lane = place
         for i, stride in enumerate(layout.strides):
             if i == layout.tiled:

@@ -110,12 +110,17 @@ class Axes:
         terms, const = lin
         level = b.level_of
         total = -1
-        for v, c in sorted(terms.items(), key=lambda t: (level[t[0]], t[0])):
+        for _, v, c in sorted((level[v], v, c) for v, c in terms.items()):
             term = b.mul(v, c) if c != 1 else v
             total = term if total < 0 else b.add(total, term)
         if total < 0:
             return b.index(const)
         return b.add(total, b.index(const)) if const else total
+
+    def apart(self, lin: Lin) -> tuple[int, int]:
+        """(value of Σ coefficient·value, constant)."""
+        terms, const = lin
+        return self.ssa((terms, 0)), const
 
     def guard(self, stage: OpenStage, axes: Any) -> int:
         """The condition that the given local axes are inside their extents, or -1 where that is certain."""

@@ -50,9 +50,9 @@ class PhaseContext:
 
     def stage_area(self, s: int, nbytes: int) -> int:
         """Scratch of a stage: one area, grown when a longer part of the stage needs more."""
-        area = self.areas.get(s)
-        if area is not None and area[1] >= nbytes:
-            return area[0]
+        offset, size = self.areas.get(s, (0, -1))
+        if size >= nbytes:
+            return offset
         offset = self.allocate(nbytes)
         self.areas[s] = (offset, nbytes)
         return offset

@@ -104,11 +104,12 @@ class LaunchEmitter:
         for a, piece, _ in loops:
             bound = self.axes.bound(stage, a)
             count = Count((), piece.extent, 1, piece.extent)
-            if bound is not None and a not in seen and not stage.base[a][0]:
+            moves, start = stage.base[a]
+            if bound is not None and a not in seen and not moves:
                 terms, const = linear(bound)
                 if all(v.op is Ops.DEFINE_VAR for v in terms):
                     names = tuple(sorted((v.arg[0], k) for v, k in terms.items()))
-                    count = Count(names, const - stage.base[a][1], piece.stride, piece.extent)
+                    count = Count(names, const - start, piece.stride, piece.extent)
             seen.add(a)
             counts.append(count)
         return tuple(counts)

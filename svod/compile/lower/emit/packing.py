@@ -47,7 +47,7 @@ class Packing:
                 const += layout.strides[i] * (c + stage.offsets[i])
             if i == stage.vector_axis:
                 lane = layout.strides[i] * stage.vector_stride
-        start = self.axes.ssa((lin[0], 0))
+        start, _ = self.axes.apart(lin)
         if stage.vector_axis == p.dim:
             value = self.packed_value(stage, p, w)
             words, used, step = w // g, active // g, lane

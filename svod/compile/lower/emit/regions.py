@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
-from svod.compile.lower.emit.state import Lin, RequiredDim, add_lins
+from svod.compile.lower.emit.state import Lin, RequiredDim, Terms, add_lins
 from svod.core.kernel.kernel import ResolvedStage
 
 
@@ -20,8 +20,8 @@ class Regions:
     def required(self, s: int, dim: int) -> RequiredDim:
         """The region that the readers of stage `s` need in a dim, under the loops opened so far."""
         full, unsafe = self.facts.positions(s, dim), self.facts.guarded(s, dim) and not self.is_read_inside(s, dim)
-        start: Lin | None = None
-        lo = hi = 0
+        start: Terms | None = None
+        at = lo = hi = 0
         beyond = False      # the last iteration of a reduce loop, that variables end, covers more than there is
         for q in self.facts.placement.readers[s]:
             r = self.facts.placement.resolved[q]
@@ -43,18 +43,18 @@ class Regions:
                         high += c * (span - 1)
                     else:
                         low += c * (span - 1)
+                terms, const = base
                 if start is None:
-                    start, lo, hi = base, low, high
-                elif start[0] == base[0]:
-                    delta = base[1] - start[1]
-                    lo, hi = min(lo, low + delta), max(hi, high + delta)
+                    start, at, lo, hi = terms, const, low, high
+                elif start == terms:
+                    lo, hi = min(lo, low + const - at), max(hi, high + const - at)
                 else:
                     return RequiredDim(({}, 0), full, unsafe or beyond)
         assert start is not None
         extent = hi - lo + 1
         if not unsafe and extent >= full:
             return RequiredDim(({}, 0), full, beyond)
-        return RequiredDim((start[0], start[1] + lo), extent, beyond)
+        return RequiredDim((start, at + lo), extent, beyond)
 
     def is_read_inside(self, s: int, dim: int) -> bool:
         """Whether the readers of stage `s` ask only for positions inside its dim."""

@@ -73,7 +73,7 @@ class Stages:
         regions = [self.regions.required(s, i) for i in range(len(r.stage.outs))]
         extents, base = [region.extent for region in regions], [region.start for region in regions]
         layout = self.facts.layout(s, tuple(extents))
-        if layout.tiled >= 0 and (base[layout.tiled][0] or base[layout.tiled][1]):
+        if layout.tiled >= 0 and base[layout.tiled] != ({}, 0):
             layout = self.facts.layout(s, tuple(extents), tiled=False)   # tiles are whole only when the region starts at 0
         stage = self._open_copy(r, extents, base, layout) if s in self.facts.derived else self._open_rows(r, extents, base)
         # a region of all positions is wider than what is read

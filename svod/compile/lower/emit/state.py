@@ -27,14 +27,15 @@ def sum_lins(values: list[Lin]) -> Lin:
 
 def add_lins(a: Lin, b: Lin, k: int) -> Lin:
     """a + k·b, without terms that cancel."""
-    terms = dict(a[0])
-    for v, c in b[0].items():
+    (terms, const), (more, added) = a, b
+    terms = dict(terms)
+    for v, c in more.items():
         n = terms.get(v, 0) + k * c
         if n:
             terms[v] = n
         else:
             terms.pop(v, None)
-    return terms, a[1] + k * b[1]
+    return terms, const + k * added
 
 
 class StageLoop(NamedTuple):
