@@ -86,9 +86,7 @@ class _StageCounter:
             self.alu += self.body * vectors * self.tile / max(accumulators, 1.0)
             accumulators += vectors
         spills = self._spills(accumulators, vectors, is_turned)
-        loops = self.stage.loops
-        inner_reduce = bool(loops) and loops[-1][0] >= self.outs
-        if self.r.reductions and not inner_reduce and any(a >= self.outs for a, _ in loops):
+        if self.r.reductions and self.stage.innermost < self.outs and any(a >= self.outs for a, _ in self.stage.loops):
             # accumulators in scratch
             self.loads += 2.0 * accumulators * self.body * sum(len(red.values) for red in self.r.reductions)
         slots = (max(self.loads, self.alu) + _CONTENTION * min(self.loads, self.alu)) / 2 + spills

@@ -43,7 +43,7 @@ class DataCost:
             return cost
         # to memory, and from there when it is read again; a line whose neighbour is stored much later is a place of its own
         size = stored_bytes(self.state, self.nest.layouts, s)
-        alone = stage.num_lanes * size <= LINE and (not stage.loops or stage.loops[-1][0] != stage.vector)
+        alone = stage.num_lanes * size <= LINE and (not stage.loops or stage.innermost != stage.vector)
         of_line = 2.0 * far.streamed - near.streamed + (far.unforeseen - far.streamed) * alone
         return cost._replace(memory=cost.memory + non_temporal / LINE * of_line, moved=cost.moved + non_temporal)
 

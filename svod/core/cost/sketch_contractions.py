@@ -245,16 +245,16 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor
         return state
     region = nest.region
     width, registers = vector_width(state, r), state.target.vector_registers
-    best: tuple[float, int, Factor] | None = None
+    best, best_score = None, 0.0
     for a, e in enumerate(region):
         for x, y in (operands, operands[::-1]):
             if e > 1 and a in x.axes and a not in y.axes:
                 score = e / (-(-e // width) * width) * (1.0 if a in x.unit else 0.97 if a in x.staged_unit and x.stage >= 0 else 0.3)
-                if best is None or score > best[0]:
-                    best = score, a, x
+                if best is None or score > best_score:
+                    best, best_score = (a, x), score
     if best is None:
         return None
-    _, lane, x = best
+    lane, x = best
     tiles_of = [t for t, e in enumerate(region) if t not in x.axes and t != lane and e > 1]
     tile = max(tiles_of, key=lambda t: region[t], default=-1)
     n, m = _tiles(region[lane], region[tile] if tile >= 0 else 1, width, registers)[0]

@@ -46,6 +46,11 @@ class StageNest(NamedTuple):
     space: MemorySpace                              # where the value is kept
 
     @property
+    def innermost(self) -> int:
+        """The local axis of the innermost loop with several iterations, or -1."""
+        return next((a for a, _ in reversed(self.loops)), -1)
+
+    @property
     def num_lanes(self) -> int:
         """Positions of the vector loop; 1 without one."""
         return self.vector_loop.extent if self.vector_loop is not None and self.vector_loop.role != LOOP else 1

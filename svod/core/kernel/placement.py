@@ -139,7 +139,8 @@ class _Placer:
             r = self.resolved[t]
             assert r is not None
             reach = first_reduce(state, t) if s in r.after_reduce else len(state.order[t])
-            common = (*common[:-1], (t, max(common[-1][1], reach)))
+            *outside, (_, depth) = common
+            common = (*outside, (t, max(depth, reach)))
         if not _encloses(path, common):
             raise KernelOptError(f"stage {name} is also read outside the loop {state.rows[row].name}; "
                                  f"stage it at a loop that holds all its readers")
