@@ -33,7 +33,7 @@ class JaxPeer:
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         if case.op == "model":
-            model, layers = load_model(case.options["script"], case.options["kind"]), _Layers()
+            model, layers = load_model(case.options["script"], case.options["kind"]), _JaxLayers()
             function: Callable[..., Any] = lambda x: forward(layers, case.options["script"], model, x)  # noqa: E731
         elif case.op in OPERATIONS:
             options, operation = case.options, OPERATIONS[case.op]
@@ -91,7 +91,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-class _Layers:
+class _JaxLayers:
     """The traced layers of models; weights become constants of the function."""
 
     def linear(self, x: Any, weight: Array, bias: Array) -> Any:

@@ -30,7 +30,7 @@ class TorchPeer:
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         tensors = [_tensor(a, o.dtype) for a, o in zip(operands, case.operands, strict=True)]
         if case.op == "model":
-            model, layers = load_model(case.options["script"], case.options["kind"]), _Layers()
+            model, layers = load_model(case.options["script"], case.options["kind"]), _TorchLayers()
             return _returning(lambda: forward(layers, case.options["script"], model, tensors[0]))
         if case.op in WRITING:
             out = torch.zeros(case.out_shape, dtype=getattr(torch, case.out_dtype))
@@ -66,7 +66,7 @@ def _matmul(options: Mapping[str, Any], out: Tensor, a: Tensor, b: Tensor) -> Ca
     return lambda: torch.matmul(a, b, out=out)
 
 
-class _Layers:
+class _TorchLayers:
     """The layers of models, each a single call. Each weight becomes a tensor once."""
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ def ceilings(json_path: Path | None, refresh: bool) -> None:
         write_text(json_path, json.dumps(asdict(ceilings), indent=1) + "\n")
 
 
-class _Run(click.Command):
+class _RunCommand(click.Command):
     """A command that explains how to name kernels when it meets an unexpected argument."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -85,7 +85,7 @@ class _Run(click.Command):
                                    "kernels", ctx) from e
 
 
-@cli.command(cls=_Run)
+@cli.command(cls=_RunCommand)
 @click.option("--suite", default="core", show_default=True, metavar="NAMES",
               help="Which kernels: core, odd, models, random, with commas, or all.")
 @click.option("--kernels", default="*", metavar="GLOB", help="Only kernels whose names match; several patterns are joined by commas.")

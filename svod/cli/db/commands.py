@@ -55,7 +55,7 @@ def _database_option() -> click.Option:
                         help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
 
 
-class _Command(click.Command):
+class _DbCommand(click.Command):
     """A command that takes --db after its name as well as before it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -63,15 +63,15 @@ class _Command(click.Command):
         self.params.append(_database_option())
 
 
-class _Group(click.Group):
-    command_class = _Command
+class _DbGroup(click.Group):
+    command_class = _DbCommand
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.params.append(_database_option())
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_DbGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="svod", message="svod %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:

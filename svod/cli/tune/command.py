@@ -16,7 +16,7 @@ from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, TuneOptions, say
 SCRIPT_OPTIONS = "options of the script go after --, as in: svod-tune {script} -- {option}"
 
 
-class _Command(click.Command):
+class _TuneCommand(click.Command):
     """A command that explains where the script's own options go when it meets an unknown one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -38,7 +38,7 @@ class _Seconds(Finite):
         super().__init__(min=0.0, min_open=True, max=1e7)
 
 
-@click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]},
+@click.command(cls=_TuneCommand, context_settings={"help_option_names": ["-h", "--help"]},
                epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out; 2 bad input; 3 the script "
                       "failed, and what it had prepared was tuned; 4 tuned, but the database could not take the results, or "
                       "--json could not be written; 5 there is no kernel to tune; 6 the capture is damaged, and what can be read of it was "

@@ -68,7 +68,7 @@ PIPE_WIDTH = 110            # columns of a table that does not go to a terminal
 
 def tune(options: TuneOptions) -> int:
     """Run the command. Returns the exit status. Raises SvodError for bad input."""
-    run = _Run(options)
+    run = _TuneRun(options)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     ends = [number for number, handler in before.items() if handler is not signal.SIG_IGN]      # nohup ignores SIGHUP
     for number in ends:
@@ -92,7 +92,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-class _Run:
+class _TuneRun:
     """The state of one command."""
 
     def __init__(self, options: TuneOptions) -> None:

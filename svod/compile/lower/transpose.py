@@ -35,7 +35,7 @@ def transpose_squares(code: list[Instruction], ragged: bool = False) -> list[Ins
     return _rebuild(code, loads, stores)
 
 
-class _Group(NamedTuple):
+class _StridedGroup(NamedTuple):
     """What accesses have in common that differ in their lane offset only."""
 
     block: int
@@ -51,10 +51,10 @@ class _Group(NamedTuple):
 def _squares(code: list[Instruction], ragged: bool) -> tuple[list[list[int]], list[list[int]]]:
     """Groups of positions, by lane offset, that make a square; loads and stores."""
     block = 0
-    groups: dict[_Group, dict[int, int]] = {}
+    groups: dict[_StridedGroup, dict[int, int]] = {}
     loaded: set[tuple[int, int]] = set()     # (block, pointer); blocks of one phase: pointers loaded from anywhere
     stored: set[tuple[int, int]] = set()
-    twice: set[_Group] = set()               # groups that store to one place twice: their order counts
+    twice: set[_StridedGroup] = set()               # groups that store to one place twice: their order counts
     for at, (op, _, _, src, arg) in enumerate(code):
         if op in ("LOOP", "ENDLOOP"):
             block += 1
@@ -81,7 +81,7 @@ def _squares(code: list[Instruction], ragged: bool) -> tuple[list[list[int]], li
     return runs["LOADS"], runs["STORES"]
 
 
-def _group_of(code: list[Instruction], at: int, block: int, ragged: bool) -> _Group | None:
+def _group_of(code: list[Instruction], at: int, block: int, ragged: bool) -> _StridedGroup | None:
     """The group of a strided access that may be part of a square, or None. `ragged`: masked loads may be."""
     op, dtype, lanes, src, arg = code[at]
     masked = ragged and op == "LOADS" and len(src) == 4 and code[src[2]].lanes == lanes and code[src[3]].op == "CONST"
@@ -90,7 +90,7 @@ def _group_of(code: list[Instruction], at: int, block: int, ragged: bool) -> _Gr
     _, stride = arg
     if lanes < MIN_LANES or abs(stride) <= 1:
         return None
-    return _Group(block, op, src[0], src[1], dtype.name, lanes, stride, tuple(src[2:]) if masked else ())
+    return _StridedGroup(block, op, src[0], src[1], dtype.name, lanes, stride, tuple(src[2:]) if masked else ())
 
 
 def _runs(members: dict[int, int], lanes: int, stride: int, least: int) -> Iterable[list[int]]:

@@ -64,7 +64,7 @@ def is_pair(kernel: Kernel, axis: int) -> bool:
 
 # -- what is there ----------------------------------------------------------------------------------
 
-class _Rows(NamedTuple):
+class _RowMaximum(NamedTuple):
     """A maximum over rows: M[c] = max_k X[…]."""
 
     stage: UOp                      # STAGE(REDUCE(INDEX(X, …), k; MAX), c…)
@@ -80,7 +80,7 @@ class _Rows(NamedTuple):
         return tuple(a if isinstance(a, UOp) else k if a < 0 else coords[a] for a in self.at)
 
 
-def _match_rows(kernel: Kernel, name: str) -> _Rows:
+def _match_rows(kernel: Kernel, name: str) -> _RowMaximum:
     stage = kernel.stage_named(name)
     if stage is None:
         raise KernelOptError(f"no stage {name!r}; stages are {', '.join(s.name for s in kernel.stages)}")
@@ -105,7 +105,7 @@ def _match_rows(kernel: Kernel, name: str) -> _Rows:
             raise KernelOptError(f"stage {name} does not read its row position by position")
     if at.count(-1) != 1 or sorted(a for a in at if isinstance(a, int) and a >= 0) != list(range(len(own))):
         raise KernelOptError(f"stage {name} does not read each position of its row once")
-    return _Rows(stage.node, read.src[0], tuple(at), kernel.axes[stage.reds[0]].extent)
+    return _RowMaximum(stage.node, read.src[0], tuple(at), kernel.axes[stage.reds[0]].extent)
 
 
 def _touching(kernel: Kernel, members: tuple[UOp, ...]) -> tuple[set[UOp], list[Stage]]:
@@ -124,7 +124,7 @@ def _touching(kernel: Kernel, members: tuple[UOp, ...]) -> tuple[set[UOp], list[
     return through, readers
 
 
-def _weight(rows: _Rows, u: UOp) -> tuple[tuple[UOp, ...], UOp] | None:
+def _weight(rows: _RowMaximum, u: UOp) -> tuple[tuple[UOp, ...], UOp] | None:
     """(coordinates of the row, position) where `u` is exp(X[…] - M[…])."""
     if u.op is not Ops.EXP or u.src[0].op is not Ops.SUB:
         return None
@@ -136,7 +136,7 @@ def _weight(rows: _Rows, u: UOp) -> tuple[tuple[UOp, ...], UOp] | None:
     return (coords, k) if rows.dims(coords, k) == x.src[1:] else None
 
 
-def _find_sums(kernel: Kernel, rows: _Rows) -> tuple[Stage | None, list[Stage]]:
+def _find_sums(kernel: Kernel, rows: _RowMaximum) -> tuple[Stage | None, list[Stage]]:
     """(the stage that sums exp(X - M) over each row, the other stages with loops that read M or that sum)."""
     through, readers = _touching(kernel, (rows.stage,))
     sums = None
@@ -162,7 +162,7 @@ class _Weighted(NamedTuple):
     outer: tuple[UOp, ...]          # those that do not
 
 
-def _match_weighted(kernel: Kernel, rows: _Rows, sums: Stage | None, stage: Stage) -> _Weighted | None:
+def _match_weighted(kernel: Kernel, rows: _RowMaximum, sums: Stage | None, stage: Stage) -> _Weighted | None:
     """The only reader of a maximum as a weighted sum of the row; None for any other reader."""
     if len(stage.reds) != 1 or len(own_reduces(stage.value)) != 1 or kernel.axes[stage.reds[0]].extent != rows.extent:
         return None
@@ -212,7 +212,7 @@ def _factors(u: UOp) -> list[UOp]:
 class _Rewriter:
     """Builds the stages of blocks."""
 
-    def __init__(self, kernel: Kernel, rows: _Rows, block: int):
+    def __init__(self, kernel: Kernel, rows: _RowMaximum, block: int):
         self.kernel, self._old, self.rows, self.block = kernel, rows, rows, block
         self.count = -(-rows.extent // block)
         self.next = 1 + max(u.arg for u in kernel.ast.toposort() if u.op is Ops.RANGE)

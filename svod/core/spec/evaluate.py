@@ -55,7 +55,7 @@ def evaluate(ast: UOp, args: Sequence[Array], variables: Mapping[str, int] | Non
 
     Outputs start as copies of their `args`; all loads see the contents before the kernel. Raises LaunchError for arguments that do not
     fit the PARAMs, CompileError for an AST that reads or writes out of bounds."""
-    run = _Run(args, variables or {}, exact, lazy=False)
+    run = _Evaluation(args, variables or {}, exact, lazy=False)
     custom = library_kernel_of(ast)
     if custom is not None:
         param = ast.src[0].src[0].src[0]
@@ -83,7 +83,7 @@ def evaluate_points(ast: UOp, args: Sequence[Array], points: Sequence[Array], va
                     store: int = 0, exact: bool = True) -> Array:
     """The values a STORE (the first by default) writes at `points`: one integer array of coordinates per range of the STORE, all
     of one length. Returns an array of that length in memory form of the output's dtype. Errors as in `evaluate`."""
-    run = _Run(args, variables or {}, exact, lazy=True)
+    run = _Evaluation(args, variables or {}, exact, lazy=True)
     root = _stores(ast)[store]
     coords = _coordinates(root, points)
     with np.errstate(all="ignore"):
@@ -94,7 +94,7 @@ def evaluate_points(ast: UOp, args: Sequence[Array], points: Sequence[Array], va
 def store_addresses(ast: UOp, points: Sequence[Array], variables: Mapping[str, int] | None = None, *, store: int = 0,
                     args: Sequence[Array] = ()) -> Array:
     """The flat positions in its output PARAM that a STORE writes at `points` (as in `evaluate_points`); int64."""
-    run = _Run(args, variables or {}, True, lazy=True)
+    run = _Evaluation(args, variables or {}, True, lazy=True)
     root = _stores(ast)[store]
     coords = _coordinates(root, points)
     flat = root.src[0].src[1]
@@ -105,7 +105,7 @@ def store_addresses(ast: UOp, points: Sequence[Array], variables: Mapping[str, i
 
 def store_extents(ast: UOp, variables: Mapping[str, int] | None = None, *, store: int = 0) -> tuple[int, ...]:
     """The extents of a STORE's ranges: what coordinates in `evaluate_points` are drawn from."""
-    run = _Run((), variables or {}, True, lazy=True)
+    run = _Evaluation((), variables or {}, True, lazy=True)
     return run.stage(_stores(ast)[store]).extents
 
 
@@ -190,7 +190,7 @@ def _axis(s: slice, position: int, rank: int) -> Array:
     return np.arange(s.start, s.stop, dtype=np.int64).reshape(shape)
 
 
-class _Run:
+class _Evaluation:
     """One evaluation. `lazy`: stages are computed where they are read, unless the whole costs less."""
 
     def __init__(self, args: Sequence[Array], variables: Mapping[str, int], exact: bool, lazy: bool):

@@ -55,7 +55,7 @@ def _sort_key(b: Loops, x: int, descending: bool) -> int:
     return b.alu("NOT", kind, lanes, key) if descending else key
 
 
-class _Rows:
+class _SortedRow:
     """Keys and positions of one row: two halves of `n`, and one element that is read beyond them. In the scratch of who sorts the row;
     in temporaries where there are fewer rows than cores, all of which would get scratch."""
 
@@ -135,7 +135,7 @@ def lower_argsort(node: UOp, target: Target) -> Program:
     b = Loops()
     y, x = b.args(node)
     kind = _key_type(node.src[0].dtype)
-    area = _Rows(b, kind, rows, n, target)
+    area = _SortedRow(b, kind, rows, n, target)
     lanes = target.lanes(kind)
 
     def row(it: int) -> None:
@@ -158,7 +158,7 @@ def lower_topk(node: UOp, target: Target) -> Program:
     b = Loops()
     y, x = b.args(node)
     kind = _key_type(node.src[0].dtype)
-    heap = _Rows(b, kind, rows, k, target)
+    heap = _SortedRow(b, kind, rows, k, target)
     depth = int(math.log2(k))
 
     # keys are such that the best is the largest: the heap's root is its smallest
