@@ -58,12 +58,8 @@ def _number(low: float, unit: str) -> Accept:
     return Accept(f"a number of {unit} ≥ {low:g}", float, lambda v: _is_number(v) and v >= low)
 
 
-def _parse_level(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
-
-
-_LEVEL = Accept("an integer from 0 to 5 (text that is not a number is meant for other programs and counts as 0)", _parse_level,
-                lambda v: v is None or (_is_int(v) and 0 <= v <= 5))
+_LEVEL = Accept("an integer from 0 to 5 (text that is not a number is meant for other programs and counts as 0)",
+                lambda text: int(text) if text.isdecimal() else 0, lambda v: v is None or (_is_int(v) and 0 <= v <= 5))
 
 
 _WORDS = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from svod.bench.roofline import Ceilings, plan_ceilings
-from svod.compile.backend import backend_named
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.memory_planner import lower_bound
 from svod.compile.plan.plan_parts import PreparedKernel, levels_of, lifetimes_of, region_in, written_by
@@ -181,9 +180,9 @@ class PlanAnalysis:
 def analyze(plan: ExecutionPlan, ceilings: Ceilings | None = None) -> PlanAnalysis:
     """`ExecutionPlan.analyze`. Without `ceilings` it uses the cached ones of this machine, or measures them quickly. Kernels have no
     estimates where the device has no ceilings."""
-    target, known = plan_ceilings(plan) if ceilings is None else (backend_named(plan.device).target(), ceilings)
+    target, limits = plan_ceilings(plan, ceilings)
     with plan.lock:     # another thread that sets a variable may choose other kernels
-        return _analyze(plan, known, target)
+        return _analyze(plan, limits, target)
 
 
 def _analyze(plan: ExecutionPlan, limits: Ceilings | None, target: Target) -> PlanAnalysis:

@@ -23,7 +23,6 @@ from typing import Any
 
 from svod.bench.roofline import Ceilings, plan_ceilings
 from svod.bench.timer import Clock
-from svod.compile.backend import backend_named
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PreparedKernel
 from svod.core.cost.op_count import Work
@@ -133,7 +132,7 @@ def profile(plan: ExecutionPlan, *, seconds: float = 1.0, ceilings: Ceilings | N
                             "and a function f under svod.jit, once it was called, has them in f.plans")
     if not plan.kernels:
         raise LaunchError("this plan has no kernels: its outputs are inputs or constants, so there is nothing to profile")
-    target, limits = plan_ceilings(plan) if ceilings is None else (backend_named(plan.device).target(), ceilings)
+    target, limits = plan_ceilings(plan, ceilings)
     with plan.lock:
         plan.execute()
         running = plan.kernels

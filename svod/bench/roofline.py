@@ -160,12 +160,14 @@ def measure_ceilings(target: Target, threads: int | None = None, *, quick: bool 
     return Ceilings(target.key, count, quick, figures.flops, figures.bandwidth, figures.dispatch, figures.curve)
 
 
-def plan_ceilings(plan: ExecutionPlan) -> tuple[Target, Ceilings | None]:
-    """The target that a plan runs on, and its cached ceilings, which are measured quickly where there are none; None for a device whose
-    backend cannot measure them."""
+def plan_ceilings(plan: ExecutionPlan, given: Ceilings | None) -> tuple[Target, Ceilings | None]:
+    """The target that a plan runs on, and the ceilings that were given, or its cached ones, which are measured quickly where there are
+    none; None for a device whose backend cannot measure them."""
     backend = backend_named(plan.device)
     target = backend.target()
-    return target, cached_ceilings(Path(data_dir()) / "ceilings.json", target, quick=True) if backend.ceilings else None
+    if given is None and backend.ceilings is not None:
+        given = cached_ceilings(Path(data_dir()) / "ceilings.json", target, quick=True)
+    return target, given
 
 
 def known_ceilings(path: Path, target: Target, threads: int | None = None) -> Ceilings | None:

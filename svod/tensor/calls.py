@@ -44,7 +44,7 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
     binds = [UOp(Ops.BIND, dtypes.index, (bounds[name], value)) for name, value in sorted(values.items())]
     call = UOp(Ops.CALL, dtypes.void, (*sources, *binds), ast)
     check_call(call)
-    first = [(name, low) for name, (low, _) in ((name, values_of(value)) for name, value in bindings_of(call).items())]
+    first = [(name, low) for name, value in bindings_of(call).items() for low, _ in [values_of(value)]]
     kernel, _, _ = kernel_of_call(ast, first, {})
     Kernel(kernel)
     done = call if turns is None else UOp(Ops.END, dtypes.void, (call, turns))

@@ -470,8 +470,8 @@ class _Reader:
                 raise FormatError(f"variable {v.name} cannot be {v.min} to {v.max} with the hints {list(v.hints)} and the bucket "
                                   f"{v.bucket}")
         for own, (low, high) in kernel.variables.items():
-            given = [v.bounds for v in row.variables[int(own[1:]):][:1]]
-            if not any(low <= least <= most <= high for least, most in given):
+            number = int(own[1:])
+            if number >= len(row.variables) or not low <= min(row.variables[number].bounds) <= max(row.variables[number].bounds) <= high:
                 raise FormatError(f"kernel {key} has the variables {kernel.variables}, a call gives {row.variables!r:.80}")
         for p, n, offset, size in zip(kernel.params, row.args, row.offsets, call_sizes(kernel, row.variables), strict=True):
             buffer = _at(buffers, n)

@@ -181,8 +181,8 @@ def _rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
     searches = _by_place(s for s, _ in db.select(Search, kernel))
     sizes = {m.id: m.sizes for of_winner in measurements.values() for m in of_winner if m.sizes}
     rows = []
-    for _, at in sorted((names.get(key, ""), (key, target)) for key, target in {*measurements, *searches}):
-        w, (key, target) = db.winner(*at), at
+    for _, key, target in sorted((names.get(key, ""), key, target) for key, target in {*measurements, *searches}):
+        w, at = db.winner(key, target), (key, target)
         reason = no_winner_reason(measurements[at], verdicts[at], searches[at]) if w is None else ""
         rows.append(WinnerRow(key, names.get(key, ""), target, None if w is None else json.loads(json.dumps(w.chain)),
                               None if w is None else w.speedup, None if w is None else w.time, "" if w is None else LAYER_NAMES[w.layer],

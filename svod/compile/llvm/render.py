@@ -111,7 +111,7 @@ def _endloop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
             loop.results.append(w.value[first])
             continue
         ty = register_type(w.code[first].dtype.name, w.code[first].lanes)
-        w.lines[loop.header_line + 1 + j] = (f"  %c{at}.{j} = phi {ty} [{w.value[first]}, %{loop.before}], [{following_j}, %{bottom}]")
+        w.lines[loop.header_line + 1 + j] = f"  %c{at}.{j} = phi {ty} [{w.value[first]}, %{loop.before}], [{following_j}, %{bottom}]"
         if loop.guarded:
             w.lines.append(f"  %r{at}.{j} = phi {ty} [{w.value[first]}, %{loop.before}], [{following_j}, %{bottom}]")
             loop.results.append(f"%r{at}.{j}")

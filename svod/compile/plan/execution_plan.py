@@ -186,7 +186,7 @@ class ExecutionPlan:
             if variables:
                 self.set_variables(variables)
             if self._mirror is not None:
-                self._mirror.load(self._bindable)
+                self.load_inputs()
             if self._is_plain:
                 self._run(self._launches, 1)
             else:
@@ -195,9 +195,14 @@ class ExecutionPlan:
                 self._mirror.store(self._written)
             self.runs += 1
 
+    def load_inputs(self) -> None:
+        """Copy inputs and outputs to a device with memory of its own, as they are now."""
+        if self._mirror is not None:
+            self._mirror.load(self._bindable)
+
     def repeat(self, times: int) -> None:
         """Run all kernels `times` times, in one call of the queue where there are no Python functions: a timer's sample. A device with
-        memory of its own runs over what the last `execute` left there, and copies nothing."""
+        memory of its own runs over what the last `execute` or `load_inputs` left there, and copies nothing."""
         with self.lock:
             if self._is_plain:
                 self._run(self._launches, times)

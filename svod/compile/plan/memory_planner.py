@@ -80,10 +80,9 @@ class _Found(NamedTuple):
     total: int
 
 
-Lifetimes = Mapping[int, Lifetime]      # by buffer
 
 
-def _largest_level(sizes: Mapping[int, int], lifetimes: Lifetimes) -> int:
+def _largest_level(sizes: Mapping[int, int], lifetimes: Mapping[int, Lifetime]) -> int:
     changes: dict[int, int] = {}
     for buffer, (first, last) in lifetimes.items():
         changes[first] = changes.get(first, 0) + sizes[buffer]
@@ -95,7 +94,7 @@ def _largest_level(sizes: Mapping[int, int], lifetimes: Lifetimes) -> int:
     return most
 
 
-def _plan_arena(sizes: Mapping[int, int], lifetimes: Lifetimes, bound: int) -> _Found:
+def _plan_arena(sizes: Mapping[int, int], lifetimes: Mapping[int, Lifetime], bound: int) -> _Found:
     """The best of a few greedy placements; the first that reaches the lower bound.
 
     Which order is best differs from graph to graph; each costs microseconds per pair of buffers. By size is "greedy by size for offset
@@ -123,7 +122,7 @@ def _plan_arena(sizes: Mapping[int, int], lifetimes: Lifetimes, bound: int) -> _
     return best
 
 
-def _place_in_order(order: Iterable[int], sizes: Mapping[int, int], lifetimes: Lifetimes) -> _Found:
+def _place_in_order(order: Iterable[int], sizes: Mapping[int, int], lifetimes: Mapping[int, Lifetime]) -> _Found:
     """Each buffer into the smallest gap (best fit) between those placed before it that are alive at the same time."""
     placed: list[tuple[int, int, int, int]] = []        # (offset, end, first, last), ordered by offset
     offsets: dict[int, int] = {}
@@ -146,7 +145,7 @@ def _place_in_order(order: Iterable[int], sizes: Mapping[int, int], lifetimes: L
     return _Found(offsets, total)
 
 
-def _plan_remap(sizes: Mapping[int, int], lifetimes: Lifetimes) -> _Found:
+def _plan_remap(sizes: Mapping[int, int], lifetimes: Mapping[int, Lifetime]) -> _Found:
     offsets: dict[int, int] = {}
     free_from: dict[int, list[tuple[int, int]]] = {}    # rounded size → (level of the last use, offset) of its slots
     total = 0

@@ -73,7 +73,10 @@ class DataCost:
             for a, c in lin.coefs:
                 steps[a] = steps.get(a, 0) + abs(c) * stride * size
         fixed = sum([row in outer for row in (*[loop.row for loop in stage.around], *_own_rows(stage))])
-        tile = next((Tile(a, layout.tile, layout.outer * size) for a, _ in n.dims[layout.tiled].coefs), None) if layout.tiled >= 0 else None
+        tile = None
+        if layout.tiled >= 0:
+            (axis, _), *_ = n.dims[layout.tiled].coefs
+            tile = Tile(axis, layout.tile, layout.outer * size)
         return Access(tuple(steps.items()), size, float(layout.size * size), local=True, fixed=fixed, tile=tile)
 
     def _turned_over(self, stage: StageNest, n: Node, access: Access) -> float:

@@ -75,8 +75,10 @@ def covered_extent(state: Scheduler, axis: int) -> int:
 def is_covered(state: Scheduler, placement: Placement, stage: int, axis: int) -> bool:
     """Whether the loops of an axis cover whole tiles, with guards beyond its end, because threads or groups share it and no position may
     be computed by two of them."""
+    if not state.target.has_groups:
+        return False
     stored = placement.paths[stage] == () and axis in state.kernel.stages[stage].outs
-    return state.target.has_groups and (stored or any(state.rows[r].role in BLOCK_ROLES for r in state.axis_rows[axis]))
+    return stored or any(state.rows[r].role in BLOCK_ROLES for r in state.axis_rows[axis])
 
 
 def spanned(state: Scheduler, placement: Placement, stage: int, axis: int) -> int:

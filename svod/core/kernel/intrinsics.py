@@ -93,7 +93,8 @@ def _by_rows(kernel: Kernel, r: ResolvedStage, operands: tuple[Operand, Operand]
     rows, columns = (r.axes.index(a) for a in tile)
     if kernel.written:
         raise KernelOptError("a kernel that reads what it writes computes no position twice, as whole tiles may")
-    by_row, by_column = reversed(operands) if columns in next(iter(operands)).axes else operands
+    first, second = operands
+    by_row, by_column = (second, first) if columns in first.axes else (first, second)
     for o, own, other in ((by_row, rows, columns), (by_column, columns, rows)):
         strides = [c for lin in r.nodes[o.node].dims for a, c in lin.coefs if a == own]
         inside = any(own in r.nodes[n].deps for lin in r.nodes[o.node].dims for n, _ in lin.atoms)

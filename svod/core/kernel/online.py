@@ -49,7 +49,8 @@ def _rewrite(kernel: Kernel, name: str, block: int) -> UOp:
         return rewriter.weighted_sum(readers[0], weighted, sums)
     if sums is None:
         raise KernelOptError(f"stage {name} is a maximum, and no stage sums up exp(x - maximum) over the same row")
-    if any(s.node in rows.source.toposort() and s.has_reduce for s in kernel.stages):
+    below = set(rows.source.toposort())
+    if any(s.has_reduce and s.node in below for s in kernel.stages):
         raise KernelOptError(f"what stage {name} is the maximum of is a sum itself, and something other than one weighted sum reads it "
                              f"again after the row (weights that are rounded, for one): it would be computed twice")
     return rewriter.pair(sums)

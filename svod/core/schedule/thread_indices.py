@@ -66,7 +66,8 @@ def _positions_of(ast: UOp) -> tuple[Position, ...]:
     for u in ast.toposort():
         if u.op is Ops.SPECIAL and u.dtype != dtypes.void:
             named = read_name(u.arg)
-            if named is None or CORE in named or len(u.src) != 1 or u.dtype != dtypes.index:
+            level, _ = named or (CORE, 0)
+            if named is None or level == CORE or len(u.src) != 1 or u.dtype != dtypes.index:
                 raise CompileError(f"SPECIAL {u.arg!r} of {u.dtype.name} with {len(u.src)} extents is no position of a launch: it is an "
                                    "index with one extent and a name: g0, g1, … for groups, l0, l1, … in a group, i0, i1, … without groups")
             p = Position(u, *named, u.src[0])

@@ -162,6 +162,7 @@ class Runner:
 
     def contestant(self, size: Size = (), part: float = 1.0) -> Contestant:
         """The kernel at a size, ready to run, or a slice of about `part` of it (kernels without variables only)."""
+        self.plan.load_inputs()
         if part < 1.0:
             return Contestant(self.plan.repeat, unit=part_of_run(self.plan, self.spec, part))
         self._set_whole(size)

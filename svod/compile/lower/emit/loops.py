@@ -31,7 +31,7 @@ class LoopEmitter:
         b.close(loop)
         stage.memo.clear()
 
-    def once(self, stage: OpenStage, a: int, body: Callable[[], Any]) -> None:
+    def single(self, stage: OpenStage, a: int, body: Callable[[], Any]) -> None:
         """A loop of one iteration."""
         stage.open_row(a, ({}, 0))
         body()
@@ -41,7 +41,7 @@ class LoopEmitter:
         """One output loop around `body`."""
         b = self.b
         if piece.extent == 1:
-            self.once(stage, a, body)
+            self.single(stage, a, body)
             return
         stop = b.index(piece.extent * piece.stride)
         pieces = stage.pieces[a]
@@ -111,7 +111,7 @@ class LoopEmitter:
         """An output loop that counts its iterations by one, for accumulators in scratch."""
         b = self.b
         if piece.extent == 1:
-            self.once(stage, a, body)
+            self.single(stage, a, body)
             return
         stop = b.index(piece.extent)
         inside = False

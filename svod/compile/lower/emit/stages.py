@@ -122,7 +122,7 @@ class Stages:
             layout = self.facts.temp_of[s].layout
             return self._open_copy(r, list(layout.extents), [({}, 0)] * len(layout.extents), layout, self.facts.on_grid)
         self.ctx.group = GroupThreads(self.b, self.state, group_of(self.state, self.facts.placement, s))
-        return self._open_rows(r, [self.facts.spanned(s, a) for a in r.stage.outs], [({}, 0)] * len(r.stage.outs))
+        return self._open_rows(r, list(self.facts.nest.stages[s].region), [({}, 0)] * len(r.stage.outs))
 
     def _open_rows(self, r: ResolvedStage, extents: list[int], base: list[Lin]) -> OpenStage:
         """Open a stage whose loops are rows of the state, over a region of its dims, or the thread's part of it."""
@@ -134,7 +134,7 @@ class Stages:
         else:       # a remainder
             pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, bounds, strict=True)]
         self.ctx.group.bind(r, pieces, bounds, starts)
-        axis, row = (vectors[r.stage.index] for vectors in (self.facts.layouts.vector_axes, self.facts.layouts.vector_rows))
+        axis, row = self.facts.layouts.vector_axes[r.stage.index], self.facts.layouts.vector_rows[r.stage.index]
         stage = OpenStage(r, pieces, bounds, starts, axis, row, vector_width(self.state, r))
         local = {axis: i for i, axis in enumerate(r.axes)}
         for depth, row in enumerate(self.state.order[stage.index]):

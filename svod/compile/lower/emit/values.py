@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from svod.compile.lower import math
-from svod.compile.lower.builder import Builder
 from svod.compile.lower.emit.addresses import Addresses, Base
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
@@ -198,7 +197,7 @@ class Values:
         w = stage.chunk.width if stage.vector_axis >= 0 else 1
         outs = range(stage.num_outs)
         guard = -1
-        if pointer_is_output(b, pointer):
+        if b.op[pointer] != "SCRATCH":      # arguments and temporaries have no room for positions beyond an extent
             guard, stores = self.axes.guard(stage, outs), self.ctx.group.stores
             if stores >= 0:
                 guard = stores if guard < 0 else b.alu("AND", dtypes.bool, b.num_lanes[guard], guard, stores)
@@ -221,11 +220,6 @@ class Values:
             b.store("STORE", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, stream))
         else:
             b.store("STORES", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, lane))
-
-
-def pointer_is_output(b: Builder, pointer: int) -> bool:
-    """Whether a pointer lacks room for positions beyond an extent: arguments and temporaries do, scratch does not."""
-    return b.op[pointer] != "SCRATCH"
 
 
 _EVAL: dict[str, Callable[[Values, OpenStage, Node], int]] = {
