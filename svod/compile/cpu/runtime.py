@@ -2,7 +2,7 @@
 
 A plan is data, an array of launch records; nothing is compiled for it. `svod_run_plan` walks the records, calls single-core
 launches itself and shares the others out to workers that wait inside `svod_worker`. Python only starts threads, fills memory and
-makes one call per plan. All memory is laid out here (`Pool`, `Launch`, `Plan` offsets) and allocated by `pool.py` and `plan.py`.
+makes one call per plan. All memory is laid out here (`Pool`, `Launch`, `Plan` offsets) and allocated by `pool.py` and `queue.py`.
 
 How a launch is shared out. Each thread of a launch has a share of the chunks, next to one another, and takes the rest of the others'
 shares when its own is done: a core meets the same memory again in the next launch, and none waits while there is work. Chunks that are an

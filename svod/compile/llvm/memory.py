@@ -159,7 +159,7 @@ def _store(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
     operand, mem, size = _to_memory(w, dtype, lanes, w.value[src[2]]), memory_type(dtype.name, lanes), dtype.itemsize
     if len(src) == 3:
         if stream:
-            # lowering streams only at multiples of the vector, and only into buffers that are aligned this runs (llvm.py)
+            # lowering streams only at multiples of the vector, and runs this code only on buffers that are aligned (render.py)
             w.streams = True
             align = min(lanes * size, w.target.vector_bytes)
             w.lines.append(f"  store {mem} {operand}, ptr {address}, align {align}, !nontemporal !0")

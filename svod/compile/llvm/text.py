@@ -138,10 +138,10 @@ class Writer:
         self.value: list[str] = [""] * len(code)
         self.nonneg = bytearray(len(code))  # 1: an index known to be ≥ 0
         self.addresses: dict[tuple[int, int], str] = {}  # (pointer, index) → address, valid in the current scope
-        self.loops: dict[int, Any] = {}             # LOOP → its state (llvm.py)
+        self.loops: dict[int, Any] = {}             # LOOP → its state (render.py)
         self.block = "entry"                # label of the block being written: phis name it
         self.fresh = 0
-        self.round, self.round_block, self.round_end = 0, "", 0     # of multiply-adds into the same accumulators (llvm_alu.py)
+        self.round, self.round_block, self.round_end = 0, "", 0     # of multiply-adds into the same accumulators (alu.py)
         self.round_of: dict[int, int] = {}
         self.shuffles: dict[int, int] = {}          # SHUFFLE of two → how many such stand behind one another
         self.streams = False
