@@ -127,6 +127,24 @@ def mirrored_gemm(m: int, n: int, depth: int) -> UOp:
     return k.sink(k.store(c, i * n + j, k.reduce("ADD", value, t), i, j))
 
 
+def differences(rows: int, columns: int, apart: int) -> UOp:
+    """Row sums, each minus that of `apart` rows before: one stage read at two offsets."""
+    k = Ast()
+    y, x = k.param(0, rows - apart), k.param(1, rows * columns)
+    p, t, i = k.axes(rows, columns, rows - apart)
+    total = k.stage(k.reduce("ADD", k.load(x, p * columns + t), t), p)
+    return k.sink(k.store(y, i, k.read(total, i + apart) - k.read(total, i), i))
+
+
+def symmetric_part(rows: int, columns: int) -> UOp:
+    """Row sums, each plus that of the row as far from the end: one stage read from both ends."""
+    k = Ast()
+    y, x = k.param(0, rows), k.param(1, rows * columns)
+    p, t, i = k.axes(rows, columns, rows)
+    total = k.stage(k.reduce("ADD", k.load(x, p * columns + t), t), p)
+    return k.sink(k.store(y, i, k.read(total, i) + k.read(total, i * -1 + (rows - 1)), i))
+
+
 def gathered_rows(rows: int, columns: int, picked: int, depth: int) -> UOp:
     """y[i, j] = Σ x[index[i], t]·w[t, j]: the gather stands inside a staged operand; indices outside give zeros."""
     k = Ast()
@@ -350,6 +368,8 @@ HAND: dict[str, Callable[[], UOp]] = {
     "in_place_part": lambda: in_place_part(5, 19, 6),
     "correlate_backwards": lambda: correlate_backwards(41, 5),
     "mirrored_gemm": lambda: mirrored_gemm(11, 18, 7),
+    "differences": lambda: differences(37, 11, 3),
+    "symmetric_part": lambda: symmetric_part(29, 13),
     "gathered_rows": lambda: gathered_rows(9, 20, 13, 8),
     "gathered_stage": lambda: gathered_stage(23, 35),
     "padded_window": lambda: padded_window(9, 17, 3),
@@ -388,6 +408,8 @@ SIZED: dict[str, tuple[int, Callable[..., UOp]]] = {
     "in_place": (2, in_place),
     "in_place_accumulate": (3, in_place_accumulate),
     "mirrored_gemm": (3, mirrored_gemm),
+    "differences": (3, lambda rows, columns, apart: differences(rows + apart, columns, apart)),
+    "symmetric_part": (2, symmetric_part),
     "padded_window": (2, lambda rows, columns: padded_window(rows, columns, 3)),
     "gathered_rows": (4, gathered_rows),
     "argmax_rows": (2, lambda rows, columns: argmax_rows(rows, columns, F32)),

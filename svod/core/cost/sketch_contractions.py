@@ -276,8 +276,8 @@ def _stage_around(state: Scheduler, r: ResolvedStage, x: Factor) -> Scheduler:
         return try_opt(state, "STAGE", name, ROOT)
     path = place_stages(state).paths[r.stage.index] or ()
     rows = [row for t, depth in path for row in state.order[t][:depth]]
-    moves = loop_nest(state).moves
-    wanted = frozenset().union(*(moves.get(r.axes[a], frozenset()) for a in x.axes if a < len(r.stage.outs)))
+    starts = loop_nest(state).stages[r.stage.index].starts
+    wanted = {row for a in x.axes if a < len(r.stage.outs) for row in starts[a][0]}
     for row in reversed(rows):
         if row in wanted:
             return try_opt(state, "STAGE", name, state.rows[row].name)

@@ -15,13 +15,14 @@ from typing import NamedTuple
 from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops
 from svod.core.kernel.groups import BLOCK_ROLES, space_of, spanned
 from svod.core.kernel.intrinsics import WORD
-from svod.core.kernel.kernel import LinearIndex, ResolvedStage
+from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
-from svod.core.kernel.placement import EmittedLoop, Path, Placement, fit, is_derived, place_stages, vector_width
+from svod.core.kernel.placement import EmittedLoop, Path, Placement, fit, is_derived, place_stages, span, vector_width
+from svod.core.kernel.required import Lin, RequiredDim, add_lins, required_region
 from svod.core.kernel.scheduler import LOOP, Scheduler
 from svod.core.machine.levels import MemorySpace
 
-NO_LOOPS: frozenset[int] = frozenset()
+NO_START: Lin = ({}, 0)
 
 
 class AroundLoop(NamedTuple):
@@ -37,6 +38,7 @@ class StageNest(NamedTuple):
 
     r: ResolvedStage
     region: tuple[int, ...]                         # positions of each output axis that one computation of the stage covers
+    starts: tuple[Lin, ...]                         # where they begin, by the loop rows around the stage
     axes: tuple[tuple[EmittedLoop, ...], ...]       # per local axis its loops, outermost first
     loops: tuple[tuple[int, EmittedLoop], ...]      # (local axis, loop) of those with several iterations, outermost first
     around: tuple[AroundLoop, ...]                  # outermost first
@@ -67,7 +69,6 @@ class LoopNest(NamedTuple):
     placement: Placement
     layouts: Layouts
     stages: dict[int, StageNest]
-    moves: dict[int, frozenset[int]]    # output axis of a placed stage → the loop rows around the stage that move its region
 
 
 def loop_nest(state: Scheduler) -> LoopNest:
@@ -100,7 +101,6 @@ class _LoopNestMaker:
         self.placement = place_stages(state)
         self.layouts = layouts(state, self.placement)
         self.stages: dict[int, StageNest] = {}
-        self.moves: dict[int, frozenset[int]] = {}
         self.padded: set[int] = set()       # axes with positions beyond the value's: their loops cover whole tiles, their values are masked
 
     def make(self) -> LoopNest:
@@ -108,16 +108,16 @@ class _LoopNestMaker:
             r, path = self.placement.resolved[s], self.placement.paths[s]
             if r is not None and path is not None:
                 self.stages[s] = self._stage(r, path)
-        return LoopNest(self.placement, self.layouts, self.stages, self.moves)
+        return LoopNest(self.placement, self.layouts, self.stages)
 
     def _stage(self, r: ResolvedStage, path: Path) -> StageNest:
         state, stage = self.state, r.stage
         if path:
-            region = tuple([self._required(stage.index, dim, path) for dim in range(len(stage.outs))])
-            self._find_moves(stage.index, path)
-            around = tuple(self._around(r, path))
+            required = [self._required(stage.index, dim, path) for dim in range(len(stage.outs))]
+            starts, region = tuple([start for start, _ in required]), tuple([extent for _, extent in required])
         else:
-            region, around = tuple([spanned(state, self.placement, stage.index, a) for a in stage.outs]), ()
+            region = tuple([spanned(state, self.placement, stage.index, a) for a in stage.outs])
+            starts = (NO_START,) * len(region)
         positions = region if path else tuple([state.kernel.axes[a].extent for a in stage.outs])
         layout = self._layout(r, positions) if not stage.is_output else None
         if is_derived(stage):
@@ -133,7 +133,8 @@ class _LoopNestMaker:
         if any(state.pads) or state.target.has_groups:
             self._find_padded(r)
         loops = tuple([(a, p) for a, p in order if p.extent > 1])
-        return StageNest(r, region, axes, loops, around, vector, vector_loop, layout, space_of(self.placement, stage.index, prod(region)))
+        return StageNest(r, region, starts, axes, loops, tuple(self._around(path, starts)), vector, vector_loop, layout,
+                         space_of(self.placement, stage.index, prod(region)))
 
     def _layout(self, r: ResolvedStage, region: tuple[int, ...]) -> Layout:
         """How a region that is read lies in memory: whole groups of a packed operand, tiles where it has the whole of their dim."""
@@ -153,8 +154,8 @@ class _LoopNestMaker:
         vector_loop = copy.axes[copy.vector][-1] if copy.vector >= 0 else None
         return tuple(copy.axes), [(a, copy.axes[a][0]) for a in layout.order], copy.vector, vector_loop
 
-    def _around(self, r: ResolvedStage, path: Path) -> list[AroundLoop]:
-        """The loops around a stage that have several iterations."""
+    def _around(self, path: Path, starts: tuple[Lin, ...]) -> list[AroundLoop]:
+        """The loops around a stage that have several iterations. `starts`: where its region is."""
         out = []
         for t, depth in path:
             outer = self.stages[t]
@@ -162,27 +163,30 @@ class _LoopNestMaker:
                 axis = outer.r.axes.index(self.state.rows[row].axis)
                 iterations = next((p.extent for p in outer.axes[axis] if p.row == row), 1)
                 if iterations > 1:
-                    moves = next((i for i, a in enumerate(r.stage.outs) if row in self.moves[a]), -1)
+                    moves = next((i for i, (terms, _) in enumerate(starts) if row in terms), -1)
                     out.append(AroundLoop(row, moves, iterations))
         return out
 
-    def _required(self, s: int, dim: int, path: Path) -> int:
-        """Positions of a dim of stage `s` that its readers require under the loops around the stage."""
+    def _required(self, s: int, dim: int, path: Path) -> RequiredDim:
+        """The region of a dim of stage `s` that its readers require under the loops around the stage; its start in terms of these."""
+        opened = {q: frozenset(self.state.order[q][:depth]) for q, depth in path}
+
+        def region_of(r: ResolvedStage, a: int) -> RequiredDim:
+            q = r.stage.index
+            if q not in opened:
+                return self._required(q, a, path) if a < len(r.stage.outs) else RequiredDim(NO_START, self.state.axis_extent(r.axes[a]))
+            reader = self.stages[q]
+            moving = {p.row: p.stride for p in reader.axes[a] if p.extent > 1 and (p.row in opened[q] or p.role in BLOCK_ROLES)}
+            extent = span([p for p in reader.axes[a] if p.row not in moving])
+            if a >= len(r.stage.outs):
+                return RequiredDim((moving, 0), min(extent, spanned(self.state, self.placement, q, r.axes[a])))
+            start = reader.starts[a]    # the last tile is moved back, or cut
+            return RequiredDim(add_lins(start, (moving, 0), 1) if moving else start, min(extent, reader.region[a]))
+
         axis = self.state.kernel.stages[s].outs[dim]
         full = self.state.kernel.axes[axis].extent
-        depth_in = dict(path)
-        most = 1
-        for q in self.placement.readers[s]:
-            reader = self.stages.get(q)
-            if reader is None:
-                continue
-            opened = frozenset(self.state.order[q][:depth_in[q]]) if q in depth_in else NO_LOOPS
-            for node in reader.r.nodes:
-                if node.kind == "read" and node.arg == s:
-                    if node.dims[dim].atoms:
-                        return full
-                    most = max(most, reached(self.state, self.placement, reader, node.dims[dim], opened))
-        return most if axis in self.padded else min(most, full)
+        region = required_region(self.placement, s, dim, region_of)
+        return RequiredDim(NO_START, full) if region is None or (region.extent >= full and axis not in self.padded) else region
 
     def _find_padded(self, r: ResolvedStage) -> None:
         """Note the padded axes of a stage, and those of the stages that it reads at their positions."""
@@ -195,29 +199,3 @@ class _LoopNestMaker:
                 for axis, lin in zip(self.state.kernel.stages[node.arg].outs, node.dims, strict=True):
                     if any(r.axes[a] in self.padded for a, _ in lin.coefs):
                         self.padded.add(axis)
-
-    def _find_moves(self, s: int, path: Path) -> None:
-        """Which loops around a stage move the region in each of its dims."""
-        depth_in = dict(path)
-        outs = self.state.kernel.stages[s].outs
-        for axis in outs:
-            self.moves[axis] = NO_LOOPS
-        for q in self.placement.readers[s]:
-            r = self.placement.resolved[q]
-            if r is None:
-                continue
-            opened = frozenset(self.state.order[q][:depth_in.get(q, 0)])
-            for node in r.nodes:
-                if node.kind == "read" and node.arg == s:
-                    for axis, lin in zip(outs, node.dims, strict=True):
-                        for a, _ in lin.coefs:
-                            own = r.axes[a]
-                            self.moves[axis] |= opened.intersection(self.state.axis_rows[own]) | self.moves.get(own, NO_LOOPS)
-
-
-def reached(state: Scheduler, placement: Placement, stage: StageNest, lin: LinearIndex, opened: frozenset[int]) -> int:
-    """Positions of a dim that one thread's read at `lin` by a stage covers while the loops `opened` stand still."""
-    def moved(a: int) -> int:
-        covered = 1 + sum([(p.extent - 1) * p.stride for p in stage.axes[a] if p.row not in opened and p.role not in BLOCK_ROLES])
-        return min(covered, spanned(state, placement, stage.r.stage.index, stage.r.axes[a]))    # the last tile is moved back, or cut
-    return 1 + sum([abs(c) * (moved(a) - 1) for a, c in lin.coefs])

@@ -42,6 +42,7 @@ def _rewrite(kernel: Kernel, name: str, block: int) -> UOp:
     rows = _match_rows(kernel, name)
     if not 1 < block < rows.extent:
         raise KernelOptError(f"a block is 2 to {rows.extent - 1} of the {rows.extent} positions of the row, not {block}")
+    kernel = _with_bare_sum(kernel, rows)
     sums, readers = _find_sums(kernel, rows)
     rewriter = _Rewriter(kernel, rows, block)
     weighted = _match_weighted(kernel, rows, sums, readers[0]) if len(readers) == 1 else None
@@ -138,20 +139,30 @@ def _weight(rows: _RowMaximum, u: UOp) -> tuple[tuple[UOp, ...], UOp] | None:
 
 
 def _find_sums(kernel: Kernel, rows: _RowMaximum) -> tuple[Stage | None, list[Stage]]:
-    """(the stage that sums exp(X - M) over each row, the other stages with loops that read M or that sum)."""
+    """(the stage that computes with the sum of exp(X - M) over each row, the other stages with loops that read M or that stage)."""
     through, readers = _touching(kernel, (rows.stage,))
-    sums = None
     for s in readers:
-        if s.is_output or s.value.op is not Ops.REDUCE or s.value.arg != ("ADD", 1) or len(s.reds) != 1:
+        if s.is_output or len(s.reds) != 1 or [r.arg for r in own_reduces(s.value)] != [("ADD", 1)]:
             continue
-        weight = _weight(rows, expand_reads(s.value.src[0], through.__contains__))
-        if weight is not None and weight == (s.node.src[1:], s.value.src[1]):
-            sums = s
-            break
-    if sums is None:
-        return None, readers
-    _, readers = _touching(kernel, (rows.stage, sums.node))
-    return sums, readers
+        reduce, = own_reduces(s.value)
+        weight = _weight(rows, expand_reads(reduce.src[0], through.__contains__))
+        if weight is not None and weight == (s.node.src[1:], reduce.src[1]):
+            return s, _touching(kernel, (rows.stage, s.node))[1]
+    return None, readers
+
+
+def _with_bare_sum(kernel: Kernel, rows: _RowMaximum) -> Kernel:
+    """The kernel with the sum of exp(X - M) as a stage of its own, where its stage goes on to compute with it (1 / sum)."""
+    sums, _ = _find_sums(kernel, rows)
+    if sums is None or sums.value.op is Ops.REDUCE:
+        return kernel
+    reduce, = own_reduces(sums.value)
+    bare = UOp(Ops.STAGE, reduce.dtype, (reduce, *sums.node.src[1:]))
+    number = 1 + max(u.arg for u in kernel.ast.toposort() if u.op is Ops.RANGE)
+    fresh = {r: r.replace(arg=number + i) for i, r in enumerate(sums.node.src[1:])}
+    read = UOp(Ops.INDEX, bare.dtype, (bare, *fresh.values()))
+    rest = sums.value.substitute({**fresh, reduce: read})
+    return Kernel(kernel.ast.substitute({sums.node: UOp(Ops.STAGE, rest.dtype, (rest, *fresh.values()))}))
 
 
 class _Weighted(NamedTuple):

@@ -5,10 +5,10 @@ another stage's nest. Its *path* is the list of points around it, outermost firs
 this."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from svod.core.kernel.kernel import LinearIndex, ResolvedStage, Stage
+from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage, Stage
 from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Loop, Scheduler, StagePlace
 from svod.errors import KernelOptError
 
@@ -23,6 +23,15 @@ class Placement(NamedTuple):
     children: dict[tuple[int, int], tuple[int, ...]]   # point → stages emitted there, in topological order
     roots: tuple[int, ...]                             # stages that are phases, in order
     readers: tuple[tuple[int, ...], ...]               # per stage: the stages that read it
+
+    def reads_of(self, s: int) -> Iterator[tuple[ResolvedStage, Node]]:
+        """The reads of stage `s` by stages that are computed somewhere."""
+        for q in self.readers[s]:
+            r = self.resolved[q]
+            if r is not None and self.paths[q] is not None:
+                for node in r.nodes:
+                    if node.kind == "read" and node.arg == s:
+                        yield r, node
 
 
 def place_stages(state: Scheduler) -> Placement:

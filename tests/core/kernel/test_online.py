@@ -46,6 +46,7 @@ def attention(heads: int, queries: int, keys: int, width: int, columns: int, cau
 
 KINDS = {
     "attention": lambda rng: attention(rng.choice((1, 2, 3)), *(rng.choice(EXTENTS) for _ in range(4))),
+    "pooling": lambda rng: attention(2, rng.choice(EXTENTS), rng.choice(EXTENTS), 3, 1),    # the stage of the sum divides by it, too
     "causal": lambda rng: attention(2, rng.choice(EXTENTS), rng.choice(EXTENTS), 3, 5, causal=True),
     "softmax": lambda rng: data(rng.choice(EXTENTS), 4 * rng.choice(EXTENTS)).softmax(-1),
     "softmax_columns": lambda rng: data(2, rng.choice(EXTENTS), rng.choice(EXTENTS)).softmax(1),

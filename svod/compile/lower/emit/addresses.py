@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
-from svod.compile.lower.emit.state import Lin, OpenStage, Staged, add_lins
+from svod.compile.lower.emit.state import OpenStage, Staged
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.kernel import LinearIndex
 from svod.core.kernel.layout import Layout
+from svod.core.kernel.required import Lin, add_lins
 
 Base = tuple[int, int]          # an index value and a constant to add to it
 

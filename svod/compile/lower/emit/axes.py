@@ -4,11 +4,12 @@ from __future__ import annotations
 from typing import Any
 
 from svod.compile.lower.emit.context import PhaseContext
-from svod.compile.lower.emit.state import Lin, OpenStage, add_lins, sum_lins
+from svod.compile.lower.emit.state import OpenStage
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.layout import is_contiguous, is_exact
 from svod.core.kernel.placement import EmittedLoop
+from svod.core.kernel.required import Lin, add_lins, sum_lins
 from svod.core.kernel.scheduler import LOOP
 
 FEW_ROWS = 2                    # so many rows of a tile are computed one by one, where the tile is larger and the number known at run time

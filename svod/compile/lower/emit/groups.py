@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from svod.compile.lower.builder import Builder
-from svod.compile.lower.emit.state import Lin, add_lins
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.groups import AREA, BLOCK_ROLES, ThreadGroup, reducers_of
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import EmittedLoop
+from svod.core.kernel.required import Lin, add_lins
 from svod.core.kernel.scheduler import GROUP, LOCAL, Scheduler
 from svod.errors import KernelOptError
 

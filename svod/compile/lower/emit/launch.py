@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.stages import Stages
-from svod.compile.lower.emit.state import Lin, OpenStage, Sink, StageLoop, add_lins
+from svod.compile.lower.emit.state import OpenStage, Sink, StageLoop
 from svod.compile.lower.prefetch import add_prefetches
 from svod.compile.lower.program import Count, Instruction
 from svod.compile.lower.transpose import transpose_squares
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.symbolic import linear
 from svod.core.ir.uop import Ops
+from svod.core.kernel.required import Lin, add_lins
 
 MIN_ITERATIONS = 64             # a phase offers at least this many iterations per core, so that cores and slices have something to share
 ALIGNED = 64                    # a step that leaves alone what is known of the alignment of addresses

@@ -6,11 +6,12 @@ from typing import Any
 
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
-from svod.compile.lower.emit.state import OpenStage, sum_lins
+from svod.compile.lower.emit.state import OpenStage
 from svod.compile.lower.emit.values import Values
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.layout import is_exact
 from svod.core.kernel.placement import EmittedLoop
+from svod.core.kernel.required import sum_lins
 
 
 class LoopEmitter:

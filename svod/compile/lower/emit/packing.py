@@ -9,11 +9,12 @@ from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.intrinsics import SIGN, WORD
-from svod.compile.lower.emit.state import Lin, OpenStage, add_lins
+from svod.compile.lower.emit.state import OpenStage
 from svod.compile.lower.emit.values import Values
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.intrinsics import Packed
 from svod.core.kernel.layout import Layout
+from svod.core.kernel.required import Lin, add_lins
 
 
 class Packing:

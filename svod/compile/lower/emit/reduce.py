@@ -14,9 +14,10 @@ from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.facts import SLACK
 from svod.compile.lower.emit.intrinsics import Intrinsics
 from svod.compile.lower.emit.loops import LoopEmitter
-from svod.compile.lower.emit.state import Lin, OpenStage, Sink, StageLoop, Terms
+from svod.compile.lower.emit.state import OpenStage, Sink, StageLoop
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.placement import EmittedLoop
+from svod.core.kernel.required import Lin, Terms
 
 EmitPoint = Callable[[int, int], None]      # emits the stages that live at (stage, depth)
 

@@ -1,10 +1,10 @@
-"""Required regions: the positions of a stage that its readers need."""
+"""Required regions under the loops that are open, with their starts as values."""
 from __future__ import annotations
 
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
-from svod.compile.lower.emit.state import Lin, RequiredDim, Terms, add_lins
 from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.required import RequiredDim, required_region
 
 
 class Regions:
@@ -19,82 +19,49 @@ class Regions:
 
     def required(self, s: int, dim: int) -> RequiredDim:
         """The region that the readers of stage `s` need in a dim, under the loops opened so far."""
-        full, unsafe = self.facts.positions(s, dim), self.facts.guarded(s, dim) and not self.is_read_inside(s, dim)
-        start: Terms | None = None
-        at = lo = hi = 0
-        beyond = False      # the last iteration of a reduce loop, that variables end, covers more than there is
-        for q in self.facts.placement.readers[s]:
-            r = self.facts.placement.resolved[q]
-            if r is None or self.facts.placement.paths[q] is None:
-                continue
-            for node in r.nodes:
-                if node.kind != "read" or node.arg != s:
-                    continue
-                lin = node.dims[dim]
-                if lin.atoms:
-                    return RequiredDim(({}, 0), full, unsafe)
-                base: Lin = ({}, lin.const)
-                low = high = 0
-                for a, c in lin.coefs:
-                    beyond = beyond or (a >= len(r.stage.outs) and self.kernel.axes[r.axes[a]].bound is not None)
-                    first, span = self.extent_of(q, a)
-                    base = add_lins(base, first, c)
-                    if c > 0:
-                        high += c * (span - 1)
-                    else:
-                        low += c * (span - 1)
-                terms, const = base
-                if start is None:
-                    start, at, lo, hi = terms, const, low, high
-                elif start == terms:
-                    lo, hi = min(lo, low + const - at), max(hi, high + const - at)
-                else:
-                    return RequiredDim(({}, 0), full, unsafe or beyond)
-        assert start is not None
-        extent = hi - lo + 1
-        if not unsafe and extent >= full:
-            return RequiredDim(({}, 0), full, beyond)
-        return RequiredDim((start, at + lo), extent, beyond)
+        full = self.facts.positions(s, dim)
+        region = required_region(self.facts.placement, s, dim, self.region_of)
+        if region is None or (region.extent >= full and not self.is_unsafe(s, dim)):
+            return RequiredDim(({}, 0), full)
+        return region
+
+    def is_read_beyond(self, s: int, dim: int) -> bool:
+        """Whether readers of a required region may ask for positions outside it: it is the whole dim and they go beyond its end, or the
+        last iteration of a reduce loop, that variables end, covers more than there is."""
+        if any(a >= len(r.stage.outs) and self.kernel.axes[r.axes[a]].bound is not None
+               for r, node in self.facts.placement.reads_of(s) for a, _ in node.dims[dim].coefs):
+            return True
+        return self.is_unsafe(s, dim) and required_region(self.facts.placement, s, dim, self.region_of) is None
+
+    def is_unsafe(self, s: int, dim: int) -> bool:
+        """Whether the readers of stage `s` may ask for positions outside its dim."""
+        return self.facts.guarded(s, dim) and not self.is_read_inside(s, dim)
 
     def is_read_inside(self, s: int, dim: int) -> bool:
-        """Whether the readers of stage `s` ask only for positions inside its dim."""
+        """Whether the readers of stage `s` ask only for positions inside its dim, which variables end."""
         if self.kernel.axes[self.kernel.stages[s].outs[dim]].bound is None:
             return False
-        for q in self.facts.placement.readers[s]:
-            r = self.facts.placement.resolved[q]
-            if r is None or self.facts.placement.paths[q] is None:
-                continue
-            for node in r.nodes:
-                if node.kind == "read" and node.arg == s:
-                    lin = node.dims[dim]
-                    if lin.atoms or not all(self.stays_inside(q, r, a) for a, _ in lin.coefs):
-                        return False
-        return True
+        return all(not lin.atoms and all(self.stays_inside(r, a) for a, _ in lin.coefs)
+                   for r, node in self.facts.placement.reads_of(s) for lin in (node.dims[dim],))
 
-    def stays_inside(self, q: int, r: ResolvedStage, a: int) -> bool:
-        """Whether stage `q`, open or not, has only positions of local axis `a` that are inside."""
+    def stays_inside(self, r: ResolvedStage, a: int) -> bool:
+        """Whether a stage, open or not, has only positions of local axis `a` that are inside."""
         if r.axes[a] not in self.facts.unsafe:
             return True
+        q = r.stage.index
         stage = self.ctx.open_stages.get(q)
         if stage is not None:
             return a in stage.safe
-        if a >= len(r.stage.outs) or self.facts.placement.paths[q] == ():
-            return False
-        return self.required(q, a).extent < self.facts.positions(q, a) and self.is_read_inside(q, a)
+        return a < len(r.stage.outs) and self.required(q, a).extent < self.facts.positions(q, a) and self.is_read_inside(q, a)
 
-    def extent_of(self, q: int, a: int) -> tuple[Lin, int]:
-        """(start, positions) of local axis `a` of stage `q`, open or not."""
-        stage = self.ctx.open_stages.get(q)
+    def region_of(self, r: ResolvedStage, a: int) -> RequiredDim:
+        """The positions of local axis `a` of a stage, open or not, under the loops opened so far."""
+        stage = self.ctx.open_stages.get(r.stage.index)
         if stage is not None:
             span = stage.span(a)
-            if stage.r.axes[a] not in self.facts.fixed:
+            if r.axes[a] not in self.facts.fixed:
                 span = min(span, stage.bounds[a])
-            return self.axes.start(stage, a), span
-        r = self.facts.placement.resolved[q]
-        assert r is not None
+            return RequiredDim(self.axes.start(stage, a), span)
         if a < len(r.stage.outs):
-            if self.facts.placement.paths[q] == ():
-                return ({}, 0), self.state.axis_extent(r.axes[a])
-            return self.required(q, a)[:2]
-        extent = self.state.axis_extent(r.axes[a])
-        return ({}, 0), extent
+            return self.required(r.stage.index, a)
+        return RequiredDim(({}, 0), self.state.axis_extent(r.axes[a]))

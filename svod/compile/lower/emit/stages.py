@@ -11,13 +11,14 @@ from svod.compile.lower.emit.loops import LoopEmitter
 from svod.compile.lower.emit.packing import Packing
 from svod.compile.lower.emit.reduce import ReduceLoops
 from svod.compile.lower.emit.regions import Regions
-from svod.compile.lower.emit.state import NO_POINT, Lin, OpenStage, Sink, Staged, StageLoop
+from svod.compile.lower.emit.state import NO_POINT, OpenStage, Sink, Staged, StageLoop
 from svod.compile.lower.emit.values import Values
 from svod.core.kernel.groups import group_of
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.loop_nest import stage_copy
 from svod.core.kernel.placement import COPY_VECTOR, fit, vector_width
+from svod.core.kernel.required import Lin
 from svod.core.kernel.scheduler import UPCAST
 
 
@@ -72,6 +73,7 @@ class Stages:
         assert r is not None
         regions = [self.regions.required(s, i) for i in range(len(r.stage.outs))]
         extents, base = [region.extent for region in regions], [region.start for region in regions]
+        beyond = any(self.regions.is_read_beyond(s, i) for i in range(len(extents)))
         layout = self.facts.layout(s, tuple(extents))
         if layout.tiled >= 0 and base[layout.tiled] != ({}, 0):
             layout = self.facts.layout(s, tuple(extents), tiled=False)   # tiles are whole only when the region starts at 0
@@ -90,8 +92,7 @@ class Stages:
             pointer = b.pure("SCRATCH", self.facts.stored(s), 1, (), offset)
             self.walk(stage, 0, self.copy_sink(s, ("SCRATCH", offset), layout, base))
             self.ctx.versions += 1
-            guarded = any(region.beyond for region in regions)
-            self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, guarded)
+            self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, beyond)
         if outer is None:
             del self.ctx.open_stages[s]
         else:

@@ -10,32 +10,10 @@ from typing import Any, NamedTuple
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, block_of, is_contiguous
 from svod.core.kernel.placement import EmittedLoop, span
+from svod.core.kernel.required import Lin
 from svod.core.kernel.scheduler import LOOP, UPCAST
 
-Terms = dict[int, int]          # index value → coefficient
-Lin = tuple[Terms, int]         # Σ coefficient·value + constant
-
 NO_POINT = -1                   # of a copy loop: no stage lives there
-
-
-def sum_lins(values: list[Lin]) -> Lin:
-    total: Lin = ({}, 0)
-    for v in values:
-        total = add_lins(total, v, 1)
-    return total
-
-
-def add_lins(a: Lin, b: Lin, k: int) -> Lin:
-    """a + k·b, without terms that cancel."""
-    (terms, const), (more, added) = a, b
-    terms = dict(terms)
-    for v, c in more.items():
-        n = terms.get(v, 0) + k * c
-        if n:
-            terms[v] = n
-        else:
-            terms.pop(v, None)
-    return terms, const + k * added
 
 
 class StageLoop(NamedTuple):
@@ -88,14 +66,6 @@ def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
             w *= 2
         out.append(Chunk(at, w, rest))
     return tuple(out)
-
-
-class RequiredDim(NamedTuple):
-    """The region that readers need in one dim of a stage."""
-
-    start: Lin
-    extent: int
-    beyond: bool                    # whether they may ask for positions outside all the same
 
 
 class OpenStage:

@@ -8,11 +8,12 @@ from svod.compile.lower import math
 from svod.compile.lower.emit.addresses import Addresses, Base
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
-from svod.compile.lower.emit.state import Chunk, Lin, OpenStage, Terms
+from svod.compile.lower.emit.state import Chunk, OpenStage
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
+from svod.core.kernel.required import Lin, Terms
 
 _TRANSCENDENTAL = {op.value: op for op in TRANSCENDENTAL}
 
