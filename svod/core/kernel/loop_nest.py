@@ -113,7 +113,7 @@ class _LoopNestMaker:
     def _stage(self, r: ResolvedStage, path: Path) -> StageNest:
         state, stage = self.state, r.stage
         if path:
-            required = [self._required(stage.index, dim, path) for dim in range(len(stage.outs))]
+            required = self._required(stage.index, path)
             starts, region = tuple([start for start, _ in required]), tuple([extent for _, extent in required])
         else:
             region = tuple([spanned(state, self.placement, stage.index, a) for a in stage.outs])
@@ -167,14 +167,14 @@ class _LoopNestMaker:
                     out.append(AroundLoop(row, moves, iterations))
         return out
 
-    def _required(self, s: int, dim: int, path: Path) -> RequiredDim:
-        """The region of a dim of stage `s` that its readers require under the loops around the stage; its start in terms of these."""
+    def _required(self, s: int, path: Path) -> list[RequiredDim]:
+        """Per dim of stage `s` the region that its readers require under the loops around the stage; starts in terms of these."""
         opened = {q: frozenset(self.state.order[q][:depth]) for q, depth in path}
 
         def region_of(r: ResolvedStage, a: int) -> RequiredDim:
             q = r.stage.index
             if q not in opened:
-                return self._required(q, a, path) if a < len(r.stage.outs) else RequiredDim(NO_START, self.state.axis_extent(r.axes[a]))
+                return self._required(q, path)[a] if a < len(r.stage.outs) else RequiredDim(NO_START, self.state.axis_extent(r.axes[a]))
             reader = self.stages[q]
             moving = {p.row: p.stride for p in reader.axes[a] if p.extent > 1 and (p.row in opened[q] or p.role in BLOCK_ROLES)}
             extent = span([p for p in reader.axes[a] if p.row not in moving])
@@ -183,10 +183,13 @@ class _LoopNestMaker:
             start = reader.starts[a]    # the last tile is moved back, or cut
             return RequiredDim(add_lins(start, (moving, 0), 1) if moving else start, min(extent, reader.region[a]))
 
-        axis = self.state.kernel.stages[s].outs[dim]
-        full = self.state.kernel.axes[axis].extent
-        region = required_region(self.placement, s, dim, region_of)
-        return RequiredDim(NO_START, full) if region is None or (region.extent >= full and axis not in self.padded) else region
+        reads, out = list(self.placement.reads_of(s)), []
+        for dim, axis in enumerate(self.state.kernel.stages[s].outs):
+            region, full = required_region(reads, dim, region_of), self.state.kernel.axes[axis].extent
+            if region is None or (region.extent >= full and axis not in self.padded):
+                region = RequiredDim(NO_START, full)
+            out.append(region)
+        return out
 
     def _find_padded(self, r: ResolvedStage) -> None:
         """Note the padded axes of a stage, and those of the stages that it reads at their positions."""

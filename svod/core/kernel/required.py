@@ -8,11 +8,10 @@ positions that are computed. Both unite what the readers ask for here.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.placement import Placement
+from svod.core.kernel.kernel import Node, ResolvedStage
 
 Terms = dict[int, int]          # a loop row or an index value → coefficient
 Lin = tuple[Terms, int]         # Σ coefficient·term + constant
@@ -45,11 +44,12 @@ def add_lins(a: Lin, b: Lin, k: int) -> Lin:
     return terms, const + k * added
 
 
-def required_region(placement: Placement, s: int, dim: int, region_of: Callable[[ResolvedStage, int], RequiredDim]) -> RequiredDim | None:
-    """The region of a dim of stage `s` that holds all reads of it, each by a stage `r` that covers `region_of(r, a)` of its local axis
-    `a`. None where reads may ask for anything: positions are known at run time only, or starts differ by more than a constant."""
+def required_region(reads: Iterable[tuple[ResolvedStage, Node]], dim: int, region_of: Callable[[ResolvedStage, int], RequiredDim]) \
+        -> RequiredDim | None:
+    """The region of a dim of a stage that holds all `reads` of it, each by a stage `r` that covers `region_of(r, a)` of its local axis
+    `a`. None where they may ask for anything: positions are known at run time only, or starts differ by more than a constant."""
     union: RequiredDim | None = None
-    for r, node in placement.reads_of(s):
+    for r, node in reads:
         lin = node.dims[dim]
         if lin.atoms:
             return None

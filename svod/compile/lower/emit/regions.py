@@ -20,7 +20,7 @@ class Regions:
     def required(self, s: int, dim: int) -> RequiredDim:
         """The region that the readers of stage `s` need in a dim, under the loops opened so far."""
         full = self.facts.positions(s, dim)
-        region = required_region(self.facts.placement, s, dim, self.region_of)
+        region = required_region(self.facts.placement.reads_of(s), dim, self.region_of)
         if region is None or (region.extent >= full and not self.is_unsafe(s, dim)):
             return RequiredDim(({}, 0), full)
         return region
@@ -31,7 +31,7 @@ class Regions:
         if any(a >= len(r.stage.outs) and self.kernel.axes[r.axes[a]].bound is not None
                for r, node in self.facts.placement.reads_of(s) for a, _ in node.dims[dim].coefs):
             return True
-        return self.is_unsafe(s, dim) and required_region(self.facts.placement, s, dim, self.region_of) is None
+        return self.is_unsafe(s, dim) and required_region(self.facts.placement.reads_of(s), dim, self.region_of) is None
 
     def is_unsafe(self, s: int, dim: int) -> bool:
         """Whether the readers of stage `s` may ask for positions outside its dim."""
