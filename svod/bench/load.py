@@ -78,7 +78,8 @@ def read_machine(stat: Path = Path("/proc/stat")) -> MachineState:
         used, steal = sum(fields[:3]) + sum(fields[5:7]), fields[7]
     except (OSError, ValueError, IndexError):
         used, steal = own, 0.0
-    return MachineState(time.perf_counter(), steal, used, own, usage.ru_nivcsw, os.getloadavg()[0], os.cpu_count() or 1, tick)
+    load, _, _ = os.getloadavg()
+    return MachineState(time.perf_counter(), steal, used, own, usage.ru_nivcsw, load, os.cpu_count() or 1, tick)
 
 
 def watch_machine() -> Callable[[], MachineLoad]:

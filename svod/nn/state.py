@@ -121,7 +121,7 @@ def save_safetensors(tensors: Mapping[str, Tensor], path: PathLike, metadata: Ma
     Tensor.realize_batch(tensors.values())
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     # the widest elements first: all are then aligned without gaps, which the format does not allow
-    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+    ordered = {name: tensors[name] for name in sorted(tensors, key=lambda name: -tensors[name].element_size())}
     end = 0
     for name, tensor in ordered.items():
         header[name] = {"dtype": _NAMES[tensor.dtype.name], "shape": list(tensor.shape), "data_offsets": [end, end + tensor.nbytes]}

@@ -57,7 +57,7 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
 
 
 def _check_numbers(known: Iterable[str], variables: Mapping[str, int], loop: tuple[str, int] | None) -> None:
-    if loop is not None and (not isinstance(loop, tuple) or len(loop) != 2 or not isinstance(loop[0], str)):
+    if loop is not None and (not isinstance(loop, tuple) or len(loop) != 2):
         raise ArgumentError(f'call_kernel: loop={loop!r} must be a name and a count, as in ("i", 10)')
     for name, number in (*variables.items(), *([loop] if loop is not None else ())):
         if isinstance(number, bool) or not isinstance(number, (int, np.integer)):

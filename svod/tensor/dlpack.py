@@ -11,7 +11,8 @@ import numpy as np
 from svod.core.graph.buffer import Array
 from svod.errors import DeviceError, DTypeError
 
-CPU = (1, 0)          # kDLCPU, device 0
+CPU_KIND = 1            # kDLCPU
+CPU = (CPU_KIND, 0)     # its device 0
 _BFLOAT = 4           # kDLBfloat
 _REFUSED = (BufferError, RuntimeError, TypeError)      # what libraries raise for memory that they cannot share
 _NAME = b"dltensor"   # the name of a capsule that no consumer has taken
@@ -52,9 +53,9 @@ def array_of(source: Any) -> tuple[Array, bool]:
     DTypeError."""
     if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
         raise DTypeError(f"from_dlpack of {type(source).__name__}: it has no __dlpack__")
-    device = tuple(int(n) for n in source.__dlpack_device__())
-    if device[0] != CPU[0]:
-        raise DeviceError(f"from_dlpack of memory on DLPack device {device}: tensors live on the CPU; move it there first")
+    kind, number = map(int, source.__dlpack_device__())
+    if kind != CPU_KIND:
+        raise DeviceError(f"from_dlpack of memory on DLPack device {kind, number}: tensors live on the CPU; move it there first")
     try:
         return np.from_dlpack(source), False
     except _REFUSED as error:

@@ -165,13 +165,14 @@ def is_writable(content: UOp) -> bool:
 
 def latest_content(content: UOp) -> UOp:
     """The content of the same storage after its last assignment so far, found among the live tensors over it."""
-    storage, _ = graph.history_of(content)
-    contents = [content]
+    storage, latest = graph.history_of(content)
     for t in live_tensors():
         base = graph.base_of(t.uop)
         if base.op in (Ops.BUFFER, Ops.AFTER) and graph.storage_of(base) is storage:
-            contents.append(base)
-    return max(contents, key=lambda c: graph.history_of(c)[1])
+            _, version = graph.history_of(base)
+            if version > latest:
+                content, latest = base, version
+    return content
 
 
 def _assigned(assign: UOp, done: dict[UOp, UOp]) -> tuple[UOp, UOp]:

@@ -296,12 +296,12 @@ class TuneSession:
     # -- the database -----------------------------------------------------------------------------------------------------
     def _measurement(self, search: KernelSearch, c: Candidate, step: Step, host: Mapping[str, Any] = MappingProxyType({}),
                      **more: Any) -> Measurement:
-        baseline = search.baseline
+        baseline, (load, _, _) = search.baseline, os.getloadavg()
         return Measurement(
             kernel=search.key, target=self.target.key, chain=tuple(tuple(o.to_json()) for o in c.chain), linear=c.linear,
             status=_RECORDED[c.status], codegen=self.pair.revision, compiler=self.pair.key, protocol=PROTOCOL_REVISION, step=step,
             reason=c.reason[:2000], baseline_linear=baseline.linear, search=self._searches[search.key], taken_at=time.time(),
-            host={"load": round(os.getloadavg()[0], 2), "executor": self.executor.description, **host}, **more)
+            host={"load": round(load, 2), "executor": self.executor.description, **host}, **more)
 
     def _record_round(self, search: KernelSearch, candidates: Sequence[Candidate]) -> None:
         records: list[Any] = []

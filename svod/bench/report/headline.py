@@ -122,7 +122,7 @@ def verdict(view: Overview, tuning: Tuning | None) -> str:
     """The page's first sentence."""
     sentences = []
     gains = [(s.median, c.title) for c in view.cases if (s := over_heuristic(c)) is not None]
-    gain, best = max(gains, key=lambda g: g[0], default=(0.0, ""))
+    gain, best = max(gains, default=(0.0, ""))
     if gain >= FASTER:
         sentences.append(f"Tuning gained most for {best}: {q.times(gain)} the heuristic.")
     elif tuning is not None and tuning.kernels and (tuning.kernels[0].gain or 0) >= FASTER:

@@ -204,7 +204,7 @@ def _speedup_row(case: CaseResult, peer: Speedup | None, heuristic: Speedup | No
         same = tuned is not None and tuned.same_as == "heuristic"
         figures.append(Figure(q.times(heuristic.median), "", "same code" if same else "heuristic"))
     others = {o.name: s for o in case.peers if (s := case.svod.speedups.get(o.name)) is not None and o.name != case.best_peer}
-    dots = [Bar(s.median, None, None, classes.get(n, PEER_CLASSES[0]), f"{q.times(s.median)} {n}{_interval(s.low, s.high)}")
+    dots = [Bar(s.median, None, None, classes[n], f"{q.times(s.median)} {n}{_interval(s.low, s.high)}")
             for n, s in others.items()]
     return SpeedupRow(case.title, f"#{case_id(case)}", "", case.noisy or "", f"{case.title}: " + ", ".join(b.title for b in bars),
                       charts.speedup_height(bars), charts.speedup_row(bars, dots, scale), figures)
@@ -224,13 +224,14 @@ def _means(speedups: Mapping[str, float]) -> str:
 
 def database_speedups(tuning: Tuning | None) -> Speedups | None:
     """The winners of a database over the heuristic, largest gain first. Kernels that gained nothing are shown only if no kernel gained."""
-    won = [(k, k.speedup) for k in tuning.kernels if k.speedup is not None] if tuning is not None else []
+    kernels = sorted(tuning.kernels, key=lambda k: -k.speedup.median if k.speedup is not None else 0.0) if tuning is not None else []
+    won = [(k, s) for k in kernels if (s := k.speedup) is not None]
     if not won:
         return None
     scale = charts.speedup_scale([v for _, s in won for v in (s.low, s.median, s.high)])
     gained = [(k, s) for k, s in won if abs((k.gain or 1.0) - 1.0) >= FASTER - 1.0] or won
     rows = []
-    for k, s in sorted(gained, key=lambda w: -w[1].median):
+    for k, s in gained:
         bar = Bar(s.median, s.low, s.high, "ahead" if s.low > 1 else "level", f"{q.times(s.median)} heuristic{_interval(s.low, s.high)}")
         rows.append(SpeedupRow(short_name(k), f"#{k.id}", k.shape, "", f"{kernel_title(k)}: {bar.title}", charts.speedup_height([bar]),
                                charts.speedup_row([bar], [], scale),

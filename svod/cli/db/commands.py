@@ -175,7 +175,8 @@ def _by_place(records: Iterable[P]) -> defaultdict[tuple[str, str], list[P]]:
 
 def _rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
     """Every kernel on every target that was measured or searched."""
-    names = {k.kernel: k.name for k, _ in sorted(db.select(KernelRecord, kernel), key=lambda x: x[0].ast_version)}
+    kernels = sorted((k for k, _ in db.select(KernelRecord, kernel)), key=lambda k: k.ast_version)
+    names = {k.kernel: k.name for k in kernels}
     measurements = _by_place(m for m, _ in db.select(Measurement, kernel))
     verdicts = _by_place(v for v, _ in db.select(Verdict, kernel))
     searches = _by_place(s for s, _ in db.select(Search, kernel))

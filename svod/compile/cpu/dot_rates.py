@@ -68,7 +68,8 @@ def cost_of(multiply_adds: float, dots: float) -> float:
 def measure_times(name: str) -> tuple[float, float]:
     """Seconds of the loops of multiply-adds and of instruction `name`, the least of several runs."""
     target, dot = host_target(), DOTS[name]
-    programs = turns(target, dtypes.float32, None), turns(target, dot.operands[0], dot)
+    first, _ = dot.operands
+    programs = turns(target, dtypes.float32, None), turns(target, first, dot)
     times: list[float] = []
     area = ctypes.create_string_buffer(64 + target.vector_bytes)
     address = -(-ctypes.addressof(area) // 64) * 64
@@ -83,7 +84,8 @@ def measure_times(name: str) -> tuple[float, float]:
             times[i] = min(times[i], time.perf_counter() - start)
     for code in loaded:
         code.close()
-    return times[0], times[1]
+    multiply_adds, dots = times
+    return multiply_adds, dots
 
 
 def turns(target: Target, dtype: DType, dot: Dot | None, count: int = TURNS) -> Program:
@@ -96,7 +98,8 @@ def turns(target: Target, dtype: DType, dot: Dot | None, count: int = TURNS) -> 
     group = dot.group if dot is not None else 1
     pointer = b.pure("ARG", dtype, 1, (), 0)
     x = b.load("LOAD", dtype, lanes * group, (pointer, b.index(0)), 0)
-    y = x if dot is None or dot.operands[1] == dtype else b.bitcast(dot.operands[1], x)
+    _, second = dot.operands if dot is not None else (dtype, dtype)
+    y = x if second == dtype else b.bitcast(second, x)
     loop, sums = b.open(begin, end, 1, tuple(b.const(total, lanes, n) for n in range(ACCUMULATORS)))
     sums = b.close(loop, tuple(b.alu("MULACC", total, lanes, x, y, s) if dot is None else b.pure("DOT", total, lanes, (s, x, y), group)
                                for s in sums))

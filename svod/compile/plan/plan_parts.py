@@ -138,8 +138,8 @@ class Segment(NamedTuple):
 
 def levels_of(kernels: Sequence[PreparedKernel]) -> list[list[int]]:
     """Kernel numbers by level, in order."""
-    keyed = [(("own", i) if k.level is None else ("level", k.level), i) for i, k in enumerate(kernels)]
-    return [[i for _, i in group] for _, group in groupby(keyed, key=lambda item: item[0])]
+    keys = [("own", i) if k.level is None else ("level", k.level) for i, k in enumerate(kernels)]
+    return [list(group) for _, group in groupby(range(len(keys)), key=keys.__getitem__)]
 
 
 def written_by(kernel: PreparedKernel) -> set[int]:

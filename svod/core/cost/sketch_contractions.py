@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from svod.core.cost.cost_model import cost_of
 from svod.core.cost.sketch_facts import (
@@ -46,13 +47,12 @@ def _tile_score(lane: int, tile: int, n: int, m: int, width: int) -> float:
 
 def _tiles(lane: int, tile: int, width: int, registers: int) -> list[tuple[int, int]]:
     """(lane amount, tile amount) pairs for axes of these extents, those with the most multiply-adds per load first."""
-    pairs: list[tuple[float, int, int]] = []
+    scores: dict[tuple[int, int], float] = {}
     for n in lane_amounts(lane, width, 4):
         v = -(-n // width)
         for m in tile_amounts(tile, rows_held(v, registers))[:3]:
-            pairs.append((_tile_score(lane, tile, n, m, width), n, m))
-    pairs.sort(key=lambda p: -p[0])
-    return [(n, m) for _, n, m in pairs]
+            scores[n, m] = _tile_score(lane, tile, n, m, width)
+    return sorted(scores, key=lambda pair: -scores[pair])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,15 @@ def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Fac
     return _unroll_last(state, r)
 
 
-def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> list[tuple[float, int, Factor, Factor]]:
-    """(score, vector axis, operand read in vectors, operand broadcast), best first."""
+class _LaneChoice(NamedTuple):
+    score: float
+    axis: int           # the vector axis
+    vectors: Factor     # the operand read in vectors
+    broadcast: Factor
+
+
+def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> list[_LaneChoice]:
+    """The axes that can be the vector, best first."""
     width = vector_width(state, r)
     choices = []
     for a in range(len(r.stage.outs)):
@@ -100,9 +107,8 @@ def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Fa
                 use = e / (-(-e // width) * width) if e < 4 * width else 1.0
                 read = 1.0 if a in x.unit else 0.97 if a in x.staged_unit and x.stage >= 0 else 0.3
                 store = 1.0 if r.store is None or r.store.coef(a) == 1 else 0.9
-                choices.append((use * read * store, a, x, y))
-    choices.sort(key=lambda c: -c[0])
-    return choices
+                choices.append(_LaneChoice(use * read * store, a, x, y))
+    return sorted(choices, key=lambda c: -c.score)
 
 
 def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Iterator[Scheduler]:
@@ -277,8 +283,8 @@ def _stage_around(state: Scheduler, r: ResolvedStage, x: Factor) -> Scheduler:
     path = place_stages(state).paths[r.stage.index] or ()
     rows = [row for t, depth in path for row in state.order[t][:depth]]
     starts = loop_nest(state).stages[r.stage.index].starts
-    wanted = {row for a in x.axes if a < len(r.stage.outs) for row in starts[a][0]}
+    moving = [terms for a in x.axes if a < len(r.stage.outs) for terms, _ in starts[a:a + 1]]
     for row in reversed(rows):
-        if row in wanted:
+        if any(row in terms for terms in moving):
             return try_opt(state, "STAGE", name, state.rows[row].name)
     return try_opt(state, "STAGE", name, ROOT)

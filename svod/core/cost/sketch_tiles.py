@@ -55,6 +55,7 @@ def _near(state: Scheduler, axis: str, along: str) -> Scheduler:
     stage = state.kernel.axes[row.axis].stage
     chosen = state.dots[stage]
     assert chosen is not None
-    near = state.target.l2 // 4 // max(1, row.stride * summed * DOTS[chosen.name].operands[0].itemsize)
+    dtype, _ = DOTS[chosen.name].operands
+    near = state.target.l2 // 4 // max(1, row.stride * summed * dtype.itemsize)
     n = min(near, row.extent // (2 * state.target.threads))
     return try_opt(state, "TILE", axis, n) if n >= 2 else state

@@ -52,9 +52,10 @@ def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, O
         if source is None:
             raise KernelOptError(f"{name} is no value of a narrower type that was made wide")
         operands.append(Operand(n, node.arg, dims[0], source, node.deps))
-    if operands[0].stage == operands[1].stage:
-        raise KernelOptError(f"both factors are read from {kernel.stages[operands[0].stage].name}, which is laid out for one of them")
-    return operands[0], operands[1]
+    first, second = operands
+    if first.stage == second.stage:
+        raise KernelOptError(f"both factors are read from {kernel.stages[first.stage].name}, which is laid out for one of them")
+    return first, second
 
 
 def narrow_source(stage: Stage) -> DType | None:
@@ -175,26 +176,24 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> TensorizePlan | N
     if chosen is None:
         return None
     axis, dot = chosen.axis, DOTS[chosen.name]
-    operands = list(operands_of(state.kernel, r, axis))
-    flipped = rows = columns = -1
+    first_dtype, second_dtype = dot.operands
+    first, second = operands_of(state.kernel, r, axis)
+    flipped: Operand | None = None      # the operand whose numbers the instruction takes with the other sign
+    rows = columns = -1
     if dot.is_tile:
         rows, columns = r.axes.index(chosen.rows), r.axes.index(chosen.columns)
-        operands = list(_by_rows(state.kernel, r, (operands[0], operands[1]), dot, (chosen.rows, chosen.columns)))
-    elif dot.operands[0] != dot.operands[1]:
-        if operands[0].source == operands[1].source:
-            broadcast = next((i for i, o in enumerate(operands) if lane not in o.axes), 0)
-            if (operands[broadcast].source == dot.operands[0]) == (broadcast == 0):
-                operands.reverse()
-                broadcast = 1 - broadcast
-            flipped = broadcast
-        elif operands[0].source != dot.operands[0]:
-            operands.reverse()
+        first, second = _by_rows(state.kernel, r, (first, second), dot, (chosen.rows, chosen.columns))
+    elif first_dtype != second_dtype and first.source == second.source:
+        flipped, other = (second, first) if lane in first.axes and lane not in second.axes else (first, second)
+        first, second = (other, flipped) if flipped.source == first_dtype else (flipped, other)
+    elif first.source != first_dtype:
+        first, second = second, first
     padded = state.axis_extent(axis)
-    packed = [Packed(o.dim, dot.group, padded, dot.operands[i], i == flipped) for i, o in enumerate(operands)]
+    one, two = (Packed(o.dim, dot.group, padded, dtype, o is flipped) for o, dtype in ((first, first_dtype), (second, second_dtype)))
     if dot.is_tile:
-        row_dim = next(i for i, lin in enumerate(r.nodes[operands[0].node].dims) if lin.coef(rows))
-        packed[0] = packed[0]._replace(row_dim=row_dim, rows=dot.rows)
-    return TensorizePlan(dot, (operands[0], operands[1]), (packed[0], packed[1]), rows, columns)
+        row_dim = next(i for i, lin in enumerate(r.nodes[first.node].dims) if lin.coef(rows))
+        one = one._replace(row_dim=row_dim, rows=dot.rows)
+    return TensorizePlan(dot, (first, second), (one, two), rows, columns)
 
 
 class DotRate(NamedTuple):

@@ -147,7 +147,8 @@ def _find_sums(kernel: Kernel, rows: _RowMaximum) -> tuple[Stage | None, list[St
         reduce, = own_reduces(s.value)
         weight = _weight(rows, expand_reads(reduce.src[0], through.__contains__))
         if weight is not None and weight == (s.node.src[1:], reduce.src[1]):
-            return s, _touching(kernel, (rows.stage, s.node))[1]
+            _, readers = _touching(kernel, (rows.stage, s.node))
+            return s, readers
     return None, readers
 
 

@@ -250,9 +250,12 @@ class _Printer:
         terms += [(c, self._expression(r, r.nodes[a], 5, depth - 1)) for a, c in lin.atoms]
         if not terms:
             return str(lin.const)
-        terms.sort(key=lambda t: -abs(t[0]))
+
+        def size(term: tuple[int, str]) -> int:
+            c, _ = term
+            return abs(c)
         out = ""
-        for c, name in terms:
+        for c, name in sorted(terms, key=size, reverse=True):
             sign = " - " if c < 0 else " + "
             out += (sign if out else "-" if c < 0 else "") + (name if abs(c) == 1 else f"{abs(c)}·{name}")
         return out + (f" {'-' if lin.const < 0 else '+'} {abs(lin.const)}" if lin.const else "")

@@ -113,8 +113,9 @@ def reached_elements(index: UOp, gate: UOp) -> tuple[int, int] | None:
     low, high = sy.bounds(sy.simplify(index, narrowed))
     terms, constant = sy.linear(index)
     terms = dict(terms)
-    for n, c in enumerate(sorted(valid, key=lambda c: -len(sy.linear(c.expr)[0]))):
-        parts, _ = sy.linear(c.expr)
+    sums = {c: parts for c in valid for parts, _ in (sy.linear(c.expr),)}
+    for n, c in enumerate(sorted(valid, key=lambda c: -len(sums[c]))):
+        parts = sums[c]
         factor, rest = divmod(terms.get(next(iter(parts)), 0), next(iter(parts.values())))
         if factor and not rest and all(terms.get(a) == factor * k for a, k in parts.items()):
             terms = {a: k for a, k in terms.items() if a not in parts}
@@ -146,7 +147,8 @@ def writes_once(index: UOp, ranges: tuple[UOp, ...]) -> bool:
     if any(not factors.get((r, at)) for r, cuts in digits.items() for at in cuts):
         return False
     reached = 0
-    for (r, at), k in sorted(factors.items(), key=lambda item: abs(item[1])):
+    for r, at in sorted(factors, key=lambda place: abs(factors[place])):
+        k = factors[r, at]
         if abs(k) <= reached:
             return False
         later = [c for c in digits[r] if c > at]

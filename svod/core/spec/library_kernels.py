@@ -72,8 +72,8 @@ def _scatter(reduction: str, base: Array, index: Array, value: Array, dtype: DTy
     if reduction == "SET":
         out = base.copy()
         # NumPy leaves open which of several assignments to one element wins
-        for i, v in enumerate(value[inside]):
-            out[where[0][i], where[1][i], where[2][i]] = v
+        for at, v in zip(np.transpose(where), value[inside], strict=True):
+            out[tuple(at)] = v
         return out
     wide = exact and dtype.is_float and reduction in ("ADD", "MUL")
     out = base.astype(np.float64) if wide else base.copy()

@@ -154,7 +154,7 @@ def tile_dot(acc: Array, x: Array, y: Array, rows: int, columns: int, group: int
     if acc.dtype != np.float32:
         return np.asarray((total + np.einsum("mki,kni->mn", a.astype(np.int64), b.astype(np.int64))).astype(acc.dtype).ravel())
     sums = [np.zeros((rows, columns), np.float32) for _ in range(group)]
-    for k in range(a.shape[1]):
+    for k in range(len(b)):
         for i in range(group):
             sums[i] = _flush(_mulacc(_flush(a[:, k, i])[:, None], _flush(b[k, :, i])[None, :], sums[i]))
     inner = sums[0]

@@ -54,8 +54,9 @@ def threefry2x32(x0: UOp, x1: UOp, key: tuple[int, int]) -> tuple[UOp, UOp]:
     def rotate(x: UOp, bits: int) -> UOp:
         return graph.alu(Ops.OR, graph.alu(Ops.SHL, x, word(bits)), graph.alu(Ops.SHR, x, word(32 - bits)))
 
-    schedule = (*key, PARITY ^ key[0] ^ key[1])
-    x0, x1 = graph.alu(Ops.ADD, x0, word(schedule[0])), graph.alu(Ops.ADD, x1, word(schedule[1]))
+    first, second = key
+    schedule = (first, second, PARITY ^ first ^ second)
+    x0, x1 = graph.alu(Ops.ADD, x0, word(first)), graph.alu(Ops.ADD, x1, word(second))
     for block in range(5):
         for bits in ROTATIONS[block % 2]:
             x0 = graph.alu(Ops.ADD, x0, x1)

@@ -203,8 +203,9 @@ class TuningDB:
     def _tell_skipped(self) -> None:
         new, self._told = self.skipped[self._told:], len(self.skipped)
         for s in new:
-            place = s.where.rpartition(":")[0] or s.where
-            config.log_once(log, logging.WARNING, f"tuning database: records of {place} were skipped, the first: {s.reason} ({s.where})")
+            place, _, _ = s.where.rpartition(":")
+            config.log_once(log, logging.WARNING, f"tuning database: records of {place or s.where} were skipped, "
+                                                  f"the first: {s.reason} ({s.where})")
 
     # -- looking up ---------------------------------------------------------------------------------------------------------
     def ranking(self, kernel: str, target: str) -> list[Winner]:

@@ -161,7 +161,8 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
     order: list[Winner] = []
     for _, pool in sorted(pools.items()):
         while pool:
-            order.append(pool.pop(best_of([s for s, _ in pool]))[1])
+            _, winner = pool.pop(best_of([s for s, _ in pool]))
+            order.append(winner)
     return order
 
 

@@ -188,7 +188,8 @@ def kernel_context(setup: Setup) -> KernelContext:
     if context is None:
         context = _kept[key] = KernelContext(setup)
         if len(_kept) > CONTEXTS:
-            _kept.popitem(last=False)[1].close()
+            _, oldest = _kept.popitem(last=False)
+            oldest.close()
     else:
         _kept.move_to_end(key)
     return context

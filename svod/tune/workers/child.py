@@ -148,7 +148,7 @@ def _limit_resources(config: dict[str, Any]) -> None:
     memory = config["memory_bytes"] or default_memory_limit()
     # RLIMIT_DATA counts private writable memory on Linux; RLIMIT_AS would also count what GPU drivers merely reserve
     for what, limit in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, memory), (resource.RLIMIT_FSIZE, MAX_FILE)):
-        hard = resource.getrlimit(what)[1]
+        _, hard = resource.getrlimit(what)
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         with contextlib.suppress(OSError, ValueError):     # this system lacks that limit; the deadline still holds
             resource.setrlimit(what, (limit, hard))

@@ -135,7 +135,8 @@ class Executor(ABC):
     def run(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
             cpus: Sequence[int] = ()) -> list[Outcome]:
         """`submit`, and the outcomes in the order of the items."""
-        return [o for _, o in sorted(self.submit(job, items, kind=kind, deadline=deadline, setup=setup, cpus=cpus), key=lambda x: x[0])]
+        outcomes = dict(self.submit(job, items, kind=kind, deadline=deadline, setup=setup, cpus=cpus))
+        return [outcomes[i] for i in sorted(outcomes)]
 
     def __enter__(self) -> Executor:
         return self
@@ -471,5 +472,6 @@ def check_address(address: str | None) -> None:
     if address is not None and "://" in address:
         raise ConfigError(f"asked for the Ray cluster at {address!r}; svod must run on a node of the cluster and connects with "
                           "--address auto or host:port, because Ray's client protocol cannot kill a worker in time")
-    if address is not None and address != "auto" and not address.rpartition(":")[2].isdecimal():
+    _, _, port = (address or "").rpartition(":")
+    if address not in (None, "auto") and not port.isdecimal():
         raise ConfigError(f"asked for the Ray cluster at {address!r}; use auto or host:port")

@@ -61,7 +61,7 @@ class Outcome:
         """One line for a log or a database column: `crash SIGSEGV`, `error CompileError: …`, `timeout after 2.0 s`."""
         if self.status == "timeout":
             return f"timeout after {self.seconds:.3g} s"
-        first = self.message.strip().partition("\n")[0][:300]
+        first = next(iter(self.message.strip().splitlines()), "")[:300]
         return " ".join(p for p in (self.status, f"{self.kind}: {first}" if first and self.kind else self.kind or first) if p)
 
 

@@ -421,7 +421,7 @@ class RayExecutor(DispatchingExecutor):
 
 
 def _first_line(e: BaseException) -> str:
-    return f"{type(e).__name__}: {str(e).strip().partition(chr(10))[0]}"
+    return f"{type(e).__name__}: {next(iter(str(e).strip().splitlines()), '')}"
 
 
 def _connect(ray: Any, address: str, deadline: float) -> None:

@@ -122,8 +122,8 @@ class Intrinsics:
         assert chosen is not None
         along = stage.r.axes.index(chosen.axis)
         values = []
-        for o, p, lines, length, down in ((plan.operands[0], plan.packed[0], rows, depth * g, plan.rows),
-                                          (plan.operands[1], plan.packed[1], depth, columns * g, along)):
+        for o, p, lines, length, down in zip(plan.operands, plan.packed, (rows, depth), (depth * g, columns * g), (plan.rows, along),
+                                             strict=True):
             staged, linear, (start, const, _, vector) = self.operand_at(stage, o)
             if vector >= 0:
                 raise KernelOptError(f"stage {self.kernel.stages[o.stage].name} is gathered column by column; a tile has rows in memory")
