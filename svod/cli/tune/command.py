@@ -4,7 +4,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -99,7 +98,7 @@ def check(options: TuneOptions) -> None:
                                      param_hint="--from")
     elif options.script is None:
         raise click.UsageError("no script was given; use svod-tune SCRIPT, or svod-tune --from FILE for a capture")
-    elif not _is_script(Path(options.script)):
+    elif not os.path.isfile(options.script) and not os.path.isfile(os.path.join(options.script, "__main__.py")):
         problem = "is a directory without a __main__.py" if os.path.isdir(options.script) else "does not exist"
         raise click.UsageError(f"{options.script} {problem}; give the path of a Python script")
     elif not os.access(options.script, os.R_OK):
@@ -113,10 +112,6 @@ def check(options: TuneOptions) -> None:
     check_address(options.address)
     if options.address is not None and name != "ray":
         raise click.UsageError(f"--address {options.address} needs Ray workers; --workers {options.workers} are none")
-
-
-def _is_script(path: Path) -> bool:
-    return path.is_file() or (path / "__main__.py").is_file()
 
 
 def _log_handler(verbose: bool) -> logging.Handler:

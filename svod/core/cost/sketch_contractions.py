@@ -282,9 +282,9 @@ def _stage_around(state: Scheduler, r: ResolvedStage, x: Factor) -> Scheduler:
         return try_opt(state, "STAGE", name, ROOT)
     path = place_stages(state).paths[r.stage.index] or ()
     rows = [row for t, depth in path for row in state.order[t][:depth]]
-    starts = loop_nest(state).stages[r.stage.index].starts
-    moving = [terms for a in x.axes if a < len(r.stage.outs) for terms, _ in starts[a:a + 1]]
+    moved_by = [terms for terms, _ in loop_nest(state).stages[r.stage.index].starts]
+    wanted = {row for a in x.axes if a < len(moved_by) for row in moved_by[a]}
     for row in reversed(rows):
-        if any(row in terms for terms in moving):
+        if row in wanted:
             return try_opt(state, "STAGE", name, state.rows[row].name)
     return try_opt(state, "STAGE", name, ROOT)

@@ -183,11 +183,12 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> TensorizePlan | N
     if dot.is_tile:
         rows, columns = r.axes.index(chosen.rows), r.axes.index(chosen.columns)
         first, second = _by_rows(state.kernel, r, (first, second), dot, (chosen.rows, chosen.columns))
-    elif first_dtype != second_dtype and first.source == second.source:
-        flipped, other = (second, first) if lane in first.axes and lane not in second.axes else (first, second)
-        first, second = (other, flipped) if flipped.source == first_dtype else (flipped, other)
-    elif first.source != first_dtype:
-        first, second = second, first
+    elif first_dtype != second_dtype:
+        if first.source == second.source:
+            flipped, other = (second, first) if lane in first.axes and lane not in second.axes else (first, second)
+            first, second = (other, flipped) if flipped.source == first_dtype else (flipped, other)
+        elif first.source != first_dtype:
+            first, second = second, first
     padded = state.axis_extent(axis)
     one, two = (Packed(o.dim, dot.group, padded, dtype, o is flipped) for o, dtype in ((first, first_dtype), (second, second_dtype)))
     if dot.is_tile:

@@ -24,12 +24,8 @@ class Accumulators:
     """The accumulators of an open stage, by position of its tile."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, values: Values, intrinsics: Intrinsics):
-        self.ctx = ctx
-        self.b = ctx.b
-        self.state = ctx.state
-        self.axes = axes
-        self.values = values
-        self.intrinsics = intrinsics
+        self.ctx, self.b, self.state = ctx, ctx.b, ctx.state
+        self.axes, self.values, self.intrinsics = axes, values, intrinsics
 
     def identities(self, stage: OpenStage) -> list[int]:
         b = self.b

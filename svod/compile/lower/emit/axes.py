@@ -19,9 +19,7 @@ class Axes:
     """Values of the axes of open stages."""
 
     def __init__(self, ctx: PhaseContext):
-        self.b = ctx.b
-        self.facts = ctx.facts
-        self.kernel = ctx.kernel
+        self.b, self.facts, self.kernel = ctx.b, ctx.facts, ctx.kernel
 
     def start(self, stage: OpenStage, a: int) -> Lin:
         """The start of local axis `a` under the loops opened so far; expanded positions are added to it as constants."""

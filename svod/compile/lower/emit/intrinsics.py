@@ -35,14 +35,8 @@ class Intrinsics:
     """Products by the instructions that a state's opts chose."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses, values: Values):
-        self.ctx = ctx
-        self.b = ctx.b
-        self.state = ctx.state
-        self.kernel = ctx.kernel
-        self.facts = ctx.facts
-        self.axes = axes
-        self.addresses = addresses
-        self.values = values
+        self.ctx, self.b, self.state, self.kernel, self.facts = ctx, ctx.b, ctx.state, ctx.kernel, ctx.facts
+        self.axes, self.addresses, self.values = axes, addresses, values
 
     def plan_of(self, stage: OpenStage) -> TensorizePlan | None:
         """The instruction that sums in this stage; None in the phase that combines partial results."""

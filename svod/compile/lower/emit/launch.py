@@ -49,12 +49,8 @@ class LaunchEmitter:
     """Emits the launches of a phase's open stage."""
 
     def __init__(self, ctx: PhaseContext, stages: Stages):
-        self.ctx = ctx
-        self.b = ctx.b
-        self.state = ctx.state
-        self.facts = ctx.facts
-        self.stages = stages
-        self.axes = stages.axes
+        self.ctx, self.b, self.state, self.facts = ctx, ctx.b, ctx.state, ctx.facts
+        self.stages, self.axes = stages, stages.axes
 
     def emit(self, stage: OpenStage, sink: Sink, threads: int, once: bool = False, tail: bool = False) -> Emitted:
         """Emit the phase. `tail`: its last iteration gets a loop of its own, as only its vectors are not aligned."""

@@ -19,8 +19,7 @@ class LoopEmitter:
 
     def __init__(self, ctx: PhaseContext, axes: Axes, values: Values):
         self.b = ctx.b
-        self.axes = axes
-        self.values = values
+        self.axes, self.values = axes, values
 
     def between(self, stage: OpenStage, a: int, stride: int, start: int, stop: int, body: Callable[[], Any], last: int = -1) -> None:
         """A loop over an output or reduce axis from `start` to `stop`; positions beyond `last` are moved back to it."""

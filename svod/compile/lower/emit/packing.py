@@ -21,11 +21,8 @@ class Packing:
     """Emits the copies that pack operands."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses, values: Values):
-        self.b = ctx.b
-        self.facts = ctx.facts
-        self.axes = axes
-        self.addresses = addresses
-        self.values = values
+        self.b, self.facts = ctx.b, ctx.facts
+        self.axes, self.addresses, self.values = axes, addresses, values
 
     def store(self, stage: OpenStage, op: str, arg: int, layout: Layout, base: list[Lin]) -> None:
         """Store the groups at the current position into the area whose pointer is (op, arg)."""

@@ -70,12 +70,8 @@ class ReduceLoops:
     """Opens the reduce loops of a stage."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, loops: LoopEmitter, intrinsics: Intrinsics, accumulators: Accumulators):
-        self.ctx = ctx
-        self.b = ctx.b
-        self.axes = axes
-        self.loops = loops
-        self.intrinsics = intrinsics
-        self.accumulators = accumulators
+        self.ctx, self.b = ctx, ctx.b
+        self.axes, self.loops, self.intrinsics, self.accumulators = axes, loops, intrinsics, accumulators
 
     def reduce_all(self, stage: OpenStage, k: int, sink: Sink, emit_point: EmitPoint) -> None:
         """Emit the loops from number k on, the first of which reduces, and give the results to the sink."""

@@ -11,10 +11,7 @@ class Regions:
     """The regions that readers need under the loops that are open."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes):
-        self.ctx = ctx
-        self.facts = ctx.facts
-        self.state = ctx.state
-        self.kernel = ctx.kernel
+        self.ctx, self.facts, self.state, self.kernel = ctx, ctx.facts, ctx.state, ctx.kernel
         self.axes = axes
 
     def required(self, s: int, dim: int) -> RequiredDim:

@@ -26,11 +26,7 @@ class Stages:
     """Emits stages and, at the points of their loops, the stages that live there."""
 
     def __init__(self, ctx: PhaseContext):
-        self.ctx = ctx
-        self.b = ctx.b
-        self.state = ctx.state
-        self.kernel = ctx.kernel
-        self.facts = ctx.facts
+        self.ctx, self.b, self.state, self.kernel, self.facts = ctx, ctx.b, ctx.state, ctx.kernel, ctx.facts
         self.aligns = False     # whether rows of the output are stored at multiples of the vector
         self.axes = Axes(ctx)
         self.addresses = Addresses(ctx, self.axes)

@@ -71,31 +71,9 @@ def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
 class OpenStage:
     """A stage while it is emitted: its loops, the values of its axes, the current position and vector chunk."""
 
-    __slots__ = (
-        "aligned",
-        "base",
-        "bounds",
-        "chunk",
-        "index",
-        "linear",
-        "loops",
-        "memo",
-        "narrow",
-        "num_outs",
-        "offsets",
-        "offsets_of",
-        "opened",
-        "partial",
-        "pieces",
-        "r",
-        "results",
-        "safe",
-        "sums",
-        "vector_axis",
-        "vector_row",
-        "vector_stride",
-        "width",
-    )
+    __slots__ = ("aligned", "base", "bounds", "chunk", "index", "linear", "loops", "memo", "narrow", "num_outs", "offsets",
+                 "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "sums", "vector_axis", "vector_row",
+                 "vector_stride", "width")
 
     def __init__(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin], lane: int,
                  vector_row: int, width: int):

@@ -31,12 +31,8 @@ class Values:
     """Values of nodes, loads and stores at the current position of an open stage."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses):
-        self.ctx = ctx
-        self.b = ctx.b
-        self.state = ctx.state
-        self.kernel = ctx.kernel
-        self.axes = axes
-        self.addresses = addresses
+        self.ctx, self.b, self.state, self.kernel = ctx, ctx.b, ctx.state, ctx.kernel
+        self.axes, self.addresses = axes, addresses
 
     def evaluate(self, stage: OpenStage, n: int) -> int:
         """The value of a node at the current position: a vector where lanes differ, else a scalar."""
