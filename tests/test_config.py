@@ -175,19 +175,6 @@ def test_data_dir_falls_back_and_says_so_once(monkeypatch: pytest.MonkeyPatch, t
 
 
 
-def test_nothing_else_reads_the_environment() -> None:
-    for path in (ROOT / "svod").rglob("*.py"):
-        if path.name == "config.py" and path.parent.name == "svod":
-            continue
-        text = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)) if "env" in text else ():
-            reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "getenvb") \
-                and isinstance(node.value, ast.Name) and node.value.id == "os"
-            takes = isinstance(node, ast.ImportFrom) and node.module == "os" and any("env" in a.name for a in node.names)
-            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-            assert not reads and not takes, f"{where} reads the environment; declare it in svod/config.py"
-
-
 def test_imports_nothing_heavy() -> None:
     tree = ast.parse((ROOT / "svod" / "config.py").read_text(encoding="utf-8"))
     imported = {a.name.split(".")[0] for n in tree.body if isinstance(n, ast.Import) for a in n.names}

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,14 @@ UPWARD = {
 HEAVY = ("ray", "rich", "click", "sqlite_utils", "sqlite3", "llvmlite", "multiprocessing", "platformdirs", "pycuda")
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
 def imports_of(path: Path) -> Iterator[str]:
     """Modules of svod that a file imports anywhere in it; `from svod import prepare` counts as svod.prepare."""
-    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name.split(".")[0] == "svod")
         elif isinstance(node, ast.ImportFrom):
@@ -59,8 +65,7 @@ def test_modules_imported_by_name_are_declared() -> None:
     found = set()
     for path in FILES:
         own = path.parts[1] if len(path.parts) > 2 else path.stem
-        text = (ROOT / path).read_text(encoding="utf-8")
-        tree = ast.parse(text if '"svod.' in text else "")
+        tree = tree_of(path)
         loggers = {id(a) for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
                    and n.func.attr == "getLogger" for a in n.args}
         for node in ast.walk(tree):
@@ -169,7 +174,7 @@ def complexity(function: Function) -> int:
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_functions_can_be_read(path: Path) -> None:
-    for f in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    for f in ast.walk(tree_of(path)):
         if not isinstance(f, Function):
             continue
         lines = (f.end_lineno or f.lineno) - f.lineno + 1
@@ -179,7 +184,7 @@ def test_functions_can_be_read(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.as_posix() != "svod/config.py"], ids=str)
 def test_only_config_reads_the_environment(path: Path) -> None:
-    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
             assert node.attr not in ("environ", "environb", "getenv", "putenv", "unsetenv"), f"{path}:{node.lineno} reads the environment"
         if isinstance(node, ast.ImportFrom) and node.module == "os":
@@ -233,7 +238,7 @@ def test_layout_page_is_true() -> None:
 
 
 def functions_of(path: Path) -> set[str]:
-    return {n.name for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.FunctionDef)}
+    return {n.name for n in ast.walk(tree_of(path)) if isinstance(n, ast.FunctionDef)}
 
 
 def test_places_that_the_page_names_are_there() -> None:

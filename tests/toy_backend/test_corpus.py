@@ -32,7 +32,7 @@ from tests.toy_backend.interpreter import run_program
 from tests.toy_backend.target import TOY
 
 KERNELS = {**CORPUS, **HAND}
-CHAINS = 5                  # per kernel
+CHAINS = 3                  # per kernel
 MOST_STEPS = 40_000         # instructions of all threads, each about ten microseconds
 AMOUNTS = (0, 2, 3, 4, 5, 8, 16)
 
