@@ -124,8 +124,8 @@ def test_what_is_timed_reads_the_inputs_that_were_loaded_last() -> None:
 
 def test_a_search_uses_the_compiler_that_the_device_names(tmp_path: Path) -> None:
     db = tmp_path / "tune.db"
-    beam = BeamConfig(width=1, executor="inline", budget=4.0, kernel_budget=4.0, patience=1)
-    (Tensor(X[:3]) @ Tensor(W)).prepare(PrepareConfig(device="CPU:interpreter", object_cache=":none:", beam=beam, db=str(db)))
+    beam = BeamConfig(width=1, executor="inline", budget=60.0, kernel_budget=60.0, patience=1)
+    (Tensor(X[:3, :6]) @ Tensor(W[:6, :5])).prepare(PrepareConfig(device="CPU:interpreter", object_cache=":none:", beam=beam, db=str(db)))
     with sqlite3.connect(db) as found:
         compilers = found.execute("SELECT DISTINCT compiler FROM measurements").fetchall()
     assert compilers == [(device_named("CPU:interpreter").pair.key,)]
@@ -153,10 +153,10 @@ def test_without_its_entry_there_is_no_such_device(monkeypatch: pytest.MonkeyPat
 
 def test_a_search_measures_on_the_device(tmp_path: Path) -> None:
     db = tmp_path / "tune.db"
-    beam = BeamConfig(width=1, executor="inline", budget=4.0, kernel_budget=4.0, patience=1)
-    plan = (Tensor(X[:3]) @ Tensor(W)).prepare(replace(CONFIG, beam=beam, db=str(db)))
+    beam = BeamConfig(width=1, executor="inline", budget=60.0, kernel_budget=60.0, patience=1)
+    plan = (Tensor(X[:3, :6]) @ Tensor(W[:6, :5])).prepare(replace(CONFIG, beam=beam, db=str(db)))
     plan.execute()
-    np.testing.assert_allclose(plan.outputs[0].reshape(3, 13), X[:3] @ W, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(plan.outputs[0].reshape(3, 5), X[:3, :6] @ W[:6, :5], rtol=1e-4, atol=1e-5)
     with sqlite3.connect(db) as found:
         rows = found.execute("SELECT chain, status FROM measurements").fetchall()
     ran = [chain for chain, status in rows if status in ("ok", "slow")]
