@@ -183,7 +183,10 @@ class _Vector:
     def fma(self, x: int, y: int, z: int) -> int: return self.b.alu("MULACC", self.dtype, self.lanes, x, y, z)
     def scaleb(self, x: int, n: int) -> int: return self.b.alu("SCALEB", self.dtype, self.lanes, x, n)
     def floor(self, x: int) -> int: return self.b.alu("FLOOR", self.dtype, self.lanes, x)
-    def where(self, mask: int, x: int, y: int) -> int: return self.b.alu("WHERE", self.b.dtype[x], self.lanes, mask, x, y)
+    def where(self, mask: int, x: int, y: int) -> int:
+        dtype, _ = self.b.type_of(x)
+        return self.b.alu("WHERE", dtype, self.lanes, mask, x, y)
+
     def lt(self, x: int, y: int) -> int: return self.b.alu("CMPLT", dtypes.bool, self.lanes, x, y)
     def eq(self, x: int, y: int) -> int: return self.b.alu("CMPEQ", dtypes.bool, self.lanes, x, y)
     def ne(self, x: int, y: int) -> int: return self.b.alu("CMPNE", dtypes.bool, self.lanes, x, y)
