@@ -14,7 +14,7 @@ import struct
 import weakref
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any
 
 from svod.core.ir.dtype import DType, dtypes
 
@@ -104,8 +104,26 @@ def _intern_arg(value: Any) -> Any:
     if isinstance(value, (float, bool)):
         return encode(value)
     if isinstance(value, tuple):
-        return tuple(_intern_arg(v) for v in value)
+        for v in value:
+            if type(v) is not int:
+                return tuple([_intern_arg(v) for v in value])
     return value
+
+
+class _Reference(weakref.ref["UOp"]):
+    """A weak reference to an interned node, which knows the node's key in the table."""
+
+    __slots__ = ("ident",)
+    ident: tuple[Any, ...]
+
+
+_nodes: dict[tuple[Any, ...], _Reference] = {}      # every live node by (op, name of the dtype, src, interned arg)
+
+
+def _forget(reference: _Reference) -> None:
+    """Remove a dead node, unless an equal one has taken its place."""
+    if _nodes.get(reference.ident) is reference:
+        _nodes.pop(reference.ident, None)
 
 
 class UOp:
@@ -118,17 +136,24 @@ class UOp:
     arg: Any
     _key: bytes | None
     _cache: dict[str, Any] | None
-    _nodes: ClassVar[weakref.WeakValueDictionary[tuple[Any, ...], UOp]] = weakref.WeakValueDictionary()
 
     def __new__(cls, op: Ops, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
-        ident = (op, dtype.name, src, _intern_arg(arg))
-        node = cls._nodes.get(ident)
-        if node is None:
-            node = object.__new__(cls)
-            node.op, node.dtype, node.src, node.arg, node._key, node._cache = op, dtype, src, arg, None, None
-            # setdefault: two threads that build the same node at once agree on one object
-            node = cls._nodes.setdefault(ident, node)
-        return node
+        kind = type(arg)
+        ident = (op, dtype.name, src, arg if kind is int or kind is str or arg is None else _intern_arg(arg))
+        known = _nodes.get(ident)
+        node = None if known is None else known()
+        if node is not None:
+            return node
+        made = object.__new__(cls)
+        made.op, made.dtype, made.src, made.arg, made._key, made._cache = op, dtype, src, arg, None, None
+        reference = _Reference(made, _forget)
+        reference.ident = ident
+        while True:     # two threads that build the same node at once agree on one object
+            held = _nodes.setdefault(ident, reference)
+            node = held()
+            if node is not None:
+                return node
+            _forget(held)       # the node died and is still in the table
 
     def __reduce__(self) -> tuple[Any, ...]:
         return UOp, (self.op, self.dtype, self.src, self.arg)
