@@ -7,6 +7,8 @@ linalg → products → activations → nn → resample → losses → random �
 from __future__ import annotations
 
 import math
+import os
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, Self, TypeGuard
@@ -14,6 +16,7 @@ from typing import Any, Self, TypeGuard
 import numpy as np
 
 from svod.core.graph import graph
+from svod.core.graph.buffer import buffer_from_numpy
 from svod.core.ir.dtype import DType, dtypes, promote, to_dtype
 from svod.core.ir.origin import record_origin
 from svod.core.ir.uop import Ops, UOp
@@ -26,13 +29,40 @@ Shape = tuple[int, ...]
 Array = np.ndarray[Any, np.dtype[Any]]
 DTypeLike = DType | str | type | np.dtype[Any]  # a svod dtype, its name, or what numpy.dtype() takes
 
-# All live tensors by id. Realisation replaces computed nodes by buffers in each of them.
-_live: weakref.WeakValueDictionary[int, TensorBase] = weakref.WeakValueDictionary()
+# The live tensors that have a node, by id: those that may have to be computed, and those that were found to be in memory.
+_pending: weakref.WeakValueDictionary[int, TensorBase] = weakref.WeakValueDictionary()
+_computed: weakref.WeakValueDictionary[int, TensorBase] = weakref.WeakValueDictionary()
+_building = threading.Lock()
+
+
+def _make_lock() -> None:
+    global _building
+    _building = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_make_lock)
 
 
 def live_tensors() -> list[TensorBase]:
-    """All live tensors. Other threads may create tensors during the call."""
-    return [t for ref in _live.valuerefs() if (t := ref()) is not None]
+    """All live tensors that have a node. Other threads may create tensors during the call."""
+    return [*pending_tensors(), *(t for ref in _computed.valuerefs() if (t := ref()) is not None)]
+
+
+def pending_tensors() -> list[TensorBase]:
+    """The live tensors whose values are not in memory: realisation replaces nodes in these only."""
+    pending = []
+    for key, reference in list(_pending.data.items()):
+        t = reference()
+        if t is None:
+            continue
+        if graph.base_of(t.uop).op is Ops.BUFFER:
+            _computed[key] = t
+            if graph.base_of(t.uop).op is Ops.BUFFER:       # still, now that both tables have it
+                _pending.pop(key, None)
+        else:
+            pending.append(t)
+    return pending
 
 
 def as_dtype(value: DTypeLike) -> DType:
@@ -99,10 +129,15 @@ def extents_argument(name: str, *shape: Any) -> Shape:
 
 
 class TensorBase:
-    """A lazy array: a graph node with a `shape` and a `dtype`. Nothing runs before the tensor is realised."""
+    """A lazy array: a graph node with a `shape` and a `dtype`. Nothing runs before the tensor is realised.
 
-    __slots__ = ("__weakref__", "uop")
-    uop: UOp
+    A tensor over an array has no node before somebody asks for it: a call of a captured function needs the array only."""
+
+    __slots__ = ("__weakref__", "_memory", "_memory_dtype", "_node", "_shared")
+    _node: UOp | None           # None: the tensor is `_memory`
+    _memory: Array | None       # C-contiguous and aligned, in the tensor's shape; bfloat16 as its bits
+    _memory_dtype: DType        # of `_memory`
+    _shared: bool               # whether others than svod can write to `_memory`
 
     @classmethod
     def from_uop(cls, uop: UOp) -> Self:
@@ -111,20 +146,49 @@ class TensorBase:
         tensor._hold(uop)
         return tensor
 
+    @classmethod
+    def over(cls, array: Array, dtype: DType, shared: bool) -> Self:
+        """The tensor over the memory of `array`: C-contiguous, aligned, with at least one element; bfloat16 as its bits. `shared`: others
+        than svod can write to that memory."""
+        tensor = object.__new__(cls)
+        tensor._node, tensor._memory, tensor._memory_dtype, tensor._shared = None, array, dtype, shared
+        return tensor
+
+    @property
+    def uop(self) -> UOp:
+        """The graph node."""
+        node = self._node
+        return self._build() if node is None else node
+
+    @uop.setter
+    def uop(self, node: UOp) -> None:
+        self._node, self._memory = node, None
+        _pending[id(self)] = self
+
+    def _build(self) -> UOp:
+        """Make the node of a tensor over an array."""
+        with _building:
+            if self._node is None:
+                assert self._memory is not None
+                buffer = buffer_from_numpy(self._memory, self._memory_dtype, shared=self._shared)
+                self.uop = graph.reshape(buffer, self._memory.shape)
+        assert self._node is not None
+        return self._node
+
     def _hold(self, uop: UOp) -> None:
         """Hold `uop` and register this tensor among the live tensors."""
         self.uop = uop
-        _live[id(self)] = self
         record_origin(uop)
 
     # -- facts -----------------------------------------------------------------------------------
     @property
     def shape(self) -> Shape:
-        return graph.shape_of(self.uop)
+        memory = self._memory
+        return graph.shape_of(self.uop) if memory is None else memory.shape
 
     @property
     def dtype(self) -> DType:
-        return self.uop.dtype
+        return self.uop.dtype if self._memory is None else self._memory_dtype
 
     @property
     def ndim(self) -> int:

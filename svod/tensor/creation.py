@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 
 from svod.core.graph import graph
-from svod.core.graph.buffer import buffer_from_numpy, float32_to_bfloat16_bits
-from svod.core.ir.dtype import DType, dtypes
+from svod.core.graph.buffer import float32_to_bfloat16_bits
+from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import Dim, layout_shape, number_of
 from svod.errors import DTypeError, ShapeError
@@ -37,14 +37,26 @@ class Creation(TensorBase):
         elif is_scalar(data) and not isinstance(data, np.generic):
             self._hold(_scalar_node(data, wanted))
         elif isinstance(data, (np.ndarray, np.generic)) or hasattr(data, "__array__"):
-            self._hold(_array_node(np.asarray(data), wanted))
+            self._hold_array(np.asarray(data), wanted)
         elif isinstance(data, (list, tuple, range)):
             array = array_of_lists(data)
             if wanted is not None:
                 check_integers(array, wanted, "Tensor")
-            self._hold(_array_node(array, wanted))
+            self._hold_array(array, wanted, shared=False)
         else:
             raise DTypeError(f"Tensor from {type(data).__name__}: give a number, nested lists, a NumPy array or a Tensor")
+
+    def _hold_array(self, array: Array, wanted: DType | None, shared: bool = True) -> None:
+        """Hold an array's memory, or a copy's if the array is not contiguous or not of the dtype `wanted`. Raises DTypeError."""
+        own = as_dtype(array.dtype)
+        dtype = own if wanted is None else wanted
+        if 0 in array.shape:
+            self._hold(graph.full(array.shape, 0, dtype))
+            return
+        bits = float32_to_bfloat16_bits(array) if dtype == dtypes.bfloat16 else array
+        kind, flags = to_numpy(dtype), bits.flags
+        memory = bits if flags.c_contiguous and flags.aligned and bits.dtype == kind else np.require(bits, kind, ("C", "A"))
+        self._node, self._memory, self._memory_dtype, self._shared = None, memory, dtype, shared and memory is bits and bits is array
 
     @classmethod
     def from_numpy(cls, array: Array) -> Self:
@@ -184,14 +196,3 @@ def array_of_lists(data: Sequence[Any]) -> Array:
     if array.dtype == np.int64 and array.size and array.min() >= -2 ** 31 and array.max() < 2 ** 31:
         return array.astype(np.int32)
     return array
-
-
-def _array_node(array: Array, dtype: DType | None) -> UOp:
-    """A buffer over the array's memory, or over a copy if the array is not contiguous, in the array's shape."""
-    own = as_dtype(array.dtype)
-    wanted = own if dtype is None else dtype
-    if 0 in array.shape:
-        return graph.full(array.shape, 0, wanted)
-    if wanted == dtypes.bfloat16:
-        array = float32_to_bfloat16_bits(array)
-    return graph.reshape(buffer_from_numpy(array, wanted), array.shape)

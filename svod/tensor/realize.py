@@ -20,7 +20,7 @@ from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.calls import arguments_of, written_slots
 from svod.errors import ArgumentError, ScheduleError
 from svod.system.forksafe import remake_after_fork
-from svod.tensor.base import TensorBase, live_tensors
+from svod.tensor.base import TensorBase, live_tensors, pending_tensors
 
 PIPELINE = "svod.prepare"       # the module that computes tensors
 
@@ -56,7 +56,7 @@ def constant_value(node: UOp) -> UOp | None:
 
 def is_realized(tensor: TensorBase) -> bool:
     """Whether the values are in memory: a reshaped buffer."""
-    return graph.base_of(tensor.uop).op is Ops.BUFFER
+    return tensor._memory is not None or graph.base_of(tensor.uop).op is Ops.BUFFER
 
 
 def realize_tensors(tensors: Iterable[TensorBase], config: Any = None) -> None:
@@ -135,9 +135,7 @@ def _readers_of_old_content(nodes: list[UOp]) -> list[TensorBase]:
         written = (graph.storage_of(arguments_of(call)[slot]) for slot in written_slots(call))
         overwritten.update(s for s in written if not graph.is_made_anew(s))
     readers = []
-    for t in live_tensors():
-        if is_realized(t):
-            continue
+    for t in pending_tensors():
         reached = t.uop.toposort(gate=lambda n: n not in last)
         if t.uop not in last and any(n in overwritten or n in calls for n in reached):
             readers.append(t)
@@ -149,7 +147,7 @@ def _results_of_calls(nodes: list[UOp]) -> list[TensorBase]:
     calls = {call_of(u) for u in graph.sink(*nodes).walk(Ops.CUSTOM_FUNCTION) if is_callback(u)}
     if not calls:
         return []
-    return [t for t in live_tensors() if is_callback(base := graph.base_of(t.uop)) and call_of(base) in calls]
+    return [t for t in pending_tensors() if is_callback(base := graph.base_of(t.uop)) and call_of(base) in calls]
 
 
 def calls_under(nodes: Iterable[UOp]) -> set[UOp]:
@@ -195,7 +193,7 @@ def replace_nodes(mapping: dict[UOp, UOp]) -> None:
 
 
 def _replace(mapping: dict[UOp, UOp]) -> None:
-    held = [(t, t.uop) for t in live_tensors()]
+    held = [(t, t.uop) for t in pending_tensors()]
     done: dict[UOp, UOp] = {}
     for u in graph.sink(*{u: None for _, u in held}).toposort(gate=lambda n: n not in mapping):
         if u in mapping:

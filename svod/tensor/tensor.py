@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from svod.core.graph import graph
-from svod.core.graph.buffer import bfloat16_bits_to_float32, buffer_from_numpy, buffer_of, float32_to_bfloat16_bits
+from svod.core.graph.buffer import bfloat16_bits_to_float32, buffer_of, float32_to_bfloat16_bits
+from svod.core.graph.changes import note_change, share
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.origin import origin_of
 from svod.core.ir.uop import Ops, UOp
@@ -65,6 +66,8 @@ class Tensor(Random):
 
     def _values(self) -> Array:
         """The values as an array over the tensor's own memory, bfloat16 as its bits."""
+        if self._memory is not None:
+            return self._memory
         const = constant_value(self.uop)
         if const is not None:
             if self.dtype == dtypes.bfloat16:
@@ -78,15 +81,27 @@ class Tensor(Random):
         used = tuple(slice(0, n) for n in shape_at(self.shape))
         return array.reshape(layout_shape(self.shape))[used]
 
+    def _shared_values(self) -> Array:
+        """`_values`, for others: they can write to them from now on."""
+        values = self._values()
+        if self._memory is not None:
+            self._shared = True
+        elif is_realized(self):
+            share(buffer_of(graph.base_of(self.uop)))
+        return values
+
     def numpy(self) -> Array:
         """A new array with the values. bfloat16 values are returned as float32, which represents them exactly."""
+        memory = self._memory
+        if memory is not None and self._memory_dtype is not dtypes.bfloat16:
+            return memory.copy()
         values = self._values()
         return bfloat16_bits_to_float32(values) if self.dtype == dtypes.bfloat16 else values.copy()
 
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: builtins.bool | None = None) -> Array:
         """Support numpy.asarray: return a copy, or with copy=False the tensor's memory."""
         if copy is False and self.dtype != dtypes.bfloat16 and dtype in (None, to_numpy(self.dtype)):
-            return self._values()
+            return self._shared_values()
         values = self.numpy()
         return values if dtype is None else values.astype(dtype, copy=False)
 
@@ -111,7 +126,7 @@ class Tensor(Random):
         Raises DeviceError for a device other than the CPU, and BufferError for read-only memory that the protocol cannot mark."""
         if dl_device is not None and (builtins.int(dl_device[0]), builtins.int(dl_device[1])) != dlpack.CPU:
             raise DeviceError(f"__dlpack__ for DLPack device {tuple(dl_device)}: tensors live on the CPU, {dlpack.CPU}")
-        values = self._values().copy() if copy else self._values()
+        values = self._values().copy() if copy else self._shared_values()
         if self.dtype == dtypes.bfloat16:
             return dlpack.bfloat16_capsule(values)
         # NumPy 1 does not accept max_version: it raises TypeError, and the caller asks again without max_version
@@ -199,6 +214,7 @@ class Tensor(Random):
         new memory. Raises UnsupportedError for a part of a read-only array."""
         node = graph.broadcast(self._given(value).uop, self.shape, "assign")
         if 0 in self.shape or not self._is_in_memory():
+            note_change()
             self._hold(graph.copy(node, self.device) if 0 not in self.shape else node)
         else:
             self._write(self.uop, node)
@@ -297,6 +313,7 @@ class Tensor(Random):
     def _become(self, node: UOp) -> None:
         """Hold `node`, the result of an assignment."""
         note_assignment(self)
+        note_change()
         self._hold(node)
 
     # -- conversions by name (they shadow the builtins inside this class) -------------------------------
@@ -393,7 +410,7 @@ def _in_memory(values: Array, dtype: DType) -> Tensor:
     """The tensor over an array. For bfloat16 the array holds the bits."""
     if 0 in values.shape or dtype != dtypes.bfloat16:
         return Tensor(values, dtype)
-    return Tensor.from_uop(graph.reshape(buffer_from_numpy(values, dtype), values.shape))
+    return Tensor.over(np.require(values, np.uint16, ("C", "A")), dtype, shared=True)
 
 
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:

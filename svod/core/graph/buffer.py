@@ -39,7 +39,8 @@ def aligned_empty(size: int, dtype: DType) -> Array:
 class Buffer:
     """`size` elements of `dtype` on one device. bfloat16 is held as the uint16 of its bits."""
 
-    __slots__ = ("__weakref__", "_array", "_source", "closed", "device", "dtype", "read_only", "size")
+    __slots__ = ("__weakref__", "_array", "_source", "closed", "device", "dtype", "given", "read_only", "shared", "size", "version",
+                 "watched")
 
     def __init__(self, dtype: DType, size: int, device: str = HOST, array: Array | None = None) -> None:
         """Storage over `array` (flat, C-contiguous, of the right type and size; shared, not copied), or none yet.
@@ -50,6 +51,10 @@ class Buffer:
         self.dtype, self.size, self.device = dtype, size, device
         self.read_only = False
         self.closed = ""        # why there is no memory to be had, while there is none; binding an array opens the buffer
+        self.version = 0        # number of writes by svod that were noted (`svod.core.graph.changes`)
+        self.watched = 0        # number of captures that hold what was computed from the content
+        self.given: Array | None = None     # the array of the user's that lies in this memory
+        self.shared = False     # others than svod can write to the memory, and nothing tells
         self._array: Array | None = None
         self._source: Array | None = None       # bytes to copy the content from when the memory is first asked for
         if array is not None:
@@ -119,14 +124,16 @@ def buffer_of(node: UOp) -> Buffer:
     return buffer
 
 
-def buffer_from_numpy(array: Array, dtype: DType) -> UOp:
+def buffer_from_numpy(array: Array, dtype: DType, *, shared: bool = True) -> UOp:
     """A new BUFFER node over `array`'s elements in row-major order, as `dtype`.
 
     Shares the memory of a C-contiguous array of that type (and then sees later writes to it); copies any other. bfloat16
-    takes the uint16 of its bits."""
+    takes the uint16 of its bits. `shared`: others than svod can write to the array."""
     flat = np.ascontiguousarray(array, dtype=to_numpy(dtype)).reshape(-1)
     node = graph.buffer(dtype, flat.size)
-    _buffers[node] = Buffer(dtype, flat.size, array=flat)
+    _buffers[node] = buffer = Buffer(dtype, flat.size, array=flat)
+    if shared and np.may_share_memory(flat, array):
+        buffer.given, buffer.shared = array, True
     return node
 
 
