@@ -350,6 +350,16 @@ class ExecutionPlan:
             if self._unbound:
                 self._unbound.discard(buffer)
 
+    @property
+    def bound_arrays(self) -> Mapping[int, np.ndarray[Any, Any]]:
+        """The arrays that were bound later, by buffer."""
+        return self._arrays
+
+    def bind_new(self, buffer: int, array: np.ndarray[Any, Any], address: int) -> None:
+        """`bind_array` for memory that svod has just allocated, at a known address: it fits, and nothing else lies there."""
+        self.bind(buffer, address)
+        self._arrays[buffer] = array
+
     def _device_address(self, buffer: int, address: int) -> int:
         """Where kernels find a buffer whose memory on the host is at `address`."""
         return address if self._mirror is None else self._mirror.place(buffer, address, self.buffers[buffer].nbytes)

@@ -170,10 +170,38 @@ class Variable(Dim):
 
     def bind(self, value: int) -> Dim:
         """The variable with a value for tensors that are realised. Raises ArgumentError outside the bounds."""
+        declared = self.expr
+        name, low, high = declared.arg[:3]
         if type(value) is not int:
-            raise ArgumentError(f"variable {self.name} is bound to an int, got {value!r}")
-        check_bounds(self.name, value, self.min, self.max, ArgumentError)
-        return Dim(UOp(Ops.BIND, dtypes.index, (self.expr, sy.const(value))))
+            raise ArgumentError(f"variable {name} is bound to an int, got {value!r}")
+        if not low <= value <= high:
+            check_bounds(name, value, low, high, ArgumentError)
+        return BoundVariable(declared, name, value)
+
+
+class BoundVariable(Dim):
+    """A variable with a value. Its node is made when somebody asks for it: a call of a captured function needs the value only.
+
+    `declared`: the variable's DEFINE_VAR."""
+
+    __slots__ = ("_expr", "declared", "name", "value")
+
+    def __init__(self, declared: UOp, name: str, value: int) -> None:
+        put = object.__setattr__
+        put(self, "declared", declared)
+        put(self, "name", name)
+        put(self, "value", value)
+        put(self, "_expr", None)
+
+    @property
+    def expr(self) -> UOp:      # type: ignore[override]
+        if self._expr is None:
+            object.__setattr__(self, "_expr", UOp(Ops.BIND, dtypes.index, (self.declared, sy.const(self.value))))
+        made: UOp = self._expr
+        return made
+
+    def __reduce__(self) -> Any:
+        return BoundVariable, (self.declared, self.name, self.value)
 
 
 # -- ints and Dims alike ------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 """
 from __future__ import annotations
 
-import itertools
 import math
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from svod.core.graph import graph
@@ -33,36 +34,76 @@ class _Stream:
 
     def seed(self, seed: int) -> None:
         with self._lock:
-            self._seed, self._calls = seed, itertools.count()
+            self._seed, self._calls = seed, 0
 
-    def next_key(self) -> tuple[int, int]:
-        """The two 32-bit words of a new key: the folded halves of the seed, and the number of the call."""
+    def next_key(self, count: int = 1) -> tuple[int, int]:
+        """The two 32-bit words of a new key: the folded halves of the seed, and the number of the call. Takes `count` numbers."""
         with self._lock:
-            return (self._seed ^ (self._seed >> 32) * 0x9E3779B9) & _WORD, next(self._calls) & _WORD
+            first, self._calls = self._calls, self._calls + count
+            return (self._seed ^ (self._seed >> 32) * 0x9E3779B9) & _WORD, first & _WORD
 
 
 _stream = _Stream()
+_here = threading.local()       # `keys`: where the keys of this thread come from, inside `random_keys`
 
 
-def threefry2x32(x0: UOp, x1: UOp, key: tuple[int, int]) -> tuple[UOp, UOp]:
-    """Two uint32 nodes of random bits from two uint32 nodes of counters and a key of two 32-bit words."""
+class RandomKeys:
+    """The keys that a function draws while it is captured for numbers that are fresh in each run.
+
+    `node`: a BUFFER of the two words of the first key, which each run is given; `drawn`: how many keys follow each other from there."""
+
+    def __init__(self) -> None:
+        self.node: UOp | None = None
+        self.drawn = 0
+
+    def next_key(self) -> tuple[UOp, UOp]:
+        """The two words of the next key, as nodes without axes."""
+        if self.node is None:
+            self.node = graph.buffer(dtypes.uint32, 2)
+        seed, calls = (graph.reshape(graph.shrink(self.node, ((i, i + 1),)), ()) for i in (0, 1))
+        self.drawn += 1
+        return seed, graph.alu(Ops.ADD, calls, graph.full((), self.drawn - 1, dtypes.uint32))
+
+
+@contextmanager
+def random_keys(fresh: bool) -> Iterator[RandomKeys]:
+    """Inside, this thread draws numbers of keys that are known later, if `fresh`; else of the next keys of the stream."""
+    outer = getattr(_here, "keys", None)
+    keys = RandomKeys()
+    _here.keys = keys if fresh else outer
+    try:
+        yield keys
+    finally:
+        _here.keys = outer
+
+
+def next_keys(count: int) -> tuple[int, int]:
+    """The two words of the first of the next `count` keys, which are taken."""
+    return _stream.next_key(count)
+
+
+def threefry2x32(x0: UOp, x1: UOp, key: tuple[int, int] | tuple[UOp, UOp]) -> tuple[UOp, UOp]:
+    """Two uint32 nodes of random bits from two uint32 nodes of counters and a key of two 32-bit words, numbers or nodes without axes."""
     shape = graph.shape_of(x0)
 
-    def word(value: int) -> UOp:
+    def word(value: int | UOp) -> UOp:
+        if isinstance(value, UOp):
+            return graph.broadcast(value, shape, "random numbers")
         return graph.full(shape, value & _WORD, dtypes.uint32)
 
     def rotate(x: UOp, bits: int) -> UOp:
         return graph.alu(Ops.OR, graph.alu(Ops.SHL, x, word(bits)), graph.alu(Ops.SHR, x, word(32 - bits)))
 
-    first, second = key
-    schedule = (first, second, PARITY ^ first ^ second)
-    x0, x1 = graph.alu(Ops.ADD, x0, word(first)), graph.alu(Ops.ADD, x1, word(second))
+    first, second = map(word, key)
+    schedule = (first, second, graph.alu(Ops.XOR, graph.alu(Ops.XOR, word(PARITY), first), second)) if isinstance(key[0], UOp) else \
+        (first, second, word(PARITY ^ key[0] ^ key[1]))
+    x0, x1 = graph.alu(Ops.ADD, x0, first), graph.alu(Ops.ADD, x1, second)
     for block in range(5):
         for bits in ROTATIONS[block % 2]:
             x0 = graph.alu(Ops.ADD, x0, x1)
             x1 = graph.alu(Ops.XOR, rotate(x1, bits), x0)
-        x0 = graph.alu(Ops.ADD, x0, word(schedule[(block + 1) % 3]))
-        x1 = graph.alu(Ops.ADD, x1, word(schedule[(block + 2) % 3] + block + 1))
+        x0 = graph.alu(Ops.ADD, x0, schedule[(block + 1) % 3])
+        x1 = graph.alu(Ops.ADD, x1, graph.alu(Ops.ADD, schedule[(block + 2) % 3], word(block + 1)))
     return x0, x1
 
 
@@ -80,7 +121,8 @@ class Random(Losses):
     def _bits(cls, shape: Shape) -> tuple[Self, Self]:
         """Two independent words of 32 random bits per element, as flat uint32 tensors."""
         n = math.prod(shape)
-        key = _stream.next_key()
+        keys: RandomKeys | None = getattr(_here, "keys", None)
+        key = _stream.next_key() if keys is None else keys.next_key()
         index = graph.iota(n, dtypes.int64 if n >= 2 ** 31 else dtypes.int32)
         low = graph.cast(index, dtypes.uint32)
         if n >= 2 ** 32:

@@ -1,0 +1,14 @@
+"""`svod.jit` captures a function of tensors once per input signature. Each later run is one native call (docs/jit.md).
+
+    f = svod.jit(model)
+    y = f(x)            # first call with this shape and dtype: the graph is captured and prepared
+    y = f(x2)           # later calls patch the addresses and run the plan
+
+    call: arguments → key, arrays → Captured of the key → addresses, launches → tensors over fresh memory
+
+A call that was captured before builds no graph. What the function reads beside its arguments is watched (`watch`), and a change makes the
+next call capture anew.
+"""
+from svod.tracing.jit import Jit, jit
+
+__all__ = ["Jit", "jit"]

@@ -1,0 +1,160 @@
+"""The arguments of a call: the key of their signature, and the arrays and values that differ from call to call.
+
+    f(x, {"scale": 2.0}, n.bind(5))
+      key      ((4, 8), float32), ("dict", ("scale", float, …)), ("variable", n)        given  [x]      values  {n: 5}
+
+Arrays and tensors of any library are tensors. Every other argument is a constant: it is part of the key.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import numpy as np
+
+from svod.core.graph import graph
+from svod.core.graph.buffer import Array, buffer_of
+from svod.core.ir.dtype import dtypes, to_numpy
+from svod.core.ir.uop import UOp
+from svod.core.ir.variable import BoundVariable, Dim, bound_values, is_symbolic, number_of, without_binds
+from svod.core.machine.target import HOST
+from svod.errors import ScheduleError, SvodError
+from svod.tensor import Tensor
+
+Leaf = Any      # an array or a tensor among the arguments: np.ndarray, Tensor, or an object of another library
+
+
+def key_of(value: Any, given: list[Leaf], values: dict[str, int]) -> Hashable:
+    """The key of an argument. Collects arrays and tensors in `given`, and the values of bound variables, which are not part of the key.
+
+    Raises SvodError for an argument that is neither a tensor nor a constant."""
+    kind = type(value)
+    if kind is np.ndarray:
+        given.append(value)
+        return value.shape, value.dtype
+    if kind is Tensor:
+        given.append(value)
+        memory = value._memory
+        if memory is not None and value._memory_dtype is not dtypes.bfloat16:
+            return memory.shape, memory.dtype
+        return _key_of_tensor(value, values)
+    if kind is BoundVariable:
+        _note(value.name, value.value, values)
+        return "variable", value.declared
+    return _key_of_other(value, given, values)
+
+
+def _key_of_other(value: Any, given: list[Leaf], values: dict[str, int]) -> Hashable:
+    if is_leaf(value):
+        tensor = as_tensor(value)
+        given.append(tensor)
+        return _key_of_tensor(tensor, values)
+    if isinstance(value, Dim):
+        return "variable", _unbound(value, values)
+    if isinstance(value, (tuple, list)):
+        return type(value).__name__, tuple([key_of(v, given, values) for v in value])
+    if isinstance(value, dict):
+        return "dict", tuple([(k, key_of(v, given, values)) for k, v in value.items()])
+    if isinstance(value, (float, np.floating)):      # 0.0 equals -0.0, and nan not itself
+        return type(value).__name__, np.asarray(value).tobytes()
+    try:
+        hash(value)
+    except TypeError:
+        raise SvodError(f"svod.jit: an argument of type {type(value).__name__} is neither a tensor nor hashable; pass tensors, arrays, "
+                        "numbers, strings, or tuples, lists and dicts of them") from None
+    return type(value).__name__, value
+
+
+def _key_of_tensor(t: Tensor, values: dict[str, int]) -> Hashable:
+    shape = t.shape
+    if is_symbolic(shape):
+        shape = tuple([_unbound(n, values) if isinstance(n, Dim) else n for n in shape])    # type: ignore[misc]
+    return shape, t.dtype if t.dtype == dtypes.bfloat16 else to_numpy(t.dtype)
+
+
+def _note(name: str, value: int, values: dict[str, int]) -> None:
+    if values.setdefault(name, value) != value:
+        raise ScheduleError(f"bind mismatch on {name}, {values[name]} != {value} (arguments of one call)")
+
+
+def _unbound(n: Dim, values: dict[str, int]) -> UOp:
+    """A Dim without the values of its variables. Collects the values."""
+    for name, bound in bound_values(n).items():
+        _note(name, bound, values)
+    number, _, _ = without_binds(number_of(n, dtypes.int64))
+    return number
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether an argument is an array or a tensor, of NumPy, svod or another library."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return True
+    return not isinstance(value, (np.generic, type)) and (hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
+                                                          or hasattr(value, "__array__"))
+
+
+def as_tensor(value: Leaf) -> Tensor:
+    """The tensor over the memory of an array or tensor. Raises SvodError for memory that cannot be shared."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return Tensor(value)
+    try:
+        return Tensor.from_dlpack(value) if hasattr(value, "__dlpack__") else Tensor(value)
+    except SvodError:
+        raise
+    except Exception as error:      # whatever the other library raises
+        raise SvodError(f"svod.jit: an argument of type {type(value).__module__}.{type(value).__name__} cannot be read as an array: "
+                        f"{error}") from error
+
+
+def memory_of(leaf: Array | Tensor) -> Array:
+    """The array whose memory a kernel reads for an argument."""
+    if type(leaf) is np.ndarray:
+        flags = leaf.flags
+        if flags.carray or (flags.c_contiguous and flags.aligned and leaf.dtype.isnative):
+            return leaf
+    elif leaf._memory is not None:
+        return leaf._memory
+    return buffer_of(graph.base_of(in_memory(as_tensor(leaf)).uop)).array
+
+
+def in_memory(t: Tensor) -> Tensor:
+    """The tensor with its values in a buffer, in the layout of its shape. A constant gets memory here."""
+    if not t.realize().is_realized:
+        return t.contiguous().realize()
+    own = not is_symbolic(t.shape) or graph.is_padding_view(t.uop)
+    return t if own else Tensor.from_uop(graph.copy(t.uop, HOST)).realize()
+
+
+# -- nested values --------------------------------------------------------------------------------------
+
+def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """`value` with `leaf` of all that is neither a tuple, list nor dict."""
+    if isinstance(value, (tuple, list)):
+        items = [mapped(v, leaf) for v in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {k: mapped(v, leaf) for k, v in value.items()}
+    return leaf(value)
+
+
+def substitute(value: Any, stand_ins: Iterator[Any]) -> Any:
+    """`value` with the next of `stand_ins` for each array or tensor."""
+    return mapped(value, lambda v: next(stand_ins) if is_leaf(v) else v)
+
+
+def structure_of(value: Any, outputs: list[Tensor]) -> Any:
+    """`value` with the class Tensor for each tensor. Collects the tensors."""
+    def leaf(v: Any) -> Any:
+        if not isinstance(v, Tensor):
+            return v
+        outputs.append(v)
+        return Tensor
+    return mapped(value, leaf)
+
+
+def rebuild(structure: Any, results: Iterator[Tensor]) -> Any:
+    """The value of a `structure_of`, with the next of `results` for each tensor."""
+    return mapped(structure, lambda v: next(results) if v is Tensor else v)
+

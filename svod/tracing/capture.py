@@ -1,0 +1,181 @@
+"""From a function and the arguments of one call to a plan: trace it over stand-ins, compute what is constant, prepare the rest.
+
+    f, (x, w)  →  f(stand-in x, stand-in w) = graph  →  constants folded  →  Captured
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from svod.config import PrepareConfig
+from svod.core.graph import graph
+from svod.core.graph.buffer import Buffer, buffer_of
+from svod.core.graph.callback import is_callback
+from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
+from svod.core.ir.variable import is_symbolic
+from svod.core.machine.target import HOST
+from svod.errors import SvodError
+from svod.prepare import buffers_under, complete_config, prepare_graph
+from svod.tensor import Tensor
+from svod.tensor.base import TensorBase, live_tensors
+from svod.tensor.operations.random import random_keys
+from svod.tensor.realize import assignments, realize_tensors
+from svod.tracing.arguments import is_leaf, mapped, structure_of, substitute
+from svod.tracing.captured import Captured
+from svod.tracing.watch import Watch
+
+_FOLDED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.GEP, Ops.GATHER, Ops.CAT, Ops.CONTIGUOUS, Ops.COPY}
+_DEAR = TRANSCENDENTAL | {Ops.BUFFER, Ops.REDUCE_AXIS, Ops.CONTIGUOUS, Ops.COPY}
+_CHEAP = 16      # largest number of elementwise operations on positions that are recomputed instead of stored
+_OFTEN = 4       # writes to a constant's memory after which it is read in place, and packed no more
+_here = threading.local()       # `capturing`: this thread is inside a function that is being captured
+
+
+def is_capturing() -> bool:
+    """Whether this thread is inside a function that is being captured."""
+    return getattr(_here, "capturing", False)
+
+
+@contextmanager
+def _capturing() -> Iterator[None]:
+    _here.capturing = True
+    try:
+        yield
+    finally:
+        _here.capturing = False
+
+
+def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: Sequence[Tensor], config: PrepareConfig | None,
+            fresh_numbers: bool) -> Captured:
+    """Capture a call. `tensors`: its tensors, in memory, in order. `fresh_numbers`: random numbers are drawn anew in each run.
+
+    Raises SvodError for a function that returns no tensor, reads an argument's values, or reads what cannot be watched."""
+    watch = Watch(name)
+    stand_ins = [_stand_in(t) for t in tensors]
+    inputs = [graph.base_of(t.uop) for t in stand_ins]
+    for u in inputs:
+        if _has_memory(u):
+            buffer_of(u).closed = (f"svod.jit: {name} reads the values of an argument while it is captured; compute with tensors only, and "
+                                   "pass what decides on the computation as a Python value")
+    # the function must not repeat assignments that were made before
+    realize_tensors([t for t in live_tensors() if isinstance(t, Tensor) and graph.base_of(t.uop).op is Ops.AFTER])
+    assigned: dict[int, tuple[TensorBase, UOp]] = {}
+    try:
+        with _capturing(), random_keys(fresh_numbers) as keys:
+            swap = iter(stand_ins)
+            with assignments() as assigned:
+                result = fn(*substitute(args, swap), **substitute(kwargs, swap))
+            effects = [Tensor.from_uop(t.uop) for t, u in assigned.values() if _is_effect(t, u)]
+            outputs: list[Tensor] = []
+            structure = structure_of(result, outputs)
+            if not outputs:
+                raise SvodError(f"svod.jit: {name} returned no Tensor, but {type(result).__name__}; "
+                                "return the tensors that should be computed")
+            outputs = [_in_own_layout(t) for t in outputs]
+            if keys.node is not None:
+                inputs.append(keys.node)
+            captured, constants = _prepare(tensors, inputs, structure, outputs, effects, complete_config(config), watch, keys.drawn)
+    finally:
+        for t, u in assigned.values():
+            if _is_effect(t, u):
+                t.uop = u       # the plan writes that memory; the tensor goes on holding it
+    # what the function changes while it is captured is no change
+    watch.follow(fn)
+    mapped([*args, *kwargs.values()], lambda v: None if is_leaf(v) else watch.follow(v))
+    watch.close(constants)
+    captured.changed = watch.changed
+    return captured
+
+
+def _stand_in(t: Tensor) -> Tensor:
+    """A tensor of the same shape and dtype over a buffer without memory."""
+    shape = t.shape
+    if is_symbolic(shape):
+        return Tensor.from_uop(graph.storage_view(graph.buffer(t.dtype, graph.storage_size(t.uop)), shape))
+    return Tensor.from_uop(graph.reshape(graph.buffer(t.dtype, t.numel()), shape))
+
+
+def _in_own_layout(t: Tensor) -> Tensor:
+    """A result in the layout of its shape: a view of an input may have the strides of another largest shape."""
+    view = is_symbolic(t.shape) and graph.base_of(t.uop).op is Ops.BUFFER and not graph.is_padding_view(t.uop)
+    return Tensor.from_uop(graph.copy(t.uop, HOST)) if view else t
+
+
+def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outputs: list[Tensor], effects: list[Tensor],
+             config: PrepareConfig, watch: Watch, draws: int) -> tuple[Captured, list[Buffer]]:
+    """The plan that computes the returned tensors and the assignments of the function, and the buffers whose content went into it."""
+    roots = [*outputs, *effects]
+    assigned = frozenset(graph.storage_of(a) for t in roots for a in t.uop.walk(Ops.AFTER))
+    read = buffers_under([t.uop for t in roots]) - assigned.union(inputs)
+    constants = {u for u in read if _stays(buffer_of(u), watch)}
+    changing = assigned.union(inputs, read - constants)
+    _fold_constants(roots, changing, config)
+    results = [t.uop for t in outputs]
+    computed = [t.uop for t in roots if graph.base_of(t.uop).op is not Ops.BUFFER]
+    fixed = frozenset() if config.constants == "none" else frozenset(buffers_under(computed)) - changing
+    bound = set(inputs)
+    for u, t in zip(inputs, tensors, strict=False):     # after them there may be the key of random numbers
+        # outputs of a plan have memory from the start, and kernels that are captured are timed on theirs
+        if _has_memory(u) and (u in assigned or config.capture is not None):
+            buffer_of(u).bind(buffer_of(graph.base_of(t.uop)).array)
+            bound.discard(u)
+    captured = Captured(prepare_graph(computed, config, fixed, frozenset(bound)), inputs, structure, results, draws)
+    return captured, [buffer_of(u) for u in constants]
+
+
+def _stays(buffer: Buffer, watch: Watch) -> bool:
+    """Whether the content of a buffer may be read once, at capture: a write to it is seen, or refused, and is rare."""
+    if buffer.version >= _OFTEN:
+        return False
+    return not buffer.shared or (buffer.given is not None and watch.freeze(buffer.given))
+
+
+def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: PrepareConfig) -> None:
+    """Compute now what does not depend on the BUFFERs `changing`, once, so that no run computes it again (batch norm's scale, transposed
+    weights, weights that are random numbers). A few operations on positions, such as a mask, stay where they are read."""
+    sink = graph.sink(*[t.uop for t in outputs])
+    varies: set[UOp] = set(changing)
+    dear: set[UOp] = set()
+    for u in sink.toposort():
+        if u.op in _DEAR or any(s in dear for s in u.src):
+            dear.add(u)
+        if any(s in varies for s in u.src) or _depends_on_variables(u) or is_callback(u):
+            varies.add(u)
+    folded: dict[UOp, None] = {}
+    for u in sink.toposort():
+        for s in u.src if u in varies or u.op is Ops.SINK else ():
+            node = s
+            while node.op in MOVEMENT or node.op is Ops.DETACH:
+                node = node.src[0]
+            if node not in varies and node.op in _FOLDED and (node in dear or _is_long(node)):
+                folded[node] = None
+    if folded:
+        tensors = [Tensor.from_uop(u) for u in folded]
+        # this runs once, so it is not worth a search, and a capture should not show it as a part of the model
+        prepared = prepare_graph([t.uop for t in tensors], replace(config, beam=None, capture=None))
+        prepared.plan.execute()
+        prepared.attach(tensors)
+
+
+def _is_long(node: UOp) -> bool:
+    return sum(n.op in ELEMENTWISE for n in node.toposort()) > _CHEAP
+
+
+def _depends_on_variables(u: UOp) -> bool:
+    """Whether the value of a node, or its number of elements, depends on a variable."""
+    if u.op in (Ops.DEFINE_VAR, Ops.BIND):
+        return True
+    return (u.op in _FOLDED or u.op in MOVEMENT or u.op is Ops.IOTA) and is_symbolic(graph.shape_of(u))
+
+
+def _is_effect(tensor: TensorBase, before: UOp) -> bool:
+    """Whether the tensor, whose node was `before`, has a pending assignment to existing memory."""
+    return graph.base_of(before).op is Ops.BUFFER and graph.base_of(tensor.uop).op is Ops.AFTER
+
+
+def _has_memory(u: UOp) -> bool:
+    """Whether a node is storage. A tensor without elements is a constant and has no storage."""
+    return u.op is Ops.BUFFER

@@ -1,0 +1,174 @@
+"""The capture of one signature, and how a call runs it: bind the arguments, bind memory for the results, run the plan.
+
+    arrays → addresses of inputs | free memory → addresses of outputs | one native call → tensors over that memory
+
+No graph is built. A result is a tensor over an array; it gets a node when somebody computes with it.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from sys import getrefcount
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from svod.compile.plan.plan_parts import address_of
+from svod.core.graph import graph
+from svod.core.graph.allocator import LARGE
+from svod.core.graph.buffer import Array, aligned_empty, buffer_of
+from svod.core.ir.dtype import DType
+from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.variable import is_symbolic, rebound
+from svod.errors import LaunchError
+from svod.prepare import Prepared, refuse_shared_memory, span_of
+from svod.tensor import Tensor
+from svod.tracing.arguments import Leaf, as_tensor, memory_of, rebuild
+
+MOST_KEPT = 3       # arrays kept per result: the one in use, the one before, and one more
+
+
+class _Memory(NamedTuple):
+    """An array for a result, in its shape; what its views hold; and where it is."""
+
+    array: Array
+    owner: Any
+    address: int
+
+
+class ResultMemory:
+    """Arrays for one result. A small one that nobody outside holds any more is used again: an allocation takes longer than a small kernel.
+
+    Views of an array hold its owner, so an array is free when both have as many references as at the beginning."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._size = math.prod(shape)
+        self._is_small = self._size * dtype.itemsize < LARGE
+        self._kept: list[_Memory] = []
+        self._alone = (0, 0)
+
+    def take(self, bound: Array | None) -> _Memory:
+        """Memory that nobody uses. `bound`: the array that the plan holds one more reference to."""
+        for memory in self._kept:
+            array, owner = _references(memory)
+            if memory.array is bound:
+                array -= 1
+            if (array, owner) == self._alone:
+                return memory
+        flat = aligned_empty(self._size, self.dtype)
+        array = flat.reshape(self.shape)
+        memory = _Memory(array, array.base, address_of(array))
+        del flat, array
+        if self._is_small and memory.owner is not None:
+            if len(self._kept) == MOST_KEPT:
+                self._kept.pop(0)
+            self._kept.append(memory)
+            self._alone = _references(memory)
+        return memory
+
+
+def _references(memory: _Memory) -> tuple[int, int]:
+    """The references to the array and to its owner."""
+    return getrefcount(memory[0]), getrefcount(memory[1])
+
+
+class _Result(NamedTuple):
+    """Where a result of the function is: `made`: the buffer number of memory that each run makes; `given`: the number of the argument that
+    is returned; else `node`: a BUFFER that was there before."""
+
+    shape: tuple[int, ...]
+    made: int | None
+    given: int | None
+    node: UOp | None
+
+
+class Captured:
+    """The plan of one signature, the buffers of its inputs and the sources of its results."""
+
+    def __init__(self, prepared: Prepared, inputs: Sequence[UOp], structure: Any, results: Sequence[UOp], draws: int = 0) -> None:
+        self.prepared, self.plan, self.structure = prepared, prepared.plan, structure
+        self.draws = draws              # keys of random numbers that a run takes
+        self.changed: Callable[[], str] = lambda: ""    # what the function reads beside its arguments and is another one than at capture
+        numbers = [prepared.numbers.get(u) for u in inputs]      # None: the function does not read that input
+        self.reads = [(i, n) for i, n in enumerate(numbers) if n is not None]
+        made = {prepared.nodes[i]: i for i in prepared.unbound.outputs if prepared.is_new(i)}
+        outputs = iter(prepared.unbound.outputs)
+        self.results = []
+        for u in results:
+            base = graph.base_of(u)
+            node = base if base.op is Ops.BUFFER else prepared.nodes[next(outputs)]
+            given = inputs.index(node) if node in inputs else None
+            self.results.append(_Result(graph.shape_of(u), made.get(node), given, node))
+        self.made = {number: self._memory_for(number) for number in dict.fromkeys(made.values())}
+        # memory that stays from run to run, for a plan that writes any that was there before: what arguments must not share
+        bound = {number for _, number in self.reads} | self.made.keys()
+        self.fixed = {i: span_of(b.array) for i, b in enumerate(self.plan.buffers) if b.array is not None and i not in bound}
+        self.state = {i: span for i, span in self.fixed.items() if i in prepared.overwritten}
+        # every result is memory of its own: no nodes are needed
+        numbers = [r.made for r in self.results]
+        self._is_plain = None not in numbers and len({*numbers}) == len(numbers) and not any(is_symbolic(r.shape) for r in self.results)
+
+    def _memory_for(self, number: int) -> ResultMemory:
+        """The memory of an output: in the shape of the result that it is, if it is one."""
+        spec = self.prepared.unbound.buffers[number]
+        shapes = [r.shape for r in self.results if r.made == number]
+        plain = len(shapes) == 1 and not is_symbolic(shapes[0])
+        return ResultMemory(shapes[0] if plain else (spec.size,), spec.dtype)
+
+    def run(self, given: Sequence[Leaf], values: Mapping[str, int]) -> Any:
+        """Run the plan over the arguments and return what the function returns. Raises LaunchError and ScheduleError."""
+        plan, results = self.plan, {}
+        with plan.lock:
+            bound = plan.bound_arrays
+            if self.prepared.overwritten:
+                self._check_memory(given)
+            for i, number in self.reads:
+                array = memory_of(given[i])
+                if bound.get(number) is not array:
+                    plan.bind_array(number, array)
+            for number, kept in self.made.items():
+                before = bound.get(number)
+                memory = kept.take(before)
+                if memory.array is not before:
+                    plan.bind_new(number, memory.array, memory.address)
+                results[number] = memory.array
+            if values:
+                plan.execute(**{name: value for name, value in values.items() if name in plan.variables})
+            else:
+                plan.execute()
+        if self._is_plain:
+            if self.structure is Tensor:
+                (array,) = results.values()
+                return Tensor.over(array, kept.dtype, False)
+            return rebuild(self.structure, iter([Tensor.over(results[r.made], self.made[r.made].dtype, False)   # type: ignore[index]
+                                                 for r in self.results]))
+        return rebuild(self.structure, iter(self._tensors(results, given, values)))
+
+    def _tensors(self, made: Mapping[int, Array], given: Sequence[Leaf], values: Mapping[str, int]) -> list[Tensor]:
+        """The results as tensors with nodes, so that those over the same memory share it."""
+        nodes: dict[int, UOp] = {}
+        for number, array in made.items():
+            spec = self.prepared.unbound.buffers[number]
+            nodes[number] = graph.buffer(spec.dtype, spec.size)
+            buffer_of(nodes[number]).bind(array.reshape(-1))
+        tensors = []
+        for r in self.results:
+            node = nodes[r.made] if r.made is not None else graph.base_of(as_tensor(given[r.given]).uop) if r.given is not None else r.node
+            assert node is not None
+            view = graph.storage_view(node, rebound(r.shape, values)) if is_symbolic(r.shape) else graph.reshape(node, r.shape)
+            tensors.append(Tensor.from_uop(view))
+        return tensors
+
+    def _check_memory(self, given: Sequence[Leaf]) -> None:
+        """Raise ScheduleError where an argument shares memory that the plan writes, and LaunchError for an argument that is written and
+        is not laid out as a kernel writes it."""
+        written = self.prepared.overwritten
+        spans = {}
+        for i, number in self.reads:
+            array = memory_of(given[i])
+            spans[number] = span_of(array)
+            if number in written and isinstance(given[i], np.ndarray) and array is not given[i]:
+                raise LaunchError(f"argument {i} is assigned to, and it is not a C-contiguous, aligned array of a native type; pass a copy")
+        refuse_shared_memory(spans, written, {**self.fixed, **spans})
+        refuse_shared_memory(self.state, self.state, spans)

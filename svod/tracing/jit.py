@@ -1,0 +1,130 @@
+"""`svod.jit`: a captured function, its plans by signature, and when it is captured anew."""
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import types
+from collections.abc import Callable, Hashable
+from typing import Any, Literal
+
+import numpy as np
+
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.config import PrepareConfig
+from svod.errors import ArgumentError, ConfigError
+from svod.tensor import Tensor
+from svod.tensor.operations.random import next_keys
+from svod.tracing.arguments import Leaf, as_tensor, in_memory, key_of, substitute
+from svod.tracing.capture import capture, is_capturing
+from svod.tracing.captured import Captured
+
+MOST_PLANS = 64         # of one function; the one that was used longest ago is dropped for another
+RECAPTURES_SAID = 8     # captures of one signature after which a warning says why there are so many
+log = logging.getLogger("svod.jit")
+
+
+class Jit:
+    """The result of `svod.jit`. Call it like the function."""
+
+    def __init__(self, fn: Callable[..., Any], config: PrepareConfig | None = None, random: str = "captured"):
+        _check_arguments(fn, config, random)
+        self.fn, self.config, self.random = fn, config, random
+        self._captured: dict[Hashable, Captured] = {}
+        self._renewed: dict[Hashable, int] = {}
+        self._lock = threading.Lock()
+        functools.update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given: list[Leaf] = []
+        values: dict[str, int] = {}
+        key: Hashable = tuple([key_of(a, given, values) for a in args])
+        if kwargs:
+            key = key, tuple([(k, key_of(v, given, values)) for k, v in kwargs.items()])
+        if is_capturing():
+            stand_ins = iter([as_tensor(g) for g in given])
+            return self.fn(*substitute(args, stand_ins), **substitute(kwargs, stand_ins))
+        captured = self._captured.get(key)
+        if captured is None or captured.changed():
+            captured, given = self._capture(key, args, kwargs, given)
+        if captured.draws:
+            given.append(np.array(next_keys(captured.draws), np.uint32))
+        return captured.run(given, values)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Bind a method: the object is the first argument, a part of the signature, and lives as long as the captures."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    @property
+    def plans(self) -> tuple[ExecutionPlan, ...]:
+        """The plans captured so far, one per input signature; at most `MOST_PLANS`."""
+        return tuple(c.plan for c in self._captured.values())
+
+    def _capture(self, key: Hashable, args: Any, kwargs: Any, given: list[Leaf]) -> tuple[Captured, list[Leaf]]:
+        """The capture of a call, made now unless another thread has made it, and its arguments in memory."""
+        with self._lock:
+            captured = self._captured.get(key)
+            changed = "" if captured is None else captured.changed()
+            if captured is not None and not changed:
+                return captured, given
+            if changed:
+                self._say_changed(key, changed)
+            tensors = [in_memory(as_tensor(g)) for g in given]
+            made = capture(self.fn, self._name, args, kwargs, tensors, self.config, self.random == "fresh")
+            self._captured.pop(key, None)
+            while len(self._captured) >= MOST_PLANS:
+                del self._captured[next(iter(self._captured))]
+            self._captured[key] = made
+            return made, [t if isinstance(g, Tensor) else g for g, t in zip(given, tensors, strict=True)]
+
+    def _say_changed(self, key: Hashable, changed: str) -> None:
+        """Count a capture that a change made necessary, and warn about many."""
+        self._renewed[key] = self._renewed.get(key, 0) + 1
+        if self._renewed[key] == RECAPTURES_SAID:
+            log.warning("svod.jit: %s was captured %d times for one signature, the last time because of %s; pass what changes often as an "
+                        "argument", self._name, RECAPTURES_SAID + 1, changed)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+
+def _check_arguments(fn: Any, config: Any, random: str) -> None:
+    """Raise ArgumentError and ConfigError for what `svod.jit` does not take."""
+    if not callable(fn):
+        hint = "; to compute a tensor, call its realize()" if isinstance(fn, Tensor) else ""
+        raise ArgumentError(f"svod.jit takes a function of tensors, got {type(fn).__name__}{hint}")
+    if any(c.__module__.split(".")[0] == "torch" for c in type(fn).__mro__):
+        raise ArgumentError(f"svod.jit takes a function of svod tensors, got the PyTorch module {type(fn).__name__}; write it with svod.nn "
+                            "and load its weights: model.load_state_dict(module.state_dict())")
+    if config is not None and not isinstance(config, PrepareConfig):
+        raise ConfigError(f"svod.jit(config=…) takes a PrepareConfig, got {type(config).__name__}; for a search: "
+                          "PrepareConfig(beam=BeamConfig(width=4))")
+    if random not in ("captured", "fresh"):
+        raise ArgumentError(f"svod.jit(random={random!r}): use \"captured\" or \"fresh\"")
+
+
+def jit(fn: Callable[..., Any] | None = None, *, config: PrepareConfig | None = None,
+        random: Literal["captured", "fresh"] = "captured") -> Any:
+    """Capture a function of tensors: `f = svod.jit(model)`, or as a decorator, `@svod.jit` or `@svod.jit(config=…)`.
+
+    Arguments may be arrays and tensors of NumPy, svod, and libraries with `__dlpack__` or an array interface (PyTorch, JAX), and tuples,
+    lists and dicts of them. A bound variable may be an argument, `f(x, n.bind(5))`, or stand in the shape of one, `f(x[:n.bind(5)])`; its
+    value may differ in each call. Everything else must be hashable and is a constant of the signature. Every call returns new tensors.
+
+    What the function reads beside its arguments is seen to change: weights that are replaced, loaded or assigned to, names, attributes.
+    The next call then captures anew. A NumPy array that it reads becomes read-only while the capture lives.
+
+    A tensor that the function assigns to (`state.assign(…)`) is state: every call reads and writes its memory, also if it is an argument.
+    Reading the value of an argument during capture (`x.item()`, `if x.sum() > 0`) is an error. A jitted function that is called during the
+    capture of another becomes a part of the other.
+
+    `random`: "captured" draws `Tensor.rand` and its like once, at capture, and every call returns the same numbers; "fresh" draws new
+    numbers in each call, the ones that the calls would draw without jit.
+
+    Of the plans, one per signature, the last `MOST_PLANS` (64) are kept.
+
+    Raises ArgumentError unless `fn` is a function. A call raises SvodError if the function returns no tensor."""
+    if fn is None:
+        return lambda f: Jit(f, config, random)
+    return Jit(fn, config, random)
