@@ -177,6 +177,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     if dumps:
         dump(sink, constants, unbound, plan, target, config)
     plan.keep = nodes           # the plan's addresses are valid while its buffers live
+    plan.writes = tuple([buffer_of(nodes[i]) for i in sorted(overwritten.union(unbound.outputs))])
     if captures:
         capture.append(str(config.capture), native, seconds_by_kernel(plan, unbound), target=target, plan=plan)
     return Prepared(plan, unbound, tuple(nodes), numbers, overwritten)

@@ -211,3 +211,23 @@ def test_an_unusable_variable_is_one_error_that_names_it(monkeypatch: pytest.Mon
     assert not any("config.py" in str(entry.path) for entry in caught.traceback), "how the environment is read is no news"
     plan = (Tensor(X) + 1).prepare(PrepareConfig(beam=None))
     assert plan.kernels, "who says what to do is not asked for BEAM"
+
+
+def test_arrays_that_a_plan_is_given_must_fit() -> None:
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    plan = (Tensor(x) * 2).prepare(PrepareConfig())
+    given = next(i for i, b in enumerate(plan.buffers) if b.kind == "input")
+    made = next(i for i, b in enumerate(plan.buffers) if b.kind == "output")
+    raw = np.zeros(65, np.uint8)
+    for array, said in ((x.astype(np.float64), "holds float32; .* has another type"), (x.astype(np.int32), "has another type"),
+                        (x[:2], "needs 64 bytes"), (x.T, "not C-contiguous"), (raw[1:].view(np.float32), "multiple of its 4 bytes"),
+                        (plan.outputs[0], f"in memory of buffer {made}")):
+        with pytest.raises(LaunchError, match=said):
+            plan.bind_array(given, array)
+    with pytest.raises(LaunchError, match=f"in memory of buffer {given}"):
+        plan.bind_array(made, x)
+    with pytest.raises(LaunchError, match="cannot be bound"):
+        plan.bind_array(99, x)
+    plan.bind_array(given, x + 1)
+    plan.execute()
+    np.testing.assert_array_equal(plan.outputs[0], (x.reshape(-1) + 1) * 2)

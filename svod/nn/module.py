@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from svod.core.graph.changes import note_change
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import scope
 from svod.errors import ShapeError, StateError
@@ -32,12 +33,19 @@ class Module:
         with scope(path):
             return self.forward(*args, **options)
 
+    reports_changes = True      # of attributes, to captured functions that have read them
+
     def __setattr__(self, name: str, value: Any) -> None:
+        note_change()
         if isinstance(value, Module):
             value._named(name)
         elif isinstance(value, np.ndarray) and isinstance(self.__dict__.get(name, value), Tensor | None):
             value = Tensor(value)       # an array that replaces a parameter becomes a parameter
         object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        note_change()
+        object.__delattr__(self, name)
 
     def _named(self, path: str) -> None:
         """Set the path of this module in the module that holds it."""
@@ -88,6 +96,7 @@ class Module:
         module: Module = self
         for part in owner.split(".") if owner else ():
             module = module.__dict__[part]
+        note_change()
         object.__setattr__(module, name, tensor)
 
     def to(self, dtype: DTypeLike) -> Self:

@@ -52,10 +52,8 @@ def live_tensors() -> list[TensorBase]:
 def pending_tensors() -> list[TensorBase]:
     """The live tensors whose values are not in memory: realisation replaces nodes in these only."""
     pending = []
-    for key, reference in list(_pending.data.items()):
-        t = reference()
-        if t is None:
-            continue
+    for t in [t for ref in _pending.valuerefs() if (t := ref()) is not None]:
+        key = id(t)
         if graph.base_of(t.uop).op is Ops.BUFFER:
             _computed[key] = t
             if graph.base_of(t.uop).op is Ops.BUFFER:       # still, now that both tables have it

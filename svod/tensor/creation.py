@@ -26,7 +26,7 @@ class Creation(TensorBase):
     __slots__ = ()
 
     def __init__(self, data: Any, dtype: DTypeLike | None = None) -> None:
-        """A tensor of a scalar, a variable, nested lists, a NumPy array, an object with `__array__` or another tensor. Its values are
+        """A tensor of a scalar, a variable, nested lists, a NumPy array, an object with an array interface or another tensor. Its values are
         converted to `dtype` if given. Raises DTypeError and ShapeError for data that no tensor can hold."""
         wanted = None if dtype is None else as_dtype(dtype)
         if isinstance(data, TensorBase):
@@ -36,7 +36,7 @@ class Creation(TensorBase):
             self._hold(number_of(data, own if wanted is None else wanted))
         elif is_scalar(data) and not isinstance(data, np.generic):
             self._hold(_scalar_node(data, wanted))
-        elif isinstance(data, (np.ndarray, np.generic)) or hasattr(data, "__array__"):
+        elif isinstance(data, (np.ndarray, np.generic)) or hasattr(data, "__array__") or hasattr(data, "__array_interface__"):
             self._hold_array(np.asarray(data), wanted)
         elif isinstance(data, (list, tuple, range)):
             array = array_of_lists(data)

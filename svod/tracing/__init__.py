@@ -9,6 +9,6 @@
 A call that was captured before builds no graph. What the function reads beside its arguments is watched (`watch`), and a change makes the
 next call capture anew.
 """
-from svod.tracing.jit import Jit, jit
+from svod.tracing.jitted import Jit, jit
 
 __all__ = ["Jit", "jit"]

@@ -110,12 +110,13 @@ def as_tensor(value: Leaf) -> Tensor:
 
 def memory_of(leaf: Array | Tensor) -> Array:
     """The array whose memory a kernel reads for an argument."""
-    if type(leaf) is np.ndarray:
+    if isinstance(leaf, Tensor):
+        if leaf._memory is not None:
+            return leaf._memory
+    elif type(leaf) is np.ndarray:
         flags = leaf.flags
-        if flags.carray or (flags.c_contiguous and flags.aligned and leaf.dtype.isnative):
+        if flags.c_contiguous and flags.aligned and leaf.dtype.isnative:
             return leaf
-    elif leaf._memory is not None:
-        return leaf._memory
     return buffer_of(graph.base_of(in_memory(as_tensor(leaf)).uop)).array
 
 

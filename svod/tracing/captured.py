@@ -51,15 +51,12 @@ class ResultMemory:
     def take(self, bound: Array | None) -> _Memory:
         """Memory that nobody uses. `bound`: the array that the plan holds one more reference to."""
         for memory in self._kept:
-            array, owner = _references(memory)
-            if memory.array is bound:
-                array -= 1
-            if (array, owner) == self._alone:
+            of_array, of_owner = _references(memory)
+            if (of_array - (memory.array is bound), of_owner) == self._alone:
                 return memory
-        flat = aligned_empty(self._size, self.dtype)
-        array = flat.reshape(self.shape)
+        array = aligned_empty(self._size, self.dtype).reshape(self.shape)
         memory = _Memory(array, array.base, address_of(array))
-        del flat, array
+        del array
         if self._is_small and memory.owner is not None:
             if len(self._kept) == MOST_KEPT:
                 self._kept.pop(0)
@@ -125,8 +122,8 @@ class Captured:
                 self._check_memory(given)
             for i, number in self.reads:
                 array = memory_of(given[i])
-                if bound.get(number) is not array:
-                    plan.bind_array(number, array)
+                if bound.get(number) is not array:      # the key of the signature answers for its type and size
+                    plan.bind_new(number, array, address_of(array))
             for number, kept in self.made.items():
                 before = bound.get(number)
                 memory = kept.take(before)
@@ -134,9 +131,9 @@ class Captured:
                     plan.bind_new(number, memory.array, memory.address)
                 results[number] = memory.array
             if values:
-                plan.execute(**{name: value for name, value in values.items() if name in plan.variables})
-            else:
-                plan.execute()
+                known = plan.variables
+                plan.set_variables(values if values.keys() <= known.keys() else {n: v for n, v in values.items() if n in known})
+            plan.execute()
         if self._is_plain:
             if self.structure is Tensor:
                 (array,) = results.values()
@@ -164,11 +161,12 @@ class Captured:
         """Raise ScheduleError where an argument shares memory that the plan writes, and LaunchError for an argument that is written and
         is not laid out as a kernel writes it."""
         written = self.prepared.overwritten
-        spans = {}
-        for i, number in self.reads:
-            array = memory_of(given[i])
-            spans[number] = span_of(array)
-            if number in written and isinstance(given[i], np.ndarray) and array is not given[i]:
-                raise LaunchError(f"argument {i} is assigned to, and it is not a C-contiguous, aligned array of a native type; pass a copy")
+        arrays = {number: memory_of(given[i]) for i, number in self.reads}
+        spans = {number: span_of(array) for number, array in arrays.items()}
         refuse_shared_memory(spans, written, {**self.fixed, **spans})
         refuse_shared_memory(self.state, self.state, spans)
+        for i, number in self.reads:
+            if number in written and isinstance(given[i], np.ndarray) and arrays[number] is not given[i]:
+                raise LaunchError(f"argument {i} is assigned to, and it is not a C-contiguous, aligned array of a native type; pass a copy")
+            if number in written and not arrays[number].flags.writeable:
+                raise LaunchError(f"argument {i} is assigned to, and its memory is read-only; pass a copy")

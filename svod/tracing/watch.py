@@ -15,6 +15,7 @@ followed. A generator of random numbers and an iterator are refused: they would 
 """
 from __future__ import annotations
 
+import dis
 import enum
 import functools
 import io
@@ -27,11 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from svod.core.graph import graph
-from svod.core.graph.buffer import Array, Buffer, buffer_of
+from svod.core.graph.buffer import Array, Buffer
 from svod.core.graph.changes import changes
 from svod.core.ir.dtype import DType
-from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.uop import UOp
 from svod.core.ir.variable import Dim
 from svod.errors import SvodError
 from svod.tensor import Tensor
@@ -157,7 +157,7 @@ class Watch:
         if isinstance(getattr(v, "__wrapped__", None), types.FunctionType):
             return (v.__wrapped__,)
         if isinstance(v, (np.random.Generator, np.random.RandomState, random.Random, Iterator)) and not isinstance(v, io.IOBase):
-            raise SvodError(f"svod.jit: {self._function} reads a {type(v).__name__}, which is asked once, while it is captured; draw numbers "
+            raise SvodError(f"svod.jit: {self._function} reads a {type(v).__name__}, which is asked once, at capture; draw numbers "
                             "with Tensor.rand and svod.jit(…, random=\"fresh\"), or pass what is drawn as an argument")
         return self._attributes_of(v)
 
@@ -245,8 +245,8 @@ def _items(container: Any) -> Iterable[Any]:
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
-    """The names that a function's code, and the functions inside it, look up."""
-    yield from code.co_names
+    """The names and attributes that a function's code, and the functions inside it, read."""
+    yield from (i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD_") and i.opcode in dis.hasname)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names_in(constant)

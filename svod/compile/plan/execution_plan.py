@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,13 +40,16 @@ from svod.compile.plan.plan_parts import (
     check_array,
     check_launches,
     check_plan,
+    is_shared,
     lifetimes_of,
     names_of,
+    ranges_of,
     variables_of,
     variants_of,
     written_by,
 )
 from svod.core.graph.buffer import Buffer, aligned_empty
+from svod.core.graph.changes import note_writes
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.launch import ONCE, check_bounds
 from svod.core.machine.target import HOST
@@ -87,6 +90,7 @@ class ExecutionPlan:
         self.lock = threading.RLock()       # hold it to bind and execute as one step
         self.keep: object = None            # what has to live as long as the plan: owners of memory that it uses
         self.carried: frozenset[int] = frozenset()      # buffers whose content is the state that a run starts from and changes
+        self.writes: tuple[Buffer, ...] = ()        # the tensors' memory that a run writes
         self.runs = 0                       # of all kernels: what a capture weighs plans by
         self._outputs = tuple(outputs)
         self._failure: str | None = None    # why the plan refuses to run
@@ -103,6 +107,8 @@ class ExecutionPlan:
         self.variables = variables_of(self.every)               # bounds of those that have some
         self._values: dict[str, int | None] = {name: None for k in self.every for name in names_of(k).values()}
         self._unset = set(self._values)
+        self._is_sliced = False             # a phase computes a part of its iterations
+        self._ranges = ranges_of(self.every)
         used = {index for k in self.every for index in k.buffers}
         self._bindable = {i for i, b in enumerate(self.buffers) if b.kind in ("input", "output")}
         self._unbound = {i for i in self._bindable & used if self.buffers[i].array is None}
@@ -126,7 +132,7 @@ class ExecutionPlan:
         """A plan of one kernel over `arrays`, one per slot: what benchmarks and checks run."""
         kinds: list[BufferKind] = ["output" if slot in spec.outs else "constant" if slot in constants else "input"
                                    for slot in range(len(arrays))]
-        buffers = [PlanBuffer(array.nbytes, kind, array) for array, kind in zip(arrays, kinds, strict=True)]
+        buffers = [PlanBuffer(array.nbytes, kind, array, dtype) for array, kind, (dtype, _) in zip(arrays, kinds, spec.params, strict=True)]
         return cls([PreparedKernel(spec, loaded, tuple(range(len(arrays))), spec.name)], buffers, spec.outs, threads=threads, device=device)
 
     @property
@@ -171,7 +177,7 @@ class ExecutionPlan:
                 array = self._arrays.get(index, b.array)
                 if array is not None and index in self._written:
                     array = aligned_empty(array.nbytes, dtypes.uint8).view(array.dtype)
-                buffers.append(PlanBuffer(b.nbytes, b.kind, array))
+                buffers.append(replace(b, array=array))
             plan = ExecutionPlan(self.every, buffers, self._outputs, threads=threads or self.threads, planner=self.memory.mode,
                                  device=self.device)
             plan.keep = self.keep
@@ -193,6 +199,7 @@ class ExecutionPlan:
                 self._run_segments(1)
             if self._mirror is not None:
                 self._mirror.store(self._written)
+            note_writes(self.writes)
             self.runs += 1
 
     def load_inputs(self) -> None:
@@ -208,6 +215,7 @@ class ExecutionPlan:
                 self._run(self._launches, times)
             else:
                 self._run_segments(times)
+            note_writes(self.writes)
             self.runs += times
 
     def open_after_run(self, buffers: Sequence[tuple[Buffer, np.ndarray[Any, Any]]]) -> None:
@@ -365,40 +373,59 @@ class ExecutionPlan:
         return address if self._mirror is None else self._mirror.place(buffer, address, self.buffers[buffer].nbytes)
 
     def bind_array(self, buffer: int, array: np.ndarray[Any, Any]) -> None:
-        """Use `array` for an input or output: C-contiguous, of at least the buffer's bytes. Raises LaunchError."""
+        """Use `array` for an input or output from now on: C-contiguous, of the buffer's dtype and number of elements (bfloat16 as the
+        uint16 of its bits), aligned to its elements, writable if the plan writes it. Memory that the plan writes must not lie under another
+        buffer too. Raises LaunchError."""
         with self.lock:
             if self._calling:
                 self._refuse()
-            check_array(buffer, array, self.buffers[buffer].nbytes, buffer in self._written)
-            self.bind(buffer, address_of(array))
-            self._arrays[buffer] = array
+            if buffer not in self._bindable:
+                raise LaunchError(f"buffer {buffer} cannot be bound: the plan's inputs and outputs are {sorted(self._bindable)}")
+            check_array(buffer, array, self.buffers[buffer], buffer in self._written)
+            for i, other in enumerate(self.buffers):
+                held = self._arrays.get(i, other.array)
+                if i != buffer and held is not None and (buffer in self._written or i in self._written) and is_shared(held, array):
+                    raise LaunchError(f"buffer {buffer}: the array lies in memory of buffer {i}, and the plan writes one of them; copy it")
+            self.bind_new(buffer, array, address_of(array))
 
     def set_variables(self, values: Mapping[str, int]) -> None:
         """Set variables of the kernels; they keep their value. Raises LaunchError for an unknown name."""
         with self.lock:
             if self._calling:
                 self._refuse()
-            unknown = sorted(set(values) - set(self._values))
-            if unknown:
-                known = ", ".join(sorted(self._values)) or "none"
-                raise LaunchError(f"variables {', '.join(unknown)} were given; the plan has {known}")
+            own, again = self._values, self._is_sliced or self._unset
+            new = {}
             for name, value in values.items():
-                limits = self.variables.get(name)
-                if not isinstance(value, (int, np.integer)):
-                    raise LaunchError(f"variable {name}={value} is outside the integers")
-                if limits is not None:
-                    check_bounds(name, int(value), limits.min, limits.max)
+                if again or own.get(name) != value:
+                    new[name] = number = value if type(value) is int and name in own else self._checked(name, value, values)
+                    limits = self.variables.get(name)
+                    if limits is not None and not limits.min <= number <= limits.max:
+                        check_bounds(name, number, limits.min, limits.max)
+            if not new:
+                return
             if self._over_positions:
-                check_launches(self._over_positions, {**self.variable_values(), **values})
-            for name, value in values.items():
-                self._queue.set_variable(name, int(value))
-                self._values[name] = int(value)
-                self._unset.discard(name)
-            if values:
-                self._fit_launches(set(values))
-                if len(self._variants) > 1:
-                    now = self.variable_values()
-                    self._select(next((v for v in self._variants if v.holds(now)), self._variants[-1]))
+                check_launches(self._over_positions, {**self.variable_values(), **new})
+            for name, value in new.items():
+                self._queue.set_variable(name, value)
+                own[name] = value
+            if self._unset:
+                self._unset -= new.keys()
+            self._is_sliced = False
+            if self._ranges:
+                self._fit_launches(new)
+            if len(self._variants) > 1:
+                now = self.variable_values()
+                self._select(next((v for v in self._variants if v.holds(now)), self._variants[-1]))
+
+    def _checked(self, name: str, value: Any, given: Iterable[str]) -> int:
+        """The value of a variable. Raises LaunchError for an unknown name in `given`, and for a value that is not an integer."""
+        unknown = sorted(set(given) - set(self._values))
+        if unknown:
+            known = ", ".join(sorted(self._values)) or "none"
+            raise LaunchError(f"variables {', '.join(unknown)} were given; the plan has {known}")
+        if not isinstance(value, (int, np.integer)):
+            raise LaunchError(f"variable {name}={value} is outside the integers")
+        return int(value)
 
     def _select(self, variant: Variant) -> None:
         """Run the kernels that are there for the present values of the variables."""
@@ -428,19 +455,12 @@ class ExecutionPlan:
         """The variables that have a value, and what it is."""
         return {name: value for name, value in self._values.items() if value is not None and name not in self._unset}
 
-    def _fit_launches(self, changed: set[str]) -> None:
+    def _fit_launches(self, changed: Iterable[str]) -> None:
         """Launches of as many iterations as the variables say."""
-        values = self.variable_values()
-        for number, kernel in enumerate(self.every):
-            if not any(phase.counts for phase in kernel.spec.phases):
-                continue
-            names = names_of(kernel)
-            if changed.isdisjoint(names.values()) or not values.keys() >= set(names.values()):
-                continue
-            own = {name: values[known] for name, known in names.items()}
-            for p, phase in enumerate(kernel.spec.phases):
-                if phase.counts:
-                    self._queue.set_range(number, p, 0, phase.extent_at(own))
+        for number, p, phase, names in {id(r): r for name in changed for r in self._ranges.get(name, ())}.values():
+            if self._unset.isdisjoint(names.values()):
+                extent = phase.extent_at({name: self._values[known] for name, known in names.items()})     # type: ignore[misc]
+                self._queue.set_range(number, p, 0, extent)
 
     def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
         """Let a phase compute iterations begin ≤ i < end only, for timing a slice. Raises LaunchError outside 0 … extent."""
@@ -448,6 +468,7 @@ class ExecutionPlan:
         if not 0 <= begin <= end <= spec.extent:
             raise LaunchError(f"iterations {begin} to {end} of {spec.symbol} were asked for; it has 0 to {spec.extent}")
         with self.lock:
+            self._is_sliced = True      # giving variables their values undoes it
             self._queue.set_range(self.running[kernel], phase, begin, end)
 
     # Memory of its own.

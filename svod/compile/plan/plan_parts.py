@@ -17,8 +17,9 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from svod.compile.lower.program import ProgramSpec
+from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.compile.plan.host_callback import HostProgram
+from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.schedule.regions import Region, are_disjoint, find_overlap
 from svod.errors import LaunchError
 
@@ -33,6 +34,7 @@ class PlanBuffer:
     nbytes: int
     kind: BufferKind
     array: np.ndarray[Any, Any] | None = None
+    dtype: DType | None = None          # None: any
 
 
 class VariableSpec(NamedTuple):
@@ -153,6 +155,28 @@ def names_of(kernel: PreparedKernel) -> dict[str, str]:
     return {name: kernel.variables[int(name[1:])].name for name in kernel.spec.variables}
 
 
+class VariableRange(NamedTuple):
+    """A phase with as many iterations as variables say: the numbers of its kernel and of itself, and `names_of` the kernel."""
+
+    kernel: int
+    number: int
+    phase: PhaseSpec
+    names: dict[str, str]
+
+
+def ranges_of(kernels: Sequence[PreparedKernel]) -> dict[str, list[VariableRange]]:
+    """For each variable of a plan the phases whose number of iterations may depend on it."""
+    ranges: dict[str, list[VariableRange]] = {}
+    for number, kernel in enumerate(kernels):
+        names = names_of(kernel)
+        for p, phase in enumerate(kernel.spec.phases):
+            if phase.counts:
+                found = VariableRange(number, p, phase, names)
+                for known in set(names.values()):
+                    ranges.setdefault(known, []).append(found)
+    return ranges
+
+
 def variables_of(kernels: Sequence[PreparedKernel]) -> dict[str, VariableSpec]:
     """The variables of a plan by name, without buckets. Raises LaunchError for one with different bounds in two kernels."""
     specs: dict[str, VariableSpec] = {}
@@ -237,7 +261,7 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
         if buffer.kind not in get_args(BufferKind):
             raise LaunchError(f"buffer {index}: kind {buffer.kind!r} is not known; use one of {', '.join(get_args(BufferKind))}")
         if buffer.array is not None:
-            check_array(index, buffer.array, buffer.nbytes, index in written)
+            check_array(index, buffer.array, buffer, index in written)
         elif buffer.kind in ("output", "constant"):
             raise LaunchError(f"buffer {index} is {buffer.kind} and has no array")
     for variant in variants_of(kernels):
@@ -332,17 +356,30 @@ def kernel_name(kernel: PreparedKernel) -> str:
     return kernel.name or kernel.spec.name
 
 
-def check_array(index: int, array: np.ndarray[Any, Any], nbytes: int, written: bool) -> None:
-    """Raise LaunchError for an array that cannot be the memory of buffer `index`: every call of a jitted function comes by here."""
-    flags = array.flags
-    if flags.c_contiguous and array.nbytes >= nbytes and (flags.writeable or not written):
+def check_array(index: int, array: np.ndarray[Any, Any], buffer: PlanBuffer, written: bool) -> None:
+    """Raise LaunchError for an array that cannot be the memory of buffer `index`."""
+    flags, kind = array.flags, None if buffer.dtype is None else to_numpy(buffer.dtype)
+    if flags.c_contiguous and flags.aligned and array.nbytes == buffer.nbytes and kind in (None, array.dtype) \
+            and (flags.writeable or not written):
         return
     what = f"the array of shape {array.shape} and type {array.dtype}"
+    if kind is not None and array.dtype != kind:
+        assert buffer.dtype is not None
+        bits = " (the bits of bfloat16)" if buffer.dtype == dtypes.bfloat16 else ""
+        raise LaunchError(f"buffer {index} holds {kind}{bits}; {what} has another type; convert it, array.astype({kind.name!r})")
     if not flags.c_contiguous:
         raise LaunchError(f"buffer {index}: {what} has strides {array.strides} and is not C-contiguous; copy it first")
-    if array.nbytes < nbytes:
-        raise LaunchError(f"buffer {index} needs {nbytes} bytes; {what} has {array.nbytes}")
+    if array.nbytes != buffer.nbytes:
+        raise LaunchError(f"buffer {index} needs {buffer.nbytes} bytes; {what} has {array.nbytes}")
+    if not flags.aligned:
+        raise LaunchError(f"buffer {index}: {what} does not begin at a multiple of its {array.itemsize} bytes per element; copy it first")
     raise LaunchError(f"buffer {index} is written by the plan; {what} is read-only")
+
+
+def is_shared(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Whether two C-contiguous arrays have bytes in common."""
+    first, second = address_of(a), address_of(b)
+    return first < second + b.nbytes and second < first + a.nbytes
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:

@@ -106,7 +106,7 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
                threads: int | None = None, planner: PlannerMode = "arena", device: str = HOST) -> ExecutionPlan:
     """The plan that runs `unbound` with the given code per kernel key. `arrays`: memory per buffer; None for intermediates and for
     inputs that are bound later. Raises LaunchError for an unbound plan that cannot be run with that code and memory."""
-    buffers = [PlanBuffer(b.nbytes, b.kind, a) for b, a in zip(unbound.buffers, arrays, strict=True)]
+    buffers = [PlanBuffer(b.nbytes, b.kind, a, b.dtype) for b, a in zip(unbound.buffers, arrays, strict=True)]
     kernels = []
     for i, c in enumerate(unbound.calls):
         if c.kernel in unbound.functions:

@@ -185,6 +185,10 @@ class BoundVariable(Dim):
     `declared`: the variable's DEFINE_VAR."""
 
     __slots__ = ("_expr", "declared", "name", "value")
+    _expr: UOp | None
+    declared: UOp
+    name: str
+    value: int
 
     def __init__(self, declared: UOp, name: str, value: int) -> None:
         put = object.__setattr__
@@ -194,10 +198,11 @@ class BoundVariable(Dim):
         put(self, "_expr", None)
 
     @property
-    def expr(self) -> UOp:      # type: ignore[override]
-        if self._expr is None:
-            object.__setattr__(self, "_expr", UOp(Ops.BIND, dtypes.index, (self.declared, sy.const(self.value))))
-        made: UOp = self._expr
+    def expr(self) -> UOp:
+        made = self._expr
+        if made is None:
+            made = UOp(Ops.BIND, dtypes.index, (self.declared, sy.const(self.value)))
+            object.__setattr__(self, "_expr", made)
         return made
 
     def __reduce__(self) -> Any:
