@@ -275,7 +275,7 @@ def test_equal_values_are_no_change() -> None:
 
 @pytest.mark.parametrize("source", [np.random.default_rng(0), iter([1.0, 2.0])])
 def test_what_gives_another_value_each_time_is_refused(source: Any) -> None:
-    with pytest.raises(SvodError, match="which is asked once, at capture; draw numbers with Tensor.rand"):
+    with pytest.raises(SvodError, match="which is asked once, at capture; draw numbers with"):
         svod.jit(lambda x: x * (source.random() if hasattr(source, "random") else next(source)))(drawn(3))
 
 
@@ -291,7 +291,7 @@ def test_who_changes_something_in_every_call_is_told(caplog: pytest.LogCaptureFi
 
 def test_a_module_of_pytorch_is_refused() -> None:
     kind = type("Linear", (), {"__module__": "torch.nn.modules.linear", "__call__": lambda self, x: x})
-    with pytest.raises(ArgumentError, match="the PyTorch module Linear; write it with svod.nn"):
+    with pytest.raises(ArgumentError, match="the PyTorch module Linear; write it"):
         svod.jit(kind())
 
 

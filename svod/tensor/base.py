@@ -145,7 +145,7 @@ class TensorBase:
         return tensor
 
     @classmethod
-    def over(cls, array: Array, dtype: DType, shared: bool) -> Self:
+    def _over(cls, array: Array, dtype: DType, shared: bool) -> Self:
         """The tensor over the memory of `array`: C-contiguous, aligned, with at least one element; bfloat16 as its bits. `shared`: others
         than svod can write to that memory."""
         tensor = object.__new__(cls)

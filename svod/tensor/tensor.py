@@ -410,7 +410,7 @@ def _in_memory(values: Array, dtype: DType) -> Tensor:
     """The tensor over an array. For bfloat16 the array holds the bits."""
     if 0 in values.shape or dtype != dtypes.bfloat16:
         return Tensor(values, dtype)
-    return Tensor.over(np.require(values, np.uint16, ("C", "A")), dtype, shared=True)
+    return Tensor._over(np.require(values, np.uint16, ("C", "A")), dtype, shared=True)
 
 
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:

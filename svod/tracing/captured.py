@@ -137,8 +137,8 @@ class Captured:
         if self._is_plain:
             if self.structure is Tensor:
                 (array,) = results.values()
-                return Tensor.over(array, kept.dtype, False)
-            return rebuild(self.structure, iter([Tensor.over(results[r.made], self.made[r.made].dtype, False)   # type: ignore[index]
+                return Tensor._over(array, kept.dtype, False)
+            return rebuild(self.structure, iter([Tensor._over(results[r.made], self.made[r.made].dtype, False)   # type: ignore[index]
                                                  for r in self.results]))
         return rebuild(self.structure, iter(self._tensors(results, given, values)))
 
