@@ -291,6 +291,15 @@ class PrepareConfig(_Config):
             values["optimizer"] = OptimizerConfig.from_env()
         return cls(**values)
 
+    @classmethod
+    def of_environment(cls) -> PrepareConfig:
+        """`from_env()`; the same object while the environment stays as it is."""
+        global _latest
+        environment = dict(_raw_environment())
+        if _latest is None or _latest[0] != environment:
+            _latest = environment, PrepareConfig.from_env()
+        return _latest[1]
+
     def in_environment(self) -> Self:
         """This configuration with the fields that are None, but for `beam`, as the environment says. SVOD_CAPTURE and SVOD_NOOPT win over
         it: a captured script searches nothing, whatever it asks for."""
@@ -302,6 +311,14 @@ class PrepareConfig(_Config):
         if OptimizerConfig.env_value("noopt"):
             changes["optimizer"] = OptimizerConfig.from_env()
         return replace(self, **changes)
+
+
+_latest: tuple[dict[Any, Any], PrepareConfig] | None = None     # an environment, and its configuration
+
+
+def _raw_environment() -> Mapping[Any, Any]:
+    """The environment, as os.environ keeps it where it lets one look: decoding each variable takes longer than a small kernel."""
+    return getattr(os.environ, "_data", os.environ)
 
 
 CONFIGS: tuple[type[_Config], ...] = (PrepareConfig, OptimizerConfig, BeamConfig, BenchConfig)

@@ -54,14 +54,6 @@ remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
 # -- what tensors call ------------------------------------------------------------------------------
 
-def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None = None) -> None:
-    """Compute the tensors now. A reshaped BUFFER replaces each computed node in every live tensor that contains it. All other memory of
-    the plan is freed with the plan. Raises SvodError."""
-    prepared = prepare_graph([t.uop for t in tensors], complete_config(config))
-    prepared.plan.execute()
-    prepared.attach(tensors)
-
-
 def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None, constants: Sequence[TensorBase] = ()) -> ExecutionPlan:
     """The plan that computes the tensors; they are its outputs from then on, and every `execute()` writes them anew. Their memory
     cannot be read before the first run. `constants`: tensors that nothing writes any more, such as weights: stages at the root that read
@@ -104,7 +96,7 @@ def complete_config(config: PrepareConfig | None) -> PrepareConfig:
     if config is not None and not isinstance(config, PrepareConfig):
         raise ConfigError(f"a PrepareConfig is needed, got {type(config).__name__}; for a search: PrepareConfig(beam=BeamConfig(width=4))")
     try:
-        return PrepareConfig.from_env() if config is None else config.in_environment()
+        return PrepareConfig.of_environment() if config is None else config.in_environment()
     except ConfigError as e:
         raise e.with_traceback(None) from None      # how the environment is read says nothing about the variable that is wrong
 

@@ -34,6 +34,7 @@ ALLOWED = {
 # modules above that a file imports by name when they are first needed, and why
 UPWARD = {
     ("svod/tensor/realize.py", "svod.prepare"): "the pipeline that computes tensors is made of everything that stands above them",
+    ("svod/tensor/realize.py", "svod.tracing.graphs"): "it keeps plans of graphs, and stands above the pipeline",
     ("svod/compile/plan/execution_plan.py", "svod.bench.analyze"): "plan.analyze() is a method; the analysis reads plans and ceilings",
     ("svod/compile/cpu/backend.py", "svod.bench.ceiling_loops"): "a backend names what measures its ceilings; that "
                                                                  "runs plans, and is imported when it is asked for",

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeGuard
 import numpy as np
 
 from svod.core.graph import graph
-from svod.core.graph.buffer import buffer_from_numpy
+from svod.core.graph.memory import node_over
 from svod.core.ir.dtype import DType, dtypes, promote, to_dtype
 from svod.core.ir.origin import record_origin
 from svod.core.ir.uop import Ops, UOp
@@ -61,6 +61,11 @@ def pending_tensors() -> list[TensorBase]:
         else:
             pending.append(t)
     return pending
+
+
+def forget_pending(tensor: TensorBase) -> None:
+    """The tensor has no node any more: it is over memory."""
+    _pending.pop(id(tensor), None)
 
 
 def as_dtype(value: DTypeLike) -> DType:
@@ -131,11 +136,12 @@ class TensorBase:
 
     A tensor over an array has no node before somebody asks for it: a call of a captured function needs the array only."""
 
-    __slots__ = ("__weakref__", "_memory", "_memory_dtype", "_node", "_shared")
+    __slots__ = ("__weakref__", "_memory", "_memory_dtype", "_node", "_shared", "_user_array")
     _node: UOp | None           # None: the tensor is `_memory`
     _memory: Array | None       # C-contiguous and aligned, in the tensor's shape; bfloat16 as its bits
     _memory_dtype: DType        # of `_memory`
     _shared: bool               # whether others than svod can write to `_memory`
+    _user_array: Array | None        # the array of the user's that `_memory` is
 
     @classmethod
     def from_uop(cls, uop: UOp) -> Self:
@@ -149,7 +155,7 @@ class TensorBase:
         """The tensor over the memory of `array`: C-contiguous, aligned, with at least one element; bfloat16 as its bits. `shared`: others
         than svod can write to that memory."""
         tensor = object.__new__(cls)
-        tensor._node, tensor._memory, tensor._memory_dtype, tensor._shared = None, array, dtype, shared
+        tensor._become_memory(array, dtype, shared)
         return tensor
 
     @property
@@ -160,16 +166,19 @@ class TensorBase:
 
     @uop.setter
     def uop(self, node: UOp) -> None:
-        self._node, self._memory = node, None
+        self._node, self._memory, self._user_array = node, None, None
         _pending[id(self)] = self
+
+    def _become_memory(self, array: Array, dtype: DType, shared: bool, given: Array | None = None) -> None:
+        """Be over the memory of `array`, which nothing in a graph knows yet."""
+        self._memory_dtype, self._shared, self._user_array, self._memory, self._node = dtype, shared, given, array, None
 
     def _build(self) -> UOp:
         """Make the node of a tensor over an array."""
         with _building:
             if self._node is None:
                 assert self._memory is not None
-                buffer = buffer_from_numpy(self._memory, self._memory_dtype, shared=self._shared)
-                self.uop = graph.reshape(buffer, self._memory.shape)
+                self.uop = node_over(self._memory, self._memory_dtype, shared=self._shared, given=self._user_array)
         assert self._node is not None
         return self._node
 

@@ -56,7 +56,8 @@ class Creation(TensorBase):
         bits = float32_to_bfloat16_bits(array) if dtype == dtypes.bfloat16 else array
         kind, flags = to_numpy(dtype), bits.flags
         memory = bits if flags.c_contiguous and flags.aligned and bits.dtype == kind else np.require(bits, kind, ("C", "A"))
-        self._node, self._memory, self._memory_dtype, self._shared = None, memory, dtype, shared and memory is bits and bits is array
+        shared = shared and memory is array
+        self._become_memory(memory, dtype, shared, array if shared else None)
 
     @classmethod
     def from_numpy(cls, array: Array) -> Self:

@@ -1,7 +1,7 @@
 """The only place where tensors meet the compiler: which tensors have to be computed, and what changes once they are.
 
-The pipeline (`PIPELINE`) stands above this layer, so it is imported at the first realisation. It replaces the node of each computed tensor
-by a RESHAPE of a BUFFER with `replace_nodes`. From then on, every tensor that contains the node reads the buffer.
+The pipeline (`PIPELINE`, `GRAPHS`) stands above this layer, so it is imported at the first realisation. It replaces the node of each
+computed tensor by a RESHAPE of a BUFFER with `replace_nodes`. From then on, every tensor that contains the node reads the buffer.
 """
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from svod.core.graph import graph
 from svod.core.graph.buffer import buffer_of
 from svod.core.graph.callback import call_of, is_callback
+from svod.core.graph.traits import EFFECTS, traits_of
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.calls import arguments_of, written_slots
@@ -22,7 +23,8 @@ from svod.errors import ArgumentError, ScheduleError
 from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase, live_tensors, pending_tensors
 
-PIPELINE = "svod.prepare"       # the module that computes tensors
+PIPELINE = "svod.prepare"           # the module that makes plans of tensors
+GRAPHS = "svod.tracing.graphs"      # the module that computes tensors, with plans of before where it has them
 
 _replacing = threading.Lock()
 remake_after_fork(sys.modules[__name__], "_replacing", threading.Lock)
@@ -61,12 +63,15 @@ def is_realized(tensor: TensorBase) -> bool:
 
 def realize_tensors(tensors: Iterable[TensorBase], config: Any = None) -> None:
     """Compute every tensor that is neither in memory nor a constant, in one schedule and in the given order."""
-    prepare = importlib.import_module(PIPELINE)
     pending = _pending(_tensors("realize_batch", tensors))
     if pending:
-        prepare.realize_tensors(pending, config)
+        _module(GRAPHS).realize_tensors(pending, config)
     elif config is not None:
-        prepare.complete_config(config)         # raise for an invalid config although nothing is computed
+        _module(PIPELINE).complete_config(config)       # raise for an invalid config although nothing is computed
+
+
+def _module(name: str) -> Any:
+    return sys.modules.get(name) or importlib.import_module(name)
 
 
 def prepare_tensors(tensors: Iterable[TensorBase], config: Any, constants: Iterable[TensorBase]) -> Any:
@@ -103,6 +108,8 @@ def _pending(tensors: Iterable[TensorBase]) -> list[TensorBase]:
     for t in tensors:
         if not is_realized(t) and constant_value(t.uop) is None:
             pending.setdefault(id(t), t)
+    if not any(traits_of(t.uop) & EFFECTS for t in pending.values()):
+        return list(pending.values())
     for t in _results_of_calls([t.uop for t in pending.values()]):
         pending.setdefault(id(t), t)
     before = -1

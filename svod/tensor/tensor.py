@@ -74,6 +74,8 @@ class Tensor(Random):
                 return float32_to_bfloat16_bits(np.full(shape_at(self.shape), const.arg, np.float32))
             return np.full(shape_at(self.shape), const.arg, to_numpy(self.dtype))
         self.realize()
+        if self._memory is not None:
+            return self._memory
         base = graph.base_of(self.uop)
         array = buffer_of(base).array
         if not is_symbolic(self.shape):
@@ -85,7 +87,7 @@ class Tensor(Random):
         """`_values`, for others: they can write to them from now on."""
         values = self._values()
         if self._memory is not None:
-            self._shared = True
+            self._shared, self._user_array = True, None
         elif is_realized(self):
             share(buffer_of(graph.base_of(self.uop)))
         return values

@@ -22,10 +22,10 @@ from tests.graph_reference import evaluate_graph
 
 
 class Interpreter(types.ModuleType):
-    """What svod.prepare does to tensors, by the reference interpreter: all reads first, then the writes."""
+    """What svod.tracing.graphs does to tensors, by the reference interpreter: all reads first, then the writes."""
 
     def __init__(self) -> None:
-        super().__init__("svod.prepare")
+        super().__init__("svod.tracing.graphs")
         self.batches: list[int] = []
 
     def realize_tensors(self, tensors: list[Tensor], config: object = None) -> None:
@@ -47,7 +47,7 @@ class Interpreter(types.ModuleType):
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreter]:
     stand_in = Interpreter()
-    monkeypatch.setitem(sys.modules, "svod.prepare", stand_in)
+    monkeypatch.setitem(sys.modules, "svod.tracing.graphs", stand_in)
     yield stand_in
 
 

@@ -19,7 +19,7 @@ from svod.compile.plan.unbound_plan import UnboundPlan, build_plan, synthetic_ar
 from svod.config import PrepareConfig
 from svod.core.schedule.family import family_key
 from svod.errors import FormatError, TuneError
-from svod.prepare import realize_tensors
+from svod.tracing.graphs import realize_tensors
 from svod.tune import capture
 from svod.tune.capture import Capture, CapturedPlan, CaptureWatch, StopCapture, plan_digest, read_capture, write_capture
 from tests.plans import canonical, gemm_then_softmax, scaled

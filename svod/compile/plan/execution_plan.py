@@ -111,7 +111,8 @@ class ExecutionPlan:
         self._ranges = ranges_of(self.every)
         used = {index for k in self.every for index in k.buffers}
         self._bindable = {i for i, b in enumerate(self.buffers) if b.kind in ("input", "output")}
-        self._unbound = {i for i in self._bindable & used if self.buffers[i].array is None}
+        self._without_memory = frozenset(i for i in self._bindable & used if self.buffers[i].array is None)
+        self._unbound = set(self._without_memory)       # those of them that were not bound yet
         self._variants = variants_of(self.every)
         self._backend = backend_named(device)
         self._mirror = None if self._backend.reads_host_memory else Mirror(self._backend)
@@ -146,7 +147,8 @@ class ExecutionPlan:
             raise LaunchError(f"output {position} was asked for; the plan has {len(self._outputs)}")
         index = self._outputs[position]
         array = self._arrays.get(index, self.buffers[index].array)
-        assert array is not None
+        if array is None:
+            raise LaunchError(f"output {position} has no memory: it is bound before each run")
         return array
 
     def release_intermediate_buffers(self) -> int:
@@ -365,8 +367,20 @@ class ExecutionPlan:
 
     def bind_new(self, buffer: int, array: np.ndarray[Any, Any], address: int) -> None:
         """`bind_array` for memory that svod has just allocated, at a known address: it fits, and nothing else lies there."""
-        self.bind(buffer, address)
-        self._arrays[buffer] = array
+        with self.lock:
+            self._queue.bind(buffer, address if self._mirror is None else self._device_address(buffer, address))
+            if self._unbound:
+                self._unbound.discard(buffer)
+            self._arrays[buffer] = array
+
+    def release_arrays(self, *, outputs: bool = False) -> None:
+        """Let go of the arrays that were bound, and of those that `outputs` came with: they are bound before the next run."""
+        with self.lock:
+            self._arrays.clear()
+            if outputs:
+                self.buffers = tuple([replace(b, array=None) if i in self._outputs else b for i, b in enumerate(self.buffers)])
+                self._without_memory |= frozenset(self._outputs)
+            self._unbound = set(self._without_memory)
 
     def _device_address(self, buffer: int, address: int) -> int:
         """Where kernels find a buffer whose memory on the host is at `address`."""

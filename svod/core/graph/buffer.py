@@ -1,15 +1,13 @@
 """Storage of BUFFER nodes: CPU memory held by a flat NumPy array, allocated when first asked for.
 
-A Buffer belongs to one BUFFER UOp and lives as long as somebody holds that UOp: the registry is weak, and a tensor, a
-plan or a graph that still needs the content holds the node. Memory that svod allocates begins at a multiple of 64 bytes,
-a cache line and the widest vector register; memory taken over from NumPy begins where NumPy put it. A file is mapped
-(`map_file`) and its parts become buffers without being read.
+A Buffer belongs to one BUFFER UOp and lives as long as somebody holds that UOp: a tensor, a plan or a graph that still needs the content
+holds the node. Memory that svod allocates begins at a multiple of 64 bytes, a cache line and the widest vector register; memory taken over
+from NumPy begins where NumPy put it. A file is mapped (`map_file`) and its parts become buffers without being read.
 """
 from __future__ import annotations
 
 import mmap
 import os
-import weakref
 from typing import Any
 
 import numpy as np
@@ -39,7 +37,7 @@ def aligned_empty(size: int, dtype: DType) -> Array:
 class Buffer:
     """`size` elements of `dtype` on one device. bfloat16 is held as the uint16 of its bits."""
 
-    __slots__ = ("__weakref__", "_array", "_source", "closed", "device", "dtype", "given", "read_only", "shared", "size", "version",
+    __slots__ = ("__weakref__", "_address", "_array", "_source", "closed", "device", "dtype", "given", "read_only", "shared", "size", "version",
                  "watched")
 
     def __init__(self, dtype: DType, size: int, device: str = HOST, array: Array | None = None) -> None:
@@ -55,6 +53,7 @@ class Buffer:
         self.watched = 0        # number of captures that hold what was computed from the content
         self.given: Array | None = None     # the array of the user's that lies in this memory
         self.shared = False     # others than svod can write to the memory, and nothing tells
+        self._address: int | None = None        # of `_array`, when somebody has asked
         self._array: Array | None = None
         self._source: Array | None = None       # bytes to copy the content from when the memory is first asked for
         if array is not None:
@@ -84,7 +83,10 @@ class Buffer:
     @property
     def address(self) -> int:
         """Address of the first byte."""
-        return int(self.array.ctypes.data)
+        array = self.array
+        if self._address is None:
+            self._address = int(array.__array_interface__["data"][0])
+        return self._address
 
     def bind(self, array: Array) -> None:
         """Make `array` the memory: a user's array, or a piece of an arena. A read-only array makes the buffer read-only."""
@@ -93,7 +95,7 @@ class Buffer:
             layout = "" if array.flags.c_contiguous else ", not contiguous"
             raise DeviceError(f"memory for {self.size} elements of {kind}: got {array.dtype} of shape {array.shape}{layout}; "
                               "pass a flat contiguous array of that type and size")
-        self._array = array
+        self._array, self._address = array, None
         self.read_only = not array.flags.writeable
 
     def bind_bytes(self, source: Array) -> None:
@@ -111,28 +113,25 @@ class Buffer:
         return f"<Buffer {self.device} {self.dtype.name}[{self.size}] {state}>"
 
 
-_buffers: weakref.WeakKeyDictionary[UOp, Buffer] = weakref.WeakKeyDictionary()
-
-
 def buffer_of(node: UOp) -> Buffer:
     """The storage of a BUFFER node, made (not allocated) when first asked for."""
-    buffer = _buffers.get(node)
+    buffer: Buffer | None = node.remarks.get("buffer")
     if buffer is None:
         if node.op is not Ops.BUFFER:
             raise DeviceError(f"{node.op.value} has no storage of its own: only a BUFFER does")
-        buffer = _buffers.setdefault(node, Buffer(node.dtype, node.arg, node.src[1].arg))
+        buffer = node.remarks.setdefault("buffer", Buffer(node.dtype, node.arg, node.src[1].arg))
     return buffer
 
 
-def buffer_from_numpy(array: Array, dtype: DType, *, shared: bool = True) -> UOp:
+def buffer_from_numpy(array: Array, dtype: DType) -> UOp:
     """A new BUFFER node over `array`'s elements in row-major order, as `dtype`.
 
     Shares the memory of a C-contiguous array of that type (and then sees later writes to it); copies any other. bfloat16
-    takes the uint16 of its bits. `shared`: others than svod can write to the array."""
-    flat = np.ascontiguousarray(array, dtype=to_numpy(dtype)).reshape(-1)
-    node = graph.buffer(dtype, flat.size)
-    _buffers[node] = buffer = Buffer(dtype, flat.size, array=flat)
-    if shared and np.may_share_memory(flat, array):
+    takes the uint16 of its bits."""
+    own = np.ascontiguousarray(array, dtype=to_numpy(dtype))
+    node = graph.buffer(dtype, own.size)
+    node.remarks["buffer"] = buffer = Buffer(dtype, own.size, array=own.reshape(-1))
+    if own is array or np.may_share_memory(own, array):
         buffer.given, buffer.shared = array, True
     return node
 

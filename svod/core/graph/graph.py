@@ -11,6 +11,7 @@ outputs have elements holds no node without elements.
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -333,7 +334,14 @@ def new_memory(dtype: DType, size: int, device: str = HOST) -> UOp:
 def full(shape: Sequence[int], value: Scalar, dtype: DType) -> UOp:
     """A constant of `shape`: nothing is stored."""
     shape = tuple(shape)
+    if value and not isinstance(value, Dim):        # 0.0 equals -0.0
+        return _filled(shape, value, dtype)
     return expand(reshape(number_of(value, dtype) if isinstance(value, Dim) else UOp.const(dtype, value), (1,) * len(shape)), shape)
+
+
+@functools.lru_cache(1024, typed=True)
+def _filled(shape: Shape, value: Scalar, dtype: DType) -> UOp:
+    return expand(reshape(UOp.const(dtype, value), (1,) * len(shape)), shape)
 
 
 def iota(n: int, dtype: DType = dtypes.int32) -> UOp:

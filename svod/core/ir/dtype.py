@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DType:
-    """An element type. `kind` is one of 'b' (bool), 'u', 'i', 'f'; `bits` its width."""
+    """An element type, the only one of its name: equality is identity. `kind` is one of 'b' (bool), 'u', 'i', 'f'; `bits` its width."""
 
     name: str
     kind: str
@@ -88,6 +88,8 @@ def to_dtype(value: object) -> DType:
     """The DType for a DType, a name ('float32') or a NumPy dtype. Raises TypeError for anything else."""
     if isinstance(value, DType):
         return value
+    if isinstance(value, np.dtype) and value in _OF_NUMPY:
+        return _OF_NUMPY[value]
     if isinstance(value, str) and value in BY_NAME:
         return BY_NAME[value]
     try:
@@ -99,11 +101,13 @@ def to_dtype(value: object) -> DType:
     raise TypeError(f"{value!r} is not a dtype svod knows; use one of {', '.join(d.name for d in STORABLE)}")
 
 
+_NUMPY = {d: np.dtype(np.uint16 if d is dtypes.bfloat16 else "int64" if d is dtypes.index else d.name) for d in (*STORABLE, dtypes.index)}
+_OF_NUMPY = {n: d for d, n in _NUMPY.items() if d not in (dtypes.bfloat16, dtypes.index)}
+
+
 def to_numpy(dtype: DType) -> np.dtype:
     """The NumPy dtype that holds `dtype`. bfloat16 has none: it travels as the uint16 of its bits."""
-    if dtype == dtypes.bfloat16:
-        return np.dtype(np.uint16)
-    return np.dtype("int64" if dtype == dtypes.index else dtype.name)
+    return _NUMPY[dtype]
 
 
 def promote(a: DType, b: DType) -> DType:

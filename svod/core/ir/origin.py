@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,8 +15,6 @@ from svod.core.ir.uop import Ops, UOp
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _scope: ContextVar[str] = ContextVar("svod_scope", default="")
-# a module path, or (file, line), which is put into words only when asked for
-_origins: weakref.WeakKeyDictionary[UOp, str | tuple[str, int]] = weakref.WeakKeyDictionary()
 _internal_files: dict[str, bool] = {}
 
 # nodes that many expressions share: an origin of one would be wrong for the others
@@ -42,31 +39,31 @@ def scope(path: str) -> Iterator[None]:
 
 def record_origin(node: UOp) -> None:
     """Remember that `node`, and the sources below it that have no origin yet along its first operands, was made here."""
-    if node in _origins or node.op in _SHARED:
+    if node.op in _SHARED or "origin" in node.remarks:
         return
     origin: str | tuple[str, int] | None = _scope.get() or _caller()
     if origin is None:
         return
     while True:
-        _origins[node] = origin
+        node.remarks["origin"] = origin     # put into words only when asked for
         if not node.src:
             return
         node = node.src[0]
-        if node.op in _SHARED or node in _origins:
+        if node.op in _SHARED or "origin" in node.remarks:
             return
 
 
 def inherit_origin(node: UOp, old: UOp) -> None:
     """`node` takes the place of `old` in a rewritten graph: it comes from where `old` came from, unless it has an origin."""
-    origin = _origins.get(old)
+    origin = old.remarks.get("origin")
     if origin is not None and node.op not in _SHARED:
-        _origins.setdefault(node, origin)
+        node.remarks.setdefault("origin", origin)
 
 
 def origin_of(node: UOp) -> str | None:
     """`"layer1.0.conv1"` or `"model.py:12"` (the path as Python knows it, with bytes that are not UTF-8 as `\\udcff`), or None for a node
     nobody recorded."""
-    origin = _origins.get(node)
+    origin = node.remarks.get("origin")
     if origin is None:
         return None
     text = ":".join(map(str, origin)) if isinstance(origin, tuple) else origin

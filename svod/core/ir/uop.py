@@ -99,14 +99,14 @@ def encode(value: Any) -> bytes:
     raise TypeError(f"{type(value).__name__} cannot be an arg of a UOp: it has no canonical form")
 
 
-def _intern_arg(value: Any) -> Any:
+def intern_arg(value: Any) -> Any:
     """A hashable stand-in for `value` that keeps apart what == confuses: 1, 1.0 and True; 0.0 and -0.0; NaN payloads."""
     if isinstance(value, (float, bool)):
         return encode(value)
     if isinstance(value, tuple):
         for v in value:
             if type(v) is not int:
-                return tuple([_intern_arg(v) for v in value])
+                return tuple([intern_arg(v) for v in value])
     return value
 
 
@@ -139,7 +139,7 @@ class UOp:
 
     def __new__(cls, op: Ops, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
         kind = type(arg)
-        ident = (op, dtype.name, src, arg if kind is int or kind is str or arg is None else _intern_arg(arg))
+        ident = (op, dtype.name, src, arg if kind is int or kind is str or arg is None else intern_arg(arg))
         known = _nodes.get(ident)
         node = None if known is None else known()
         if node is not None:
@@ -175,11 +175,19 @@ class UOp:
 
     def cached(self, name: str, compute: Callable[[UOp], Any]) -> Any:
         """`compute(self)`, remembered on the node under `name`: for facts derived from the immutable content."""
+        remarks = self._cache
+        if remarks is None:
+            remarks = self._cache = {}
+        if name not in remarks:
+            remarks[name] = compute(self)
+        return remarks[name]
+
+    @property
+    def remarks(self) -> dict[str, Any]:
+        """What is remembered beside the content: facts derived from it (`cached`), storage, where the node comes from."""
         if self._cache is None:
             self._cache = {}
-        if name not in self._cache:
-            self._cache[name] = compute(self)
-        return self._cache[name]
+        return self._cache
 
     # -- walking --------------------------------------------------------------------------------
     def toposort(self, gate: Callable[[UOp], bool] | None = None) -> list[UOp]:

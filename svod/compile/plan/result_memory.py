@@ -1,0 +1,57 @@
+"""Memory for what a plan returns, new in each run: small arrays that nobody outside holds any more are used again."""
+from __future__ import annotations
+
+import math
+from sys import getrefcount
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from svod.compile.plan.plan_parts import address_of
+from svod.core.graph.allocator import LARGE
+from svod.core.graph.buffer import Array, aligned_empty
+from svod.core.ir.dtype import DType
+
+MOST_KEPT = 3       # arrays kept per result: the one in use, the one before, and one more
+
+
+class Memory(NamedTuple):
+    """An array for a result, in its shape; what its views hold; and where it is."""
+
+    array: np.ndarray[Any, Any]
+    owner: Any
+    address: int
+
+
+class ResultMemory:
+    """Arrays for one result. A small one that nobody outside holds any more is used again: an allocation takes longer than a small kernel.
+
+    Views of an array hold its owner, so an array is free when both have as many references as at the beginning."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._size = math.prod(shape)
+        self._is_small = self._size * dtype.itemsize < LARGE
+        self._kept: list[Memory] = []
+        self._alone = (0, 0)
+
+    def take(self, bound: Array | None) -> Memory:
+        """Memory that nobody uses. `bound`: the array that the plan holds one more reference to."""
+        for memory in self._kept:
+            of_array, of_owner = _references(memory)
+            if (of_array - (memory.array is bound), of_owner) == self._alone:
+                return memory
+        array = aligned_empty(self._size, self.dtype).reshape(self.shape)
+        memory = Memory(array, array.base, address_of(array))
+        del array
+        if self._is_small and memory.owner is not None:
+            if len(self._kept) == MOST_KEPT:
+                self._kept.pop(0)
+            self._kept.append(memory)
+            self._alone = _references(memory)
+        return memory
+
+
+def _references(memory: Memory) -> tuple[int, int]:
+    """The references to the array and to its owner."""
+    return getrefcount(memory[0]), getrefcount(memory[1])

@@ -1,0 +1,163 @@
+"""Plans of graphs that were computed before: `(Tensor(x) * 2).numpy()` in a loop schedules and compiles once.
+
+    x * 2 over buffer 7      key: ((BUFFER, 32), (RESHAPE, (4, 8), 0), (MUL, 1, <constant 2>))
+    y * 2 over buffer 9      the same key: that plan, over the memory of 9 and a new result
+
+The key numbers buffers by their first appearance. A part of a graph that reads no buffer is itself in the key: equal parts are one node.
+A plan is kept if all that it holds is small, and if computing the graph changes nothing else. What the environment says of searches,
+captures and dumps counts: such graphs are prepared anew.
+"""
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from sys import getrefcount
+from threading import Lock
+
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.result_memory import ResultMemory
+from svod.config import PrepareConfig
+from svod.core.graph import graph
+from svod.core.graph.allocator import LARGE
+from svod.core.graph.buffer import Array, buffer_of
+from svod.core.graph.traits import BUFFERS, EFFECTS, VARIABLES, traits_of
+from svod.core.ir.uop import Ops, UOp, intern_arg
+from svod.prepare import Prepared, complete_config, prepare_graph
+from svod.system.forksafe import remake_after_fork
+from svod.tensor.base import TensorBase, forget_pending
+from svod.tensor.realize import replace_nodes
+
+LIMIT = 64              # plans; the one that was used longest ago goes first
+
+_plans: OrderedDict[Hashable, _Kept] = OrderedDict()
+_lock = Lock()
+remake_after_fork(sys.modules[__name__], "_lock", Lock)
+
+
+def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None = None) -> None:
+    """Compute the tensors now. A reshaped BUFFER replaces each computed node in every live tensor that contains it. All other memory of
+    the plan is freed, unless the plan is kept. Raises SvodError."""
+    asked, config = config, complete_config(config)
+    roots = [t.uop for t in tensors]
+    if asked is not None or not _may_keep(roots, config):
+        prepared = prepare_graph(roots, config)
+        prepared.plan.execute()
+        prepared.attach(tensors)
+        return
+    key, buffers = key_of(roots)
+    key = id(config), key           # the configuration of an environment is one object, which the plan keeps
+    with _lock:
+        kept = _plans.get(key)
+        if kept is not None:
+            _plans.move_to_end(key)
+    if kept is not None and kept.run(tensors, roots, buffers):
+        return
+    prepared = prepare_graph(roots, config, inputs=frozenset(buffers))
+    if kept is None and _is_small(prepared):
+        kept = _Kept(prepared, [graph.shape_of(graph.base_of(r)) for r in roots], buffers, config)
+        with _lock:
+            _plans[key] = kept
+            while len(_plans) > LIMIT:
+                _plans.popitem(last=False)
+        if kept.run(tensors, roots, buffers):
+            return
+        prepared = prepare_graph(roots, config, inputs=frozenset(buffers))
+    _bind(prepared.plan, [prepared.numbers.get(b) for b in buffers], buffers)
+    prepared.plan.execute()
+    prepared.attach(tensors)
+
+
+def key_of(roots: Sequence[UOp]) -> tuple[Hashable, list[UOp]]:
+    """What equal graphs over other buffers share, and the BUFFERs by number. Graphs whose traits have EFFECTS or VARIABLES have no key."""
+    places: dict[UOp, int | UOp] = {}       # the number of the entry, or the node itself
+    entries: list[tuple[object, ...]] = []
+    buffers: list[UOp] = []
+    whole = roots[0] if len(roots) == 1 else graph.sink(*roots)
+    for u in whole.toposort(gate=_reads_beyond):
+        if u.op is Ops.SINK:
+            continue
+        if not traits_of(u) & BUFFERS:
+            places[u] = u
+            continue
+        places[u] = len(entries)
+        if u.op is Ops.BUFFER:
+            buffers.append(u)
+            entries.append((u.dtype.name, u.arg, u.src[1].arg))
+        else:
+            entries.append((u.op, u.dtype.name, intern_arg(u.arg), *[places[s] for s in u.src]))
+    return (tuple(entries), tuple([places[r] for r in roots])), buffers
+
+
+def _reads_beyond(u: UOp) -> bool:
+    return u.op is Ops.SINK or (u.op is not Ops.BUFFER and bool(traits_of(u) & BUFFERS))
+
+
+def _may_keep(roots: Sequence[UOp], config: PrepareConfig) -> bool:
+    """Whether another run of the plan would be all that a graph needs the next time."""
+    alone = config.beam is None and config.capture is None and not config.debug and config.dump_after is None
+    return alone and not config.disable_schedule_cache and not any(traits_of(r) & (EFFECTS | VARIABLES) for r in roots)
+
+
+def _is_small(prepared: Prepared) -> bool:
+    """Whether what a plan holds is small. For larger graphs, what is saved is nothing beside the computation."""
+    plan = prepared.plan
+    made = sum(b.nbytes for b in plan.buffers if b.array is not None)
+    return made + plan.memory.shared + plan.memory.kept < LARGE and all(map(prepared.is_new, prepared.unbound.outputs))
+
+
+def _bind(plan: ExecutionPlan, numbers: Sequence[int | None], buffers: Sequence[UOp]) -> None:
+    for number, node in zip(numbers, buffers, strict=True):
+        if number is not None:
+            buffer = buffer_of(node)
+            plan.bind_new(number, buffer.array, buffer.address)
+
+
+class _Kept:
+    """A plan that is run again over other buffers, with new memory for its results."""
+
+    def __init__(self, prepared: Prepared, shapes: Sequence[tuple[int, ...]], buffers: Sequence[UOp], config: PrepareConfig) -> None:
+        self.plan, self.config = prepared.plan, config
+        self.inputs = [prepared.numbers.get(b) for b in buffers]
+        self.outputs = prepared.unbound.outputs
+        self.memory = {}
+        for i, shape in dict(zip(self.outputs, shapes, strict=True)).items():
+            self.memory[i] = ResultMemory(shape, prepared.unbound.buffers[i].dtype)
+        self.plan.keep, self.plan.writes = None, ()
+        self.plan.release_arrays(outputs=True)
+
+    def run(self, tensors: Sequence[TensorBase], roots: Sequence[UOp], buffers: Sequence[UOp]) -> bool:
+        """Compute the tensors. Returns False, and does nothing, while another thread runs the plan."""
+        plan = self.plan
+        if not plan.lock.acquire(blocking=False):
+            return False
+        try:
+            _bind(plan, self.inputs, buffers)
+            arrays: dict[int, Array] = {}
+            for number, memory in self.memory.items():
+                arrays[number], _, address = memory.take(None)
+                plan.bind_new(number, arrays[number], address)
+            plan.execute()
+            plan.release_arrays()
+        finally:
+            plan.lock.release()
+        if len(tensors) == 1 and _holds_alone(tensors[0], roots):
+            tensors[0]._become_memory(arrays[self.outputs[0]], roots[0].dtype, shared=False)
+            forget_pending(tensors[0])
+            return True
+        made: dict[int, UOp] = {}
+        for number, array in arrays.items():
+            made[number] = graph.buffer(self.memory[number].dtype, array.size)
+            buffer_of(made[number]).bind(array.reshape(-1))
+        bases = [graph.base_of(r) for r in roots]
+        replace_nodes({b: graph.storage_view(made[i], graph.shape_of(b)) for b, i in zip(bases, self.outputs, strict=True)})
+        return True
+
+
+_HOLDERS = 4        # references to a node: the tensor's, of the list of roots, of `node`, and of getrefcount's argument
+
+
+def _holds_alone(tensor: TensorBase, roots: Sequence[UOp]) -> bool:
+    """Whether a tensor is all that holds its node, the only root: then no other tensor has to be told where the values are."""
+    node = roots[0]
+    return getrefcount(node) == _HOLDERS and tensor._node is node and graph.base_of(node) is node
