@@ -37,8 +37,8 @@ def aligned_empty(size: int, dtype: DType) -> Array:
 class Buffer:
     """`size` elements of `dtype` on one device. bfloat16 is held as the uint16 of its bits."""
 
-    __slots__ = ("__weakref__", "_address", "_array", "_source", "closed", "device", "dtype", "given", "read_only", "shared", "size", "version",
-                 "watched")
+    __slots__ = ("__weakref__", "_address", "_array", "_source", "closed", "device", "dtype", "given", "read_only", "shared", "size",
+                 "version", "watched")
 
     def __init__(self, dtype: DType, size: int, device: str = HOST, array: Array | None = None) -> None:
         """Storage over `array` (flat, C-contiguous, of the right type and size; shared, not copied), or none yet.
