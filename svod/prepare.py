@@ -15,12 +15,12 @@ from typing import Any, cast
 import numpy as np
 
 from svod.compile.backend import device_named
-from svod.compile.plan.compiler import Compiled, compile_all, compiler_for
+from svod.compile.plan.compiler import Choice, Compiled, compile_all, compiler_for
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
 from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, build_plan
-from svod.config import PrepareConfig
+from svod.config import BeamConfig, PrepareConfig
 from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
 from svod.core.graph.buffer import buffer_of
@@ -40,6 +40,7 @@ from svod.tensor.realize import constant_value, last_contents, replace_nodes
 from svod.tune.chains import choose
 from svod.tune.db import TuningDB
 from svod.tune.measure.plan_sizes import profile_at_sizes
+from svod.tune.unfinished import left_to_search
 
 Array = np.ndarray[Any, Any]
 
@@ -323,13 +324,19 @@ def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareCo
     db = None if config.noopt or config.capture is not None else database(config)
     choices = {key: choose(kernel, compiler, config, db) for key, kernel in unbound.kernels.items()}
     if config.beam is not None and db is not None:
-        unknown = {k: v for k, v in unbound.kernels.items()
-                   if choices[k].source == "heuristic" or (config.beam.ignore_cache and choices[k].source == "database")}
+        unknown = {k: v for k, v in unbound.kernels.items() if is_to_be_searched(choices[k], k, target, config.beam, db)}
         if unknown:
             from svod.tune.at_prepare import search_at_prepare
             choices.update(search_at_prepare(unbound, unknown, compiler, config, db))
     compiled = compile_all(unbound.kernels, choices, compiler)
     return {k: replace(c, estimate=count_operations(unbound.kernels[k].ast)) for k, c in compiled.items()}
+
+
+def is_to_be_searched(choice: Choice, key: str, target: Target, beam: BeamConfig, db: TuningDB) -> bool:
+    """Whether a search at prepare time has something to try for a kernel with this chain."""
+    if choice.source != "database":
+        return choice.source == "heuristic"
+    return beam.ignore_cache or left_to_search(db, key, target.key, beam) is not None
 
 
 def buffers_under(nodes: Iterable[UOp]) -> set[UOp]:

@@ -1,4 +1,5 @@
-"""BEAM= at prepare time: kernels that the database does not know are searched before the plan is built, within a budget, and remembered.
+"""BEAM= at prepare time: kernels that the database does not know, or whose search is unfinished, are searched before the plan is built,
+within a budget, and remembered.
 
 One warning says so before it starts (kernels, budget, how to stop) and one when it ends; Ctrl-C ends the search, keeps what it found and
 goes on with the best known. A terminal shows a bar of progress.
@@ -36,12 +37,20 @@ log = logging.getLogger("svod")
 _lock = threading.Lock()          # one search at a time in a process
 remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 _spent = 0.0                      # seconds this process has searched
+_spent_before = 0.0               # those that count for no budget any more
 _interrupted = 0                  # searches of this process that Ctrl-C ended
 
 
 def seconds_searched() -> float:
     """Seconds of wall time that searches at prepare time have taken in this process, the start of their workers included."""
     return _spent
+
+
+def begin_budget() -> None:
+    """Let the budget of `BeamConfig.budget` begin anew: what this process has searched so far does not count."""
+    global _spent_before
+    with _lock:
+        _spent_before = _spent
 
 
 def searches_interrupted() -> int:
@@ -51,19 +60,22 @@ def searches_interrupted() -> int:
 
 def search_at_prepare(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
                       db: TuningDB) -> dict[str, Choice]:
-    """Search kernels and return the chains to use. Never raises for a search that fails: the heuristic stays, and the log says why."""
+    """Search kernels and return the chains to use; those that are missing stay as they are known. Never raises for a search that fails:
+    the log says why."""
     global _spent, _interrupted
     beam = config.beam
     assert beam is not None
     count = f"{len(unknown)} kernel{'s' * (len(unknown) != 1)}"
     with _lock:
-        left = beam.budget - _spent
+        left = beam.budget - (_spent - _spent_before)
         if left <= 0:
-            log.info("the search budget of this process, %g s, is used up; the heuristic is used for %s", beam.budget, count)
+            log.info("the search budget of this process, %g s, is used up; %s not searched", beam.budget,
+                     f"{count} {'are' if len(unknown) > 1 else 'is'}")
             return {}
         workers = "inline" if beam.executor == "inline" else f"{beam.executor}:{beam.workers}" if beam.workers else beam.executor
-        log.warning("BEAM=%d: searching %s that the tuning database does not know, for at most %.0f s; Ctrl-C stops and keeps what "
-                    "was found", beam.width, count, left)
+        known = sum(choose(k, compiler, config, db).source == "database" for k in unknown.values())
+        goes_on = f" ({known} of them known, and with more to try)" if known else ""
+        log.warning("BEAM=%d: searching %s%s, for at most %.0f s; Ctrl-C stops and keeps what was found", beam.width, count, goes_on, left)
         started = time.monotonic()
         try:
             chosen, said, interrupted = _run(unbound, unknown, compiler, config, db, left, workers)
@@ -71,7 +83,8 @@ def search_at_prepare(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compi
             # a Ctrl-C during the search itself is the session's; this one came before, while the workers started
             why = "Ctrl-C" if isinstance(e, KeyboardInterrupt) else str(e)
             _interrupted += isinstance(e, KeyboardInterrupt)
-            log.warning("BEAM=%d: the search could not be run (%s); the heuristic is used for %s", beam.width, why, count)
+            log.warning("BEAM=%d: the search could not be run (%s); %s without it", beam.width, why,
+                        f"{count} {'go' if len(unknown) > 1 else 'goes'}")
             return {}
         finally:
             _spent += time.monotonic() - started
@@ -125,7 +138,8 @@ def _run(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler
         chain = tuple(Opt.from_json(list(o)) for o in finding.chain)
         chosen[key] = Choice(chain, "beam", f"{finding.speedup.median:.2f}× the heuristic, {finding.why}")
     for key in result.pending:
-        chosen[key] = Choice(compiler.heuristic(unknown[key]), "pending", "another process is searching this kernel")
+        stored = choose(unknown[key], compiler, config, db)
+        chosen[key] = stored if stored.source == "database" else Choice(stored.chain, "pending", "another process is searching this kernel")
     where = f"{'kept in' if result.rows else 'nothing was added to'} {db.path}" if db.path is not None else "the database is in memory only"
     text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, {result.candidates} candidates: {better} "
             f"of {len(tasks)} kernel{'s' * (len(tasks) != 1)} found a faster chain; {where}")

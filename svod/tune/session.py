@@ -38,7 +38,7 @@ from svod.core.schedule.canonical import AST_REVISION
 from svod.core.schedule.family import family_key
 from svod.errors import KernelOptError
 from svod.tune.db import KernelRecord, Measurement, OriginRecord, TuningDB, Verdict
-from svod.tune.db.records import RecordedStatus, Step
+from svod.tune.db.records import BUDGET_SPENT, FAILED, INTERRUPTED, RecordedStatus, Step
 from svod.tune.db.store import whoami
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Measurer
@@ -47,7 +47,7 @@ from svod.tune.measure.slices import kernel_bytes
 from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
 from svod.tune.search.events import Listener, SessionFinished, SessionStarted, nobody
-from svod.tune.search.kernel_search import BUDGET_SPENT, CONFIRM_SECONDS, INTERRUPTED, Finding, KernelSearch
+from svod.tune.search.kernel_search import CONFIRM_SECONDS, Finding, KernelSearch
 from svod.tune.workers.executor import Executor
 
 log = logging.getLogger("svod.tune")
@@ -182,7 +182,7 @@ class TuneSession:
             for claim in self._claims.values():
                 claim.release()
             for search in self._searches.values():      # begun, and broken off before there was anything to store
-                self.db.end_search(search, INTERRUPTED if self.result.interrupted else "failed")
+                self.db.end_search(search, INTERRUPTED if self.result.interrupted else FAILED)
         self.result.pending = tuple(waiting)
         self.result.seconds = time.monotonic() - started
         self.listener(SessionFinished("", len(self.result.findings), self.result.candidates, self.result.seconds, self.result.interrupted))

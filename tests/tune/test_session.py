@@ -13,11 +13,11 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.db import Measurement, Search, TuningDB, Verdict
+from svod.tune.db.records import BUDGET_SPENT
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Failure
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget
 from svod.tune.search.events import Improved, KernelFinished, KernelStarted, RoundFinished, SearchEvent, SessionFinished, SessionStarted
-from svod.tune.search.kernel_search import BUDGET_SPENT
 from svod.tune.session import KernelTask, SessionResult, TuneSession
 from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor
 from tests.tune.replay import ReplayedMeasurer, is_failure, made_up_seconds

@@ -23,7 +23,7 @@ from svod.config import NONE, BeamConfig, PrepareConfig
 from svod.core.cost.op_count import Work
 from svod.core.graph.buffer import bfloat16_bits_to_float32
 from svod.tensor import Tensor
-from svod.tune.at_prepare import searches_interrupted, seconds_searched
+from svod.tune.at_prepare import begin_budget, searches_interrupted, seconds_searched
 from svod.tune.search.budget import MODEL_SECONDS
 
 
@@ -39,7 +39,8 @@ class SvodContestant:
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         before, interrupted = seconds_searched(), searches_interrupted()
-        prepared = self._prepare(self._config_for(case, before), case, operands)
+        begin_budget()
+        prepared = self._prepare(self._config_for(case), case, operands)
         if searches_interrupted() > interrupted:
             raise KeyboardInterrupt         # Ctrl-C during a search also ends the benchmarks
         searched = None if self.config.beam is None else seconds_searched() - before
@@ -62,13 +63,13 @@ class SvodContestant:
         return PreparedPeer(plan.repeat, lambda: np.asarray(result.numpy()), True, identity=tuple((k.key, k.chain) for k in kernels),
                             kernels=kernels, prepare_seconds=seconds)
 
-    def _config_for(self, case: Case, searched: float) -> PrepareConfig:
-        """A budget for each case: BEAM_KERNEL_BUDGET, or ten minutes for a model. `searched` is the seconds of all searches before it."""
+    def _config_for(self, case: Case) -> PrepareConfig:
+        """A budget for each case: BEAM_KERNEL_BUDGET, or ten minutes for a model."""
         beam = self.config.beam
         if beam is None:
             return self.config
         seconds = MODEL_SECONDS if case.op == "model" else beam.kernel_budget
-        return replace(self.config, beam=replace(beam, budget=searched + seconds))
+        return replace(self.config, beam=replace(beam, budget=seconds))
 
 
 def svod_contestants(mode: str, beam: int | None, *, fresh: bool = False, db: str | None = None,

@@ -38,6 +38,11 @@ class TuneOptions:
         """The script or capture, as the user named it."""
         return self.script or self.source or ""
 
+    @property
+    def script_words(self) -> list[str]:
+        """The script and its arguments, as Python takes them; [] where there is no script."""
+        return [] if self.script is None else [self.script, *self.args]
+
     def command_line(self, **changes: object) -> str:
         """A command to paste: this one with `changes` to its options, without --dry-run, --json, --capture-to and --fresh."""
         values: dict[str, object] = {"beam": self.beam, "budget": f"{self.budget:g}"}

@@ -1,7 +1,6 @@
 """The final report of svod-tune: the table of kernels, the whole plan, the next command; and the same as JSON."""
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,9 +23,9 @@ KEY_SHOWN = 8
 @dataclass(frozen=True)
 class KernelReport:
     """The outcome of a kernel. `chain` is the one that the next `prepare` uses, as plain data, and `source` its origin (database,
-    heuristic, …). `heuristic` and `tuned` are seconds of one call, or None; for a kernel with variables they are geometric means over
-    `sizes`. A `confirmed` chain was timed against the heuristic at full size. `against` is the digest of the heuristic's LINEAR at that
-    time, or empty where it is today's."""
+    heuristic, …). `heuristic` and `tuned` are seconds of one call, or None: of a winner of the database `Winner.heuristic_seconds` and
+    `Winner.time`. For a kernel with variables they are geometric means over `sizes`. A `confirmed` chain was timed against the heuristic
+    at full size. `against` is the digest of the heuristic's LINEAR at that time, or empty where it is today's."""
 
     row: SurveyRow
     chain: tuple[Any, ...]
@@ -43,10 +42,8 @@ class KernelReport:
 
     @property
     def gain(self) -> float | None:
-        """The speed-up over the heuristic: from paired samples where there are any, else from the times."""
-        if not self.heuristic or not self.tuned:
-            return None
-        return self.heuristic / self.tuned if self.speedup is None else self.speedup.median
+        """The speed-up over the heuristic."""
+        return self.heuristic / self.tuned if self.heuristic and self.tuned else None
 
 
 def kernel_table(outcomes: Sequence[KernelReport], target: Target, ceilings: Ceilings | None, width: int) -> list[str]:
@@ -69,11 +66,8 @@ def _origin_words(row: SurveyRow) -> str:
 
 
 def _doubt(o: KernelReport) -> str:
-    """The mark of a gain with a wide interval, or one that the medians of the times do not show."""
-    if o.speedup is None or o.gain is None or not o.heuristic or not o.tuned:
-        return ""
-    known = o.speedup.half_width <= NOISY and abs(math.log(o.gain * o.tuned / o.heuristic)) <= NOISY
-    return "" if known else " ~"
+    """The mark of a gain with a wide interval."""
+    return " ~" if o.speedup is not None and o.speedup.half_width > NOISY else ""
 
 
 def dry_table(rows: Sequence[SurveyRow], estimates: Mapping[str, float], width: int) -> list[str]:

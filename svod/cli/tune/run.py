@@ -9,24 +9,22 @@ check is reserved: with a short script the command ends about with its budget, a
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
 from typing import Any
 
 from svod import config
-from svod.bench.race import Ratio
 from svod.bench.roofline import Ceilings, cached_ceilings
 from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
-from svod.cli.installation import program
+from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
 from svod.cli.tune.options import TuneOptions, say
 from svod.cli.tune.progress import make_progress
 from svod.cli.tune.report import KernelReport, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json, size_lines
@@ -47,8 +45,9 @@ from svod.tune.db.records import SizeTime
 from svod.tune.db.winners import Winner
 from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.budget import ModelBudget
-from svod.tune.search.kernel_search import BUDGET_SPENT, Finding
+from svod.tune.search.kernel_search import Finding
 from svod.tune.session import KernelTask, SessionResult, TuneSession, bound_at
+from svod.tune.unfinished import left_to_search
 from svod.tune.workers.start import ExecutorStart
 
 # beside EXIT_USAGE and EXIT_INTERRUPTED; docs/tuning.md gives their meanings
@@ -101,7 +100,7 @@ class _TuneRun:
         given = {"db": options.db} if options.db is not None else {}
         self.config = config.PrepareConfig.from_env(beam=None, optimizer=config.OptimizerConfig(), capture=None, **given)
         actions = {"actions": options.actions} if options.actions is not None else {}
-        self.beam = config.BeamConfig.from_env(width=options.beam, **actions)
+        self.beam = config.BeamConfig.from_env(width=options.beam, budget=options.budget, **actions)
         self.db = TuningDB.open(self.config.db, fresh=options.fresh, read_only=options.dry_run)
         self.executor: ExecutorStart | None = None
         self.script: ScriptEnd | None = None
@@ -160,7 +159,7 @@ class _TuneRun:
         target = pick_target(captured, self.config.device)
         compiler = compiler_for(target, self.config)
         rows = survey(captured, target, compiler)
-        decide(rows, target, compiler, self.db, self.config, top=self.options.top, only=self.options.only)
+        decide(rows, target, compiler, self.db, self.config, self.beam, top=self.options.top, only=self.options.only)
         if self.options.only and not any(r.decision in ("search", "known") for r in rows):
             say(f"svod-tune: no kernel's key, name or origin fits --only {' '.join(self.options.only)}; "
                 f"--dry-run lists the {count(len(rows), 'kernel')} there are")
@@ -193,7 +192,7 @@ class _TuneRun:
             return capture.read_capture(options.source or "")
         allowed = config.OptimizerConfig.from_env()
         target = device_named(self.config.device or HOST).backend.target(self.config.threads)
-        foresight = Foresight(self.db, target.allowing(allowed.tc, not allowed.nolocals))
+        foresight = Foresight(self.db, target.allowing(allowed.tc, not allowed.nolocals), self.beam)
 
         def meet(news: capture.News) -> None:
             if self.executor is None and not options.dry_run and foresight.needs_search(news):
@@ -264,20 +263,18 @@ class _TuneRun:
         out = []
         for row in rows:
             choice = choose(row.kernel, compiler, self.config, self.db)
-            finding, winner = findings.get(row.key), self.db.winner(row.key, target.key)
+            finding = findings.get(row.key)
+            winner = self.db.winner(row.key, target.key) if choice.source == "database" else None
             chain = tuple(o.to_json() for o in choice.chain)
-            if finding is not None:
-                heuristic, tuned = _finite(finding.heuristic_seconds), _finite(finding.seconds)
-                used = choice.source == "database"
-                why = finding.why if used or finding.winner is None else f"{choice.why} ({finding.why})"
-                out.append(KernelReport(row, chain, choice.source, heuristic or (None if used else row.seconds),
-                                        tuned if used else heuristic,
-                                        finding.verified, finding.confirmed, finding.speedup if finding.confirmed and used else None,
-                                        finding.linear, why, sizes=self._sizes(winner) if used else ()))
-            elif winner is not None and choice.source == "database":
-                out.append(KernelReport(row, chain, choice.source, winner.baseline, winner.time, True, True,
-                                        Ratio(winner.speedup, 1 / winner.ratio_high, 1 / winner.ratio_low), winner.linear, choice.why,
-                                        winner.baseline_linear, self._sizes(winner)))
+            if winner is not None:
+                out.append(KernelReport(row, chain, choice.source, winner.heuristic_seconds, winner.time, True, True, winner.interval,
+                                        winner.linear, choice.why if finding is None else finding.why, winner.baseline_linear,
+                                        self._sizes(winner)))
+            elif finding is not None:
+                heuristic = _finite(finding.heuristic_seconds)
+                why = finding.why if finding.winner is None else f"{choice.why} ({finding.why})"
+                out.append(KernelReport(row, chain, choice.source, heuristic or row.seconds, heuristic, finding.verified, finding.confirmed,
+                                        None, finding.linear, why))
             else:
                 pending = self.result is not None and row.key in self.result.pending
                 late = self.result is not None and self.result.interrupted
@@ -286,10 +283,8 @@ class _TuneRun:
                                         why))
         return out
 
-    def _sizes(self, winner: Winner | None) -> tuple[SizeTime, ...]:
+    def _sizes(self, winner: Winner) -> tuple[SizeTime, ...]:
         """The times that confirmed the winner of a kernel with variables, at each size."""
-        if winner is None:
-            return ()
         return next((m.sizes for m, _ in self.db.select(Measurement, winner.kernel) if m.id == winner.measurement), ())
 
     def _check_plans(self, captured: Capture, outcomes: Sequence[KernelReport], target: Target, compiler: Compiler,
@@ -378,7 +373,8 @@ class _TuneRun:
 
     def _say_work(self, rows: Sequence[SurveyRow]) -> None:
         groups = {d: [r for r in rows if r.decision == d] for d in ("search", "known", "small", "left out")}
-        words = [count(len(groups["search"]), "kernel") + " to search"] if groups["search"] else ["nothing to search"]
+        words = [f"{count(len(groups['search']), 'kernel')} to search" if groups["search"] else
+                 f"nothing to search with beam {self.options.beam}"]
         words += [f"{len(groups['known'])} known to the database"] if groups["known"] else []
         small = groups["small"]
         if small:
@@ -408,18 +404,9 @@ class _TuneRun:
         ceilings = self._ceilings(target)
         roofs = {r.key: bound_at(r.kernel, r.sizes, target, ceilings) for r in rows}
         bounds = {key: b.seconds for key, b in roofs.items() if b is not None and b.is_measured and b.seconds}
-        self._print(["", *dry_table(rows, bounds, self._width()), "", self._after_dry_run(rows)])
+        self._print(["", *dry_table(rows, bounds, self._width()), "", after_dry_run(self.options, rows, self._wider(rows, target))])
         return self._dump(self.incomplete, {"target": target.key,
                                             "kernels": [{**row_json(r), "bound_seconds": bounds.get(r.key)} for r in rows]})
-
-    def _after_dry_run(self, rows: Sequence[SurveyRow]) -> str:
-        decisions = {r.decision for r in rows}
-        if "search" in decisions:
-            return f"next: {self.options.command_line(**({'fresh': True} if self.options.fresh else {}))}"
-        if "known" in decisions:
-            return f"nothing to search: the database knows what matters; to search it again: {self.options.command_line(fresh=True)}"
-        reasons = "; ".join(dict.fromkeys(r.why for r in rows if r.why)) if len(rows) <= MAX_PROBLEMS else "see the last column"
-        return f"nothing to search ({reasons})" + (": --only KEY searches a kernel however small it is" if "small" in decisions else "")
 
     def _report(self, outcomes: Sequence[KernelReport], checks: Sequence[tuple[CapturedPlan, PlanCheck]], target: Target,
                 ceilings: Ceilings | None, status: int) -> None:
@@ -432,13 +419,13 @@ class _TuneRun:
         for number, (plan, check) in enumerate(checks, 1):
             name = f" {number} of {len(checks)}" if len(checks) > 1 else ""
             lines += plan_lines(check, name, len(plan.unbound.calls))
-        lines += ["", self._summary(), *self._stored(status), *self._next(outcomes, checks, status)]
+        lines += ["", self._summary(), *self._stored(status), *self._next(outcomes, checks, target, status)]
         self._print(lines)
 
     def _summary(self) -> str:
         r = self.result
         if r is None:
-            return f"nothing was searched: the database has all kernels ({self.elapsed:.1f} s)"
+            return f"nothing was left to search with beam {self.options.beam} ({self.elapsed:.1f} s)"
         rate = f", {r.candidates / r.seconds:.0f} per second" if r.seconds > 0 else ""
         text = f"{count(r.candidates, 'candidate')} timed in {r.seconds:.0f} s{rate}, on {self.executor_name}; {self.elapsed:.0f} s in all"
         return text + (", ended early by Ctrl-C" if r.interrupted else "")
@@ -453,36 +440,17 @@ class _TuneRun:
             return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}", where]
         return ["the results are not stored: the database is :none:"]
 
-    def _next(self, outcomes: Sequence[KernelReport], checks: Sequence[tuple[CapturedPlan, PlanCheck]], status: int) -> list[str]:
-        """The command to try next."""
-        o = self.options
-        if self.result is not None and self.result.interrupted:
-            return ["", f"next: {o.command_line()}    # goes on where this one was ended"]
-        if status == EXIT_NOT_STORED and self.saved is not None:
-            beside = Path() if self.saved.parent == Path.cwd() else self.saved.parent
-            words = [program("svod-db"), "--db", str(beside / "tuning.db"), "import", str(beside / self.saved.name)]
-            return ["", f"next: {shlex.join(words)}    # into a database that can be written"]
-        if status == EXIT_NOT_STORED:
-            return ["", f"next: {o.command_line(db='tuning.db')}    # a database that can be written"]
-        if outcomes and all(x.source == "pending" for x in outcomes):
-            return ["", f"next: {o.command_line()}    # when the other search has ended"]
-        lines = []
-        if self.db.plan.write is None:
-            lines.append(f"next: {o.command_line(db='tuning.db')}    # a database that keeps what is found")
-        elif o.script is not None:
-            variable = f"SVOD_TUNE_DB={o.db} " if o.db else ""
-            lines.append(f"next: {variable}{program('python')} {shlex.join([o.script, *o.args])}    # starts with these kernels")
-        hopeful = [x for x in outcomes if x.why.startswith(BUDGET_SPENT)]
-        prefix = "or:  " if lines else "next: "
-        if hopeful:
-            command = o.command_line(budget=f"{2 * o.budget:g}", fresh=True)
-            lines.append(f"{prefix}{command}    # {count(len(hopeful), 'search')} ended with the budget")
-        elif any(c.fell_short for _, c in checks) or not lines:
-            lines.append(f"{prefix}{o.command_line(beam=2 * o.beam, fresh=True)}    # a wider beam")
-        else:
-            database = f" --db {o.db}" if o.db else ""
-            lines.append(f"{prefix}{program('svod-db')}{database} show {outcomes[0].row.key[:8]}    # everything about the first kernel")
-        return ["", *lines]
+    def _next(self, outcomes: Sequence[KernelReport], checks: Sequence[tuple[CapturedPlan, PlanCheck]], target: Target,
+              status: int) -> list[str]:
+        interrupted = self.result is not None and self.result.interrupted
+        ended = Ended(interrupted, status == EXIT_NOT_STORED, self.saved, self.db.plan.write is not None,
+                      self._wider([o.row for o in outcomes], target), any(c.fell_short for _, c in checks))
+        return next_steps(self.options, outcomes, ended)
+
+    def _wider(self, rows: Sequence[SurveyRow], target: Target) -> bool:
+        """Whether a beam of twice the width has something left to search."""
+        twice = replace(self.beam, width=2 * self.beam.width)
+        return any(left_to_search(self.db, r.key, target.key, twice) is not None for r in rows if r.decision in ("search", "known"))
 
     # -- JSON ---------------------------------------------------------------------------------------------------------------
     def _write_json(self, rows: Sequence[SurveyRow], outcomes: Sequence[KernelReport], checks: Sequence[tuple[CapturedPlan, PlanCheck]],

@@ -1,7 +1,8 @@
 """Makes a list of work from a capture: the kernels, their shares of the time, and which of them are worth a search.
 
 Plans are weighed by their number of runs, kernels by calls × seconds with the heuristic. A kernel below 0.5 % of the time keeps the
-heuristic. A kernel for which the database has a valid winner is not searched again, unless its search was interrupted.
+heuristic. A kernel for which the database has a valid winner is searched on where its search ended early or was narrower than what is
+asked for (`svod.tune.unfinished`).
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from svod.bench.roofline import COMPUTE, Ceilings
 from svod.compile.backend import device_named, target_with
 from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
-from svod.config import PrepareConfig
+from svod.config import BeamConfig, PrepareConfig
 from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import HOST, Target
@@ -26,6 +27,7 @@ from svod.tune.db.winners import Winner
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
 from svod.tune.session import bound_at
+from svod.tune.unfinished import left_to_search
 
 log = logging.getLogger("svod.cli")
 
@@ -129,9 +131,9 @@ def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
     return geometric_mean([max(1, e.flops) for e in counts]), geometric_mean([max(1, e.bytes_moved) for e in counts])
 
 
-def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: TuningDB, config: PrepareConfig, *, top: int | None = None,
-           only: Sequence[str] = ()) -> None:
-    """Set the decision for each kernel, and why."""
+def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: TuningDB, config: PrepareConfig, beam: BeamConfig, *,
+           top: int | None = None, only: Sequence[str] = ()) -> None:
+    """Set the decision for each kernel, and why. `beam`: the search that is asked for."""
     for rank, row in enumerate(rows):
         named = any(row.key.startswith(o) or o in row.name or any(o in origin for origin in row.origins) for o in only)
         choice = choose(row.kernel, compiler, config, db)
@@ -145,20 +147,16 @@ def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: Tu
             row.decision, row.why = "left out", f"not among the {top} that take most of the time"
         elif row.share < SMALL_SHARE and not only:
             row.decision, row.why = "small", f"{100 * row.share:.2f} % of the time"
-        elif row.winner is not None and not was_interrupted(row.key, target, db):
-            row.decision, row.why = "known", choice.why
-        else:
+        elif row.winner is None:
             row.decision, row.why = "search", choice.why
+        elif (left := left_to_search(db, row.key, target.key, beam)) is not None:
+            row.decision, row.why = "search", left
+        else:
+            row.decision, row.why = "known", choice.why
     wanted = [r for r in rows if r.decision == "search"]
     if not only and any(r.decision == "known" for r in rows) and all(r.share < LONE_SHARE and r.winner is None for r in wanted):
         for row in wanted:
             row.decision, row.why = "small", f"{100 * row.share:.2f} % of the time, and nothing else is left to search"
-
-
-def was_interrupted(key: str, target: Target, db: TuningDB) -> bool:
-    """Whether Ctrl-C interrupted the latest ended search of a kernel; a new search continues it."""
-    ended = [s for s, _ in db.select(Search, key, target.key) if s.ended_at is not None]
-    return bool(ended) and max(ended, key=lambda s: s.ended_at or 0.0).outcome == "interrupted"
 
 
 class Foresight:
@@ -167,15 +165,16 @@ class Foresight:
     On a machine without any search, the first kernel decides. Otherwise times decide: kernels that the database lacks because they are too
     small must not start workers."""
 
-    def __init__(self, db: TuningDB, target: Target) -> None:
-        self.db, self.target = db, target
+    def __init__(self, db: TuningDB, target: Target, beam: BeamConfig) -> None:
+        self.db, self.target, self.beam = db, target, beam
         self.new_here = not db.select(Search, target=target.key)
         self.unknown: set[str] = set()
         self.seconds: dict[str, float] = {}
 
     def needs_search(self, news: News) -> bool:
-        """Record news. Returns whether kernels that the database lacks take a share of the time that is worth a search."""
-        self.unknown.update(k for k in news.kernels if self.db.winner(k, self.target.key) is None)
+        """Record news. Returns whether kernels with something left to search take a share of the time that is worth a search."""
+        self.unknown.update(k for k in news.kernels if self.db.winner(k, self.target.key) is None
+                            or left_to_search(self.db, k, self.target.key, self.beam) is not None)
         for plan in news.plans:
             for key, seconds in plan.items():
                 self.seconds[key] = self.seconds.get(key, 0.0) + seconds

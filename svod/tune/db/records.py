@@ -288,10 +288,17 @@ class TargetFacts(Record):
     json_fields: ClassVar[frozenset[str]] = frozenset({"facts"})
 
 
+#: Outcomes of searches that had more to try: the budget or Ctrl-C ended them, or an error.
+BUDGET_SPENT, INTERRUPTED, FAILED = "budget spent", "interrupted", "failed"
+#: The outcome of a search whose best chain is as fast as the machine allows: a wider search finds nothing better.
+AT_BOUND = "at the roofline bound"
+
+
 @dataclass(frozen=True)
 class Search(Record):
-    """One search: who, with what, and how it ended. `config` has the fields of BeamConfig, `result` counts and times. A search has one
-    record from its start, without `ended_at`, and one from its end."""
+    """One search: who, with what, and how it ended. `config` has the fields of BeamConfig, with the width and the budget that the user
+    asked for; `result` has counts and times. `outcome` is `BUDGET_SPENT`, `INTERRUPTED` or `FAILED` where the search had more to try,
+    else what ended it. A search has one record from its start, without `ended_at`, and one from its end."""
 
     search: Name
     kernel: Name

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from svod.bench.race import Ratio
 from svod.tune.db.records import Chain, Measurement, Verdict
 from svod.tune.db.schema import SHIPPED
 
@@ -77,6 +78,18 @@ class Winner(NamedTuple):
     @property
     def speedup(self) -> float:
         return 1.0 / self.ratio
+
+    @property
+    def interval(self) -> Ratio:
+        """The speed-up over the heuristic with its 95 % interval."""
+        return Ratio(1.0 / self.ratio, 1.0 / self.ratio_high, 1.0 / self.ratio_low)
+
+    @property
+    def heuristic_seconds(self) -> float | None:
+        """Seconds of one call with the heuristic's chain, as every table and report shows them: `time` × `speedup`.
+
+        `baseline` is the median of the heuristic's own samples, which differs a little from what the paired ratio says."""
+        return None if self.time is None else self.time * self.speedup
 
     @property
     def own(self) -> bool:

@@ -34,7 +34,7 @@ from svod.config import BeamConfig
 from svod.core.cost.cost_model import tiling_family
 from svod.core.kernel.groups import most_threads
 from svod.errors import KernelOptError
-from svod.tune.db.records import canonical
+from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, canonical
 from svod.tune.db.winners import WORST_RATIO, Standing, best_of
 from svod.tune.measure.candidate import FAILED, Candidate, Origin, Status, chain_text
 from svod.tune.measure.measurer import Confirmed, Failure, Measurer, Screened
@@ -51,8 +51,6 @@ from svod.tune.search.events import (
 )
 
 log = logging.getLogger("svod.tune")
-
-BUDGET_SPENT, INTERRUPTED = "budget spent", "interrupted"     # the reasons why a search ends that has more to try
 
 MAX_WORK_RATIO = 1000          # A candidate with more than this many times the operations of the round's leanest one is dropped.
 RELATIVE_PROGRESS = 0.005      # A round that gains less than this share is flat.
@@ -315,7 +313,7 @@ class KernelSearch:
             log.info("%s: %.3g s is below the roofline bound of %.3g s, which is ignored from now on", self.name, self.best, self.bound)
             self.bound, self.at_bound = 0.0, 0
         if self.at_bound >= BOUND_RACES and self.flat and not promising:
-            self.stop("at the roofline bound")
+            self.stop(AT_BOUND)
         elif self.flat >= self.patience + promising and not self._widen():
             self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")
 

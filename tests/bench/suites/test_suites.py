@@ -280,8 +280,8 @@ def test_each_case_has_a_search_budget_of_its_own(monkeypatch: pytest.MonkeyPatc
     beam = tuned.config.beam
     assert beam is not None and (beam.width, beam.ignore_cache) == (3, True)
     # the configuration's budget is that of the process, of which searches before have had their part
-    budgets = [tuned._config_for(c, 100.0).beam for c in (kinds.gelu("a", "", 7), SUITES["models"][0])]
-    assert [b.budget for b in budgets if b is not None] == [107.0, 700.0] and heuristic._config_for(SUITES["core"][0], 1.0).beam is None
+    budgets = [tuned._config_for(c).beam for c in (kinds.gelu("a", "", 7), SUITES["models"][0])]
+    assert [b.budget for b in budgets if b is not None] == [7.0, 600.0] and heuristic._config_for(SUITES["core"][0]).beam is None
     assert svod_contestants("db-only", None)[1].config.beam is None and len(svod_contestants("heuristic", None)) == 1
 
 

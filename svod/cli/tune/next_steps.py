@@ -1,0 +1,87 @@
+"""The commands that svod-tune recommends at its end. Each does what the remark behind it says; a test runs them."""
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from svod.cli.installation import program
+from svod.cli.tune.options import TuneOptions
+from svod.cli.tune.report import KernelReport
+from svod.cli.tune.survey import SurveyRow
+from svod.system.quantities import count
+from svod.tune.db.records import BUDGET_SPENT
+
+MAX_REASONS = 3     # kernels whose reasons are given in a sentence
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended. `wider`: whether a beam of twice the width has something left to search. `saved`: the file with results that the
+    database could not take. `stored`: whether there is a database that keeps results."""
+
+    interrupted: bool
+    not_stored: bool
+    saved: Path | None
+    stored: bool
+    wider: bool
+    fell_short: bool
+
+
+def after_dry_run(options: TuneOptions, rows: Sequence[SurveyRow], wider: bool) -> str:
+    """The last line of --dry-run."""
+    decisions = {r.decision for r in rows}
+    if "search" in decisions:
+        return f"next: {options.command_line(**({'fresh': True} if options.fresh else {}))}"
+    if "known" in decisions:
+        again = {"beam": 2 * options.beam} if wider else {"fresh": True}
+        what = "to search further" if wider else "to search anew, without what is known"
+        return f"nothing to search with beam {options.beam}; {what}: {options.command_line(**again)}"
+    reasons = "; ".join(dict.fromkeys(r.why for r in rows if r.why)) if len(rows) <= MAX_REASONS else "see the last column"
+    return f"nothing to search ({reasons})" + (": --only KEY searches a kernel however small it is" if "small" in decisions else "")
+
+
+def next_steps(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -> list[str]:
+    """The commands to try next, each with what it does."""
+    if ended.interrupted:
+        return _numbered([(options.command_line(), "goes on where this one was ended")])
+    if ended.not_stored and ended.saved is not None:
+        beside = Path() if ended.saved.parent == Path.cwd() else ended.saved.parent
+        words = [program("svod-db"), "--db", str(beside / "tuning.db"), "import", str(beside / ended.saved.name)]
+        return _numbered([(shlex.join(words), "into a database that can be written")])
+    if ended.not_stored:
+        return _numbered([(options.command_line(db="tuning.db"), "a database that can be written")])
+    if outcomes and all(x.source == "pending" for x in outcomes):
+        return _numbered([(options.command_line(), "when the other search has ended")])
+    return _numbered([*_use(options, outcomes, ended), *_more(options, outcomes, ended)])
+
+
+def _use(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -> list[tuple[str, str]]:
+    """How the result is used, where there is one."""
+    if not ended.stored:
+        return [(options.command_line(db="tuning.db"), "a database that keeps what is found")]
+    if options.script is None or not any(x.source == "database" for x in outcomes):
+        return []
+    variable = f"SVOD_TUNE_DB={shlex.quote(options.db)} " if options.db else ""
+    return [(f"{variable}{program('python')} {shlex.join(options.script_words)}", "starts with these kernels")]
+
+
+def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -> list[tuple[str, str]]:
+    """What searches further, where something is left to search; else how to look at the result."""
+    if not ended.stored:
+        return []
+    cut_short = [x for x in outcomes if BUDGET_SPENT in x.why]
+    if cut_short:
+        return [(options.command_line(budget=f"{2 * options.budget:g}"), f"goes on with {count(len(cut_short), 'search')} that ended with "
+                                                                         "the budget")]
+    if ended.wider and (ended.fell_short or options.script is None):
+        return [(options.command_line(beam=2 * options.beam), "a wider beam searches on")]
+    if not outcomes:
+        return []
+    database = ["--db", options.db] if options.db else []
+    return [(shlex.join([program("svod-db"), *database, "show", outcomes[0].row.key[:8]]), "everything about the first kernel")]
+
+
+def _numbered(steps: Sequence[tuple[str, str]]) -> list[str]:
+    return ["", *(f"{'next:' if i == 0 else 'or:  '} {command}    # {remark}" for i, (command, remark) in enumerate(steps))]

@@ -1,0 +1,54 @@
+"""What is left to search of a kernel that the tuning database knows.
+
+A search is complete where it ended by itself: nothing was gained any more, nothing was left to try, or the machine allows nothing faster.
+A search that its budget, Ctrl-C or an error ended is searched on, and so is one that was narrower than what is asked for now. What was
+measured is kept: the stored winners are the seeds, and no candidate that the database has is built again.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from svod.config import BeamConfig
+from svod.system.quantities import seconds
+from svod.tune.db import Search, TuningDB
+from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, FAILED, INTERRUPTED
+
+CUT_SHORT = {BUDGET_SPENT: "its search ended with its budget", INTERRUPTED: "Ctrl-C ended its search", FAILED: "an error ended its search"}
+#: Fields of BeamConfig of which a larger value tries more.
+AMOUNTS = ("width", "patience", "round_size")
+#: Fields of BeamConfig that are given when the search proposes from all that svod knows, with the values that propose the most.
+MOST = {"sketches": True, "mutations": True, "actions": "default", "strict": ""}
+
+
+def what_is_left(searches: Sequence[Search], asked: BeamConfig) -> str | None:
+    """Why a kernel with these searches on one target is searched on when `asked` is asked for; None where nothing is left to search, and
+    for a kernel that was never searched here, whose winner came from elsewhere."""
+    ended = sorted((s for s in searches if s.ended_at is not None), key=lambda s: s.ended_at or 0.0)
+    reasons = [_left_by(s, asked) for s in ended]
+    return None if None in reasons or not reasons else reasons[-1]
+
+
+def left_to_search(db: TuningDB, kernel: str, target: str, asked: BeamConfig) -> str | None:
+    """`what_is_left` of the searches that `db` has of a kernel on a target, by their keys."""
+    return what_is_left([s for s, _ in db.select(Search, kernel, target)], asked)
+
+
+def _left_by(search: Search, asked: BeamConfig) -> str | None:
+    if search.outcome in CUT_SHORT:
+        took = search.result.get("seconds")
+        return CUT_SHORT[search.outcome] + (f" after {seconds(took)}" if isinstance(took, (int, float)) and took > 0 else "")
+    return None if search.outcome == AT_BOUND else _narrower(search.config, asked)
+
+
+def _narrower(before: Any, asked: BeamConfig) -> str | None:
+    """In what a search with the settings `before`, as a record has them, tried less than `asked`; None: in nothing. What a record does not
+    say counts as equal."""
+    for name in AMOUNTS:
+        value, wanted = before.get(name), getattr(asked, name)
+        if isinstance(value, int) and value < wanted:
+            return f"it was searched with a {name.replace('_', ' ')} of {value}, {wanted} is asked for"
+    for name, most in MOST.items():
+        if name in before and before[name] != most and getattr(asked, name) == most:
+            return f"it was searched with {name} = {before[name]}"
+    return None

@@ -1,0 +1,114 @@
+"""Every command that a tool recommends is run as it was printed, and does what is said of it."""
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from svod.cli.tune.next_steps import Ended, next_steps
+from svod.cli.tune.options import TuneOptions
+from svod.cli.tune.report import KernelReport
+from svod.cli.tune.survey import SurveyRow
+from svod.tune.db import Search, TuningDB
+from svod.tune.db.records import BUDGET_SPENT
+from tests.plans import canonical
+from tests.tune.search_kernels import elementwise
+
+ROOT = Path(__file__).parents[2]
+MODEL = """
+import numpy as np
+from svod import Tensor
+print(((Tensor(np.arange(61, dtype=np.float32)) * 2).numpy() == 2 * np.arange(61)).all())
+"""
+
+
+class Shell:
+    """Runs command lines in a directory with files of its own; `searches` are those that the database has."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "model.py").write_text(MODEL)
+        self.env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(directory), "XDG_DATA_HOME": str(directory / "data"),
+                    "SVOD_OBJECT_CACHE": str(directory / "objects"), "BEAM_ROUND_SIZE": "1", "BEAM_RUNS": "1", "BEAM_PATIENCE": "1",
+                    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def __call__(self, command: str, **env: str) -> str:
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=self.directory, env={**self.env, **env},
+                              check=False, timeout=120)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout + done.stderr
+
+    @property
+    def searches(self) -> list[Search]:
+        with TuningDB.open(self.directory / "t.db", read_only=True) as db:
+            return sorted((s for s, _ in db.select(Search) if s.ended_at is not None), key=lambda s: s.started_at)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+def recommended(output: str) -> list[tuple[str, str]]:
+    """The commands of `next:` and `or:` lines, and of what is said after --dry-run, with the remarks behind them."""
+    steps = re.findall(r"^(?:next:|or:) +(.*?)    # (.*)$", output, re.M)
+    return steps or [(command, remark) for remark, command in re.findall(r"^nothing to search with beam \d+; (.*?): (.*)$", output, re.M)]
+
+
+def test_what_svod_tune_recommends_is_so(shell: Shell) -> None:
+    said = shell("svod-tune model.py --db t.db --workers inline --beam 1 --budget 0.001")
+    [(longer, goes_on)] = recommended(said)
+    assert goes_on == "goes on with 1 search that ended with the budget"
+    assert shell.searches[-1].outcome == BUDGET_SPENT and shell.searches[-1].config["budget"] == 0.001
+    before = len(shell.searches)
+    assert "1 kernel to search" in shell(longer) and len(shell.searches) == before + 1
+    assert shell.searches[-1].config["budget"] == 0.002
+
+    said = shell("svod-tune model.py --db t.db --workers inline --beam 1 --budget 30")
+    assert shell.searches[-1].outcome != BUDGET_SPENT
+    [(use, starts), (show, everything)] = recommended(said)
+    assert starts == "starts with these kernels"
+    assert "; database" in shell(use, DEBUG="1"), "the plan's table says where a chain is from"
+    assert everything == "everything about the first kernel" and shell.searches[-1].kernel in shell(show)
+
+
+def test_what_a_dry_run_recommends_is_so(shell: Shell) -> None:
+    dry = "svod-tune model.py --db t.db --workers inline --beam 1 --budget 20 --dry-run"
+    [command] = re.findall(r"^next: (.*)$", shell(dry), re.M)
+    assert "1 kernel to search" in shell(command) and len(shell.searches) == 1
+    while (steps := recommended(shell(dry.replace("--beam 1", f"--beam {shell.searches[-1].config['width']}")))):
+        [(command, remark)] = steps
+        before = shell.searches
+        assert "1 kernel to search" in shell(command) and len(shell.searches) == len(before) + 1, remark
+        assert (shell.searches[-1].config["width"] == 2 * before[-1].config["width"]) == (remark == "to search further")
+        if remark == "to search anew, without what is known" or shell.searches[-1].config["width"] > 2:
+            break
+    else:
+        pytest.fail("nothing was recommended")
+
+
+def test_what_svod_db_recommends_is_so(shell: Shell) -> None:
+    said = shell("svod-db --db t.db list")
+    [command] = re.findall(r"tune something: (.*)$", said, re.M)
+    command = command.replace("SCRIPT", "model.py --workers inline --budget 1")
+    assert "stored in" in shell(command) and shell.searches
+
+
+def test_there_is_always_a_next_step() -> None:
+    """Commands for ends that are hard to come by: they name the files that hold the results."""
+    options = TuneOptions("my model.py", ("--x", "1 2"), db="a b.db", fresh=True)
+    ended = Ended(False, True, Path.cwd() / "svod-tuned-1.jsonl", True, False, False)
+    assert next_steps(options, [], ended)[1].endswith("--db tuning.db import svod-tuned-1.jsonl    # into a database that can be written")
+    [_, again] = next_steps(options, [], replace(ended, interrupted=True))
+    assert "'my model.py'" in again and "--fresh" not in again and again.endswith("-- --x '1 2'    # goes on where this one was ended")
+    row = SurveyRow(canonical(elementwise(8)), "elementwise", (), 1, 1e-6, 1.0, "f", 8, 64)
+    tuned = KernelReport(row, (), "database", 2e-6, 1e-6, True, True, None, "", "")
+    [_, use, show] = next_steps(options, [tuned], replace(ended, not_stored=False))
+    assert use.startswith("next: SVOD_TUNE_DB='a b.db' ") and "'my model.py' --x '1 2'" in use
+    assert f"--db 'a b.db' show {row.key[:8]}" in show
+    assert next_steps(options, [replace(tuned, source="heuristic")], replace(ended, not_stored=False))[1].startswith("next: ")
