@@ -55,6 +55,7 @@ class Captured:
         bound = {number for _, number in self.reads} | self.made.keys()
         self.fixed = {i: span_of(b.array) for i, b in enumerate(self.plan.buffers) if b.array is not None and i not in bound}
         self.state = {i: span for i, span in self.fixed.items() if i in prepared.overwritten}
+        self._writes_arguments = any(number in prepared.overwritten for _, number in self.reads)
         # every result is memory of its own: no nodes are needed
         numbers = [r.made for r in self.results]
         self._is_plain = None not in numbers and len({*numbers}) == len(numbers) and not any(is_symbolic(r.shape) for r in self.results)
@@ -71,11 +72,13 @@ class Captured:
         plan, results = self.plan, {}
         with plan.lock:
             bound = plan.bound_arrays
-            if self.prepared.overwritten:
-                self._check_memory(given)
+            if self._writes_arguments:
+                self._check_arguments(given)
             for i, number in self.reads:
                 array = memory_of(given[i])
                 if bound.get(number) is not array:      # the key of the signature answers for its type and size
+                    if self.state:
+                        refuse_shared_memory(self.state, self.state, {number: span_of(array)})
                     plan.bind_new(number, array, address_of(array))
             for number, kept in self.made.items():
                 before = bound.get(number)
@@ -110,14 +113,13 @@ class Captured:
             tensors.append(Tensor.from_uop(view))
         return tensors
 
-    def _check_memory(self, given: Sequence[Leaf]) -> None:
-        """Raise ScheduleError where an argument shares memory that the plan writes, and LaunchError for an argument that is written and
-        is not laid out as a kernel writes it."""
+    def _check_arguments(self, given: Sequence[Leaf]) -> None:
+        """Raise ScheduleError where an argument that is written shares memory with another buffer, and LaunchError for one that is not
+        laid out as a kernel writes it."""
         written = self.prepared.overwritten
         arrays = {number: memory_of(given[i]) for i, number in self.reads}
         spans = {number: span_of(array) for number, array in arrays.items()}
         refuse_shared_memory(spans, written, {**self.fixed, **spans})
-        refuse_shared_memory(self.state, self.state, spans)
         for i, number in self.reads:
             if number in written and isinstance(given[i], np.ndarray) and arrays[number] is not given[i]:
                 raise LaunchError(f"argument {i} is assigned to, and it is not a C-contiguous, aligned array of a native type; pass a copy")
