@@ -54,6 +54,7 @@ class _Printer:
         self.nest = loop_nest(state)
         self.plan = self.nest.placement
         self.lines: list[str] = []
+        self._texts: dict[tuple[int, int, int, int], str] = {}      # by stage, node, strength of the operator around it, and depth
 
     # -- phases -----------------------------------------------------------------------------------
     def run(self) -> str:
@@ -198,7 +199,7 @@ class _Printer:
         return self._text(r, r.value, _LOOSEST)
 
     def _text(self, r: ResolvedStage, node: int, outer: int) -> str:
-        """A value as an expression of bounded length."""
+        """A value as an expression of bounded length: to the largest depth at which it is short enough."""
         for depth in (40, 8, 6, 4, 3, 2, 1):
             text = self._expression(r, r.nodes[node], outer, depth)
             if len(text) <= MAX_EXPRESSION:
@@ -206,6 +207,14 @@ class _Printer:
         return text
 
     def _expression(self, r: ResolvedStage, n: Node, outer: int, depth: int) -> str:
+        """A node as text, written once for each depth. What is too long is cut: nobody prints what contains it."""
+        key = id(r), id(n), outer, depth
+        if key not in self._texts:
+            text = self._written(r, n, outer, depth)
+            self._texts[key] = text if depth <= 1 else text[:MAX_EXPRESSION + 1]
+        return self._texts[key]
+
+    def _written(self, r: ResolvedStage, n: Node, outer: int, depth: int) -> str:
         if n.kind == "const":
             return f"{n.arg:g}" if isinstance(n.arg, float) else str(n.arg)
         if n.kind == "axis":
