@@ -12,12 +12,13 @@ import numpy as np
 
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import PrepareConfig
-from svod.errors import ArgumentError, ConfigError
+from svod.errors import ArgumentError, ConfigError, SvodError
 from svod.tensor import Tensor
 from svod.tensor.operations.random import next_keys
 from svod.tracing.arguments import Leaf, as_tensor, in_memory, key_of, substitute
 from svod.tracing.capture import capture, is_capturing
 from svod.tracing.captured import Captured
+from svod.tracing.lengths import Form, Lengths, OnePlan, form_of
 
 MOST_PLANS = 64         # of one function; the one that was used longest ago is dropped for another
 RECAPTURES_SAID = 8     # captures of one signature after which a warning says why there are so many
@@ -27,12 +28,14 @@ log = logging.getLogger("svod.jit")
 class Jit:
     """The result of `svod.jit`. Call it like the function."""
 
-    def __init__(self, fn: Callable[..., Any], config: PrepareConfig | None = None, random: str = "captured"):
-        _check_arguments(fn, config, random)
-        self.fn, self.config, self.random = fn, config, random
+    def __init__(self, fn: Callable[..., Any], config: PrepareConfig | None = None, random: str = "captured", dynamic: str = "tell"):
+        _check_arguments(fn, config, random, dynamic)
+        self.fn, self.config, self.random, self.dynamic = fn, config, random, dynamic
         self._captured: dict[Hashable, Captured] = {}
         self._renewed: dict[Hashable, int] = {}
-        self._lock = threading.Lock()
+        self._lengths = Lengths()
+        self._for_all_lengths: dict[Hashable, OnePlan | None] = {}      # by frame; None: the function needs to know its lengths
+        self._lock = threading.RLock()
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -46,9 +49,14 @@ class Jit:
             return self.fn(*substitute(args, stand_ins), **substitute(kwargs, stand_ins))
         captured = self._captured.get(key)
         if captured is None or captured.changed():
+            if captured is None and self.dynamic == "auto" and (form := form_of(args, kwargs, given)) is not None:
+                with self._lock:
+                    one = self._one_plan(form, args, kwargs, given)
+                    if one is not None and one.captured is not None:
+                        return one.run(given, form.lengths, _keys(one.captured.draws))
             captured, given = self._capture(key, args, kwargs, given)
         if captured.draws:
-            given.append(np.array(next_keys(captured.draws), np.uint32))
+            given += _keys(captured.draws)
         return captured.run(given, values)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -57,8 +65,9 @@ class Jit:
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:
-        """The plans captured so far, one per input signature; at most `MOST_PLANS`."""
-        return tuple(c.plan for c in self._captured.values())
+        """The plans captured so far, one per input signature, at most `MOST_PLANS`; then those that are for all lengths."""
+        ones = (one.captured for one in self._for_all_lengths.values() if one is not None)
+        return tuple(c.plan for c in (*self._captured.values(), *ones) if c is not None)
 
     def _capture(self, key: Hashable, args: Any, kwargs: Any, given: list[Leaf]) -> tuple[Captured, list[Leaf]]:
         """The capture of a call, made now unless another thread has made it, and its arguments in memory."""
@@ -70,12 +79,40 @@ class Jit:
             if changed:
                 self._say_changed(key, changed)
             tensors = [in_memory(as_tensor(g)) for g in given]
-            made = capture(self.fn, self._name, args, kwargs, tensors, self.config, self.random == "fresh")
+            made = self._captured_with(args, kwargs, tensors)
+            if captured is None and (form := form_of(args, kwargs, given)) is not None:
+                advice = self._lengths.advice(self._name, self.fn, args, kwargs, self._lengths.note(form))
+                if advice and self.dynamic == "tell":
+                    log.warning("%s", advice)
             self._captured.pop(key, None)
             while len(self._captured) >= MOST_PLANS:
                 del self._captured[next(iter(self._captured))]
             self._captured[key] = made
             return made, [t if isinstance(g, Tensor) else g for g, t in zip(given, tensors, strict=True)]
+
+    def _captured_with(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> Captured:
+        return capture(self.fn, self._name, args, kwargs, tensors, self.config, self.random == "fresh")
+
+    def _one_plan(self, form: Form, args: Any, kwargs: Any, given: list[Leaf]) -> OnePlan | None:
+        """The plan for all lengths of the frame of a call; None where there is none for these lengths."""
+        one = self._for_all_lengths.get(form.frame)
+        if form.frame in self._for_all_lengths and one is None:
+            return None
+        if one is not None and one.captured is not None and one.holds(form.lengths) and not one.captured.changed():
+            return one
+        differing = self._lengths.note(form)
+        if not differing:
+            return None
+        made = OnePlan(len(self._for_all_lengths), form, differing)
+        if not made.holds(form.lengths):
+            return None
+        try:
+            usable = made.capture(self._captured_with, args, kwargs, given)
+        except SvodError as error:
+            log.info("svod.jit: %s has a plan for each length: %s", self._name, error)
+            usable = False
+        self._for_all_lengths[form.frame] = made if usable else None
+        return made if usable else None
 
     def _say_changed(self, key: Hashable, changed: str) -> None:
         """Count a capture that a change made necessary, and warn about many."""
@@ -89,7 +126,12 @@ class Jit:
         return getattr(self.fn, "__name__", type(self.fn).__name__)
 
 
-def _check_arguments(fn: Any, config: Any, random: str) -> None:
+def _keys(draws: int) -> list[Leaf]:
+    """The keys of the random numbers that a run draws, as the last argument of its plan."""
+    return [np.array(next_keys(draws), np.uint32)] if draws else []
+
+
+def _check_arguments(fn: Any, config: Any, random: str, dynamic: str) -> None:
     """Raise ArgumentError and ConfigError for what `svod.jit` does not take."""
     if not callable(fn):
         hint = "; to compute a tensor, call its realize()" if isinstance(fn, Tensor) else ""
@@ -102,10 +144,12 @@ def _check_arguments(fn: Any, config: Any, random: str) -> None:
                           "PrepareConfig(beam=BeamConfig(width=4))")
     if random not in ("captured", "fresh"):
         raise ArgumentError(f"svod.jit(random={random!r}): use \"captured\" or \"fresh\"")
+    if dynamic not in ("tell", "auto", "never"):
+        raise ArgumentError(f"svod.jit(dynamic={dynamic!r}): use \"tell\", \"auto\" or \"never\"")
 
 
 def jit(fn: Callable[..., Any] | None = None, *, config: PrepareConfig | None = None,
-        random: Literal["captured", "fresh"] = "captured") -> Any:
+        random: Literal["captured", "fresh"] = "captured", dynamic: Literal["tell", "auto", "never"] = "tell") -> Any:
     """Capture a function of tensors: `f = svod.jit(model)`, or as a decorator, `@svod.jit` or `@svod.jit(config=…)`.
 
     Arguments may be arrays and tensors of NumPy, svod, and libraries with `__dlpack__` or an array interface (PyTorch, JAX), and tuples,
@@ -122,9 +166,13 @@ def jit(fn: Callable[..., Any] | None = None, *, config: PrepareConfig | None = 
     `random`: "captured" draws `Tensor.rand` and its like once, at capture, and every call returns the same numbers; "fresh" draws new
     numbers in each call, the ones that the calls would draw without jit.
 
+    `dynamic`: what happens when lengths differ from call to call, each of which is a signature. "tell" warns after a few and names the
+    variable to declare; "auto" makes variables of the lengths that differ, from the second on: one plan serves all of them, arguments are
+    copied to its layout, and a function that needs to know its lengths keeps a plan for each; "never" says nothing.
+
     Of the plans, one per signature, the last `MOST_PLANS` (64) are kept.
 
     Raises ArgumentError unless `fn` is a function. A call raises SvodError if the function returns no tensor."""
     if fn is None:
-        return lambda f: Jit(f, config, random)
-    return Jit(fn, config, random)
+        return lambda f: Jit(f, config, random, dynamic)
+    return Jit(fn, config, random, dynamic)

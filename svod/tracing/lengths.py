@@ -1,0 +1,222 @@
+"""Arguments whose lengths differ from call to call: who has them is told once, or gets one plan for all lengths.
+
+    f(x of 17×8), f(x of 30×8)      the keys differ in the first axis of x
+      told        "f was captured for 4 lengths of axis 0 of x … declare a Variable"
+      one plan    n = Variable("n0", 1, 64); x is copied to the layout of 64×8, and the plan runs with n = 17, 30, …
+
+A place is an extent of a tensor argument, or an int. Places that always have the same value share a variable. An extent of 1 broadcasts, so
+it is never a variable's.
+"""
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from svod.core.graph import graph
+from svod.core.graph.buffer import Array, aligned_empty
+from svod.core.graph.memory import node_over
+from svod.core.ir.dtype import DType, to_dtype
+from svod.core.ir.variable import Dim, Variable, is_symbolic, layout_shape
+from svod.tensor import Tensor
+from svod.tracing.arguments import Leaf, as_tensor, is_leaf, mapped
+from svod.tracing.captured import Captured
+
+FEW = 4         # lengths after which a function that is not dynamic is said to have many plans
+LEAST = 16      # of the bound of a variable; else it is twice the largest value so far, rounded up to a power of two
+
+
+class Place(NamedTuple):
+    """An extent or an int among the arguments: the number of the leaf among them, and the axis; None for an int."""
+
+    leaf: int
+    axis: int | None
+
+
+class Form(NamedTuple):
+    """The arguments of a call without their lengths, and the lengths by place. Calls of one form may be one plan."""
+
+    frame: Hashable
+    lengths: dict[Place, int]
+
+
+def form_of(args: Any, kwargs: Mapping[str, Any], given: Sequence[Leaf]) -> Form | None:
+    """The form of a call. None for one that has variables of its own."""
+    lengths: dict[Place, int] = {}
+    frame: list[Hashable] = []
+    leaves = iter(given)
+    has_variables = False
+
+    def note(value: Any) -> None:
+        nonlocal has_variables
+        number = len(frame)
+        has_variables |= isinstance(value, Dim)
+        if is_leaf(value):
+            leaf = next(leaves)
+            frame.append((len(leaf.shape), as_tensor(leaf).dtype if isinstance(leaf, Tensor) else leaf.dtype))
+            lengths.update({Place(number, axis): n for axis, n in enumerate(leaf.shape)})
+        elif type(value) is int and value >= 0:
+            frame.append("int")
+            lengths[Place(number, None)] = value
+        else:
+            frame.append((type(value).__name__, repr(value) if isinstance(value, float) else value))
+    structure = mapped([list(args), dict(kwargs)], note)
+    if has_variables or any(type(n) is not int for n in lengths.values()):
+        return None
+    return Form((repr(structure), tuple(frame)), lengths)
+
+
+class Lengths:
+    """The lengths that a function was captured for, by frame."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, list[dict[Place, int]]] = {}
+        self.is_said = False
+
+    def note(self, form: Form) -> dict[Place, list[int]]:
+        """Remember a captured form. Returns the places that have differed in its frame, with their values."""
+        seen = self._seen.setdefault(form.frame, [])
+        if form.lengths not in seen:
+            seen.append(form.lengths)
+        values = {place: list(dict.fromkeys(lengths[place] for lengths in seen)) for place in form.lengths}
+        return {place: v for place, v in values.items() if len(v) > 1}
+
+    def advice(self, name: str, fn: Callable[..., Any], args: Any, kwargs: Any, differing: Mapping[Place, list[int]]) -> str:
+        """What to say of a function that is captured for many lengths; "" if it was said, or there are few."""
+        many = {place: v for place, v in differing.items() if len(v) >= FEW}
+        if self.is_said or not many:
+            return ""
+        self.is_said = True
+        place, values = next(iter(many.items()))
+        low, high = min(values), max(values)
+        label = _labels(fn, args, kwargs)[place.leaf]
+        what = f"{len(values)} values of {label}" if place.axis is None else f"{len(values)} lengths of axis {place.axis} of {label}"
+        bind = f"n.bind({label})" if place.axis is None else f"{label}[{':, ' * place.axis}:n.bind(length)]"
+        return (f"svod.jit: {name} was captured for {what} ({low} … {high}), each with a plan of its own; one plan serves all of them "
+                f"with a variable: n = svod.Variable(\"n\", {min(low, 1)}, {bound_for(values)}), and {name}(… {bind} …); or use "
+                "svod.jit(…, dynamic=\"auto\")")
+
+
+def bound_for(values: Sequence[int]) -> int:
+    """The bound of a variable that has had these values."""
+    return max(LEAST, 1 << (2 * max(values) - 1).bit_length())
+
+
+def _labels(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> list[str]:
+    """What to call each leaf of the arguments: the parameter that it is, or is in."""
+    try:
+        names = list(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):     # a builtin
+        names = []
+    labels: list[str] = []
+
+    def under(name: str, value: Any) -> None:
+        mapped(value, lambda _: labels.append(name))
+    for i, value in enumerate(args):
+        under(names[i] if i < len(names) else f"argument {i}", value)
+    for name, value in kwargs.items():
+        under(name, value)
+    return labels
+
+
+class OnePlan:
+    """One plan for all lengths of a frame: a variable for each group of places that have been equal, and memory in the layout of the
+    largest lengths, to which arguments are copied."""
+
+    def __init__(self, number: int, form: Form, differing: Mapping[Place, list[int]]) -> None:
+        self.fixed = {place: n for place, n in form.lengths.items() if place not in differing}
+        groups: dict[tuple[int, ...], list[Place]] = {}
+        for place, values in differing.items():
+            groups.setdefault((place.axis is None, *values), []).append(place)
+        self.variables: dict[Place, Variable] = {}
+        for i, ((is_count, *seen), places) in enumerate(groups.items()):
+            variable = Variable(f"n{number}_{i}", 0 if is_count else 1, bound_for(seen))
+            self.variables.update(dict.fromkeys(places, variable))
+        self.captured: Captured | None = None
+        self._memory: dict[int, Array] = {}     # by leaf
+        self._leaves: list[int] = []            # the leaves that are tensors
+
+    def holds(self, lengths: Mapping[Place, int]) -> bool:
+        """Whether the plan is for these lengths."""
+        if any(lengths[place] != n for place, n in self.fixed.items()):
+            return False
+        values: dict[str, int] = {}
+        return all(v.min <= (n := lengths[place]) <= v.max and (n != 1 or place.axis is None) and values.setdefault(v.name, n) == n
+                   for place, v in self.variables.items())
+
+    def values(self, lengths: Mapping[Place, int]) -> dict[str, int]:
+        """The values of the variables."""
+        return {v.name: lengths[place] for place, v in self.variables.items()}
+
+    def arguments(self, args: Any, kwargs: Any, given: Sequence[Leaf]) -> tuple[Any, Any, list[Tensor]]:
+        """The arguments with variables for lengths, and their tensors, to capture with."""
+        tensors: list[Tensor] = []
+        leaves, numbers = iter(given), itertools.count()
+        self._leaves.clear()
+
+        def replaced(value: Any) -> Any:
+            number = next(numbers)
+            if is_leaf(value):
+                self._leaves.append(number)
+                tensors.append(self._tensor(number, next(leaves)))
+                return tensors[-1]
+            variable = self.variables.get(Place(number, None))
+            return value if variable is None else variable.bind(value)
+        return mapped(list(args), replaced), mapped(dict(kwargs), replaced), tensors
+
+    def _tensor(self, leaf: int, value: Leaf) -> Tensor:
+        """The tensor of an argument. One with variable lengths lies in memory of its own."""
+        if not any(Place(leaf, axis) in self.variables for axis in range(len(value.shape))):
+            return as_tensor(value)
+        shape = tuple([self.variables[place].bind(n) if (place := Place(leaf, axis)) in self.variables else n
+                       for axis, n in enumerate(value.shape)])
+        dtype: DType = value.dtype if isinstance(value, Tensor) else to_dtype(value.dtype)
+        self._memory[leaf] = memory = aligned_empty(int(np.prod(layout_shape(shape))), dtype).reshape(layout_shape(shape))
+        memory.reshape(-1).view(np.uint8)[:] = 0
+        self._fill(leaf, value)
+        return Tensor.from_uop(graph.storage_view(node_over(memory.reshape(-1), dtype, shared=False, given=None), shape))
+
+    def _fill(self, leaf: int, value: Leaf) -> None:
+        array = value if isinstance(value, np.ndarray) else value._values()
+        self._memory[leaf][tuple([slice(0, n) for n in array.shape])] = array
+
+    def filled(self, given: Sequence[Leaf]) -> list[Leaf]:
+        """The arguments' memory for a run."""
+        out: list[Leaf] = []
+        for number, leaf in zip(self._leaves, given, strict=True):
+            if number in self._memory:
+                self._fill(number, leaf)
+                out.append(self._memory[number])
+            else:
+                out.append(leaf)
+        return out
+
+    def capture(self, make: Callable[[Any, Any, list[Tensor]], Captured], args: Any, kwargs: Any, given: Sequence[Leaf]) -> bool:
+        """Capture with variables, by `make`. Returns False, and holds nothing, for a function that assigns to an argument of these lengths:
+        the copy would take the values. Raises SvodError for a function that needs to know a length."""
+        arguments, options, tensors = self.arguments(args, kwargs, given)
+        captured = make(arguments, options, tensors)
+        written = captured.prepared.overwritten
+        copied = {i for i, t in enumerate(tensors) if is_symbolic(t.shape)}
+        if any(i in copied and number in written for i, number in captured.reads):
+            return False
+        self.captured = captured
+        return True
+
+    def run(self, given: Sequence[Leaf], lengths: Mapping[Place, int], more: Sequence[Leaf]) -> Any:
+        """Run for these lengths. `more`: what the plan is given after the arguments."""
+        assert self.captured is not None
+        result = self.captured.run([*self.filled(given), *more], self.values(lengths))
+        return mapped(result, self._with_lengths)
+
+    def _with_lengths(self, value: Any) -> Any:
+        """A result as a tensor of the lengths that it has."""
+        if not isinstance(value, Tensor) or not is_symbolic(value.shape):
+            return value
+        array = np.require(value._values(), None, ("C", "A"))
+        if any(np.may_share_memory(array, memory) for memory in self._memory.values()):     # an argument that is returned
+            array = array.copy()
+        return Tensor._over(array, value.dtype, False)
