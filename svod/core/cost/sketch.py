@@ -245,8 +245,10 @@ def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
 
 
 def _past_caches(state: Scheduler) -> Scheduler:
-    """STREAM where it changes how the output is stored and the prediction gains."""
-    if not has_non_temporal_stores(state):
+    """STREAM where it changes how the output is stored and the prediction gains. An output that the second cache holds stays there."""
+    output = state.kernel.stages[state.kernel.output]
+    size = math.prod(state.kernel.axes[a].extent for a in output.outs) * output.dtype.itemsize
+    if size <= state.target.l2 or not has_non_temporal_stores(state):
         return state
     past = try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
     return past if cost_of(past).cycles * _STREAM_GAIN < cost_of(state).cycles else state
