@@ -210,8 +210,9 @@ class BeamConfig(_Config):
     workers: int = _option("BEAM_WORKERS", 0, _integer(0), "child processes of the local executor; 0: one per usable core")
     seed: int = _option("BEAM_SEED", 0, _integer(0), "seed of everything random in a search")
     ignore_cache: bool = _option("IGNORE_BEAM_CACHE", False, _SWITCH, "search as if the tuning database were empty; still record")
-    debug: int = _option("BEAM_DEBUG", 0, _integer(0), "1: print each round of a search at prepare; 2: each dropped candidate too")
-    log_surpass_max: bool = _option("BEAM_LOG_SURPASS_MAX", False, _SWITCH, "log candidates dropped by a limit, with the reason")
+    debug: int = _option("BEAM_DEBUG", 0, _integer(0), "1: print each round of a search; 2: what became of each candidate too")
+    log_surpass_max: bool = _option("BEAM_LOG_SURPASS_MAX", False, _SWITCH,
+                                    "print the candidates that a limit of the search drops, with the reason")
 
 
 @dataclass(frozen=True)

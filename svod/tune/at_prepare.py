@@ -119,7 +119,7 @@ def _run(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler
 
         def listen(event: SearchEvent) -> None:
             progress.advance(bar, isinstance(event, KernelFinished))
-            if line := debug_line(event, beam.debug):
+            if line := debug_line(event, beam):
                 progress.console.print(f"{named.get(event.kernel, '')}: {line}", highlight=False, markup=False, soft_wrap=True)
 
         session = TuneSession(tasks, compiler.target, executor=executor, db=db, config=beam, bench=BenchConfig.from_env(),

@@ -378,14 +378,14 @@ def show(progress: Any, row: SurveyRow) -> None:
 
 def test_progress_in_lines() -> None:
     row, stream = a_row(), io.StringIO()
-    progress = make_progress([row], stream)
+    progress = make_progress([row], stream, BEAM)
     assert isinstance(progress, LineProgress)
     show(progress, row)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2 and "100 µs →  50.0 µs   2.00×" in lines[0] and "2.50×" in lines[1] and "gemm model.py:12" in lines[0]
     assert progress.candidates == 18
     stream = io.StringIO()
-    show(make_progress([row], stream, verbose=True), row)
+    show(make_progress([row], stream, replace(BEAM, debug=1)), row)
     assert "round 1: 30 proposed, 17 timed" in stream.getvalue() and "budget spent" in stream.getvalue()
 
 
@@ -400,7 +400,7 @@ def test_progress_on_a_terminal_fits_80_columns(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("LINES", "12")
     monkeypatch.setenv("TERM", "xterm")
     row, stream = a_row("a_kernel_with_a_rather_long_name"), Terminal()
-    progress = make_progress([row], stream)
+    progress = make_progress([row], stream, BEAM)
     assert isinstance(progress, LiveProgress)
     show(progress, row)
     page = io.StringIO()

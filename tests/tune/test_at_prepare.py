@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any, NoReturn
 
 import numpy as np
@@ -63,9 +64,11 @@ def test_beam_debug_prints_what_a_search_does(debug: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(search, "TuneSession", Dropping)
     monkeypatch.setattr(search, "cached_ceilings", lambda *args, **kwargs: None)
     monkeypatch.setattr(search, "_spent", 0.0)
-    config = PrepareConfig(beam=BeamConfig(width=1, executor="inline", debug=debug), db=":none:")
-    (Tensor(np.arange(43 + debug, dtype=np.float32)) * 3).prepare(config)     # kernels that no test before has searched
+    beam = BeamConfig(width=1, executor="inline", debug=debug, uops_max=30, log_surpass_max=debug == 0)
+    (Tensor(np.arange(43 + debug, dtype=np.float32)) * 3).prepare(PrepareConfig(beam=beam, db=":none:"))    # not searched by a test before
     printed = capsys.readouterr().err
+    assert (" dropped, limit: " in printed) == (debug != 1), printed
+    assert (re.search(r"^elementwise: (as it is|[A-Z]+\(.*\)): [\d.]+ [µn]s$", printed, re.M) is not None) == (debug > 1), printed
     assert ("elementwise: round 1: " in printed) == (": ended, " in printed) == (debug > 0), printed
     assert ("elementwise: UPCAST(o0, 8) dropped, wrong: off by 3" in printed) == (debug > 1), printed
 

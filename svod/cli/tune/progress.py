@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from svod.cli.tune.survey import SurveyRow
+from svod.config import BeamConfig
 from svod.system.quantities import seconds as in_words
 from svod.tune.search import events
 from svod.tune.search.events import SearchEvent
@@ -98,10 +99,9 @@ class Progress(AbstractContextManager["Progress", None]):
 class LineProgress(Progress):
     """Plain lines, for logs and pipes."""
 
-    def __init__(self, rows: Sequence[SurveyRow], stream: TextIO, *, verbose: bool = False,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rows: Sequence[SurveyRow], stream: TextIO, told: BeamConfig, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(rows, clock)
-        self.stream, self.verbose, self.last_line = stream, verbose, clock()
+        self.stream, self.told, self.last_line = stream, told, clock()
 
     def __call__(self, event: SearchEvent) -> None:
         state = self.update(event)
@@ -109,7 +109,7 @@ class LineProgress(Progress):
         if state is not None and state.faster and ((isinstance(event, events.Improved) and now - state.said >= QUIET)
                                                    or (isinstance(event, events.KernelFinished) and state.best != state.said_best)):
             self._say_gain(state, now)
-        if state is not None and self.verbose and (line := events.debug_line(event, 2)):
+        if state is not None and (line := events.debug_line(event, self.told)):
             self._line(f"{state.label}: {line}")
         if now - self.last_line >= HEARTBEAT:
             self._line(f"{self.candidates} candidates, {self.faster} of {len(self.states)} kernels faster")
@@ -161,11 +161,12 @@ class LiveProgress(Progress):
         self.live.stop()
 
 
-def make_progress(rows: Sequence[SurveyRow], stream: TextIO, *, verbose: bool = False) -> Progress:
-    """A live table where `stream` is a terminal, else lines. `verbose` gives lines in any case, with every round and dropped candidate."""
-    if stream.isatty() and not verbose:
+def make_progress(rows: Sequence[SurveyRow], stream: TextIO, told: BeamConfig) -> Progress:
+    """A live table where `stream` is a terminal, else lines. `told` gives lines in any case where it asks for rounds, candidates, or those
+    that a limit drops (`debug`, `log_surpass_max`)."""
+    if stream.isatty() and not told.debug and not told.log_surpass_max:
         return LiveProgress(rows, stream)
-    return LineProgress(rows, stream, verbose=verbose)
+    return LineProgress(rows, stream, told)
 
 
 def label(row: SurveyRow) -> str:

@@ -224,7 +224,8 @@ class _TuneRun:
         seconds = max(self.options.budget / 2, self.options.budget - self.elapsed - self._check_seconds(CHECK_SECONDS))
         say(f"svod-tune: searching {count(len(rows), 'kernel')} with beam {self.options.beam} for at most {seconds:.0f} s on "
             f"{executor.description} (Ctrl-C ends the search and keeps what it found)")
-        progress = make_progress(rows, sys.stderr, verbose=self.options.verbose)
+        told = replace(self.beam, debug=max(self.beam.debug, 2 * self.options.verbose))
+        progress = make_progress(rows, sys.stderr, told)
         session = TuneSession(tasks, target, executor=executor, db=self.db, config=self.beam, bench=config.BenchConfig.from_env(),
                               budget=ModelBudget(seconds, self.beam.kernel_budget), ceilings=lambda: self._ceilings(target),
                               listener=progress)

@@ -4,7 +4,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from svod.config import BeamConfig
 from svod.system.quantities import seconds as in_words
+
+AS_IT_IS = "as it is"       # the empty chain
+LIMIT = "limit"             # the status of a candidate that a limit of the search drops
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,16 @@ class Improved(SearchEvent):
 
 
 @dataclass(frozen=True)
+class CandidateTimed(SearchEvent):
+    """A candidate was timed alone, and is fast enough to be raced."""
+
+    seconds: float
+    chain: str
+
+
+@dataclass(frozen=True)
 class CandidateDropped(SearchEvent):
-    """A candidate failed, or its output is wrong."""
+    """A candidate exceeds a limit of the search (status `limit`), is far slower than the best, failed, or its output is wrong."""
 
     status: str
     reason: str
@@ -94,13 +106,17 @@ def nobody(event: SearchEvent) -> None:
     """A listener that ignores everything."""
 
 
-def debug_line(event: SearchEvent, level: int) -> str | None:
-    """What BEAM_DEBUG=`level` prints of an event: at 1 each round and the end of each kernel, at 2 each dropped candidate too."""
+def debug_line(event: SearchEvent, config: BeamConfig) -> str | None:
+    """What is printed of an event: with BEAM_DEBUG=1 each round and the end of each kernel, with 2 what became of each candidate too; with
+    BEAM_LOG_SURPASS_MAX the candidates that a limit drops. None: nothing."""
+    level = config.debug
     if level >= 1 and isinstance(event, RoundFinished):
         return (f"round {event.round}: {event.proposed} proposed, {event.timed} timed, {event.failed} failed, best {in_words(event.best)}: "
-                f"{event.chain or 'as it is'}{' (noisy)' if event.noisy else ''}")
+                f"{event.chain or AS_IT_IS}{' (noisy)' if event.noisy else ''}")
     if level >= 1 and isinstance(event, KernelFinished):
-        return f"ended, {event.why}: {event.chain or 'as it is'}"
-    if level >= 2 and isinstance(event, CandidateDropped):
-        return f"{event.chain or 'as it is'} dropped, {event.status}: {event.reason}"
+        return f"ended, {event.why}: {event.chain or AS_IT_IS}"
+    if level >= 2 and isinstance(event, CandidateTimed):
+        return f"{event.chain or AS_IT_IS}: {in_words(event.seconds)}"
+    if isinstance(event, CandidateDropped) and (level >= 2 or (config.log_surpass_max and event.status == LIMIT)):
+        return f"{event.chain or AS_IT_IS} dropped, {event.status}: {event.reason}"
     return None

@@ -42,6 +42,7 @@ from svod.tune.search.beam import Beam
 from svod.tune.search.events import (
     BaselineTimed,
     CandidateDropped,
+    CandidateTimed,
     Improved,
     KernelFinished,
     KernelStarted,
@@ -355,8 +356,8 @@ class KernelSearch:
         for c in batch:
             self.counts.limited += c.status is Status.LIMIT
             self.counts.duplicate += c.status is Status.DUPLICATE
-            if c.status is Status.LIMIT and self.config.log_surpass_max:
-                log.info("%s: %s dropped: %s", self.name, chain_text(c.chain), c.reason)
+            if c.status is Status.LIMIT:
+                self._tell_dropped(c)
         return fresh
 
     def _drop_bloated(self, lowered: Sequence[Candidate]) -> list[Candidate]:
@@ -414,8 +415,10 @@ class KernelSearch:
             self.counts.timed += 1
             if timing.cut:
                 c.fail(Status.SLOW, "more than the limit over the incumbent")
+                self._tell_dropped(c)
             else:
                 c.status = Status.SCREENED
+                self.listener(CandidateTimed(self.key, c.seconds, chain_text(c.chain)))
                 self.pool.append(c)
 
     def _screen(self, built: Sequence[Candidate]) -> tuple[list[Screened | Failure], float]:
@@ -440,6 +443,9 @@ class KernelSearch:
     def _drop(self, c: Candidate, failure: Failure) -> None:
         c.fail(failure.status, failure.reason)
         self.counts.failed += 1
+        self._tell_dropped(c)
+
+    def _tell_dropped(self, c: Candidate) -> None:
         self.listener(CandidateDropped(self.key, str(c.status), c.reason, chain_text(c.chain)))
 
     def _race(self, fresh: Sequence[Candidate]) -> bool:

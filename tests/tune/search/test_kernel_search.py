@@ -537,7 +537,7 @@ def test_events_tell_the_story() -> None:
     events: list[SearchEvent] = []
     search = run(make_search(ReplayedMeasurer(), events=events))
     found = search.finish()
-    assert [type(e).__name__ for e in events[:2]] == ["KernelStarted", "BaselineTimed"]
+    assert [type(e).__name__ for e in events[:3]] == ["KernelStarted", "CandidateTimed", "BaselineTimed"]
     gains = [e for e in events if isinstance(e, Improved)]
     assert all(e.seconds < e.before for e in gains)
     assert isinstance(events[-1], KernelFinished)
