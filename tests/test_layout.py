@@ -95,13 +95,13 @@ def test_imports_point_one_way(path: Path) -> None:
             pytest.fail(f"{path} imports {module}: it stands below everything")
         elif own == "config":
             assert part == "errors", f"{path} imports {module}: it stands below everything but errors"
-        else:
+        elif path.as_posix() != "svod/__main__.py":
             assert part != "cli", f"{path} imports {module}: the command lines stand above everything"
 
 
 # -- the shape of the house ---------------------------------------------------------------------------
 
-TOP = {"__init__", "config", "errors", "prepare", "explaining"}     # explain.py would hide svod.explain
+TOP = {"__init__", "__main__", "config", "errors", "prepare", "explaining"}     # explain.py would hide svod.explain
 MOST_FILES = 16             # of a folder
 MOST_LINES = 80             # of a function
 MOST_BRANCHES = 25          # its cyclomatic complexity

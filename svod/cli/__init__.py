@@ -43,6 +43,12 @@ def run_command(program: str, module: str, defaults: Mapping[str, str] | None = 
     sys.exit(status)
 
 
+def completion_variable(program: str) -> str:
+    """The environment variable through which a shell asks `program` for completions: `_SVOD_TUNE_COMPLETE=bash_source svod-tune` prints
+    what the shell evaluates once."""
+    return f"_{program.replace('-', '_').upper()}_COMPLETE"
+
+
 def prepare_streams() -> None:
     """Make the standard streams writable. Streams that the caller has closed (`svod-db list >&-`) lead nowhere, so that no file opened
     later gets their numbers. In the others, characters that the encoding lacks become question marks."""
@@ -61,7 +67,7 @@ def _run(program: str, module: str, defaults: Mapping[str, str]) -> int:
     """The exit status of the command; errors of the input are reported here."""
     import importlib
 
-    from svod.config import set_default_environment, unknown_variables_once
+    from svod.config import child_environment, set_default_environment, unknown_variables_once
     from svod.errors import SvodError
 
     set_default_environment(**defaults)
@@ -69,9 +75,12 @@ def _run(program: str, module: str, defaults: Mapping[str, str]) -> int:
         print(f"{program}: warning: {message}", file=sys.stderr)
     from click import ClickException
     from click.exceptions import Exit
+    from click.shell_completion import shell_complete
 
     try:
         command = importlib.import_module(module).cli
+        if (instruction := child_environment().get(variable := completion_variable(program))) is not None:
+            return shell_complete(command, {}, program, variable, instruction)
         # not command.main(), which handles Ctrl-C and closed pipes in its own way
         with command.make_context(program, sys.argv[1:]) as context:
             command.invoke(context)

@@ -108,7 +108,8 @@ def main(tmp_path: Path, *arguments: str, stdin: str = "", **env: str) -> subpro
     (["--from", "none.jsonl"], "none.jsonl does not exist"),
     (["m.py", "--capture-for", "nan"], "not a number"), (["m.py", "--from", "m.py"], "both"),
     (["m.py", "--workers", "local:2", "--address", "auto"], "--address auto needs Ray"),
-    (["m.py", "--top", "0"], "--top"), (["."], "__main__"),
+    (["m.py", "--top", "0"], "--top"), (["."], "__main__"), (["-m", "no.such.module"], "there is no module 'no'"),
+    (["-m", "m", "--from", "m.py"], "both"),
 ])
 def test_bad_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str) -> None:
     monkeypatch.chdir(tmp_path)
@@ -174,12 +175,29 @@ def test_scripts_that_give_nothing_to_tune(tmp_path: Path, capfd: pytest.Capture
         CliRunner().invoke(cli, ["--from", str(tmp_path / "bad.jsonl")], catch_exceptions=False)
 
 
+def test_a_module_is_run_as_python_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "__main__.py").write_text("from package import other\nimport sys\nprint(other.X, __name__, *sys.argv[1:])")
+    (tmp_path / "package" / "other.py").write_text("X = 'imported'")
+    done = main(tmp_path, "-m", "package", "--db", ":none:", "one", "--", "--beam", "9")
+    assert done.returncode == 5 and done.stdout == "imported __main__ one --beam 9\n", done.stderr
+    options = TuneOptions(None, ("a b",), module="package")
+    assert options.subject == "package" and options.command_line().endswith("svod-tune -m package --beam 8 --budget 600 -- 'a b'")
+
+
+def test_json_has_the_standard_output_for_itself(tmp_path: Path) -> None:
+    done = main(tmp_path, script(tmp_path, MODEL), "--dry-run", "--json", "-", "--db", ":none:")
+    assert done.returncode == 0 and json.loads(done.stdout)["format"] == "svod-tune-report"
+    assert "__main__" in done.stderr and "family" in done.stderr, "what the script prints, and the table"
+
+
 # -- the script ---------------------------------------------------------------------------------------------------------
 
 def run_captured(tmp_path: Path, text: str, *args: str, **options: Any) -> Any:
     directory = tmp_path / "capture"
     directory.mkdir()
-    end = run_script(script(tmp_path, text), args, directory, **options)
+    end = run_script([script(tmp_path, text), *args], directory, **options)
     assert processes_with(f"SVOD_CAPTURE={directory}") == [], "the script is gone before anything is timed"
     return end, capture.read_capture(directory)
 
@@ -268,7 +286,7 @@ def test_a_script_is_gone_whatever_ends_its_run(tmp_path: Path) -> None:
             raise SystemExit(143)
         return 0.0
     with pytest.raises(SystemExit):
-        run_script(script(tmp_path, "import time\ntime.sleep(100)"), [], tmp_path, clock=clock)
+        run_script([script(tmp_path, "import time\ntime.sleep(100)")], tmp_path, clock=clock)
     assert not processes_with(f"SVOD_CAPTURE={tmp_path}")
 
 

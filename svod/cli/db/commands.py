@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from svod import config
 from svod.cli.outputs import Finite, check_is_there, check_output
@@ -220,8 +221,16 @@ def list_kernels(context: click.Context, as_json: bool) -> None:
     _report(db.skipped)
 
 
+def _complete_kernel(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names of kernels that begin with what is typed, and their keys."""
+    db = _open(context.find_root())
+    kernels = sorted({(k.kernel, k.name) for k, _ in db.select(KernelRecord)})
+    texts = {name: key[:SHOWN_KEY] for key, name in kernels} | {key[:SHOWN_KEY]: name for key, name in kernels}
+    return [CompletionItem(text, help=what) for text, what in texts.items() if text and text.startswith(incomplete)]
+
+
 @cli.command()
-@click.argument("kernel")
+@click.argument("kernel", shell_complete=_complete_kernel)
 @click.option("--json", "as_json", is_flag=True, help="All records as one JSON object.")
 @click.pass_context
 def show(context: click.Context, kernel: str, as_json: bool) -> None:

@@ -1,6 +1,7 @@
 """The options of svod-tune. `run.py` carries them out; it is imported after the first line of output."""
 from __future__ import annotations
 
+import importlib.machinery
 import logging
 import os
 import sys
@@ -43,8 +44,9 @@ class _Seconds(Finite):
                       "--json could not be written; 5 there is no kernel to tune; 6 the capture is damaged, and what can be read of it was "
                       "tuned; 130 ended early by Ctrl-C; 143 ended by SIGTERM, 129 by SIGHUP. The first Ctrl-C ends the script, the next "
                       "one the tuning.")
-@click.argument("script", required=False)
+@click.argument("script", required=False, type=click.Path())
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does, instead of a script.")
 @click.option("--beam", type=int, metavar="N", help=f"Beam width, at least 1; default: BEAM, else {DEFAULT_BEAM}.")
 @click.option("--budget", type=_Seconds(), default=DEFAULT_BUDGET, show_default=True, help="Wall time of the whole command.")
 @click.option("--workers", default="ray", show_default=True, metavar="ray:N|local:N|inline",
@@ -57,11 +59,13 @@ class _Seconds(Finite):
 @click.option("--only", multiple=True, metavar="KEY", help="Only kernels whose key begins with KEY, or whose name or origin has it.")
 @click.option("--capture-for", type=_Seconds(), help="End the script after this time; without it, after 30 s without a new "
               "kernel, before the first one after half of the budget.")
-@click.option("--from", "source", metavar="FILE", help="Tune a capture (a file or directory) instead of running a script.")
-@click.option("--capture-to", metavar="FILE", help="Also keep the capture, for --from here or elsewhere.")
+@click.option("--from", "source", metavar="FILE", type=click.Path(),
+              help="Tune a capture (a file or directory) instead of running a script.")
+@click.option("--capture-to", metavar="FILE", type=click.Path(), help="Also keep the capture, for --from here or elsewhere.")
 @click.option("--actions", type=click.Choice(["default", "reference"]), help="The grid of single opts that is proposed.")
 @click.option("--dry-run", is_flag=True, help="Show kernels, families, estimates and what the database knows; search nothing.")
-@click.option("--json", "json_path", metavar="PATH", help="Write everything to a JSON file; - is the standard output.")
+@click.option("--json", "json_path", metavar="PATH", type=click.Path(allow_dash=True),
+              help="Write everything to a JSON file; - is the standard output, and the script's goes to stderr.")
 @click.option("--verbose", is_flag=True, help="Say more: rounds, dropped candidates, the log.")
 @click.version_option(package_name="svod", message="svod %(version)s")
 def cli(beam: int | None, **given: Any) -> NoReturn:
@@ -70,6 +74,8 @@ def cli(beam: int | None, **given: Any) -> NoReturn:
     Options may stand before and after SCRIPT; everything after -- is the script's own."""
     if beam is None:
         beam = config.BeamConfig.env_value("width") or DEFAULT_BEAM
+    if given["module"] is not None and given["script"] is not None:     # the first argument of the module
+        given["script"], given["args"] = None, (given["script"], *given["args"])
     options = TuneOptions(beam=beam, **given)
     check(options)
     logging.getLogger("svod").addHandler(_log_handler(options.verbose))
@@ -82,7 +88,7 @@ def cli(beam: int | None, **given: Any) -> NoReturn:
 def first_line(options: TuneOptions) -> str:
     if options.source is not None:
         return f"svod-tune: reading the capture {options.source}"
-    return f"svod-tune: running {options.script} to capture its kernels (Ctrl-C ends the script and tunes what it has prepared)"
+    return f"svod-tune: running {options.subject} to capture its kernels (Ctrl-C ends the script and tunes what it has prepared)"
 
 
 def check(options: TuneOptions) -> None:
@@ -91,13 +97,16 @@ def check(options: TuneOptions) -> None:
         raise click.BadParameter(f"{options.beam}: a beam of at least 1 is needed to search; to see what would be tuned use --dry-run",
                                  param_hint="--beam")
     if options.source is not None:
-        if options.script is not None:
-            raise click.UsageError(f"both a script ({options.script}) and a capture (--from {options.source}) were given; give one")
+        if options.program:
+            raise click.UsageError(f"both a program ({options.script or options.module}) and a capture (--from {options.source}) were "
+                                   "given; give one")
         if not os.path.exists(options.source):
             raise click.BadParameter(f"{options.source} does not exist; make a capture with svod-tune --capture-to FILE SCRIPT",
                                      param_hint="--from")
+    elif options.module is not None:
+        _check_module(options.module)
     elif options.script is None:
-        raise click.UsageError("no script was given; use svod-tune SCRIPT, or svod-tune --from FILE for a capture")
+        raise click.UsageError("no script was given; use svod-tune SCRIPT, svod-tune -m MODULE, or svod-tune --from FILE for a capture")
     elif not os.path.isfile(options.script) and not os.path.isfile(os.path.join(options.script, "__main__.py")):
         problem = "is a directory without a __main__.py" if os.path.isdir(options.script) else "does not exist"
         raise click.UsageError(f"{options.script} {problem}; give the path of a Python script")
@@ -112,6 +121,14 @@ def check(options: TuneOptions) -> None:
     check_address(options.address)
     if options.address is not None and name != "ray":
         raise click.UsageError(f"--address {options.address} needs Ray workers; --workers {options.workers} are none")
+
+
+def _check_module(name: str) -> None:
+    """Raise click.BadParameter for a module that `python -m` would not find in the current directory or on the path."""
+    finder = importlib.machinery.PathFinder()
+    top = name.partition(".")[0]
+    if finder.find_spec(top, [os.getcwd(), *sys.path]) is None:
+        raise click.BadParameter(f"there is no module {top!r} here or on Python's path", param_hint="-m")
 
 
 def _log_handler(verbose: bool) -> logging.Handler:

@@ -61,10 +61,10 @@ def _use(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -
     """How the result is used, where there is one."""
     if not ended.stored:
         return [(options.command_line(db="tuning.db"), "a database that keeps what is found")]
-    if options.script is None or not any(x.source == "database" for x in outcomes):
+    if not options.program or not any(x.source == "database" for x in outcomes):
         return []
     variable = f"SVOD_TUNE_DB={shlex.quote(options.db)} " if options.db else ""
-    return [(f"{variable}{program('python')} {shlex.join(options.script_words)}", "starts with these kernels")]
+    return [(f"{variable}{program('python')} {shlex.join([*options.program, *options.args])}", "starts with these kernels")]
 
 
 def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -> list[tuple[str, str]]:
@@ -75,7 +75,7 @@ def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) 
     if cut_short:
         return [(options.command_line(budget=f"{2 * options.budget:g}"), f"goes on with {count(len(cut_short), 'search')} that ended with "
                                                                          "the budget")]
-    if ended.wider and (ended.fell_short or options.script is None):
+    if ended.wider and (ended.fell_short or not options.program):
         return [(options.command_line(beam=2 * options.beam), "a wider beam searches on")]
     if not outcomes:
         return []

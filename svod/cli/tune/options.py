@@ -13,7 +13,8 @@ DEFAULT_BUDGET = 600.0
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """The options of a command. `args` are the script's arguments; `source` is a capture that replaces the script."""
+    """The options of a command. The program that is tuned is `script`, a file or directory, or `module`, which runs as `python -m` does;
+    `args` are its arguments. `source` is a capture that replaces the program."""
 
     script: str | None
     args: tuple[str, ...] = ()
@@ -26,6 +27,7 @@ class TuneOptions:
     top: int | None = None
     only: tuple[str, ...] = ()
     capture_for: float | None = None
+    module: str | None = None
     source: str | None = None
     capture_to: str | None = None
     actions: str | None = None
@@ -35,13 +37,13 @@ class TuneOptions:
 
     @property
     def subject(self) -> str:
-        """The script or capture, as the user named it."""
-        return self.script or self.source or ""
+        """The script, module or capture, as the user named it."""
+        return self.script or self.module or self.source or ""
 
     @property
-    def script_words(self) -> list[str]:
-        """The script and its arguments, as Python takes them; [] where there is no script."""
-        return [] if self.script is None else [self.script, *self.args]
+    def program(self) -> list[str]:
+        """The program that is tuned, as Python takes it: a script, or -m and a module. [] for a capture."""
+        return [self.script] if self.script is not None else ["-m", self.module] if self.module is not None else []
 
     def command_line(self, **changes: object) -> str:
         """A command to paste: this one with `changes` to its options, without --dry-run, --json, --capture-to and --fresh."""
@@ -49,7 +51,7 @@ class TuneOptions:
         for f in fields(self):
             if f.name in ("db", "workers", "address", "top", "only", "capture_for", "actions") and getattr(self, f.name) != f.default:
                 values[f.name] = getattr(self, f.name)
-        words = [program("svod-tune"), *((self.script,) if self.script else ("--from", self.source or ""))]
+        words = [program("svod-tune"), *(self.program or ("--from", self.source or ""))]
         for name, value in {**values, **changes}.items():
             for one in value if isinstance(value, tuple) else (value,):
                 words += [f"--{name.replace('_', '-')}", *([] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)])]

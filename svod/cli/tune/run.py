@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from svod import config
 from svod.bench.roofline import Ceilings, cached_ceilings
@@ -153,7 +153,7 @@ class _TuneRun:
         if self.options.capture_to is not None:
             self._keep_capture(captured, self.options.capture_to)
         if self.script is not None and self.script.failure:
-            say(f"svod-tune: {self.options.script} {self.script.failure}; "
+            say(f"svod-tune: {self.options.subject} {self.script.failure}; "
                 f"tuning the {count(len(captured.kernels), 'kernel')} it had prepared by then")
 
         target = pick_target(captured, self.config.device)
@@ -188,8 +188,8 @@ class _TuneRun:
     def capture(self) -> Capture:
         """Run the script, or read the file."""
         options = self.options
-        if options.script is None:
-            return capture.read_capture(options.source or "")
+        if options.source is not None:
+            return capture.read_capture(options.source)
         allowed = config.OptimizerConfig.from_env()
         target = device_named(self.config.device or HOST).backend.target(self.config.threads)
         foresight = Foresight(self.db, target.allowing(allowed.tc, not allowed.nolocals), self.beam)
@@ -198,8 +198,8 @@ class _TuneRun:
             if self.executor is None and not options.dry_run and foresight.needs_search(news):
                 self._start_executor()
         with tempfile.TemporaryDirectory(prefix="svod-capture-", ignore_cleanup_errors=True) as directory:
-            self.script = run_script(options.script, options.args, Path(directory), capture_for=options.capture_for,
-                                     first=options.budget / 2, on_news=meet)
+            self.script = run_script([*options.program, *options.args], Path(directory), capture_for=options.capture_for,
+                                     first=options.budget / 2, on_news=meet, stdout=sys.stderr if options.json_path == "-" else None)
             self._say_script_end(self.script)
             return capture.read_capture(directory)
 
@@ -353,7 +353,7 @@ class _TuneRun:
             say(f"svod-tune: the results go to {path}, a new database")
 
     def _say_script_end(self, end: ScriptEnd) -> None:
-        script = self.options.script
+        script = self.options.subject
         words = {"time": f"{script} was ended after {end.seconds:.0f} s, as --capture-for asked",
                  "idle": f"{script} was ended after {end.seconds:.0f} s: no new kernel for long (--capture-for S waits longer)",
                  "interrupted": f"{script} was ended by Ctrl-C; the next Ctrl-C ends the tuning"}
@@ -393,13 +393,16 @@ class _TuneRun:
             say(f"svod-tune: the capture cannot be written to {path}: {e.strerror or e}")
 
     def _print(self, lines: Sequence[str]) -> None:
-        """Print to stdout, or to stderr where a script or the JSON has stdout."""
-        stream = sys.stderr if self.options.script is not None or self.options.json_path == "-" else sys.stdout
-        print("\n".join(lines), file=stream, flush=True)
+        """Print the report."""
+        print("\n".join(lines), file=self._stream, flush=True)
+
+    @property
+    def _stream(self) -> TextIO:
+        """Where the report goes: stdout, or stderr where the program or the JSON has stdout."""
+        return sys.stderr if self.options.program or self.options.json_path == "-" else sys.stdout
 
     def _width(self) -> int:
-        stream = sys.stderr if self.options.script is not None else sys.stdout
-        return shutil.get_terminal_size().columns if stream.isatty() else PIPE_WIDTH
+        return shutil.get_terminal_size().columns if self._stream.isatty() else PIPE_WIDTH
 
     def _dry_run(self, rows: Sequence[SurveyRow], target: Target) -> int:
         ceilings = self._ceilings(target)

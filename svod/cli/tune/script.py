@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from svod import config
 from svod.tune.capture import FLUSH_SECONDS, CaptureWatch, News, request_stop
@@ -50,17 +50,18 @@ class ScriptEnd:
         return f"ended with status {self.status}"
 
 
-def run_script(script: str, args: Sequence[str], directory: Path, *, capture_for: float | None = None, idle: float = IDLE_SECONDS,
+def run_script(words: Sequence[str], directory: Path, *, capture_for: float | None = None, idle: float = IDLE_SECONDS,
                first: float = IDLE_SECONDS, on_news: Callable[[News], None] = lambda news: None,
-               clock: Callable[[], float] = time.monotonic) -> ScriptEnd:
-    """Run `script` with captures in `directory` until it ends or `capture_for` seconds have passed. Without `capture_for` it is ended after
-    `first` seconds without any kernel (it may have much to load), or `idle` seconds without a new one. `on_news` gets the news as it comes.
+               clock: Callable[[], float] = time.monotonic, stdout: TextIO | None = None) -> ScriptEnd:
+    """Run a program with captures in `directory` until it ends or `capture_for` seconds have passed. `words`: a script, or -m and a module,
+    and its arguments. Without `capture_for` it is ended after `first` seconds without any kernel (it may have much to load), or `idle`
+    seconds without a new one. `on_news` gets the news as it comes. `stdout`: where the program's standard output goes; None: to ours.
 
     When this returns or raises, the script and its processes are gone. A second KeyboardInterrupt, while the script is being ended, is
     raised. Raises OSError when the script cannot be started."""
     started = last_new = clock()
     watch = CaptureWatch(directory)
-    child = subprocess.Popen([sys.executable, script, *args], env=script_environment(directory))
+    child = subprocess.Popen([sys.executable, *words], env=script_environment(directory), stdout=stdout)
     why: Why = "finished"
     patience = max(first, idle)
     try:

@@ -1,0 +1,27 @@
+"""`python -m svod tune model.py` is `svod-tune model.py`, and so for the other tools; without a tool they are listed."""
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import NoReturn
+
+TOOLS = {"tune": "run a program, tune its kernels, remember the winners",
+         "db": "look at the tuning database, move records between machines",
+         "bench": "measure this machine, benchmark suites against other libraries, make reports"}
+
+
+def main() -> NoReturn:
+    """Run the tool that the first argument names. Exit status 2 for one that does not exist."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in TOOLS:
+        del sys.argv[1]
+        importlib.import_module(f"svod.cli.{name}").main()
+    asked = name in ("-h", "--help")
+    lines = [*([] if asked else [f"svod: there is no tool {name!r}"]), "usage: python -m svod TOOL …", "",
+             *(f"  {tool:7}{f'svod-{tool}:':13}{what}" for tool, what in TOOLS.items()), "", "python -m svod TOOL --help says more"]
+    print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
+    sys.exit(0 if asked else 2)
+
+
+if __name__ == "__main__":
+    main()
