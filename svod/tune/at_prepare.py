@@ -26,7 +26,7 @@ from svod.errors import SvodError, TuneError
 from svod.system.forksafe import remake_after_fork
 from svod.tune.chains import choose
 from svod.tune.db import TuningDB
-from svod.tune.measure.sizes import merged_sizes
+from svod.tune.measure.sizes import merged_sizes, variable_names
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import KernelFinished, SearchEvent, debug_line
 from svod.tune.session import KernelTask, TuneSession
@@ -106,7 +106,8 @@ def _run(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler
         if c.origin:
             origins.setdefault(c.kernel, []).append(c.origin)
     tasks = [KernelTask(k, calls=counts[key], name=names[key], origins=tuple(dict.fromkeys(origins.get(key, ()))),
-                        sizes=merged_sizes(k, unbound.variables_of(key))) for key, k in unknown.items()]
+                        sizes=merged_sizes(k, unbound.variables_of(key)), variables=variable_names(k, unbound.variables_of(key)))
+             for key, k in unknown.items()]
     try:
         ceilings = cached_ceilings(Path(data_dir()) / "ceilings.json", compiler.target, compiler.target.threads, quick=True)
     except (SvodError, OSError, MemoryError) as e:

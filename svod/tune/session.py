@@ -46,7 +46,7 @@ from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
 from svod.tune.measure.slices import kernel_bytes
 from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
-from svod.tune.search.events import Listener, SessionFinished, SessionStarted, nobody
+from svod.tune.search.events import Listener, SessionEnding, SessionFinished, SessionStarted, nobody
 from svod.tune.search.kernel_search import CONFIRM_SECONDS, Finding, KernelSearch
 from svod.tune.workers.executor import Executor
 
@@ -64,7 +64,8 @@ _RECORDED: dict[Status, RecordedStatus] = {
 @dataclass(frozen=True)
 class KernelTask:
     """A kernel to tune. `calls`: how often the model runs it; `share`: of the model's time, where known (it orders the warm-up). `sizes`:
-    what a kernel with variables is timed at (`svod.tune.measure.sizes`); (): at what its bounds say."""
+    what a kernel with variables is timed at (`svod.tune.measure.sizes`); (): at what its bounds say. `variables`: the user's names of its
+    variables, by the kernel's."""
 
     kernel: Kernel
     calls: float = 1.0
@@ -72,6 +73,7 @@ class KernelTask:
     origins: tuple[str, ...] = ()
     share: float = 0.0
     sizes: tuple[Size, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -247,6 +249,7 @@ class TuneSession:
     def _wind_up(self, searches: Sequence[KernelSearch]) -> None:
         """After Ctrl-C: a short confirmation of each that had begun; a second Ctrl-C leaves the rest unconfirmed."""
         quick = True
+        self.listener(SessionEnding("", sum(s.improved for s in searches)))
         for s in searches:
             s.stop(INTERRUPTED)
             try:
@@ -331,9 +334,9 @@ class TuneSession:
             against = search.baseline.known.get("confirmed")
             if against is None:
                 continue
-            names = search.base.kernel.variables
+            names, given = search.base.kernel.variables, dict(self._tasks_by_key[search.key].variables)
             sizes = [{"at": dict(zip(names, at, strict=True)), "seconds": s, "ratio": r} for at, s, r in t.sizes]
-            records.append(self._measurement(search, c, "confirm", {"sizes": sizes} if sizes else {}, time=t.seconds,
+            records.append(self._measurement(search, c, "confirm", {"sizes": sizes, "variables": given} if sizes else {}, time=t.seconds,
                                              samples=t.samples, anchor=against.seconds, baseline=against.seconds, ratio=t.ratio,
                                              ratio_low=t.low, ratio_high=t.high))
             records.append(self._verdict(search, c))

@@ -4,6 +4,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import re
 import signal
 import sqlite3
@@ -28,7 +29,7 @@ from svod.cli.tune import script as script_module
 from svod.cli.tune.command import check, cli
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.progress import LineProgress, LiveProgress, make_progress
-from svod.cli.tune.report import KernelReport, dry_table, kernel_table
+from svod.cli.tune.report import KernelReport, dry_table, kernel_table, size_lines, work_lines
 from svod.cli.tune.script import processes_with, run_script
 from svod.cli.tune.survey import Foresight, SurveyRow, decide, pick_target, rate_of, survey, work_of
 from svod.compile.cpu.host import host_target
@@ -40,8 +41,9 @@ from svod.errors import FormatError, SvodError, TuneError
 from svod.tune import capture
 from svod.tune.db import Measurement, Search, TuningDB, Verdict, files, layers
 from svod.tune.db.records import SizeTime
+from svod.tune.db.winners import derive_winner
 from svod.tune.plan_check import Gain, check_values
-from svod.tune.search.events import BaselineTimed, Improved, KernelFinished, KernelStarted, RoundFinished, SessionStarted
+from svod.tune.search.events import BaselineTimed, Improved, KernelFinished, KernelStarted, RoundFinished, SessionEnding, SessionStarted
 from svod.tune.search.kernel_search import Finding
 from svod.tune.session import SessionResult
 from svod.tune.unfinished import what_is_left
@@ -400,7 +402,7 @@ def test_progress_in_lines() -> None:
     assert isinstance(progress, LineProgress)
     show(progress, row)
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 2 and "100 µs →  50.0 µs   2.00×" in lines[0] and "2.50×" in lines[1] and "gemm model.py:12" in lines[0]
+    assert len(lines) == 2 and "100 µs →  50.0 µs   2.00× so far" in lines[0] and "2.50×" in lines[1] and "gemm model.py:12" in lines[0]
     assert progress.candidates == 18
     stream = io.StringIO()
     show(make_progress([row], stream, replace(BEAM, debug=1)), row)
@@ -424,6 +426,12 @@ def test_progress_on_a_terminal_fits_80_columns(monkeypatch: pytest.MonkeyPatch)
     page = io.StringIO()
     Console(file=page, width=80, height=12).print(progress.render())
     assert max(map(len, page.getvalue().splitlines())) <= 80 and "2.50×" in page.getvalue() and "budget spent" in page.getvalue()
+    assert "2 workers" in page.getvalue() and "a chain leads in 1 of 1 kernel so far" in " ".join(page.getvalue().split())
+    progress(SessionEnding("", 3))
+    wide = io.StringIO()
+    Console(file=wide, width=120, height=12).print(progress.render())
+    assert "confirming what was found in 3 kernels" in wide.getvalue() and max(map(len, wide.getvalue().splitlines())) > 110
+    assert f"{row.name} model.py:12" in wide.getvalue(), "a wide terminal cuts nothing"
 
 
 def test_tables_fit_their_width() -> None:
@@ -431,15 +439,54 @@ def test_tables_fit_their_width() -> None:
     outcome = KernelReport(row, (), "database", 1e-4, 4e-5, True, True, Ratio(2.5, 2.4, 2.6), "", "budget spent")
     for width in (80, 110):
         lines = kernel_table([outcome], TARGET, CEILINGS, width)
-        assert max(map(len, lines)) <= width and "2.50×" in lines[2] and "yes" in lines[2]
-        assert ("+1" in lines[2]) == (width == 110)
+        assert max(map(len, lines)) <= width and "2.50×" in lines[2]
+        assert row.key[:8] in lines[2] and "model.py:12" in lines[2], "neither key nor origin are cut to uselessness"
+        assert (row.name in lines[2]) == ("GB/s" in lines[2]) == (width == 110)
         lines = dry_table([row, replace(row, decision="known")], {row.key: 1e-6}, width)
         assert max(map(len, lines)) <= width + 10 and "search" in lines[2] and "known" in lines[3]
     unmeasured = replace(outcome, tuned=None, verified=False)
-    assert kernel_table([unmeasured], TARGET, None, 80)[2].endswith("no")
+    why = f"keeps the heuristic: {row.name} {row.key[:8]} (50 % of the time): budget spent"
+    assert kernel_table([unmeasured], TARGET, None, 80) == [why], "what has no times pushes no rows aside"
+    lines = kernel_table([outcome, *[unmeasured] * 6], TARGET, None, 80)
+    assert len(lines) == 4 and lines[3].count(row.key[:8]) == 4 and "and 2 more" in lines[3]
     assert "2.50× " in kernel_table([outcome], TARGET, CEILINGS, 110)[2] and len(kernel_table([outcome], TARGET, CEILINGS, 110)) == 3
     doubtful = kernel_table([replace(outcome, speedup=Ratio(2.5, 1.8, 3.1))], TARGET, CEILINGS, 110)
     assert "2.50× ~" in doubtful[2] and doubtful[3] == "~ known to worse than ±5 %"
+
+
+def test_gain_is_before_over_after_as_they_are_shown() -> None:
+    """Every row of the table from the records that it shows: paired ratios and medians of times differ, and one of them is the truth."""
+    rng = random.Random(7)
+    row = a_row()
+    for _ in range(200):
+        ratio, tuned = rng.uniform(0.3, 1.0), 10 ** rng.uniform(-7, -1)
+        m = replace(records_of_winner(row.key, (), "l")[0], time=tuned, baseline=tuned / ratio * rng.uniform(0.9, 1.1), ratio=ratio,
+                    ratio_low=0.99 * ratio, ratio_high=min(1.0, 1.01 * ratio))
+        won = derive_winner([m], [Verdict(row.key, TARGET.key, "l", "verified", CODEGEN_REVISION)], {})
+        assert won is not None
+        shown = kernel_table([KernelReport(row, (), "database", won.heuristic_seconds, won.time, True, True, won.interval, "l", "")],
+                             TARGET, CEILINGS, 80)[2]
+        before, after, gain = re.findall(r"([\d.]+ (?:ns|µs|ms|s)) +([\d.]+ (?:ns|µs|ms|s)) +([\d.]+)×", shown)[0]
+        in_seconds = [float(x.split()[0]) * {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[x.split()[1]] for x in (before, after)]
+        assert float(gain) == pytest.approx(1 / ratio, abs=0.0051), "the gain is the paired one"
+        assert in_seconds[0] / in_seconds[1] == pytest.approx(float(gain), rel=0.011), "to the digits shown"
+
+
+def test_what_is_left_out_is_explained() -> None:
+    rows = [a_row("gemm", 0.6), replace(a_row("scatter", 0.14), decision="left out", why="a library kernel has one form"),
+            replace(a_row("scatter", 0.1), decision="left out", why="a library kernel has one form"),
+            replace(a_row("small", 0.001), decision="small"), replace(a_row("conv", 0.159), decision="left out", why="not among --only")]
+    key = rows[0].key[:8]
+    assert work_lines(rows, 8) == [
+        "5 distinct kernels in 1 family: 1 kernel to search, 1 too small to matter (0.10 % of the time) keeps the heuristic, 3 left out",
+        f"left out: scatter {key}, scatter {key} (24 % of the time): a library kernel has one form",
+        f"left out: conv {key} (16 % of the time): not among --only"]
+
+
+def test_sizes_are_told_with_the_names_that_the_user_gave() -> None:
+    outcome = KernelReport(replace(a_row(), variables={"v0": "n"}), (), "database", 2e-6, 1e-6, True, True, None, "", "",
+                           sizes=(SizeTime({"v0": 20}, 1e-6, 0.5),))
+    assert size_lines([outcome]) == [f"gemm {outcome.row.key[:8]}: n=20 1.00 µs, 2.00×"]
 
 
 # -- the command, with a session that is not a search ---------------------------------------------------------------------
@@ -498,7 +545,7 @@ def test_a_second_run_finds_everything_and_starts_no_workers(tmp_path: Path, fak
     assert NoExecutor.started == 1
     second = run("--from", file, "--db", db)
     assert second.exit_code == 0 and "nothing to search with beam 8, 3 known" in second.output and NoExecutor.started == 1
-    assert "gemm" in second.output and "yes" in second.output
+    assert re.search(r"^gemm \w{8} +block\.linear .* 2\.00×", second.output, re.M) and "keep" not in second.output
     third = run("--from", file, "--db", db, "--fresh")
     assert "3 kernels to search" in third.output and NoExecutor.started == 2
 
@@ -572,7 +619,8 @@ def test_kernels_that_another_process_searches_are_left_to_it(tmp_path: Path, fa
         return self.result
     monkeypatch.setattr(fake, "run", leave)
     done = run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"))
-    assert done.exit_code == 0 and done.output.count("another process is searching it") == 3
+    assert done.exit_code == 0 and re.search(r"keep the heuristic: .*gemm \w{8}.* \(100 % of the time\): "
+                                             "another process is searching it", done.output)
     assert done.output.rstrip().endswith("# when the other search has ended")
 
 
@@ -668,7 +716,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     done = main(tmp_path, *arguments, stdin="to the script", **env)
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines()[1:] == ["to the script"], "stdout is the script's"
-    assert "ended with status 1; tuning the 1 kernel" in done.stderr and "whole plan" in done.stderr and "yes" in done.stderr
+    assert "ended with status 1; tuning the 1 kernel" in done.stderr and "whole plan" in done.stderr
     [kernel] = json.loads((tmp_path / "r.json").read_text())["kernels"]
     assert kernel["verified"] and kernel["source"] == "database" and kernel["tuned_seconds"] > 0
     done = main(tmp_path, *arguments, **env)

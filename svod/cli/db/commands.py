@@ -270,7 +270,7 @@ def _show_target(db: TuningDB, row: WinnerRow, measurements: Sequence[Measuremen
     if holder is not None:
         click.echo(f"searched  right now by process {holder.pid} on {holder.host}")
     used = next((m for m in measurements if m.id == row.measurement), None)
-    for s in used.sizes if used is not None else ():
+    for s in [s.named(used.variables) for s in used.sizes] if used is not None else ():
         click.echo(f"at        {s}: {seconds(s.seconds)}, {1 / s.ratio:.2f}x the heuristic")
     timed = [m for m in measurements if m.status == "ok"]
     best = sorted(timed, key=lambda m: (m.step != "confirm", m.ratio or 9.0, m.time or 9.0, m.id))[:20]

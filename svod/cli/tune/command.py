@@ -11,7 +11,8 @@ import click
 
 from svod import config
 from svod.cli.outputs import Finite, check_database, check_output
-from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, TuneOptions, say
+from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, TuneOptions
+from svod.cli.tune.waiting import say
 
 SCRIPT_OPTIONS = "options of the script go after --, as in: svod-tune {script} -- {option}"
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import dataclass, fields
 
 from svod.cli.installation import program
@@ -58,8 +57,3 @@ class TuneOptions:
         if self.args:
             words += ["--", *self.args]
         return shlex.join(words)
-
-
-def say(text: str) -> None:
-    """Print a line on stderr; stdout belongs to the script."""
-    print(text, file=sys.stderr, flush=True)

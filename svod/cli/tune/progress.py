@@ -1,8 +1,10 @@
 """The progress of a search, from the events of `svod.tune.search.events`: a live table on a terminal, lines elsewhere.
 
     svod-tune: 12 kernels, beam 8, 115 s, 2 Ray workers
-    [  14 s] conv layer1.0.conv1      1.46 ms → 0.61 ms   2.39×
-    [  30 s] 412 candidates, 5 of 12 kernels faster
+    [  14 s] conv layer1.0.conv1      1.46 ms → 0.61 ms   2.39× so far
+    [  30 s] 412 candidates, a chain leads in 5 of 12 kernels so far
+
+What leads while a search runs has won races; whether it is faster says the confirmation, whose times are in the table at the end.
 """
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from typing import Any, TextIO
 
 from svod.cli.tune.survey import SurveyRow
 from svod.config import BeamConfig
+from svod.system.quantities import count
 from svod.system.quantities import seconds as in_words
 from svod.tune.search import events
 from svod.tune.search.events import SearchEvent
@@ -22,7 +25,7 @@ from svod.tune.search.events import SearchEvent
 HEARTBEAT = 15.0        # seconds between lines when nothing improves
 QUIET = 2.0             # seconds between two lines about one kernel
 REFRESH_PER_SECOND = 4
-WIDTH_NAME, WIDTH_STATUS = 28, 14
+WIDTH_NAME = 28
 
 
 @dataclass
@@ -39,7 +42,8 @@ class _State:
     said_best: float | None = None
 
     @property
-    def faster(self) -> bool:
+    def leads(self) -> bool:
+        """Whether a chain leads over the heuristic's."""
         return self.heuristic is not None and self.best is not None and self.best < 0.99 * self.heuristic
 
     @property
@@ -54,19 +58,22 @@ class Progress(AbstractContextManager["Progress", None]):
         self.clock, self.started = clock, clock()
         self.states = {r.key: _State(label(r), r.share) for r in rows}
         self.budget, self.executor, self.candidates = 0.0, "", 0
+        self.ending = ""        # what is done after Ctrl-C
 
     @property
     def elapsed(self) -> float:
         return self.clock() - self.started
 
     @property
-    def faster(self) -> int:
-        return sum(s.faster for s in self.states.values())
+    def leading(self) -> str:
+        return f"a chain leads in {sum(s.leads for s in self.states.values())} of {count(len(self.states), 'kernel')} so far"
 
     def update(self, event: SearchEvent) -> _State | None:
         """Record an event. Returns the state of its kernel."""
         if isinstance(event, events.SessionStarted):
             self.started, self.budget, self.executor = self.clock(), event.budget, event.executor
+        elif isinstance(event, events.SessionEnding):
+            self.ending = f"Ctrl-C: confirming what was found in {count(event.kernels, 'kernel')}; Ctrl-C once more skips that"
         state = self.states.get(event.kernel)
         if state is None:
             return None
@@ -106,17 +113,20 @@ class LineProgress(Progress):
     def __call__(self, event: SearchEvent) -> None:
         state = self.update(event)
         now = self.clock()
-        if state is not None and state.faster and ((isinstance(event, events.Improved) and now - state.said >= QUIET)
+        if isinstance(event, events.SessionEnding):
+            self._line(self.ending)
+        if state is not None and state.leads and ((isinstance(event, events.Improved) and now - state.said >= QUIET)
                                                    or (isinstance(event, events.KernelFinished) and state.best != state.said_best)):
             self._say_gain(state, now)
         if state is not None and (line := events.debug_line(event, self.told)):
             self._line(f"{state.label}: {line}")
         if now - self.last_line >= HEARTBEAT:
-            self._line(f"{self.candidates} candidates, {self.faster} of {len(self.states)} kernels faster")
+            self._line(f"{self.candidates} candidates, {self.leading}")
 
     def _say_gain(self, state: _State, now: float) -> None:
         state.said, state.said_best = now, state.best
-        self._line(f"{state.label:{WIDTH_NAME}.{WIDTH_NAME}} {in_words(state.heuristic):>8} → {in_words(state.best):>8}  {state.gain:>6}")
+        times = f"{in_words(state.heuristic):>8} → {in_words(state.best):>8}"
+        self._line(f"{state.label:{WIDTH_NAME}.{WIDTH_NAME}} {times}  {state.gain:>6} so far")
 
     def _line(self, text: str) -> None:
         self.last_line = self.clock()
@@ -135,23 +145,23 @@ class LiveProgress(Progress):
         self.live = Live(get_renderable=self.render, console=self.console, refresh_per_second=REFRESH_PER_SECOND, transient=True)
 
     def render(self) -> Any:
+        from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
         room = max(3, self.console.height - 6)
         shown = list(self.states.values())[:room]
-        bar = f"{self.elapsed:.0f} of {self.budget:.0f} s" if self.budget else f"{self.elapsed:.0f} s"
-        table = Table(box=None, pad_edge=False, expand=False, title_justify="left", header_style="bold",
-                      title=Text(f"{bar} · {self.candidates} candidates · {self.faster} of {len(self.states)} kernels faster · "
-                                 f"{self.executor}", overflow="ellipsis", no_wrap=True),
-                      caption=Text(f"and {len(self.states) - len(shown)} more" if len(shown) < len(self.states) else ""))
-        table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=WIDTH_NAME)
-        for name in ("share", "heuristic", "best", "gain"):
+        time_ = f"{self.elapsed:.0f} of {self.budget:.0f} s" if self.budget else f"{self.elapsed:.0f} s"
+        table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
+        table.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=3)
+        for name in ("share", "heuristic", "leading", "so far"):
             table.add_column(name, justify="right", no_wrap=True, min_width=7)
-        table.add_column("", no_wrap=True, overflow="ellipsis", max_width=WIDTH_STATUS)
+        table.add_column("", no_wrap=True, overflow="ellipsis", ratio=2)
         for s in shown:
             table.add_row(Text(s.label), f"{100 * s.share:.0f} %", in_words(s.heuristic), in_words(s.best), s.gain, Text(s.status))
-        return table
+        head = self.ending or f"{time_} · {self.candidates} candidates, {self.leading} · {self.executor}"
+        more = [Text(f"and {len(self.states) - len(shown)} more")] if len(shown) < len(self.states) else []
+        return Group(Text(head, style="italic"), table, *more)
 
     def __enter__(self) -> LiveProgress:
         self.live.start()

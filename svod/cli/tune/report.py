@@ -18,6 +18,9 @@ from svod.tune.db.records import SizeTime
 from svod.tune.plan_check import PlanCheck, name_of
 
 KEY_SHOWN = 8
+NARROW, WIDE = 90, 100      # columns below which rates are left out, and from which names are whole
+MOST_NAME = 16              # characters of a name in a table that is not wide
+MOST_NAMES = 4              # kernels that a sentence names
 
 
 @dataclass(frozen=True)
@@ -46,19 +49,60 @@ class KernelReport:
         return self.heuristic / self.tuned if self.heuristic and self.tuned else None
 
 
+def work_lines(rows: Sequence[SurveyRow], beam: int) -> list[str]:
+    """What there is to do, in a line, and why kernels are left out, in further ones."""
+    groups = {d: [r for r in rows if r.decision == d] for d in ("search", "known", "small", "left out")}
+    words = [f"{count(len(groups['search']), 'kernel')} to search" if groups["search"] else f"nothing to search with beam {beam}"]
+    words += [f"{len(groups['known'])} known to the database"] if groups["known"] else []
+    if small := groups["small"]:
+        words.append(f"{len(small)} too small to matter ({_share(small)} of the time) keep{'s' * (len(small) == 1)} the heuristic")
+    left = groups["left out"]
+    words += [f"{len(left)} left out"] if left else []
+    families = len({r.family for r in rows})
+    first = f"{count(len(rows), 'distinct kernel')} in {families} famil{'y' if families == 1 else 'ies'}: {', '.join(words)}"
+    return [first, *(f"left out: {_names(some)} ({_share(some)} of the time): {why}"
+                     for why in dict.fromkeys(r.why for r in left) if (some := [r for r in left if r.why == why]))]
+
+
+def _share(rows: Sequence[SurveyRow]) -> str:
+    return percent(sum(r.share for r in rows))
+
+
+def _names(rows: Sequence[SurveyRow]) -> str:
+    """The first few kernels of a list by name and key."""
+    shown = ", ".join(f"{r.name} {r.key[:KEY_SHOWN]}" for r in rows[:MOST_NAMES])
+    return shown + (f" and {len(rows) - MOST_NAMES} more" if len(rows) > MOST_NAMES else "")
+
+
 def kernel_table(outcomes: Sequence[KernelReport], target: Target, ceilings: Ceilings | None, width: int) -> list[str]:
-    """The table of the searched and the known kernels; those that take most time come first."""
+    """The table of the kernels whose chain is verified, those first that take most time, and below it the others with the reason. Less
+    than `NARROW` columns get no rates, so that names and keys are readable."""
+    verified = [o for o in outcomes if o.verified]
+    header = ("kernel", "from", "heuristic", "tuned", "gain", "rate", "ceiling")
+    most = max(MOST_NAME, max((len(o.row.name) for o in verified), default=0)) if width >= WIDE else MOST_NAME
     rows = []
-    for o in outcomes:
+    for o in verified:
         shown = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else KernelRate(0.0, "", None)
         giga = shown.value / 1e9
         rate = f"{giga:.{0 if giga >= 10 else 1}f} {shown.unit}" if o.tuned else ""
         gain = "" if o.gain is None else f"{o.gain:.2f}×{_doubt(o)}"
-        rows.append((f"{o.row.name} {o.row.key[:KEY_SHOWN]}", _origin_words(o.row), in_words(o.heuristic), in_words(o.tuned), gain, rate,
-                     percent(shown.share), "yes" if o.verified else "no"))
-    lines = text_table(("kernel", "from", "heuristic", "tuned", "gain", "rate", "ceiling", "verified"), rows,
-                       right={"heuristic", "tuned", "gain", "rate", "ceiling"}, width=width, shrink=("kernel", "from"))
-    return [*lines, *([f"~ known to worse than ±{100 * NOISY:.0f} %"] if any(map(_doubt, outcomes)) else [])]
+        name = o.row.name if len(o.row.name) <= most else f"{o.row.name[:most - 1]}…"
+        rows.append((f"{name} {o.row.key[:KEY_SHOWN]}", _origin_words(o.row), in_words(o.heuristic), in_words(o.tuned), gain, rate,
+                     percent(shown.share)))
+    kept = [i for i, name in enumerate(header) if width >= NARROW or name != "rate"]
+    lines = text_table([header[i] for i in kept], [[r[i] for i in kept] for r in rows],
+                       right={"heuristic", "tuned", "gain", "rate", "ceiling"}, width=width, shrink=("from",)) if rows else []
+    return [*lines, *([f"~ known to worse than ±{100 * NOISY:.0f} %"] if any(map(_doubt, verified)) else []), *_unverified(outcomes)]
+
+
+def _unverified(outcomes: Sequence[KernelReport]) -> list[str]:
+    """The kernels without a verified chain: a line for each reason."""
+    groups: dict[str, list[SurveyRow]] = {}
+    for o in outcomes:
+        if not o.verified:
+            groups.setdefault(o.why, []).append(o.row)
+    return [f"keep{'s' * (len(rows) == 1)} the heuristic: {_names(rows)} ({_share(rows)} of the time): {why}"
+            for why, rows in groups.items()]
 
 
 def _origin_words(row: SurveyRow) -> str:
@@ -84,8 +128,8 @@ def dry_table(rows: Sequence[SurveyRow], estimates: Mapping[str, float], width: 
 
 def size_lines(outcomes: Sequence[KernelReport]) -> list[str]:
     """The gains of the kernels with variables at each timed size."""
-    return [f"{o.row.name} {o.row.key[:KEY_SHOWN]}: " + "; ".join(f"{s} {in_words(s.seconds)}, {1 / s.ratio:.2f}×" for s in o.sizes)
-            for o in outcomes if o.sizes]
+    return [f"{o.row.name} {o.row.key[:KEY_SHOWN]}: " + "; ".join(f"{s.named(o.row.variables)} {in_words(s.seconds)}, {1 / s.ratio:.2f}×"
+                                                                  for s in o.sizes) for o in outcomes if o.sizes]
 
 
 def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:

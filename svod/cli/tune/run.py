@@ -9,12 +9,13 @@ check is reserved: with a short script the command ends about with its budget, a
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -25,11 +26,22 @@ from svod import config
 from svod.bench.roofline import Ceilings, cached_ceilings
 from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
 from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
-from svod.cli.tune.options import TuneOptions, say
+from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.progress import make_progress
-from svod.cli.tune.report import KernelReport, dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json, size_lines
+from svod.cli.tune.report import (
+    KernelReport,
+    dry_table,
+    kernel_table,
+    outcome_json,
+    plan_json,
+    plan_lines,
+    row_json,
+    size_lines,
+    work_lines,
+)
 from svod.cli.tune.script import ScriptEnd, run_script
 from svod.cli.tune.survey import Foresight, SurveyRow, compile_heuristics, decide, pick_target, rate_of, survey
+from svod.cli.tune.waiting import say, waiting
 from svod.compile.backend import device_named
 from svod.compile.plan.compiler import Compiler, compile_all, compiler_for
 from svod.compile.plan.unbound_plan import UnboundPlan
@@ -61,29 +73,48 @@ KNOWN_CHECK_SECONDS = 1.5   # the longest check of one plan where nothing was se
 MAX_CHECKS = 3              # only the plans that take most of the time are checked
 CHECK_SHARE = 0.05          # plans below this share of the time are not checked
 ABOVE_CEILING = 1.05        # no kernel exceeds its ceiling by more than this factor
-MAX_PROBLEMS = 3            # faults of a capture, and kernels without a winner, that are reported one by one
+MAX_PROBLEMS = 3            # faults of a capture that are reported one by one
+AT_ONCE = 3                 # presses of Ctrl-C after which nothing is waited for
 PIPE_WIDTH = 110            # columns of a table that does not go to a terminal
 
 
 def tune(options: TuneOptions) -> int:
     """Run the command. Returns the exit status. Raises SvodError for bad input."""
     run = _TuneRun(options)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
+        signal.SIGINT: _CtrlC(run), signal.SIGTERM: _terminate, signal.SIGHUP: _terminate}
+    before = {number: signal.getsignal(number) for number in handlers}
     ends = [number for number, handler in before.items() if handler is not signal.SIG_IGN]      # nohup ignores SIGHUP
     for number in ends:
-        signal.signal(number, _terminate)
+        signal.signal(number, handlers[number])
     try:
         return run.run()
     except TuneError as e:
         say(f"svod-tune: {e}")
         return EXIT_FAILED
     except KeyboardInterrupt:
+        run.captured = True
         say(f"svod-tune: ended by Ctrl-C; {run.kept()}")
         return EXIT_INTERRUPTED
     finally:
         run.close()
         for number in ends:
             signal.signal(number, before[number])
+
+
+class _CtrlC:
+    """Handles SIGINT. A press raises KeyboardInterrupt; the third one ends the command at once, without waiting for workers: the operating
+    system ends them with it, and the database has all finished rounds. The script is ended in order first, however often it is pressed."""
+
+    def __init__(self, run: _TuneRun) -> None:
+        self.run, self.presses = run, 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.presses += 1
+        if self.presses >= AT_ONCE and self.run.captured:
+            os.write(2, b"\nsvod-tune: ended at once; the database has what was found in finished rounds\n")
+            os._exit(EXIT_INTERRUPTED)
+        raise KeyboardInterrupt
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -108,6 +139,7 @@ class _TuneRun:
         self.executor_name = ""
         self.ceilings: Ceilings | None = None
         self.measured = False
+        self.captured = False                       # the script is gone
         self.incomplete = EXIT_OK                   # EXIT_SCRIPT or EXIT_DAMAGED where the capture is incomplete
         self.saved: Path | None = None              # the file with results that the database could not take
         self.seconds: dict[str, float] = {}         # seconds from the start of the command to the end of each phase
@@ -117,10 +149,14 @@ class _TuneRun:
         return time.monotonic() - self.started
 
     def close(self) -> None:
-        if self.executor is not None:
-            self.executor.close()
-            self.executor = None
+        self._end_workers()
         self.db.close()
+
+    def _end_workers(self) -> None:
+        if self.executor is not None:
+            with waiting("ending the workers"):
+                self.executor.close()
+            self.executor = None
 
     def kept(self) -> str:
         """What an early end leaves behind, in words."""
@@ -136,6 +172,7 @@ class _TuneRun:
     def run(self) -> int:
         self._say_database()
         captured = self.capture()
+        self.captured = True
         if self.script is not None:
             self.incomplete = EXIT_SCRIPT if self.script.failure else EXIT_OK
         else:
@@ -158,27 +195,30 @@ class _TuneRun:
 
         target = pick_target(captured, self.config.device)
         compiler = compiler_for(target, self.config)
-        rows = survey(captured, target, compiler)
-        decide(rows, target, compiler, self.db, self.config, self.beam, top=self.options.top, only=self.options.only)
+        with waiting("looking at the kernels"):
+            rows = survey(captured, target, compiler)
+            decide(rows, target, compiler, self.db, self.config, self.beam, top=self.options.top, only=self.options.only)
         if self.options.only and not any(r.decision in ("search", "known") for r in rows):
             say(f"svod-tune: no kernel's key, name or origin fits --only {' '.join(self.options.only)}; "
                 f"--dry-run lists the {count(len(rows), 'kernel')} there are")
             return EXIT_USAGE
         self.seconds["survey"] = self.elapsed
-        self._say_work(rows)
+        for line in work_lines(rows, self.options.beam):
+            say(f"svod-tune: {line}")
         if self.options.dry_run:
             return self._dry_run(rows, target)
 
         wanted = [r for r in rows if r.decision == "search"]
-        if not wanted and self.executor is not None:
-            self.executor.close()
-            self.executor = None
         if wanted:
             self._search(wanted, target)
-        ceilings = self._ceilings(target)
-        outcomes = self._outcomes([r for r in rows if r.decision in ("search", "known")], target, compiler)
-        ceilings = self._corrected(ceilings, outcomes, target)
-        checks = self._check_plans(captured, outcomes, target, compiler, bool(wanted))
+        else:
+            self._end_workers()
+        with waiting("measuring what this machine can do"):
+            ceilings = self._ceilings(target)
+            outcomes = self._outcomes([r for r in rows if r.decision in ("search", "known")], target, compiler)
+            ceilings = self._corrected(ceilings, outcomes, target)
+        with waiting("timing the whole plan with the heuristic's and with the tuned chains"):
+            checks = self._check_plans(captured, outcomes, target, compiler, bool(wanted))
         self.seconds["check"] = self.elapsed
         self._save()
         status = self._status()
@@ -200,7 +240,8 @@ class _TuneRun:
         with tempfile.TemporaryDirectory(prefix="svod-capture-", ignore_cleanup_errors=True) as directory:
             self.script = run_script([*options.program, *options.args], Path(directory), capture_for=options.capture_for,
                                      first=options.budget / 2, on_news=meet, stdout=sys.stderr if options.json_path == "-" else None)
-            self._say_script_end(self.script)
+            for line in self.script.words(options.subject):
+                say(f"svod-tune: {line}")
             return capture.read_capture(directory)
 
     def _start_executor(self) -> ExecutorStart:
@@ -215,10 +256,10 @@ class _TuneRun:
 
     def _search(self, rows: Sequence[SurveyRow], target: Target) -> None:
         """Search the rows within the rest of the budget. Raises TuneError where no worker starts."""
-        tasks = [KernelTask(r.kernel, r.calls, r.name, r.origins, r.share, r.sizes) for r in rows]
-        start = self._start_executor()
-        executor = start.result()
-        executor.wait_until_ready()
+        tasks = [KernelTask(r.kernel, r.calls, r.name, r.origins, r.share, r.sizes, r.variables) for r in rows]
+        with waiting(f"starting the workers ({self._workers()})"):
+            executor = self._start_executor().result()
+            executor.wait_until_ready()
         signal.signal(signal.SIGTERM, _terminate)       # replaces Ray's handler, which ends the process at once
         self.seconds["workers"] = self.elapsed
         seconds = max(self.options.budget / 2, self.options.budget - self.elapsed - self._check_seconds(CHECK_SECONDS))
@@ -233,8 +274,7 @@ class _TuneRun:
         with progress:
             self.result = session.run()
         self.seconds["search"] = self.elapsed
-        start.close()
-        self.executor = None
+        self._end_workers()
         self.seconds["closing"] = self.elapsed
 
     def _check_seconds(self, most: float) -> float:
@@ -352,17 +392,6 @@ class _TuneRun:
         elif self.config.db is not None and path is not None and not path.exists():
             say(f"svod-tune: the results go to {path}, a new database")
 
-    def _say_script_end(self, end: ScriptEnd) -> None:
-        script = self.options.subject
-        words = {"time": f"{script} was ended after {end.seconds:.0f} s, as --capture-for asked",
-                 "idle": f"{script} was ended after {end.seconds:.0f} s: no new kernel for long (--capture-for S waits longer)",
-                 "interrupted": f"{script} was ended by Ctrl-C; the next Ctrl-C ends the tuning"}
-        if end.why in words:
-            say(f"svod-tune: {words[end.why]}")
-        if end.left_behind:
-            say(f"svod-tune: {end.left_behind} process{'es' * (end.left_behind > 1)} that {script} had started and left running "
-                f"{'were ended, as they' if end.left_behind > 1 else 'was ended, as it'} would disturb the timing")
-
     def _nothing_captured(self) -> str:
         if self.script is None:
             return f"holds no plan{' that can be used' * bool(self.incomplete)}; capture a script that prepares or realizes a Tensor"
@@ -371,19 +400,6 @@ class _TuneRun:
         if self.script.why != "finished":
             return "had prepared no kernel by then; there is nothing to tune"
         return "prepared no kernel; there is nothing to tune (kernels are captured when a svod Tensor is realized or prepared)"
-
-    def _say_work(self, rows: Sequence[SurveyRow]) -> None:
-        groups = {d: [r for r in rows if r.decision == d] for d in ("search", "known", "small", "left out")}
-        words = [f"{count(len(groups['search']), 'kernel')} to search" if groups["search"] else
-                 f"nothing to search with beam {self.options.beam}"]
-        words += [f"{len(groups['known'])} known to the database"] if groups["known"] else []
-        small = groups["small"]
-        if small:
-            share = 100 * sum(r.share for r in small)
-            words.append(f"{len(small)} too small to matter ({share:.1f} % of the time) keep{'s' * (len(small) == 1)} the heuristic")
-        words += [f"{len(groups['left out'])} left out"] if groups["left out"] else []
-        families = len({r.family for r in rows})
-        say(f"svod-tune: {count(len(rows), 'distinct kernel')} in {families} famil{'y' if families == 1 else 'ies'}: {', '.join(words)}")
 
     def _keep_capture(self, captured: Capture, path: str) -> None:
         try:
@@ -405,7 +421,8 @@ class _TuneRun:
         return shutil.get_terminal_size().columns if self._stream.isatty() else PIPE_WIDTH
 
     def _dry_run(self, rows: Sequence[SurveyRow], target: Target) -> int:
-        ceilings = self._ceilings(target)
+        with waiting("measuring what this machine can do"):
+            ceilings = self._ceilings(target)
         roofs = {r.key: bound_at(r.kernel, r.sizes, target, ceilings) for r in rows}
         bounds = {key: b.seconds for key, b in roofs.items() if b is not None and b.is_measured and b.seconds}
         self._print(["", *dry_table(rows, bounds, self._width()), "", after_dry_run(self.options, rows, self._wider(rows, target))])
@@ -415,11 +432,6 @@ class _TuneRun:
     def _report(self, outcomes: Sequence[KernelReport], checks: Sequence[tuple[CapturedPlan, PlanCheck]], target: Target,
                 ceilings: Ceilings | None, status: int) -> None:
         lines = ["", *kernel_table(outcomes, target, ceilings, self._width()), *size_lines(outcomes), ""]
-        unverified = [o for o in outcomes if not o.verified]
-        for o in unverified[:MAX_PROBLEMS]:
-            lines.append(f"{o.row.name} {o.row.key[:8]} keeps the heuristic: {o.why}")
-        if len(unverified) > MAX_PROBLEMS:
-            lines.append(f"… and {count(len(unverified) - MAX_PROBLEMS, 'kernel')} more, for such reasons")
         for number, (plan, check) in enumerate(checks, 1):
             name = f" {number} of {len(checks)}" if len(checks) > 1 else ""
             lines += plan_lines(check, name, len(plan.unbound.calls))

@@ -49,6 +49,17 @@ class ScriptEnd:
                 return f"was killed by {signal.Signals(-self.status).name}"
         return f"ended with status {self.status}"
 
+    def words(self, script: str) -> list[str]:
+        """What is said about an end that did not come by itself, and about processes that were left running."""
+        ended = {"time": f"{script} was ended after {self.seconds:.0f} s, as --capture-for asked",
+                 "idle": f"{script} was ended after {self.seconds:.0f} s: no new kernel for long (--capture-for S waits longer)",
+                 "interrupted": f"{script} was ended by Ctrl-C; the next Ctrl-C ends the tuning"}
+        words = [ended[self.why]] if self.why in ended else []
+        if self.left_behind:
+            words.append(f"{self.left_behind} process{'es' * (self.left_behind > 1)} that {script} had started and left running "
+                         f"{'were ended, as they' if self.left_behind > 1 else 'was ended, as it'} would disturb the timing")
+        return words
+
 
 def run_script(words: Sequence[str], directory: Path, *, capture_for: float | None = None, idle: float = IDLE_SECONDS,
                first: float = IDLE_SECONDS, on_news: Callable[[News], None] = lambda news: None,

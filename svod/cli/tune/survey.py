@@ -25,7 +25,7 @@ from svod.tune.chains import choose
 from svod.tune.db import Search, TuningDB
 from svod.tune.db.winners import Winner
 from svod.tune.measure.plan_sizes import profile_at_sizes
-from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
+from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes, variable_names
 from svod.tune.session import bound_at
 from svod.tune.unfinished import left_to_search
 
@@ -41,7 +41,8 @@ Decision = Literal["search", "known", "small", "left out"]
 @dataclass
 class SurveyRow:
     """One distinct kernel. `calls` are per run of the main plan, `seconds` those of one call with the heuristic, `share` is its part of the
-    captured time. For a kernel with variables, seconds, operations and bytes are geometric means over its `sizes`."""
+    captured time. For a kernel with variables, seconds, operations and bytes are geometric means over its `sizes`, and `variables` has the
+    user's names of them."""
 
     kernel: Kernel
     name: str
@@ -56,6 +57,7 @@ class SurveyRow:
     why: str = ""
     winner: Winner | None = field(default=None)
     sizes: tuple[Size, ...] = ((),)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -116,9 +118,11 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[SurveyR
     kernels = capture.kernels
     rows = []
     for k in calls:
-        sizes = merged_sizes(kernels[k], [v for plan in capture.plans for v in plan.unbound.variables_of(k)])
+        called = [v for plan in capture.plans for v in plan.unbound.variables_of(k)]
+        sizes = merged_sizes(kernels[k], called)
         rows.append(SurveyRow(kernels[k], names.get(k, "kernel"), tuple(origins.get(k, ())), calls[k] / runs, seconds[k],
-                              calls[k] * seconds[k] / total, family_key(kernels[k].ast), *work_of(kernels[k], sizes), sizes=sizes))
+                              calls[k] * seconds[k] / total, family_key(kernels[k].ast), *work_of(kernels[k], sizes), sizes=sizes,
+                              variables=variable_names(kernels[k], called)))
     return sorted(rows, key=lambda r: (-r.share, r.key))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from sys import float_info
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin, get_type_hints
@@ -165,6 +165,10 @@ class SizeTime:
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.at.items())
 
+    def named(self, names: Mapping[str, str]) -> SizeTime:
+        """The same with the user's names of the variables, by the kernel's (v0, v1, …)."""
+        return replace(self, at={names.get(name, name): value for name, value in self.at.items()})
+
 
 Sizes = Annotated[tuple[SizeTime, ...], Meta(max_length=100)]
 
@@ -178,7 +182,7 @@ class Measurement(Record):
     heuristic itself is confirmed with the ratio 1 and the interval [1, 1]. `anchor` is the incumbent's time in the same batch. `codegen`
     is the revision of svod's code generator, `protocol` that of the timing rules. `host` holds what may explain a time (load, steal,
     governor…). `taken_at` is seconds since 1970. For a kernel with variables `time`, `samples` and `ratio` are geometric means over the
-    sizes, which are in `host`."""
+    sizes, which are in `host`, as are the names of the variables."""
 
     kernel: Name
     target: Name
@@ -209,13 +213,19 @@ class Measurement(Record):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.sizes                              # raises for unfit sizes
+        _ = self.sizes, self.variables              # raises for unfit ones
 
     @cached_property
     def sizes(self) -> tuple[SizeTime, ...]:
         """The sizes at which a kernel with variables was confirmed; () for one without."""
         sizes: tuple[SizeTime, ...] = checked(self.host.get("sizes", ()), Sizes, RecordError, "host: sizes")
         return sizes
+
+    @cached_property
+    def variables(self) -> dict[str, str]:
+        """The names that the user gave to the kernel's variables (v0, v1, …) in the program that was tuned; {} where none are recorded."""
+        names: dict[str, str] = checked(self.host.get("variables", {}), dict[str, str], RecordError, "host: variables")
+        return names
 
     @cached_property
     def chain_text(self) -> str:

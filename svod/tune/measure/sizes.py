@@ -70,6 +70,11 @@ def merged_sizes(kernel: Kernel, calls: Iterable[Sequence[VariableSpec]]) -> tup
     return tuple(sizes[round(i * (len(sizes) - 1) / (MOST_TIMED - 1))] for i in range(MOST_TIMED))
 
 
+def variable_names(kernel: Kernel, calls: Sequence[Sequence[VariableSpec]]) -> dict[str, str]:
+    """The names that the user gave to a kernel's variables, by its own (v0, v1, …); several with / where calls differ."""
+    return {name: "/".join(dict.fromkeys(given[int(name[1:])].name for given in calls)) for name in kernel.variables} if calls else {}
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """Of positive numbers."""
     return math.exp(math.fsum(map(math.log, values)) / len(values))

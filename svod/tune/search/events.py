@@ -92,6 +92,13 @@ class KernelFinished(SearchEvent):
 
 
 @dataclass(frozen=True)
+class SessionEnding(SearchEvent):
+    """Ctrl-C has ended the search; what was found in this many kernels is being confirmed."""
+
+    kernels: int
+
+
+@dataclass(frozen=True)
 class SessionFinished(SearchEvent):
     kernels: int
     candidates: int

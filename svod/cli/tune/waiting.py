@@ -1,0 +1,56 @@
+"""Waiting is said: what the command does while nothing else is printed.
+
+On a terminal a line shows what is waited for and for how long, and goes away at the end. Elsewhere the line is printed once, where it takes
+longer than a second.
+"""
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SILENCE = 1.0       # seconds before something is said where there is no terminal
+
+_console: Console | None = None     # of the line that is shown now; what is said goes above it
+
+
+def say(text: str) -> None:
+    """Print a line on stderr; stdout belongs to the script."""
+    if _console is not None:
+        _console.print(text, markup=False, highlight=False, soft_wrap=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say `what` is done while the body runs."""
+    global _console
+    if not sys.stderr.isatty():
+        timer = threading.Timer(SILENCE, say, [f"svod-tune: {what} …"])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    # the streams are not redirected: Ray's start replaces them meanwhile
+    line = Progress(SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console, transient=True,
+                    redirect_stdout=False, redirect_stderr=False)
+    line.add_task(what)
+    with line:
+        before, _console = _console, console
+        try:
+            yield
+        finally:
+            _console = before
