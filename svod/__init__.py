@@ -17,17 +17,18 @@ _WHERE = {
     "Tensor": "svod.tensor", "where": "svod.tensor", "call_kernel": "svod.tensor.calls",
     "custom_function": "svod.tensor.callbacks", "scope": "svod.core.ir.origin",
     "dtypes": "svod.core.ir.dtype",
-    "jit": "svod.tracing", "profile": "svod.bench.profile", "explain": "svod.explaining",
+    "jit": "svod.tracing", "kernel": "svod.by_hand", "profile": "svod.bench.profile", "explain": "svod.explaining",
     "ExecutionPlan": "svod.compile.plan.execution_plan",
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
     "SvodError": "svod.errors", "Variable": "svod.core.ir.variable",
 }
 __all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "Variable",
-           "call_kernel", "custom_function", "dtypes", "explain", "jit", "nn", "profile", "scope", "where"]
+           "call_kernel", "custom_function", "dtypes", "explain", "jit", "kernel", "nn", "profile", "scope", "where"]
 
 if TYPE_CHECKING:
     from svod import nn
     from svod.bench.profile import profile
+    from svod.by_hand import kernel
     from svod.compile.plan.execution_plan import ExecutionPlan
     from svod.config import BeamConfig, BenchConfig, OptimizerConfig, PrepareConfig
     from svod.core.ir.dtype import dtypes

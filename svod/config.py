@@ -98,6 +98,8 @@ _STRICT = Accept("reference, or 0", _parse_strict, lambda v: v in ("", "referenc
 
 
 def _is_chain(v: Any) -> bool:
+    if isinstance(v, str):
+        return True     # whether it is a chain is said where it is read
     return isinstance(v, (list, tuple)) and all(isinstance(o, (list, tuple)) and o and isinstance(o[0], str) for o in v)
 
 
@@ -235,7 +237,8 @@ class PrepareConfig(_Config):
     `beam` None: kernels that the database does not know get the heuristic. A width of 0 or `optimizer.noopt` make it None. `constants`:
     "auto": the tensors that a function captured by `svod.jit` closes over are weights of its plan, computed with and arranged once; "none":
     they are read anew in every run. A plan of `Tensor.prepare` has the constants it is told: its other inputs may be rewritten between
-    runs. `opts` gives chains by kernel key, or by a prefix of it; they go before everything else.
+    runs. `opts` gives chains, as text or as lists, by kernel key, the beginning of one, or the name of a call; they go before everything
+    else. A name or key that fits no kernel of the plan is an error.
     """
 
     beam: BeamConfig | None = None

@@ -37,7 +37,7 @@ from svod.errors import ConfigError, DeviceError, ScheduleError
 from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents, replace_nodes
-from svod.tune.chains import choose
+from svod.tune.chains import choose, opts_by_key
 from svod.tune.db import TuningDB
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.unfinished import left_to_search
@@ -321,6 +321,7 @@ def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareCo
     if not unbound.calls:
         return {}
     compiler.backend.start(compiler.cache)
+    config = opts_by_key(unbound, config)
     db = None if config.noopt or config.capture is not None else database(config)
     choices = {key: choose(kernel, compiler, config, db) for key, kernel in unbound.kernels.items()}
     if config.beam is not None and db is not None:

@@ -101,7 +101,7 @@ def test_imports_point_one_way(path: Path) -> None:
 
 # -- the shape of the house ---------------------------------------------------------------------------
 
-TOP = {"__init__", "__main__", "config", "errors", "prepare", "explaining"}     # explain.py would hide svod.explain
+TOP = {"__init__", "__main__", "config", "errors", "prepare", "explaining", "by_hand"}     # explain.py would hide svod.explain
 MOST_FILES = 16             # of a folder
 MOST_LINES = 80             # of a function
 MOST_BRANCHES = 25          # its cyclomatic complexity

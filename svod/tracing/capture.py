@@ -155,7 +155,7 @@ def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: Pre
     if folded:
         tensors = [Tensor.from_uop(u) for u in folded]
         # this runs once, so it is not worth a search, and a capture should not show it as a part of the model
-        prepared = prepare_graph([t.uop for t in tensors], replace(config, beam=None, capture=None))
+        prepared = prepare_graph([t.uop for t in tensors], replace(config, beam=None, capture=None, opts={}))
         prepared.plan.execute()
         prepared.attach(tensors)
 

@@ -4,11 +4,15 @@
 """
 from __future__ import annotations
 
+from dataclasses import replace
+
 from svod.compile.plan.compiler import Chain, Choice, Compiler
+from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import PrepareConfig
+from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt
-from svod.errors import KernelOptError
+from svod.errors import ConfigError, KernelOptError
 from svod.tune.db import TuningDB
 
 
@@ -17,7 +21,20 @@ def explicit_chain(kernel: Kernel, config: PrepareConfig) -> Chain | None:
     matches = [k for k in config.opts if kernel.key.startswith(k)]
     if not matches:
         return None
-    return tuple(Opt.from_json(list(o)) for o in config.opts[max(matches, key=len)])
+    chain = config.opts[max(matches, key=len)]
+    return parse_chain(chain) if isinstance(chain, str) else tuple(Opt.from_json(list(o)) for o in chain)
+
+
+def opts_by_key(unbound: UnboundPlan, config: PrepareConfig) -> PrepareConfig:
+    """The configuration with keys for names in `opts`. Raises ConfigError for a name or key that fits no kernel of the plan."""
+    if not config.opts:
+        return config
+    names = {f"{c.name}_{i}": c.kernel for i, c in enumerate(unbound.calls) if c.kernel in unbound.kernels}
+    unfit = [asked for asked in config.opts if asked not in names and not any(k.startswith(asked) for k in unbound.kernels)]
+    if unfit:
+        listed = ", ".join(f"{name} ({key[:12]})" for name, key in names.items())
+        raise ConfigError(f"PrepareConfig(opts=…): {unfit[0]!r} fits no kernel of the plan; its kernels are {listed}")
+    return replace(config, opts={names.get(asked, asked): chain for asked, chain in config.opts.items()})
 
 
 def choose(kernel: Kernel, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> Choice:

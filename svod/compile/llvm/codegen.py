@@ -14,7 +14,7 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -116,6 +116,28 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
     if outside:
         raise CompileError(f"the object calls {', '.join(outside)}; code for {target.key} must not need a library")
     return code
+
+
+def after_passes(ir: str, target: Target) -> str:
+    """The module after the passes that finalists are compiled with, as LLVM IR. Raises CompileError."""
+    return _passed(ir, target, lambda module, machine: str(module))
+
+
+def assembly(ir: str, target: Target) -> str:
+    """The assembly of the module after the passes that finalists are compiled with. Raises CompileError."""
+    return _passed(ir, target, lambda module, machine: str(machine.emit_assembly(module)))
+
+
+def _passed(ir: str, target: Target, write: Callable[[Any, Any], str]) -> str:
+    machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT)
+    try:
+        with llvm.parse_assembly(ir, llvm.create_context()) as module:
+            module.verify()
+            module.triple, module.data_layout = TRIPLES[target.arch], str(_data_layout(target.arch))
+            _optimize(module, machine)
+            return write(module, machine)
+    except RuntimeError as error:
+        raise CompileError(f"LLVM could not compile for {target.key}: {error}") from error
 
 
 @lru_cache(maxsize=8)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.scheduler import Opt, Scheduler
 
 
@@ -48,11 +49,6 @@ class Origin(StrEnum):
     SKETCH = "sketch"
     ACTION = "action"
     MUTATION = "mutation"
-
-
-def chain_text(chain: Sequence[Opt]) -> str:
-    """`UPCAST(o0, 8) THREAD(o1, 2)`: the chain as people read it; also the last tie-breaker between equal candidates."""
-    return " ".join(map(str, chain))
 
 
 def chain_order(chain: Sequence[Opt]) -> tuple[int, str]:

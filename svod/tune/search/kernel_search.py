@@ -32,11 +32,12 @@ from typing import Any
 from svod.bench.race import Ratio
 from svod.config import BeamConfig
 from svod.core.cost.cost_model import tiling_family
+from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.groups import most_threads
 from svod.errors import KernelOptError
 from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, canonical
 from svod.tune.db.winners import WORST_RATIO, Standing, best_of
-from svod.tune.measure.candidate import FAILED, Candidate, Origin, Status, chain_text
+from svod.tune.measure.candidate import FAILED, Candidate, Origin, Status
 from svod.tune.measure.measurer import Confirmed, Failure, Measurer, Screened
 from svod.tune.search.beam import Beam
 from svod.tune.search.events import (

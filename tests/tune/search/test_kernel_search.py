@@ -11,10 +11,11 @@ import pytest
 
 from svod.config import BeamConfig
 from svod.core.kernel.apply import apply_opt, apply_opts
+from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.db import Verdict, derive_winner
 from svod.tune.db.winners import TIE
-from svod.tune.measure.candidate import Candidate, Origin, Status, chain_text
+from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Failure, Lowered, RaceResult, Screened
 from svod.tune.search.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
 from svod.tune.search.kernel_search import FIRST_CHUNK, KernelSearch

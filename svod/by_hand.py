@@ -1,0 +1,69 @@
+"""`svod.kernel(tensor)`: a kernel of a tensor's graph, to look at and to optimise by hand (docs/kernels_by_hand.md).
+
+    k = svod.kernel(a @ b)
+    k = k.apply("UPCAST", "o0", 8).apply("UPCAST", "o1", 16)
+    print(k.nest())
+    print(k.time())
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from svod.compile.backend import device_named
+from svod.compile.plan.unbound_plan import UnboundPlan
+from svod.config import PrepareConfig
+from svod.core.graph import graph
+from svod.core.ir.variable import without_binds
+from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import HOST
+from svod.core.schedule.schedule_cache import schedule_of
+from svod.errors import ArgumentError, ScheduleError
+from svod.prepare import buffers_under, complete_config, database, make_unbound_plan
+from svod.tensor import Tensor
+from svod.tune.hand_kernel import HandKernel
+
+
+def kernel(tensor: Tensor, which: int | str | None = None, *, chain: str = "", constants: Iterable[Tensor] = (),
+           config: PrepareConfig | None = None) -> HandKernel:
+    """The kernel that computes a tensor, or one of several: `which` is its number, its name, or the beginning of its key. `chain`: opts to
+    begin with, as text. `constants`: tensors that are weights, as in `prepare`. Nothing is computed.
+
+    Raises ScheduleError for a tensor that no kernel computes, and ArgumentError where `which` does not name one kernel: both list them."""
+    if not isinstance(tensor, Tensor):
+        raise ArgumentError(f"svod.kernel takes a tensor that is not computed yet, got {type(tensor).__name__}")
+    options = complete_config(config)
+    kernels = _kernels(tensor, constants)
+    name, found = _chosen(kernels, which)
+    target = device_named(options.device or HOST).backend.target(options.threads)
+    target = target.allowing(options.optimizer.tc, not options.optimizer.nolocals)
+    k = HandKernel.of(found, target, name, lambda: database(options))
+    return k.apply(chain) if chain else k
+
+
+def _kernels(tensor: Tensor, constants: Iterable[Tensor]) -> dict[str, Kernel]:
+    """The kernels of a tensor's graph by the name of their first call."""
+    sink, _, _ = without_binds(graph.sink(tensor.uop))
+    fixed = frozenset(graph.base_of(t.uop) for t in constants) & buffers_under([tensor.uop])
+    unbound: UnboundPlan
+    unbound, _, _ = make_unbound_plan(schedule_of(sink, fixed), fixed)
+    named: dict[str, Kernel] = {}
+    for number, call in enumerate(unbound.calls):
+        own = unbound.kernels[call.kernel]
+        if own not in named.values():
+            named[f"{call.name}_{number}"] = own
+    return named
+
+
+def _chosen(kernels: dict[str, Kernel], which: int | str | None) -> tuple[str, Kernel]:
+    listed = ", ".join(f"{i}: {name} ({k.key[:12]})" for i, (name, k) in enumerate(kernels.items()))
+    if not kernels:
+        raise ScheduleError("no kernel computes this tensor: it is in memory, or a constant")
+    if which is None and len(kernels) == 1:
+        return next(iter(kernels.items()))
+    matches = [(name, k) for i, (name, k) in enumerate(kernels.items())
+               if which == i or (isinstance(which, str) and (name == which or k.key.startswith(which)))]
+    if len(matches) != 1:
+        asked = "which one?" if which is None else f"which={which!r} names {len(matches)} of them"
+        raise ArgumentError(f"the tensor is computed by {len(kernels)} kernels, {asked}: {listed}; give a number, a name or a key")
+    return matches[0]
+

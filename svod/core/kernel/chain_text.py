@@ -1,0 +1,40 @@
+"""Chains of opts as text that is read back: `UPCAST(o0, 8) STAGE(s1, root) TC(r0, vnni8)`."""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from svod.core.kernel.scheduler import Opt
+from svod.errors import KernelOptError
+
+_OPT = re.compile(r"\s*(\w+)\(\s*([^(),\s]+)\s*(?:,\s*([^()]*?)\s*)?\)\s*,?")
+_INT = re.compile(r"-?\d+")
+
+
+def chain_text(chain: Sequence[Opt]) -> str:
+    """`UPCAST(o0, 8) THREAD(o1, 2)`."""
+    return " ".join(map(str, chain))
+
+
+def parse_chain(text: str) -> tuple[Opt, ...]:
+    """The chain that `chain_text` writes, as it stands in reports, tables and DEBUG=2. Commas between opts are allowed. Raises
+    KernelOptError where the text is not a chain."""
+    chain: list[Opt] = []
+    at = 0
+    while at < len(text.rstrip()):
+        found = _OPT.match(text, at)
+        if found is None:
+            raise KernelOptError(f"{text[at:at + 40]!r} is not an opt; an opt is written UPCAST(o0, 8), and a chain is opts in a row")
+        op, axis, arg = found.groups()
+        chain.append(Opt(op, axis, _argument(arg)))
+        at = found.end()
+    return tuple(chain)
+
+
+def _argument(text: str | None) -> Any:
+    """An int, a word, several with commas as a tuple, or None."""
+    if not text:
+        return None
+    words = tuple([int(w) if _INT.fullmatch(w) else w for w in (w.strip() for w in text.split(","))])
+    return words if len(words) > 1 else words[0]

@@ -1,0 +1,310 @@
+"""A kernel in the hands of a person: its loop nest, opts one by one, predictions, times, code, and a search from there.
+
+    k = HandKernel.of(kernel, target)               what `svod.kernel(a @ b)` makes
+    k = k.apply("UPCAST", "o0", 8)                  a new one; k itself never changes
+    print(k.nest()); print(k.time()); k.check()
+
+Times are taken in a worker process, as a search takes them: a chain that is wrong, or never ends, harms nobody.
+"""
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from svod.bench.roofline import Bound, Ceilings, cached_ceilings
+from svod.bench.timer import PROTOCOL_REVISION
+from svod.compile.backend import backend_named, device_named
+from svod.compile.llvm.codegen import after_passes, assembly, compile_object
+from svod.compile.lower.linear import format_linear
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program
+from svod.config import BeamConfig, BenchConfig, data_dir
+from svod.core.cost.op_count import count_operations
+from svod.core.ir.serialize import ast_to_data
+from svod.core.kernel.apply import apply_opt, apply_opts
+from svod.core.kernel.chain_text import chain_text, parse_chain
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.show import print_nest
+from svod.core.machine.target import Target
+from svod.core.schedule.canonical import AST_REVISION
+from svod.core.schedule.family import family_key
+from svod.errors import KernelOptError, TuneError
+from svod.system.quantities import bytes_rate, flops_rate, percent
+from svod.system.quantities import seconds as duration
+from svod.tune.db import KernelRecord, Measurement, TuningDB, Verdict
+from svod.tune.db.store import whoami
+from svod.tune.measure.candidate import Candidate, Origin
+from svod.tune.measure.measurer import Confirmed, Failure, Screened
+from svod.tune.measure.slices import kernel_bytes
+from svod.tune.measure.worker_measurer import WorkerMeasurer
+from svod.tune.search.budget import ModelBudget
+from svod.tune.session import KernelTask, TuneSession, bound_at
+from svod.tune.workers.executor import Executor, LocalExecutor
+
+BUILD_SECONDS = 60.0
+TIME_SECONDS, CONFIRM_SECONDS = 0.3, 1.0
+
+
+@cache
+def _worker() -> Executor:
+    """The process that times kernels, started when it is first needed and ended with this one."""
+    executor = LocalExecutor(1)
+    atexit.register(executor.close)
+    return executor
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one run, with the work it does: floating-point operations, and bytes of the operands. `bound`: the least time that the
+    machine's ceilings allow, where they are known."""
+
+    seconds: float
+    flops: float
+    bytes: float
+    bound: Bound | None
+
+    def __float__(self) -> float:
+        return self.seconds
+
+    @property
+    def flops_per_second(self) -> float:
+        return self.flops / self.seconds
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes / self.seconds
+
+    @property
+    def ceiling_share(self) -> float | None:
+        """bound / seconds."""
+        return None if self.bound is None else self.bound.seconds / self.seconds
+
+    def __str__(self) -> str:
+        share = f", {percent(self.ceiling_share)} of the {self.bound.by} ceiling" if self.bound is not None else ""
+        return f"{duration(self.seconds)}, {flops_rate(self.flops_per_second)}, {bytes_rate(self.bytes_per_second)}{share}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether a kernel computes what it should. `how`: what was compared; `reason`: what differed."""
+
+    right: bool
+    how: str
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.right
+
+    def __str__(self) -> str:
+        return f"right: {self.how}" if self.right else f"wrong: {self.reason} ({self.how})"
+
+
+class HandKernel:
+    """A kernel under a chain of opts. Methods that change the chain return another one."""
+
+    def __init__(self, state: Scheduler, name: str, database: Callable[[], TuningDB]) -> None:
+        self.state, self.name, self._database = state, name, database
+
+    @classmethod
+    def of(cls, kernel: Kernel, target: Target, name: str, database: Callable[[], TuningDB]) -> HandKernel:
+        """The kernel without any opt."""
+        return cls(Scheduler(kernel, target), name, database)
+
+    def _with(self, state: Scheduler) -> HandKernel:
+        return HandKernel(state, self.name, self._database)
+
+    # -- what it is ---------------------------------------------------------------------------------
+    @property
+    def key(self) -> str:
+        """The kernel's key in the tuning database."""
+        return self.state.kernel.key
+
+    @property
+    def opts(self) -> tuple[Opt, ...]:
+        """The chain: [op, axis or stage, argument] one by one."""
+        return self.state.applied_opts
+
+    @property
+    def chain(self) -> str:
+        """The chain as text that `apply` and PrepareConfig.opts take."""
+        return chain_text(self.opts)
+
+    def __repr__(self) -> str:
+        kernel = self.state.kernel
+        axes = " × ".join(f"{a.name} {a.extent}" for a in kernel.axes if a.stage == kernel.output)
+        return f"<kernel {self.name} {self.key[:12]}: {axes}; {self.chain or 'no opts'}>"
+
+    def nest(self) -> str:
+        """The loop nest that the chain makes, as text."""
+        return print_nest(self.state)
+
+    def predicted(self) -> float:
+        """Cycles of one core that the cost model predicts for one run."""
+        return float(backend_named(self.state.target.device).cost(self.state).cycles)
+
+    # -- other chains -------------------------------------------------------------------------------
+    def apply(self, op: str, axis: str | None = None, arg: Any = None) -> HandKernel:
+        """The kernel with one more opt, `apply("UPCAST", "o0", 8)`, or with a chain as text, `apply("UPCAST(o0, 8) THREAD(o1, 2)")`.
+
+        Raises KernelOptError, which says why, for an opt that does not apply."""
+        if axis is None:
+            return self._with(apply_opts(self.state, parse_chain(op)))
+        return self._with(apply_opt(self.state, Opt(op, axis, arg)))
+
+    def untouched(self) -> HandKernel:
+        """The kernel without any opt."""
+        return self._with(Scheduler(self.state.kernel, self.state.target))
+
+    def undo(self, opts: int = 1) -> HandKernel:
+        """The kernel without the last opts of the chain."""
+        kept = self.opts[:max(0, len(self.opts) - opts)]
+        return self._with(apply_opts(Scheduler(self.state.kernel, self.state.target), kept))
+
+    def heuristic(self) -> HandKernel:
+        """The kernel under the chain that svod takes when it knows nothing."""
+        return self._with(backend_named(self.state.target.device).heuristic(self.untouched().state))
+
+    def sketches(self) -> list[HandKernel]:
+        """The chains that a search starts from, the best predicted first."""
+        backend = backend_named(self.state.target.device)
+        return [self._with(s) for s in sorted(backend.sketches(self.untouched().state), key=lambda s: backend.cost(s).cycles)]
+
+    def search(self, beam: int = 4, budget: float = 60.0) -> HandKernel:
+        """Search for `budget` seconds with a beam of this width, and return the kernel under the best chain. The database keeps what was
+        found. Raises TuneError where no worker can be started."""
+        result = self._session(BeamConfig(width=beam, budget=budget), budget)
+        finding = result.findings.get(self.key)
+        if finding is None:
+            raise TuneError(f"kernel {self.name} was not searched: another process is searching it")
+        return self._with(apply_opts(self.untouched().state, finding.chain))
+
+    def _session(self, config: BeamConfig, budget: float) -> Any:
+        with LocalExecutor(None) as executor:
+            return TuneSession([KernelTask(self.state.kernel, name=self.name)], self.state.target, executor=executor, db=self._database(),
+                               config=config, budget=ModelBudget(budget), ceilings=self._ceilings).run()
+
+    # -- numbers and times --------------------------------------------------------------------------
+    def time(self) -> Timing:
+        """Time the kernel in a worker process: the median of at least `BenchConfig.rounds` runs, with LLVM's passes, over operands that
+        caches may hold. Raises TuneError for a kernel that cannot be timed."""
+        measurer, (mine,) = self._built(self)
+        screened = measurer.screen([mine], None)[0]
+        confirmed: Confirmed | Failure | None = None
+        if isinstance(screened, Screened):
+            mine.seconds = screened.seconds
+            confirmed = measurer.confirm([mine], TIME_SECONDS)[0]
+        if not isinstance(confirmed, Confirmed):
+            failure = screened if isinstance(screened, Failure) else confirmed
+            raise TuneError(f"kernel {self.name} cannot be timed: {failure.reason if isinstance(failure, Failure) else ''}")
+        return self._timing(confirmed.seconds, measurer)
+
+    def _timing(self, seconds: float, measurer: WorkerMeasurer) -> Timing:
+        kernel = self.state.kernel
+        return Timing(seconds, float(count_operations(kernel.ast).flops), float(kernel_bytes(kernel)),
+                      bound_at(kernel, measurer.sizes, self.state.target, self._ceilings()))
+
+    def check(self) -> Check:
+        """Run the kernel in a worker process and compare its outputs with the reference's."""
+        measurer, (mine,) = self._built(self)
+        verification = measurer.verify([mine])[0]
+        return Check(bool(verification.right), verification.how, verification.reason)
+
+    def save(self) -> Timing:
+        """Verify the kernel, time it against the heuristic, and keep both in the tuning database: `prepare` takes the chain from there if
+        it is the fastest. Returns its time. Raises TuneError for a kernel that is wrong or cannot be timed."""
+        measurer, (heuristic, mine) = self._built(self.heuristic(), self)
+        for c in (heuristic, mine):
+            screened = measurer.screen([c], None)[0]
+            verification = measurer.verify([c])[0]
+            if isinstance(screened, Failure) or not verification.right:
+                why = screened.reason if isinstance(screened, Failure) else verification.reason
+                raise TuneError(f"kernel {self.name} under {chain_text(c.chain) or 'no opts'} is not saved: {why}")
+            c.seconds, c.known["how"] = screened.seconds, verification.how
+        confirmed = measurer.confirm([heuristic, mine], CONFIRM_SECONDS)
+        failed = next((c for c in confirmed if isinstance(c, Failure)), None)
+        if failed is not None:
+            raise TuneError(f"kernel {self.name} is not saved: {failed.reason}")
+        self._record(list(zip((heuristic, mine), confirmed, strict=True)))      # type: ignore[arg-type]
+        found = confirmed[1]
+        assert isinstance(found, Confirmed)
+        return self._timing(found.seconds, measurer)
+
+    def _built(self, *kernels: HandKernel) -> tuple[WorkerMeasurer, list[Candidate]]:
+        """What measures the kernel, and a candidate for each chain, compiled with passes."""
+        measurer = WorkerMeasurer(self.state.kernel, self.state.target, _worker(), BeamConfig(), BenchConfig.from_env(), shrink=False)
+        candidates = [Candidate(k.state, k.opts, Origin.ACTION) for k in kernels]
+        lowered = measurer.lower(candidates)
+        built = measurer.build(candidates, passes=True, deadline=BUILD_SECONDS)
+        for c, low, code in zip(candidates, lowered, built, strict=True):
+            if isinstance(low, Failure) or isinstance(code, Failure):
+                reason = low.reason if isinstance(low, Failure) else code.reason       # type: ignore[union-attr]
+                raise TuneError(f"kernel {self.name} under {chain_text(c.chain) or 'no opts'} cannot be compiled: {reason}")
+            c.linear, c.size, c.built = low.digest, low.size, code
+        return measurer, candidates
+
+    def _record(self, timed: list[tuple[Candidate, Confirmed]]) -> None:
+        """Store the confirmed times of the heuristic, which is first, and of a chain, with their verdicts."""
+        db, target, kernel = self._database(), self.state.target, self.state.kernel
+        pair = device_named(target.device).pair
+        against = timed[0][1]
+        db.record([KernelRecord(self.key, name=self.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
+                                structure=family_key(kernel.ast), flops=float(count_operations(kernel.ast).flops),
+                                bytes=float(kernel_bytes(kernel)))])
+        search = db.begin_search(self.key, target.key, strategy="hand", executor=_worker().description,
+                                 config=dataclasses.asdict(BeamConfig(width=0)))
+        records: list[Any] = []
+        for c, t in timed:
+            sizes = [{"at": dict(zip(kernel.variables, at, strict=True)), "seconds": s, "ratio": r} for at, s, r in t.sizes]
+            host = {"load": round(os.getloadavg()[0], 2), "executor": _worker().description, **({"sizes": sizes} if sizes else {})}
+            records.append(Measurement(
+                kernel=self.key, target=target.key, chain=tuple(tuple(o.to_json()) for o in c.chain), linear=c.linear, status="ok",
+                codegen=pair.revision, compiler=pair.key, protocol=PROTOCOL_REVISION, step="confirm", time=t.seconds, samples=t.samples,
+                anchor=against.seconds, baseline=against.seconds, baseline_linear=timed[0][0].linear, ratio=t.ratio, ratio_low=t.low,
+                ratio_high=t.high, search=search, host=host, taken_at=time.time()))
+            records.append(Verdict(self.key, target.key, c.linear, "verified", pair.revision, compiler=pair.key, by=whoami(),
+                                   method=c.known["how"], search=search, taken_at=time.time()))
+        db.record(records)
+        db.end_search(search, "saved by hand", {"best": timed[1][1].seconds, "heuristic": against.seconds, "confirmed": True})
+
+    def _ceilings(self) -> Ceilings | None:
+        if backend_named(self.state.target.device).ceilings is None:
+            return None
+        return cached_ceilings(Path(data_dir()) / "ceilings.json", self.state.target, self.state.target.threads, quick=True)
+
+    # -- code -----------------------------------------------------------------------------------------
+    def _program(self) -> Program:
+        return lower(self.state)
+
+    def linear(self) -> str:
+        """LINEAR, the instructions that code is made of, as text."""
+        return format_linear(self._program())
+
+    def _source(self) -> str:
+        """LLVM IR. Raises KernelOptError for a device whose code is not made by LLVM."""
+        device = device_named(self.state.target.device)
+        if device.pair.name != "llvm":
+            raise KernelOptError(f"the code of {self.state.target.device} is not made by LLVM, but by {device.pair.name}")
+        return device.pair.render(self._program(), self.state.target)
+
+    def llvm(self, optimized: bool = False) -> str:
+        """LLVM IR, as svod writes it, or after LLVM's passes."""
+        return after_passes(self._source(), self.state.target) if optimized else self._source()
+
+    def asm(self) -> str:
+        """The assembly of the kernel, as it runs."""
+        return assembly(self._source(), self.state.target)
+
+    def object(self, path: str | os.PathLike[str]) -> Path:
+        """Write the object file of the kernel, which `objdump -d` reads, and return its path."""
+        file = Path(path)
+        file.write_bytes(compile_object(self._source(), self.state.target, passes=True))
+        return file
+
