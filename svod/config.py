@@ -237,8 +237,8 @@ class PrepareConfig(_Config):
     `beam` None: kernels that the database does not know get the heuristic. A width of 0 or `optimizer.noopt` make it None. `constants`:
     "auto": the tensors that a function captured by `svod.jit` closes over are weights of its plan, computed with and arranged once; "none":
     they are read anew in every run. A plan of `Tensor.prepare` has the constants it is told: its other inputs may be rewritten between
-    runs. `opts` gives chains, as text or as lists, by kernel key, the beginning of one, or the name of a call; they go before everything
-    else. A name or key that fits no kernel of the plan is an error.
+    runs. `opts` gives chains by the name of a kernel in the plan ("gemm_0"), or by its key or the beginning of that; they go before
+    everything else. A chain is text as `DEBUG=2` prints it, "UPCAST(o0, 8) LANES(o1.in)", or a sequence of [op, axis, argument].
     """
 
     beam: BeamConfig | None = None
@@ -265,7 +265,7 @@ class PrepareConfig(_Config):
                                 "what to print of every plan: 1 its kernels, 2 their loops, 3 their ASTs, 4 LINEAR, 5 LLVM IR")
     dump_after: str | None = _option("SVOD_DUMP_AFTER", None, _TEXT, "passes after which every plan is printed, with commas; "
                                      "see docs/debugging.md")
-    opts: Mapping[str, Chain] = field(default_factory=dict)
+    opts: Mapping[str, Chain | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -274,8 +274,8 @@ class PrepareConfig(_Config):
         if not isinstance(self.optimizer, OptimizerConfig):
             raise ConfigError(f"PrepareConfig(optimizer={self.optimizer!r}) is not usable; accepted: OptimizerConfig(…)")
         if not isinstance(self.opts, Mapping) or not all(isinstance(k, str) and _is_chain(v) for k, v in self.opts.items()):
-            raise ConfigError(f"PrepareConfig(opts={self.opts!r:.80}) is not usable; accepted: chains by kernel key, as in "
-                              "{'1e0aeffe': [('UPCAST', 'o0', 8)]}")
+            raise ConfigError(f"PrepareConfig(opts={self.opts!r:.80}) is not usable; accepted: chains by kernel key or name, as "
+                              "in {'gemm_0': 'UPCAST(o0, 8)'} or {'1e0aeffe': [('UPCAST', 'o0', 8)]}")
         if self.beam is not None and (self.beam.width == 0 or self.optimizer.noopt or self.capture is not None):
             object.__setattr__(self, "beam", None)
 

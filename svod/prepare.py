@@ -138,8 +138,8 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
                   inputs: frozenset[UOp] = frozenset()) -> Prepared:
     """Prepare a plan for graph nodes. BUFFERs in `constants` are weights of the plan; those in `inputs` are bound before each run.
 
-    Raises DeviceError for a graph that is to run elsewhere, ScheduleError where the plan would write memory that lies under another of its
-    buffers as well."""
+    Raises DeviceError for a graph that is to run elsewhere, ConfigError for `config.opts` that fit no kernel, ScheduleError where the plan
+    would write memory that lies under another of its buffers as well."""
     dumps = config.debug or config.dump_after is not None
     if dumps:
         from svod.compile.plan.dump import dump, passes_of
@@ -153,6 +153,9 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     target = backend.target(config.threads).allowing(config.optimizer.tc, not config.optimizer.nolocals)
     unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True)
     native = unbound.native
+    if config.opts:
+        named = [(name, c.kernel) for name, c in zip(unbound.names, unbound.calls, strict=True) if c.kernel in unbound.kernels]
+        config = replace(config, opts=opts_by_key(config.opts, named))
     nodes, arrays = memory_of(unbound, buffers, inputs)
     overwritten = frozenset(c.args[s] for c in native.calls for s in unbound.kernels[c.kernel].outs
                             if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
@@ -168,7 +171,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     plan.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if dumps:
-        dump(sink, constants, unbound, plan, target, config)
+        dump(sink, constants, unbound, plan, config)
     plan.keep = nodes           # the plan's addresses are valid while its buffers live
     plan.writes = tuple([buffer_of(nodes[i]) for i in sorted(overwritten.union(unbound.outputs))])
     if captures:
@@ -321,7 +324,6 @@ def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareCo
     if not unbound.calls:
         return {}
     compiler.backend.start(compiler.cache)
-    config = opts_by_key(unbound, config)
     db = None if config.noopt or config.capture is not None else database(config)
     choices = {key: choose(kernel, compiler, config, db) for key, kernel in unbound.kernels.items()}
     if config.beam is not None and db is not None:

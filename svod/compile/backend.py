@@ -58,6 +58,14 @@ class CompilerPair(ABC):
     def load(self, code: bytes, spec: ProgramSpec) -> LoadedCode:
         """The binary in memory, ready to be launched."""
 
+    def optimize(self, source: str, target: Target) -> str:
+        """The source after the compiler's own passes, for people. Raises UnsupportedError where there are none."""
+        raise UnsupportedError(f"the compiler {self.name} has no passes of its own to show; linear() shows what it is given")
+
+    def assemble(self, source: str, target: Target) -> str:
+        """The assembly of the binary, for people. Raises UnsupportedError where the binary is no machine code."""
+        raise UnsupportedError(f"the compiler {self.name} makes no machine code; linear() shows what it runs")
+
     def binary_of(self, program: Program, target: Target, optimize: bool = True) -> bytes:
         """The binary of a program."""
         return self.compile(self.render(program, target, optimize), target, optimize)

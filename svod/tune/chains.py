@@ -4,10 +4,10 @@
 """
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from svod.compile.plan.compiler import Chain, Choice, Compiler
-from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import PrepareConfig
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
@@ -16,32 +16,42 @@ from svod.errors import ConfigError, KernelOptError
 from svod.tune.db import TuningDB
 
 
-def explicit_chain(kernel: Kernel, config: PrepareConfig) -> Chain | None:
-    """The chain that PrepareConfig.opts gives for a kernel, by the longest prefix of its key."""
-    matches = [k for k in config.opts if kernel.key.startswith(k)]
-    if not matches:
-        return None
-    chain = config.opts[max(matches, key=len)]
-    return parse_chain(chain) if isinstance(chain, str) else tuple(Opt.from_json(list(o)) for o in chain)
+def chain_of(given: Sequence[Any] | str) -> Chain:
+    """A chain as `PrepareConfig.opts` takes it: text, or a sequence of [op, axis, argument]. Raises KernelOptError."""
+    return parse_chain(given) if isinstance(given, str) else tuple(Opt.from_json(list(o)) for o in given)
 
 
-def opts_by_key(unbound: UnboundPlan, config: PrepareConfig) -> PrepareConfig:
-    """The configuration with keys for names in `opts`. Raises ConfigError for a name or key that fits no kernel of the plan."""
-    if not config.opts:
-        return config
-    names = {f"{c.name}_{i}": c.kernel for i, c in enumerate(unbound.calls) if c.kernel in unbound.kernels}
-    unfit = [asked for asked in config.opts if asked not in names and not any(k.startswith(asked) for k in unbound.kernels)]
-    if unfit:
-        listed = ", ".join(f"{name} ({key[:12]})" for name, key in names.items())
-        raise ConfigError(f"PrepareConfig(opts=…): {unfit[0]!r} fits no kernel of the plan; its kernels are {listed}")
-    return replace(config, opts={names.get(asked, asked): chain for asked, chain in config.opts.items()})
+def opts_by_key(opts: Mapping[str, Sequence[Any] | str], kernels: Sequence[tuple[str, str]]) -> dict[str, Chain]:
+    """The chains of `PrepareConfig.opts` by whole kernel key. `kernels`: the name and the key of each kernel of a plan. A name wins over
+    the beginning of a key, a longer beginning over a shorter one.
+
+    Raises ConfigError for chains that fit no kernel of the plan, KernelOptError for what is no chain."""
+    ranked: dict[str, tuple[float, Chain]] = {}
+    for asked, given in opts.items():
+        chain = chain_of(given)
+        fits = [(float("inf") if asked == name else len(asked), key) for name, key in kernels if asked == name or key.startswith(asked)]
+        if not fits:
+            raise ConfigError(f"PrepareConfig(opts=…): {asked!r} fits no kernel of the plan; {describe_kernels(kernels)}")
+        for rank, key in fits:
+            if key not in ranked or rank > ranked[key][0]:
+                ranked[key] = rank, chain
+    return {key: chain for key, (_, chain) in ranked.items()}
+
+
+def describe_kernels(kernels: Sequence[tuple[str, str]]) -> str:
+    """For an error: the names and the keys of a plan's kernels, at most 12 of them."""
+    if not kernels:
+        return "the plan has none: its tensors are computed already, or need no kernel; build the graph anew from its inputs"
+    shown = ", ".join(f"{name} ({key[:12]})" for name, key in kernels[:12])
+    return f"its kernels are {shown}" + (f" and {len(kernels) - 12} more" if len(kernels) > 12 else "")
 
 
 def choose(kernel: Kernel, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> Choice:
-    """The chain without a search. Raises KernelOptError when an explicit chain does not apply."""
-    chain = explicit_chain(kernel, config)
-    if chain is not None:
-        return Choice(chain, "explicit", "given by PrepareConfig.opts")
+    """The chain without a search; `config.opts` has whole keys here (`opts_by_key`).
+
+    Raises KernelOptError when an explicit chain does not apply."""
+    if kernel.key in config.opts:
+        return Choice(chain_of(config.opts[kernel.key]), "explicit", "given by PrepareConfig.opts")
     if kernel.library_kernel is not None:
         return Choice((), "library", "a library kernel has one form")
     if config.noopt:

@@ -21,10 +21,7 @@ from typing import Any
 from svod.bench.roofline import Bound, Ceilings, cached_ceilings
 from svod.bench.timer import PROTOCOL_REVISION
 from svod.compile.backend import backend_named, device_named
-from svod.compile.llvm.codegen import after_passes, assembly, compile_object
-from svod.compile.lower.linear import format_linear
-from svod.compile.lower.lower import lower
-from svod.compile.lower.program import Program
+from svod.compile.plan.kernel_form import KernelForm
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.cost.op_count import count_operations
 from svod.core.ir.serialize import ast_to_data
@@ -36,7 +33,7 @@ from svod.core.kernel.show import print_nest
 from svod.core.machine.target import Target
 from svod.core.schedule.canonical import AST_REVISION
 from svod.core.schedule.family import family_key
-from svod.errors import KernelOptError, TuneError
+from svod.errors import TuneError
 from svod.system.quantities import bytes_rate, flops_rate, percent
 from svod.system.quantities import seconds as duration
 from svod.tune.db import KernelRecord, Measurement, TuningDB, Verdict
@@ -280,31 +277,22 @@ class HandKernel:
         return cached_ceilings(Path(data_dir()) / "ceilings.json", self.state.target, self.state.target.threads, quick=True)
 
     # -- code -----------------------------------------------------------------------------------------
-    def _program(self) -> Program:
-        return lower(self.state)
+    @property
+    def _form(self) -> KernelForm:
+        return KernelForm(self.state.kernel, self.state.target, self.opts, self.state.target.device)
 
     def linear(self) -> str:
         """LINEAR, the instructions that code is made of, as text."""
-        return format_linear(self._program())
-
-    def _source(self) -> str:
-        """LLVM IR. Raises KernelOptError for a device whose code is not made by LLVM."""
-        device = device_named(self.state.target.device)
-        if device.pair.name != "llvm":
-            raise KernelOptError(f"the code of {self.state.target.device} is not made by LLVM, but by {device.pair.name}")
-        return device.pair.render(self._program(), self.state.target)
+        return self._form.linear()
 
     def llvm(self, optimized: bool = False) -> str:
-        """LLVM IR, as svod writes it, or after LLVM's passes."""
-        return after_passes(self._source(), self.state.target) if optimized else self._source()
+        """LLVM IR, as svod writes it, or after LLVM's passes. Raises UnsupportedError for a device whose code is not made by LLVM."""
+        return self._form.llvm(optimized)
 
     def asm(self) -> str:
-        """The assembly of the kernel, as it runs."""
-        return assembly(self._source(), self.state.target)
+        """The assembly of the kernel, as it runs. Raises UnsupportedError as `llvm` does."""
+        return self._form.asm()
 
     def object(self, path: str | os.PathLike[str]) -> Path:
         """Write the object file of the kernel, which `objdump -d` reads, and return its path."""
-        file = Path(path)
-        file.write_bytes(compile_object(self._source(), self.state.target, passes=True))
-        return file
-
+        return self._form.object(path)

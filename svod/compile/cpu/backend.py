@@ -11,7 +11,7 @@ from svod.compile.cpu.interpreted import InterpretedProgram
 from svod.compile.cpu.pool import Arena
 from svod.compile.cpu.queue import CpuQueue
 from svod.compile.cpu.runtime import runtime
-from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, compile_object
+from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, after_passes, assembly, compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.linear_text import encode_linear, render_linear
 from svod.compile.lower.program import Program, ProgramSpec
@@ -33,6 +33,12 @@ class Llvm(CompilerPair):
 
     def compile(self, source: str, target: Target, optimize: bool = True) -> bytes:
         return compile_object(source, target, passes=optimize)
+
+    def optimize(self, source: str, target: Target) -> str:
+        return after_passes(source, target)
+
+    def assemble(self, source: str, target: Target) -> str:
+        return assembly(source, target)
 
     def load(self, code: bytes, spec: ProgramSpec) -> LoadedProgram:
         return LoadedProgram(code, [p.symbol for p in spec.phases])

@@ -14,7 +14,8 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -90,12 +91,10 @@ def _generate(module: Any, machine: Any, final: bool) -> bytes:
             llvm.set_option("svod", "-disable-lsr=false")
 
 
-def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
-    """The ELF object of a module. `passes`: run the slim O2 pipeline first (finalists); without it code is within about 5 % at half
-    the time (the search).
-
-    Raises CompileError when LLVM refuses the module, or when the object needs a symbol from outside."""
-    machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT)
+@contextmanager
+def _module_of(ir: str, target: Target, machine: Any, passes: bool) -> Iterator[Any]:
+    """The module of LLVM IR for a target, after the slim O2 pipeline where `passes` asks for it. Raises CompileError, also for what LLVM
+    refuses inside the block."""
     context = llvm.create_context()
     try:
         module = llvm.parse_assembly(ir, context)
@@ -107,11 +106,21 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
         module.data_layout = str(_data_layout(target.arch))
         if passes:
             _optimize(module, machine)
-        code = _generate(module, machine, passes)
+        yield module
     except RuntimeError as error:
         raise CompileError(f"LLVM could not compile for {target.key}: {error}") from error
     finally:
         module.close()
+
+
+def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
+    """The ELF object of a module. `passes`: run the slim O2 pipeline first (finalists); without it code is within about 5 % at half
+    the time (the search).
+
+    Raises CompileError when LLVM refuses the module, or when the object needs a symbol from outside."""
+    machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT)
+    with _module_of(ir, target, machine, passes) as module:
+        code = _generate(module, machine, passes)
     outside = undefined_symbols(code)
     if outside:
         raise CompileError(f"the object calls {', '.join(outside)}; code for {target.key} must not need a library")
@@ -119,25 +128,17 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
 
 
 def after_passes(ir: str, target: Target) -> str:
-    """The module after the passes that finalists are compiled with, as LLVM IR. Raises CompileError."""
-    return _passed(ir, target, lambda module, machine: str(module))
+    """The module of a finalist after LLVM's passes, as LLVM IR. Raises CompileError."""
+    machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT)
+    with _module_of(ir, target, machine, True) as module:
+        return str(module)
 
 
 def assembly(ir: str, target: Target) -> str:
-    """The assembly of the module after the passes that finalists are compiled with. Raises CompileError."""
-    return _passed(ir, target, lambda module, machine: str(machine.emit_assembly(module)))
-
-
-def _passed(ir: str, target: Target, write: Callable[[Any, Any], str]) -> str:
+    """The assembly of what `compile_object(ir, target, passes=True)` makes. Raises CompileError."""
     machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT)
-    try:
-        with llvm.parse_assembly(ir, llvm.create_context()) as module:
-            module.verify()
-            module.triple, module.data_layout = TRIPLES[target.arch], str(_data_layout(target.arch))
-            _optimize(module, machine)
-            return write(module, machine)
-    except RuntimeError as error:
-        raise CompileError(f"LLVM could not compile for {target.key}: {error}") from error
+    with _module_of(ir, target, machine, True) as module, _generating:
+        return str(machine.emit_assembly(module))
 
 
 @lru_cache(maxsize=8)

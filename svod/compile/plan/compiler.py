@@ -16,6 +16,7 @@ from typing import Any
 
 from svod.compile.backend import Device, device_named
 from svod.compile.lower.program import ProgramSpec
+from svod.compile.plan.kernel_form import KernelForm
 from svod.compile.plan.object_cache import CachedObject, ObjectCache, object_key
 from svod.compile.plan.plan_parts import LoadedCode
 from svod.compile.plan.stages import add_stage, build, lower_kernel, make_program, spec_of, stage_of
@@ -55,6 +56,7 @@ class Compiled:
     source: str
     why: str
     estimate: Any = None
+    form: KernelForm | None = None      # the kernel, its chain and the target
 
 
 def _make_flights() -> tuple[threading.Lock, ...]:
@@ -92,7 +94,7 @@ class Compiler:
                     self._made[key] = compiled
                     while len(self._made) > self.limit:
                         self._made.popitem(last=False)   # plans that still use it keep its code alive
-        return replace(compiled, source=choice.source, why=choice.why)
+        return replace(compiled, source=choice.source, why=choice.why, form=KernelForm(kernel, self.target, choice.chain, self.device))
 
     def _compile(self, kernel: Kernel, choice: Choice, key: str) -> Compiled:
         entry = self.cache.get(key)

@@ -16,20 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-from svod.compile.backend import CompilerPair, device_named
-from svod.compile.lower.linear import format_linear
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PreparedKernel
-from svod.compile.plan.stages import lower_kernel
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import PrepareConfig
 from svod.core.graph.callback import without_functions
 from svod.core.ir.text import format_ast
 from svod.core.ir.uop import UOp
-from svod.core.kernel.apply import apply_opts
-from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import print_nest
-from svod.core.machine.target import HOST, Target
 from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ConfigError
 from svod.system.quantities import amount
@@ -44,8 +37,6 @@ class Subject:
     explained: Explained
     unbound: UnboundPlan
     plan: ExecutionPlan
-    target: Target
-    compiler: CompilerPair
 
     @property
     def first(self) -> Mapping[str, PreparedKernel]:
@@ -66,13 +57,13 @@ class Pass:
     show: Callable[[Subject], Iterator[Section]]
 
 
-def dump(sink: UOp, constants: frozenset[UOp], unbound: UnboundPlan, plan: ExecutionPlan, target: Target, config: PrepareConfig,
+def dump(sink: UOp, constants: frozenset[UOp], unbound: UnboundPlan, plan: ExecutionPlan, config: PrepareConfig,
          file: TextIO | None = None) -> None:
     """Print what the passes that `config` names made of the graph under `sink`, to `file` (default: standard error).
 
     Raises ConfigError for a pass that does not exist."""
     chosen = passes_of(config)
-    subject = Subject(explain_schedule(sink, constants), unbound, plan, target, device_named(config.device or HOST).pair)
+    subject = Subject(explain_schedule(sink, constants), unbound, plan)
     out = sys.stderr if file is None else file
     for p in chosen:
         for title, text in p.show(subject):
@@ -125,32 +116,34 @@ def _schedule(s: Subject) -> Iterator[Section]:
 
 
 def _opts(s: Subject) -> Iterator[Section]:
-    for key, k in s.first.items():
-        chain = _chain(k)
-        kernel = s.unbound.kernels[key]
-        text = "a library kernel, which has one form" if kernel.library_kernel is not None else \
-            print_nest(apply_opts(Scheduler(kernel, s.target), chain))
-        yield _title(k), f"{k.opts_source}: {' '.join(map(str, chain)) or 'no opts'}\n{text}"
+    for k in s.first.values():
+        yield _title(k), f"{k.opts_source}: {k.chain or 'no opts'}\n{k.nest()}"
 
 
 def _linear(s: Subject) -> Iterator[Section]:
-    for key, k in s.first.items():
-        yield _title(k), format_linear(lower_kernel(s.unbound.kernels[key], s.target, _chain(k)))
+    for k in s.first.values():
+        yield _title(k), k.linear()
 
 
 def _llvm(s: Subject) -> Iterator[Section]:
-    for key, k in s.first.items():
-        yield _title(k), s.compiler.render(lower_kernel(s.unbound.kernels[key], s.target, _chain(k)), s.target)
+    for k in s.first.values():
+        yield _title(k), k.llvm()
+
+
+def _optimized(s: Subject) -> Iterator[Section]:
+    for k in s.first.values():
+        yield _title(k), k.llvm(optimized=True)
+
+
+def _asm(s: Subject) -> Iterator[Section]:
+    for k in s.first.values():
+        yield _title(k), k.asm()
 
 
 def _memory(s: Subject) -> Iterator[Section]:
     m = s.plan.memory
     lines = [f"b{i}: {b.kind}, {amount(b.nbytes, 'B')}" for i, b in enumerate(s.plan.buffers)]
     yield "", "\n".join([*lines, f"{m.mode}: {amount(m.shared, 'B')} for intermediates, lower bound {amount(m.lower_bound, 'B')}"])
-
-
-def _chain(k: PreparedKernel) -> tuple[Opt, ...]:
-    return tuple(Opt.from_json(list(o)) for o in k.opts)
 
 
 def _title(k: PreparedKernel) -> str:
@@ -167,5 +160,7 @@ PASSES = (
     Pass("opts", "each kernel's chain and the loops it makes", 2, _opts),
     Pass("linear", "each kernel's LINEAR", 4, _linear),
     Pass("llvm", "each kernel's LLVM IR", 5, _llvm),
+    Pass("llvm-optimized", "each kernel's LLVM IR after LLVM's passes", None, _optimized),
+    Pass("asm", "each kernel's assembly", None, _asm),
     Pass("memory", "the buffers of the plan, and what the memory planner made of them", None, _memory),
 )

@@ -40,6 +40,7 @@ from svod.compile.plan.plan_parts import (
     check_array,
     check_launches,
     check_plan,
+    describe_buffer,
     is_shared,
     lifetimes_of,
     names_of,
@@ -135,6 +136,16 @@ class ExecutionPlan:
                                    for slot in range(len(arrays))]
         buffers = [PlanBuffer(array.nbytes, kind, array, dtype) for array, kind, (dtype, _) in zip(arrays, kinds, spec.params, strict=True)]
         return cls([PreparedKernel(spec, loaded, tuple(range(len(arrays))), spec.name)], buffers, spec.outs, threads=threads, device=device)
+
+    def __repr__(self) -> str:
+        def listed(kind: str, numbers: Iterable[int]) -> str:
+            found = [f"b{i} {describe_buffer(self.buffers[i])}" for i in numbers]
+            return f", {kind} {', '.join(found[:8])}{', …' if len(found) > 8 else ''}" if found else ""
+        inputs = [i for i, b in enumerate(self.buffers) if b.kind == "input"]
+        count = len(self.every)
+        what = f"{count} kernel{'s' * (count != 1)}" if count else "no kernels: what it was prepared for was computed before"
+        variables = f", variables {', '.join(self.variables)}" if self.variables else ""
+        return f"<ExecutionPlan {what}{listed('inputs', inputs)}{listed('outputs', dict.fromkeys(self._outputs))}{variables}>"
 
     @property
     def outputs(self) -> tuple[np.ndarray[Any, Any], ...]:

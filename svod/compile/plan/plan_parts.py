@@ -10,9 +10,11 @@ once more, because a wrong level shows as a wrong number now and then.
 """
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, product
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
@@ -35,6 +37,13 @@ class PlanBuffer:
     kind: BufferKind
     array: np.ndarray[Any, Any] | None = None
     dtype: DType | None = None          # None: any
+
+
+def describe_buffer(buffer: PlanBuffer) -> str:
+    """For people: `float32 4096`, or its bytes where its type is not known."""
+    if buffer.dtype is None:
+        return f"{buffer.nbytes} B"
+    return f"{buffer.dtype.name} {buffer.nbytes // buffer.dtype.itemsize}"
 
 
 class VariableSpec(NamedTuple):
@@ -66,7 +75,19 @@ class LoadedCode(Protocol):
         """Free the code. It must not be launched any more. Closing twice is allowed."""
 
 
-@dataclass(frozen=True)
+class KernelViews(Protocol):
+    """What the compiler makes of a kernel, as text (`svod.compile.plan.kernel_form.KernelForm`)."""
+
+    @property
+    def chain_text(self) -> str: ...
+    def nest(self) -> str: ...
+    def linear(self) -> str: ...
+    def llvm(self, optimized: bool = False) -> str: ...
+    def asm(self) -> str: ...
+    def object(self, path: str | os.PathLike[str]) -> Path: ...
+
+
+@dataclass(frozen=True, repr=False)
 class PreparedKernel:
     """An item of a plan: a compiled program, or a function of Python, what it is applied to, and what people want to know about it."""
 
@@ -85,6 +106,41 @@ class PreparedKernel:
     offsets: tuple[int, ...] = ()       # per slot: bytes of the buffer before what the kernel is given; (): none
     regions: tuple[Region, ...] = ()    # per slot: the bytes of the buffer it reaches; (): any
     variables: tuple[VariableSpec, ...] = ()    # the plan's variable that each of the program's is; (): those of its names
+    form: KernelViews | None = field(default=None, compare=False)   # the kernel and its chain; None: made elsewhere, or a function
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{dtype.name} {size}" for dtype, size in (self.spec.params[slot] for slot in self.spec.outs))
+        parts = [f"{self.name or self.spec.name}: {shapes}", self.opts_source, self.chain or "no opts", self.origin]
+        return f"<PreparedKernel {'; '.join(p for p in parts if p)}>"
+
+    @property
+    def chain(self) -> str:
+        """The chain of opts as text, as `PrepareConfig.opts` and `svod.kernel` take it."""
+        return self.form.chain_text if self.form is not None else ""
+
+    @property
+    def views(self) -> KernelViews:
+        """The kernel's loop nest, LINEAR, LLVM IR and assembly. Raises LaunchError for what svod did not compile of a kernel AST."""
+        if self.form is None:
+            what = "a function of Python" if self.is_callback else "made of code that was compiled elsewhere"
+            raise LaunchError(f"kernel {kernel_name(self)} is {what}; it has no loop nest and no LLVM IR")
+        return self.form
+
+    def nest(self) -> str:
+        """The loop nest that its chain makes. This and the next methods raise LaunchError as `views` does."""
+        return self.views.nest()
+
+    def linear(self) -> str:
+        """Its LINEAR."""
+        return self.views.linear()
+
+    def llvm(self, optimized: bool = False) -> str:
+        """Its LLVM IR, before or after LLVM's passes."""
+        return self.views.llvm(optimized)
+
+    def asm(self) -> str:
+        """Its assembly."""
+        return self.views.asm()
 
     @property
     def single_core(self) -> bool:

@@ -78,6 +78,11 @@ class UnboundPlan:
         return UnboundPlan(tuple(c for c in self.calls if c.kernel in self.kernels), buffers, self.outputs, self.kernels)
 
     @property
+    def names(self) -> list[str]:
+        """The name of each call: what it does, and its place in the plan."""
+        return [f"{c.name}_{i}" for i, c in enumerate(self.calls)]
+
+    @property
     def counts(self) -> dict[str, int]:
         """How often one run calls each kernel, by key."""
         out: dict[str, int] = {}
@@ -108,10 +113,10 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
     inputs that are bound later. Raises LaunchError for an unbound plan that cannot be run with that code and memory."""
     buffers = [PlanBuffer(b.nbytes, b.kind, a, b.dtype) for b, a in zip(unbound.buffers, arrays, strict=True)]
     kernels = []
-    for i, c in enumerate(unbound.calls):
+    for name, c in zip(unbound.names, unbound.calls, strict=True):
         if c.kernel in unbound.functions:
             program = HostProgram(unbound.functions[c.kernel])
-            kernels.append(PreparedKernel(program.spec(len(c.variables)), program, c.args, f"{c.name}_{i}", c.kernel, (), "host callback",
+            kernels.append(PreparedKernel(program.spec(len(c.variables)), program, c.args, name, c.kernel, (), "host callback",
                                           "a function of Python", c.origin, None, c.level, c.why, variables=c.variables))
             continue
         if c.kernel not in compiled:
@@ -121,9 +126,9 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
         reached = regions_of(_bounded(kernel, c.variables))
         regions = tuple(r.moved(k, size) for r, k, size in zip(reached, c.offsets, sizes, strict=True))
         chain = tuple(o.to_json() for o in code.chain)
-        kernels.append(PreparedKernel(code.spec, code.loaded, c.args, f"{c.name}_{i}", c.kernel, chain, code.source,
+        kernels.append(PreparedKernel(code.spec, code.loaded, c.args, name, c.kernel, chain, code.source,
                                       code.why, c.origin, code.estimate, c.level, c.why,
-                                      tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions, c.variables))
+                                      tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions, c.variables, code.form))
     return ExecutionPlan(kernels, buffers, unbound.outputs, threads=threads, planner=planner, device=device)
 
 

@@ -1,0 +1,82 @@
+"""A kernel under a chain of opts for a target, and what each stage of the compiler makes of it, as text.
+
+    nest()                  the loops that the chain makes
+    linear()                LINEAR
+    llvm()                  the module that LLVM is given;  llvm(optimized=True): after LLVM's passes
+    asm()                   the assembly of what runs
+    object("k.o")           the same as an object file, for `objdump -d`
+"""
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from svod.compile.backend import CompilerPair, device_named
+from svod.compile.lower.linear import format_linear
+from svod.compile.lower.program import Program
+from svod.compile.plan.stages import lower_kernel
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import chain_text
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.show import print_nest
+from svod.core.machine.target import Target
+
+
+@dataclass(frozen=True)
+class KernelForm:
+    """`device`: the target's, where its name selects another compiler (CPU:interpreter). A stage raises what it raises when it compiles:
+    KernelOptError for a chain that does not apply, CompileError. A stage that the device does not have raises UnsupportedError."""
+
+    kernel: Kernel
+    target: Target
+    chain: tuple[Opt, ...]
+    device: str
+
+    @property
+    def chain_text(self) -> str:
+        """The chain as `svod.core.kernel.chain_text.parse_chain` reads it."""
+        return chain_text(self.chain)
+
+    @cached_property
+    def state(self) -> Scheduler:
+        """The state after the chain. A library kernel has none: it has one form, and opts do not apply to it."""
+        return apply_opts(Scheduler(self.kernel, self.target), self.chain)
+
+    @cached_property
+    def program(self) -> Program:
+        """The lowered kernel."""
+        return lower_kernel(self.kernel, self.target, self.chain)
+
+    @cached_property
+    def source(self) -> str:
+        """What the device's compiler is given."""
+        return self._pair.render(self.program, self.target)
+
+    def nest(self) -> str:
+        """The loop nest."""
+        return "a library kernel, which has one form" if self.kernel.library_kernel is not None else print_nest(self.state)
+
+    def linear(self) -> str:
+        """LINEAR (docs/ir.md, section 4)."""
+        return format_linear(self.program)
+
+    def llvm(self, optimized: bool = False) -> str:
+        """The LLVM module, as it is given to LLVM or after its passes. A device without LLVM has its own source instead."""
+        return self._pair.optimize(self.source, self.target) if optimized else self.source
+
+    def asm(self) -> str:
+        """The assembly of the code that runs, in the syntax that LLVM prints (AT&T on x86)."""
+        return self._pair.assemble(self.source, self.target)
+
+    def object(self, path: str | os.PathLike[str]) -> Path:
+        """Write the object file of the code that runs to `path`, and return the path. Raises OSError."""
+        path = Path(path)
+        path.write_bytes(self._pair.compile(self.source, self.target))
+        return path
+
+    @property
+    def _pair(self) -> CompilerPair:
+        return device_named(self.device).pair
