@@ -1,8 +1,10 @@
 """Tensor methods as modules, for use in a Sequential."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from svod.errors import ArgumentError
 from svod.nn.module import Module
 from svod.tensor import Tensor
 
@@ -67,13 +69,52 @@ class Identity(Module):
 
 
 class Dropout(Module):
-    """Returns its argument, because svod runs models only."""
+    """Returns its argument; after `train()`, elements are 0 with probability `p`, and the others divided by 1 - p."""
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
+        if not 0 <= p <= 1:
+            raise ArgumentError(f"Dropout({p}): the probability is between 0 and 1")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        return x
+        if not self.training or not self.p:
+            return x
+        return (x / (1 - self.p)).where(Tensor.rand(*x.shape) >= self.p, 0.0) if self.p < 1 else x * 0
+
+
+class Unflatten(Module):
+    """Axis `dim` split into axes of extents `unflattened_size`."""
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        self.dim, self.unflattened_size = dim, tuple(unflattened_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unflatten(self.dim, self.unflattened_size)
+
+
+class _Pad(Module):
+    """Axes at the end padded by `padding`: before and after the last axis, before and after the one before it, …; one number for all."""
+
+    mode, axes = "constant", 1
+
+    def __init__(self, padding: int | Sequence[int], value: float = 0.0) -> None:
+        self.padding = (padding,) * (2 * self.axes) if isinstance(padding, int) else tuple(padding)
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.pad(self.padding, self.mode, self.value)
+
+
+class ConstantPad1d(_Pad): axes = 1
+class ConstantPad2d(_Pad): axes = 2
+class ConstantPad3d(_Pad): axes = 3
+class ZeroPad1d(_Pad): axes = 1
+class ZeroPad2d(_Pad): axes = 2
+class ZeroPad3d(_Pad): axes = 3
+class ReflectionPad1d(_Pad): mode, axes = "reflect", 1
+class ReflectionPad2d(_Pad): mode, axes = "reflect", 2
+class ReplicationPad1d(_Pad): mode, axes = "replicate", 1
+class ReplicationPad2d(_Pad): mode, axes = "replicate", 2
 
 
 class Flatten(Module):

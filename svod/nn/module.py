@@ -1,12 +1,16 @@
-"""Module, the base of every layer: parameters by name, and a call that computes a result.
+"""Module, the base of every layer: parameters and buffers by name, and a call that computes a result.
 
-The parameters are the Tensors among a module's attributes, in the order in which they were set, then those of its modules. Their names are
-attribute paths such as "encoder.layers.0.weight". Kernels carry the path of the module that made them (`svod.scope`).
+    self.weight = Tensor(w)                                     a parameter: every tensor that is an attribute
+    self.register_buffer("mean", Tensor(m))                     no parameter, and a part of the state (running statistics)
+    self.register_buffer("cache", Tensor(c), persistent=False)  neither: a key-value cache
+
+Tensors stand in the order in which they were set, then those of the module's modules. Their names are attribute paths such as
+"encoder.layers.0.weight". Kernels carry the path of the module that made them (`svod.scope`).
 """
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -47,33 +51,106 @@ class Module:
         note_change()
         object.__delattr__(self, name)
 
+    # -- modules ---------------------------------------------------------------------------------
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The modules among the attributes, by name."""
+        return ((name, value) for name, value in self.__dict__.items() if isinstance(value, Module))
+
+    def children(self) -> Iterator[Module]:
+        """The modules among the attributes."""
+        return (child for _, child in self.named_children())
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all below it, each once, by its path; this one's is `prefix`."""
+        seen: set[int] = set()
+
+        def under(path: str, module: Module) -> Iterator[tuple[str, Module]]:
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield path, module
+                for name, child in module.named_children():
+                    yield from under(f"{path}.{name}" if path else name, child)
+        return under(prefix, self)
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it, each once."""
+        return (module for _, module in self.named_modules())
+
+    def apply(self, fn: Callable[[Module], object]) -> Self:
+        """Call `fn` with every module, those below first, and return self."""
+        for child in self.children():
+            child.apply(fn)
+        fn(self)
+        return self
+
+    @property
+    def training(self) -> bool:
+        """Whether `train` was called last: dropout then draws. False for a new module, as svod runs models."""
+        return bool(self.__dict__.get("_training", False))
+
+    def train(self, mode: bool = True) -> Self:
+        """Set `training` of this module and all below it, and return self. Batch norm refuses to run with it."""
+        note_change()
+        for module in self.modules():
+            module.__dict__["_training"] = bool(mode)
+        return self
+
+    def eval(self) -> Self:
+        """`train(False)`."""
+        return self.train(False)
+
+    # -- parameters and buffers --------------------------------------------------------------------
+    def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
+        """Make an attribute of a tensor, an array or None that is no parameter. `persistent`: it is a part of the state.
+
+        Raises StateError for a name that is no identifier or is taken."""
+        if not name.isidentifier() or (name in self.__dict__ and name not in self._buffers()) or hasattr(type(self), name):
+            raise StateError(f"register_buffer({name!r}) of {type(self).__name__}: the name is taken, or no identifier")
+        self.__dict__.setdefault("_registered", {})[name] = persistent
+        setattr(self, name, tensor if tensor is None or isinstance(tensor, Tensor) else Tensor(tensor))
+
+    def _buffers(self) -> Mapping[str, bool]:
+        """The names of the buffers, and whether they are persistent."""
+        found: dict[str, bool] = self.__dict__.get("_registered", {})
+        return found
+
     def _named(self, path: str) -> None:
         """Set the path of this module in the module that holds it."""
         self.__dict__["_path"] = path
 
-    # -- parameters ------------------------------------------------------------------------------
-    def children(self) -> Iterator[tuple[str, Module]]:
-        """The modules among the attributes, by name."""
-        return ((name, value) for name, value in self.__dict__.items() if isinstance(value, Module))
+    def _named_tensors(self, prefix: str, buffers: bool | None, transient: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of this module and those below by their paths: buffers, or parameters, or with None both; without those that are
+        no part of the state unless `transient`."""
+        own = self._buffers()
+        for name, value in self.__dict__.items():
+            if isinstance(value, Tensor) and buffers in (None, name in own) and (transient or own.get(name, True)):
+                yield prefix + name, value
+        for name, child in self.named_children():
+            yield from child._named_tensors(f"{prefix}{name}.", buffers, transient)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-        """Every parameter, running statistics included, by its path."""
-        for name, value in self.__dict__.items():
-            if isinstance(value, Tensor):
-                yield prefix + name, value
-        for name, child in self.children():
-            yield from child.named_parameters(f"{prefix}{name}.")
+        """Every parameter by its path."""
+        return self._named_tensors(prefix, False)
+
+    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        """Every buffer by its path."""
+        return self._named_tensors(prefix, True)
 
     def parameters(self) -> Iterator[Tensor]:
         """Every parameter."""
         return (t for _, t in self.named_parameters())
 
+    def buffers(self) -> Iterator[Tensor]:
+        """Every buffer."""
+        return (t for _, t in self.named_buffers())
+
     def state_dict(self) -> dict[str, Tensor]:
-        """The parameters by their paths, as PyTorch names them."""
-        return dict(self.named_parameters())
+        """The parameters and the persistent buffers by their paths, as PyTorch names them."""
+        return dict(self._named_tensors("", None, transient=False))
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Self:
-        """Replace parameters by Tensors or arrays, given by their paths, and return self. Their dtypes are kept and nothing is copied.
+        """Replace parameters and buffers by Tensors or arrays, given by their paths, and return self. Their dtypes are kept, and nothing is
+        copied.
 
         Raises StateError for shapes that differ and, if `strict`, for names that are missing or unknown; then no parameter is replaced.
         PyTorch's `num_batches_tracked`, which counts training steps, is ignored."""
@@ -100,8 +177,8 @@ class Module:
         object.__setattr__(module, name, tensor)
 
     def to(self, dtype: DTypeLike) -> Self:
-        """Cast the float parameters and return self."""
-        for name, tensor in list(self.named_parameters()):
+        """Cast the float parameters and buffers and return self."""
+        for name, tensor in list(self._named_tensors("", None)):
             if tensor.dtype.is_float:
                 self._take(name, tensor.cast(dtype).contiguous())
         return self
@@ -110,12 +187,8 @@ class Module:
     def bfloat16(self) -> Self: return self.to(dtypes.bfloat16)
     def float(self) -> Self: return self.to(dtypes.float32)
 
-    def eval(self) -> Self:
-        """Return self, because svod runs models only."""
-        return self
-
     def __repr__(self) -> str:
-        lines = [f"  ({name}): {child!r}".replace("\n", "\n  ") for name, child in self.children()]
+        lines = [f"  ({name}): {child!r}".replace("\n", "\n  ") for name, child in self.named_children()]
         own = ", ".join(f"{n}={list(t.shape)}" for n, t in self.__dict__.items() if isinstance(t, Tensor))
         return f"{type(self).__name__}({own}" + ("\n" + "\n".join(lines) + "\n" if lines else "") + ")"
 
@@ -131,17 +204,58 @@ class ModuleList(Module):
 
     def _named(self, path: str) -> None:
         # a list is not called, so the paths of its modules include its name
-        for name, child in self.children():
+        for name, child in self.named_children():
             child._named(f"{path}.{name}")
 
     def __len__(self) -> int:
         return sum(1 for _ in self.children())
 
     def __iter__(self) -> Iterator[Module]:
-        return (child for _, child in self.children())
+        return self.children()
 
     def __getitem__(self, i: int) -> Module:
-        return [child for _, child in self.children()][i]
+        return list(self.children())[i]
+
+
+class ModuleDict(Module):
+    """Modules by name."""
+
+    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] = ()) -> None:
+        self.update(modules)
+
+    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
+        """Add modules, or replace them. Raises StateError for a value that is not a module."""
+        for name, module in dict(modules).items():
+            self[name] = module
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        if not isinstance(module, Module) or not isinstance(name, str) or hasattr(type(self), name):
+            raise StateError(f"ModuleDict: {name!r} is a {type(module).__name__}, not a Module, or the name is taken")
+        setattr(self, name, module)
+
+    def __getitem__(self, name: str) -> Module:
+        return dict(self.named_children())[name]
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in dict(self.named_children())
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.named_children())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.named_children())
+
+    def keys(self) -> Iterator[str]: return iter(self)
+    def values(self) -> Iterator[Module]: return self.children()
+    def items(self) -> Iterator[tuple[str, Module]]: return self.named_children()
+
+    def _named(self, path: str) -> None:
+        # a dict is not called, so the paths of its modules include its name
+        for name, child in self.named_children():
+            child._named(f"{path}.{name}")
 
 
 class Sequential(ModuleList):
@@ -157,6 +271,12 @@ class Sequential(ModuleList):
         for module in self:
             x = module(x)
         return x
+
+
+def Parameter(data: Any, requires_grad: bool = True) -> Tensor:
+    """The tensor of `data`: an attribute of a module that is a tensor is a parameter. svod computes no gradients, so `requires_grad` has
+    no effect."""
+    return data if isinstance(data, Tensor) else Tensor(data)
 
 
 def uniform(shape: tuple[int, ...], bound: float) -> Tensor:

@@ -30,14 +30,17 @@ class _ChannelNorm(Module):
 class _BatchNorm(_ChannelNorm):
     """(x - running_mean) / sqrt(running_var + eps) · weight + bias."""
 
+    running_mean: Tensor
+    running_var: Tensor
+
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True) -> None:
         super().__init__(num_features, eps, momentum, affine)
-        self.running_mean = Tensor.zeros(num_features)
-        self.running_var = Tensor.ones(num_features)
+        self.register_buffer("running_mean", Tensor.zeros(num_features))
+        self.register_buffer("running_var", Tensor.ones(num_features))
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_axes(x)
-        return x.batch_norm(self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return x.batch_norm(self.running_mean, self.running_var, self.weight, self.bias, self.training, eps=self.eps)
 
 
 class BatchNorm1d(_BatchNorm, axes=(2, 3)): """`Tensor.batch_norm` of (N, C) or (N, C, L)."""
@@ -91,7 +94,7 @@ class _InstanceNorm(_ChannelNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_axes(x)
-        return x.instance_norm(None, None, self.weight, self.bias, eps=self.eps)
+        return x.instance_norm(None, None, self.weight, self.bias, self.training, eps=self.eps)
 
 
 class InstanceNorm1d(_InstanceNorm, axes=(3,)): """`Tensor.instance_norm` of (N, C, L)."""

@@ -24,7 +24,7 @@ def close(t: Tensor, expected: Any) -> None:
 
 def with_values(module: nn.Module, seed: int = 0) -> dict[str, Array]:
     """Random parameters, given to the module."""
-    state = {n: make(t.shape, "float32", seed + i) for i, (n, t) in enumerate(module.named_parameters())}
+    state = {n: make(t.shape, "float32", seed + i) for i, (n, t) in enumerate(module.state_dict().items())}
     state = {n: abs(a) if n.endswith("var") else a for n, a in state.items()}
     module.load_state_dict(state)
     return state
