@@ -28,6 +28,7 @@ def run_command(program: str, module: str, defaults: Mapping[str, str] | None = 
 
     `program` is the name in messages. `defaults` are environment variables for libraries that read them when imported; values set by the
     user take precedence."""
+    status = 1
     try:
         prepare_streams()
         status = _run(program, module, defaults or {})
@@ -35,6 +36,8 @@ def run_command(program: str, module: str, defaults: Mapping[str, str] | None = 
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         status = EXIT_INTERRUPTED
+    except SystemExit as e:     # a command that has a status of its own
+        status = e.code if isinstance(e.code, int) else 1
     except BrokenPipeError:
         # the reader has gone (`svod-db list | head`); Python must not flush into the closed pipe at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

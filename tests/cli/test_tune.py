@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -26,6 +27,7 @@ from svod.bench.roofline import Ceilings
 from svod.cli.installation import program
 from svod.cli.tune import run as tune_run
 from svod.cli.tune import script as script_module
+from svod.cli.tune import waiting
 from svod.cli.tune.command import check, cli
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.progress import LineProgress, LiveProgress, make_progress
@@ -725,6 +727,61 @@ def test_end_to_end(tmp_path: Path) -> None:
     assert first[0].config["budget"] == 2.0, "the budget that was given"
     left = what_is_left(first[:1], replace(BEAM, width=2))
     assert done.returncode == 3 and ("nothing to search with beam 2, 1 known" if left is None else "1 kernel to search") in done.stderr
+
+
+STUBBORN = """
+import sys, time
+from svod.cli import run_command
+from svod.cli.tune import run
+from svod.tune.session import SessionResult
+class Stubborn:
+    def __init__(self, *a, **k):
+        self.result = SessionResult()
+    def run(self):
+        while True:
+            try:
+                print("busy", file=sys.stderr, flush=True)
+                time.sleep(100)
+            except KeyboardInterrupt:
+                pass
+run.TuneSession = Stubborn
+run_command("svod-tune", "svod.cli.tune.command")
+"""
+
+
+def test_the_third_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STUBBORN, "--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--workers", "inline"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}) as process:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if line == "busy\n":
+                process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert said.count("busy\n") == 3 and "ended at once" in said[-1] and "Traceback" not in "".join(said)
+
+
+def test_waiting_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(waiting, "SILENCE", 60.0)
+    with waiting.waiting("starting the workers"):
+        waiting.say("a line")
+    assert capsys.readouterr().err == "a line\n", "what ends soon says nothing"
+    monkeypatch.setattr(waiting, "SILENCE", 0.0)
+    told = threading.Event()
+    monkeypatch.setattr(waiting, "say", lambda text: (print(text, file=sys.stderr), told.set()))
+    with waiting.waiting("starting the workers"):
+        assert told.wait(60)
+    assert capsys.readouterr().err == "svod-tune: starting the workers …\n"
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with waiting.waiting("starting [the] workers"):
+        waiting.say("a [line]")
+    shown = terminal.getvalue()
+    assert "starting [the] workers" in shown and "a [line]\n" in shown and "0:00:00" in shown
+    assert shown.rstrip().endswith("\x1b[2K"), "the line is taken away"
 
 
 def test_ctrl_c_ends_first_the_script_then_the_tuning(tmp_path: Path) -> None:

@@ -103,15 +103,16 @@ def tune(options: TuneOptions) -> int:
 
 
 class _CtrlC:
-    """Handles SIGINT. A press raises KeyboardInterrupt; the third one ends the command at once, without waiting for workers: the operating
-    system ends them with it, and the database has all finished rounds. The script is ended in order first, however often it is pressed."""
+    """Handles SIGINT. A press raises KeyboardInterrupt; the third one, and any while only the end of the workers is waited for, ends the
+    command at once: the operating system ends the workers with it, and the database has all finished rounds. The script is ended in order
+    first, however often it is pressed."""
 
     def __init__(self, run: _TuneRun) -> None:
         self.run, self.presses = run, 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.presses += 1
-        if self.presses >= AT_ONCE and self.run.captured:
+        if self.run.captured and (self.presses >= AT_ONCE or self.run.closing):
             os.write(2, b"\nsvod-tune: ended at once; the database has what was found in finished rounds\n")
             os._exit(EXIT_INTERRUPTED)
         raise KeyboardInterrupt
@@ -140,6 +141,7 @@ class _TuneRun:
         self.ceilings: Ceilings | None = None
         self.measured = False
         self.captured = False                       # the script is gone
+        self.closing = False                        # nothing is left to do but to end the workers
         self.incomplete = EXIT_OK                   # EXIT_SCRIPT or EXIT_DAMAGED where the capture is incomplete
         self.saved: Path | None = None              # the file with results that the database could not take
         self.seconds: dict[str, float] = {}         # seconds from the start of the command to the end of each phase
@@ -149,6 +151,7 @@ class _TuneRun:
         return time.monotonic() - self.started
 
     def close(self) -> None:
+        self.closing = True
         self._end_workers()
         self.db.close()
 
