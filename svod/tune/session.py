@@ -347,8 +347,8 @@ class TuneSession:
             self.result.expected_gain += expected_gain(search)
         counts = dataclasses.asdict(search.counts)
         self.db.end_search(self._searches.pop(search.key), outcome or finding.why, {
-            **counts, "rounds": len(search.history), "seconds": search.spent, "best": _finite(finding.seconds),
-            "heuristic": _finite(finding.heuristic_seconds), "confirmed": finding.confirmed})
+            **counts, "calls": float(search.calls), "rounds": len(search.history), "seconds": search.spent,
+            "best": _finite(finding.seconds), "heuristic": _finite(finding.heuristic_seconds), "confirmed": finding.confirmed})
         self.result.findings[search.key] = finding
         self.result.candidates += search.counts.timed
         claim = self._claims.pop(search.key, None)

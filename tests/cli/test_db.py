@@ -1,8 +1,12 @@
 """svod-db: each command, bad input, and what happens without the extra."""
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,11 +15,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from svod.cli.db.commands import chain_words, cli
+from svod.cli.db.commands import cli
+from svod.cli.db.listing import chain_words
+from svod.compile.cpu.host import host_target
+from svod.core.ir.serialize import ast_to_data
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.show import print_nest
+from svod.core.schedule.canonical import AST_REVISION
 from svod.errors import ConfigError, DatabaseError
 from svod.system.quantities import seconds
-from svod.tune.db import OriginRecord, Search, TuningDB, layers
+from svod.tune.db import KernelRecord, OriginRecord, Search, TuningDB, layers
+from tests.plans import canonical
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
+from tests.tune.search_kernels import elementwise
 
 ROOT = Path(__file__).parents[2]
 GEMM, CONV = "a1" * 16, "b2" * 16
@@ -44,15 +57,74 @@ def main(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_list(path: Path) -> None:
     lines = [line.split("\t") for line in run(path, "list").output.splitlines()]
-    assert lines[0] == ["kernel", "name", "target", "time", "speed-up", "layer", "records", "opts"]
-    assert [(x[0], x[2], x[3], x[4], x[6]) for x in lines[1:]] == [
-        (GEMM[:12], TARGET, "50.0 µs", "2.00x", "1"), (CONV[:12], TARGET, "80.0 µs", "1.25x", "2"),
-        (CONV[:12], OTHER, "90.0 µs", "1.11x", "1")]
-    assert lines[1][7] == "UPCAST(o0, 8) ORDER(o0, [o0 r0]) NOLOCALS()"
+    assert lines[0] == ["kernel", "name", "from", "target", "heuristic", "time", "speed-up", "layer", "records", "opts"]
+    assert [(x[0], x[2], x[3], x[4], x[5], x[6], x[8]) for x in lines[1:]] == [
+        (GEMM[:12], "model.py:7", TARGET, "100 µs", "50.0 µs", "2.00×", "1"), (CONV[:12], "", TARGET, "100 µs", "80.0 µs", "1.25×", "2"),
+        (CONV[:12], "", OTHER, "100 µs", "90.0 µs", "1.11×", "1")]
+    assert lines[1][9] == "UPCAST(o0, 8) ORDER(o0, [o0 r0]) NOLOCALS()"
     data = json.loads(run(path, "list", "--json").output)
     assert [d["kernel"] for d in data] == [GEMM, CONV, CONV] and data[0]["chain"][0] == ["UPCAST", "o0", 8]
     empty = run(path.with_name("none.db"), "list")
     assert empty.exit_code == 0 and "svod-tune SCRIPT" in empty.output and not path.with_name("none.db").exists()
+
+
+def test_the_list_is_filtered_and_ordered(path: Path) -> None:
+    with TuningDB.open(path) as db:
+        db.record([Search("s", CONV, TARGET, started_at=5.0, ended_at=6.0, outcome="budget spent", result={"calls": 3.0})])
+
+    def listed(*arguments: str) -> list[tuple[str, str]]:
+        lines = run(path, "list", *arguments).output.splitlines()
+        shown = [(x.split("\t")[0], x.split("\t")[3]) for x in lines[1:]]
+        assert [(d["kernel"][:12], d["target"]) for d in json.loads(run(path, "list", "--json", *arguments).output)] == shown
+        return shown
+    gemm, conv, elsewhere = (GEMM[:12], TARGET), (CONV[:12], TARGET), (CONV[:12], OTHER)
+    assert listed() == listed("--sort", "saved") == [conv, gemm, elsewhere], "it is called three times a run"
+    assert listed("--sort", "gain") == [gemm, conv, elsewhere] and listed("--sort", "latest") == [conv, gemm, elsewhere]
+    assert listed("--from", "model.py") == [gemm] and listed("--target", "/t8") == [elsewhere]
+    assert listed("--gain", "1.2") == [conv, gemm] and listed("gemm*", "--gain", "1.5") == [gemm] and listed("gemm_5?2") == listed()
+    none = run(path, "list", "conv*")
+    assert none.exit_code == 0 and none.output == "none of the 3 kernels fits; svod-db list without filters shows them\n"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_list_on_a_terminal_has_two_lines_a_kernel(path: Path, columns: int) -> None:
+    with TuningDB.open(path) as db:
+        db.record(winning(0.25, "ee", "c3" * 16, chain=[("UPCAST", "o0", n) for n in range(2, 20)]))
+    lines = on_a_terminal(columns, "--db", str(path), "list").splitlines()
+    assert max(map(len, lines)) <= columns
+    assert [line for line in lines if line in (TARGET, OTHER)] == [TARGET, OTHER], "each target is named once"
+    rows = [(line, below) for line, below in itertools.pairwise(lines) if "×" in line]
+    assert len(rows) == 4 and all(below.startswith("    UPCAST(o0, ") for _, below in rows)
+    assert "gemm_512 a1a1a1a1" in rows[0][0] and "model.py:7" in rows[0][0]
+    assert "gemm_512 c3c3c3c3" in rows[2][0] and rows[2][1].endswith("…")
+
+
+def on_a_terminal(columns: int, *arguments: str) -> str:
+    """What svod-db prints on a terminal of so many columns."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execve(sys.executable, [sys.executable, "-m", "svod.cli.db", *arguments],
+                  {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"})
+    out = b""
+    with os.fdopen(fd, "rb", buffering=0) as stream, contextlib.suppress(OSError):     # EIO: the terminal is closed
+        while part := stream.read(65536):
+            out += part
+    assert os.waitpid(pid, 0)[1] == 0, out
+    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.decode()).replace("\r\n", "\n")
+
+
+def test_show_has_the_loops_of_the_chain_in_use(path: Path) -> None:
+    kernel, target = canonical(elementwise(1000)), host_target()
+    state = apply_opts(Scheduler(kernel, target), [Opt("UPCAST", "o0", 8)])
+    with TuningDB.open(path) as db:
+        db.record([*winning(0.5, "ee", kernel.key, target.key, chain=[("UPCAST", "o0", 8)])[:2],
+                   KernelRecord(kernel.key, "elementwise", ast_to_data(kernel.ast), AST_REVISION),
+                   KernelRecord(CONV, "gemm_512", ast={"nodes": []}, ast_version=2)])
+        db.record(winning(0.5, "ff", CONV, target.key))
+    assert print_nest(state).strip() in run(path, "show", kernel.key[:8]).output
+    other = run(path, "show", CONV[:8]).output
+    assert "loops     are shown on a machine with this target" in other and "loops     cannot be shown by this svod: " in other
 
 
 def test_the_database_may_be_named_before_and_behind_the_command(path: Path) -> None:
@@ -104,7 +176,7 @@ def test_a_kernel_that_was_searched_in_vain_is_shown(path: Path) -> None:
     why = run(path, "why", "e5e5").output
     assert "ended before anything was measured (interrupted)" in why and "0 timed" in why and TARGET in why
     row = next(x for x in run(path, "list").output.splitlines() if x.startswith("e5e5"))
-    assert row.split("\t")[6:] == ["0", "no winner: the search ended before anything was measured (interrupted)"]
+    assert row.split("\t")[8:] == ["0", "no winner: the search ended before anything was measured (interrupted)"]
     assert json.loads(run(path, "list", "--json").output)[0]["searches"] == 1
     shown = run(path, "show", "e5e5").output
     assert "used      the heuristic's chain: the search ended" in shown and "searched  2001" in shown

@@ -10,19 +10,25 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, get_args
 
 import click
 from click.shell_completion import CompletionItem
 
 from svod import config
+from svod.cli.db.listing import SHOWN_KEY, Order, WinnerRow, chain_words, chosen, in_order, print_rows, print_with_chains, winner_rows
 from svod.cli.outputs import Finite, check_is_there, check_output
-from svod.errors import DatabaseError
-from svod.system.quantities import seconds
-from svod.system.tables import print_table
+from svod.compile.backend import backend_named, target_with
+from svod.core.ir.serialize import data_to_ast
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.show import print_nest
+from svod.errors import DatabaseError, SvodError
+from svod.system.quantities import count, seconds
 from svod.tune.db import (
     LAYER_NAMES,
     KernelRecord,
@@ -39,9 +45,8 @@ from svod.tune.db import (
 )
 from svod.tune.db.files import open_for_reading
 from svod.tune.db.records import parse_json
-from svod.tune.db.why import describe_searches, explain, no_winner_reason
+from svod.tune.db.why import describe_searches, explain
 
-SHOWN_KEY = 12          # characters of a key in a table
 EXIT_SKIPPED = 1        # of import and merge: not all records could be used
 SCRIPT_SECONDS = 600.0  # `why` ends a script after this
 
@@ -146,78 +151,38 @@ def _report(skipped: list[Skipped]) -> None:
         click.echo(f"skipped {len(skipped) - 10} more", err=True)
 
 
-class WinnerRow(NamedTuple):
-    """A kernel on a target, as `list` and `show` print it."""
-
-    kernel: str
-    name: str
-    target: str
-    chain: list[Any] | None
-    speedup: float | None
-    time: float | None
-    layer: str
-    measurements: int
-    searches: int
-    why: str            # why it has no winner; empty where it has one
-    measurement: str    # the measurement that confirmed the winner
-    sizes: tuple[str, ...]      # the values of its variables in that measurement
-
-
-P = TypeVar("P", Measurement, Verdict, Search)
-
-
-def _by_place(records: Iterable[P]) -> defaultdict[tuple[str, str], list[P]]:
-    """Records by kernel and target."""
-    places: defaultdict[tuple[str, str], list[P]] = defaultdict(list)
-    for r in records:
-        places[r.kernel, r.target].append(r)
-    return places
-
-
-def _rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
-    """Every kernel on every target that was measured or searched."""
-    kernels = sorted((k for k, _ in db.select(KernelRecord, kernel)), key=lambda k: k.ast_version)
-    names = {k.kernel: k.name for k in kernels}
-    measurements = _by_place(m for m, _ in db.select(Measurement, kernel))
-    verdicts = _by_place(v for v, _ in db.select(Verdict, kernel))
-    searches = _by_place(s for s, _ in db.select(Search, kernel))
-    sizes = {m.id: m.sizes for of_winner in measurements.values() for m in of_winner if m.sizes}
-    rows = []
-    for _, key, target in sorted((names.get(key, ""), key, target) for key, target in {*measurements, *searches}):
-        w, at = db.winner(key, target), (key, target)
-        reason = no_winner_reason(measurements[at], verdicts[at], searches[at]) if w is None else ""
-        rows.append(WinnerRow(key, names.get(key, ""), target, None if w is None else json.loads(json.dumps(w.chain)),
-                              None if w is None else w.speedup, None if w is None else w.time, "" if w is None else LAYER_NAMES[w.layer],
-                              len(measurements[at]), len({s.search for s in searches[at]}), reason, "" if w is None else w.measurement,
-                              () if w is None else tuple(map(str, sizes.get(w.measurement, ())))))
-    return rows
-
-
 def _print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
 @cli.command("list")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--from", "origin", metavar="TEXT", help="Only kernels that come from a place with TEXT in it: a script, a module's path.")
+@click.option("--target", metavar="TEXT", help="Only targets with TEXT in their key.")
+@click.option("--gain", type=Finite(min=0.0), metavar="X", help="Only chains at least X times as fast as the heuristic's, as in 1.1.")
+@click.option("--sort", "order", type=click.Choice(get_args(Order)), default="time", show_default=True,
+              help="First those that take most time in a run of their program, with the greatest gain, that save most of the time, "
+                   "by name, or searched last.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list.")
 @click.pass_context
-def list_kernels(context: click.Context, as_json: bool) -> None:
-    """List all kernels and the chains in use."""
+def list_kernels(context: click.Context, names: tuple[str, ...], origin: str | None, target: str | None, gain: float | None, order: Order,
+                 as_json: bool) -> None:
+    """List kernels and the chains in use: all of them, or those whose names fit NAMEs, which are patterns such as 'gemm*'."""
     db = _open(context)
-    rows = _rows(db)
+    every = winner_rows(db)
+    rows = in_order(chosen(every, names=names, origin=origin, target=target, gain=gain), order)
     if as_json:
         _print_json([r._asdict() for r in rows])
-    elif not rows:
+    elif not every:
         path = db.path or db.plan.write
         state = ("the database is :none:" if path is None else
                  f"no kernels in {path}" if path.exists() else f"there is no database at {path} yet")
         named = "" if context.obj is None else f" --db {shlex.quote(context.obj)}"
         click.echo(f"{state}; tune something: svod-tune SCRIPT --beam 8{named}", err=True)
+    elif not rows:
+        click.echo(f"none of the {count(len(every), 'kernel')} fits; svod-db list without filters shows them", err=True)
     else:
-        print_table(("kernel", "name", "target", "time", "speed-up", "layer", "records", "opts"),
-                    [(r.kernel[:SHOWN_KEY], r.name, r.target, seconds(r.time) + f" over {len(r.sizes)} sizes" * bool(r.sizes),
-                      "" if r.speedup is None else f"{r.speedup:.2f}x", r.layer,
-                      str(r.measurements), f"no winner: {r.why}" if r.chain is None else chain_words(r.chain)) for r in rows],
-                    right=frozenset({"time", "speed-up", "records"}), fold=frozenset({"opts", "target"}))
+        print_rows(rows)
     _report(db.skipped)
 
 
@@ -242,7 +207,7 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
     verdicts = [v for v, _ in db.select(Verdict, key)]
     searches = [s for s, _ in db.select(Search, key)]
     if as_json:
-        _print_json({"kernel": key, "winners": [r._asdict() for r in _rows(db, key)], "origins": origins_of(db, key),
+        _print_json({"kernel": key, "winners": [r._asdict() for r in winner_rows(db, key)], "origins": origins_of(db, key),
                      **{name: [r.to_json() for r in some] for name, some in (("descriptions", descriptions), ("measurements", measurements),
                                                                              ("verdicts", verdicts), ("searches", searches))}})
         return
@@ -252,7 +217,7 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
         click.echo(f"name      {newest.name}\nwork      {newest.flops:.4g} flop, {newest.bytes:.4g} bytes")
     for origin in origins_of(db, key):
         click.echo(f"from      {origin}")
-    for row in _rows(db, key):
+    for row in winner_rows(db, key):
         _show_target(db, row, [m for m in measurements if m.target == row.target], [v for v in verdicts if v.target == row.target])
     for line in describe_searches(searches):
         click.echo(line.replace("searched", "searched ", 1))
@@ -272,13 +237,33 @@ def _show_target(db: TuningDB, row: WinnerRow, measurements: Sequence[Measuremen
     used = next((m for m in measurements if m.id == row.measurement), None)
     for s in [s.named(used.variables) for s in used.sizes] if used is not None else ():
         click.echo(f"at        {s}: {seconds(s.seconds)}, {1 / s.ratio:.2f}x the heuristic")
+    for line in _loops(db, row):
+        click.echo(line)
     timed = [m for m in measurements if m.status == "ok"]
     best = sorted(timed, key=lambda m: (m.step != "confirm", m.ratio or 9.0, m.time or 9.0, m.id))[:20]
     if best:
-        print_table(("step", "time", "of heuristic", "verdict", "code generator", "noisy", "opts"),
-                    [(m.step, seconds(m.time), "" if m.ratio is None else f"{m.ratio:.3f}", told.get((m.linear, m.codegen), ""),
-                      str(m.codegen), "yes" if m.noisy else "", chain_words(m.chain)) for m in best],
-                    right=frozenset({"time", "of heuristic", "code generator"}), fold=frozenset({"opts"}))
+        click.echo()
+        print_with_chains(("step", "time", "of heuristic", "verdict", "code", "noisy"),
+                          [(m.step, seconds(m.time), "" if m.ratio is None else f"{m.ratio:.3f}", told.get((m.linear, m.codegen), ""),
+                            str(m.codegen), "yes" if m.noisy else "") for m in best], [chain_words(m.chain) for m in best],
+                          right={"time", "of heuristic", "code"})
+
+
+def _loops(db: TuningDB, row: WinnerRow) -> list[str]:
+    """The loops that the chain in use makes of the kernel, replayed with today's opts, or why they cannot be shown."""
+    machine = target_with(row.target)
+    if machine is None:
+        return ["loops     are shown on a machine with this target"]
+    record = max((k for k, _ in db.select(KernelRecord, row.kernel)), key=lambda k: k.ast_version, default=None)
+    if record is None:
+        return ["loops     are not known: the database lacks the kernel's description"]
+    try:
+        state = Scheduler(Kernel(data_to_ast(record.ast)), machine)
+        state = backend_named(machine.device).heuristic(state) if row.chain is None else \
+            apply_opts(state, (Opt.from_json(list(o)) for o in row.chain))
+        return ["", *print_nest(state).rstrip().split("\n")]
+    except SvodError as e:
+        return [f"loops     cannot be shown by this svod: {e}"]
 
 
 @cli.command()
@@ -294,7 +279,7 @@ def why(context: click.Context, what: str, target: str | None) -> None:
         wanted = _captured_kernels(Path(what))
     else:
         key = _resolve_kernel(db, what)
-        wanted = [Captured(key, t, "", "") for t in ([target] if target else [r.target for r in _rows(db, key)])]
+        wanted = [Captured(key, t, "", "") for t in ([target] if target else [r.target for r in winner_rows(db, key)])]
     names = {k.kernel: k.name for k, _ in db.select(KernelRecord)}
     for c in wanted:
         reason = explain(db, c.kernel, target or c.target, structure=c.structure)
@@ -451,10 +436,3 @@ def gc(context: click.Context, days: float) -> None:
         raise DatabaseError(f"there is no database at {db.plan.write or config.NONE}")
     collected = db.gc(days * 86400.0)
     click.echo(f"{collected.measurements} measurements and {collected.claims} void claims removed")
-
-
-def chain_words(chain: Sequence[Sequence[object]]) -> str:
-    """A chain in words: `UPCAST(o0, 8) THREAD(o1, 2)`; "as it is" for the empty chain."""
-    def word(x: object) -> str:
-        return "[" + " ".join(map(word, x)) + "]" if isinstance(x, (list, tuple)) else str(x)
-    return " ".join(f"{opt[0]}({', '.join(word(x) for x in opt[1:] if x is not None)})" for opt in chain) or "as it is"

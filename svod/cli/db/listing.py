@@ -1,0 +1,176 @@
+"""What svod-db lists: each kernel on each target, with the chain in use; filters, orders, and tables with a chain below each row."""
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from svod.system.quantities import seconds, times
+from svod.system.tables import print_table, text_table
+from svod.tune.db import LAYER_NAMES, KernelRecord, Measurement, OriginRecord, Search, TuningDB, Verdict
+from svod.tune.db.why import no_winner_reason
+
+SHOWN_KEY = 12          # characters of a key in a table
+MOST_NAME = 20          # characters of a name on a terminal
+INDENT = "    "
+
+Order = Literal["time", "gain", "saved", "name", "latest"]
+
+
+class WinnerRow(NamedTuple):
+    """A kernel on a target, as `list` and `show` print it. `heuristic` and `time` are seconds of one call before and after, `calls` how
+    often the tuned program makes it, where that is known, and `latest` when the last search began, in seconds since 1970."""
+
+    kernel: str
+    name: str
+    origins: tuple[str, ...]
+    target: str
+    chain: list[Any] | None
+    speedup: float | None
+    heuristic: float | None
+    time: float | None
+    calls: float
+    layer: str
+    measurements: int
+    searches: int
+    why: str            # why it has no winner; empty where it has one
+    measurement: str    # the measurement that confirmed the winner
+    sizes: tuple[str, ...]      # the values of its variables in that measurement
+    latest: float
+
+    @property
+    def cost(self) -> float:
+        """Seconds of a run of the program with the heuristic's chain; 0 where that is not known."""
+        return self.calls * (self.heuristic or 0.0)
+
+    @property
+    def saved(self) -> float:
+        """Seconds of a run that the chain in use saves."""
+        return self.calls * ((self.heuristic or 0.0) - (self.time or 0.0))
+
+    @property
+    def origin(self) -> str:
+        more = len(self.origins) - 1
+        return (self.origins[0].rsplit("/", 1)[-1] if self.origins else "") + (f" +{more}" if more > 0 else "")
+
+
+P = TypeVar("P", Measurement, Verdict, Search)
+
+
+def _by_place(records: Iterable[P]) -> defaultdict[tuple[str, str], list[P]]:
+    """Records by kernel and target."""
+    places: defaultdict[tuple[str, str], list[P]] = defaultdict(list)
+    for r in records:
+        places[r.kernel, r.target].append(r)
+    return places
+
+
+def winner_rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
+    """Every kernel on every target that was measured or searched."""
+    kernels = sorted((k for k, _ in db.select(KernelRecord, kernel)), key=lambda k: k.ast_version)
+    names = {k.kernel: k.name for k in kernels}
+    origins: defaultdict[str, set[str]] = defaultdict(set)
+    for o, _ in db.select(OriginRecord, kernel):
+        origins[o.kernel].add(o.origin)
+    measurements = _by_place(m for m, _ in db.select(Measurement, kernel))
+    verdicts = _by_place(v for v, _ in db.select(Verdict, kernel))
+    searches = _by_place(s for s, _ in db.select(Search, kernel))
+    by_id = {m.id: m for of_place in measurements.values() for m in of_place if m.sizes}
+    rows = []
+    for at in {*measurements, *searches}:
+        key, target = at
+        w = db.winner(key, target)
+        reason = no_winner_reason(measurements[at], verdicts[at], searches[at]) if w is None else ""
+        used = None if w is None else by_id.get(w.measurement)
+        newest = max(searches[at], key=lambda s: s.started_at, default=None)
+        rows.append(WinnerRow(key, names.get(key, ""), tuple(sorted(origins[key])), target,
+                              None if w is None else json.loads(json.dumps(w.chain)), None if w is None else w.speedup,
+                              None if w is None else w.heuristic_seconds, None if w is None else w.time, _calls(searches[at]),
+                              "" if w is None else LAYER_NAMES[w.layer], len(measurements[at]), len({s.search for s in searches[at]}),
+                              reason, "" if w is None else w.measurement,
+                              () if used is None else tuple(str(s.named(used.variables)) for s in used.sizes),
+                              0.0 if newest is None else newest.started_at))
+    return in_order(rows, "time")
+
+
+def _calls(searches: Sequence[Search]) -> float:
+    """How often the program calls a kernel, as the latest search that says so has it; 1 where none does."""
+    said = [s for s in searches if isinstance(s.result.get("calls"), (int, float))]
+    return float(max(said, key=lambda s: s.started_at).result["calls"]) if said else 1.0
+
+
+def in_order(rows: Sequence[WinnerRow], order: Order) -> list[WinnerRow]:
+    """The rows by target, in each the first that `order` puts first: those that take most of the time, gained or saved most, were searched
+    last, or by name."""
+    def first(r: WinnerRow) -> float:
+        return {"time": -r.cost, "gain": -(r.speedup or 0.0), "saved": -r.saved, "name": 0.0, "latest": -r.latest}[order]
+    return sorted(rows, key=lambda r: (r.target, first(r), r.name, r.kernel))
+
+
+def chosen(rows: Iterable[WinnerRow], *, names: Sequence[str], origin: str | None, target: str | None,
+           gain: float | None) -> list[WinnerRow]:
+    """The rows whose name fits one of the patterns `names` (*, ? and […]), which come from a place with `origin` in it, on a target with
+    `target` in it, and whose chain is at least `gain` times as fast as the heuristic's. What is None or empty chooses all."""
+    return [r for r in rows if (not names or any(fnmatchcase(r.name, n) for n in names))
+            and (origin is None or any(origin in o for o in r.origins)) and (target is None or target in r.target)
+            and (gain is None or (r.speedup or 0.0) >= gain)]
+
+
+def print_rows(rows: Sequence[WinnerRow]) -> None:
+    """Print what `list` shows. On a terminal each target is named once, above its kernels; in a pipe every line has all columns."""
+    if not sys.stdout.isatty():
+        print_table(("kernel", "name", "from", "target", "heuristic", "time", "speed-up", "layer", "records", "opts"),
+                    [(r.kernel[:SHOWN_KEY], r.name, r.origin, r.target, seconds(r.heuristic), _time(r), _gain(r), r.layer,
+                      str(r.measurements), _chain(r)) for r in rows])
+        return
+    for target in dict.fromkeys(r.target for r in rows):
+        of_target = [r for r in rows if r.target == target]
+        print(f"{target}\n")
+        print_with_chains(("kernel", "from", "heuristic", "tuned", "gain", "layer"),
+                          [(_named(r), r.origin, seconds(r.heuristic), seconds(r.time), _gain(r), r.layer) for r in of_target],
+                          [_chain(r) for r in of_target], right={"heuristic", "tuned", "gain"}, shrink=("from",))
+        print()
+
+
+def print_with_chains(header: Sequence[str], rows: Sequence[Sequence[str]], chains: Sequence[str], *, right: set[str],
+                      shrink: Sequence[str] = ()) -> None:
+    """Print a table with the chain of each row in a line of its own below it, cut to the terminal; in a pipe it is the last column."""
+    if not sys.stdout.isatty():
+        print_table((*header, "opts"), [(*r, c) for r, c in zip(rows, chains, strict=True)])
+        return
+    width = shutil.get_terminal_size().columns
+    lines = text_table(header, rows, right=right, shrink=shrink, width=width)
+    print("\n".join(lines[:2]))
+    room = width - len(INDENT)
+    for line, chain in zip(lines[2:], chains, strict=True):
+        print(f"{line}\n{INDENT}{chain if len(chain) <= room else chain[:room - 1] + '…'}")
+
+
+def _named(r: WinnerRow) -> str:
+    name = r.name if len(r.name) <= MOST_NAME else f"{r.name[:MOST_NAME - 1]}…"
+    return f"{name} {r.kernel[:SHOWN_KEY - 4]}".strip()
+
+
+def _gain(r: WinnerRow) -> str:
+    return "" if r.speedup is None else times(r.speedup)
+
+
+def _time(r: WinnerRow) -> str:
+    return seconds(r.time) + f" over {len(r.sizes)} sizes" * bool(r.sizes)
+
+
+def _chain(r: WinnerRow) -> str:
+    return f"no winner: {r.why}" if r.chain is None else chain_words(r.chain)
+
+
+def chain_words(chain: Sequence[Any]) -> str:
+    """UPCAST(o0, 8) UNROLL(r0, 4); "as it is" for no opts."""
+    return " ".join(f"{o[0]}({', '.join(_argument(x) for x in o[1:] if x is not None)})" for o in chain) or "as it is"
+
+
+def _argument(x: Any) -> str:
+    return f"[{' '.join(map(str, x))}]" if isinstance(x, (list, tuple)) else str(x)
