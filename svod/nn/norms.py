@@ -94,7 +94,7 @@ class _InstanceNorm(_ChannelNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_axes(x)
-        return x.instance_norm(None, None, self.weight, self.bias, self.training, eps=self.eps)
+        return x.instance_norm(None, None, self.weight, self.bias, eps=self.eps)
 
 
 class InstanceNorm1d(_InstanceNorm, axes=(3,)): """`Tensor.instance_norm` of (N, C, L)."""
